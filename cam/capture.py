@@ -1,0 +1,163 @@
+"""Activations of named layers and their gradients, from one forward pass of a shared model.
+
+    with Capture(model, ["layer3", "layer4"]) as capture:
+        logits = model(images)
+        capture.backward(logits[:, 285].sum())
+        capture.activations["layer4"], capture.gradients["layer4"]
+
+A *forward hook* on each layer takes its output; a *tensor gradient hook* on that output takes the
+gradient. Until the first of the layers has run, gradients are off: the graph starts there, so the
+trunk costs what inference costs and no parameter ever sees a gradient.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable, Mapping
+from contextlib import ExitStack
+from functools import partial
+from types import TracebackType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from cam.errors import LayerDidNotRun, LayerNotSpatial, LayerReused, NoGradientPath, UnknownLayer
+
+
+class Capture:
+    """Hooks on `layers` of `model` for the length of a `with` block and one forward pass in it.
+
+    `layers` are names as `model.named_modules()` gives them. A layer may return a tensor, or a
+    tuple, list or mapping: then the first floating-point tensor in it is captured.
+
+    On exit every hook is gone and the caller's grad mode is back, also after an exception. The
+    model's parameters, their `.grad` and its train/eval mode are never touched. Hooks on a module
+    see every thread's forward: one thread at a time may capture from one model.
+
+    Raises:
+        UnknownLayer: on enter, before any hook is set, if a name is not a module of the model.
+        LayerReused: in the forward pass, if a layer runs a second time.
+    """
+
+    def __init__(self, model: nn.Module, layers: Iterable[str]) -> None:
+        self._model = model
+        self._layers = tuple(dict.fromkeys(layers))
+        self._captured: dict[str, Tensor] = {}
+        self._gradients: dict[str, Tensor] = {}
+        self._scope = ExitStack()
+
+    def __enter__(self) -> Capture:
+        modules = dict(self._model.named_modules())
+        for layer in self._layers:
+            if not layer or layer not in modules:
+                raise UnknownLayer(f"the model has no layer {layer!r}")
+        with ExitStack() as scope:
+            # Inference tensors may not be saved for a backward pass, not even after a clone.
+            scope.enter_context(torch.inference_mode(False))
+            scope.enter_context(torch.set_grad_enabled(False))
+            for layer in self._layers:
+                hook = partial(self._take_output, layer)
+                scope.callback(modules[layer].register_forward_hook(hook).remove)
+            self._scope = scope.pop_all()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._scope.close()
+
+    @property
+    def activations(self) -> dict[str, Tensor]:
+        """Layer name → its output, detached, as the layer returned it (a later in-place op leaves
+        it alone), in the model's own dtype."""
+        self._require_all(self._captured)
+        return {layer: self._captured[layer].detach() for layer in self._layers}
+
+    @property
+    def gradients(self) -> dict[str, Tensor]:
+        """Layer name → ∂score/∂activation of the last `backward`, shaped like the activation."""
+        for layer in self._layers:
+            if layer not in self._gradients:
+                raise NoGradientPath(f"the target does not depend on layer {layer!r}")
+        return dict(self._gradients)
+
+    def backward(self, score: Tensor, *, retain_graph: bool = False) -> None:
+        """Differentiate `score` (a scalar tensor) back to the captured layers and no further.
+
+        Replaces the `gradients` of an earlier call; that call must have had `retain_graph=True`.
+        Writes no parameter's `.grad`.
+
+        Raises:
+            LayerDidNotRun: if a layer took no part in the forward pass.
+            NoGradientPath: if the score depends on none of the layers; a layer on which it does
+                not depend while it does on another is reported by `gradients`.
+        """
+        self._require_all(self._captured)
+        self._gradients.clear()
+        if not score.requires_grad:
+            names = ", ".join(map(repr, self._layers))
+            raise NoGradientPath(f"the target does not depend on layer {names}")
+        torch.autograd.grad(
+            score,
+            [self._captured[layer] for layer in self._layers],
+            retain_graph=retain_graph,
+            allow_unused=True,
+        )
+
+    def _require_all(self, seen: Mapping[str, Tensor]) -> None:
+        for layer in self._layers:
+            if layer not in seen:
+                raise LayerDidNotRun(f"layer {layer!r} did not run in this forward pass")
+
+    def _take_output(self, layer: str, module: nn.Module, args: Any, output: Any) -> Any:
+        if layer in self._captured:
+            parent = layer.rpartition(".")[0]
+            advice = f"; name the block around it, {parent!r}" if parent else ""
+            raise LayerReused(f"layer {layer!r} runs more than once in a forward pass{advice}")
+        where, tensor = _first_tensor(output)
+        if tensor is None:
+            kind = type(output).__name__
+            raise LayerNotSpatial(f"layer {layer!r} returns no floating-point tensor but {kind}")
+        torch.set_grad_enabled(True)
+        # The first clone is ours even if the layer returned its input, which others may still
+        # change in place; the second is the model's, to change in place as it likes (autograd
+        # forbids that on a leaf). A layer below another captured one stays in its graph.
+        captured = (tensor if tensor.requires_grad else tensor.detach()).clone()
+        if not captured.requires_grad:
+            captured.requires_grad_()
+        keep = partial(self._gradients.__setitem__, layer)
+        handle = captured.register_hook(keep)  # type: ignore[no-untyped-call]
+        self._scope.callback(handle.remove)
+        self._captured[layer] = captured
+        return _replaced(output, where, captured.clone())
+
+
+def _first_tensor(output: Any) -> tuple[Any, Tensor | None]:
+    """The first floating-point tensor in a layer's output and its key or index there."""
+    if isinstance(output, Tensor):
+        return None, output if output.is_floating_point() else None
+    entries: Iterable[tuple[Any, Any]] = ()
+    if isinstance(output, Mapping):
+        entries = output.items()
+    elif isinstance(output, tuple | list):
+        entries = enumerate(output)
+    for where, value in entries:
+        if isinstance(value, Tensor) and value.is_floating_point():
+            return where, value
+    return None, None
+
+
+def _replaced(output: Any, where: Any, tensor: Tensor) -> Any:
+    """`output` with the tensor at `where` replaced; the original container is left as it was."""
+    if isinstance(output, Tensor):
+        return tensor
+    if isinstance(output, tuple):
+        items = [*output[:where], tensor, *output[where + 1 :]]
+        return type(output)(*items) if hasattr(output, "_fields") else type(output)(items)
+    changed = copy.copy(output)
+    changed[where] = tensor
+    return changed

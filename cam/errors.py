@@ -1,0 +1,80 @@
+"""What can go wrong while explaining a model.
+
+- CamError
+  - UnknownMethod         no such method of class activation mapping
+  - UnknownColormap       no such colour map
+  - ModelError            the model cannot be explained as it stands
+    - NotLogits           its output holds no (batch, classes) tensor
+    - NoTargetLayer       no layer of it has a spatial output
+  - LayerError            a layer that was named cannot be used
+    - UnknownLayer        the model has no such module
+    - LayerDidNotRun      it took no part in this forward pass
+    - LayerReused         it ran more than once in this forward pass
+    - LayerNotSpatial     its output is no (batch, channels, height, width) tensor
+    - NoGradientPath      the target does not depend on it
+  - TargetError           a target that was asked for cannot be used
+    - ClassOutOfRange     the model has no such class
+  - NonFinite             a logit, an activation or a gradient is NaN or infinite
+
+Every message is one sentence that names the bad value and, where there is a list, what is allowed.
+"""
+
+
+class CamError(Exception):
+    """Base of every error that `cam` raises on purpose."""
+
+
+class UnknownMethod(CamError):
+    """No such method of class activation mapping."""
+
+
+class UnknownColormap(CamError):
+    """No such colour map."""
+
+
+class ModelError(CamError):
+    """The model cannot be explained as it stands."""
+
+
+class NotLogits(ModelError):
+    """The model's output holds no floating-point (batch, classes) tensor."""
+
+
+class NoTargetLayer(ModelError):
+    """No layer of the model has a spatial output that its logits depend on."""
+
+
+class LayerError(CamError):
+    """A layer that was named cannot be used."""
+
+
+class UnknownLayer(LayerError):
+    """The model has no module of that name."""
+
+
+class LayerDidNotRun(LayerError):
+    """The layer took no part in this forward pass."""
+
+
+class LayerReused(LayerError):
+    """The layer ran more than once in this forward pass, so "its" activation is ambiguous."""
+
+
+class LayerNotSpatial(LayerError):
+    """The layer's output is not a floating-point (batch, channels, height, width) tensor."""
+
+
+class NoGradientPath(LayerError):
+    """The target does not depend on the layer's output."""
+
+
+class TargetError(CamError):
+    """A target that was asked for cannot be used."""
+
+
+class ClassOutOfRange(TargetError):
+    """The model has no class of that index."""
+
+
+class NonFinite(CamError):
+    """A logit, an activation or a gradient is NaN or infinite."""

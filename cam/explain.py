@@ -1,0 +1,214 @@
+"""The one composition: images in, explanations out, from one forward pass.
+
+from cam import explain
+
+for explanation in explain(model, images):            # one per image: the predicted class
+    explanation.target, explanation.probability, explanation.map
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from cam.capture import Capture
+from cam.errors import CamError, LayerNotSpatial, NonFinite
+from cam.evaluation import evaluating
+from cam.layers import default_layer, is_spatial, survey
+from cam.methods import method_named
+from cam.targets import ClassTarget, logits_of
+
+
+@dataclass(frozen=True)
+class Question:
+    """What is asked of one image: a map for each target at each layer. No target, no backward."""
+
+    targets: tuple[ClassTarget, ...]
+    method: str
+    layers: tuple[str, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Explanation:
+    """One class activation map."""
+
+    target: int
+    """Index of the class explained."""
+    score: float
+    """Its logit."""
+    probability: float
+    """Its softmax probability, 0 … 1."""
+    method: str
+    layer: str
+    map: NDArray[np.float32]
+    """float32 (h, w) at the layer's resolution, ≥ 0, not normalised: see `cam.heatmap`."""
+
+
+@dataclass(frozen=True, eq=False)
+class Answer:
+    """What one image got: its logits, float32 (C,), and a map per target and layer, in the
+    question's order, layers fastest."""
+
+    logits: NDArray[np.float32]
+    explanations: tuple[Explanation, ...]
+
+
+def explain(
+    model: nn.Module,
+    images: Tensor,
+    *,
+    target: int | Sequence[int | None] | None = None,
+    method: str = "gradcam",
+    layer: str | Sequence[str] = "auto",
+) -> list[Explanation]:
+    """Explain what `model` sees in `images`.
+
+    Args:
+        images: float (B, C, H, W), preprocessed, on the model's device and in its dtype.
+        target: the class to explain, the same for every image; None for each image's predicted
+            class; several for several maps from the same forward pass.
+        method: a name in `cam.METHODS`.
+        layer: a module's name, or several; "auto" runs the model once more, on the first image,
+            and takes the last layer with a spatial output.
+
+    Returns:
+        Explanations image by image, within an image target by target, then layer by layer.
+
+    Raises:
+        CamError: see `cam.errors`. The model is left as found in any case.
+    """
+    targets = target if isinstance(target, Sequence) else [target]
+    layers = [layer] if isinstance(layer, str) else list(layer)
+    if "auto" in layers:
+        automatic = default_layer(survey(model, images[:1]))
+        layers = [automatic if name == "auto" else name for name in layers]
+    question = Question(tuple(ClassTarget(index) for index in targets), method, tuple(layers))
+    found: list[Explanation] = []
+    for answer in explain_batch(model, images, [question] * len(images)):
+        if isinstance(answer, CamError):
+            raise answer
+        found.extend(answer.explanations)
+    return found
+
+
+def explain_batch(
+    model: nn.Module, images: Tensor, questions: Sequence[Question]
+) -> list[Answer | CamError]:
+    """Answer a question for each image of a batch with one forward pass, and one backward pass
+    for as many targets as the longest question has.
+
+    In eval mode no image of a batch sees another, so the gradient of the summed targets is each
+    image's own.
+
+    Args:
+        images: float (B, C, H, W), preprocessed, on the model's device and in its dtype.
+        questions: one for each image; they may differ in everything.
+
+    Returns:
+        For each image its answer, or the error that is its own: a class out of range, or numbers
+        that are not finite.
+
+    Raises:
+        CamError: that concerns the batch: a layer or method that cannot be used.
+    """
+    for question in questions:
+        method_named(question.method)
+    layers = dict.fromkeys(
+        name for question in questions if question.targets for name in question.layers
+    )
+    with evaluating(model), Capture(model, layers) as capture:
+        logits = logits_of(model(images)).float()
+        _require_spatial(capture, images)
+        scores = logits.detach().cpu()
+        asked = [_resolve(question, row) for question, row in zip(questions, scores, strict=True)]
+        rounds = max(
+            (len(classes) for classes in asked if not isinstance(classes, CamError)), default=0
+        )
+        maps: list[list[dict[str, NDArray[np.float32] | CamError]]] = [[] for _ in asked]
+        for turn in range(rounds):
+            chosen = {
+                item: classes[turn]
+                for item, classes in enumerate(asked)
+                if not isinstance(classes, CamError) and turn < len(classes)
+            }
+            score = logits[list(chosen), list(chosen.values())].sum()
+            capture.backward(score, retain_graph=turn + 1 < rounds)
+            for item, found in _maps(capture, questions, list(chosen)).items():
+                maps[item].append(found)
+    return [
+        _answer(question, classes, row, found)
+        for question, classes, row, found in zip(questions, asked, scores, maps, strict=True)
+    ]
+
+
+def _require_spatial(capture: Capture, images: Tensor) -> None:
+    size = (int(images.shape[-2]), int(images.shape[-1]))
+    for layer, activation in capture.activations.items():
+        if not is_spatial(activation, size):
+            raise LayerNotSpatial(
+                f"layer {layer!r} has output {tuple(activation.shape[1:])}, "
+                "not (channels, height, width)"
+            )
+
+
+def _resolve(question: Question, logits: Tensor) -> list[int] | CamError:
+    if not logits.isfinite().all():
+        return NonFinite("the model's logits for this image are not finite")
+    try:
+        return [target.resolve(logits) for target in question.targets]
+    except CamError as error:
+        return error
+
+
+def _maps(
+    capture: Capture, questions: Sequence[Question], items: list[int]
+) -> dict[int, dict[str, NDArray[np.float32] | CamError]]:
+    """Item → layer → its map from the last backward pass: one call for each method and layer."""
+    groups: dict[tuple[str, str], list[int]] = defaultdict(list)
+    for item in items:
+        for layer in questions[item].layers:
+            groups[questions[item].method, layer].append(item)
+    activations, gradients = capture.activations, capture.gradients
+    found: dict[int, dict[str, NDArray[np.float32] | CamError]] = {item: {} for item in items}
+    for (method, layer), members in groups.items():
+        maps = method_named(method)(activations[layer][members], gradients[layer][members])
+        finite = gradients[layer][members].isfinite().flatten(1).all(1) & maps.isfinite().flatten(
+            1
+        ).all(1)
+        for item, values, good in zip(members, maps.cpu().numpy(), finite.tolist(), strict=True):
+            problem = NonFinite(f"the gradients or activations at layer {layer!r} are not finite")
+            found[item][layer] = values if good else problem
+    return found
+
+
+def _answer(
+    question: Question,
+    classes: list[int] | CamError,
+    logits: Tensor,
+    maps: list[dict[str, NDArray[np.float32] | CamError]],
+) -> Answer | CamError:
+    if isinstance(classes, CamError):
+        return classes
+    probabilities = logits.softmax(0)
+    explanations = []
+    for index, found in zip(classes, maps, strict=True):
+        for layer in question.layers:
+            values = found[layer]
+            if isinstance(values, CamError):
+                return values
+            explanations.append(
+                Explanation(
+                    target=index,
+                    score=float(logits[index]),
+                    probability=float(probabilities[index]),
+                    method=question.method,
+                    layer=layer,
+                    map=values,
+                )
+            )
+    return Answer(logits.numpy(), tuple(explanations))

@@ -1,0 +1,96 @@
+"""From a small map to a heatmap on pixels: resized, put where the model looked, normalised."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+Float = NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class Box:
+    """Where a map's extent lies on a picture: edges in the picture's pixels, (0, 0) its top left
+    corner. It may reach beyond the picture (a padded input) or cover part of it (a crop)."""
+
+    left: float
+    top: float
+    right: float
+    bottom: float
+
+
+@dataclass(frozen=True)
+class Region:
+    """A rectangle of whole pixels: those whose centres lie in a `Box`."""
+
+    left: int
+    top: int
+    width: int
+    height: int
+
+    @property
+    def slices(self) -> tuple[slice, slice]:
+        """Rows and columns, to index an array of shape (height, width, …)."""
+        return (
+            slice(self.top, self.top + self.height),
+            slice(self.left, self.left + self.width),
+        )
+
+
+def place(small: Float, box: Box, height: int, width: int) -> tuple[Float, Region]:
+    """Resize a map bilinearly (half-pixel centres, edges held) onto the pixels that `box` covers.
+
+    Args:
+        small: float32 (h, w).
+        box: where the map's extent lies on a picture of `height` × `width` pixels.
+
+    Returns:
+        float32 (height, width), zero outside the region, and the region of pixels covered (at
+        least one pixel, also where the box is thinner than that).
+    """
+    rows, top = _interpolation(small.shape[0], box.top, box.bottom, height)
+    columns, left = _interpolation(small.shape[1], box.left, box.right, width)
+    region = Region(left, top, len(columns), len(rows))
+    placed = np.zeros((height, width), np.float32)
+    # Bilinear interpolation is separable: a matrix per axis, each row two weights. Unlike
+    # OpenCV's warps it is exact for a box between pixels, and as cheap.
+    placed[region.slices] = rows @ small.astype(np.float32) @ columns.T
+    return placed, region
+
+
+def resize(small: Float, height: int, width: int) -> Float:
+    """Resize a map (h, w) bilinearly with half-pixel centres to float32 (height, width)."""
+    return place(small, Box(0, 0, width, height), height, width)[0]
+
+
+def minmax(values: Float, region: Region | None = None) -> Float:
+    """Scale the values (of the region, where one is given; the rest stays 0) to 0 … 1.
+
+    A constant map has nothing to show and becomes all zeros: never NaN.
+    """
+    scaled = np.zeros_like(values, np.float32)
+    inside = region.slices if region else (slice(None), slice(None))
+    part = values[inside]
+    low, high = float(part.min()), float(part.max())
+    if high > low:
+        scaled[inside] = (part - low) / (high - low)
+    return scaled
+
+
+def _interpolation(cells: int, start: float, stop: float, pixels: int) -> tuple[Float, int]:
+    """The weights (n, cells) of `cells` cells, laid from `start` to `stop`, at the centres of the
+    n pixels (of `pixels`) in there, and the first of those pixels."""
+    first = min(max(int(np.ceil(start - 0.5)), 0), pixels - 1)
+    last = max(min(int(np.ceil(stop - 0.5)), pixels), first + 1)
+    centres = np.arange(first, last) + 0.5
+    positions = np.clip((centres - start) / (stop - start) * cells - 0.5, 0, cells - 1)
+    lower = np.minimum(positions.astype(np.int64), max(cells - 2, 0))
+    fraction = positions - lower
+    weights = np.zeros((last - first, cells), np.float32)
+    each = np.arange(last - first)
+    weights[each, lower] = 1 - fraction
+    if cells > 1:
+        weights[each, lower + 1] = fraction
+    return weights, first

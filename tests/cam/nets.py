@@ -1,0 +1,52 @@
+"""Small networks whose numbers can be followed."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+
+class Scale(nn.Module):
+    """y = factor · x."""
+
+    def __init__(self, factor: float) -> None:
+        super().__init__()
+        self.factor = factor
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.factor * x
+
+
+class Small(nn.Module):
+    """conv → relu → conv → relu → mean pooling → linear; 8 × 8 inputs, three classes."""
+
+    def __init__(self, *, inplace: bool = False) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(3, 4, 3, padding=1)
+        self.relu1 = nn.ReLU(inplace=inplace)
+        self.conv2 = nn.Conv2d(4, 5, 3, padding=1, stride=2)
+        self.relu2 = nn.ReLU(inplace=inplace)
+        self.dropout = nn.Dropout(0.5)
+        self.head = nn.Linear(5, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.relu1(self.conv1(x))
+        x = self.relu2(self.conv2(x))
+        out: Tensor = self.head(self.dropout(x.mean(dim=(2, 3))))
+        return out
+
+
+def small(*, inplace: bool = False, seed: int = 0) -> Small:
+    torch.manual_seed(seed)
+    return Small(inplace=inplace).eval()
+
+
+def images(count: int = 2, *, seed: int = 1, size: int = 8) -> Tensor:
+    return torch.randn(count, 3, size, size, generator=torch.Generator().manual_seed(seed))
+
+
+def hook_count(model: nn.Module) -> int:
+    return sum(
+        len(module._forward_hooks) + len(module._forward_pre_hooks) + len(module._backward_hooks)
+        for module in model.modules()
+    )

@@ -1,0 +1,185 @@
+"""What an explanation holds, batches of mixed questions, and a model left alone."""
+
+from __future__ import annotations
+
+import gc
+import math
+import resource
+
+import numpy as np
+import pytest
+import torch
+import torchvision
+from torch import Tensor, nn
+from torch.nn import functional
+
+from cam import METHODS, Answer, CamError, ClassTarget, Question, explain, explain_batch
+from cam.errors import ClassOutOfRange, LayerNotSpatial, NonFinite, NotLogits, UnknownMethod
+from tests.cam.nets import hook_count, images, small
+
+
+def test_equals_the_paper_written_out() -> None:
+    model, x = small(), images(1)
+    activation = functional.relu(model.conv2(functional.relu(model.conv1(x))))
+    logits = model.head(activation.mean(dim=(2, 3)))
+    (gradient,) = torch.autograd.grad(logits[0, 2], activation)
+    weights = gradient.mean(dim=(2, 3), keepdim=True)
+    expected = functional.relu((weights * activation).sum(dim=1))[0].detach().numpy()
+
+    (explanation,) = explain(model, x, target=2, layer="relu2")
+    np.testing.assert_allclose(explanation.map, expected, rtol=1e-5)
+    assert explanation.target == 2
+    assert explanation.score == pytest.approx(logits[0, 2].item())
+    assert explanation.probability == pytest.approx(logits.softmax(1)[0, 2].item())
+    assert (explanation.method, explanation.layer) == ("gradcam", "relu2")
+
+
+def test_the_predicted_class_and_the_automatic_layer_are_the_defaults() -> None:
+    model, x = small(), images(4)
+    found = explain(model, x)
+    assert [each.target for each in found] == model(x).argmax(1).tolist()
+    assert {each.layer for each in found} == {"relu2"}
+    named = explain(model, x, layer="relu2")
+    for each, other in zip(found, named, strict=True):
+        np.testing.assert_array_equal(each.map, other.map)
+
+
+def test_several_targets_and_layers_come_image_by_image_target_by_target() -> None:
+    model, x = small(), images(2)
+    found = explain(model, x, target=[0, None], layer=["conv1", "conv2"], method="hirescam")
+    best = model(x).argmax(1).tolist()
+    expected = [(t, la) for b in best for t in (0, b) for la in ("conv1", "conv2")]
+    assert [(each.target, each.layer) for each in found] == expected
+    for each, (row, target, layer) in zip(
+        found,
+        [(i, t, la) for i in (0, 1) for t in (0, best[i]) for la in ("conv1", "conv2")],
+        strict=True,
+    ):
+        (alone,) = explain(model, x[row : row + 1], target=target, layer=layer, method="hirescam")
+        np.testing.assert_allclose(each.map, alone.map, rtol=1e-4, atol=1e-7)
+
+
+def test_a_batch_of_mixed_questions_equals_each_alone() -> None:
+    torch.manual_seed(0)
+    model = torchvision.models.resnet18().eval()
+    x = images(10, size=64)
+    methods = list(METHODS)
+    questions = [
+        Question(
+            targets=tuple(ClassTarget(t) for t in ([None], [3, 999], [], [None, 5, 7])[i % 4]),
+            method=methods[i % len(methods)],
+            layers=[("layer4",), ("layer3", "layer2"), ("layer4", "layer1")][i % 3],
+        )
+        for i in range(len(x))
+    ]
+    together = explain_batch(model, x, questions)
+    for i, answer in enumerate(together):
+        (alone,) = explain_batch(model, x[i : i + 1], [questions[i]])
+        assert isinstance(answer, Answer)
+        assert isinstance(alone, Answer)
+        np.testing.assert_allclose(answer.logits, alone.logits, atol=1e-4)
+        expected = len(questions[i].targets) * len(questions[i].layers)
+        assert len(answer.explanations) == len(alone.explanations) == expected
+        for a, b in zip(answer.explanations, alone.explanations, strict=True):
+            assert (a.target, a.layer, a.method) == (b.target, b.layer, b.method)
+            scale = max(float(b.map.max()), 1e-12)
+            assert np.abs(a.map - b.map).max() / scale <= 1e-4
+
+
+def test_a_failure_belongs_to_its_item() -> None:
+    model, x = small(), images(3)
+    x[1] = math.nan
+    questions = [Question((ClassTarget(t),), "gradcam", ("conv2",)) for t in (1, 1, 3)]
+    good, poisoned, out_of_range = explain_batch(model, x, questions)
+    assert isinstance(good, Answer)
+    (alone,) = explain(model, x[:1], target=1, layer="conv2")
+    np.testing.assert_allclose(good.explanations[0].map, alone.map, rtol=1e-5)
+    assert isinstance(poisoned, NonFinite)
+    assert isinstance(out_of_range, ClassOutOfRange)
+    assert "class index 3 is out of range; the model has classes 0 to 2" in str(out_of_range)
+
+
+def test_a_gradient_that_is_not_finite_is_its_items_error() -> None:
+    class Root(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Identity()
+
+        def forward(self, x: Tensor) -> Tensor:
+            out: Tensor = self.layer(x).sqrt().sum(dim=(2, 3))  # its slope at 0 is infinite
+            return out
+
+    x = torch.ones(2, 3, 8, 8)
+    x[1, 0, 0, 0] = 0
+    question = Question((ClassTarget(0),), "gradcam", ("layer",))
+    good, bad = explain_batch(Root(), x, [question] * 2)
+    assert isinstance(good, Answer)
+    assert isinstance(bad, NonFinite)
+    assert "'layer'" in str(bad)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "words"),
+    [
+        ({"method": "cam"}, UnknownMethod, "the methods are gradcam"),
+        ({"layer": "dropout"}, LayerNotSpatial, r"'dropout' has output \(5,\)"),
+        ({"target": -1}, ClassOutOfRange, "classes 0 to 2"),
+    ],
+)
+def test_what_is_asked_wrongly_is_named(
+    arguments: dict[str, str], error: type[CamError], words: str
+) -> None:
+    model = small()
+    with pytest.raises(error, match=words):
+        explain(model, images(), **arguments)  # type: ignore[arg-type]
+    assert hook_count(model) == 0
+
+
+def test_a_model_without_logits_is_refused() -> None:
+    model = nn.Sequential(nn.Conv2d(3, 3, 1))
+    with pytest.raises(NotLogits, match=r"\(2, 3, 8, 8\), not logits of shape \(batch, classes\)"):
+        explain(model, images(), layer="0")
+
+
+def test_a_model_in_training_is_explained_in_eval_mode_and_left_training() -> None:
+    model, x = small(), images()
+    expected = explain(model, x, layer="conv2")
+    model.train()
+    model.relu1.eval()
+    found = explain(model, x, layer="conv2")
+    for a, b in zip(found, expected, strict=True):
+        np.testing.assert_array_equal(a.map, b.map)
+    modes = {name: module.training for name, module in model.named_modules()}
+    assert modes.pop("relu1") is False
+    assert all(modes.values())
+
+
+def test_the_model_after_a_thousand_explanations_a_hundred_of_them_failing() -> None:
+    torch.manual_seed(0)
+    model = torchvision.models.squeezenet1_1().eval()
+    before = {name: p.clone() for name, p in model.named_parameters()}
+    x = images(1, size=64)
+    poisoned = torch.full_like(x, math.inf)
+    memory = []
+    for turn in range(1000):
+        if turn % 10 == 9:
+            wrong = (
+                {"images": poisoned},
+                {"images": x, "layer": "nowhere"},
+                {"images": x, "target": 1000},
+            )[turn // 10 % 3]
+            with pytest.raises(CamError):
+                explain(model, **{"layer": "features", **wrong})  # type: ignore[arg-type]
+        else:
+            explain(model, x, layer="features", target=turn % 1000)
+        if turn in (199, 999):
+            gc.collect()
+            memory.append(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
+    assert memory[1] <= memory[0] * 1.05, memory
+    assert hook_count(model) == 0
+    assert not model.training
+    assert torch.is_grad_enabled()
+    for name, parameter in model.named_parameters():
+        assert parameter.grad is None
+        assert parameter.requires_grad
+        torch.testing.assert_close(parameter, before[name], rtol=0, atol=0)

@@ -1,0 +1,99 @@
+from __future__ import annotations
+
+from collections import OrderedDict
+
+import pytest
+import torch
+import torchvision
+from torch import Tensor, nn
+
+from cam import default_layer, survey
+from cam.errors import NoTargetLayer
+from tests.cam.nets import hook_count, images, small
+
+
+def test_a_survey_lists_every_module_in_execution_order() -> None:
+    found = survey(small(), images(1))
+    assert [layer.name for layer in found] == [
+        "conv1",
+        "relu1",
+        "conv2",
+        "relu2",
+        "dropout",
+        "head",
+    ]
+    assert [layer.shape for layer in found] == [(4, 8, 8)] * 2 + [(5, 4, 4)] * 2 + [(5,), (3,)]
+    assert [layer.explainable for layer in found] == [True] * 4 + [False] * 2
+    assert found[-1].problem == "its output (3,) is not (channels, height, width)"
+    assert default_layer(found) == "relu2"
+
+
+def test_a_survey_says_why_not() -> None:
+    class Odd(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.relu = nn.ReLU()
+            self.last = nn.Conv2d(3, 6, 1)
+            self.blind = nn.Conv2d(6, 6, 1)
+            self.never = nn.Conv2d(3, 6, 1)
+            self.channels_last = nn.Linear(6, 64)
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = self.last(self.relu(self.relu(x)))
+            self.blind(x)
+            out: Tensor = self.channels_last(x.permute(0, 2, 3, 1)).mean(dim=(1, 2))
+            return out
+
+    found = {layer.name: layer.problem for layer in survey(Odd(), images(1))}
+    assert found == {
+        "relu": "it runs 2 times in a forward pass; name the block around it",
+        "last": None,
+        "blind": "the logits do not depend on it",
+        "channels_last": "its output (8, 8, 64) is not (channels, height, width)",
+        "never": "it does not run in a forward pass",
+    }
+
+
+def test_a_model_without_a_spatial_layer_has_no_default() -> None:
+    model = nn.Sequential(nn.Flatten(), nn.Linear(192, 3))
+    with pytest.raises(NoTargetLayer, match="spatial output"):
+        default_layer(survey(model, images(1)))
+
+
+def test_a_survey_leaves_the_model_as_found() -> None:
+    model = small(inplace=True)
+    model.dropout.train()
+    survey(model, images(1))
+    assert hook_count(model) == 0
+    assert model.dropout.training
+    assert not model.training
+    assert all(p.grad is None for p in model.parameters())
+
+    class Broken(nn.Sequential):
+        def forward(self, x: Tensor) -> Tensor:
+            super().forward(x)  # type: ignore[no-untyped-call]
+            raise RuntimeError("broken")
+
+    broken = Broken(OrderedDict(conv=nn.Conv2d(3, 3, 1)))
+    with pytest.raises(RuntimeError, match="broken"):
+        survey(broken, images(1))
+    assert hook_count(broken) == 0
+    assert broken.training
+
+
+@pytest.mark.parametrize(
+    ("build", "expected"),
+    [
+        ("resnet18", "layer4"),
+        ("vgg11", "features"),  # not the adaptive pooling behind it
+        ("densenet121", "features"),
+        ("mobilenet_v3_small", "features"),
+        ("squeezenet1_1", "classifier.2"),
+        ("convnext_tiny", "features"),
+        ("swin_t", "permute"),
+    ],
+)
+def test_the_default_layer_of_known_architectures(build: str, expected: str) -> None:
+    model = torchvision.models.get_model(build, weights=None).eval()
+    image = torch.zeros(1, 3, 224, 224)
+    assert default_layer(survey(model, image)) == expected
