@@ -1,0 +1,120 @@
+"""What several routes answer alike: problems, tags, and results that may fail one by one."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from typing import TypeVar
+
+from starlette.responses import JSONResponse, Response
+
+from service import __version__
+from service.errors import NotAcceptable, Problem
+from service.middleware import PROBLEM_JSON
+from service.registry import ServedModel
+from service.requests import Instance
+from service.schemas import FailedInstance, PredictParameters, ProblemDocument
+
+Result = TypeVar("Result")
+P = TypeVar("P", bound=PredictParameters)
+
+
+def problem_response(problem: Problem) -> Response:
+    return JSONResponse(
+        problem.body(), problem.status, headers=problem.headers(), media_type=PROBLEM_JSON
+    )
+
+
+def failed(instance: Instance[P], problem: Problem) -> FailedInstance:
+    """A problem in the place of what the instance would have got."""
+    return FailedInstance(
+        instance=instance.index,
+        id=instance.id,
+        error=problem.detail,
+        problem=ProblemDocument.model_validate(problem.body()),
+    )
+
+
+async def attempt(
+    work: Callable[[Instance[P]], Awaitable[Result]],
+    instance: Instance[P],
+) -> Result | Problem:
+    """The result of work on an instance; its problem as a value, so that it stays its own."""
+    try:
+        return await work(instance)
+    except Problem as problem:
+        return problem
+
+
+async def together(
+    work: Callable[[Instance[P]], Awaitable[Result]],
+    instances: Sequence[Instance[P]],
+) -> list[Result | Problem]:
+    """Work on all instances at once; results in their order.
+
+    Raises:
+        Problem: the first one's, if every instance failed.
+    """
+    async with asyncio.TaskGroup() as group:
+        tasks = [group.create_task(attempt(work, instance)) for instance in instances]
+    results = [task.result() for task in tasks]
+    problems = [result for result in results if isinstance(result, Problem)]
+    if len(problems) == len(results):
+        raise problems[0]
+    return results
+
+
+async def as_ready(
+    work: Callable[[Instance[P]], Awaitable[Result]],
+    instances: Sequence[Instance[P]],
+) -> AsyncIterator[tuple[Instance[P], Result | Problem]]:
+    """Work on all instances at once; each with its result as soon as it is there. Closing the
+    iterator withdraws what is still under way."""
+    done: asyncio.Queue[tuple[Instance[P], Result | Problem]] = asyncio.Queue()
+
+    async def put(instance: Instance[P]) -> None:
+        await done.put((instance, await attempt(work, instance)))
+
+    tasks = [asyncio.create_task(put(instance)) for instance in instances]
+    try:
+        for _ in tasks:
+            yield await done.get()
+    finally:
+        for task in tasks:
+            task.cancel()
+
+
+def entity_tag(model: ServedModel, media_type: str, instances: Sequence[Instance[P]]) -> str:
+    """Equal for the same images, model weights and parameters, whatever form they were sent in.
+
+    Weak, because the last bits of a map may depend on the batch it was computed in.
+    """
+    digest = hashlib.blake2b(digest_size=16)
+    digest.update(f"{__version__}|{model.name}|{model.fingerprint}|{media_type}".encode())
+    for instance in instances:
+        if isinstance(instance.image, Problem):
+            image = repr(instance.image.detail).encode()
+        else:
+            image = hashlib.blake2b(instance.image, digest_size=16).digest()
+        asked = instance.parameters.model_dump_json()
+        digest.update(f"|{instance.id!r}|{asked}|".encode() + image)
+    return f'W/"{digest.hexdigest()}"'
+
+
+def matches(if_none_match: str | None, tag: str) -> bool:
+    """Whether a caller already has what `tag` names (RFC 9110, 13.1.2: weak comparison)."""
+    known = {part.strip().removeprefix("W/") for part in (if_none_match or "").split(",")}
+    return tag.removeprefix("W/") in known
+
+
+def require_one_map(maps: int, media_type: str) -> None:
+    """
+    Raises:
+        NotAcceptable: if there is more than one map to show.
+    """
+    if maps != 1:
+        raise NotAcceptable(
+            f"{media_type} holds exactly one map, and this request asks for {maps}; "
+            "ask for application/json or application/x-ndjson"
+        )

@@ -1,0 +1,197 @@
+"""Batching without a timer: while one batch runs the next one gathers.
+
+    async with Batcher(run, max_batch=16, max_queue=256) as batcher:
+        outcome = await batcher.submit(item)
+
+A lone item never waits for company; under load, batches grow by themselves. Generic: it knows
+neither torch nor HTTP.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Hashable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from time import perf_counter
+from types import TracebackType
+from typing import Generic, TypeVar
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+
+
+class Full(Exception):
+    """The queue holds as many items as it may."""
+
+
+class Closed(Exception):
+    """The batcher has been closed, or its worker has ended."""
+
+
+@dataclass(frozen=True)
+class Outcome(Generic[Result]):
+    """An item's result and what it took."""
+
+    value: Result
+    queued_seconds: float
+    run_seconds: float
+    """Of the whole batch."""
+    batch_size: int
+
+
+@dataclass(frozen=True, eq=False)
+class _Entry(Generic[Item, Result]):
+    item: Item
+    future: asyncio.Future[Outcome[Result]]
+    submitted: float
+
+
+class Batcher(Generic[Item, Result]):
+    """Gathers items into batches and runs them one batch at a time, in ONE thread of its own.
+
+    Args:
+        run: batch → a result for each item, in order; an exception *returned* fails its own item.
+            If it *raises*, the batch is halved and tried again, down to the single item that is
+            to blame.
+        key: only items of equal key share a batch.
+        max_batch: most items in one.
+        max_queue: most items waiting.
+        name: of the thread.
+
+    An item whose caller has gone (its future is cancelled) is dropped when a batch is formed.
+    Leaving the `with` block takes no new items, finishes those queued and ends the thread.
+    """
+
+    def __init__(
+        self,
+        run: Callable[[list[Item]], Sequence[Result | Exception]],
+        *,
+        key: Callable[[Item], Hashable] = lambda item: None,
+        max_batch: int,
+        max_queue: int,
+        name: str = "batcher",
+    ) -> None:
+        self._run = run
+        self._key = key
+        self._max_batch = max_batch
+        self._max_queue = max_queue
+        self._name = name
+        self._queue: deque[_Entry[Item, Result]] = deque()
+        self._wake = asyncio.Event()
+        self._closing = False
+        self._worker: asyncio.Task[None] | None = None
+
+    async def __aenter__(self) -> Batcher[Item, Result]:
+        self._executor = ThreadPoolExecutor(1, thread_name_prefix=self._name)
+        self._worker = asyncio.create_task(self._work(), name=self._name)
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._closing = True
+        self._wake.set()
+        try:
+            if self._worker:
+                await self._worker
+        finally:
+            self._executor.shutdown(wait=False, cancel_futures=True)
+
+    @property
+    def alive(self) -> bool:
+        """Whether items are taken and worked on."""
+        return self._worker is not None and not self._worker.done() and not self._closing
+
+    def __len__(self) -> int:
+        """Items waiting."""
+        return sum(not entry.future.cancelled() for entry in self._queue)
+
+    def submit(self, item: Item) -> asyncio.Future[Outcome[Result]]:
+        """Queue an item at once; await the future for its outcome, cancel it to withdraw.
+
+        Raises:
+            Full: if the queue is.
+            Closed: if no worker will take it.
+        """
+        if not self.alive:
+            raise Closed("the batcher is closed")
+        if len(self._queue) >= self._max_queue:
+            self._queue = deque(e for e in self._queue if not e.future.cancelled())
+        if len(self._queue) >= self._max_queue:
+            raise Full(f"{len(self._queue)} items are waiting")
+        future: asyncio.Future[Outcome[Result]] = asyncio.get_running_loop().create_future()
+        self._queue.append(_Entry(item, future, perf_counter()))
+        self._wake.set()
+        return future
+
+    async def _work(self) -> None:
+        try:
+            while True:
+                if batch := self._next_batch():
+                    await self._process(batch)
+                elif self._closing:
+                    return
+                else:
+                    self._wake.clear()
+                    await self._wake.wait()
+        finally:
+            for entry in self._queue:
+                if not entry.future.done():
+                    entry.future.set_exception(Closed("the worker has ended"))
+            self._queue.clear()
+
+    def _next_batch(self) -> list[_Entry[Item, Result]]:
+        """Take the oldest entry and those behind it that can share its batch."""
+        batch: list[_Entry[Item, Result]] = []
+        others: deque[_Entry[Item, Result]] = deque()
+        while self._queue and len(batch) < self._max_batch:
+            entry = self._queue.popleft()
+            if entry.future.cancelled():
+                continue
+            if not batch or self._key(entry.item) == self._key(batch[0].item):
+                batch.append(entry)
+            else:
+                others.append(entry)
+        others.extend(self._queue)
+        self._queue = others
+        return batch
+
+    async def _process(self, batch: list[_Entry[Item, Result]]) -> None:
+        started = perf_counter()
+        loop = asyncio.get_running_loop()
+        try:
+            items = [entry.item for entry in batch]
+            results = await loop.run_in_executor(self._executor, self._run, items)
+            if len(results) != len(batch):
+                raise RuntimeError(f"{len(results)} results for a batch of {len(batch)}")
+        except Exception as error:
+            if len(batch) == 1:
+                self._settle(batch[0], error, started, 1)
+                return
+            middle = len(batch) // 2
+            await self._process(batch[:middle])
+            await self._process(batch[middle:])
+            return
+        except BaseException:  # the worker itself is being cancelled: nobody is left waiting
+            for entry in batch:
+                self._settle(entry, Closed("the worker has ended"), started, len(batch))
+            raise
+        for entry, result in zip(batch, results, strict=True):
+            self._settle(entry, result, started, len(batch))
+
+    @staticmethod
+    def _settle(
+        entry: _Entry[Item, Result], result: Result | Exception, started: float, size: int
+    ) -> None:
+        if entry.future.done():
+            return
+        if isinstance(result, Exception):
+            entry.future.set_exception(result)
+            return
+        ran = perf_counter() - started
+        entry.future.set_result(Outcome(result, started - entry.submitted, ran, size))

@@ -1,0 +1,142 @@
+"""The models to serve, as a TOML file names them."""
+
+from __future__ import annotations
+
+import difflib
+import tomllib
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError
+
+from service.errors import ConfigError
+
+Side = Annotated[int, Field(ge=8, le=4096)]
+Mean = Annotated[float, Field(ge=-1000, le=1000, allow_inf_nan=False)]
+Std = Annotated[float, Field(gt=0, le=1000, allow_inf_nan=False)]
+
+
+class ModelEntry(BaseModel):
+    """One `[[models]]` entry. What is not set follows from the source."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    name: str = Field(
+        pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", description="the model's name in addresses"
+    )
+    source: str = Field(
+        pattern=r"^(embedded|torchvision|timm):[A-Za-z0-9._-]+$|^factory:[A-Za-z0-9_.]+:[A-Za-z0-9_]+$",
+        description=(
+            "`embedded:efficientnet-lite0`, `torchvision:NAME`, `timm:NAME`, or "
+            "`factory:package.module:function`, your own function that returns a module"
+        ),
+    )
+    weights: str = Field(
+        "default",
+        min_length=1,
+        description=(
+            "`default`: the source's own; `none`: seeded random; or a path, from the TOML file's "
+            "folder, to a `.safetensors`, or a `.pt`, `.pth` or `.bin` that loads without running "
+            "code"
+        ),
+    )
+    seed: int = Field(0, ge=0, lt=2**63, description='the seed of `weights = "none"`')
+    labels: str | None = Field(
+        None,
+        min_length=1,
+        description=(
+            "`imagenet`, or a file, one label a line; without it ImageNet's if there are 1000 "
+            "classes, else numbers"
+        ),
+    )
+    layer: str = Field("auto", min_length=1, description="the default target layer")
+    input_size: tuple[Side, Side] | Side | None = Field(
+        None, description="height and width of the model's input in pixels, or one for both"
+    )
+    mean: tuple[Mean, Mean, Mean] | None = Field(
+        None, description="of red, green, blue in 0 … 1, subtracted from the input"
+    )
+    std: tuple[Std, Std, Std] | None = Field(
+        None, description="of red, green, blue in 0 … 1, by which the input is divided"
+    )
+    device: str = Field(
+        "auto",
+        pattern=r"^(auto|cpu|(cuda|mps|xpu)(:\d+)?)$",
+        description="`auto` (an accelerator if there is one), `cpu`, `cuda`, `cuda:1`, `mps` …",
+    )
+    dtype: Literal["float32", "bfloat16", "float16"] = Field(
+        "float32", description="precision of the model; maps are computed in float32"
+    )
+    max_batch: int = Field(16, ge=1, le=1024, description="most images in one forward pass")
+
+    _file: Path | None = PrivateAttr(None)
+
+    def mistake(self, key: str, sentence: str) -> ConfigError:
+        """A mistake in `key` of this entry."""
+        file = self._file or "the built-in configuration"
+        return ConfigError(f"{file}: model {self.name!r}: key {key!r}: {sentence}")
+
+    def path(self, name: str) -> Path:
+        """A path that the entry names, relative to its file's folder."""
+        return (self._file.parent if self._file else Path()) / Path(name).expanduser()
+
+
+EMBEDDED = ModelEntry(name="efficientnet-lite0", source="embedded:efficientnet-lite0")
+
+
+def read_catalog(file: Path | None) -> tuple[ModelEntry, ...]:
+    """The models named in `file`; the embedded one without a file.
+
+    Raises:
+        ConfigError: naming file, entry, key and what is allowed.
+    """
+    if file is None:
+        return (EMBEDDED,)
+    try:
+        document = tomllib.loads(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"{file}: cannot be read: {error.strerror}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{file}: is not TOML: {error}") from None
+    for key in document.keys() - {"models"}:
+        raise ConfigError(f"{file}: unknown key {key!r}; the file holds [[models]] entries only")
+    tables = document.get("models")
+    if not isinstance(tables, list) or not tables:
+        raise ConfigError(f"{file}: has no [[models]] entry; it needs at least one")
+    entries = [_entry(file, number, table) for number, table in enumerate(tables, start=1)]
+    names = [entry.name for entry in entries]
+    for number, name in enumerate(names, start=1):
+        if name in names[: number - 1]:
+            raise ConfigError(
+                f"{file}: entry {number}: key 'name': {name!r} is taken by "
+                f"entry {names.index(name) + 1}; names must differ"
+            )
+    return tuple(entries)
+
+
+def _entry(file: Path, number: int, table: Any) -> ModelEntry:
+    try:
+        entry = ModelEntry.model_validate(table)
+    except ValidationError as error:
+        named = table.get("name") if isinstance(table, dict) else None
+        which = f"entry {number}" + (f" ({named!r})" if named else "")
+        raise ConfigError(f"{file}: {which}: {_sentence(error)}") from None
+    entry._file = file
+    return entry
+
+
+def _sentence(error: ValidationError) -> str:
+    first = error.errors()[0]
+    if not first["loc"]:
+        return "is not a table of keys"
+    key = str(first["loc"][0])
+    if first["type"] == "extra_forbidden":
+        known = list(ModelEntry.model_fields)
+        near = difflib.get_close_matches(key, known, 1)
+        return f"unknown key {key!r}; " + (
+            f"did you mean {near[0]!r}?" if near else f"the keys are {', '.join(known)}"
+        )
+    if first["type"] == "missing":
+        return f"key {key!r} is missing"
+    allowed = (ModelEntry.model_fields[key].description or "").replace("`", "'")
+    return f"key {key!r}: {first['input']!r} is not allowed; it is {allowed}"

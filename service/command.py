@@ -1,0 +1,102 @@
+"""`gradcam explain`: the service's own way of an image, without a server."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+from rich.console import Console
+from rich.table import Table
+
+from service.catalog import ModelEntry, read_catalog
+from service.errors import Problem, UndecodableImage
+from service.explainer import Explainer, Timings
+from service.fleet import Fleet
+from service.metrics import Metrics
+from service.rendering import encode, scored
+from service.requests import Instance, parameter_problem
+from service.schemas import Parameters
+from service.settings import Settings
+
+
+def explain_files(
+    photos: list[Path],
+    settings: Settings,
+    *,
+    model: str | None,
+    given: dict[str, Any],
+    output: Path,
+) -> int:
+    """Explain each file, write an overlay per map into `output`, and print a table.
+
+    Returns:
+        The exit code: 0, or 1 if a photo failed.
+
+    Raises:
+        ConfigError, Problem: where nothing can be explained at all.
+    """
+    try:
+        parameters = Parameters.model_validate(given)
+    except ValidationError as error:
+        raise parameter_problem(error, Parameters) from None
+    entries = read_catalog(settings.models)
+    wanted = model or entries[0].name
+    chosen = [entry for entry in entries if entry.name == wanted] or list(entries)
+    output.mkdir(parents=True, exist_ok=True)
+    return asyncio.run(_explain(photos, settings, chosen, wanted, parameters, output))
+
+
+async def _explain(
+    photos: list[Path],
+    settings: Settings,
+    entries: list[ModelEntry],
+    model: str,
+    parameters: Parameters,
+    output: Path,
+) -> int:
+    metrics = Metrics()
+    fleet = Fleet(entries, max_queue=max(settings.max_queue, len(photos)), metrics=metrics)
+    explainer = Explainer(
+        max_pixels=settings.max_pixels, threads=os.cpu_count() or 1, metrics=metrics
+    )
+    table = Table("photo", "label", "probability", "file")
+    failures = 0
+    async with fleet:
+        if model in fleet.names:
+            await fleet.loaded
+        engine = fleet.engine(model)
+        for index, photo in enumerate(photos):
+            try:
+                image = _read(photo)
+                instance = Instance(index, photo.name, image, "", parameters)
+                explained = await explainer.explain(engine, instance, Timings())
+            except Problem as problem:
+                failures += 1
+                table.add_row(str(photo), f"[red]{problem.detail}[/red]", "", "")
+                continue
+            for number, explanation in enumerate(explained.answer.explanations):
+                drawing = explainer.draw(explained, explanation, parameters)
+                picture = drawing.picture("overlay", parameters.colormap, parameters.opacity)
+                suffix = f".{number}" if number else ""
+                file = output / f"{photo.stem}.{parameters.method}{suffix}.png"
+                file.write_bytes(encode(picture, "image/png"))
+                target = scored(
+                    engine.model.labels,
+                    explanation.target,
+                    explanation.score,
+                    explanation.probability,
+                )
+                name = f"{target.index} {target.label}" if target.label else str(target.index)
+                table.add_row(str(photo), name, f"{target.probability:.3f}", str(file))
+    Console().print(table)
+    return 1 if failures else 0
+
+
+def _read(photo: Path) -> bytes:
+    try:
+        return photo.read_bytes()
+    except OSError as error:
+        raise UndecodableImage(f"{photo} cannot be read: {error.strerror}") from None

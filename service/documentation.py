@@ -1,0 +1,252 @@
+"""What openapi/openapi.json says beyond the schemas: texts, forms of bodies, worked examples."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from pydantic import BaseModel
+
+from service.schemas import (
+    ExplainRequest,
+    ExplainResponse,
+    Parameters,
+    PredictParameters,
+    PredictRequest,
+    PredictResponse,
+    ProblemDocument,
+    parameter_schemas,
+)
+
+DESCRIPTION: Final = """\
+Explains what vision models look at: class activation maps of PyTorch models over HTTP.
+
+The native API is KServe V1, so the service is a drop-in KServe explainer. Every error is an
+RFC 9457 problem whose `detail` names the bad value and what is allowed.
+"""
+TAGS: Final = [
+    {"name": "explain", "description": "Predictions and explanations."},
+    {"name": "models", "description": "What is served."},
+    {"name": "operations", "description": "Health and metrics."},
+]
+
+# A grayscale PNG of 8 × 8 pixels, small enough to read past.
+TINY_PNG: Final = (
+    "iVBORw0KGgoAAAANSUhEUgAAAAgAAAAICAAAAADhZOFXAAAAFElEQVR4nGNgYGD4z8DAwMDEgAYACygBAd3aLcwA"
+    "AAAASUVORK5CYII="
+)
+TOP: Final = {"index": 285, "label": "Egyptian cat", "score": 9.27, "probability": 0.7734}
+EXPLAINED: Final = {
+    "predictions": [{"instance": 0, "classes": [TOP]}],
+    "explanations": [
+        {
+            "instance": 0,
+            "target": TOP,
+            "method": "gradcam",
+            "layer": "bn2",
+            "region": {"left": 0, "top": 0, "width": 451, "height": 300},
+            "heatmap": {"shape": [300, 451], "encoding": "png", "data": TINY_PNG},
+            "peak": {"x": 161, "y": 107},
+            "warnings": [],
+        }
+    ],
+}
+LAYER_EXAMPLE: Final = {
+    "name": "bn2",
+    "type": "BatchNormAct2d",
+    "output_shape": [1280, 7, 7],
+    "explainable": True,
+    "default": True,
+}
+MODEL_EXAMPLE: Final = {
+    "name": "efficientnet-lite0",
+    "ready": True,
+    "source": "embedded:efficientnet-lite0",
+    "device": "cpu",
+    "dtype": "float32",
+    "input": {"height": 224, "width": 224, "mean": [0.5, 0.5, 0.5], "std": [0.5, 0.5, 0.5]},
+    "classes": 1000,
+    "labels": ["tench", "goldfish"],
+    "default_layer": "bn2",
+    "methods": ["gradcam", "gradcam++"],
+    "max_batch": 16,
+    "fingerprint": "5b1f0c9e0d6c4f5e8a7b6c5d4e3f2a1b",
+}
+
+_REASONS: Final = {
+    400: ("The request cannot be read", "malformed-request", "the body is empty"),
+    404: ("There is no such model", "unknown-model", "there is no model 'resnet'"),
+    406: ("The answer has no form that Accept allows", "not-acceptable", "Accept is 'text/plain'"),
+    413: ("The body is too large", "body-too-large", "the body has 11000000 bytes"),
+    415: ("The body's media type is not supported", "unsupported-media-type", "no Content-Type"),
+    422: ("The model has no class of that name", "unknown-label", "no class is called 'catt'"),
+    429: ("Too many requests are waiting", "queue-full", "256 items are waiting"),
+    503: ("The service is not ready", "unavailable", "still loading: efficientnet-lite0"),
+    504: ("The answer took too long", "deadline-exceeded", "not ready after 30 s"),
+}
+
+
+def _problems(*statuses: int) -> dict[int | str, dict[str, Any]]:
+    """OpenAPI responses for these statuses."""
+    found: dict[int | str, dict[str, Any]] = {}
+    for status in statuses:
+        title, kind, detail = _REASONS[status]
+        example = {
+            "type": f"urn:gradcam-service:{kind}",
+            "title": title,
+            "status": status,
+            "detail": detail,
+            "error": detail,
+        }
+        content = {"application/problem+json": {"schema": _PROBLEM, "example": example}}
+        found[status] = {"description": title, "content": content}
+        if status in (429, 503):
+            found[status]["headers"] = {
+                "Retry-After": {"description": "Seconds.", "schema": {"type": "integer"}}
+            }
+    return found
+
+
+def _inlined(model: type[BaseModel]) -> dict[str, Any]:
+    """A model's JSON schema without references, to stand anywhere in the document."""
+    schema = model.model_json_schema()
+    definitions = schema.pop("$defs", {})
+
+    def resolve(node: Any) -> Any:
+        if isinstance(node, dict):
+            if "$ref" in node:
+                return resolve(definitions[node["$ref"].rpartition("/")[2]])
+            return {key: resolve(value) for key, value in node.items()}
+        return [resolve(value) for value in node] if isinstance(node, list) else node
+
+    resolved: dict[str, Any] = resolve(schema)
+    return resolved
+
+
+def _ok(example: Any) -> dict[int | str, dict[str, Any]]:
+    return {200: {"content": {"application/json": {"example": example}}}}
+
+
+def _body(request: type[BaseModel], parameters: type[BaseModel], example: Any) -> dict[str, Any]:
+    """The three forms of a request body, and the parameters that the query takes with any."""
+    picture = {"schema": {"type": "string", "format": "binary"}}
+    fields = _inlined(parameters)["properties"]
+    image = {"type": "array", "minItems": 1, "items": {"type": "string", "format": "binary"}}
+    form = {
+        "type": "object",
+        "required": ["image"],
+        "additionalProperties": False,
+        "properties": {"image": image, **fields},
+    }
+    return {
+        "parameters": parameter_schemas(parameters),
+        "requestBody": {
+            "required": True,
+            "content": {
+                "application/json": {"schema": _inlined(request), "example": example},
+                "multipart/form-data": {"schema": form},
+                **{f"image/{kind}": picture for kind in ("jpeg", "png", "webp", "*")},
+            },
+        },
+    }
+
+
+_PROBLEM: Final = _inlined(ProblemDocument)
+_BYTES: Final = {"schema": {"type": "string", "format": "binary"}}
+_SERVING: Final = (400, 404, 406, 413, 415, 422, 429, 503, 504)
+_INSTANCE: Final = {"image": {"b64": TINY_PNG}}
+
+PAGE: Final[dict[str, Any]] = {
+    "tags": ["operations"],
+    "summary": "A page to drop a photo on",
+    "responses": {200: {"content": {"text/html": {"example": "<!doctype html>…"}}}},
+}
+HEALTHZ: Final[dict[str, Any]] = {
+    "tags": ["operations"],
+    "summary": "Whether the process lives",
+    "responses": _ok({"status": "ok"}),
+}
+READYZ: Final[dict[str, Any]] = {
+    "tags": ["operations"],
+    "summary": "Whether it can explain: models warm, workers alive, not draining",
+    "responses": {**_ok({"status": "ok"}), **_problems(503)},
+}
+METRICS: Final[dict[str, Any]] = {
+    "tags": ["operations"],
+    "summary": "Metrics for Prometheus",
+    "responses": {
+        200: {
+            "content": {
+                "text/plain": {
+                    "schema": {"type": "string"},
+                    "example": 'gradcam_queue_depth{model="efficientnet-lite0"} 0.0\n',
+                }
+            }
+        }
+    },
+}
+MODELS: Final[dict[str, Any]] = {
+    "tags": ["models"],
+    "summary": "The models' names",
+    "responses": _ok({"models": ["efficientnet-lite0"]}),
+}
+MODEL: Final[dict[str, Any]] = {
+    "tags": ["models"],
+    "summary": "One model: its input, classes, default layer and methods",
+    "responses": {**_ok(MODEL_EXAMPLE), **_problems(404, 503)},
+}
+LAYERS: Final[dict[str, Any]] = {
+    "tags": ["models"],
+    "summary": "The model's layers in execution order, and which can be explained",
+    "responses": {**_ok({"layers": [LAYER_EXAMPLE]}), **_problems(404, 503)},
+}
+PREDICT: Final[dict[str, Any]] = {
+    "tags": ["explain"],
+    "summary": "The most probable classes of each image",
+    "response_model": PredictResponse,
+    "responses": {
+        **_ok({"predictions": EXPLAINED["predictions"]}),
+        **_problems(*_SERVING),
+    },
+    "openapi_extra": _body(
+        PredictRequest,
+        PredictParameters,
+        {"instances": [_INSTANCE], "parameters": {"top_k": 3, "fit": "squash"}},
+    ),
+}
+EXPLAIN: Final[dict[str, Any]] = {
+    "tags": ["explain"],
+    "summary": "Where in each image the model sees a class",
+    "description": (
+        "Answers by `Accept`: `application/json` (default), `application/x-ndjson` (an "
+        "explanation a line, as each is ready), or, for exactly one map, `image/png`, "
+        "`image/jpeg`, `image/webp` (a picture) or `application/x-npy` (float32 numbers)."
+    ),
+    "response_model": ExplainResponse,
+    "responses": {
+        200: {
+            "content": {
+                "application/json": {"example": EXPLAINED},
+                "application/x-ndjson": {"schema": {"type": "string"}},
+                **{f"image/{kind}": _BYTES for kind in ("png", "jpeg", "webp")},
+                "application/x-npy": _BYTES,
+            },
+            "headers": {
+                name: {"description": text, "schema": {"type": "string"}}
+                for name, text in {
+                    "ETag": "Equal for the same images, weights and parameters.",
+                    "Server-Timing": "Milliseconds per phase.",
+                }.items()
+            },
+        },
+        304: {"description": "The caller's `If-None-Match` names this very answer."},
+        **_problems(*_SERVING),
+    },
+    "openapi_extra": _body(
+        ExplainRequest,
+        Parameters,
+        {
+            "instances": [{**_INSTANCE, "id": "a", "target": "Egyptian cat"}, _INSTANCE],
+            "parameters": {"method": "gradcam", "output": "overlay", "fit": "squash"},
+        },
+    ),
+}

@@ -1,0 +1,108 @@
+"""One model on one device: a batcher and ONE worker thread before `cam`.
+
+Hooks on a shared module see every thread's forward, so one thread is correctness, not tuning.
+"""
+
+from __future__ import annotations
+
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from types import TracebackType
+
+import torch
+from torch import Tensor
+
+from cam import Answer, CamError, ClassTarget, Question, explain_batch
+from service.batcher import Batcher, Closed, Full, Outcome
+from service.errors import QueueFull, Unavailable, Unexplainable
+from service.metrics import Metrics
+from service.registry import ServedModel
+
+RETRY_AFTER_SECONDS = 1
+
+
+@dataclass(frozen=True, eq=False)
+class _Item:
+    tensor: Tensor
+    question: Question
+
+
+class Engine:
+    """Answers questions about preprocessed images, many in one forward pass.
+
+    Use with `async with`: leaving it finishes what is queued and ends the thread.
+    """
+
+    def __init__(self, model: ServedModel, *, max_queue: int, metrics: Metrics) -> None:
+        self.model = model
+        self._metrics = metrics
+        self._batcher: Batcher[_Item, Answer] = Batcher(
+            self._run,
+            # Hooks, once set, are set for the whole batch: items that need none go by themselves.
+            key=lambda item: (item.tensor.shape, bool(item.question.targets)),
+            max_batch=model.max_batch,
+            max_queue=max_queue,
+            name=f"engine {model.name}",
+        )
+        self._scope = AsyncExitStack()
+
+    async def __aenter__(self) -> Engine:
+        await self._scope.enter_async_context(self._batcher)
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self._scope.aclose()
+
+    @property
+    def alive(self) -> bool:
+        return self._batcher.alive
+
+    @property
+    def waiting(self) -> int:
+        """Images in the queue."""
+        return len(self._batcher)
+
+    async def warm(self) -> None:
+        """Run one image and one full batch, so that no caller pays for a first time."""
+        size = self.model.preprocessing
+        image = torch.zeros(3, size.height, size.width)
+        question = Question((ClassTarget(),), "gradcam", (self.model.default_layer,))
+        for count in {1, self.model.max_batch}:
+            for future in [self._batcher.submit(_Item(image, question)) for _ in range(count)]:
+                await future
+
+    async def answer(self, tensor: Tensor, question: Question) -> Outcome[Answer]:
+        """Answer a question about one image, float32 (3, H, W).
+
+        Raises:
+            QueueFull, Unavailable, Unexplainable
+        """
+        try:
+            outcome = await self._batcher.submit(_Item(tensor, question))
+        except Full as error:
+            self._metrics.rejected.labels(reason="queue full").inc()
+            raise QueueFull(
+                f"{error} for model {self.model.name!r}, as many as may; try again",
+                retry_after=RETRY_AFTER_SECONDS,
+            ) from None
+        except Closed:
+            raise Unavailable(
+                f"model {self.model.name!r} takes no more requests; try again",
+                retry_after=RETRY_AFTER_SECONDS,
+            ) from None
+        except CamError as error:
+            raise Unexplainable(f"model {self.model.name!r} cannot explain it: {error}") from None
+        self._metrics.phase_seconds.labels(phase="queue").observe(outcome.queued_seconds)
+        return outcome
+
+    def _run(self, items: list[_Item]) -> list[Answer | CamError]:
+        self._metrics.batch_size.labels(model=self.model.name).observe(len(items))
+        with self._metrics.phase_seconds.labels(phase="forward_backward").time():
+            images = torch.stack([item.tensor for item in items])
+            images = images.to(self.model.device, self.model.dtype)
+            return explain_batch(self.model.module, images, [item.question for item in items])

@@ -1,0 +1,184 @@
+"""Every answer that is not the one asked for, as an RFC 9457 problem.
+
+- Problem
+  - 400 MalformedRequest      the body cannot be read as what it says it is
+  - 404 UnknownRoute, UnknownModel
+  - 405 MethodNotAllowed
+  - 406 NotAcceptable         the answer has no form that `Accept` allows
+  - 413 BodyTooLarge, ImageTooLarge, TooManyInstances
+  - 415 UnsupportedMediaType  the body is neither an image, JSON nor a form
+  - 422 UndecodableImage, UnknownParameter, InvalidParameter, UnknownLabel, AmbiguousLabel,
+        ClassOutOfRange, UnknownLayer, UnknownMethod, Unexplainable
+  - 429 QueueFull             with Retry-After
+  - 500 InternalError         a defect of ours
+  - 503 Unavailable           loading or draining, with Retry-After
+  - 504 DeadlineExceeded
+
+and `ConfigError`, a mistake in settings or models.toml, which stops the start.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any, ClassVar
+
+
+class ConfigError(Exception):
+    """A mistake in the configuration: one sentence that names it and what is allowed."""
+
+
+class Problem(Exception):
+    """An answer that is an error.
+
+    Args:
+        detail: one sentence for the caller, naming the bad value and what is allowed.
+        pointer: where in the request it is: a JSON pointer into the body, or /query/NAME or
+            /form/NAME.
+        retry_after: seconds after which trying again makes sense.
+    """
+
+    status: ClassVar[int] = 500
+    title: ClassVar[str] = "Internal error"
+
+    def __init__(
+        self, detail: str, *, pointer: str | None = None, retry_after: int | None = None
+    ) -> None:
+        super().__init__(detail)
+        self.detail = detail
+        self.pointer = pointer
+        self.retry_after = retry_after
+
+    @classmethod
+    def type(cls) -> str:
+        """The problem's type URI, from the class name: urn:gradcam-service:unknown-label."""
+        return "urn:gradcam-service:" + re.sub(r"(?<!^)(?=[A-Z])", "-", cls.__name__).lower()
+
+    def body(self) -> dict[str, Any]:
+        """The problem document; `error` repeats `detail` for KServe clients."""
+        document = {
+            "type": self.type(),
+            "title": self.title,
+            "status": self.status,
+            "detail": self.detail,
+            "error": self.detail,
+        }
+        return document if self.pointer is None else {**document, "pointer": self.pointer}
+
+    def headers(self) -> dict[str, str]:
+        return {} if self.retry_after is None else {"Retry-After": str(self.retry_after)}
+
+    def at(self, pointer: str) -> Problem:
+        """The same problem at `pointer`, unless it already says where it is."""
+        if self.pointer is not None:
+            return self
+        return type(self)(self.detail, pointer=pointer, retry_after=self.retry_after)
+
+
+class MalformedRequest(Problem):
+    status = 400
+    title = "The request cannot be read"
+
+
+class UnknownRoute(Problem):
+    status = 404
+    title = "There is nothing at this address"
+
+
+class UnknownModel(Problem):
+    status = 404
+    title = "There is no such model"
+
+
+class MethodNotAllowed(Problem):
+    status = 405
+    title = "This address does not answer that method"
+
+
+class NotAcceptable(Problem):
+    status = 406
+    title = "The answer has no form that Accept allows"
+
+
+class BodyTooLarge(Problem):
+    status = 413
+    title = "The body is too large"
+
+
+class ImageTooLarge(Problem):
+    status = 413
+    title = "The image has too many pixels"
+
+
+class TooManyInstances(Problem):
+    status = 413
+    title = "The request has too many instances"
+
+
+class UnsupportedMediaType(Problem):
+    status = 415
+    title = "The body's media type is not supported"
+
+
+class UndecodableImage(Problem):
+    status = 422
+    title = "The bytes are not a readable image"
+
+
+class UnknownParameter(Problem):
+    status = 422
+    title = "There is no such parameter"
+
+
+class InvalidParameter(Problem):
+    status = 422
+    title = "A parameter has a value that is not allowed"
+
+
+class UnknownLabel(Problem):
+    status = 422
+    title = "The model has no class of that name"
+
+
+class AmbiguousLabel(Problem):
+    status = 422
+    title = "The label names more than one class"
+
+
+class ClassOutOfRange(Problem):
+    status = 422
+    title = "The model has no class of that index"
+
+
+class UnknownLayer(Problem):
+    status = 422
+    title = "No map can be made at that layer"
+
+
+class UnknownMethod(Problem):
+    status = 422
+    title = "There is no such method"
+
+
+class Unexplainable(Problem):
+    status = 422
+    title = "The model gives no explanation for this image"
+
+
+class QueueFull(Problem):
+    status = 429
+    title = "Too many requests are waiting"
+
+
+class InternalError(Problem):
+    status = 500
+    title = "The service failed"
+
+
+class Unavailable(Problem):
+    status = 503
+    title = "The service is not ready"
+
+
+class DeadlineExceeded(Problem):
+    status = 504
+    title = "The answer took too long"

@@ -1,0 +1,254 @@
+"""The way of one image: decode → preprocess → engine → draw. No step back, no second decode."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from time import perf_counter
+
+import anyio
+from anyio import to_thread
+from PIL import Image
+
+from cam import COLORMAPS, METHODS, Answer, ClassTarget, Explanation, Question
+from service import schemas
+from service.engine import Engine
+from service.errors import (
+    ClassOutOfRange,
+    InvalidParameter,
+    Problem,
+    UnknownLayer,
+    UnknownMethod,
+)
+from service.images import decode
+from service.metrics import Metrics
+from service.preprocessing import Fit, ModelInput
+from service.registry import ServedModel
+from service.rendering import Drawing, describe, draw, encode, encode_values, top_classes
+from service.requests import Instance
+from service.schemas import MAX_MAPS, Parameters, PredictParameters
+
+
+@dataclass(frozen=True, eq=False)
+class Explained:
+    """One image, what the model saw of it and what came out."""
+
+    photo: Image.Image
+    seen: ModelInput
+    answer: Answer
+
+
+@dataclass
+class Timings:
+    """Seconds per phase; of several images, the slowest one's."""
+
+    seconds: dict[str, float] = field(default_factory=dict)
+    batch_size: int = 0
+
+    def note(self, phase: str, seconds: float) -> None:
+        self.seconds[phase] = max(self.seconds.get(phase, 0.0), seconds)
+
+    def header(self) -> str:
+        """As a Server-Timing header: durations in milliseconds."""
+        entries = []
+        for phase, seconds in self.seconds.items():
+            batch = f';desc="batch of {self.batch_size}"' if phase == "forward_backward" else ""
+            entries.append(f"{phase};dur={seconds * 1000:.1f}{batch}")
+        return ", ".join(entries)
+
+
+class Explainer:
+    """Takes instances through every step, keeping the heavy ones off the event loop.
+
+    Args:
+        max_pixels: of an image.
+        threads: how many images are decoded or drawn at a time.
+    """
+
+    def __init__(self, *, max_pixels: int, threads: int, metrics: Metrics) -> None:
+        self._max_pixels = max_pixels
+        self._limiter = anyio.CapacityLimiter(threads)
+        self._metrics = metrics
+
+    async def explain(
+        self, engine: Engine, instance: Instance[Parameters], timings: Timings
+    ) -> Explained:
+        """Ask the engine for the maps that the instance's parameters ask for.
+
+        Raises:
+            Problem: of this instance alone.
+        """
+        question = question_of(engine.model, instance.parameters)
+        return await self._answer(engine, instance, question, timings)
+
+    async def predict(
+        self, engine: Engine, instance: Instance[PredictParameters], timings: Timings
+    ) -> Explained:
+        """The same without a map: one forward pass.
+
+        Raises:
+            Problem: of this instance alone.
+        """
+        return await self._answer(engine, instance, Question((), "gradcam", ()), timings)
+
+    async def describe(
+        self,
+        engine: Engine,
+        instance: Instance[Parameters],
+        explained: Explained,
+        timings: Timings,
+    ) -> list[schemas.Explanation]:
+        """The instance's explanations as JSON has them."""
+
+        def work() -> list[schemas.Explanation]:
+            with self._phase("render", timings):
+                return [
+                    describe(
+                        self.draw(explained, explanation, instance.parameters),
+                        explanation,
+                        engine.model.labels,
+                        instance.parameters,
+                        instance=instance.index,
+                        name=instance.id,
+                    )
+                    for explanation in explained.answer.explanations
+                ]
+
+        return await to_thread.run_sync(work, limiter=self._limiter)
+
+    async def render(
+        self,
+        instance: Instance[Parameters],
+        explained: Explained,
+        media_type: str,
+        timings: Timings,
+    ) -> bytes:
+        """The instance's only explanation as a picture or as an .npy file."""
+        (explanation,) = explained.answer.explanations
+        parameters = instance.parameters
+
+        def work() -> bytes:
+            with self._phase("render", timings):
+                drawing = self.draw(explained, explanation, parameters)
+                if media_type == "application/x-npy":
+                    raw = parameters.normalize == "none"
+                    return encode_values(drawing.values if raw else drawing.scaled)
+                kind = parameters.output or "overlay"
+                picture = drawing.picture(kind, parameters.colormap, parameters.opacity)
+                return encode(picture, media_type)
+
+        return await to_thread.run_sync(work, limiter=self._limiter)
+
+    @staticmethod
+    def predictions(
+        engine: Engine, instance: Instance[PredictParameters], explained: Explained
+    ) -> schemas.Prediction:
+        return schemas.Prediction(
+            instance=instance.index,
+            id=instance.id,
+            classes=top_classes(
+                explained.answer.logits, engine.model.labels, instance.parameters.top_k
+            ),
+        )
+
+    async def _answer(
+        self,
+        engine: Engine,
+        instance: Instance[PredictParameters],
+        question: Question,
+        timings: Timings,
+    ) -> Explained:
+        try:
+            photo, seen = await to_thread.run_sync(
+                self._see, engine.model, instance, timings, limiter=self._limiter
+            )
+        except Problem as problem:
+            raise problem.at(instance.pointer) from None
+        outcome = await engine.answer(seen.tensor, question)
+        timings.note("queue", outcome.queued_seconds)
+        timings.note("forward_backward", outcome.run_seconds)
+        timings.batch_size = max(timings.batch_size, outcome.batch_size)
+        return Explained(photo, seen, outcome.value)
+
+    def _see(
+        self, model: ServedModel, instance: Instance[PredictParameters], timings: Timings
+    ) -> tuple[Image.Image, ModelInput]:
+        if isinstance(instance.image, Problem):
+            raise instance.image
+        with self._phase("decode", timings):
+            photo = decode(instance.image, max_pixels=self._max_pixels)
+        with self._phase("preprocess", timings):
+            fit: Fit = instance.parameters.fit
+            return photo, model.preprocessing.apply(photo, fit)
+
+    @staticmethod
+    def draw(explained: Explained, explanation: Explanation, parameters: Parameters) -> Drawing:
+        """One of the maps on the pixels that the parameters ask for."""
+        return draw(explained.photo, explained.seen, explanation, parameters.size)
+
+    @contextmanager
+    def _phase(self, name: str, timings: Timings) -> Iterator[None]:
+        started = perf_counter()
+        try:
+            yield
+        finally:
+            seconds = perf_counter() - started
+            timings.note(name, seconds)
+            self._metrics.phase_seconds.labels(phase=name).observe(seconds)
+
+
+def question_of(model: ServedModel, parameters: Parameters) -> Question:
+    """What the parameters ask of the model.
+
+    Raises:
+        UnknownMethod, UnknownLayer, UnknownLabel, AmbiguousLabel, ClassOutOfRange,
+        InvalidParameter
+    """
+    if parameters.method not in METHODS:
+        raise UnknownMethod(
+            f"there is no method {parameters.method!r}; the methods are {', '.join(METHODS)}"
+        )
+    if parameters.colormap not in COLORMAPS:
+        raise InvalidParameter(
+            f"colormap is {parameters.colormap[:80]!r}; the colormaps are {', '.join(COLORMAPS)}"
+        )
+    asked = parameters.target if isinstance(parameters.target, list) else [parameters.target]
+    targets = tuple(ClassTarget(_class(model, target)) for target in asked)
+    named = parameters.layer if isinstance(parameters.layer, list) else [parameters.layer]
+    layers = tuple(dict.fromkeys(_layer(model, name) for name in named))
+    if len(targets) * len(layers) > MAX_MAPS:
+        raise InvalidParameter(
+            f"{len(targets)} targets at {len(layers)} layers make {len(targets) * len(layers)} "
+            f"maps; at most {MAX_MAPS} are allowed"
+        )
+    return Question(targets, parameters.method, layers)
+
+
+def _class(model: ServedModel, target: int | str | None) -> int | None:
+    if target is None:
+        return None
+    index = int(target) if str(target).isdecimal() else model.labels.index(str(target))
+    if index >= model.classes:
+        raise ClassOutOfRange(
+            f"class index {str(index)[:40]} is out of range; model {model.name!r} has classes "
+            f"0 to {model.classes - 1}"
+        )
+    return index
+
+
+def _layer(model: ServedModel, name: str) -> str:
+    if name == "auto":
+        return model.default_layer
+    for layer in model.layers:
+        if layer.name == name:
+            if layer.problem is None:
+                return name
+            raise UnknownLayer(f"no map can be made at layer {name!r}: {layer.problem}")
+    usable = [layer.name for layer in model.layers if layer.explainable]
+    near = difflib.get_close_matches(name, usable, 3) or usable[-3:]
+    raise UnknownLayer(
+        f"model {model.name!r} has no layer {name[:80]!r}; the nearest are {', '.join(near)} "
+        f"(GET /v1/models/{model.name}/layers lists all)"
+    )

@@ -1,0 +1,118 @@
+"""The engines of all models, from loading to drained."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
+from time import perf_counter
+from types import TracebackType
+
+from service.catalog import ModelEntry
+from service.engine import RETRY_AFTER_SECONDS, Engine
+from service.errors import Unavailable, UnknownModel
+from service.metrics import Metrics
+from service.registry import load
+
+log = logging.getLogger(__name__)
+
+
+class Fleet:
+    """Loads and warms every model of the catalog in the background, one after the other.
+
+    Use with `async with`. Entering returns at once, so the port can open and say "loading";
+    `loaded` is done when all models are ready, or raises the ConfigError that kept one from it.
+    Leaving drains: every engine finishes what is queued.
+    """
+
+    loaded: asyncio.Task[None]
+
+    def __init__(self, entries: Sequence[ModelEntry], *, max_queue: int, metrics: Metrics) -> None:
+        self._entries = {entry.name: entry for entry in entries}
+        self._max_queue = max_queue
+        self._metrics = metrics
+        self._engines: dict[str, Engine] = {}
+        self._scope = AsyncExitStack()
+        self.draining = False
+
+    async def __aenter__(self) -> Fleet:
+        self.draining = False
+        self.loaded = asyncio.create_task(self._load(), name="load models")
+        # Whoever waits gets the exception; if nobody does, it is not "never retrieved".
+        self.loaded.add_done_callback(lambda task: task.cancelled() or task.exception())
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.draining = True
+        self.loaded.cancel()
+        await asyncio.wait([self.loaded])
+        await self._scope.aclose()
+        self._engines.clear()
+
+    @property
+    def names(self) -> list[str]:
+        return list(self._entries)
+
+    @property
+    def ready(self) -> bool:
+        """Whether every model is warm, its worker alive, and nothing is being drained."""
+        return not self.draining and all(self.model_ready(name) for name in self._entries)
+
+    def model_ready(self, name: str) -> bool:
+        return name in self._engines and self._engines[name].alive
+
+    def why_not_ready(self) -> str:
+        if self.draining:
+            return "the service is shutting down"
+        missing = [name for name in self._entries if not self.model_ready(name)]
+        return f"still loading: {', '.join(missing)}" if missing else "ready"
+
+    def engine(self, name: str) -> Engine:
+        """The engine of a model.
+
+        Raises:
+            UnknownModel: naming the models that there are.
+            Unavailable: while it loads or the service drains.
+        """
+        if name not in self._entries:
+            raise UnknownModel(
+                f"there is no model {name[:80]!r}; the models are {', '.join(self._entries)}"
+            )
+        if self.draining:
+            raise Unavailable(
+                "the service is shutting down; try again", retry_after=RETRY_AFTER_SECONDS
+            )
+        if not self.model_ready(name):
+            raise Unavailable(
+                f"model {name!r} is still loading; try again", retry_after=RETRY_AFTER_SECONDS
+            )
+        return self._engines[name]
+
+    def measure(self) -> None:
+        """Bring the gauges up to date."""
+        for name in self._entries:
+            self._metrics.model_ready.labels(model=name).set(self.model_ready(name))
+            depth = self._engines[name].waiting if name in self._engines else 0
+            self._metrics.queue_depth.labels(model=name).set(depth)
+
+    async def _load(self) -> None:
+        for name, entry in self._entries.items():
+            started = perf_counter()
+            model = await asyncio.to_thread(load, entry)
+            engine = Engine(model, max_queue=self._max_queue, metrics=self._metrics)
+            await self._scope.enter_async_context(engine)
+            await engine.warm()
+            self._engines[name] = engine
+            log.info(
+                "model %s ready on %s after %.1f s, default layer %s",
+                name,
+                model.device,
+                perf_counter() - started,
+                model.default_layer,
+            )

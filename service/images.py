@@ -1,0 +1,82 @@
+"""Strangers' bytes → an upright RGB photo, or a problem. Every limit on images is kept here.
+
+How pixels become 8-bit RGB:
+
+- EXIF orientation is applied, so a photo is as a person sees it.
+- Of an animation or a multi-page file the first frame is taken.
+- Transparency is laid over white.
+- Grayscale, bilevel and palette pictures get equal or looked-up red, green and blue.
+- 16-bit grayscale is scaled by 1/257 (65535 → 255); of 16-bit colour the high byte is taken.
+- CMYK, YCbCr and Lab are converted by Pillow's formulas; embedded colour profiles are ignored, as
+  they were in training.
+- 32-bit floating-point pictures have no agreed range and are refused.
+"""
+
+from __future__ import annotations
+
+from io import BytesIO
+from typing import Final
+
+import numpy as np
+from PIL import Image, ImageOps, UnidentifiedImageError
+
+from service.errors import ImageTooLarge, Problem, UndecodableImage
+
+FORMATS: Final = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "AVIF")
+NAMES: Final = "JPEG, PNG, WebP, GIF, BMP, TIFF or AVIF"
+
+
+def decode(data: bytes, *, max_pixels: int) -> Image.Image:
+    """Decode an image by its content, whatever it is called.
+
+    Args:
+        max_pixels: width × height allowed, checked from the header before pixels are read.
+
+    Returns:
+        Mode RGB, upright.
+
+    Raises:
+        UndecodableImage, ImageTooLarge
+    """
+    if not data:
+        raise UndecodableImage(f"the image is empty (0 bytes); send a {NAMES} image")
+    try:
+        with Image.open(BytesIO(data), formats=FORMATS) as image:
+            if image.width * image.height > max_pixels:
+                raise ImageTooLarge(
+                    f"the image has {image.width} × {image.height} = "
+                    f"{image.width * image.height / 1e6:.1f} megapixels; "
+                    f"at most {max_pixels / 1e6:g} are allowed"
+                )
+            image.load()
+            return _rgb(ImageOps.exif_transpose(image))
+    except Problem:
+        raise
+    except UnidentifiedImageError:
+        raise UndecodableImage(f"the {len(data)} bytes are not a {NAMES} image") from None
+    except (Image.DecompressionBombError, Image.DecompressionBombWarning):
+        raise ImageTooLarge(
+            f"the image has more than the {max_pixels / 1e6:g} megapixels allowed"
+        ) from None
+    except Exception as error:
+        # Decoders raise nearly anything on bytes made to confuse them; none of it is our defect.
+        reason = " ".join(str(error).split())[:120] or type(error).__name__
+        raise UndecodableImage(f"the image is truncated or corrupt: {reason}") from None
+
+
+def _rgb(image: Image.Image) -> Image.Image:
+    if image.mode == "RGB" and "transparency" not in image.info:
+        return image
+    if image.mode == "F":
+        raise UndecodableImage(
+            "the image holds 32-bit floating-point pixels, whose range is not known; "
+            "send 8 or 16 bit"
+        )
+    if image.mode.startswith("I"):
+        sixteen_bit = np.clip(np.asarray(image, dtype=np.int64), 0, 65535)
+        return Image.fromarray(((sixteen_bit + 128) // 257).astype(np.uint8)).convert("RGB")
+    if image.has_transparency_data:
+        rgba = image.convert("RGBA")
+        white = Image.new("RGBA", rgba.size, "white")
+        return Image.alpha_composite(white, rgba).convert("RGB")
+    return image.convert("RGB")

@@ -1,0 +1,103 @@
+"""A photo as the model sees it, and where on the photo that lies."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from PIL import Image
+from torch import Tensor
+
+from cam.heatmap import Box
+
+Fit = Literal["crop", "squash", "pad"]
+
+
+@dataclass(frozen=True)
+class ModelInput:
+    """What a model gets to see of one photo."""
+
+    tensor: Tensor
+    """float32 (3, H, W), normalised."""
+    view: NDArray[np.uint8]
+    """RGB (H, W, 3): the same pixels before normalisation."""
+    box: Box
+    """Where the view's edges lie on the photo, in its pixels; beyond it where it is padded."""
+
+
+@dataclass(frozen=True)
+class Preprocessing:
+    """A model's evaluation preprocessing: resize, then crop the centre, then normalise.
+
+    The resampling is Pillow's, antialiased, because that is what the weights were trained and
+    evaluated with; OpenCV's bicubic filter skips pixels when it shrinks.
+    """
+
+    height: int
+    width: int
+    shorter_side: int
+    """To which the photo's shorter side is resized before the centre is cropped."""
+    mean: tuple[float, float, float]
+    std: tuple[float, float, float]
+    resampling: Image.Resampling
+    crop_fit: Fit = "crop"
+    """What `crop` means: a few models were evaluated squashed or padded instead."""
+
+    def apply(self, photo: Image.Image, fit: Fit) -> ModelInput:
+        """Prepare an RGB photo.
+
+        `crop` is the model's own evaluation preprocessing; `squash` resizes the whole photo to
+        the input's shape; `pad` fits the whole photo in and fills the rest with the mean colour.
+        """
+        if fit == "crop":
+            fit = self.crop_fit
+        if fit == "squash":
+            box = Box(0, 0, photo.width, photo.height)
+        elif fit == "pad":
+            box = self._padded(photo.width, photo.height)
+        else:
+            box = self._cropped(photo.width, photo.height)
+        view = self._view(photo, box)
+        scaled = view.astype(np.float32) / 255
+        normalised = (scaled - np.array(self.mean, np.float32)) / np.array(self.std, np.float32)
+        tensor = torch.from_numpy(np.ascontiguousarray(normalised.transpose(2, 0, 1)))
+        return ModelInput(tensor, view, box)
+
+    def _cropped(self, width: int, height: int) -> Box:
+        """The centre crop, with the roundings of torchvision's Resize and CenterCrop."""
+        short, long = sorted((width, height))
+        longer_side = int(self.shorter_side * long / short)
+        resized_width, resized_height = self.shorter_side, longer_side
+        if width > height:
+            resized_width, resized_height = longer_side, self.shorter_side
+        left = round((resized_width - self.width) / 2)
+        top = round((resized_height - self.height) / 2)
+        x, y = width / resized_width, height / resized_height
+        return Box(left * x, top * y, (left + self.width) * x, (top + self.height) * y)
+
+    def _padded(self, width: int, height: int) -> Box:
+        scale = min(self.width / width, self.height / height)
+        inner_width = max(round(width * scale), 1)
+        inner_height = max(round(height * scale), 1)
+        left, top = (self.width - inner_width) // 2, (self.height - inner_height) // 2
+        x, y = width / inner_width, height / inner_height
+        return Box(-left * x, -top * y, (self.width - left) * x, (self.height - top) * y)
+
+    def _view(self, photo: Image.Image, box: Box) -> NDArray[np.uint8]:
+        left, top = max(box.left, 0), max(box.top, 0)
+        right, bottom = min(box.right, photo.width), min(box.bottom, photo.height)
+        x = self.width / (box.right - box.left)
+        y = self.height / (box.bottom - box.top)
+        inner = (max(round((right - left) * x), 1), max(round((bottom - top) * y), 1))
+        # Resizing with a box gives the pixels of "resize, then crop" without the big picture
+        # between the two: a strip of 1 × 10,000 pixels costs what any other photo costs.
+        resized = photo.resize(inner, self.resampling, box=(left, top, right, bottom))
+        if inner == (self.width, self.height):
+            return np.asarray(resized)
+        mean = tuple(round(255 * min(max(channel, 0), 1)) for channel in self.mean)
+        canvas = Image.new("RGB", (self.width, self.height), mean)
+        canvas.paste(resized, (round((left - box.left) * x), round((top - box.top) * y)))
+        return np.asarray(canvas)

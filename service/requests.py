@@ -1,0 +1,216 @@
+"""The three forms of a request — JSON, a raw image, a form — become the same instances."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+from anyio import to_thread
+from pydantic import BaseModel, ValidationError
+from python_multipart.multipart import parse_options_header
+from starlette.datastructures import ImmutableMultiDict, UploadFile
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+
+from service.errors import (
+    InvalidParameter,
+    MalformedRequest,
+    Problem,
+    TooManyInstances,
+    UnknownParameter,
+    UnsupportedMediaType,
+)
+from service.schemas import (
+    ExplainInstance,
+    ExplainRequest,
+    Parameters,
+    PredictParameters,
+    PredictRequest,
+    names_of,
+)
+
+P = TypeVar("P", bound=PredictParameters)
+P_co = TypeVar("P_co", bound=PredictParameters, covariant=True)
+OWN = ("target", "method", "layer")
+ACCEPTED = "application/json, multipart/form-data or image/*"
+
+
+@dataclass(frozen=True)
+class Instance(Generic[P_co]):
+    """One image and all that is asked of it."""
+
+    index: int
+    id: str | None
+    image: bytes | Problem
+    """The bytes as sent; a problem where they could not be had."""
+    pointer: str
+    """Where in the request the image is."""
+    parameters: P_co
+
+
+async def read_instances(
+    request: Request, parameters: type[P], *, max_instances: int
+) -> list[Instance[P]]:
+    """Read a request's body, whatever its form.
+
+    Query parameters hold for every instance; what the body says wins.
+
+    Raises:
+        Problem: where the request as a whole cannot be read.
+    """
+    base = _parameters(parameters, request.query_params, "/query")
+    header = request.headers.get("content-type", "")
+    media, options = parse_options_header(header)
+    media_type = media.decode("latin-1").strip().lower()
+    charset = options.get(b"charset", b"utf-8").decode("latin-1").lower()
+    if media_type == "application/json" and charset in ("utf-8", "utf8"):
+        read = await to_thread.run_sync(_from_json, await request.body(), base, max_instances)
+    elif media_type == "multipart/form-data":
+        read = await _from_form(request, base)
+    elif media_type.startswith("image/"):
+        read = [Instance(0, None, await request.body(), "", base)]
+    else:
+        said = f"Content-Type is {header[:120]!r}" if header else "there is no Content-Type"
+        raise UnsupportedMediaType(f"{said}; send {ACCEPTED} (JSON in UTF-8)")
+    _limit(len(read), max_instances)
+    if not read[0].image and read[0].pointer == "":
+        raise MalformedRequest("the body is empty; send the bytes of an image")
+    return read
+
+
+def _limit(count: int, max_instances: int) -> None:
+    if count > max_instances:
+        raise TooManyInstances(
+            f"the request has {count} instances; at most {max_instances} are allowed"
+        )
+
+
+def _from_json(body: bytes, base: P, max_instances: int) -> list[Instance[P]]:
+    if not body.strip():
+        raise MalformedRequest('the body is empty; send {"instances": [{"image": {"b64": …}}]}')
+    schema = ExplainRequest if isinstance(base, Parameters) else PredictRequest
+    try:
+        sent: ExplainRequest | PredictRequest = schema.model_validate_json(body)
+    except ValidationError as error:
+        raise _body_problem(error, type(base)) from None
+    _limit(len(sent.instances), max_instances)
+    common = base.model_copy(update=_set(sent.parameters))
+    instances = []
+    for index, each in enumerate(sent.instances):
+        pointer = f"/instances/{index}/image/b64"
+        own = _set(each, OWN) if isinstance(each, ExplainInstance) else {}
+        image = _decode_base64(each.image.b64, pointer)
+        instances.append(Instance(index, each.id, image, pointer, common.model_copy(update=own)))
+    return instances
+
+
+async def _from_form(request: Request, base: P) -> list[Instance[P]]:
+    await request.body()  # whole, so that the limit on its size is what ends a large one
+    try:
+        form = await request.form()
+    except HTTPException as error:
+        raise MalformedRequest(f"the form cannot be read: {error.detail}") from None
+    try:
+        fields = [(name, value) for name, value in form.multi_items() if name != "image"]
+        for name, value in fields:
+            if isinstance(value, UploadFile):
+                raise UnknownParameter(
+                    f"the form has a file {name[:80]!r}; images are in parts named 'image'",
+                    pointer=f"/form/{name[:80]}",
+                )
+        given = _parameters(type(base), ImmutableMultiDict(fields), "/form")
+        common = base.model_copy(update=_set(given))
+        instances = []
+        for index, part in enumerate(form.getlist("image")):
+            pointer = f"/form/image/{index}"
+            if not isinstance(part, UploadFile):
+                raise MalformedRequest(
+                    "a part named 'image' has no filename, so it is no file", pointer=pointer
+                )
+            instances.append(Instance(index, part.filename, await part.read(), pointer, common))
+    finally:
+        await form.close()
+    if not instances:
+        raise MalformedRequest("the form has no part named 'image'; send at least one image file")
+    return instances
+
+
+def _decode_base64(text: str, pointer: str) -> bytes | Problem:
+    if text.startswith("data:"):
+        text = text.partition(",")[2]
+    try:
+        return base64.b64decode(text, validate=True)
+    except (binascii.Error, ValueError) as error:
+        reason = str(error)[:80]
+        return MalformedRequest(f"the image is not valid base64: {reason}", pointer=pointer)
+
+
+def _parameters(schema: type[P], sent: ImmutableMultiDict[str, Any], where: str) -> P:
+    values: dict[str, Any] = {}
+    for name in sent:
+        several = sent.getlist(name)
+        values[name] = several if len(several) > 1 else several[0]
+    if isinstance(values.get("method"), str):
+        # In a query a bare plus is a space: nobody shall fail at ?method=gradcam++.
+        values["method"] = values["method"].replace(" ", "+")
+    try:
+        return schema.model_validate(values)
+    except ValidationError as error:
+        raise parameter_problem(error, schema, where) from None
+
+
+def _set(model: BaseModel, names: Sequence[str] | None = None) -> dict[str, Any]:
+    """The fields that the caller set, of those named."""
+    return {
+        name: value
+        for name in model.model_fields_set
+        if (names is None or name in names) and (value := getattr(model, name)) is not None
+    }
+
+
+def _body_problem(error: ValidationError, parameters: type[PredictParameters]) -> Problem:
+    first = error.errors()[0]
+    where = [str(part) for part in first["loc"]]
+    if first["type"] == "json_invalid":
+        return MalformedRequest(f"the body is not JSON: {first['ctx']['error']}")
+    if where[:1] == ["parameters"] and len(where) > 1:
+        return parameter_problem(error, parameters, "/parameters", depth=1)
+    if where[:1] == ["instances"] and len(where) > 2 and where[2] in OWN:
+        return parameter_problem(error, parameters, f"/instances/{where[1]}", depth=2)
+    pointer = "/" + "/".join(part[:80] for part in where[:4]) if where else ""
+    if first["type"] == "extra_forbidden":
+        fields = {1: ["instances", "parameters"], 3: ["image", "id", *OWN], 4: ["b64"]}
+        known = ", ".join(fields.get(len(where), fields[1]))
+        return UnknownParameter(
+            f"there is no field {where[-1][:80]!r} at {pointer}; the fields are {known}",
+            pointer=pointer,
+        )
+    return MalformedRequest(f"at {pointer or '/'}: {_plain(first['msg'])}", pointer=pointer)
+
+
+def parameter_problem(
+    error: ValidationError,
+    schema: type[PredictParameters],
+    where: str = "",
+    *,
+    depth: int = 0,
+) -> Problem:
+    """The problem of the first parameter that pydantic refused, `depth` steps down from `where`."""
+    name = str(error.errors()[0]["loc"][depth])
+    errors = [each for each in error.errors() if name in each["loc"]]
+    pointer = f"{where}/{name[:80]}"
+    if errors[0]["type"] == "extra_forbidden":
+        known = ", ".join(names_of(schema))
+        return UnknownParameter(
+            f"there is no parameter {name[:80]!r}; the parameters are {known}", pointer=pointer
+        )
+    allowed = " or ".join(dict.fromkeys(_plain(each["msg"]) for each in errors))
+    value = str(errors[0]["input"])[:80]
+    return InvalidParameter(f"{name} is {value!r}: {allowed}", pointer=pointer)
+
+
+def _plain(message: str) -> str:
+    return message.replace("Input should be", "it should be", 1)

