@@ -1,0 +1,35 @@
+# syntax=docker/dockerfile:1
+ARG PYTHON_IMAGE=docker.io/library/python:3.11-slim
+
+FROM ${PYTHON_IMAGE} AS build
+# An index of your own: --build-arg PIP_INDEX_URL=…
+ARG PIP_INDEX_URL
+ARG PIP_EXTRA_INDEX_URL
+ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1
+RUN python3 -m venv /opt/gradcam
+WORKDIR /src
+COPY requirements.lock ./
+RUN /opt/gradcam/bin/pip install --require-hashes --requirement requirements.lock
+COPY pyproject.toml README.md LICENSE ./
+COPY cam cam
+COPY service service
+RUN /opt/gradcam/bin/pip install --no-deps .
+
+FROM ${PYTHON_IMAGE}
+# What opencv-python links against.
+# hadolint ignore=DL3008
+RUN apt-get update \
+ && apt-get install --yes --no-install-recommends libgl1 libglib2.0-0 libxcb1 \
+ && rm -rf /var/lib/apt/lists/* \
+ && useradd --system --uid 10001 --no-create-home --shell /usr/sbin/nologin gradcam
+COPY --from=build /opt/gradcam /opt/gradcam
+ENV PATH=/opt/gradcam/bin:$PATH \
+    GRADCAM_HOST=0.0.0.0 \
+    PYTHONUNBUFFERED=1 \
+    PYTHONDONTWRITEBYTECODE=1
+USER 10001
+WORKDIR /tmp
+EXPOSE 8000
+HEALTHCHECK --interval=10s --timeout=3s --start-period=90s --retries=3 \
+  CMD ["python3", "-c", "import os, urllib.request as r; r.urlopen('http://127.0.0.1:' + os.environ.get('GRADCAM_PORT', '8000') + '/readyz', timeout=2)"]
+CMD ["gradcam", "serve"]

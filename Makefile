@@ -1,0 +1,58 @@
+# Two commands for a fresh clone: `make serve` and `make test`. They need Python 3.11+, make and a
+# package registry; everything else goes into .venv, pinned and hashed by the lock files.
+
+PYTHON ?= python3
+HOST ?= 127.0.0.1
+PORT ?= 8000
+
+BIN := .venv/bin
+UV := $(BIN)/uv pip --quiet
+INSTALL := $(UV) install --python $(BIN)/python --require-hashes
+EDITABLE := $(UV) install --python $(BIN)/python --no-deps --editable .
+
+.PHONY: serve test lint format types openapi readme lock clean
+
+serve: .venv/serve
+	$(BIN)/gradcam serve --host $(HOST) --port $(PORT)
+
+test: lint types
+	$(BIN)/python -m pytest
+
+lint: .venv/test
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+
+types: .venv/test
+	$(BIN)/mypy
+
+format: .venv/test
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+openapi: .venv/serve
+	$(BIN)/gradcam openapi > openapi/openapi.json
+
+lock: $(BIN)/uv
+	$(UV) compile pyproject.toml --universal --python-version 3.11 --generate-hashes \
+	  --custom-compile-command 'make lock' -o requirements.lock
+	$(UV) compile pyproject.toml --extra test -c requirements.lock --universal \
+	  --python-version 3.11 --generate-hashes --custom-compile-command 'make lock' \
+	  -o requirements-test.lock
+
+clean:
+	rm -rf .venv
+
+$(BIN)/uv:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed; name one with: make PYTHON=…")'
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet 'uv>=0.9,<1'
+
+.venv/serve: requirements.lock pyproject.toml | $(BIN)/uv
+	$(INSTALL) -r requirements.lock
+	$(EDITABLE)
+	@touch $@
+
+.venv/test: requirements-test.lock pyproject.toml | $(BIN)/uv
+	$(INSTALL) -r requirements-test.lock
+	$(EDITABLE)
+	@touch $@
