@@ -35,6 +35,7 @@ class Engine:
 
     def __init__(self, model: ServedModel, *, max_queue: int, metrics: Metrics) -> None:
         self.model = model
+        self._fullest = min(model.max_batch, max_queue)
         self._metrics = metrics
         self._batcher: Batcher[_Item, Answer] = Batcher(
             self._run,
@@ -68,11 +69,11 @@ class Engine:
         return len(self._batcher)
 
     async def warm(self) -> None:
-        """Run one image and one full batch, so that no caller pays for a first time."""
+        """Run one image and the fullest batch, so that no caller pays for a first time."""
         size = self.model.preprocessing
         image = torch.zeros(3, size.height, size.width)
         question = Question((ClassTarget(),), "gradcam", (self.model.default_layer,))
-        for count in {1, self.model.max_batch}:
+        for count in {1, self._fullest}:
             for future in [self._batcher.submit(_Item(image, question)) for _ in range(count)]:
                 await future
 

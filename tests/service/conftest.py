@@ -1,0 +1,70 @@
+"""One app with the embedded model for the whole session, and photos whose classes are known."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from io import BytesIO
+
+import numpy as np
+import pytest
+import skimage.data
+from PIL import Image
+from starlette.testclient import TestClient
+
+from service.app import create_app
+from service.settings import Settings
+
+MODEL = "/v1/models/efficientnet-lite0"
+CAT, ESPRESSO, TRIPOD, MOPED = 285, 967, 872, 665
+
+
+@pytest.fixture(scope="session")
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+@pytest.fixture(scope="session")
+def client() -> Iterator[TestClient]:
+    with TestClient(create_app(Settings())) as client:
+        wait_until_ready(client)
+        yield client
+
+
+def wait_until_ready(client: TestClient, seconds: float = 120) -> None:
+    deadline = time.monotonic() + seconds
+    while client.get("/readyz").status_code != 200:
+        assert time.monotonic() < deadline, client.get("/readyz").text
+        time.sleep(0.05)
+
+
+@pytest.fixture(scope="session")
+def photos() -> dict[int, Image.Image]:
+    arrays = {
+        CAT: skimage.data.chelsea(),
+        ESPRESSO: skimage.data.coffee(),
+        TRIPOD: skimage.data.camera(),
+        MOPED: skimage.data.stereo_motorcycle()[0],
+    }
+    return {index: Image.fromarray(array).convert("RGB") for index, array in arrays.items()}
+
+
+@pytest.fixture(scope="session")
+def cat(photos: dict[int, Image.Image]) -> bytes:
+    return encoded(photos[CAT])
+
+
+@pytest.fixture(scope="session")
+def espresso(photos: dict[int, Image.Image]) -> bytes:
+    return encoded(photos[ESPRESSO])
+
+
+def encoded(image: Image.Image, format: str = "PNG", **options: object) -> bytes:  # noqa: A002
+    file = BytesIO()
+    image.save(file, format, **options)
+    return file.getvalue()
+
+
+def noise(width: int, height: int, seed: int = 0) -> Image.Image:
+    rng = np.random.default_rng(seed)
+    return Image.fromarray(rng.integers(0, 256, (height, width, 3), dtype=np.uint8))

@@ -1,0 +1,33 @@
+"""Functions that `factory:` sources name."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from tests.cam.nets import Small, small
+
+
+def tiny() -> Small:
+    return small(seed=4)
+
+
+def no_module() -> str:
+    return "no module"
+
+
+def no_logits() -> nn.Module:
+    return nn.Conv2d(3, 3, 1)
+
+
+class Evil:
+    """Unpickling it runs code."""
+
+    def __reduce__(self) -> tuple[object, tuple[str]]:
+        return exec, ("raise SystemExit('the pickle was run')",)
+
+
+def evil_checkpoint(path: Path) -> None:
+    torch.save({"weight": torch.ones(1), "evil": Evil()}, path)

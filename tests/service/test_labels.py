@@ -1,0 +1,58 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from service.errors import AmbiguousLabel, UnknownLabel
+from service.labels import Labels, imagenet, read_labels
+
+
+@pytest.fixture(scope="module")
+def labels() -> Labels:
+    return imagenet()
+
+
+@pytest.mark.parametrize(
+    ("name", "index"),
+    [
+        ("Egyptian cat", 285),
+        ("egyptian_cat", 285),
+        ("  EGYPTIAN-CAT ", 285),
+        ("espresso", 967),
+        ("tabby cat", 281),  # a synonym of WordNet's
+        ("crane bird", 134),
+    ],
+)
+def test_a_label_or_a_synonym_names_its_class(labels: Labels, name: str, index: int) -> None:
+    assert labels.index(name) == index
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("crane", r"'crane' names 2 classes: 134 \(crane bird\) and 517 \(crane\); give the index"),
+        ("maillot", r"638 \(maillot\) and 639 \(maillot tank suit\)"),
+    ],
+)
+def test_an_ambiguous_label_says_both_indices(labels: Labels, name: str, words: str) -> None:
+    with pytest.raises(AmbiguousLabel, match=words):
+        labels.index(name)
+
+
+def test_an_unknown_label_says_the_nearest(labels: Labels) -> None:
+    with pytest.raises(UnknownLabel, match=r"no class is called 'egiptian cat'; .*'Egyptian cat'"):
+        labels.index("egiptian cat")
+    with pytest.raises(UnknownLabel, match="has no labels"):
+        Labels.of(()).index("cat")
+
+
+def test_a_label_file(tmp_path: Path) -> None:
+    file = tmp_path / "labels.txt"
+    file.write_text("Katze\nHündin \n\nKatze\n", encoding="utf-8")
+    labels = read_labels(file)
+    assert labels.names == ("Katze", "Hündin", "Katze")
+    assert labels.index("hündin") == 1
+    with pytest.raises(AmbiguousLabel, match=r"0 \(Katze\) and 2 \(Katze\)"):
+        labels.index("katze")
+    assert labels.name(3) is None

@@ -1,0 +1,188 @@
+"""From a catalog entry to a served model: every source, weights, labels, layers, devices."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import timm
+import torch
+import torchvision
+from safetensors.torch import save_file
+
+from service.catalog import EMBEDDED, ModelEntry, read_catalog
+from service.errors import ConfigError
+from service.registry import load
+from tests.cam.nets import small
+from tests.service.factories import evil_checkpoint
+
+TINY = "factory:tests.service.factories:tiny"
+
+
+def entry(source: str = TINY, **given: Any) -> ModelEntry:
+    given = {"weights": "none", "input_size": 32, **given}
+    return ModelEntry(name="m", source=source, **given)
+
+
+def test_the_embedded_model() -> None:
+    model = load(EMBEDDED)
+    assert (model.classes, model.default_layer, str(model.dtype)) == (1000, "bn2", "torch.float32")
+    seen = model.preprocessing
+    assert (seen.height, seen.width, seen.shorter_side) == (224, 224, 256)
+    assert seen.mean == seen.std == (0.5, 0.5, 0.5)
+    assert seen.resampling.name == "BICUBIC"
+    assert model.labels.name(285) == "Egyptian cat"
+    assert not any(p.requires_grad for p in model.module.parameters())
+    assert load(EMBEDDED).fingerprint == model.fingerprint
+
+
+def test_seeded_random_weights_are_reproducible() -> None:
+    one, same, other = (
+        load(entry("torchvision:squeezenet1_1", seed=seed, input_size=224)) for seed in (1, 1, 2)
+    )
+    assert one.fingerprint == same.fingerprint != other.fingerprint
+    assert one.default_layer == "classifier.2"
+    assert one.labels.name(285) == "Egyptian cat"
+
+
+def test_hub_weights_of_torchvision_come_from_its_cache(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch.manual_seed(11)
+    expected = torchvision.models.squeezenet1_1()
+    checkpoints = tmp_path / "hub" / "checkpoints"
+    checkpoints.mkdir(parents=True)
+    url = torchvision.models.SqueezeNet1_1_Weights.DEFAULT.url
+    torch.save(expected.state_dict(), checkpoints / Path(url).name)
+    monkeypatch.setenv("TORCH_HOME", str(tmp_path))
+    model = load(entry("torchvision:squeezenet1_1", weights="default", input_size=None))
+    assert model.preprocessing.height == 224
+    state = model.module.state_dict()
+    for name, tensor in expected.state_dict().items():
+        torch.testing.assert_close(state[name], tensor, rtol=0, atol=0)
+
+
+def test_hub_weights_of_timm_come_from_its_cache(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch.manual_seed(12)
+    expected = timm.create_model("test_resnet")
+    hub = tmp_path / "models--timm--test_resnet.r160_in1k"
+    snapshot = hub / "snapshots" / ("0" * 40)
+    snapshot.mkdir(parents=True)
+    (hub / "refs").mkdir()
+    (hub / "refs" / "main").write_text("0" * 40)
+    save_file(expected.state_dict(), snapshot / "model.safetensors")
+    import huggingface_hub.constants
+
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    model = load(entry("timm:test_resnet", weights="default", input_size=None))
+    assert model.preprocessing.height == 160
+    state = model.module.state_dict()
+    for name, tensor in expected.state_dict().items():
+        torch.testing.assert_close(state[name], tensor, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("suffix", [".safetensors", ".pt", ".pth", ".bin"])
+@pytest.mark.parametrize("wrapping", ["", "state_dict", "model"])
+def test_weights_and_labels_from_files_beside_the_catalog(
+    tmp_path: Path, suffix: str, wrapping: str
+) -> None:
+    state = {f"module.{name}": tensor for name, tensor in small(seed=9).state_dict().items()}
+    file = tmp_path / f"weights{suffix}"
+    if suffix == ".safetensors":
+        save_file(state, file)
+    else:
+        torch.save({wrapping: state, "epoch": 3} if wrapping else state, file)
+    (tmp_path / "labels.txt").write_text("ape\nbee\ncat\n")
+    (tmp_path / "models.toml").write_text(
+        f'[[models]]\nname = "m"\nsource = "{TINY}"\nweights = "{file.name}"\n'
+        'labels = "labels.txt"\ninput_size = [16, 24]\nlayer = "conv2"\n'
+        "mean = [0, 0, 0]\nstd = [1, 1, 1]\nmax_batch = 2\n"
+    )
+    (given,) = read_catalog(tmp_path / "models.toml")
+    model = load(given)
+    torch.testing.assert_close(
+        model.module.get_parameter("conv1.weight"), small(seed=9).conv1.weight
+    )
+    assert model.labels.names == ("ape", "bee", "cat")
+    assert (model.default_layer, model.max_batch) == ("conv2", 2)
+    seen = model.preprocessing
+    assert (seen.height, seen.width, seen.shorter_side) == (16, 24, 18)
+    assert (seen.mean, seen.std) == ((0, 0, 0), (1, 1, 1))
+
+
+def test_the_head_has_as_many_classes_as_there_are_labels(tmp_path: Path) -> None:
+    labels = tmp_path / "three.txt"
+    labels.write_text("a\nb\nc\n")
+    for source in ("torchvision:squeezenet1_1", "timm:test_resnet"):
+        model = load(entry(source, labels=str(labels), input_size=64))
+        assert (model.classes, model.labels.names) == (3, ("a", "b", "c"))
+
+
+def test_a_model_without_labels_numbers_its_classes() -> None:
+    model = load(entry())
+    assert model.classes == 3
+    assert model.labels.names == ()
+    assert model.labels.name(1) is None
+
+
+def test_half_precision() -> None:
+    model = load(entry(dtype="bfloat16"))
+    assert {p.dtype for p in model.module.parameters()} == {torch.bfloat16}
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        (
+            {"source": "torchvision:resnet51"},
+            "'source': .*no classification model 'resnet51'.*resne",
+        ),
+        ({"source": "torchvision:fcn_resnet50"}, "no classification model 'fcn_resnet50'"),
+        ({"source": "timm:resnet5"}, "timm has no model 'resnet5'"),
+        ({"source": "embedded:vgg"}, "no embedded model 'vgg'; there are e.g. efficientnet-lite0"),
+        ({"source": "factory:nowhere.at_all:f"}, "cannot import 'nowhere.at_all'"),
+        ({"source": "factory:tests.service.factories:missing"}, "has no 'missing'"),
+        ({"source": "factory:tests.service.factories:no_module"}, "returned a str, not a torch.nn"),
+        ({"source": "factory:tests.service.factories:no_logits"}, r"not logits of shape \(batch"),
+        ({"layer": "conv3"}, "'layer': the model has no layer 'conv3'; .*relu2"),
+        ({"layer": "head"}, r"'layer': no map can be made at 'head': its output \(3,\)"),
+        ({"labels": "imagenet"}, "'labels': imagenet has 1000 labels, but the model has 3 classes"),
+        ({"labels": "none.txt"}, "'labels': none.txt cannot be read: No such file"),
+        ({"weights": "none.pt"}, "'weights': none.pt: it cannot be read: No such file"),
+        ({"weights": "weights.onnx"}, "'weights': .*must end in .safetensors, .pt, .pth, .bin"),
+        ({"device": "cuda:7"}, "'device': 'cuda:7' is not on this machine; it has cpu"),
+        (
+            {"source": "torchvision:vit_b_16", "input_size": 100},
+            "'input_size': the model fails on an input of shape",
+        ),
+    ],
+)
+def test_a_mistake_names_entry_key_and_what_is_allowed(given: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError, match=words) as caught:
+        load(entry(**given))
+    assert "model 'm': key " in str(caught.value)
+
+
+def test_weights_that_do_not_fit_are_refused(tmp_path: Path) -> None:
+    save_file({"conv1.weight": torch.zeros(1)}, tmp_path / "w.safetensors")
+    with pytest.raises(ConfigError, match=r"does not fit the model: .*Missing key"):
+        load(entry(weights=str(tmp_path / "w.safetensors")))
+    (tmp_path / "broken.safetensors").write_bytes(b"nonsense")
+    with pytest.raises(ConfigError, match="cannot be read"):
+        load(entry(weights=str(tmp_path / "broken.safetensors")))
+    torch.save([1, 2], tmp_path / "list.pt")
+    with pytest.raises(ConfigError, match="holds no state dict"):
+        load(entry(weights=str(tmp_path / "list.pt")))
+
+
+def test_a_pickle_that_needs_code_execution_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "evil.pt"
+    evil_checkpoint(file)
+    words = re.escape(str(file)) + r": .*run code to load, which is refused"
+    with pytest.raises(ConfigError, match=words):
+        load(entry(weights=str(file)))

@@ -1,0 +1,97 @@
+"""The house's rules that a machine can hold: imports flow one way, files stay small."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+FILES = sorted([*ROOT.glob("cam/*.py"), *ROOT.glob("service/*.py")])
+
+# The rooms on the ground floor, and what of the house they may import.
+LEAVES = {
+    "service.settings": {"service.errors"},
+    "service.errors": set(),
+    "service.metrics": set(),
+    "service.batcher": set(),
+    "service.schemas": {"cam"},
+    "service.images": {"service.errors"},
+    "cam.errors": set(),
+    "cam.heatmap": set(),
+    "cam.overlay": {"cam.errors"},
+    "cam.methods": {"cam.errors"},
+    "cam.capture": {"cam.errors"},
+}
+
+
+def module_name(file: Path) -> str:
+    return f"{file.parent.name}.{file.stem}".removesuffix(".__init__")
+
+
+def imports(file: Path) -> set[str]:
+    found = set()
+    for node in ast.walk(ast.parse(file.read_text())):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            inside = {f"{node.module}.{alias.name}" for alias in node.names}
+            submodules = {
+                name for name in inside if (ROOT / f"{name.replace('.', '/')}.py").exists()
+            }
+            found |= submodules or {node.module}
+    return found
+
+
+GRAPH = {module_name(file): imports(file) for file in FILES}
+
+
+def test_cam_knows_nothing_of_the_service_http_environment_or_logging() -> None:
+    allowed = {"cam", "numpy", "torch", "cv2", "PIL", "__future__"}
+    standard = {"collections", "contextlib", "copy", "dataclasses", "functools", "types", "typing"}
+    for name, imported in GRAPH.items():
+        if name.split(".")[0] == "cam":
+            roots = {module.split(".")[0] for module in imported}
+            assert roots <= allowed | standard, (name, roots)
+
+
+def test_imports_run_in_no_circle() -> None:
+    house = {name: {m for m in imported if m in GRAPH} for name, imported in GRAPH.items()}
+    house["service"] = set()  # holds the version alone
+    above: list[str] = []
+    done: set[str] = set()
+
+    def visit(name: str) -> None:
+        assert name not in above, " → ".join([*above, name])
+        if name in done:
+            return
+        above.append(name)
+        for below in house[name]:
+            visit(below)
+        above.pop()
+        done.add(name)
+
+    for name in house:
+        visit(name)
+
+
+@pytest.mark.parametrize("leaf", LEAVES)
+def test_leaves_import_nothing_but_leaves(leaf: str) -> None:
+    inside = {name for name in GRAPH[leaf] if name.split(".")[0] in ("cam", "service")}
+    assert inside <= LEAVES[leaf]
+
+
+def test_torch_stays_behind_the_engine() -> None:
+    behind = {"engine", "registry", "sources", "weights", "preprocessing"}
+    users = {
+        name
+        for name, imported in GRAPH.items()
+        if name.startswith("service.") and any(m.split(".")[0] == "torch" for m in imported)
+    }
+    assert users == {f"service.{name}" for name in behind}
+
+
+@pytest.mark.parametrize("file", FILES, ids=module_name)
+def test_a_file_is_one_noun(file: Path) -> None:
+    assert len(file.read_text().splitlines()) <= 300
