@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 import re
@@ -11,7 +12,7 @@ from uuid import uuid4
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from service.errors import BodyTooLarge, InternalError
+from service.errors import BodyTooLarge, InternalError, Problem, Unavailable
 from service.metrics import Metrics
 
 log = logging.getLogger(__name__)
@@ -21,7 +22,8 @@ PROBLEM_JSON = "application/problem+json"
 
 
 class Observe:
-    """Gives every request an id, counts it, and turns a defect of ours into a 500 with that id.
+    """Gives every request an id, counts it, and answers where nothing inside could: a defect of
+    ours is a 500 with that id, a request cut short by the end of the process a 503.
 
     A caller's own `X-Request-ID` is kept if it is harmless in a log line.
     """
@@ -55,17 +57,32 @@ class Observe:
             log.exception("request %s failed", request_id)
             if status:
                 raise  # the answer has begun; all that is left is to cut it off
-            problem = InternalError(f"the service failed; its log has the cause under {request_id}")
-            body = json.dumps(problem.body()).encode()
-            headers = [(b"content-type", PROBLEM_JSON.encode())]
-            headers.append((b"content-length", str(len(body)).encode()))
-            await send_named({"type": "http.response.start", "status": 500, "headers": headers})
-            await send_named({"type": "http.response.body", "body": body})
+            await _send_problem(
+                InternalError(f"the service failed; its log has the cause under {request_id}"),
+                send_named,
+            )
+        except asyncio.CancelledError:
+            if status:
+                raise
+            await _send_problem(
+                Unavailable("the service stopped before the answer was ready; try again"),
+                send_named,
+            )
         finally:
             route = getattr(scope.get("route"), "path", "unmatched")
             method = scope["method"] if route != "unmatched" else "any"
             self._metrics.requests.labels(route=route, method=method, status=str(status)).inc()
             self._metrics.request_seconds.labels(route=route).observe(perf_counter() - started)
+
+
+async def _send_problem(problem: Problem, send: Send) -> None:
+    body = json.dumps(problem.body()).encode()
+    headers = [
+        (b"content-type", PROBLEM_JSON.encode()),
+        (b"content-length", str(len(body)).encode()),
+    ]
+    await send({"type": "http.response.start", "status": problem.status, "headers": headers})
+    await send({"type": "http.response.body", "body": body})
 
 
 class LimitBody:

@@ -23,8 +23,8 @@ log = logging.getLogger(__name__)
 
 
 class DrainingServer(uvicorn.Server):
-    """On SIGTERM or SIGINT: refuse new work, finish what runs, return. A second signal stops at
-    once."""
+    """On SIGTERM or SIGINT: refuse new work, finish what runs, return. A second signal waits for
+    the running batch alone and answers all else with 503."""
 
     def __init__(self, config: uvicorn.Config, fleet: Fleet) -> None:
         super().__init__(config)
@@ -32,7 +32,13 @@ class DrainingServer(uvicorn.Server):
         self.opened = asyncio.Event()
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets)
+        try:
+            await super().startup(sockets)
+        except SystemExit as error:  # uvicorn's way of saying that the port cannot be had
+            where = f"{self.config.host}:{self.config.port}"
+            cause = error.__context__
+            why = (cause.strerror if isinstance(cause, OSError) else None) or "the log says why"
+            raise ConfigError(f"cannot listen on {where}: {why}") from None
         self.opened.set()
 
     @contextlib.contextmanager
@@ -59,10 +65,10 @@ def run(settings: Settings, entries: tuple[ModelEntry, ...]) -> int:
     """Serve until told to stop.
 
     Returns:
-        The process's exit code: 0 after a clean stop.
+        The process's exit code: 0 after a clean stop, 1 after one that waited for nobody.
 
     Raises:
-        ConfigError: if a model cannot be loaded.
+        ConfigError: if the port cannot be had or a model cannot be loaded.
     """
     logging.basicConfig(
         level=settings.log_level.upper(),
@@ -88,9 +94,8 @@ async def _serve(server: DrainingServer, app: FastAPI, settings: Settings) -> in
     opened = asyncio.create_task(server.opened.wait())
     await asyncio.wait([opened, serving], return_when=asyncio.FIRST_COMPLETED)
     opened.cancel()
-    if not server.started:  # the port is taken; uvicorn has said so
+    if serving.done():  # the port cannot be had
         await serving
-        return 1
     failure: ConfigError | None = None
     loading: asyncio.Task[None] = app.state.fleet.loaded
     await asyncio.wait([loading, serving], return_when=asyncio.FIRST_COMPLETED)
@@ -108,7 +113,7 @@ async def _serve(server: DrainingServer, app: FastAPI, settings: Settings) -> in
     await serving
     if failure:
         raise failure
-    return 0
+    return 1 if server.force_exit else 0
 
 
 def _say_hello(server: DrainingServer, settings: Settings) -> None:

@@ -14,6 +14,7 @@ from starlette.testclient import TestClient
 
 from service.app import create_app
 from service.settings import Settings
+from tests.service.live import serving, until_ready
 
 MODEL = "/v1/models/efficientnet-lite0"
 CAT, ESPRESSO, TRIPOD, MOPED = 285, 967, 872, 665
@@ -29,6 +30,14 @@ def client() -> Iterator[TestClient]:
     with TestClient(create_app(Settings())) as client:
         wait_until_ready(client)
         yield client
+
+
+@pytest.fixture(scope="session")
+def address() -> Iterator[str]:
+    """Of a served embedded model, in a process of its own."""
+    with serving() as (process, http):
+        until_ready(process, http)
+        yield str(http.base_url).rstrip("/")
 
 
 def wait_until_ready(client: TestClient, seconds: float = 120) -> None:

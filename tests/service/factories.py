@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from tests.cam.nets import Small, small
 
@@ -31,3 +32,15 @@ class Evil:
 
 def evil_checkpoint(path: Path) -> None:
     torch.save({"weight": torch.ones(1), "evil": Evil()}, path)
+
+
+class Slow(Small):
+    """A forward pass takes half a second."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        time.sleep(0.5)
+        return super().forward(x)
+
+
+def slow() -> nn.Module:
+    return Slow().eval()

@@ -1,0 +1,59 @@
+"""The service as a process of its own, reached over a real socket."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx2
+
+ROOT = Path(__file__).parent.parent.parent
+
+
+def free_port() -> int:
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        return int(one.getsockname()[1])
+
+
+@contextmanager
+def serving(
+    *arguments: str, **environment: str
+) -> Iterator[tuple[subprocess.Popen[str], httpx2.Client]]:
+    port = free_port()
+    command = [sys.executable, "-m", "service", "serve", "--port", str(port), *arguments]
+    process = subprocess.Popen(
+        command,
+        cwd=ROOT,
+        env={**os.environ, **environment},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        with httpx2.Client(base_url=f"http://127.0.0.1:{port}", timeout=30) as http:
+            yield process, http
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def until_ready(process: subprocess.Popen[str], http: httpx2.Client) -> list[httpx2.Response]:
+    """What /readyz said on the way to 200."""
+    answers: list[httpx2.Response] = []
+    for _ in range(6000):
+        assert process.poll() is None, process.communicate()
+        try:
+            answers.append(http.get("/readyz"))
+            if answers[-1].status_code == 200:
+                return answers
+        except httpx2.ConnectError:
+            pass
+        time.sleep(0.02)
+    raise AssertionError("never ready")

@@ -1,0 +1,87 @@
+"""More than the service can take: every caller gets an answer, and it says when to come back."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from starlette.testclient import TestClient
+
+from service.app import create_app
+from service.catalog import ModelEntry
+from service.settings import Settings
+from tests.service.conftest import encoded, noise, wait_until_ready
+from tests.service.test_bad_input import check
+
+SLOW = ModelEntry(
+    name="slow",
+    source="factory:tests.service.factories:slow",
+    weights="none",
+    input_size=8,
+    max_batch=1,
+)
+EXPLAIN = "/v1/models/slow:explain"
+PNG = {"Content-Type": "image/png"}
+PHOTO = encoded(noise(8, 8))
+
+
+@pytest.fixture
+def slow(request: pytest.FixtureRequest) -> Iterator[TestClient]:
+    with TestClient(create_app(Settings(**request.param), [SLOW])) as client:
+        wait_until_ready(client)
+        yield client
+
+
+@pytest.mark.parametrize("slow", [{"max_queue": 2}], indirect=True)
+def test_a_full_queue_answers_429_at_once(slow: TestClient) -> None:
+    def ask(_: int) -> tuple[int, float]:
+        started = time.monotonic()
+        response = slow.post(EXPLAIN, content=PHOTO, headers=PNG)
+        if response.status_code == 429:
+            check(response, 429, "queue-full", "2 items are waiting", "try again")
+            assert response.headers["retry-after"] == "1"
+        return response.status_code, time.monotonic() - started
+
+    with ThreadPoolExecutor(8) as threads:
+        answers = list(threads.map(ask, range(8)))
+    refused = [seconds for status, seconds in answers if status == 429]
+    assert sorted(status for status, _ in answers) == [200] * (8 - len(refused)) + [429] * len(
+        refused
+    )
+    assert 4 <= len(refused) <= 6  # one runs, two wait, and whoever comes when the first is done
+    assert min(refused) < 0.4  # before even one forward pass is over
+    assert slow.post(EXPLAIN, content=PHOTO, headers=PNG).status_code == 200
+    assert 'gradcam_rejected_total{reason="queue full"}' in slow.get("/metrics").text
+
+
+@pytest.mark.parametrize("slow", [{"deadline_seconds": 0.2}], indirect=True)
+def test_what_takes_too_long_is_a_504_and_leaves_the_queue(slow: TestClient) -> None:
+    for verb in ("explain", "predict"):
+        response = slow.post(f"/v1/models/slow:{verb}", content=PHOTO, headers=PNG)
+        check(response, 504, "deadline-exceeded", "not ready after 0.2 s")
+    lines = slow.post(
+        EXPLAIN, content=PHOTO, headers={**PNG, "Accept": "application/x-ndjson"}
+    ).text.splitlines()
+    assert len(lines) == 1
+    assert "not ready after 0.2 s" in lines[0]
+    assert 'gradcam_queue_depth{model="slow"} 0.0' in slow.get("/metrics").text
+    assert slow.get("/readyz").status_code == 200
+
+
+def test_while_it_loads_and_while_it_drains_a_503_says_so() -> None:
+    app = create_app(Settings(), [SLOW])
+    with TestClient(app) as client:
+        for response in (
+            client.post(EXPLAIN, content=PHOTO, headers=PNG),
+            client.get("/v1/models/slow"),
+        ):
+            check(response, 503, "unavailable", "'slow' is still loading")
+            assert response.headers["retry-after"] == "1"
+        assert client.get("/healthz").status_code == 200
+        wait_until_ready(client)
+        app.state.fleet.draining = True
+        check(client.get("/readyz"), 503, "unavailable", "shutting down")
+        check(client.post(EXPLAIN, content=PHOTO, headers=PNG), 503, "unavailable", "shutting down")
+        assert client.get("/healthz").status_code == 200
