@@ -30,7 +30,8 @@ format: .venv/test
 	$(BIN)/ruff check --fix .
 
 openapi: .venv/serve
-	$(BIN)/gradcam openapi > openapi/openapi.json
+	$(BIN)/gradcam openapi > .venv/openapi.json
+	mv .venv/openapi.json openapi/openapi.json
 
 lock: $(BIN)/uv
 	$(UV) compile pyproject.toml --universal --python-version 3.11 --generate-hashes \

@@ -31,8 +31,9 @@ TAGS: Final = [
 
 # A grayscale PNG of 8 × 8 pixels, small enough to read past.
 TINY_PNG: Final = (
-    "iVBORw0KGgoAAAANSUhEUgAAAAgAAAAICAAAAADhZOFXAAAAFElEQVR4nGNgYGD4z8DAwMDEgAYACygBAd3aLcwA"
-    "AAAASUVORK5CYII="
+    "iVBORw0KGgoAAAANSUhEUgAAAAgAAAAICAAAAADhZOFXAAAAU0lEQVR42gFIALf/AQ4kIhsM/OziBBQaISIS+eUABA4S"
+    "GCIh8wHwBAMDBQkR/wYEBPj28egA9+70AwMJBfvw6OTjBOzgAPEK/e7mAQAEFBMI/fLsh70dPtcfjAIAAAAASUVORK5C"
+    "YII="
 )
 TOP: Final = {"index": 285, "label": "Egyptian cat", "score": 9.27, "probability": 0.7734}
 EXPLAINED: Final = {

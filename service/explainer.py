@@ -12,7 +12,7 @@ import anyio
 from anyio import to_thread
 from PIL import Image
 
-from cam import COLORMAPS, METHODS, Answer, ClassTarget, Explanation, Question
+from cam import METHODS, Answer, ClassTarget, Explanation, Question
 from service import schemas
 from service.engine import Engine
 from service.errors import (
@@ -28,7 +28,7 @@ from service.preprocessing import Fit, ModelInput
 from service.registry import ServedModel
 from service.rendering import Drawing, describe, draw, encode, encode_values, top_classes
 from service.requests import Instance
-from service.schemas import MAX_MAPS, Parameters, PredictParameters
+from service.schemas import MAX_MAPS, Parameters, PredictParameters, no_method
 
 
 @dataclass(frozen=True, eq=False)
@@ -207,13 +207,7 @@ def question_of(model: ServedModel, parameters: Parameters) -> Question:
         InvalidParameter
     """
     if parameters.method not in METHODS:
-        raise UnknownMethod(
-            f"there is no method {parameters.method!r}; the methods are {', '.join(METHODS)}"
-        )
-    if parameters.colormap not in COLORMAPS:
-        raise InvalidParameter(
-            f"colormap is {parameters.colormap[:80]!r}; the colormaps are {', '.join(COLORMAPS)}"
-        )
+        raise UnknownMethod(no_method(parameters.method))
     asked = parameters.target if isinstance(parameters.target, list) else [parameters.target]
     targets = tuple(ClassTarget(_class(model, target)) for target in asked)
     named = parameters.layer if isinstance(parameters.layer, list) else [parameters.layer]

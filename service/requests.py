@@ -20,6 +20,7 @@ from service.errors import (
     MalformedRequest,
     Problem,
     TooManyInstances,
+    UnknownMethod,
     UnknownParameter,
     UnsupportedMediaType,
 )
@@ -93,7 +94,7 @@ def _from_json(body: bytes, base: P, max_instances: int) -> list[Instance[P]]:
         raise MalformedRequest('the body is empty; send {"instances": [{"image": {"b64": …}}]}')
     schema = ExplainRequest if isinstance(base, Parameters) else PredictRequest
     try:
-        sent: ExplainRequest | PredictRequest = schema.model_validate_json(body)
+        sent: ExplainRequest | PredictRequest = schema.model_validate_json(body, strict=True)
     except ValidationError as error:
         raise _body_problem(error, type(base)) from None
     _limit(len(sent.instances), max_instances)
@@ -207,6 +208,8 @@ def parameter_problem(
         return UnknownParameter(
             f"there is no parameter {name[:80]!r}; the parameters are {known}", pointer=pointer
         )
+    if errors[0]["type"] == "unknown_method":
+        return UnknownMethod(errors[0]["msg"], pointer=pointer)
     allowed = " or ".join(dict.fromkeys(_plain(each["msg"]) for each in errors))
     value = str(errors[0]["input"])[:80]
     return InvalidParameter(f"{name} is {value!r}: {allowed}", pointer=pointer)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic_core import PydanticCustomError
 
 from cam import COLORMAPS, METHODS
 
@@ -19,6 +20,10 @@ MethodParameter = Annotated[
     str, Field(min_length=1, max_length=40, json_schema_extra={"enum": list(METHODS)})
 ]
 ColormapParameter = Annotated[str, Field(json_schema_extra={"enum": list(COLORMAPS)})]
+
+
+def no_method(name: str) -> str:
+    return f"there is no method {name!r}; the methods are {', '.join(METHODS)}"
 
 
 class _Closed(BaseModel):
@@ -87,6 +92,21 @@ class Parameters(PredictParameters):
             "`layer` the target layer's grid."
         ),
     )
+
+    @field_validator("method")
+    @classmethod
+    def _method_exists(cls, method: str) -> str:
+        if method not in METHODS:
+            raise PydanticCustomError("unknown_method", no_method(method))
+        return method
+
+    @field_validator("colormap")
+    @classmethod
+    def _colormap_exists(cls, colormap: str) -> str:
+        if colormap not in COLORMAPS:
+            names = ", ".join(COLORMAPS)
+            raise PydanticCustomError("unknown_colormap", f"the colormaps are {names}")
+        return colormap
 
 
 class ImageSource(_Closed):

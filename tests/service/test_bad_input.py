@@ -214,7 +214,7 @@ def test_parameters(client: TestClient, case: str, where: str) -> None:
         words = [word.replace("NaN", "nan") for word in words]
         response = client.post(EXPLAIN, content=body, headers=JSON)
         known = f"/parameters/{name}"
-    syntax = kind in ("unknown-parameter", "invalid-parameter") and name != "colormap"
+    syntax = kind in ("unknown-parameter", "invalid-parameter", "unknown-method")
     check(response, 422, kind, *words, pointer=known if syntax else "")
 
 

@@ -1,0 +1,92 @@
+"""`gradcam explain`: the same engine without a server."""
+
+from __future__ import annotations
+
+from io import BytesIO
+from pathlib import Path
+
+import pytest
+from PIL import Image
+from starlette.testclient import TestClient
+from typer.testing import CliRunner
+
+from service.__main__ import cli, main
+from tests.service.conftest import MODEL
+
+CAT = "docs/photos/chelsea.png"
+
+
+def explain(*arguments: str) -> tuple[int, str]:
+    result = CliRunner().invoke(cli, ["explain", *arguments], env={"COLUMNS": "200"})
+    if result.exception and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    return result.exit_code, result.output
+
+
+def test_it_writes_what_the_service_answers(client: TestClient, tmp_path: Path) -> None:
+    code, text = explain(
+        CAT, "docs/photos/coffee.png", "--fit", "squash", "--output", str(tmp_path)
+    )
+    assert code == 0
+    assert "285 Egyptian cat" in text
+    assert "967 espresso" in text
+    assert "0.773" in text
+    written = tmp_path / "chelsea.gradcam.png"
+    assert str(written) in text
+    response = client.post(
+        f"{MODEL}:explain",
+        params={"fit": "squash"},
+        content=Path(CAT).read_bytes(),
+        headers={"Content-Type": "image/png", "Accept": "image/png"},
+    )
+    served = Image.open(BytesIO(response.content))
+    assert Image.open(written).tobytes() == served.tobytes()
+
+
+def test_several_targets_and_layers_make_a_file_each(tmp_path: Path) -> None:
+    code, text = explain(
+        *(CAT, "--target", "285", "--target", "tabby", "--layer", "bn2", "--layer", "blocks.5"),
+        *("--method", "layercam", "--output", str(tmp_path)),
+    )
+    assert code == 0
+    names = sorted(file.name for file in tmp_path.iterdir())
+    assert names == [f"chelsea.layercam{each}.png" for each in (".1", ".2", ".3", "")]
+    assert text.count("285 Egyptian cat") == 2
+    assert text.count("281 tabby") == 2
+
+
+def test_a_photo_that_fails_leaves_the_others(tmp_path: Path) -> None:
+    (tmp_path / "not.png").write_text("I am a cat")
+    code, text = explain(
+        *(str(tmp_path / "not.png"), str(tmp_path / "missing.png"), CAT),
+        *("--output", str(tmp_path / "out")),
+    )
+    assert code == 1
+    assert "the 10 bytes are not a JPEG" in text
+    assert "No such file" in text
+    assert (tmp_path / "out" / "chelsea.gradcam.png").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--method", "gradcam2"], "there is no method 'gradcam2'; the methods are gradcam,"),
+        (["--model", "resnet"], "there is no model 'resnet'; the models are efficientnet-lite0"),
+        (["--opacity", "2"], "opacity is '2.0': it should be less than or equal to 1"),
+        (["--models", "missing.toml"], "missing.toml: cannot be read"),
+    ],
+)
+def test_a_mistake_is_a_sentence_and_exit_code_2(
+    arguments: list[str],
+    words: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    command = ["gradcam", "explain", CAT, "--output", str(tmp_path), *arguments]
+    monkeypatch.setattr("sys.argv", command)
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 2
+    assert f"gradcam: {words}" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
