@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import TypeVar
 
 from starlette.responses import JSONResponse, Response
 
 from service import __version__
-from service.errors import NotAcceptable, Problem
+from service.errors import InternalError, NotAcceptable, Problem
 from service.middleware import PROBLEM_JSON
 from service.registry import ServedModel
 from service.requests import Instance
 from service.schemas import FailedInstance, PredictParameters, ProblemDocument
+
+log = logging.getLogger(__name__)
 
 Result = TypeVar("Result")
 P = TypeVar("P", bound=PredictParameters)
@@ -40,11 +43,14 @@ async def attempt(
     work: Callable[[Instance[P]], Awaitable[Result]],
     instance: Instance[P],
 ) -> Result | Problem:
-    """The result of work on an instance; its problem as a value, so that it stays its own."""
+    """The result of work on an instance; its failure as a value, so that it stays its own."""
     try:
         return await work(instance)
     except Problem as problem:
         return problem
+    except Exception:
+        log.exception("instance %d failed", instance.index)
+        return InternalError("the service failed at this image; its log has the cause")
 
 
 async def together(

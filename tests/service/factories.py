@@ -44,3 +44,16 @@ class Slow(Small):
 
 def slow() -> nn.Module:
     return Slow().eval()
+
+
+class Fragile(Small):
+    """Fails at white pictures."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.amin(dim=(1, 2, 3)).max() > 0.99:
+            raise RuntimeError("too bright")
+        return super().forward(x)
+
+
+def fragile() -> nn.Module:
+    return Fragile().eval()

@@ -1,12 +1,16 @@
-"""More than the service can take: every caller gets an answer, and it says when to come back."""
+"""More than the service can take, and defects: every caller gets an answer."""
 
 from __future__ import annotations
 
+import base64
+import json
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
+from PIL import Image
 from starlette.testclient import TestClient
 
 from service.app import create_app
@@ -15,12 +19,14 @@ from service.settings import Settings
 from tests.service.conftest import encoded, noise, wait_until_ready
 from tests.service.test_bad_input import check
 
-SLOW = ModelEntry(
-    name="slow",
-    source="factory:tests.service.factories:slow",
-    weights="none",
-    input_size=8,
-    max_batch=1,
+TINY: dict[str, Any] = {"weights": "none", "input_size": 8}
+SLOW = ModelEntry(name="slow", source="factory:tests.service.factories:slow", max_batch=1, **TINY)
+FRAGILE = ModelEntry(
+    name="fragile",
+    source="factory:tests.service.factories:fragile",
+    mean=(0, 0, 0),
+    std=(1, 1, 1),
+    **TINY,
 )
 EXPLAIN = "/v1/models/slow:explain"
 PNG = {"Content-Type": "image/png"}
@@ -85,3 +91,26 @@ def test_while_it_loads_and_while_it_drains_a_503_says_so() -> None:
         check(client.get("/readyz"), 503, "unavailable", "shutting down")
         check(client.post(EXPLAIN, content=PHOTO, headers=PNG), 503, "unavailable", "shutting down")
         assert client.get("/healthz").status_code == 200
+
+
+def test_a_defect_fails_its_own_image_and_is_a_problem() -> None:
+    white = encoded(Image.new("RGB", (8, 8), "white"))
+    instances = [
+        {"image": {"b64": base64.b64encode(each).decode()}} for each in (PHOTO, white, PHOTO)
+    ]
+    path = "/v1/models/fragile:explain"
+    with TestClient(create_app(Settings(), [FRAGILE])) as client:
+        wait_until_ready(client)
+        found = client.post(path, json={"instances": instances})
+        assert found.status_code == 200
+        explanations = found.json()["explanations"]
+        assert ["error" in each for each in explanations] == [False, True, False]
+        assert explanations[1]["problem"]["type"] == "urn:gradcam-service:internal-error"
+        ndjson = {"Accept": "application/x-ndjson"}
+        lines = client.post(path, json={"instances": instances}, headers=ndjson).text.splitlines()
+        assert sorted("error" in json.loads(line) for line in lines) == [False, False, True]
+        for accept in ("application/json", "image/png"):
+            alone = client.post(path, content=white, headers={**PNG, "Accept": accept})
+            check(alone, 500, "internal-error", "the service failed", "log has the cause")
+        assert client.post(path, content=PHOTO, headers=PNG).status_code == 200
+        assert client.get("/readyz").status_code == 200
