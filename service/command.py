@@ -9,7 +9,7 @@ from typing import Any
 
 from pydantic import ValidationError
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 
 from service.catalog import ModelEntry, read_catalog
 from service.errors import Problem, UndecodableImage
@@ -62,7 +62,12 @@ async def _explain(
     explainer = Explainer(
         max_pixels=settings.max_pixels, threads=os.cpu_count() or 1, metrics=metrics
     )
-    table = Table("photo", "label", "probability", "file")
+    table = Table(
+        Column("photo", overflow="fold"),
+        "label",
+        "probability",
+        Column("file", overflow="fold"),
+    )
     failures = 0
     async with fleet:
         if model in fleet.names:

@@ -1,0 +1,179 @@
+"""What the README says is so: its examples run, its tables are the code's."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+from pydantic import BaseModel
+from starlette.testclient import TestClient
+
+from cam import COLORMAPS, METHODS
+from service.app import create_app
+from service.catalog import ModelEntry, read_catalog
+from service.schemas import Parameters
+from service.settings import PREFIX, Settings
+from tests.service.live import ROOT
+
+README = (ROOT / "README.md").read_text()
+FENCES = re.findall(r"```(\w+)\n(.*?)```", README, re.DOTALL)
+
+
+def fences(language: str, word: str) -> list[str]:
+    found = [text for name, text in FENCES if name == language and word in text]
+    assert found
+    return found
+
+
+@pytest.fixture
+def clone(tmp_path: Path) -> Path:
+    """A folder in which examples may write, with the repository's photos."""
+    shutil.copytree(ROOT / "docs" / "photos", tmp_path / "docs" / "photos")
+    return tmp_path
+
+
+def commands(word: str) -> list[str]:
+    text = "\n".join(fences("sh", word)).replace("\\\n", "")
+    return [line for line in text.splitlines() if line.startswith(word)]
+
+
+@pytest.mark.parametrize("line", commands("curl"))
+def test_curl(line: str, address: str, clone: Path) -> None:
+    line = line.replace("http://127.0.0.1:8000", address)
+    command = line.replace("curl ", "curl --fail-with-body -sS ", 1)
+    done = subprocess.run(command, shell=True, cwd=clone, capture_output=True, text=True)
+    assert done.returncode == 0, done
+    if "-o overlay.png" in line:
+        assert (clone / "overlay.png").read_bytes().startswith(b"\x89PNG")
+    else:
+        assert '"label":' in done.stdout
+
+
+def python(text: str, folder: Path) -> str:
+    done = subprocess.run(
+        [sys.executable, "-c", text], cwd=folder, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_the_python_client(address: str, clone: Path) -> None:
+    (text,) = fences("python", "requests")
+    said = python(text.replace("http://127.0.0.1:8000", address), clone)
+    assert re.search(r"285 Egyptian cat 0\.7\d+ \{'x': \d+, 'y': \d+\}\n281 tabby 0\.0\d+ ", said)
+    assert (clone / "chelsea.285.png").read_bytes() != (clone / "chelsea.281.png").read_bytes()
+
+
+def test_the_library(tmp_path: Path) -> None:
+    (text,) = fences("python", "from cam import")
+    lines = python(text, tmp_path).splitlines()
+    assert len(lines) == 4
+    assert re.fullmatch(r"\d+ \S+ \(\d+, \d+\)", lines[0])
+
+
+@pytest.mark.skipif(not shutil.which("node"), reason="there is no node")
+def test_javascript(address: str, clone: Path) -> None:
+    (text,) = fences("js", "fetch")
+    around = (
+        "const { readFileSync } = require('fs'); const picture = {};"
+        "const photo = new Blob([readFileSync('docs/photos/chelsea.png')], {type: 'image/png'});"
+        "(async () => {%s; console.log(picture.src.slice(0, 22)) })()"
+    )
+    script = around % text.replace("http://127.0.0.1:8000", address)
+    done = subprocess.run(
+        ["node", "-e", script], cwd=clone, capture_output=True, text=True, check=False
+    )
+    assert "Egyptian cat 0.7" in done.stdout, done.stderr
+    assert "data:image/png;base64," in done.stdout
+
+
+def test_the_commands_are_the_makefiles() -> None:
+    assert (ROOT / ".ci" / "run").read_text().rstrip().endswith("\nmake test")
+    makefile = (ROOT / "Makefile").read_text()
+    for line in commands("make "):
+        assert f"\n{line.split()[1]}:" in makefile
+
+
+def table(model: type[BaseModel], prefix: str = "") -> str:
+    rows = ["| | default | |", "|---|---|---|"]
+    for name, field in model.model_fields.items():
+        shown = "" if field.is_required() or field.default is None else f"`{field.default}`"
+        shown = "required" if field.is_required() else shown
+        rows.append(
+            f"| `{prefix}{name if not prefix else name.upper()}` | {shown} | {field.description} |"
+        )
+    return "\n".join(rows)
+
+
+@pytest.mark.parametrize(
+    ("mark", "expected"),
+    [("settings", table(Settings, PREFIX)), ("models", table(ModelEntry))],
+)
+def test_configuration_tables(mark: str, expected: str) -> None:
+    found = re.search(rf"<!-- {mark} -->\n(.*?)\n?<!-- /{mark} -->", README, re.DOTALL)
+    assert found
+    assert found[1] == expected
+
+
+def rows(header: str) -> dict[str, str]:
+    section = README[README.index(header) :].partition("\n\n")[0]
+    return dict(re.findall(r"^\| (.+?) \| (.*) \|$", section, re.MULTILINE)[1:])
+
+
+def test_the_parameters() -> None:
+    named = rows("| parameter | default | what |")
+    assert {name.strip("`") for name in named} == set(Parameters.model_fields)
+    for name in METHODS:
+        assert f"`{name}`" in named["`method`"]
+    for name in COLORMAPS:
+        assert f"`{name}`" in named["`colormap`"]
+
+
+def test_the_routes() -> None:
+    named = " ".join(rows("| route | what |"))
+    paths: dict[str, Any] = create_app(Settings()).openapi()["paths"]
+    for path, operations in paths.items():
+        for verb in operations:
+            assert f"`{verb.upper()} {path}`" in named
+
+
+def test_the_models_example_is_a_catalog(tmp_path: Path) -> None:
+    (text,) = fences("toml", "[[models]]")
+    (tmp_path / "models.toml").write_text(text)
+    assert [entry.name for entry in read_catalog(tmp_path / "models.toml")] == [
+        "resnet50",
+        "birds",
+        "mine",
+    ]
+
+
+def test_the_house_names_every_room() -> None:
+    house = README[README.index("## The house") :]
+    for file in [*ROOT.glob("cam/*.py"), *ROOT.glob("service/*.py")]:
+        if file.stem != "__init__":
+            assert re.search(rf"\b{file.stem}\b", house), file
+
+
+def test_the_overlays_are_what_the_service_makes(client: TestClient) -> None:
+    for name in ("chelsea", "coffee"):
+        response = client.post(
+            "/v1/models/efficientnet-lite0:explain",
+            params={"fit": "squash"},
+            content=(ROOT / "docs" / "photos" / f"{name}.png").read_bytes(),
+            headers={"Content-Type": "image/png", "Accept": "image/png"},
+        )
+        shown = (ROOT / "docs" / "overlays" / f"{name}.gradcam.png").read_bytes()
+        assert alike(response.content, shown)
+
+
+def alike(one: bytes, other: bytes) -> bool:
+    first, second = (np.asarray(Image.open(BytesIO(each)), float) for each in (one, other))
+    return first.shape == second.shape and float(np.abs(first - second).mean()) < 1
