@@ -16,9 +16,9 @@ from service.errors import Problem, UndecodableImage
 from service.explainer import Explainer, Timings
 from service.fleet import Fleet
 from service.metrics import Metrics
+from service.parameters import Parameters
 from service.rendering import encode, scored
 from service.requests import Instance, parameter_problem
-from service.schemas import Parameters
 from service.settings import Settings
 
 

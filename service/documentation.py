@@ -6,16 +6,14 @@ from typing import Any, Final
 
 from pydantic import BaseModel
 
-from service.schemas import (
+from service.parameters import (
     ExplainRequest,
-    ExplainResponse,
     Parameters,
     PredictParameters,
     PredictRequest,
-    PredictResponse,
-    ProblemDocument,
     parameter_schemas,
 )
+from service.schemas import ExplainResponse, PredictResponse, ProblemDocument
 
 DESCRIPTION: Final = """\
 Explains what vision models look at: class activation maps of PyTorch models over HTTP.

@@ -24,11 +24,11 @@ from service.errors import (
 )
 from service.images import decode
 from service.metrics import Metrics
+from service.parameters import MAX_MAPS, Parameters, PredictParameters, no_method
 from service.preprocessing import Fit, ModelInput
 from service.registry import ServedModel
 from service.rendering import Drawing, describe, draw, encode, encode_values, top_classes
 from service.requests import Instance
-from service.schemas import MAX_MAPS, Parameters, PredictParameters, no_method
 
 
 @dataclass(frozen=True, eq=False)

@@ -17,6 +17,7 @@ from cam.overlay import Float, Picture, colorize, grayscale, overlay
 from service import schemas
 from service.errors import NotAcceptable
 from service.labels import Labels
+from service.parameters import Parameters
 from service.preprocessing import ModelInput
 
 EXTENSIONS = {"image/png": ".png", "image/jpeg": ".jpg", "image/webp": ".webp"}
@@ -106,7 +107,7 @@ def describe(
     drawing: Drawing,
     explanation: Explanation,
     labels: Labels,
-    parameters: schemas.Parameters,
+    parameters: Parameters,
     *,
     instance: int,
     name: str | None,

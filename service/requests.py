@@ -24,7 +24,7 @@ from service.errors import (
     UnknownParameter,
     UnsupportedMediaType,
 )
-from service.schemas import (
+from service.parameters import (
     ExplainInstance,
     ExplainRequest,
     Parameters,

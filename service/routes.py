@@ -28,9 +28,10 @@ from service.explainer import Explainer, Timings, question_of
 from service.fleet import Fleet
 from service.metrics import CONTENT_TYPE, Metrics
 from service.negotiation import choose
+from service.parameters import Parameters, PredictParameters
 from service.rendering import EXTENSIONS
 from service.requests import Instance, read_instances
-from service.schemas import Parameters, PredictParameters, dump
+from service.schemas import dump
 from service.settings import Settings
 
 JSON, NDJSON, NPY = "application/json", "application/x-ndjson", "application/x-npy"

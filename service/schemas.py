@@ -1,144 +1,14 @@
-"""What requests and answers look like: the source of openapi/openapi.json."""
+"""What answers look like, in JSON."""
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
-from pydantic_core import PydanticCustomError
-
-from cam import COLORMAPS, METHODS
-
-MAX_MAPS = 100
-
-Name = Annotated[str, Field(min_length=1, max_length=200)]
-ClassIndex = Annotated[int, Field(ge=0, lt=2**31)]
-OneTarget = ClassIndex | Name
-TargetParameter = OneTarget | Annotated[list[OneTarget], Field(min_length=1, max_length=MAX_MAPS)]
-LayerParameter = Name | Annotated[list[Name], Field(min_length=1, max_length=MAX_MAPS)]
-MethodParameter = Annotated[
-    str, Field(min_length=1, max_length=40, json_schema_extra={"enum": list(METHODS)})
-]
-ColormapParameter = Annotated[str, Field(json_schema_extra={"enum": list(COLORMAPS)})]
-
-
-def no_method(name: str) -> str:
-    return f"there is no method {name!r}; the methods are {', '.join(METHODS)}"
-
-
-class _Closed(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
+from pydantic import BaseModel, ConfigDict, Field
 
 
 class _Open(BaseModel):
     model_config = ConfigDict(frozen=True)
-
-
-class PredictParameters(_Closed):
-    """Parameters of `:predict`: the same names in JSON, in the query and in form fields."""
-
-    top_k: int = Field(5, ge=1, le=1000, description="How many labels to return, best first.")
-    fit: Literal["crop", "squash", "pad"] = Field(
-        "crop",
-        description=(
-            "How the model sees the photo: `crop` is its own evaluation preprocessing (the edges "
-            "may be cut off), `squash` the whole photo in the input's shape, `pad` the whole "
-            "photo with a border."
-        ),
-    )
-
-
-class Parameters(PredictParameters):
-    """Parameters of `:explain`: the same names in JSON, query, form fields, and on the command
-    line."""
-
-    method: MethodParameter = Field(
-        "gradcam", description="The method of class activation mapping."
-    )
-    layer: LayerParameter = Field(
-        "auto",
-        description="The target layer, or several for a map each; `auto` is the model's default.",
-    )
-    target: TargetParameter | None = Field(
-        None,
-        description=(
-            "The class to explain, by index or label; several for several maps from one forward "
-            "pass. Without it, the predicted class."
-        ),
-    )
-    output: Literal["overlay", "heatmap", "mask", "values"] | None = Field(
-        None,
-        description=(
-            "`overlay`: colours over the photo; `heatmap`: the colours alone; `mask`: 8-bit "
-            "grayscale; `values`: float32 numbers. Without it: an overlay where a picture is "
-            "answered, a mask in JSON."
-        ),
-    )
-    colormap: ColormapParameter = Field("turbo", description="The colours of heat.")
-    opacity: float = Field(
-        0.5, ge=0, le=1, allow_inf_nan=False, description="Of the colours over the photo."
-    )
-    normalize: Literal["minmax", "none"] = Field(
-        "minmax",
-        description=(
-            "`minmax` scales each map to 0 … 1; `none` leaves the numbers as the method's formula "
-            "gives them (pictures are scaled all the same)."
-        ),
-    )
-    size: Literal["image", "model", "layer"] = Field(
-        "image",
-        description=(
-            "Of the map: `image` the photo's own pixels, upright; `model` the model's input; "
-            "`layer` the target layer's grid."
-        ),
-    )
-
-    @field_validator("method")
-    @classmethod
-    def _method_exists(cls, method: str) -> str:
-        if method not in METHODS:
-            raise PydanticCustomError("unknown_method", no_method(method))
-        return method
-
-    @field_validator("colormap")
-    @classmethod
-    def _colormap_exists(cls, colormap: str) -> str:
-        if colormap not in COLORMAPS:
-            names = ", ".join(COLORMAPS)
-            raise PydanticCustomError("unknown_colormap", f"the colormaps are {names}")
-        return colormap
-
-
-class ImageSource(_Closed):
-    b64: str = Field(
-        description="The image's bytes in base64; a data: URL is taken too.",
-        json_schema_extra={"contentEncoding": "base64"},
-    )
-
-
-class PredictInstance(_Closed):
-    """One photo."""
-
-    image: ImageSource
-    id: str | None = Field(None, max_length=200, description="Comes back with the answer.")
-
-
-class ExplainInstance(PredictInstance):
-    """One photo, with parameters of its own where they differ from the request's."""
-
-    target: TargetParameter | None = None
-    method: MethodParameter | None = None
-    layer: LayerParameter | None = None
-
-
-class PredictRequest(_Closed):
-    instances: list[PredictInstance] = Field(min_length=1)
-    parameters: PredictParameters = PredictParameters()
-
-
-class ExplainRequest(_Closed):
-    instances: list[ExplainInstance] = Field(min_length=1)
-    parameters: Parameters = Parameters()
 
 
 class ScoredClass(_Open):
@@ -278,22 +148,3 @@ class Health(_Open):
 def dump(model: BaseModel) -> bytes:
     """A schema as JSON, without the fields that are absent."""
     return model.model_dump_json(exclude_none=True).encode()
-
-
-def names_of(model: type[BaseModel]) -> list[str]:
-    return list(model.model_fields)
-
-
-def parameter_schemas(model: type[BaseModel]) -> list[dict[str, Any]]:
-    """The model's fields as OpenAPI query parameters."""
-    properties = model.model_json_schema()["properties"]
-    return [
-        {
-            "name": name,
-            "in": "query",
-            "required": False,
-            "description": schema.pop("description", ""),
-            "schema": {key: value for key, value in schema.items() if key != "title"},
-        }
-        for name, schema in properties.items()
-    ]

@@ -19,7 +19,7 @@ from starlette.testclient import TestClient
 from cam import COLORMAPS, METHODS
 from service.app import create_app
 from service.catalog import ModelEntry, read_catalog
-from service.schemas import Parameters
+from service.parameters import Parameters
 from service.settings import PREFIX, Settings
 from tests.service.live import ROOT
 
