@@ -53,7 +53,7 @@ def gradcam_plusplus(activations: Tensor, gradients: Tensor) -> Tensor:
 def hirescam(activations: Tensor, gradients: Tensor) -> Tensor:
     """map = relu(Σ_k G_k ⊙ A_k).
 
-    Draelos & Carin, "Use HiResCAM instead of Grad-CAM", 2020, equation 6.
+    Draelos & Carin, "Use HiResCAM instead of Grad-CAM", 2020, equation 6; the relu as in Grad-CAM.
     """
     a, g = activations.float(), gradients.float()
     return (g * a).sum(dim=1).relu()

@@ -93,7 +93,7 @@ async def as_ready(
 
 
 def entity_tag(model: ServedModel, media_type: str, instances: Sequence[Instance[P]]) -> str:
-    """Equal for the same images, model weights and parameters, whatever form they were sent in.
+    """Equal for the same images, ids, model weights and parameters as they were sent.
 
     Weak, because the last bits of a map may depend on the batch it was computed in.
     """

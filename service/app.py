@@ -48,7 +48,7 @@ def create_app(settings: Settings, entries: Sequence[ModelEntry] = (EMBEDDED,)) 
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        async with fleet:
+        async with explainer, fleet:
             yield
 
     app = FastAPIOffline(

@@ -133,7 +133,11 @@ class Batcher(Generic[Item, Result]):
         try:
             while True:
                 if batch := self._next_batch():
-                    await self._process(batch)
+                    try:
+                        await self._process(batch)
+                    finally:  # where the worker itself is being cancelled, nobody is left waiting
+                        for entry in batch:
+                            self._settle(entry, Closed("the worker has ended"), 0, len(batch))
                 elif self._closing:
                     return
                 else:
@@ -162,27 +166,37 @@ class Batcher(Generic[Item, Result]):
         return batch
 
     async def _process(self, batch: list[_Entry[Item, Result]]) -> None:
+        batch = [entry for entry in batch if not entry.future.done()]
+        if not batch:
+            return
         started = perf_counter()
         loop = asyncio.get_running_loop()
-        try:
-            items = [entry.item for entry in batch]
-            results = await loop.run_in_executor(self._executor, self._run, items)
-            if len(results) != len(batch):
-                raise RuntimeError(f"{len(results)} results for a batch of {len(batch)}")
-        except Exception as error:
-            if len(batch) == 1:
-                self._settle(batch[0], error, started, 1)
-                return
+        items = [entry.item for entry in batch]
+        results = await loop.run_in_executor(self._executor, self._attempt, items)
+        if not isinstance(results, Exception):
+            for entry, result in zip(batch, results, strict=True):
+                self._settle(entry, result, started, len(batch))
+        elif len(batch) == 1:
+            self._settle(batch[0], results, started, 1)
+        else:
             middle = len(batch) // 2
             await self._process(batch[:middle])
             await self._process(batch[middle:])
-            return
-        except BaseException:  # the worker itself is being cancelled: nobody is left waiting
-            for entry in batch:
-                self._settle(entry, Closed("the worker has ended"), started, len(batch))
-            raise
-        for entry, result in zip(batch, results, strict=True):
-            self._settle(entry, result, started, len(batch))
+
+    def _attempt(self, items: list[Item]) -> Sequence[Result | Exception] | Exception:
+        """Run in the thread. An exception is returned: some of them (StopIteration, SystemExit)
+        a future may not hold, or would end the loop that the worker lives in."""
+        try:
+            results = self._run(items)
+        except StopIteration as error:
+            return RuntimeError(f"a StopIteration escaped: {error}")
+        except Exception as error:
+            return error
+        except BaseException as error:
+            return RuntimeError(f"a {type(error).__name__} escaped: {error}")
+        if len(results) != len(items):
+            return RuntimeError(f"{len(results)} results for a batch of {len(items)}")
+        return results
 
     @staticmethod
     def _settle(

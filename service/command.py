@@ -9,6 +9,7 @@ from typing import Any
 
 from pydantic import ValidationError
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Column, Table
 
 from service.catalog import ModelEntry, read_catalog
@@ -69,7 +70,7 @@ async def _explain(
         Column("file", overflow="fold"),
     )
     failures = 0
-    async with fleet:
+    async with explainer, fleet:
         if model in fleet.names:
             await fleet.loaded
         engine = fleet.engine(model)
@@ -80,7 +81,7 @@ async def _explain(
                 explained = await explainer.explain(engine, instance, Timings())
             except Problem as problem:
                 failures += 1
-                table.add_row(str(photo), f"[red]{problem.detail}[/red]", "", "")
+                table.add_row(escape(str(photo)), f"[red]{escape(problem.detail)}[/red]", "", "")
                 continue
             for number, explanation in enumerate(explained.answer.explanations):
                 drawing = explainer.draw(explained, explanation, parameters)
@@ -95,7 +96,9 @@ async def _explain(
                     explanation.probability,
                 )
                 name = f"{target.index} {target.label}" if target.label else str(target.index)
-                table.add_row(str(photo), name, f"{target.probability:.3f}", str(file))
+                table.add_row(
+                    escape(str(photo)), escape(name), f"{target.probability:.3f}", escape(str(file))
+                )
     Console().print(table)
     return 1 if failures else 0
 

@@ -39,8 +39,9 @@ class Engine:
         self._metrics = metrics
         self._batcher: Batcher[_Item, Answer] = Batcher(
             self._run,
-            # Hooks, once set, are set for the whole batch: items that need none go by themselves.
-            key=lambda item: (item.tensor.shape, bool(item.question.targets)),
+            # Each target costs the whole batch a backward pass: one target waits for no hundred,
+            # and a prediction for none.
+            key=lambda item: (item.tensor.shape, len(item.question.targets)),
             max_batch=model.max_batch,
             max_queue=max_queue,
             name=f"engine {model.name}",

@@ -39,6 +39,8 @@ class Problem(Exception):
 
     status: ClassVar[int] = 500
     title: ClassVar[str] = "Internal error"
+    parameter: ClassVar[str | None] = None
+    """The parameter that it is about, where it is always the same."""
 
     def __init__(
         self, detail: str, *, pointer: str | None = None, retry_after: int | None = None
@@ -136,26 +138,31 @@ class InvalidParameter(Problem):
 
 class UnknownLabel(Problem):
     status = 422
+    parameter = "target"
     title = "The model has no class of that name"
 
 
 class AmbiguousLabel(Problem):
     status = 422
+    parameter = "target"
     title = "The label names more than one class"
 
 
 class ClassOutOfRange(Problem):
     status = 422
+    parameter = "target"
     title = "The model has no class of that index"
 
 
 class UnknownLayer(Problem):
     status = 422
+    parameter = "layer"
     title = "No map can be made at that layer"
 
 
 class UnknownMethod(Problem):
     status = 422
+    parameter = "method"
     title = "There is no such method"
 
 

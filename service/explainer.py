@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import difflib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from time import perf_counter
+from types import TracebackType
+from typing import TypeVar
 
-import anyio
-from anyio import to_thread
 from PIL import Image
 
 from cam import METHODS, Answer, ClassTarget, Explanation, Question
@@ -17,18 +20,19 @@ from service import schemas
 from service.engine import Engine
 from service.errors import (
     ClassOutOfRange,
-    InvalidParameter,
     Problem,
     UnknownLayer,
     UnknownMethod,
 )
 from service.images import decode
 from service.metrics import Metrics
-from service.parameters import MAX_MAPS, Parameters, PredictParameters, no_method
+from service.parameters import Parameters, PredictParameters, no_method
 from service.preprocessing import Fit, ModelInput
 from service.registry import ServedModel
 from service.rendering import Drawing, describe, draw, encode, encode_values, top_classes
 from service.requests import Instance
+
+Result = TypeVar("Result")
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,6 +66,9 @@ class Timings:
 class Explainer:
     """Takes instances through every step, keeping the heavy ones off the event loop.
 
+    Use with `async with`: leaving it ends the threads when what they do is done. A caller who
+    gives up frees no thread before its work ends, so never more than `threads` are at work.
+
     Args:
         max_pixels: of an image.
         threads: how many images are decoded or drawn at a time.
@@ -69,8 +76,20 @@ class Explainer:
 
     def __init__(self, *, max_pixels: int, threads: int, metrics: Metrics) -> None:
         self._max_pixels = max_pixels
-        self._limiter = anyio.CapacityLimiter(threads)
+        self._threads = threads
         self._metrics = metrics
+
+    async def __aenter__(self) -> Explainer:
+        self._executor = ThreadPoolExecutor(self._threads, thread_name_prefix="explainer")
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._executor.shutdown(wait=False, cancel_futures=True)
 
     async def explain(
         self, engine: Engine, instance: Instance[Parameters], timings: Timings
@@ -80,7 +99,10 @@ class Explainer:
         Raises:
             Problem: of this instance alone.
         """
-        question = question_of(engine.model, instance.parameters)
+        try:
+            question = question_of(engine.model, instance.parameters)
+        except Problem as problem:
+            raise instance.blame(problem) from None
         return await self._answer(engine, instance, question, timings)
 
     async def predict(
@@ -102,21 +124,22 @@ class Explainer:
     ) -> list[schemas.Explanation]:
         """The instance's explanations as JSON has them."""
 
-        def work() -> list[schemas.Explanation]:
-            with self._phase("render", timings):
-                return [
-                    describe(
-                        self.draw(explained, explanation, instance.parameters),
-                        explanation,
-                        engine.model.labels,
-                        instance.parameters,
-                        instance=instance.index,
-                        name=instance.id,
-                    )
-                    for explanation in explained.answer.explanations
-                ]
+        def work(explanation: Explanation) -> schemas.Explanation:
+            return describe(
+                self.draw(explained, explanation, instance.parameters),
+                explanation,
+                engine.model.labels,
+                instance.parameters,
+                instance=instance.index,
+                name=instance.id,
+            )
 
-        return await to_thread.run_sync(work, limiter=self._limiter)
+        with self._phase("render", timings):
+            # One by one: a caller who gives up does so between two maps.
+            return [
+                await self._in_thread(partial(work, explanation))
+                for explanation in explained.answer.explanations
+            ]
 
     async def render(
         self,
@@ -139,7 +162,7 @@ class Explainer:
                 picture = drawing.picture(kind, parameters.colormap, parameters.opacity)
                 return encode(picture, media_type)
 
-        return await to_thread.run_sync(work, limiter=self._limiter)
+        return await self._in_thread(work)
 
     @staticmethod
     def predictions(
@@ -161,9 +184,7 @@ class Explainer:
         timings: Timings,
     ) -> Explained:
         try:
-            photo, seen = await to_thread.run_sync(
-                self._see, engine.model, instance, timings, limiter=self._limiter
-            )
+            photo, seen = await self._in_thread(partial(self._see, engine.model, instance, timings))
         except Problem as problem:
             raise problem.at(instance.pointer) from None
         outcome = await engine.answer(seen.tensor, question)
@@ -187,6 +208,9 @@ class Explainer:
     def draw(explained: Explained, explanation: Explanation, parameters: Parameters) -> Drawing:
         """One of the maps on the pixels that the parameters ask for."""
         return draw(explained.photo, explained.seen, explanation, parameters.size)
+
+    async def _in_thread(self, work: Callable[[], Result]) -> Result:
+        return await asyncio.get_running_loop().run_in_executor(self._executor, work)
 
     @contextmanager
     def _phase(self, name: str, timings: Timings) -> Iterator[None]:
@@ -212,11 +236,6 @@ def question_of(model: ServedModel, parameters: Parameters) -> Question:
     targets = tuple(ClassTarget(_class(model, target)) for target in asked)
     named = parameters.layer if isinstance(parameters.layer, list) else [parameters.layer]
     layers = tuple(dict.fromkeys(_layer(model, name) for name in named))
-    if len(targets) * len(layers) > MAX_MAPS:
-        raise InvalidParameter(
-            f"{len(targets)} targets at {len(layers)} layers make {len(targets) * len(layers)} "
-            f"maps; at most {MAX_MAPS} are allowed"
-        )
     return Question(targets, parameters.method, layers)
 
 

@@ -70,8 +70,11 @@ class Fleet:
     def why_not_ready(self) -> str:
         if self.draining:
             return "the service is shutting down"
-        missing = [name for name in self._entries if not self.model_ready(name)]
-        return f"still loading: {', '.join(missing)}" if missing else "ready"
+        loading = [name for name in self._entries if name not in self._engines]
+        if loading:
+            return f"still loading: {', '.join(loading)}"
+        ended = [name for name in self._entries if not self.model_ready(name)]
+        return f"the worker has ended: {', '.join(ended)}" if ended else "ready"
 
     def engine(self, name: str) -> Engine:
         """The engine of a model.

@@ -23,6 +23,7 @@ from PIL import Image, ImageOps, UnidentifiedImageError
 from service.errors import ImageTooLarge, Problem, UndecodableImage
 
 FORMATS: Final = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "AVIF")
+MAX_SIDE: Final = 65_535
 NAMES: Final = "JPEG, PNG, WebP, GIF, BMP, TIFF or AVIF"
 
 
@@ -47,6 +48,11 @@ def decode(data: bytes, *, max_pixels: int) -> Image.Image:
                     f"the image has {image.width} × {image.height} = "
                     f"{image.width * image.height / 1e6:.1f} megapixels; "
                     f"at most {max_pixels / 1e6:g} are allowed"
+                )
+            if max(image.size) > MAX_SIDE:
+                raise ImageTooLarge(
+                    f"the image has {image.width} × {image.height} pixels; "
+                    f"at most {MAX_SIDE} are allowed on a side"
                 )
             image.load()
             return _rgb(ImageOps.exif_transpose(image))
@@ -74,6 +80,7 @@ def _rgb(image: Image.Image) -> Image.Image:
         )
     if image.mode.startswith("I"):
         sixteen_bit = np.clip(np.asarray(image, dtype=np.int64), 0, 65535)
+        sixteen_bit[sixteen_bit == image.info.get("transparency")] = 65535
         return Image.fromarray(((sixteen_bit + 128) // 257).astype(np.uint8)).convert("RGB")
     if image.has_transparency_data:
         rgba = image.convert("RGBA")

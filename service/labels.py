@@ -55,11 +55,16 @@ class Labels:
                 f"the model has no labels, so no class is called {label[:80]!r}; give the index"
             )
         near = difflib.get_close_matches(_plain(label)[:80], self._meant, 3, 0.5)
-        hint = ", ".join(f"{self.names[self._meant[name][0]]!r}" for name in near)
+        hint = ", ".join(repr(self._shown(name)) for name in near)
         raise UnknownLabel(
             f"no class is called {label[:80]!r}"
             + (f"; the nearest labels are {hint}" if hint else f", e.g. {self.names[0]!r} is one")
         )
+
+    def _shown(self, plain: str) -> str:
+        """A name of `_meant` as people write it."""
+        name = self.names[self._meant[plain][0]]
+        return name if _plain(name) == plain else plain
 
 
 def imagenet() -> Labels:
@@ -83,7 +88,7 @@ def read_labels(file: Path) -> Labels:
     Raises:
         OSError, UnicodeDecodeError: as reading text does.
     """
-    lines = file.read_text(encoding="utf-8").splitlines()
+    lines = file.read_text(encoding="utf-8-sig").splitlines()
     return Labels.of([line.strip() for line in lines if line.strip()])
 
 

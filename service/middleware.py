@@ -10,6 +10,7 @@ from time import perf_counter
 from uuid import uuid4
 
 from starlette.datastructures import Headers, MutableHeaders
+from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from service.errors import BodyTooLarge, InternalError, Problem, Unavailable
@@ -18,6 +19,7 @@ from service.metrics import Metrics
 log = logging.getLogger(__name__)
 
 REQUEST_ID = re.compile(r"^[A-Za-z0-9._:-]{1,128}$")
+CLIENT_LEFT = 499  # in the metrics alone: nobody is there to be answered
 PROBLEM_JSON = "application/problem+json"
 
 
@@ -53,6 +55,8 @@ class Observe:
 
         try:
             await self._app(scope, receive, send_named)
+        except ClientDisconnect:
+            status = CLIENT_LEFT
         except Exception:
             log.exception("request %s failed", request_id)
             if status:

@@ -13,7 +13,8 @@ def choose(accept: str | None, offers: Sequence[str]) -> str:
     Raises:
         NotAcceptable: naming the offers.
     """
-    ranges = dict(_parse(part) for part in (accept or "*/*").split(",") if part.strip())
+    ranges = dict(_parse(part) for part in (accept or "").split(",") if part.strip())
+    ranges = ranges or {"*/*": 1.0}
 
     def quality(offer: str) -> float:
         family = offer.partition("/")[0]

@@ -5,12 +5,14 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import BaseModel, ConfigDict, FailFast, Field, field_validator
 from pydantic_core import PydanticCustomError
 
 from cam import COLORMAPS, METHODS
 
 MAX_MAPS = 100
+"""Of one request."""
+MAX_INSTANCES = 1024
 
 Name = Annotated[str, Field(min_length=1, max_length=200)]
 ClassIndex = Annotated[int, Field(ge=0, lt=2**31)]
@@ -90,6 +92,15 @@ class Parameters(PredictParameters):
         ),
     )
 
+    @property
+    def maps(self) -> int:
+        """How many maps of an image they ask for."""
+        targets, layers = (
+            len(dict.fromkeys(each)) if isinstance(each, list) else 1
+            for each in (self.target, self.layer)
+        )
+        return targets * layers
+
     @field_validator("method")
     @classmethod
     def _method_exists(cls, method: str) -> str:
@@ -129,12 +140,16 @@ class ExplainInstance(PredictInstance):
 
 
 class PredictRequest(_Closed):
-    instances: list[PredictInstance] = Field(min_length=1)
+    instances: Annotated[list[PredictInstance], FailFast()] = Field(
+        min_length=1, max_length=MAX_INSTANCES
+    )
     parameters: PredictParameters = PredictParameters()
 
 
 class ExplainRequest(_Closed):
-    instances: list[ExplainInstance] = Field(min_length=1)
+    instances: Annotated[list[ExplainInstance], FailFast()] = Field(
+        min_length=1, max_length=MAX_INSTANCES
+    )
     parameters: Parameters = Parameters()
 
 

@@ -39,7 +39,8 @@ class Preprocessing:
     height: int
     width: int
     shorter_side: int
-    """To which the photo's shorter side is resized before the centre is cropped."""
+    """To which the photo's shorter side is resized before the centre of a square input is cropped;
+    a longer side of the input is covered in proportion."""
     mean: tuple[float, float, float]
     std: tuple[float, float, float]
     resampling: Image.Resampling
@@ -67,12 +68,13 @@ class Preprocessing:
         return ModelInput(tensor, view, box)
 
     def _cropped(self, width: int, height: int) -> Box:
-        """The centre crop, with the roundings of torchvision's Resize and CenterCrop."""
-        short, long = sorted((width, height))
-        longer_side = int(self.shorter_side * long / short)
-        resized_width, resized_height = self.shorter_side, longer_side
-        if width > height:
-            resized_width, resized_height = longer_side, self.shorter_side
+        """The centre crop, with the roundings of torchvision's Resize and CenterCrop; for inputs
+        that are not square, those of timm's ResizeKeepRatio."""
+        unit = self.shorter_side / min(self.width, self.height)
+        scale = max(round(self.width * unit) / width, round(self.height * unit) / height)
+        whole = int if self.width == self.height else round
+        # The tiny addition keeps the side that decides from falling below its own whole number.
+        resized_width, resized_height = whole(width * scale + 1e-6), whole(height * scale + 1e-6)
         left = round((resized_width - self.width) / 2)
         top = round((resized_height - self.height) / 2)
         x, y = width / resized_width, height / resized_height

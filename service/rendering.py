@@ -172,6 +172,8 @@ def top_classes(
 
 
 def _flat_warning(drawing: Drawing, explanation: Explanation, target: schemas.ScoredClass) -> str:
+    if explanation.map.max() > explanation.map.min():
+        return "the model saw too few of these pixels to show the map on them; try another size"
     what = "zero" if not drawing.values.any() else "the same"
     return (
         f"the map is {what} everywhere: {explanation.method} finds nothing at layer "

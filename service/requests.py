@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import base64
 import binascii
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
 from anyio import to_thread
@@ -25,6 +25,7 @@ from service.errors import (
     UnsupportedMediaType,
 )
 from service.parameters import (
+    MAX_INSTANCES,
     ExplainInstance,
     ExplainRequest,
     Parameters,
@@ -50,6 +51,13 @@ class Instance(Generic[P_co]):
     pointer: str
     """Where in the request the image is."""
     parameters: P_co
+    origins: Mapping[str, str] = field(default_factory=dict)
+    """Where in the request each parameter that it gives is."""
+
+    def blame(self, problem: Problem) -> Problem:
+        """The problem with a pointer to the parameter that it is about."""
+        where = self.origins.get(problem.parameter or "")
+        return problem.at(where) if where else problem
 
 
 async def read_instances(
@@ -63,19 +71,22 @@ async def read_instances(
         Problem: where the request as a whole cannot be read.
     """
     base = _parameters(parameters, request.query_params, "/query")
+    origins = _origins("/query", _set(base))
     header = request.headers.get("content-type", "")
     media, options = parse_options_header(header)
     media_type = media.decode("latin-1").strip().lower()
     charset = options.get(b"charset", b"utf-8").decode("latin-1").lower()
     if media_type == "application/json" and charset in ("utf-8", "utf8"):
-        read = await to_thread.run_sync(_from_json, await request.body(), base, max_instances)
-    elif media_type == "multipart/form-data":
-        read = await _from_form(request, base)
+        read = await to_thread.run_sync(
+            _from_json, await request.body(), base, origins, max_instances
+        )
+    elif media_type == "multipart/form-data" and charset in ("utf-8", "utf8"):
+        read = await _from_form(request, base, origins)
     elif media_type.startswith("image/"):
-        read = [Instance(0, None, await request.body(), "", base)]
+        read = [Instance(0, None, await request.body(), "", base, origins)]
     else:
         said = f"Content-Type is {header[:120]!r}" if header else "there is no Content-Type"
-        raise UnsupportedMediaType(f"{said}; send {ACCEPTED} (JSON in UTF-8)")
+        raise UnsupportedMediaType(f"{said}; send {ACCEPTED} (text in UTF-8)")
     _limit(len(read), max_instances)
     if not read[0].image and read[0].pointer == "":
         raise MalformedRequest("the body is empty; send the bytes of an image")
@@ -89,7 +100,9 @@ def _limit(count: int, max_instances: int) -> None:
         )
 
 
-def _from_json(body: bytes, base: P, max_instances: int) -> list[Instance[P]]:
+def _from_json(
+    body: bytes, base: P, origins: Mapping[str, str], max_instances: int
+) -> list[Instance[P]]:
     if not body.strip():
         raise MalformedRequest('the body is empty; send {"instances": [{"image": {"b64": …}}]}')
     schema = ExplainRequest if isinstance(base, Parameters) else PredictRequest
@@ -99,16 +112,19 @@ def _from_json(body: bytes, base: P, max_instances: int) -> list[Instance[P]]:
         raise _body_problem(error, type(base)) from None
     _limit(len(sent.instances), max_instances)
     common = base.model_copy(update=_set(sent.parameters))
+    origins = {**origins, **_origins("/parameters", _set(sent.parameters))}
     instances = []
     for index, each in enumerate(sent.instances):
         pointer = f"/instances/{index}/image/b64"
         own = _set(each, OWN) if isinstance(each, ExplainInstance) else {}
         image = _decode_base64(each.image.b64, pointer)
-        instances.append(Instance(index, each.id, image, pointer, common.model_copy(update=own)))
+        asked = common.model_copy(update=own)
+        where = {**origins, **_origins(f"/instances/{index}", own)}
+        instances.append(Instance(index, each.id, image, pointer, asked, where))
     return instances
 
 
-async def _from_form(request: Request, base: P) -> list[Instance[P]]:
+async def _from_form(request: Request, base: P, origins: Mapping[str, str]) -> list[Instance[P]]:
     await request.body()  # whole, so that the limit on its size is what ends a large one
     try:
         form = await request.form()
@@ -124,6 +140,7 @@ async def _from_form(request: Request, base: P) -> list[Instance[P]]:
                 )
         given = _parameters(type(base), ImmutableMultiDict(fields), "/form")
         common = base.model_copy(update=_set(given))
+        origins = {**origins, **_origins("/form", _set(given))}
         instances = []
         for index, part in enumerate(form.getlist("image")):
             pointer = f"/form/image/{index}"
@@ -131,11 +148,14 @@ async def _from_form(request: Request, base: P) -> list[Instance[P]]:
                 raise MalformedRequest(
                     "a part named 'image' has no filename, so it is no file", pointer=pointer
                 )
-            instances.append(Instance(index, part.filename, await part.read(), pointer, common))
+            data = await part.read()
+            instances.append(Instance(index, part.filename, data, pointer, common, origins))
     finally:
         await form.close()
     if not instances:
-        raise MalformedRequest("the form has no part named 'image'; send at least one image file")
+        raise MalformedRequest(
+            "the form has no complete part named 'image'; send at least one image file"
+        )
     return instances
 
 
@@ -163,6 +183,10 @@ def _parameters(schema: type[P], sent: ImmutableMultiDict[str, Any], where: str)
         raise parameter_problem(error, schema, where) from None
 
 
+def _origins(where: str, names: Iterable[str]) -> dict[str, str]:
+    return {name: f"{where}/{name}" for name in names}
+
+
 def _set(model: BaseModel, names: Sequence[str] | None = None) -> dict[str, Any]:
     """The fields that the caller set, of those named."""
     return {
@@ -175,6 +199,8 @@ def _set(model: BaseModel, names: Sequence[str] | None = None) -> dict[str, Any]
 def _body_problem(error: ValidationError, parameters: type[PredictParameters]) -> Problem:
     first = error.errors()[0]
     where = [str(part) for part in first["loc"]]
+    if first["type"] == "too_long" and where == ["instances"]:
+        return TooManyInstances(f"the request has more than {MAX_INSTANCES} instances")
     if first["type"] == "json_invalid":
         return MalformedRequest(f"the body is not JSON: {first['ctx']['error']}")
     if where[:1] == ["parameters"] and len(where) > 1:

@@ -24,11 +24,11 @@ from service.answers import (
 )
 from service.engine import RETRY_AFTER_SECONDS, Engine
 from service.errors import DeadlineExceeded, InvalidParameter, Problem, Unavailable
-from service.explainer import Explainer, Timings, question_of
+from service.explainer import Explainer, Timings
 from service.fleet import Fleet
 from service.metrics import CONTENT_TYPE, Metrics
 from service.negotiation import choose
-from service.parameters import Parameters, PredictParameters
+from service.parameters import MAX_MAPS, Parameters, PredictParameters
 from service.rendering import EXTENSIONS
 from service.requests import Instance, read_instances
 from service.schemas import dump
@@ -116,11 +116,8 @@ def make_router(
 
     @router.post("/v1/models/{model:model}:predict", **documentation.PREDICT)
     async def predict(model: str, request: Request) -> Response:
-        choose(request.headers.get("accept"), [JSON])
+        choose(_list_of(request, "accept"), [JSON])
         engine = fleet.engine(model)
-        instances = await read_instances(
-            request, PredictParameters, max_instances=settings.max_instances
-        )
         timings = Timings()
 
         async def work(instance: Instance[PredictParameters]) -> schemas.Prediction:
@@ -128,36 +125,44 @@ def make_router(
             return explainer.predictions(engine, instance, explained)
 
         async with _deadline(settings):
+            instances = await read_instances(
+                request, PredictParameters, max_instances=settings.max_instances
+            )
             results = await together(work, instances)
         predictions = [
             failed(instance, result) if isinstance(result, Problem) else result
             for instance, result in zip(instances, results, strict=True)
         ]
-        body = dump(schemas.PredictResponse(predictions=predictions))
+        answer = schemas.PredictResponse(predictions=predictions)
+        body = await to_thread.run_sync(dump, answer)
         return Response(body, media_type=JSON, headers={"Server-Timing": timings.header()})
 
     @router.post("/v1/models/{model:model}:explain", **documentation.EXPLAIN)
     async def explain(model: str, request: Request) -> Response:
-        form = choose(request.headers.get("accept"), FORMS)
+        form = choose(_list_of(request, "accept"), FORMS)
         engine = fleet.engine(model)
-        instances = await read_instances(request, Parameters, max_instances=settings.max_instances)
-        single = form in EXTENSIONS or form == NPY
-        if single:
-            _require_single(engine, instances, form)
-        tag = await to_thread.run_sync(entity_tag, engine.model, form, instances)
-        headers = {"ETag": tag, "Vary": "Accept"}
-        if matches(request.headers.get("if-none-match"), tag):
-            return Response(status_code=304, headers=headers)
         timings = Timings()
-        if form == NDJSON:
-            lines = _lines(engine, instances, timings)
-            return StreamingResponse(lines, media_type=NDJSON, headers={"Vary": "Accept"})
         async with _deadline(settings):
+            instances = await read_instances(
+                request, Parameters, max_instances=settings.max_instances
+            )
+            _limit_maps(instances)
+            if form == NDJSON:
+                lines = _lines(engine, instances, timings)
+                return StreamingResponse(lines, media_type=NDJSON, headers={"Vary": "Accept"})
+            single = form in EXTENSIONS or form == NPY
+            if single:
+                _require_single(instances, form)
+            tag = await to_thread.run_sync(entity_tag, engine.model, form, instances)
+            headers = {"ETag": tag, "Vary": "Accept"}
+            if matches(_list_of(request, "if-none-match"), tag):
+                return Response(status_code=304, headers=headers)
             if single:
                 explained = await explainer.explain(engine, instances[0], timings)
                 body = await explainer.render(instances[0], explained, form, timings)
             else:
-                body = dump(await _explain_all(engine, instances, timings, headers))
+                answer = await _explain_all(engine, instances, timings, headers)
+                body = await to_thread.run_sync(dump, answer)
         headers["Server-Timing"] = timings.header()
         return Response(body, media_type=form, headers=headers)
 
@@ -206,14 +211,31 @@ def make_router(
     return router
 
 
-def _require_single(engine: Engine, instances: list[Instance[Parameters]], form: str) -> None:
+def _list_of(request: Request, header: str) -> str | None:
+    """A header that may be sent in several lines (RFC 9110, 5.3)."""
+    return ", ".join(request.headers.getlist(header)) or None
+
+
+def _limit_maps(instances: list[Instance[Parameters]]) -> None:
+    """
+    Raises:
+        InvalidParameter: if the instances together ask for more maps than one request may.
+    """
+    asked = sum(instance.parameters.maps for instance in instances)
+    if asked > MAX_MAPS:
+        raise InvalidParameter(
+            f"the request asks for {asked} maps; at most {MAX_MAPS} are allowed: fewer images, "
+            "targets or layers"
+        )
+
+
+def _require_single(instances: list[Instance[Parameters]], form: str) -> None:
     """
     Raises:
         NotAcceptable, InvalidParameter: if the request's answer does not fit one picture.
     """
     require_one_map(len(instances), form)
-    question = question_of(engine.model, instances[0].parameters)
-    require_one_map(len(question.targets) * len(question.layers), form)
+    require_one_map(instances[0].parameters.maps, form)
     output = instances[0].parameters.output
     if form == NPY and output not in (None, "values"):
         raise InvalidParameter(f"output is {output!r}, but {NPY} holds values; leave it out")

@@ -117,7 +117,10 @@ async def _serve(server: DrainingServer, app: FastAPI, settings: Settings) -> in
 
 
 def _say_hello(server: DrainingServer, settings: Settings) -> None:
-    host, port = server.servers[0].sockets[0].getsockname()[:2]
+    listening = [each for opened in server.servers for each in opened.sockets]
+    if not listening:  # a signal came first
+        return
+    host, port = listening[0].getsockname()[:2]
     shown = "127.0.0.1" if host in ("0.0.0.0", "::") else host  # noqa: S104
     address = f"http://[{shown}]:{port}" if ":" in shown else f"http://{shown}:{port}"
     fleet: Fleet = server.config.app.state.fleet  # type: ignore[union-attr]

@@ -28,9 +28,12 @@ class Settings(BaseModel):
         10_000_000, ge=1, description="largest request body, counted while it streams in"
     )
     max_pixels: int = Field(
-        50_000_000, ge=1, description="largest image, checked before its pixels are read"
+        50_000_000,
+        ge=1,
+        le=89_000_000,
+        description="largest image, checked before its pixels are read",
     )
-    max_instances: int = Field(32, ge=1, description="most images in one request")
+    max_instances: int = Field(32, ge=1, le=1024, description="most images in one request")
     max_queue: int = Field(
         256, ge=1, description="most images waiting for one model; beyond it requests get a 429"
     )

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from service.batcher import Batcher, Closed, Full
+from service.batcher import Batcher, Closed, Full, Outcome
 
 pytestmark = pytest.mark.anyio
 
@@ -185,3 +185,41 @@ async def no_thread(name: str) -> None:
             return
         await asyncio.sleep(0.01)
     raise AssertionError([thread.name for thread in threading.enumerate()])
+
+
+@pytest.mark.parametrize("error", [StopIteration("no more"), SystemExit(3), KeyboardInterrupt()])
+async def test_no_exception_of_the_work_ends_the_worker(error: BaseException) -> None:
+    def run(items: list[int]) -> list[int | Exception]:
+        if 13 in items:
+            raise error
+        return [2 * item for item in items]
+
+    async with Batcher(run, max_batch=4, max_queue=8) as batcher:
+        futures = [batcher.submit(item) for item in (1, 13, 3)]
+        results = await asyncio.gather(*futures, return_exceptions=True)
+        assert isinstance(results[1], RuntimeError)
+        assert type(error).__name__ in str(results[1])
+        assert [isinstance(each, Outcome) for each in results] == [True, False, True]
+        assert (await batcher.submit(4)).value == 8
+
+
+async def test_a_worker_cancelled_between_the_halves_of_a_batch_leaves_nobody_waiting() -> None:
+    gate, inside = threading.Event(), threading.Event()
+
+    def run(items: list[int]) -> list[int | Exception]:
+        if len(items) > 1:
+            raise ValueError("too many")
+        inside.set()
+        gate.wait(5)
+        return list(items)
+
+    batcher = await Batcher(run, max_batch=4, max_queue=8, name="halves").__aenter__()
+    futures = [batcher.submit(item) for item in range(4)]
+    await asyncio.to_thread(inside.wait, 5)
+    assert batcher._worker
+    batcher._worker.cancel()
+    results = await asyncio.wait_for(asyncio.gather(*futures, return_exceptions=True), 5)
+    assert [type(each) for each in results] == [Closed] * 4
+    gate.set()
+    with pytest.raises(asyncio.CancelledError):
+        await batcher.__aexit__(None, None, None)

@@ -6,6 +6,7 @@ import contextlib
 import struct
 import tracemalloc
 import zlib
+from io import BytesIO
 
 import numpy as np
 import pytest
@@ -175,3 +176,11 @@ def test_mutated_images_raise_nothing_but_problems() -> None:
             data[place] = int(rng.integers(256))
         with contextlib.suppress(UndecodableImage, ImageTooLarge):
             decode(bytes(data), max_pixels=LIMIT)
+
+
+def test_the_transparent_value_of_a_16_bit_grayscale_is_white() -> None:
+    deep = Image.fromarray(np.array([[0, 500, 65535]], np.uint16))
+    file = BytesIO()
+    deep.save(file, "PNG", transparency=500)
+    found = np.asarray(decode(file.getvalue(), max_pixels=100))
+    assert found[0, :, 0].tolist() == [0, 255, 255]

@@ -116,3 +116,22 @@ def test_strange_shapes_are_seen_too(size: tuple[int, int], fit: Fit) -> None:
     seen = simple().apply(noise(*size), fit)
     assert seen.view.shape == (100, 100, 3)
     assert seen.tensor.shape == (3, 100, 100)
+
+
+@pytest.mark.parametrize("shape", [(224, 448), (320, 192)])
+def test_crop_for_an_input_that_is_not_square_equals_timms(shape: tuple[int, int]) -> None:
+    height, width = shape
+    expected = create_transform(
+        (3, height, width),
+        interpolation="bilinear",
+        mean=(0.5, 0.5, 0.5),
+        std=(0.5, 0.5, 0.5),
+        crop_pct=0.875,
+    )
+    given = {"height": height, "width": width, "shorter_side": int(min(shape) / 0.875)}
+    for size in [(500, 500), (301, 900), (640, 200)]:
+        photo = smooth(*size)
+        found = simple(**given).apply(photo, "crop").tensor
+        wanted = expected(photo)
+        assert (found - wanted).abs().mean() < 0.25 * 2 / 255, size
+        assert (found - wanted).abs().max() <= 2.05 * 2 / 255, size

@@ -189,3 +189,20 @@ def test_a_mistake_in_the_configuration_stops_the_start(
     assert sentence.startswith("gradcam: ")
     assert words in sentence
     assert "Traceback" not in ended.stderr
+
+
+def test_slow_and_vanishing_callers(tmp_path: Path) -> None:
+    """A body that does not come is a 504; a caller who leaves is no failure of ours."""
+    with serving(GRADCAM_DEADLINE_SECONDS="0.5") as (process, http):
+        until_ready(process, http)
+        path = "/v1/models/efficientnet-lite0:explain"
+        assert raw_post(http, path, b"Content-Length: 9\r\n\r\nx").startswith(b"HTTP/1.1 504")
+        with socket.create_connection(("127.0.0.1", http.base_url.port or 0)) as one:
+            one.sendall(f"POST {path} HTTP/1.1\r\nHost: x\r\n".encode())
+            one.sendall(b"Content-Type: image/png\r\nContent-Length: 9\r\n\r\nx")
+        wait_for(http, 'status="499"')
+        assert 'status="500"' not in http.get("/metrics").text
+        process.terminate()
+        assert process.wait(10) == 0
+        assert process.stderr
+        assert "Traceback" not in process.stderr.read()
