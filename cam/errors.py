@@ -12,6 +12,7 @@
     - LayerReused         it ran more than once in this forward pass
     - LayerNotSpatial     its output is no (batch, channels, height, width) tensor
     - NoGradientPath      the target does not depend on it
+    - GridTooLarge        it has too many positions for the method
   - TargetError           a target that was asked for cannot be used
     - ClassOutOfRange     the model has no such class
   - NonFinite             a logit, an activation or a gradient is NaN or infinite
@@ -66,6 +67,10 @@ class LayerNotSpatial(LayerError):
 
 class NoGradientPath(LayerError):
     """The target does not depend on the layer's output."""
+
+
+class GridTooLarge(LayerError):
+    """It has more positions than the method can compare."""
 
 
 class TargetError(CamError):

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
@@ -20,7 +21,7 @@ from cam.capture import Capture
 from cam.errors import CamError, LayerNotSpatial, NonFinite
 from cam.evaluation import evaluating
 from cam.layers import default_layer, is_spatial, survey
-from cam.methods import method_named
+from cam.methods import METHODS, Method, method_named
 from cam.targets import ClassTarget, logits_of
 
 
@@ -136,8 +137,14 @@ def explain_batch(
                 for item, classes in enumerate(asked)
                 if not isinstance(classes, CamError) and turn < len(classes)
             }
-            score = logits[list(chosen), list(chosen.values())].sum()
-            capture.backward(score, retain_graph=turn + 1 < rounds)
+            specific = {
+                item: index
+                for item, index in chosen.items()
+                if METHODS[questions[item].method].class_specific
+            }
+            if specific:
+                score = logits[list(specific), list(specific.values())].sum()
+                capture.backward(score, retain_graph=turn + 1 < rounds)
             for item, found in _maps(capture, questions, list(chosen)).items():
                 maps[item].append(found)
     return [
@@ -173,17 +180,32 @@ def _maps(
     for item in items:
         for layer in questions[item].layers:
             groups[questions[item].method, layer].append(item)
-    activations, gradients = capture.activations, capture.gradients
+    activations = capture.activations
     found: dict[int, dict[str, NDArray[np.float32] | CamError]] = {item: {} for item in items}
-    for (method, layer), members in groups.items():
-        maps = method_named(method)(activations[layer][members], gradients[layer][members])
-        finite = gradients[layer][members].isfinite().flatten(1).all(1) & maps.isfinite().flatten(
-            1
-        ).all(1)
-        for item, values, good in zip(members, maps.cpu().numpy(), finite.tolist(), strict=True):
-            problem = NonFinite(f"the gradients or activations at layer {layer!r} are not finite")
-            found[item][layer] = values if good else problem
+    for (name, layer), members in groups.items():
+        method = METHODS[name]
+        a = activations[layer][members]
+        g = capture.gradients[layer][members] if method.class_specific else torch.zeros_like(a)
+        for item, values in zip(members, _mapped(method, layer, a, g), strict=True):
+            found[item][layer] = values
     return found
+
+
+def _mapped(
+    method: Method, layer: str, activations: Tensor, gradients: Tensor
+) -> list[NDArray[np.float32] | CamError]:
+    """A map for each image, or what kept the method from it."""
+    finite = (activations.isfinite() & gradients.isfinite()).flatten(1).all(1)
+    if not finite.all():
+        activations = torch.where(finite[:, None, None, None], activations, 0)
+    try:
+        maps = method.map(activations, gradients)
+    except CamError as error:
+        return [error] * len(activations)
+    finite &= maps.isfinite().flatten(1).all(1)
+    problem = NonFinite(f"the gradients or activations at layer {layer!r} are not finite")
+    pairs = zip(maps.cpu().numpy(), finite.tolist(), strict=True)
+    return [values if good else problem for values, good in pairs]
 
 
 def _answer(

@@ -66,7 +66,14 @@ MODEL_EXAMPLE: Final = {
     "classes": 1000,
     "labels": ["tench", "goldfish"],
     "default_layer": "bn2",
-    "methods": ["gradcam", "gradcam++"],
+    "methods": [
+        {
+            "name": "gradcam",
+            "summary": "channels weighted by their mean gradient",
+            "cost": "one backward",
+            "class_specific": True,
+        }
+    ],
     "max_batch": 16,
     "fingerprint": "5b1f0c9e0d6c4f5e8a7b6c5d4e3f2a1b",
 }

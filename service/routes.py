@@ -88,7 +88,15 @@ def make_router(
             classes=served.classes,
             labels=list(served.labels.names),
             default_layer=served.default_layer,
-            methods=list(METHODS),
+            methods=[
+                schemas.MethodDescription(
+                    name=method.name,
+                    summary=method.summary,
+                    cost=method.cost,
+                    class_specific=method.class_specific,
+                )
+                for method in METHODS.values()
+            ],
             max_batch=served.max_batch,
             fingerprint=served.fingerprint,
         )

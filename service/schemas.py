@@ -111,6 +111,15 @@ class InputDescription(_Open):
     std: tuple[float, float, float]
 
 
+class MethodDescription(_Open):
+    name: str
+    summary: str
+    cost: Literal["one forward", "one backward"] = Field(
+        description="Beside the forward pass that predicts."
+    )
+    class_specific: bool = Field(description="Whether the map depends on the target.")
+
+
 class ModelDescription(_Open):
     name: str
     ready: bool
@@ -121,7 +130,7 @@ class ModelDescription(_Open):
     classes: int
     labels: list[str]
     default_layer: str
-    methods: list[str]
+    methods: list[MethodDescription]
     max_batch: int
     fingerprint: str = Field(description="Changes when the weights or the preprocessing do.")
 

@@ -2,25 +2,42 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 import timm
 import torch
 import torchvision
-from pytorch_grad_cam import GradCAM, HiResCAM, LayerCAM, XGradCAM
+from pytorch_grad_cam import (
+    KPCA_CAM,
+    EigenGradCAM,
+    GradCAM,
+    GradCAMElementWise,
+    HiResCAM,
+    LayerCAM,
+    XGradCAM,
+)
 from pytorch_grad_cam.utils.model_targets import ClassifierOutputTarget
 from torch import Tensor, nn
 
-from cam import METHODS, explain
-from cam.errors import UnknownMethod
+from cam import explain
+from cam.errors import GridTooLarge, UnknownMethod
 from cam.heatmap import minmax
-from cam.methods import gradcam_plusplus, method_named, xgradcam
+from cam.methods import METHODS, method_named
+from cam.methods.components import eigencam, fem, kpcacam
+from cam.methods.gradients import gradcam_plusplus, xgradcam
 
 # Two channels:      A_1        A_2            G_1        G_2
 A = torch.tensor([[[[1.0, 2], [3, 4]], [[1, 0], [0, 1]]]])
 G = torch.tensor([[[[2.0, 0], [0, 1]], [[-4, -1], [0, 1]]]])
 
-BY_HAND = {
+S = 221**0.5
+EIGEN = (25 + (S - 14) ** 2) ** -0.5
+T = 1.875 + 3.765625**0.5
+GRAD = (0.25 + T**2) ** -0.5
+
+BY_HAND: dict[str, list[list[float]] | None] = {
     # α = 3/4, -1:                 0.75 A_1 - A_2 = [[-0.25, 1.5], [2.25, 2]]
     "gradcam": [[0, 1.5], [2.25, 2]],
     # α_1 = 2/(8 + 8·10) = 1/22 at G = 2, 1/12 at G = 1: w_1 = 2/22 + 1/12 = 23/132;
@@ -28,10 +45,29 @@ BY_HAND = {
     "gradcam++": [[56 / 132, 46 / 132], [69 / 132, 125 / 132]],
     # G_1 ⊙ A_1 + G_2 ⊙ A_2 = [[2 - 4, 0], [0, 4 + 1]]
     "hirescam": [[0, 0], [0, 5]],
+    # relu([[2, 0], [0, 4]]) + relu([[-4, 0], [0, 1]])
+    "elementwise": [[2, 0], [0, 5]],
     # relu(G_1) ⊙ A_1 + relu(G_2) ⊙ A_2 = [[2 + 0, 0], [0, 4 + 1]]
     "layercam": [[2, 0], [0, 5]],
     # α_1 = (1·2 + 4·1)/10 = 0.6, α_2 = (1·-4 + 1·1)/2 = -1.5
     "xgradcam": [[0, 1.2], [1.8, 0.9]],
+    # X = [[1, 1], [2, 0], [3, 0], [4, 1]], XᵀX = [[30, 5], [5, 2]] with first eigenvalue
+    # 16 + √221, so v ~ (5, √221 - 14): X v.
+    "eigencam": [
+        [5 * EIGEN + (S - 14) * EIGEN, 10 * EIGEN],
+        [15 * EIGEN, 20 * EIGEN + (S - 14) * EIGEN],
+    ],
+    # G ⊙ A, centred: X = [[.5, -3.25], [-1.5, .75], [-1.5, .75], [2.5, 1.75]],
+    # XᵀX = [[11, .5], [.5, 14.75]] with first eigenvalue 12.875 + √3.765625, so
+    # v ~ (.5, 1.875 + √3.765625); Xv agrees with X's row sums (-2.75, -.75, -.75, 4.25).
+    "eigengradcam": [
+        [0, (-0.75 + 0.75 * T) * GRAD],
+        [(-0.75 + 0.75 * T) * GRAD, (1.25 + 1.75 * T) * GRAD],
+    ],
+    # By its own case below: tanh has no round numbers.
+    "kpcacam": None,
+    # Of four positions none is two standard deviations above the mean.
+    "fem": [[0, 0], [0, 0]],
 }
 
 
@@ -39,25 +75,74 @@ def test_every_method_is_worked_by_hand() -> None:
     assert set(BY_HAND) == set(METHODS)
 
 
-@pytest.mark.parametrize("method", METHODS)
+WORKED = [name for name, values in BY_HAND.items() if values]
+
+
+@pytest.mark.parametrize("method", WORKED)
 def test_by_hand(method: str) -> None:
     torch.testing.assert_close(
-        METHODS[method](A, G), torch.tensor([BY_HAND[method]], dtype=torch.float32)
+        METHODS[method].map(A, G), torch.tensor([BY_HAND[method]], dtype=torch.float32)
     )
+
+
+def test_kpcacam_by_hand() -> None:
+    # One channel, two positions 0 and 2, centred -1 and 1: κ = [[tanh 2, 0],
+    # [0, tanh 2]]. Centred it is [[c, -c], [-c, c]] with c = tanh(2) / 2, eigenvalue 2c, eigenvector
+    # (-1, 1) / √2: the projections are ∓√c, and those that agree with (0, 2) are (-√c, √c).
+    c = math.tanh(2) / 2
+    found = kpcacam(torch.tensor([[[[0.0, 2.0]]]]), torch.zeros(1, 1, 1, 2))
+    torch.testing.assert_close(found, torch.tensor([[[0.0, c**0.5]]]))
+
+
+def test_kpcacam_refuses_a_grid_whose_square_would_not_fit() -> None:
+    with pytest.raises(GridTooLarge, match=r"65 × 64 positions .* at most 4096"):
+        kpcacam(torch.zeros(1, 1, 65, 64), torch.zeros(1, 1, 65, 64))
+
+
+def test_fem_by_hand() -> None:
+    # Nine positions, one of them 9: μ = 1, σ = √(81/9 - 1) = 2.83, so 9 ≥ 1 + 2σ; the channel
+    # weighs μ. A constant channel has nothing that stands out.
+    a = torch.zeros(1, 2, 3, 3)
+    a[0, 0, 1, 2] = 9
+    a[0, 1] = 5
+    expected = torch.zeros(1, 3, 3)
+    expected[0, 1, 2] = 1
+    torch.testing.assert_close(fem(a, torch.zeros_like(a)), expected)
+
+
+def test_a_component_never_comes_out_inverted() -> None:
+    """pytorch-grad-cam's Eigen-CAM leaves the sign of the singular vector to chance."""
+    for seed in range(20):
+        a = 0.3 * torch.rand(1, 6, 4, 4, generator=torch.Generator().manual_seed(seed))
+        a[:, :, 1:3, 1:3] += 1  # an object that every channel sees
+        for method in (eigencam, kpcacam):
+            heat = method(a, torch.zeros_like(a))[0]
+            assert heat[1:3, 1:3].mean() > 2 * heat[0].mean(), (seed, method)
+
+
+def test_both_ways_to_a_component_agree() -> None:
+    """More positions than channels, and fewer, take different decompositions."""
+    wide = torch.rand(2, 3, 4, 5, generator=torch.Generator().manual_seed(0))
+    padded = torch.cat([wide, torch.zeros(2, 30, 4, 5)], 1)
+    for name in ("eigencam", "eigengradcam"):
+        one = METHODS[name].map(wide, wide)
+        torch.testing.assert_close(one, METHODS[name].map(padded, padded))
 
 
 @pytest.mark.parametrize("method", METHODS)
 def test_images_of_a_batch_do_not_mix(method: str) -> None:
     rng = torch.Generator().manual_seed(0)
     a, g = torch.rand(3, 4, 5, 6, generator=rng), torch.randn(3, 4, 5, 6, generator=rng)
-    together = METHODS[method](a, g)
+    together = METHODS[method].map(a, g)
     for i in range(3):
-        torch.testing.assert_close(together[i : i + 1], METHODS[method](a[i : i + 1], g[i : i + 1]))
+        torch.testing.assert_close(
+            together[i : i + 1], METHODS[method].map(a[i : i + 1], g[i : i + 1])
+        )
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", WORKED)
 def test_computes_in_float32(method: str) -> None:
-    half = METHODS[method](A.bfloat16(), G.bfloat16())
+    half = METHODS[method].map(A.bfloat16(), G.bfloat16())
     torch.testing.assert_close(half, torch.tensor([BY_HAND[method]], dtype=torch.float32))
 
 
@@ -96,7 +181,15 @@ def _seeded(build: str) -> nn.Module:
 
 
 ARCHITECTURES = {"resnet50": "layer4", "vgg16": "features", "efficientnet-lite0": "bn2"}
-PEERS = {"gradcam": GradCAM, "hirescam": HiResCAM, "xgradcam": XGradCAM, "layercam": LayerCAM}
+PEERS = {
+    "gradcam": GradCAM,
+    "hirescam": HiResCAM,
+    "elementwise": GradCAMElementWise,
+    "xgradcam": XGradCAM,
+    "layercam": LayerCAM,
+    "eigengradcam": EigenGradCAM,
+    "kpcacam": KPCA_CAM,
+}
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -116,14 +209,19 @@ def test_parity_with_pytorch_grad_cam(build: str) -> None:
             with peer(model=model, target_layers=[model.get_submodule(layer)]) as cam:
                 theirs = _peer_maps(cam, images, wanted)
             for explanation, expected in zip(ours, theirs, strict=True):
-                difference = np.abs(minmax(explanation.map) - minmax(expected)).max()
+                # The sign of a component is left to chance there.
+                signs = (1, -1) if method in ("eigengradcam", "kpcacam") else (1,)
+                difference = min(
+                    np.abs(minmax(explanation.map) - minmax(np.maximum(sign * expected, 0))).max()
+                    for sign in signs
+                )
                 assert difference <= 1e-4, (build, method, wanted, difference)
                 shown += bool(np.ptp(expected) > 0)
         assert shown >= 2, (build, method)  # where both are all zeros, nothing was compared
 
 
 def _peer_maps(cam: GradCAM, images: Tensor, wanted: int) -> list[np.ndarray]:
-    """The peer's maps at layer resolution, rectified, before it normalises and resizes."""
+    """The peer's maps at layer resolution, before it rectifies, normalises and resizes."""
     outputs = cam.activations_and_grads(images)
     targets = [ClassifierOutputTarget(wanted)] * len(images)
     cam.model.zero_grad()
@@ -136,4 +234,4 @@ def _peer_maps(cam: GradCAM, images: Tensor, wanted: int) -> list[np.ndarray]:
         cam.activations_and_grads.gradients[0].cpu().data.numpy(),
         eigen_smooth=False,
     )
-    return [np.maximum(each, 0).astype(np.float32) for each in maps]
+    return [each.astype(np.float32) for each in maps]

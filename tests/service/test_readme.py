@@ -157,7 +157,7 @@ def test_the_models_example_is_a_catalog(tmp_path: Path) -> None:
 
 def test_the_house_names_every_room() -> None:
     house = README[README.index("## The house") :]
-    for file in [*ROOT.glob("cam/*.py"), *ROOT.glob("service/*.py")]:
+    for file in [*ROOT.glob("cam/**/*.py"), *ROOT.glob("service/*.py")]:
         if file.stem != "__init__":
             assert re.search(rf"\b{file.stem}\b", house), file
 

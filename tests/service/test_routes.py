@@ -48,7 +48,7 @@ def test_a_model_describes_itself(client: TestClient) -> None:
     found = client.get(MODEL).json()
     assert found["classes"] == len(found["labels"]) == 1000
     assert found["labels"][CAT] == "Egyptian cat"
-    assert found["methods"] == list(METHODS)
+    assert [method["name"] for method in found["methods"]] == list(METHODS)
     assert found["default_layer"] == "bn2"
     assert found["input"]["height"] == found["input"]["width"] == 224
     assert (found["ready"], found["dtype"]) == (True, "float32")

@@ -1,25 +1,12 @@
-"""Class activation mapping: one pure function per paper.
+"""Methods that weight activations by gradients: one pure function per paper.
 
-Every method takes, for n images,
-
-- `activations`: A, float (n, K, h, w), the target layer's output;
-- `gradients`:   G = ∂y/∂A, float (n, K, h, w), y the target's pre-softmax logit;
-
-and returns the maps as float32 (n, h, w), ≥ 0 and not normalised. It computes in float32 whatever
-the model's precision. K is the number of channels; sums over i, j run over the h × w positions.
+See `cam.methods` for what they take and return; sums over i, j run over the h × w positions.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Final
-
 import torch
 from torch import Tensor
-
-from cam.errors import UnknownMethod
-
-Method = Callable[[Tensor, Tensor], Tensor]
 
 
 def gradcam(activations: Tensor, gradients: Tensor) -> Tensor:
@@ -59,6 +46,15 @@ def hirescam(activations: Tensor, gradients: Tensor) -> Tensor:
     return (g * a).sum(dim=1).relu()
 
 
+def elementwise(activations: Tensor, gradients: Tensor) -> Tensor:
+    """map = Σ_k relu(G_k ⊙ A_k).
+
+    pytorch-grad-cam's GradCAMElementWise: HiResCAM without what speaks against the target.
+    """
+    a, g = activations.float(), gradients.float()
+    return (g * a).relu().sum(dim=1)
+
+
 def layercam(activations: Tensor, gradients: Tensor) -> Tensor:
     """map = relu(Σ_k relu(G_k) ⊙ A_k).
 
@@ -80,29 +76,6 @@ def xgradcam(activations: Tensor, gradients: Tensor) -> Tensor:
     return _weighted(
         torch.where(total != 0, weighted / torch.where(total != 0, total, 1.0), 0.0), a
     )
-
-
-METHODS: Final[dict[str, Method]] = {
-    "gradcam": gradcam,
-    "gradcam++": gradcam_plusplus,
-    "hirescam": hirescam,
-    "layercam": layercam,
-    "xgradcam": xgradcam,
-}
-
-
-def method_named(name: str) -> Method:
-    """The method of that name in `METHODS`.
-
-    Raises:
-        UnknownMethod: naming those that exist.
-    """
-    try:
-        return METHODS[name]
-    except KeyError:
-        raise UnknownMethod(
-            f"there is no method {name!r}; the methods are {', '.join(METHODS)}"
-        ) from None
 
 
 def _weighted(weights: Tensor, activations: Tensor) -> Tensor:

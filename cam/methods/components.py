@@ -1,0 +1,99 @@
+"""Methods that look for the main pattern in the activations, whatever the class.
+
+See `cam.methods` for what they take and return. X is an image's activations as a matrix: its rows
+are the h × w positions, its columns the K channels.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from cam.errors import GridTooLarge
+
+MAX_POSITIONS = 4096
+"""Of kernel methods, which compare every position with every other."""
+
+
+def eigencam(activations: Tensor, gradients: Tensor) -> Tensor:
+    """map = relu(X v), v the first right singular vector of X.
+
+    Muhammad & Yeasin, "Eigen-CAM", IJCNN 2020, section III. A singular vector has no sign: here it
+    is the one that agrees with Σ_k A_k. pytorch-grad-cam centres the columns of X
+    first and leaves the sign to chance, so that the same photo may come out inverted.
+    """
+    return _projected(activations.float(), centred=False)
+
+
+def eigengradcam(activations: Tensor, gradients: Tensor) -> Tensor:
+    """map = relu(X v) with X of G ⊙ A, its columns centred, v its first right singular vector.
+
+    pytorch-grad-cam's EigenGradCAM; but the sign, which that leaves to chance, is the one that
+    agrees with Σ_k G_k ⊙ A_k.
+    """
+    return _projected(gradients.float() * activations.float(), centred=True)
+
+
+def kpcacam(activations: Tensor, gradients: Tensor) -> Tensor:
+    """map = relu(√λ u), λ and u the first eigenvalue and eigenvector of the centred kernel matrix
+    of X's rows, κ(x, y) = tanh(x·y / K + 1), the columns of X centred.
+
+    Karmani et al., "KPCA-CAM", 2024, as in its authors' code in pytorch-grad-cam; but the sign,
+    which that leaves to chance, is the one that agrees with Σ_k A_k.
+
+    Raises:
+        GridTooLarge: for a layer of more than MAX_POSITIONS positions.
+    """
+    a = activations.float()
+    n, channels, height, width = a.shape
+    if height * width > MAX_POSITIONS:
+        raise GridTooLarge(
+            f"kpcacam compares {height} × {width} positions with each other; at most "
+            f"{MAX_POSITIONS} are allowed: name a deeper layer"
+        )
+    x = a.flatten(2).transpose(1, 2).double().cpu()
+    total = x.sum(2)
+    x = x - x.mean(1, keepdim=True)
+    kernel = torch.tanh(x @ x.transpose(1, 2) / channels + 1)
+    kernel = kernel - kernel.mean(1, keepdim=True)
+    kernel = kernel - kernel.mean(2, keepdim=True)
+    values, vectors = torch.linalg.eigh(kernel)
+    projection = vectors[..., -1] * values[:, -1:].clamp(min=0).sqrt()
+    return _signed(projection, total).view(n, height, width).to(a)
+
+
+def fem(activations: Tensor, gradients: Tensor) -> Tensor:
+    """map = relu(Σ_k μ_k [A_k ≥ μ_k + 2 σ_k]), μ and σ the mean and standard deviation over
+    positions.
+
+    Fuad et al., "Features Understanding in 3D CNNs", IPTA 2020. pytorch-grad-cam weights the
+    activations by each channel's share of positions over the threshold instead. Needs ten
+    positions or more: of fewer none can be two standard deviations above the mean of all.
+    """
+    a = activations.float()
+    mean = a.mean(dim=(2, 3), keepdim=True)
+    deviation = a.std(dim=(2, 3), correction=0, keepdim=True)
+    strong = (a >= mean + 2 * deviation) & (deviation > 0)
+    return (mean * strong).sum(dim=1).relu()
+
+
+def _projected(features: Tensor, *, centred: bool) -> Tensor:
+    """(n, K, h, w) → the rows' projections (n, h, w) on the first right singular vector, ≥ 0."""
+    n, _, height, width = features.shape
+    # In double precision the smaller Gram matrix is as good as a decomposition of X, and cheap.
+    x = features.flatten(2).transpose(1, 2).double().cpu()
+    if centred:
+        x = x - x.mean(1, keepdim=True)
+    if x.shape[1] <= x.shape[2]:
+        values, vectors = torch.linalg.eigh(x @ x.transpose(1, 2))
+        projection = vectors[..., -1] * values[:, -1:].clamp(min=0).sqrt()
+    else:
+        _, vectors = torch.linalg.eigh(x.transpose(1, 2) @ x)
+        projection = (x @ vectors[..., -1:]).squeeze(2)
+    return _signed(projection, x.sum(2)).view(n, height, width).to(features)
+
+
+def _signed(projection: Tensor, like: Tensor) -> Tensor:
+    """The projection (n, positions) or its negative, whichever agrees with `like`, and its relu."""
+    agreement = (projection * like).sum(1, keepdim=True)
+    return torch.where(agreement < 0, -projection, projection).relu()
