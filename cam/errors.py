@@ -10,7 +10,7 @@
     - UnknownLayer        the model has no such module
     - LayerDidNotRun      it took no part in this forward pass
     - LayerReused         it ran more than once in this forward pass
-    - LayerNotSpatial     its output is no (batch, channels, height, width) tensor
+    - LayerNotSpatial     its output does not lie on the image
     - NoGradientPath      the target does not depend on it
     - GridTooLarge        it has too many positions for the method
   - TargetError           a target that was asked for cannot be used

@@ -20,7 +20,8 @@ from torch import Tensor, nn
 from cam.capture import Capture
 from cam.errors import CamError, LayerNotSpatial, NonFinite
 from cam.evaluation import evaluating
-from cam.layers import default_layer, is_spatial, survey
+from cam.grids import Grid, grid_of
+from cam.layers import NO_GRID, default_layer, survey
 from cam.methods import METHODS, Method, method_named
 from cam.targets import ClassTarget, logits_of
 
@@ -124,7 +125,7 @@ def explain_batch(
     )
     with evaluating(model), Capture(model, layers) as capture:
         logits = logits_of(model(images)).float()
-        _require_spatial(capture, images)
+        grids = _grids(capture, images)
         scores = logits.detach().cpu()
         asked = [_resolve(question, row) for question, row in zip(questions, scores, strict=True)]
         rounds = max(
@@ -145,7 +146,7 @@ def explain_batch(
             if specific:
                 score = logits[list(specific), list(specific.values())].sum()
                 capture.backward(score, retain_graph=turn + 1 < rounds)
-            for item, found in _maps(capture, questions, list(chosen)).items():
+            for item, found in _maps(capture, grids, questions, list(chosen)).items():
                 maps[item].append(found)
     return [
         _answer(question, classes, row, found)
@@ -153,14 +154,17 @@ def explain_batch(
     ]
 
 
-def _require_spatial(capture: Capture, images: Tensor) -> None:
+def _grids(capture: Capture, images: Tensor) -> dict[str, Grid]:
+    """Where each captured layer's positions are."""
     size = (int(images.shape[-2]), int(images.shape[-1]))
+    grids = {}
     for layer, activation in capture.activations.items():
-        if not is_spatial(activation, size):
-            raise LayerNotSpatial(
-                f"layer {layer!r} has output {tuple(activation.shape[1:])}, "
-                "not (channels, height, width)"
-            )
+        shape = tuple(activation.shape)
+        grid = grid_of(shape, size) if len(activation) == len(images) else None
+        if grid is None:
+            raise LayerNotSpatial(f"layer {layer!r} has output {shape[1:]}, {NO_GRID}")
+        grids[layer] = grid
+    return grids
 
 
 def _resolve(question: Question, logits: Tensor) -> list[int] | CamError:
@@ -173,7 +177,7 @@ def _resolve(question: Question, logits: Tensor) -> list[int] | CamError:
 
 
 def _maps(
-    capture: Capture, questions: Sequence[Question], items: list[int]
+    capture: Capture, grids: dict[str, Grid], questions: Sequence[Question], items: list[int]
 ) -> dict[int, dict[str, NDArray[np.float32] | CamError]]:
     """Item → layer → its map from the last backward pass: one call for each method and layer."""
     groups: dict[tuple[str, str], list[int]] = defaultdict(list)
@@ -184,8 +188,10 @@ def _maps(
     found: dict[int, dict[str, NDArray[np.float32] | CamError]] = {item: {} for item in items}
     for (name, layer), members in groups.items():
         method = METHODS[name]
-        a = activations[layer][members]
-        g = capture.gradients[layer][members] if method.class_specific else torch.zeros_like(a)
+        a = grids[layer].apply(activations[layer][members])
+        g = torch.zeros_like(a)
+        if method.class_specific:
+            g = grids[layer].apply(capture.gradients[layer][members])
         for item, values in zip(members, _mapped(method, layer, a, g), strict=True):
             found[item][layer] = values
     return found

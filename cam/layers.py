@@ -13,8 +13,10 @@ from torch import Tensor, nn
 
 from cam.errors import NoTargetLayer
 from cam.evaluation import evaluating
+from cam.grids import Grid, grid_of
 from cam.targets import logits_of
 
+NO_GRID = "no grid of positions on the image"
 _POOLING = (nn.AdaptiveAvgPool2d, nn.AdaptiveMaxPool2d)
 
 
@@ -29,8 +31,12 @@ class Layer:
     """The output's shape for one image, without the batch dimension; None if it is no tensor."""
     problem: str | None
     """Why no map can be made at this layer, as half a sentence; None if one can."""
-    pooling: bool = False
-    """An adaptive pooling layer: explainable, but coarser than what it pools."""
+    grid: Grid | None = None
+    """Where in its output the positions are."""
+    natural: bool = True
+    """Whether it may be the default: not a pooling layer, which is coarser than what it pools; of
+    tokens and channels-last maps, not what is inside an attention or a perceptron, but a block or
+    the normalisation before one, where tools for transformers look."""
 
     @property
     def explainable(self) -> bool:
@@ -67,71 +73,86 @@ def survey(model: nn.Module, image: Tensor) -> list[Layer]:
             scope.callback(module.register_forward_hook(partial(note, name)).remove)
         probe = image.detach().clone().requires_grad_()
         logits = logits_of(model(probe.clone()))  # the clone: a leaf may not be changed in place
-        connected = _connected(logits, outputs)
+        gradients = _gradients(logits, outputs)
 
     found = []
     modules = dict(model.named_modules())
-    size = (int(image.shape[-2]), int(image.shape[-1]))
+    grids = _grids(outputs, (int(image.shape[-2]), int(image.shape[-1])))
     for name in [*outputs, *(name for name in names.values() if name not in outputs)]:
-        output = outputs.get(name)
+        output, grid = outputs.get(name), grids.get(name)
         found.append(
             Layer(
                 name=name,
                 type=type(modules[name]).__name__,
                 shape=tuple(output.shape[1:]) if isinstance(output, Tensor) else None,
-                problem=_problem(output, runs[name], name in connected, size),
-                pooling=isinstance(modules[name], _POOLING),
+                problem=_problem(output, runs[name], grid, gradients.get(name)),
+                grid=grid,
+                natural=_natural(modules[name], grid),
             )
         )
     return found
 
 
 def default_layer(layers: list[Layer]) -> str:
-    """The layer a CAM wants when none is named: of a `survey`, the last explainable one that does
-    not merely pool.
+    """The layer a CAM wants when none is named: of a `survey`, the last explainable one that is
+    `natural`.
 
     Raises:
         NoTargetLayer: if there is none.
     """
     for layer in reversed(layers):
-        if layer.explainable and not layer.pooling:
+        if layer.explainable and layer.natural:
             return layer.name
     raise NoTargetLayer("no layer of the model has a spatial output that its logits depend on")
 
 
-def _connected(logits: Tensor, outputs: dict[str, Any]) -> set[str]:
-    """The names of the outputs on which the logits depend."""
+def _gradients(logits: Tensor, outputs: dict[str, Any]) -> dict[str, Tensor]:
+    """The gradients of the logits' sum at those outputs on which it depends."""
     tensors = {
         name: output
         for name, output in outputs.items()
         if isinstance(output, Tensor) and output.requires_grad
     }
     if not tensors or not logits.requires_grad:
-        return set()
+        return {}
     gradients = torch.autograd.grad(logits.sum(), list(tensors.values()), allow_unused=True)
-    return {name for name, g in zip(tensors, gradients, strict=True) if g is not None}
+    return {name: g for name, g in zip(tensors, gradients, strict=True) if g is not None}
 
 
-def _problem(output: Any, runs: int, connected: bool, image: tuple[int, int]) -> str | None:
+def _grids(outputs: dict[str, Any], image: tuple[int, int]) -> dict[str, Grid]:
+    """The outputs that lie on the image."""
+    grids = {}
+    for name, output in outputs.items():
+        if isinstance(output, Tensor) and output.is_floating_point() and len(output) == 1:
+            grid = grid_of(tuple(output.shape), image)
+            if grid:
+                grids[name] = grid
+    tokens = {outputs[name].shape[1] for name, grid in grids.items() if grid.kind == "tokens"}
+    return {
+        name: grid
+        for name, grid in grids.items()
+        # A matrix of attention between tokens may have the image's proportions, too.
+        if grid.kind == "tokens" or not {grid.height, grid.width} <= tokens
+    }
+
+
+def _natural(module: nn.Module, grid: Grid | None) -> bool:
+    if grid is None or grid.kind == "channels first":
+        return not isinstance(module, _POOLING)
+    return "norm" in type(module).__name__.lower() or any(True for _ in module.children())
+
+
+def _problem(output: Any, runs: int, grid: Grid | None, gradient: Tensor | None) -> str | None:
     if runs == 0:
         return "it does not run in a forward pass"
     if not isinstance(output, Tensor):
         return f"its output is a {type(output).__name__}, not a tensor"
-    if not is_spatial(output, image):
-        return f"its output {tuple(output.shape[1:])} is not (channels, height, width)"
+    if grid is None:
+        return f"its output {tuple(output.shape[1:])} is {NO_GRID}"
     if runs > 1:
         return f"it runs {runs} times in a forward pass; name the block around it"
-    if not connected:
+    if gradient is None:
         return "the logits do not depend on it"
+    if gradient.any() and not grid.apply(gradient).any():
+        return "the logits depend on its class token alone"
     return None
-
-
-def is_spatial(output: Tensor, image: tuple[int, int]) -> bool:
-    """Whether a layer's output is a floating-point (batch, channels, height, width) grid of more
-    than one position, in the proportions of the model's input (height, width), give or take the
-    cell that strides and padding round off. Tells (B, h, w, C) layouts from (B, C, h, w)."""
-    if output.ndim != 4 or not output.is_floating_point():
-        return False
-    height, width = int(output.shape[2]), int(output.shape[3])
-    proportional = abs(height - width * image[0] / image[1]) <= 1
-    return height * width > 1 and proportional

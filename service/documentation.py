@@ -53,6 +53,7 @@ LAYER_EXAMPLE: Final = {
     "name": "bn2",
     "type": "BatchNormAct2d",
     "output_shape": [1280, 7, 7],
+    "grid": [7, 7],
     "explainable": True,
     "default": True,
 }

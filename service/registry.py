@@ -46,7 +46,8 @@ def load(entry: ModelEntry) -> ServedModel:
     device, dtype = _device(entry), getattr(torch, entry.dtype)
     module = module.eval().requires_grad_(False).to(device, dtype)
     shape = (1, 3, preprocessing.height, preprocessing.width)
-    image = torch.zeros(shape, device=device, dtype=dtype)
+    noise = torch.randn(shape, generator=torch.Generator().manual_seed(0))
+    image = noise.to(device, dtype)
     try:
         layers = tuple(survey(module, image))
         default = _default_layer(entry, layers)

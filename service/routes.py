@@ -114,6 +114,7 @@ def make_router(
                     name=layer.name,
                     type=layer.type,
                     output_shape=None if layer.shape is None else list(layer.shape),
+                    grid=layer.grid and (layer.grid.height, layer.grid.width),
                     explainable=layer.explainable,
                     reason=layer.problem,
                     default=layer.name == served.default_layer,

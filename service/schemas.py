@@ -139,6 +139,9 @@ class LayerDescription(_Open):
     name: str
     type: str
     output_shape: list[int] | None = Field(None, description="Without the batch dimension.")
+    grid: tuple[int, int] | None = Field(
+        None, description="Height and width of its map, where the output lies on the image."
+    )
     explainable: bool
     reason: str | None = Field(None, description="Why not.")
     default: bool

@@ -86,8 +86,8 @@ def test_by_hand(method: str) -> None:
 
 
 def test_kpcacam_by_hand() -> None:
-    # One channel, two positions 0 and 2, centred -1 and 1: κ = [[tanh 2, 0],
-    # [0, tanh 2]]. Centred it is [[c, -c], [-c, c]] with c = tanh(2) / 2, eigenvalue 2c, eigenvector
+    # One channel, two positions 0 and 2, centred -1 and 1: κ = [[tanh 2, 0], [0, tanh 2]].
+    # Centred it is [[c, -c], [-c, c]] with c = tanh(2) / 2, eigenvalue 2c, eigenvector
     # (-1, 1) / √2: the projections are ∓√c, and those that agree with (0, 2) are (-√c, √c).
     c = math.tanh(2) / 2
     found = kpcacam(torch.tensor([[[[0.0, 2.0]]]]), torch.zeros(1, 1, 1, 2))
@@ -207,7 +207,7 @@ def test_parity_with_pytorch_grad_cam(build: str) -> None:
         for wanted in (1, 285, 967):
             ours = explain(model, images, target=wanted, method=method, layer=layer)
             with peer(model=model, target_layers=[model.get_submodule(layer)]) as cam:
-                theirs = _peer_maps(cam, images, wanted)
+                theirs = peer_maps(cam, images, wanted)
             for explanation, expected in zip(ours, theirs, strict=True):
                 # The sign of a component is left to chance there.
                 signs = (1, -1) if method in ("eigengradcam", "kpcacam") else (1,)
@@ -220,7 +220,7 @@ def test_parity_with_pytorch_grad_cam(build: str) -> None:
         assert shown >= 2, (build, method)  # where both are all zeros, nothing was compared
 
 
-def _peer_maps(cam: GradCAM, images: Tensor, wanted: int) -> list[np.ndarray]:
+def peer_maps(cam: GradCAM, images: Tensor, wanted: int) -> list[np.ndarray]:
     """The peer's maps at layer resolution, before it rectifies, normalises and resizes."""
     outputs = cam.activations_and_grads(images)
     targets = [ClassifierOutputTarget(wanted)] * len(images)

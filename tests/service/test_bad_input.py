@@ -188,7 +188,7 @@ PARAMETERS: dict[str, tuple[str, Any, str, list[str]]] = {
         "layer",
         "classifier",
         "unknown-layer",
-        ["'classifier'", "its output (1000,) is not (channels, height, width)"],
+        ["'classifier'", "its output (1000,) is no grid of positions"],
     ),
     "unknown label": ("target", "egyptain cat", "unknown-label", ["'egyptain cat'", "'Egyptian c"]),
     "crane": ("target", "crane", "ambiguous-label", ["134 (crane bird) and 517 (crane)"]),

@@ -1,0 +1,126 @@
+"""Where a layer's positions are: by hand, and on real transformers against pytorch-grad-cam."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import timm
+import torch
+import torchvision
+from pytorch_grad_cam import GradCAM, HiResCAM
+from torch import Tensor, nn
+
+from cam import default_layer, explain, survey
+from cam.errors import LayerNotSpatial
+from cam.grids import Grid, grid_of
+from cam.heatmap import minmax
+from tests.cam.test_methods import peer_maps
+
+
+@pytest.mark.parametrize(
+    ("shape", "image", "expected"),
+    [
+        ((1, 512, 7, 7), (224, 224), Grid("channels first", 7, 7)),
+        ((1, 512, 8, 10), (299, 379), Grid("channels first", 8, 10)),
+        ((1, 64, 222, 222), (224, 224), Grid("channels first", 222, 222)),
+        ((2, 7, 7, 768), (224, 224), Grid("channels last", 7, 7)),
+        ((2, 7, 14, 768), (224, 448), Grid("channels last", 7, 14)),
+        ((1, 196, 768), (224, 224), Grid("tokens", 14, 14)),
+        ((1, 197, 768), (224, 224), Grid("tokens", 14, 14, prefix=1)),
+        ((1, 198, 192), (224, 224), Grid("tokens", 14, 14, prefix=2)),
+        ((1, 1374, 384), (518, 518), Grid("tokens", 37, 37, prefix=5)),
+        ((1, 1 + 14 * 28, 64), (224, 448), Grid("tokens", 14, 28, prefix=1)),
+        ((1, 12, 197, 197), (224, 224), None),  # attention: no stride gives 197 cells
+        ((1, 1000, 1, 1), (224, 224), None),
+        ((1, 1000), (224, 224), None),
+        ((1, 10, 7, 14), (224, 224), None),
+    ],
+)
+def test_the_grid_by_hand(
+    shape: tuple[int, ...], image: tuple[int, int], expected: Grid | None
+) -> None:
+    assert grid_of(shape, image) == expected
+
+
+def test_tokens_lie_row_by_row_behind_the_class_token() -> None:
+    # Positions 1 … 6 of a 2 × 3 grid, two channels, one of them ten times the other.
+    tokens = torch.tensor([[[99.0, 99]] + [[i, 10.0 * i] for i in range(1, 7)]])
+    found = Grid("tokens", 2, 3, prefix=1).apply(tokens)
+    expected = torch.tensor([[[1.0, 2, 3], [4, 5, 6]]])
+    torch.testing.assert_close(found, torch.stack([expected, 10 * expected], 1))
+    last = torch.arange(12.0).view(1, 2, 3, 2)
+    torch.testing.assert_close(
+        Grid("channels last", 2, 3).apply(last)[0, 1], torch.tensor([[1.0, 3, 5], [7, 9, 11]])
+    )
+
+
+def vit() -> nn.Module:
+    torch.manual_seed(0)
+    model: nn.Module = timm.create_model("vit_tiny_patch16_224", depth=3)
+    nn.init.normal_(model.get_parameter("head.weight"), std=0.02)
+    model.eval()
+    return model
+
+
+def swin() -> nn.Module:
+    torch.manual_seed(0)
+    model: nn.Module = torchvision.models.swin_t()
+    return model.eval()
+
+
+def test_the_default_layer_of_a_vit_is_before_the_last_attention() -> None:
+    """Behind it only the class token decides, and a map of the patches would be all zero."""
+    layers = survey(vit(), torch.randn(1, 3, 224, 224))
+    assert default_layer(layers) == "blocks.2.norm1"
+    problems = {layer.name: layer.problem for layer in layers}
+    assert problems["blocks.2"] == "the logits depend on its class token alone"
+    assert problems["norm"] == "the logits depend on its class token alone"
+    assert problems["blocks.1"] is None
+
+
+def test_attention_is_no_map() -> None:
+    model = timm.create_model("vit_tiny_patch16_224", depth=1, img_size=64)
+    model.blocks[0].attn.fused_attn = False
+    layers = {layer.name: layer for layer in survey(model, torch.randn(1, 3, 64, 64))}
+    # 17 × 17 between 16 patches and a class token; 64 / 4 = 16 cells would be near.
+    assert layers["blocks.0.attn.attn_drop"].shape == (3, 17, 17)
+    assert not layers["blocks.0.attn.attn_drop"].explainable
+
+
+def test_a_layer_without_a_grid_is_refused() -> None:
+    with pytest.raises(LayerNotSpatial, match=r"'head' has output .* no grid"):
+        explain(vit(), torch.randn(1, 3, 224, 224), layer="head")
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("method", ["gradcam", "hirescam"])
+@pytest.mark.parametrize("build", [vit, swin])
+def test_parity_with_pytorch_grad_cam(build: Callable[[], nn.Module], method: str) -> None:
+    """The peer is told the layer and how to reshape it; we find out both."""
+    model = build()
+    images = torch.randn(2, 3, 224, 224, generator=torch.Generator().manual_seed(3))
+    if build is vit:
+        layer, reshape = model.get_submodule("blocks.2.norm1"), patches
+    else:
+        layer, reshape = model.get_submodule("norm"), channels_first
+    peer = {"gradcam": GradCAM, "hirescam": HiResCAM}[method]
+    shown = 0
+    for wanted in (1, 285, 967):
+        ours = explain(model, images, target=wanted, method=method)
+        with peer(model=model, target_layers=[layer], reshape_transform=reshape) as cam:
+            theirs = peer_maps(cam, images, wanted)
+        for explanation, expected in zip(ours, theirs, strict=True):
+            difference = minmax(explanation.map) - minmax(np.maximum(expected, 0))
+            assert np.abs(difference).max() <= 1e-4, (wanted, method)
+            shown += bool(np.ptp(explanation.map) > 0)
+    assert shown >= 3
+
+
+def patches(output: Tensor) -> Tensor:
+    return output[:, 1:].reshape(len(output), 14, 14, -1).permute(0, 3, 1, 2)
+
+
+def channels_first(output: Tensor) -> Tensor:
+    return output.permute(0, 3, 1, 2)
