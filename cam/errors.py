@@ -15,6 +15,7 @@
     - GridTooLarge        it has too many positions for the method
   - TargetError           a target that was asked for cannot be used
     - ClassOutOfRange     the model has no such class
+    - SelfContrast        a class is to be contrasted with itself
   - NonFinite             a logit, an activation or a gradient is NaN or infinite
 
 Every message is one sentence that names the bad value and, where there is a list, what is allowed.
@@ -79,6 +80,10 @@ class TargetError(CamError):
 
 class ClassOutOfRange(TargetError):
     """The model has no class of that index."""
+
+
+class SelfContrast(TargetError):
+    """A class is to be contrasted with itself."""
 
 
 class NonFinite(CamError):

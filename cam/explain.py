@@ -25,6 +25,8 @@ from cam.layers import NO_GRID, default_layer, survey
 from cam.methods import METHODS, Method, method_named
 from cam.targets import ClassTarget, logits_of
 
+OneTarget = int | ClassTarget | None
+
 
 @dataclass(frozen=True)
 class Question:
@@ -39,12 +41,12 @@ class Question:
 class Explanation:
     """One class activation map."""
 
-    target: int
-    """Index of the class explained."""
+    target: ClassTarget
+    """What was explained, its class filled in."""
     score: float
-    """Its logit."""
+    """The number explained: the class's logit, unless the target says otherwise."""
     probability: float
-    """Its softmax probability, 0 … 1."""
+    """The class's softmax probability, 0 … 1."""
     method: str
     layer: str
     map: NDArray[np.float32]
@@ -64,7 +66,7 @@ def explain(
     model: nn.Module,
     images: Tensor,
     *,
-    target: int | Sequence[int | None] | None = None,
+    target: OneTarget | Sequence[OneTarget] = None,
     method: str = "gradcam",
     layer: str | Sequence[str] = "auto",
 ) -> list[Explanation]:
@@ -73,7 +75,8 @@ def explain(
     Args:
         images: float (B, C, H, W), preprocessed, on the model's device and in its dtype.
         target: the class to explain, the same for every image; None for each image's predicted
-            class; several for several maps from the same forward pass.
+            class; a ClassTarget for contrasts and more; several for several maps from the same
+            forward pass.
         method: a name in `cam.METHODS`.
         layer: a module's name, or several; "auto" runs the model once more, on the first image,
             and takes the last layer with a spatial output.
@@ -89,7 +92,8 @@ def explain(
     if "auto" in layers:
         automatic = default_layer(survey(model, images[:1]))
         layers = [automatic if name == "auto" else name for name in layers]
-    question = Question(tuple(ClassTarget(index) for index in targets), method, tuple(layers))
+    asked = tuple(t if isinstance(t, ClassTarget) else ClassTarget(t) for t in targets)
+    question = Question(asked, method, tuple(layers))
     found: list[Explanation] = []
     for answer in explain_batch(model, images, [question] * len(images)):
         if isinstance(answer, CamError):
@@ -112,7 +116,7 @@ def explain_batch(
         questions: one for each image; they may differ in everything.
 
     Returns:
-        For each image its answer, or the error that is its own: a class out of range, or numbers
+        For each image its answer, or the error that is its own: a target that cannot be, or numbers
         that are not finite.
 
     Raises:
@@ -129,28 +133,27 @@ def explain_batch(
         scores = logits.detach().cpu()
         asked = [_resolve(question, row) for question, row in zip(questions, scores, strict=True)]
         rounds = max(
-            (len(classes) for classes in asked if not isinstance(classes, CamError)), default=0
+            (len(targets) for targets in asked if not isinstance(targets, CamError)), default=0
         )
         maps: list[list[dict[str, NDArray[np.float32] | CamError]]] = [[] for _ in asked]
         for turn in range(rounds):
             chosen = {
-                item: classes[turn]
-                for item, classes in enumerate(asked)
-                if not isinstance(classes, CamError) and turn < len(classes)
+                item: targets[turn]
+                for item, targets in enumerate(asked)
+                if not isinstance(targets, CamError) and turn < len(targets)
             }
-            specific = {
-                item: index
-                for item, index in chosen.items()
+            numbers = [
+                target.score(logits[item])
+                for item, target in chosen.items()
                 if METHODS[questions[item].method].class_specific
-            }
-            if specific:
-                score = logits[list(specific), list(specific.values())].sum()
-                capture.backward(score, retain_graph=turn + 1 < rounds)
+            ]
+            if numbers:
+                capture.backward(torch.stack(numbers).sum(), retain_graph=turn + 1 < rounds)
             for item, found in _maps(capture, grids, questions, list(chosen)).items():
                 maps[item].append(found)
     return [
-        _answer(question, classes, row, found)
-        for question, classes, row, found in zip(questions, asked, scores, maps, strict=True)
+        _answer(question, targets, row, found)
+        for question, targets, row, found in zip(questions, asked, scores, maps, strict=True)
     ]
 
 
@@ -167,7 +170,7 @@ def _grids(capture: Capture, images: Tensor) -> dict[str, Grid]:
     return grids
 
 
-def _resolve(question: Question, logits: Tensor) -> list[int] | CamError:
+def _resolve(question: Question, logits: Tensor) -> list[ClassTarget] | CamError:
     if not logits.isfinite().all():
         return NonFinite("the model's logits for this image are not finite")
     try:
@@ -216,24 +219,24 @@ def _mapped(
 
 def _answer(
     question: Question,
-    classes: list[int] | CamError,
+    targets: list[ClassTarget] | CamError,
     logits: Tensor,
     maps: list[dict[str, NDArray[np.float32] | CamError]],
 ) -> Answer | CamError:
-    if isinstance(classes, CamError):
-        return classes
+    if isinstance(targets, CamError):
+        return targets
     probabilities = logits.softmax(0)
     explanations = []
-    for index, found in zip(classes, maps, strict=True):
+    for target, found in zip(targets, maps, strict=True):
         for layer in question.layers:
             values = found[layer]
             if isinstance(values, CamError):
                 return values
             explanations.append(
                 Explanation(
-                    target=index,
-                    score=float(logits[index]),
-                    probability=float(probabilities[index]),
+                    target=target,
+                    score=float(target.score(logits)),
+                    probability=float(probabilities[target.index]),
                     method=question.method,
                     layer=layer,
                     map=values,

@@ -3,35 +3,57 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, Literal
 
 from torch import Tensor
 
-from cam.errors import ClassOutOfRange, NotLogits
+from cam.errors import ClassOutOfRange, NotLogits, SelfContrast
 
 
 @dataclass(frozen=True)
 class ClassTarget:
-    """The pre-softmax logit of class `index`; of the predicted class where it is None."""
+    """The number y that is explained, made of one image's logits z.
+
+    By default y = z_index. With `minus`, "why this class and not that": y = z_index − z_minus.
+    With `against`, "what speaks against it": −y, whose gradient is the counterfactual one of
+    Grad-CAM (Selvaraju et al. 2017, section 3.3). With `of = "probability"`, softmax
+    probabilities stand in for logits: what raises the competitors counts, too.
+    """
 
     index: int | None = None
+    """The class; None for the predicted one."""
+    minus: int | None = None
+    """The class that it is contrasted with."""
+    against: bool = False
+    of: Literal["logit", "probability"] = "logit"
 
-    def resolve(self, logits: Tensor) -> int:
-        """The class meant, given one image's logits (C,).
+    def resolve(self, logits: Tensor) -> ClassTarget:
+        """The same with its class filled in, given one image's logits (C,).
 
         Raises:
-            ClassOutOfRange: if the index is not in 0 … C-1.
+            ClassOutOfRange: if an index is not in 0 … C-1.
+            SelfContrast: if a class would be contrasted with itself.
         """
         classes = len(logits)
-        if self.index is None:
-            return int(logits.argmax())
-        if not 0 <= self.index < classes:
-            raise ClassOutOfRange(
-                f"class index {self.index} is out of range; "
-                f"the model has classes 0 to {classes - 1}"
-            )
-        return self.index
+        for index in (self.index, self.minus):
+            if index is not None and not 0 <= index < classes:
+                raise ClassOutOfRange(
+                    f"class index {index} is out of range; the model has classes 0 to {classes - 1}"
+                )
+        found = int(logits.argmax()) if self.index is None else self.index
+        if found == self.minus:
+            said = "it is the predicted class" if self.index is None else "name another"
+            raise SelfContrast(f"class {found} cannot be contrasted with itself; {said}")
+        return replace(self, index=found)
+
+    def score(self, logits: Tensor) -> Tensor:
+        """y, a scalar, of one image's logits (C,); only of a resolved target."""
+        values = logits.softmax(0) if self.of == "probability" else logits
+        score = values[self.index]
+        if self.minus is not None:
+            score = score - values[self.minus]
+        return -score if self.against else score
 
 
 def logits_of(output: Any) -> Tensor:

@@ -18,7 +18,7 @@ from service.explainer import Explainer, Timings
 from service.fleet import Fleet
 from service.metrics import Metrics
 from service.parameters import Parameters
-from service.rendering import encode, scored
+from service.rendering import encode, target_of
 from service.requests import Instance, parameter_problem
 from service.settings import Settings
 
@@ -89,12 +89,7 @@ async def _explain(
                 suffix = f".{number}" if number else ""
                 file = output / f"{photo.stem}.{parameters.method}{suffix}.png"
                 file.write_bytes(encode(picture, "image/png"))
-                target = scored(
-                    engine.model.labels,
-                    explanation.target,
-                    explanation.score,
-                    explanation.probability,
-                )
+                target = target_of(engine.model.labels, explanation)
                 name = f"{target.index} {target.label}" if target.label else str(target.index)
                 table.add_row(
                     escape(str(photo)), escape(name), f"{target.probability:.3f}", escape(str(file))

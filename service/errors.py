@@ -8,7 +8,7 @@
   - 413 BodyTooLarge, ImageTooLarge, TooManyInstances
   - 415 UnsupportedMediaType  the body is neither an image, JSON nor a form
   - 422 UndecodableImage, UnknownParameter, InvalidParameter, UnknownLabel, AmbiguousLabel,
-        ClassOutOfRange, UnknownLayer, UnknownMethod, Unexplainable
+        ClassOutOfRange, InvalidTarget, UnknownLayer, UnknownMethod, Unexplainable
   - 429 QueueFull             with Retry-After
   - 500 InternalError         a defect of ours
   - 503 Unavailable           loading or draining, with Retry-After
@@ -152,6 +152,12 @@ class ClassOutOfRange(Problem):
     status = 422
     parameter = "target"
     title = "The model has no class of that index"
+
+
+class InvalidTarget(Problem):
+    status = 422
+    parameter = "target"
+    title = "The target cannot be explained"
 
 
 class UnknownLayer(Problem):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import difflib
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -15,19 +14,15 @@ from typing import TypeVar
 
 from PIL import Image
 
-from cam import METHODS, Answer, ClassTarget, Explanation, Question
+from cam import Answer, Explanation, Question
 from service import schemas
 from service.engine import Engine
-from service.errors import (
-    ClassOutOfRange,
-    Problem,
-    UnknownLayer,
-    UnknownMethod,
-)
+from service.errors import Problem
 from service.images import decode
 from service.metrics import Metrics
-from service.parameters import Parameters, PredictParameters, no_method
+from service.parameters import Parameters, PredictParameters
 from service.preprocessing import Fit, ModelInput
+from service.questions import question_of
 from service.registry import ServedModel
 from service.rendering import Drawing, describe, draw, encode, encode_values, top_classes
 from service.requests import Instance
@@ -221,47 +216,3 @@ class Explainer:
             seconds = perf_counter() - started
             timings.note(name, seconds)
             self._metrics.phase_seconds.labels(phase=name).observe(seconds)
-
-
-def question_of(model: ServedModel, parameters: Parameters) -> Question:
-    """What the parameters ask of the model.
-
-    Raises:
-        UnknownMethod, UnknownLayer, UnknownLabel, AmbiguousLabel, ClassOutOfRange,
-        InvalidParameter
-    """
-    if parameters.method not in METHODS:
-        raise UnknownMethod(no_method(parameters.method))
-    asked = parameters.target if isinstance(parameters.target, list) else [parameters.target]
-    targets = tuple(ClassTarget(_class(model, target)) for target in asked)
-    named = parameters.layer if isinstance(parameters.layer, list) else [parameters.layer]
-    layers = tuple(dict.fromkeys(_layer(model, name) for name in named))
-    return Question(targets, parameters.method, layers)
-
-
-def _class(model: ServedModel, target: int | str | None) -> int | None:
-    if target is None:
-        return None
-    index = int(target) if str(target).isdecimal() else model.labels.index(str(target))
-    if index >= model.classes:
-        raise ClassOutOfRange(
-            f"class index {str(index)[:40]} is out of range; model {model.name!r} has classes "
-            f"0 to {model.classes - 1}"
-        )
-    return index
-
-
-def _layer(model: ServedModel, name: str) -> str:
-    if name == "auto":
-        return model.default_layer
-    for layer in model.layers:
-        if layer.name == name:
-            if layer.problem is None:
-                return name
-            raise UnknownLayer(f"no map can be made at layer {name!r}: {layer.problem}")
-    usable = [layer.name for layer in model.layers if layer.explainable]
-    near = difflib.get_close_matches(name, usable, 3) or usable[-3:]
-    raise UnknownLayer(
-        f"model {model.name!r} has no layer {name[:80]!r}; the nearest are {', '.join(near)} "
-        f"(GET /v1/models/{model.name}/layers lists all)"
-    )

@@ -3,6 +3,7 @@ line."""
 
 from __future__ import annotations
 
+import json
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, FailFast, Field, field_validator
@@ -14,9 +15,31 @@ MAX_MAPS = 100
 """Of one request."""
 MAX_INSTANCES = 1024
 
+
+class _Closed(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
 Name = Annotated[str, Field(min_length=1, max_length=200)]
 ClassIndex = Annotated[int, Field(ge=0, lt=2**31)]
-OneTarget = ClassIndex | Name
+
+
+class TargetObject(_Closed):
+    """A target that is more than a class's own score."""
+
+    class_: ClassIndex | Name | None = Field(
+        None, alias="class", description="Index or label; without it the predicted class."
+    )
+    minus: ClassIndex | Name | None = Field(
+        None, description="Why this class and not that one: the difference of the two is explained."
+    )
+    against: bool = Field(False, description="What speaks against it.")
+    of: Literal["logit", "probability"] = Field(
+        "logit", description="With `probability`, what raises the competitors counts, too."
+    )
+
+
+OneTarget = ClassIndex | Name | TargetObject
 TargetParameter = OneTarget | Annotated[list[OneTarget], Field(min_length=1, max_length=MAX_MAPS)]
 LayerParameter = Name | Annotated[list[Name], Field(min_length=1, max_length=MAX_MAPS)]
 MethodParameter = Annotated[
@@ -27,10 +50,6 @@ ColormapParameter = Annotated[str, Field(json_schema_extra={"enum": list(COLORMA
 
 def no_method(name: str) -> str:
     return f"there is no method {name!r}; the methods are {', '.join(METHODS)}"
-
-
-class _Closed(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
 
 class PredictParameters(_Closed):
@@ -61,8 +80,8 @@ class Parameters(PredictParameters):
     target: TargetParameter | None = Field(
         None,
         description=(
-            "The class to explain, by index or label; several for several maps from one forward "
-            "pass. Without it, the predicted class."
+            "The class to explain, by index or label, or an object for contrasts and more; "
+            "several for several maps from one forward pass. Without it, the predicted class."
         ),
     )
     output: Literal["overlay", "heatmap", "mask", "values"] | None = Field(
@@ -100,6 +119,20 @@ class Parameters(PredictParameters):
             for each in (self.target, self.layer)
         )
         return targets * layers
+
+    @field_validator("target", mode="before")
+    @classmethod
+    def _object_in_text(cls, target: Any) -> Any:
+        """An object may come as JSON in a query, a form field or on the command line."""
+        if isinstance(target, list):
+            return [cls._object_in_text(each) for each in target]
+        if isinstance(target, str) and target.lstrip().startswith("{"):
+            try:
+                return json.loads(target)
+            except ValueError:
+                sentence = "it should be a JSON object if it starts with a brace"
+                raise PydanticCustomError("target", sentence) from None
+        return target
 
     @field_validator("method")
     @classmethod

@@ -127,7 +127,7 @@ def describe(
         picture = schemas.Overlay(
             content_type="image/png", data=_base64(encode(drawn, "image/png"))
         )
-    target = scored(labels, explanation.target, explanation.score, explanation.probability)
+    target = target_of(labels, explanation)
     flat = not drawing.scaled.any()
     return schemas.Explanation(
         instance=instance,
@@ -152,9 +152,19 @@ def describe(
     )
 
 
-def scored(labels: Labels, index: int, score: float, probability: float) -> schemas.ScoredClass:
-    return schemas.ScoredClass(
-        index=index, label=labels.name(index), score=score, probability=probability
+def target_of(labels: Labels, explanation: Explanation) -> schemas.ExplainedTarget:
+    """What a map explains, as JSON has it."""
+    target = explanation.target
+    index = target.index or 0  # filled in, where there is a map
+    minus = target.minus
+    return schemas.ExplainedTarget(
+        index=index,
+        label=labels.name(index),
+        score=explanation.score,
+        probability=explanation.probability,
+        minus=None if minus is None else schemas.NamedClass(index=minus, label=labels.name(minus)),
+        against=target.against or None,
+        of="probability" if target.of == "probability" else None,
     )
 
 
@@ -166,7 +176,12 @@ def top_classes(
     probabilities = exponentials / exponentials.sum()
     best = np.argsort(-logits, kind="stable")[:count]
     return [
-        scored(labels, int(index), float(logits[index]), float(probabilities[index]))
+        schemas.ScoredClass(
+            index=int(index),
+            label=labels.name(int(index)),
+            score=float(logits[index]),
+            probability=float(probabilities[index]),
+        )
         for index in best
     ]
 

@@ -10,6 +10,7 @@ from typing import Any, Generic, TypeVar
 
 from anyio import to_thread
 from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
 from python_multipart.multipart import parse_options_header
 from starlette.datastructures import ImmutableMultiDict, UploadFile
 from starlette.exceptions import HTTPException
@@ -236,10 +237,24 @@ def parameter_problem(
         )
     if errors[0]["type"] == "unknown_method":
         return UnknownMethod(errors[0]["msg"], pointer=pointer)
+    inner = [each for each in errors if len(each["loc"]) > 1 and each["loc"][-2] == "TargetObject"]
+    if inner:
+        return _target_problem(inner[0], pointer)
     allowed = " or ".join(dict.fromkeys(_plain(each["msg"]) for each in errors))
     value = str(errors[0]["input"])[:80]
     return InvalidParameter(f"{name} is {value!r}: {allowed}", pointer=pointer)
 
 
+def _target_problem(error: ErrorDetails, pointer: str) -> Problem:
+    """Of an object that is a target but for one key."""
+    key, value = str(error["loc"][-1])[:80], str(error["input"])[:80]
+    if error["type"] == "extra_forbidden":
+        said = f"a target has no key {key!r}; its keys are class, minus, against, of"
+    else:
+        said = f"{key} of a target is {value!r}: {_plain(error['msg'])}"
+    return InvalidParameter(said, pointer=pointer)
+
+
 def _plain(message: str) -> str:
+    message = message.replace("a valid dictionary or instance of TargetObject", "an object")
     return message.replace("Input should be", "it should be", 1)

@@ -18,6 +18,20 @@ class ScoredClass(_Open):
     probability: float = Field(description="The softmax probability, 0 … 1.")
 
 
+class NamedClass(_Open):
+    index: int
+    label: str | None = None
+
+
+class ExplainedTarget(ScoredClass):
+    """The class explained; `score` is the number explained: its logit, unless the rest says
+    otherwise."""
+
+    minus: NamedClass | None = Field(None, description="The class it was contrasted with.")
+    against: Literal[True] | None = Field(None, description="What speaks against it is shown.")
+    of: Literal["probability"] | None = None
+
+
 class Region(_Open):
     """The pixels of the heatmap that the model saw; outside them it is 0."""
 
@@ -50,7 +64,7 @@ class Overlay(_Open):
 class Explanation(_Open):
     instance: int = Field(description="Which of the request's instances, from 0.")
     id: str | None = None
-    target: ScoredClass
+    target: ExplainedTarget
     method: str
     layer: str
     region: Region

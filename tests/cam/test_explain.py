@@ -28,7 +28,7 @@ def test_equals_the_paper_written_out() -> None:
 
     (explanation,) = explain(model, x, target=2, layer="relu2")
     np.testing.assert_allclose(explanation.map, expected, rtol=1e-5)
-    assert explanation.target == 2
+    assert explanation.target.index == 2
     assert explanation.score == pytest.approx(logits[0, 2].item())
     assert explanation.probability == pytest.approx(logits.softmax(1)[0, 2].item())
     assert (explanation.method, explanation.layer) == ("gradcam", "relu2")
@@ -37,7 +37,7 @@ def test_equals_the_paper_written_out() -> None:
 def test_the_predicted_class_and_the_automatic_layer_are_the_defaults() -> None:
     model, x = small(), images(4)
     found = explain(model, x)
-    assert [each.target for each in found] == model(x).argmax(1).tolist()
+    assert [each.target.index for each in found] == model(x).argmax(1).tolist()
     assert {each.layer for each in found} == {"relu2"}
     named = explain(model, x, layer="relu2")
     for each, other in zip(found, named, strict=True):
@@ -49,7 +49,7 @@ def test_several_targets_and_layers_come_image_by_image_target_by_target() -> No
     found = explain(model, x, target=[0, None], layer=["conv1", "conv2"], method="hirescam")
     best = model(x).argmax(1).tolist()
     expected = [(t, la) for b in best for t in (0, b) for la in ("conv1", "conv2")]
-    assert [(each.target, each.layer) for each in found] == expected
+    assert [(each.target.index, each.layer) for each in found] == expected
     for each, (row, target, layer) in zip(
         found,
         [(i, t, la) for i in (0, 1) for t in (0, best[i]) for la in ("conv1", "conv2")],

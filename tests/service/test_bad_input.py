@@ -194,6 +194,25 @@ PARAMETERS: dict[str, tuple[str, Any, str, list[str]]] = {
     "crane": ("target", "crane", "ambiguous-label", ["134 (crane bird) and 517 (crane)"]),
     "maillot": ("target", "maillot", "ambiguous-label", ["638 (maillot)", "639 (maillot tank s"]),
     "class out of range": ("target", 1000, "class-out-of-range", ["index 1000", "0 to 999"]),
+    "a contrast with itself": (
+        "target",
+        '{"class": "tabby", "minus": 281}',
+        "invalid-target",
+        ["class 281 (tabby)", "itself"],
+    ),
+    "a contrast with what is not there": (
+        "target",
+        '{"minus": "catt"}',
+        "unknown-label",
+        ["'catt'", "nearest"],
+    ),
+    "an object that is none": ("target", "{cat", "invalid-parameter", ["JSON object"]),
+    "a wrong key of a target": (
+        "target",
+        '{"klass": 1}',
+        "invalid-parameter",
+        ["klass", "class, minus, against, of"],
+    ),
     "a digit string out of range": (
         "target",
         "99999999999999999999",
@@ -271,10 +290,10 @@ INSTANCES: dict[str, tuple[Any, int, str, list[str], str]] = {
         "/instances/0/image/b64",
     ),
     "an instance's target of the wrong type": (
-        {"instances": [{**GOOD, "target": {"a": 1}}]},
+        {"instances": [{**GOOD, "target": 1.5}]},
         422,
         "invalid-parameter",
-        ["target is"],
+        ["target is '1.5'", "an object"],
         "/instances/0/target",
     ),
     "101 targets": (

@@ -317,3 +317,59 @@ def test_a_noisy_batch_of_the_most_instances(client: TestClient) -> None:
     body = {"instances": instances, "parameters": {"size": "layer"}}
     found = client.post(EXPLAIN, json=body).json()
     assert [e["instance"] for e in found["explanations"]] == list(range(32))
+
+
+def test_a_contrast_is_the_same_in_every_form(client: TestClient, cat: bytes) -> None:
+    target = {"class": "tabby", "minus": "Egyptian cat"}
+    query = {"fit": "squash", "output": "values"}
+    as_json = client.post(
+        EXPLAIN,
+        json={
+            "instances": [{"image": {"b64": base64.b64encode(cat).decode()}}],
+            "parameters": {**query, "target": [target, "tabby"]},
+        },
+    ).json()["explanations"]
+    text = json.dumps(target)
+    as_query = client.post(EXPLAIN, params={**query, "target": text}, content=cat, headers=PNG)
+    as_form = client.post(EXPLAIN, data={**query, "target": text}, files={"image": ("a.png", cat)})
+    for other in (as_query, as_form):
+        (explanation,) = other.json()["explanations"]
+        assert explanation["target"] == as_json[0]["target"]
+        assert explanation["heatmap"] == as_json[0]["heatmap"]
+    found = as_json[0]["target"]
+    assert (found["index"], found["minus"]) == (281, {"index": 285, "label": "Egyptian cat"})
+    assert "against" not in found
+    (prediction,) = client.post(
+        f"{MODEL}:predict", params={"fit": "squash"}, content=cat, headers=PNG
+    ).json()["predictions"]
+    logits = {each["index"]: each["score"] for each in prediction["classes"]}
+    assert found["score"] == pytest.approx(logits[281] - logits[285], abs=1e-3)
+    assert as_json[1]["target"]["score"] == pytest.approx(logits[281], abs=1e-3)
+    assert as_json[0]["heatmap"] != as_json[1]["heatmap"]
+
+
+def test_what_speaks_against_a_class_is_not_what_speaks_for_it(
+    client: TestClient, cat: bytes
+) -> None:
+    targets = [{"class": 967}, {"class": 967, "against": True}, {"of": "probability"}]
+    body = {
+        "instances": [{"image": {"b64": base64.b64encode(cat).decode()}}],
+        "parameters": {
+            "target": targets,
+            "method": "hirescam",
+            "size": "layer",
+            "output": "values",
+            "normalize": "none",
+        },
+    }
+    maps = client.post(EXPLAIN, json=body).json()["explanations"]
+    one, against, probability = (
+        np.frombuffer(base64.b64decode(each["heatmap"]["data"]), "<f4") for each in maps
+    )
+    assert one.any()
+    assert against.any()
+    assert not (one * against).any()
+    assert probability.any()
+    assert maps[1]["target"]["against"] is True
+    assert maps[2]["target"]["of"] == "probability"
+    assert maps[2]["target"]["score"] == pytest.approx(maps[2]["target"]["probability"])
