@@ -2,10 +2,13 @@
 
 from cam.capture import Capture
 from cam.errors import CamError
-from cam.explain import Answer, Explanation, Question, explain, explain_batch
+from cam.explain import explain, explain_batch
+from cam.explanation import Answer, Explanation, Question
 from cam.layers import Layer, default_layer, survey
 from cam.methods import METHODS
 from cam.overlay import COLORMAPS
+from cam.replay import Replay
+from cam.stepwise import explain_in_steps
 from cam.targets import ClassTarget
 
 __all__ = [
@@ -18,8 +21,10 @@ __all__ = [
     "Explanation",
     "Layer",
     "Question",
+    "Replay",
     "default_layer",
     "explain",
     "explain_batch",
+    "explain_in_steps",
     "survey",
 ]

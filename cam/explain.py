@@ -10,56 +10,21 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from cam.capture import Capture
-from cam.errors import CamError, LayerNotSpatial, NonFinite
+from cam.errors import CamError, NonFinite, UnknownMethod
 from cam.evaluation import evaluating
-from cam.grids import Grid, grid_of
-from cam.layers import NO_GRID, default_layer, survey
+from cam.explanation import Answer, Explanation, Map, Question, compose
+from cam.grids import Grid, grids_of
+from cam.layers import default_layer, survey
 from cam.methods import METHODS, Method, method_named
+from cam.stepwise import explain_in_steps, finish
 from cam.targets import ClassTarget, logits_of
 
 OneTarget = int | ClassTarget | None
-
-
-@dataclass(frozen=True)
-class Question:
-    """What is asked of one image: a map for each target at each layer. No target, no backward."""
-
-    targets: tuple[ClassTarget, ...]
-    method: str
-    layers: tuple[str, ...]
-
-
-@dataclass(frozen=True, eq=False)
-class Explanation:
-    """One class activation map."""
-
-    target: ClassTarget
-    """What was explained, its class filled in."""
-    score: float
-    """The number explained: the class's logit, unless the target says otherwise."""
-    probability: float
-    """The class's softmax probability, 0 … 1."""
-    method: str
-    layer: str
-    map: NDArray[np.float32]
-    """float32 (h, w) at the layer's resolution, ≥ 0, not normalised: see `cam.heatmap`."""
-
-
-@dataclass(frozen=True, eq=False)
-class Answer:
-    """What one image got: its logits, float32 (C,), and a map per target and layer, in the
-    question's order, layers fastest."""
-
-    logits: NDArray[np.float32]
-    explanations: tuple[Explanation, ...]
 
 
 def explain(
@@ -69,6 +34,7 @@ def explain(
     target: OneTarget | Sequence[OneTarget] = None,
     method: str = "gradcam",
     layer: str | Sequence[str] = "auto",
+    budget: int | None = None,
 ) -> list[Explanation]:
     """Explain what `model` sees in `images`.
 
@@ -80,6 +46,7 @@ def explain(
         method: a name in `cam.METHODS`.
         layer: a module's name, or several; "auto" runs the model once more, on the first image,
             and takes the last layer with a spatial output.
+        budget: most forward passes of each image, for a method that needs many.
 
     Returns:
         Explanations image by image, within an image target by target, then layer by layer.
@@ -89,13 +56,17 @@ def explain(
     """
     targets = target if isinstance(target, Sequence) else [target]
     layers = [layer] if isinstance(layer, str) else list(layer)
-    if "auto" in layers:
+    if "auto" in layers and method_named(method).at == "layer":
         automatic = default_layer(survey(model, images[:1]))
         layers = [automatic if name == "auto" else name for name in layers]
     asked = tuple(t if isinstance(t, ClassTarget) else ClassTarget(t) for t in targets)
-    question = Question(asked, method, tuple(layers))
+    question = Question(asked, method, tuple(layers), budget)
     found: list[Explanation] = []
-    for answer in explain_batch(model, images, [question] * len(images)):
+    if method_named(method).steps:
+        answers = [finish(explain_in_steps(model, image, question)) for image in images]
+    else:
+        answers = explain_batch(model, images, [question] * len(images))
+    for answer in answers:
         if isinstance(answer, CamError):
             raise answer
         found.extend(answer.explanations)
@@ -123,19 +94,20 @@ def explain_batch(
         CamError: that concerns the batch: a layer or method that cannot be used.
     """
     for question in questions:
-        method_named(question.method)
+        if method_named(question.method).steps:
+            raise UnknownMethod(f"{question.method} takes many steps: see explain_in_steps")
     layers = dict.fromkeys(
         name for question in questions if question.targets for name in question.layers
     )
     with evaluating(model), Capture(model, layers) as capture:
         logits = logits_of(model(images)).float()
-        grids = _grids(capture, images)
+        grids = grids_of(capture.activations, images)
         scores = logits.detach().cpu()
-        asked = [_resolve(question, row) for question, row in zip(questions, scores, strict=True)]
+        asked = [question.resolve(row) for question, row in zip(questions, scores, strict=True)]
         rounds = max(
             (len(targets) for targets in asked if not isinstance(targets, CamError)), default=0
         )
-        maps: list[list[dict[str, NDArray[np.float32] | CamError]]] = [[] for _ in asked]
+        maps: list[list[dict[str, Map | CamError]]] = [[] for _ in asked]
         for turn in range(rounds):
             chosen = {
                 item: targets[turn]
@@ -152,43 +124,21 @@ def explain_batch(
             for item, found in _maps(capture, grids, questions, list(chosen)).items():
                 maps[item].append(found)
     return [
-        _answer(question, targets, row, found)
+        compose(question, targets, row, found)
         for question, targets, row, found in zip(questions, asked, scores, maps, strict=True)
     ]
 
 
-def _grids(capture: Capture, images: Tensor) -> dict[str, Grid]:
-    """Where each captured layer's positions are."""
-    size = (int(images.shape[-2]), int(images.shape[-1]))
-    grids = {}
-    for layer, activation in capture.activations.items():
-        shape = tuple(activation.shape)
-        grid = grid_of(shape, size) if len(activation) == len(images) else None
-        if grid is None:
-            raise LayerNotSpatial(f"layer {layer!r} has output {shape[1:]}, {NO_GRID}")
-        grids[layer] = grid
-    return grids
-
-
-def _resolve(question: Question, logits: Tensor) -> list[ClassTarget] | CamError:
-    if not logits.isfinite().all():
-        return NonFinite("the model's logits for this image are not finite")
-    try:
-        return [target.resolve(logits) for target in question.targets]
-    except CamError as error:
-        return error
-
-
 def _maps(
     capture: Capture, grids: dict[str, Grid], questions: Sequence[Question], items: list[int]
-) -> dict[int, dict[str, NDArray[np.float32] | CamError]]:
+) -> dict[int, dict[str, Map | CamError]]:
     """Item → layer → its map from the last backward pass: one call for each method and layer."""
     groups: dict[tuple[str, str], list[int]] = defaultdict(list)
     for item in items:
         for layer in questions[item].layers:
             groups[questions[item].method, layer].append(item)
     activations = capture.activations
-    found: dict[int, dict[str, NDArray[np.float32] | CamError]] = {item: {} for item in items}
+    found: dict[int, dict[str, Map | CamError]] = {item: {} for item in items}
     for (name, layer), members in groups.items():
         method = METHODS[name]
         a = grids[layer].apply(activations[layer][members])
@@ -202,12 +152,13 @@ def _maps(
 
 def _mapped(
     method: Method, layer: str, activations: Tensor, gradients: Tensor
-) -> list[NDArray[np.float32] | CamError]:
+) -> list[Map | CamError]:
     """A map for each image, or what kept the method from it."""
     finite = (activations.isfinite() & gradients.isfinite()).flatten(1).all(1)
     if not finite.all():
         activations = torch.where(finite[:, None, None, None], activations, 0)
     try:
+        assert method.map  # where there are no steps
         maps = method.map(activations, gradients)
     except CamError as error:
         return [error] * len(activations)
@@ -215,31 +166,3 @@ def _mapped(
     problem = NonFinite(f"the gradients or activations at layer {layer!r} are not finite")
     pairs = zip(maps.cpu().numpy(), finite.tolist(), strict=True)
     return [values if good else problem for values, good in pairs]
-
-
-def _answer(
-    question: Question,
-    targets: list[ClassTarget] | CamError,
-    logits: Tensor,
-    maps: list[dict[str, NDArray[np.float32] | CamError]],
-) -> Answer | CamError:
-    if isinstance(targets, CamError):
-        return targets
-    probabilities = logits.softmax(0)
-    explanations = []
-    for target, found in zip(targets, maps, strict=True):
-        for layer in question.layers:
-            values = found[layer]
-            if isinstance(values, CamError):
-                return values
-            explanations.append(
-                Explanation(
-                    target=target,
-                    score=float(target.score(logits)),
-                    probability=float(probabilities[target.index]),
-                    method=question.method,
-                    layer=layer,
-                    map=values,
-                )
-            )
-    return Answer(logits.numpy(), tuple(explanations))

@@ -4,11 +4,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
 from torch import Tensor
 
+from cam.errors import LayerNotSpatial
+
+NO_GRID = "no grid of positions on the image"
 MAX_PREFIX = 8
 """Class, distillation and register tokens that may stand before the patches."""
 TOLERANCE = 4
@@ -55,6 +59,23 @@ def grid_of(shape: tuple[int, ...], image: tuple[int, int]) -> Grid | None:
             if height and count % height == 0 and _covers(height, count // height, image):
                 return Grid("tokens", height, count // height, prefix)
     return None
+
+
+def grids_of(activations: Mapping[str, Tensor], images: Tensor) -> dict[str, Grid]:
+    """Where the positions of each layer's output (B, …) are.
+
+    Raises:
+        LayerNotSpatial: if one does not lie on the images (B, C, H, W).
+    """
+    size = (int(images.shape[-2]), int(images.shape[-1]))
+    grids = {}
+    for layer, activation in activations.items():
+        shape = tuple(activation.shape)
+        grid = grid_of(shape, size) if len(activation) == len(images) else None
+        if grid is None:
+            raise LayerNotSpatial(f"layer {layer!r} has output {shape[1:]}, {NO_GRID}")
+        grids[layer] = grid
+    return grids
 
 
 def _covers(height: int, width: int, image: tuple[int, int]) -> bool:

@@ -13,10 +13,9 @@ from torch import Tensor, nn
 
 from cam.errors import NoTargetLayer
 from cam.evaluation import evaluating
-from cam.grids import Grid, grid_of
+from cam.grids import NO_GRID, Grid, grid_of
 from cam.targets import logits_of
 
-NO_GRID = "no grid of positions on the image"
 _POOLING = (nn.AdaptiveAvgPool2d, nn.AdaptiveMaxPool2d)
 
 

@@ -72,6 +72,7 @@ MODEL_EXAMPLE: Final = {
             "name": "gradcam",
             "summary": "channels weighted by their mean gradient",
             "cost": "one backward",
+            "at": "layer",
             "class_specific": True,
         }
     ],

@@ -12,7 +12,9 @@ from types import TracebackType
 import torch
 from torch import Tensor
 
-from cam import Answer, CamError, ClassTarget, Question, explain_batch
+from cam import METHODS, Answer, CamError, ClassTarget, Question, explain_batch
+from cam.methods.perturbation import Progress
+from cam.stepwise import AnswerSteps, explain_in_steps
 from service.batcher import Batcher, Closed, Full, Outcome
 from service.errors import QueueFull, Unavailable, Unexplainable
 from service.metrics import Metrics
@@ -25,6 +27,8 @@ RETRY_AFTER_SECONDS = 1
 class _Item:
     tensor: Tensor
     question: Question
+    steps: AnswerSteps | None = None
+    """Of a method that needs many forward passes: one step of it is the item's work."""
 
 
 class Engine:
@@ -37,11 +41,11 @@ class Engine:
         self.model = model
         self._fullest = min(model.max_batch, max_queue)
         self._metrics = metrics
-        self._batcher: Batcher[_Item, Answer] = Batcher(
+        self._batcher: Batcher[_Item, Answer | Progress] = Batcher(
             self._run,
             # Each target costs the whole batch a backward pass: one target waits for no hundred,
             # and a prediction for none.
-            key=lambda item: (item.tensor.shape, len(item.question.targets)),
+            key=lambda item: (item.tensor.shape, len(item.question.targets), item.steps),
             max_batch=model.max_batch,
             max_queue=max_queue,
             name=f"engine {model.name}",
@@ -84,8 +88,25 @@ class Engine:
         Raises:
             QueueFull, Unavailable, Unexplainable
         """
+        steps: AnswerSteps | None = None
+        if question.targets and METHODS[question.method].steps:
+            chunk = self.model.max_batch
+            image = tensor.to(self.model.device, self.model.dtype)
+            steps = explain_in_steps(self.model.module, image, question, chunk=chunk)
+        item = _Item(tensor, question, steps)
+        queued = ran = 0.0
+        while True:
+            # Between two steps others have their turn, and a caller who has gone ends the work.
+            outcome = await self._submit(item)
+            queued, ran = queued + outcome.queued_seconds, ran + outcome.run_seconds
+            if isinstance(outcome.value, Answer):
+                break
+        self._metrics.phase_seconds.labels(phase="queue").observe(queued)
+        return Outcome(outcome.value, queued, ran, outcome.batch_size)
+
+    async def _submit(self, item: _Item) -> Outcome[Answer | Progress]:
         try:
-            outcome = await self._batcher.submit(_Item(tensor, question))
+            return await self._batcher.submit(item)
         except Full as error:
             self._metrics.rejected.labels(reason="queue full").inc()
             raise QueueFull(
@@ -99,12 +120,15 @@ class Engine:
             ) from None
         except CamError as error:
             raise Unexplainable(f"model {self.model.name!r} cannot explain it: {error}") from None
-        self._metrics.phase_seconds.labels(phase="queue").observe(outcome.queued_seconds)
-        return outcome
 
-    def _run(self, items: list[_Item]) -> list[Answer | CamError]:
+    def _run(self, items: list[_Item]) -> list[Answer | Progress | CamError]:
         self._metrics.batch_size.labels(model=self.model.name).observe(len(items))
         with self._metrics.phase_seconds.labels(phase="forward_backward").time():
+            if items[0].steps:
+                try:
+                    return [next(items[0].steps)]
+                except StopIteration as stop:
+                    return [stop.value]
             images = torch.stack([item.tensor for item in items])
             images = images.to(self.model.device, self.model.dtype)
-            return explain_batch(self.model.module, images, [item.question for item in items])
+            return [*explain_batch(self.model.module, images, [item.question for item in items])]

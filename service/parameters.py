@@ -84,6 +84,14 @@ class Parameters(PredictParameters):
             "several for several maps from one forward pass. Without it, the predicted class."
         ),
     )
+    budget: int | None = Field(
+        None,
+        ge=1,
+        le=10_000,
+        description=(
+            "Most forward passes of a method that needs many; without it the method's own default."
+        ),
+    )
     output: Literal["overlay", "heatmap", "mask", "values"] | None = Field(
         None,
         description=(

@@ -30,7 +30,7 @@ def question_of(model: ServedModel, parameters: Parameters) -> Question:
     targets = tuple(_target(model, target) for target in asked)
     named = parameters.layer if isinstance(parameters.layer, list) else [parameters.layer]
     layers = tuple(dict.fromkeys(_layer(model, name) for name in named))
-    return Question(targets, parameters.method, layers)
+    return Question(targets, parameters.method, layers, parameters.budget)
 
 
 def _target(model: ServedModel, target: OneTarget | None) -> ClassTarget:

@@ -93,6 +93,8 @@ def make_router(
                     name=method.name,
                     summary=method.summary,
                     cost=method.cost,
+                    budget=method.budget or None,
+                    at=method.at,
                     class_specific=method.class_specific,
                 )
                 for method in METHODS.values()
@@ -264,5 +266,5 @@ async def _deadline(settings: Settings) -> AsyncIterator[None]:
     except TimeoutError:
         raise DeadlineExceeded(
             f"the answer was not ready after {settings.deadline_seconds:g} s; "
-            "send fewer or smaller images"
+            "send fewer or smaller images, or a smaller budget"
         ) from None

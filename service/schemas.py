@@ -128,9 +128,13 @@ class InputDescription(_Open):
 class MethodDescription(_Open):
     name: str
     summary: str
-    cost: Literal["one forward", "one backward"] = Field(
+    cost: Literal["one forward", "one backward", "N forwards"] = Field(
         description="Beside the forward pass that predicts."
     )
+    budget: int | None = Field(
+        None, description="Of N forwards: how many at most, unless the request says otherwise."
+    )
+    at: Literal["layer", "input"] = Field(description="Where the map is made.")
     class_specific: bool = Field(description="Whether the map depends on the target.")
 
 

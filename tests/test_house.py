@@ -24,6 +24,7 @@ LEAVES = {
     "cam.overlay": {"cam.errors"},
     "cam.methods.gradients": set(),
     "cam.methods.components": {"cam.errors"},
+    "cam.targets": {"cam.errors"},
     "cam.capture": {"cam.errors"},
 }
 

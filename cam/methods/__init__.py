@@ -1,12 +1,13 @@
 """The methods of class activation mapping, and what each costs.
 
-A method's `map` is a pure function. It takes, for n images,
+A method that needs one pass has a `map`, a pure function. It takes, for n images,
 
 - `activations`: A, float (n, K, h, w), the target layer's output;
 - `gradients`:   G = ∂y/∂A, float (n, K, h, w), y the target's score;
 
 and returns the maps as float32 (n, h, w), ≥ 0 and not normalised. It computes in float32 or
-better, whatever the model's precision. K is the number of channels.
+better, whatever the model's precision. K is the number of channels. A method that needs many passes
+has `steps`: see `cam.methods.perturbation`.
 """
 
 from __future__ import annotations
@@ -27,8 +28,12 @@ from cam.methods.gradients import (
     layercam,
     xgradcam,
 )
+from cam.methods.perturbation import Steps, ablationcam, occlusion, rise, scorecam
+from cam.methods.subject import Subject
 
-Cost = Literal["one forward", "one backward"]
+Cost = Literal["one forward", "one backward", "N forwards"]
+INPUT: Final = "input"
+"""Stands where a layer's name would, for methods that look at the image itself."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +45,13 @@ class Method:
     """One line for people who choose."""
     cost: Cost
     """Beside the forward pass up to the target layer, which all share."""
-    map: Callable[[Tensor, Tensor], Tensor]
+    map: Callable[[Tensor, Tensor], Tensor] | None = None
+    """Of a method that needs one pass: activations and gradients to maps."""
+    steps: Callable[[Subject], Steps] | None = None
+    """Of one that needs many."""
+    at: Literal["layer", "input"] = "layer"
+    budget: int = 0
+    """Most forward passes of one image, unless the caller says otherwise."""
 
     @property
     def class_specific(self) -> bool:
@@ -104,6 +115,36 @@ METHODS: Final[dict[str, Method]] = {
             "where channels are two standard deviations above their mean, whatever the class",
             "one forward",
             fem,
+        ),
+        Method(
+            "scorecam",
+            "channels weighted by the score of the photo seen through them",
+            "N forwards",
+            steps=scorecam,
+            budget=2048,
+        ),
+        Method(
+            "ablationcam",
+            "channels weighted by what the score loses without them",
+            "N forwards",
+            steps=ablationcam,
+            budget=2048,
+        ),
+        Method(
+            "rise",
+            "the photo through random masks: nothing but inputs and probabilities",
+            "N forwards",
+            steps=rise,
+            at="input",
+            budget=1000,
+        ),
+        Method(
+            "occlusion",
+            "what the probability loses behind a gray window",
+            "N forwards",
+            steps=occlusion,
+            at="input",
+            budget=196,
         ),
     )
 }

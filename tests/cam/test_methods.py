@@ -72,16 +72,17 @@ BY_HAND: dict[str, list[list[float]] | None] = {
 
 
 def test_every_method_is_worked_by_hand() -> None:
-    assert set(BY_HAND) == set(METHODS)
+    assert set(BY_HAND) == {name for name, method in METHODS.items() if method.map}
 
 
+ONE_PASS = {name: method.map for name, method in METHODS.items() if method.map}
 WORKED = [name for name, values in BY_HAND.items() if values]
 
 
 @pytest.mark.parametrize("method", WORKED)
 def test_by_hand(method: str) -> None:
     torch.testing.assert_close(
-        METHODS[method].map(A, G), torch.tensor([BY_HAND[method]], dtype=torch.float32)
+        ONE_PASS[method](A, G), torch.tensor([BY_HAND[method]], dtype=torch.float32)
     )
 
 
@@ -125,24 +126,24 @@ def test_both_ways_to_a_component_agree() -> None:
     wide = torch.rand(2, 3, 4, 5, generator=torch.Generator().manual_seed(0))
     padded = torch.cat([wide, torch.zeros(2, 30, 4, 5)], 1)
     for name in ("eigencam", "eigengradcam"):
-        one = METHODS[name].map(wide, wide)
-        torch.testing.assert_close(one, METHODS[name].map(padded, padded))
+        one = ONE_PASS[name](wide, wide)
+        torch.testing.assert_close(one, ONE_PASS[name](padded, padded))
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", WORKED)
 def test_images_of_a_batch_do_not_mix(method: str) -> None:
     rng = torch.Generator().manual_seed(0)
     a, g = torch.rand(3, 4, 5, 6, generator=rng), torch.randn(3, 4, 5, 6, generator=rng)
-    together = METHODS[method].map(a, g)
+    together = ONE_PASS[method](a, g)
     for i in range(3):
         torch.testing.assert_close(
-            together[i : i + 1], METHODS[method].map(a[i : i + 1], g[i : i + 1])
+            together[i : i + 1], ONE_PASS[method](a[i : i + 1], g[i : i + 1])
         )
 
 
 @pytest.mark.parametrize("method", WORKED)
 def test_computes_in_float32(method: str) -> None:
-    half = METHODS[method].map(A.bfloat16(), G.bfloat16())
+    half = ONE_PASS[method](A.bfloat16(), G.bfloat16())
     torch.testing.assert_close(half, torch.tensor([BY_HAND[method]], dtype=torch.float32))
 
 

@@ -173,7 +173,7 @@ PARAMETERS: dict[str, tuple[str, Any, str, list[str]]] = {
         "colour",
         "red",
         "unknown-parameter",
-        ["no parameter 'colour'", "top_k, fit, method, layer, target, output, colormap"],
+        ["no parameter 'colour'", "top_k, fit, method, layer, target, budget, output, colormap"],
     ),
     "NaN opacity": ("opacity", "NaN", "invalid-parameter", ["opacity is 'NaN'", "finite number"]),
     "opacity above 1": ("opacity", 1.5, "invalid-parameter", ["'1.5'", "less than or equal to 1"]),
@@ -206,6 +206,8 @@ PARAMETERS: dict[str, tuple[str, Any, str, list[str]]] = {
         "unknown-label",
         ["'catt'", "nearest"],
     ),
+    "a budget of nothing": ("budget", 0, "invalid-parameter", ["budget is '0'", "equal to 1"]),
+    "a budget without end": ("budget", 10**9, "invalid-parameter", ["equal to 10000"]),
     "an object that is none": ("target", "{cat", "invalid-parameter", ["JSON object"]),
     "a wrong key of a target": (
         "target",

@@ -114,3 +114,32 @@ def test_a_defect_fails_its_own_image_and_is_a_problem() -> None:
             check(alone, 500, "internal-error", "the service failed", "log has the cause")
         assert client.post(path, content=PHOTO, headers=PNG).status_code == 200
         assert client.get("/readyz").status_code == 200
+
+
+@pytest.mark.parametrize("slow", [{"deadline_seconds": 4}], indirect=True)
+def test_a_method_of_many_passes_lets_others_in_and_ends_when_its_caller_does(
+    slow: TestClient,
+) -> None:
+    """A forward pass takes half a second, and this asks for a hundred."""
+    with ThreadPoolExecutor(1) as threads:
+        started = time.monotonic()
+        query: dict[str, str | int] = {"method": "rise", "budget": 100}
+        long = threads.submit(slow.post, EXPLAIN, params=query, content=PHOTO, headers=PNG)
+        time.sleep(0.7)
+        assert slow.post(EXPLAIN, content=PHOTO, headers=PNG).status_code == 200
+        assert time.monotonic() - started < 3  # the step under way, and its own
+        check(long.result(), 504, "deadline-exceeded", "not ready after 4 s", "smaller budget")
+    started = time.monotonic()
+    assert slow.post(EXPLAIN, content=PHOTO, headers=PNG).status_code == 200
+    assert time.monotonic() - started < 2
+
+
+@pytest.mark.parametrize("slow", [{}], indirect=True)
+def test_many_steps_make_one_answer(slow: TestClient) -> None:
+    query = {"method": "occlusion", "budget": "4", "size": "model", "output": "values"}
+    response = slow.post(EXPLAIN, params=query, content=PHOTO, headers=PNG)
+    (explanation,) = response.json()["explanations"]
+    assert explanation["layer"] == "input"
+    assert explanation["heatmap"]["shape"] == [8, 8]
+    timings = response.headers["server-timing"]
+    assert float(timings.split("forward_backward;dur=")[1].split(";")[0]) > 2000

@@ -1,0 +1,110 @@
+"""Running a model from one of its layers on, again and again, without what lies before it.
+
+    replay = Replay(model, "layer4", image)          # one forward pass of one image
+    logits = replay.logits(changed)                  # (n, classes), of n changed activations
+
+While `logits` runs, every module that had finished before the layer did returns what it returned
+for `image`, and the layer itself returns the changed activations; only what comes after is
+computed. Between the calls the model is as it was found, and others may use it.
+"""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree
+
+from cam.errors import LayerDidNotRun, LayerNotSpatial, LayerReused, UnknownLayer
+from cam.evaluation import evaluating
+from cam.targets import logits_of
+
+
+class Replay:
+    """One image's way through a model up to `layer`, kept.
+
+    Args:
+        image: float (1, C, H, W), preprocessed, on the model's device and in its dtype.
+
+    Raises:
+        UnknownLayer, LayerDidNotRun, LayerReused
+        LayerNotSpatial: if the layer returns no tensor.
+    """
+
+    def __init__(self, model: nn.Module, layer: str, image: Tensor) -> None:
+        modules = dict(model.named_modules())
+        if not layer or layer not in modules:
+            raise UnknownLayer(f"the model has no layer {layer!r}")
+        self._model, self._layer, self._image = model, layer, image
+        self._trunk: dict[str, list[Any]] = {}
+        runs = 0
+        found: Any = None
+
+        def note(name: str, module: nn.Module, args: Any, output: Any) -> None:
+            nonlocal runs, found
+            if name == layer:
+                runs += 1
+                found = output
+            elif not runs and not layer.startswith(f"{name}."):
+                self._trunk.setdefault(name, []).append(output)
+
+        with ExitStack() as scope:
+            scope.enter_context(evaluating(model))
+            scope.enter_context(torch.no_grad())
+            for name, module in modules.items():
+                if name:
+                    scope.callback(module.register_forward_hook(partial(note, name)).remove)
+            model(image)
+        if runs != 1:
+            why = "did not run" if not runs else "runs more than once"
+            raise (LayerReused if runs else LayerDidNotRun)(f"layer {layer!r} {why} in this pass")
+        if not isinstance(found, Tensor):
+            kind = type(found).__name__
+            raise LayerNotSpatial(f"layer {layer!r} returns a {kind}, not a tensor")
+        self.activation = found.clone()
+        # What lies inside a kept module is not needed.
+        self._trunk = {
+            name: outputs
+            for name, outputs in self._trunk.items()
+            if not any(name.startswith(f"{other}.") for other in self._trunk)
+            and not name.startswith(f"{layer}.")
+        }
+
+    def logits(self, activations: Tensor) -> Tensor:
+        """The logits float32 (n, classes) that follow from these outputs of the layer, (n, …)."""
+        count = len(activations)
+        modules = dict(self._model.named_modules())
+        with ExitStack() as scope:
+            scope.enter_context(evaluating(self._model))
+            scope.enter_context(torch.no_grad())
+            scope.enter_context(_returning(modules[self._layer], [activations]))
+            for name, outputs in self._trunk.items():
+                repeated = [_pytree.tree_map(partial(_repeat, count), each) for each in outputs]
+                scope.enter_context(_returning(modules[name], repeated))
+            return logits_of(self._model(_repeat(count, self._image))).float()
+
+
+def _repeat(count: int, value: Any) -> Any:
+    """One image's tensor for `count` images, without a copy."""
+    if isinstance(value, Tensor) and value.ndim and len(value) == 1:
+        return value.expand(count, *value.shape[1:])
+    return value
+
+
+def _returning(module: nn.Module, outputs: list[Any]) -> ExitStack:
+    """While it is open, the module's first calls return `outputs`; later ones are its own."""
+    original, left = module.forward, list(outputs)
+
+    def forward(*args: Any, **kwargs: Any) -> Any:
+        return left.pop(0) if left else original(*args, **kwargs)
+
+    scope = ExitStack()
+    if "forward" in vars(module):
+        scope.callback(setattr, module, "forward", original)
+    else:
+        scope.callback(delattr, module, "forward")
+    module.forward = forward
+    return scope
