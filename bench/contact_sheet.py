@@ -1,0 +1,60 @@
+"""Every method on one photo, side by side, each with its name and what it costs.
+
+python bench/contact_sheet.py PHOTO TARGET [--output docs/methods.jpg] [--fit squash]
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+import time
+from pathlib import Path
+
+from PIL import Image, ImageDraw, ImageFont
+from starlette.testclient import TestClient
+
+from cam import METHODS
+from service.app import create_app
+from service.settings import Settings
+
+COLUMNS, WIDTH, CAPTION, GAP = 5, 300, 44, 8
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("photo", type=Path)
+    parser.add_argument("target")
+    parser.add_argument("--output", type=Path, default=Path("docs/methods.jpg"))
+    parser.add_argument("--fit", default="squash")
+    arguments = parser.parse_args()
+    data = arguments.photo.read_bytes()
+    pictures = {"the photo": (Image.open(io.BytesIO(data)).convert("RGB"), "")}
+    with TestClient(create_app(Settings(deadline_seconds=300))) as client:
+        while client.get("/readyz").status_code != 200:
+            time.sleep(0.1)
+        for name, method in METHODS.items():
+            response = client.post(
+                "/v1/models/efficientnet-lite0:explain",
+                params={"method": name, "target": arguments.target, "fit": arguments.fit},
+                content=data,
+                headers={"Content-Type": "image/png", "Accept": "image/png"},
+            )
+            response.raise_for_status()
+            pictures[name] = (Image.open(io.BytesIO(response.content)), method.cost)
+    first = pictures["the photo"][0]
+    height = round(WIDTH * first.height / first.width)
+    rows = -(-len(pictures) // COLUMNS)
+    cell = (WIDTH + GAP, height + CAPTION + GAP)
+    sheet = Image.new("RGB", (COLUMNS * cell[0] + GAP, rows * cell[1] + GAP), "white")
+    draw = ImageDraw.Draw(sheet)
+    font, small = ImageFont.load_default(20), ImageFont.load_default(14)
+    for number, (name, (picture, cost)) in enumerate(pictures.items()):
+        left, top = GAP + number % COLUMNS * cell[0], GAP + number // COLUMNS * cell[1]
+        sheet.paste(picture.resize((WIDTH, height), Image.Resampling.LANCZOS), (left, top))
+        draw.text((left, top + height + 4), name, "black", font)
+        draw.text((left, top + height + 27), cost, "gray", small)
+    sheet.save(arguments.output, quality=88)
+
+
+if __name__ == "__main__":
+    main()
