@@ -28,7 +28,8 @@ from cam.errors import LayerDidNotRun, LayerNotSpatial, LayerReused, NoGradientP
 class Capture:
     """Hooks on `layers` of `model` for the length of a `with` block and one forward pass in it.
 
-    `layers` are names as `model.named_modules()` gives them. A layer may return a tensor, or a
+    `layers` are names as `model.named_modules()` gives them; with `inputs`, what goes into them is
+    kept, too. A layer may return a tensor, or a
     tuple, list or mapping: then the first floating-point tensor in it is captured.
 
     On exit every hook is gone and the caller's grad mode is back, also after an exception. The
@@ -40,8 +41,10 @@ class Capture:
         LayerReused: in the forward pass, if a layer runs a second time.
     """
 
-    def __init__(self, model: nn.Module, layers: Iterable[str]) -> None:
+    def __init__(self, model: nn.Module, layers: Iterable[str], *, inputs: bool = False) -> None:
         self._model = model
+        self._keep_inputs = inputs
+        self._inputs: dict[str, Tensor] = {}
         self._layers = tuple(dict.fromkeys(layers))
         self._captured: dict[str, Tensor] = {}
         self._gradients: dict[str, Tensor] = {}
@@ -76,6 +79,17 @@ class Capture:
         it alone), in the model's own dtype."""
         self._require_all(self._captured)
         return {layer: self._captured[layer].detach() for layer in self._layers}
+
+    @property
+    def inputs(self) -> dict[str, Tensor]:
+        """Layer name → the first floating-point tensor that went in, detached; of a layer that got
+        none, nothing. Only with `inputs=True`."""
+        return dict(self._inputs)
+
+    @property
+    def reached(self) -> dict[str, Tensor]:
+        """The `gradients` of those layers that the last `backward` reached."""
+        return dict(self._gradients)
 
     @property
     def gradients(self) -> dict[str, Tensor]:
@@ -122,6 +136,10 @@ class Capture:
         if tensor is None:
             kind = type(output).__name__
             raise LayerNotSpatial(f"layer {layer!r} returns no floating-point tensor but {kind}")
+        if self._keep_inputs:
+            _, given = _first_tensor(args)
+            if given is not None:
+                self._inputs[layer] = given.detach().clone()
         torch.set_grad_enabled(True)
         # The first clone is ours even if the layer returned its input, which others may still
         # change in place; the second is the model's, to change in place as it likes (autograd

@@ -16,6 +16,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from service import __version__
+from service.about import make_about_router
 from service.answers import problem_response
 from service.catalog import EMBEDDED, ModelEntry
 from service.documentation import DESCRIPTION, TAGS
@@ -65,6 +66,7 @@ def create_app(settings: Settings, entries: Sequence[ModelEntry] = (EMBEDDED,)) 
     app.add_middleware(Observe, metrics=metrics)
     app.add_exception_handler(Problem, _on_problem)
     app.add_exception_handler(HTTPException, _on_http_exception)
+    app.include_router(make_about_router(fleet=fleet, metrics=metrics))
     app.include_router(
         make_router(fleet=fleet, explainer=explainer, metrics=metrics, settings=settings)
     )

@@ -6,14 +6,28 @@ from typing import Any, Final
 
 from pydantic import BaseModel
 
+from service.examples import (
+    ACTIVATION_EXAMPLE,
+    EXPLAINED,
+    LAYER_EXAMPLE,
+    MODEL_EXAMPLE,
+    TINY_PNG,
+)
 from service.parameters import (
+    ActivationParameters,
+    ActivationRequest,
     ExplainRequest,
     Parameters,
     PredictParameters,
     PredictRequest,
     parameter_schemas,
 )
-from service.schemas import ExplainResponse, PredictResponse, ProblemDocument
+from service.schemas import (
+    ActivationResponse,
+    ExplainResponse,
+    PredictResponse,
+    ProblemDocument,
+)
 
 DESCRIPTION: Final = """\
 Explains what vision models look at: class activation maps of PyTorch models over HTTP.
@@ -26,59 +40,6 @@ TAGS: Final = [
     {"name": "models", "description": "What is served."},
     {"name": "operations", "description": "Health and metrics."},
 ]
-
-# A grayscale PNG of 8 × 8 pixels, small enough to read past.
-TINY_PNG: Final = (
-    "iVBORw0KGgoAAAANSUhEUgAAAAgAAAAICAAAAADhZOFXAAAAU0lEQVR42gFIALf/AQ4kIhsM/OziBBQaISIS+eUABA4S"
-    "GCIh8wHwBAMDBQkR/wYEBPj28egA9+70AwMJBfvw6OTjBOzgAPEK/e7mAQAEFBMI/fLsh70dPtcfjAIAAAAASUVORK5C"
-    "YII="
-)
-TOP: Final = {"index": 285, "label": "Egyptian cat", "score": 9.27, "probability": 0.7734}
-EXPLAINED: Final = {
-    "predictions": [{"instance": 0, "classes": [TOP]}],
-    "explanations": [
-        {
-            "instance": 0,
-            "target": TOP,
-            "method": "gradcam",
-            "layer": "bn2",
-            "region": {"left": 0, "top": 0, "width": 451, "height": 300},
-            "heatmap": {"shape": [300, 451], "encoding": "png", "data": TINY_PNG},
-            "peak": {"x": 161, "y": 107},
-            "warnings": [],
-        }
-    ],
-}
-LAYER_EXAMPLE: Final = {
-    "name": "bn2",
-    "type": "BatchNormAct2d",
-    "output_shape": [1280, 7, 7],
-    "grid": [7, 7],
-    "explainable": True,
-    "default": True,
-}
-MODEL_EXAMPLE: Final = {
-    "name": "efficientnet-lite0",
-    "ready": True,
-    "source": "embedded:efficientnet-lite0",
-    "device": "cpu",
-    "dtype": "float32",
-    "input": {"height": 224, "width": 224, "mean": [0.5, 0.5, 0.5], "std": [0.5, 0.5, 0.5]},
-    "classes": 1000,
-    "labels": ["tench", "goldfish"],
-    "default_layer": "bn2",
-    "methods": [
-        {
-            "name": "gradcam",
-            "summary": "channels weighted by their mean gradient",
-            "cost": "one backward",
-            "at": "layer",
-            "class_specific": True,
-        }
-    ],
-    "max_batch": 16,
-    "fingerprint": "5b1f0c9e0d6c4f5e8a7b6c5d4e3f2a1b",
-}
 
 _REASONS: Final = {
     400: ("The request cannot be read", "malformed-request", "the body is empty"),
@@ -219,6 +180,31 @@ PREDICT: Final[dict[str, Any]] = {
         PredictRequest,
         PredictParameters,
         {"instances": [_INSTANCE], "parameters": {"top_k": 3, "fit": "squash"}},
+    ),
+}
+ACTIVATIONS: Final[dict[str, Any]] = {
+    "tags": ["explain"],
+    "summary": "What hooks on layers see: inputs, outputs and gradients",
+    "description": (
+        "Answers by `Accept`: `application/json` (default) with statistics; for one image "
+        "`application/x-npz` with the arrays, and for one layer `image/png`, `image/jpeg` or "
+        "`image/webp` with a gallery of its strongest feature maps."
+    ),
+    "response_model": ActivationResponse,
+    "responses": {
+        200: {
+            "content": {
+                "application/json": {"example": {"activations": [ACTIVATION_EXAMPLE]}},
+                **{f"image/{kind}": _BYTES for kind in ("png", "jpeg", "webp")},
+                "application/x-npz": _BYTES,
+            },
+        },
+        **_problems(*_SERVING),
+    },
+    "openapi_extra": _body(
+        ActivationRequest,
+        ActivationParameters,
+        {"instances": [_INSTANCE], "parameters": {"layer": ["blocks.0", "bn2"]}},
     ),
 }
 EXPLAIN: Final[dict[str, Any]] = {

@@ -5,6 +5,7 @@ Hooks on a shared module see every thread's forward, so one thread is correctnes
 
 from __future__ import annotations
 
+from collections.abc import Generator
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from types import TracebackType
@@ -12,9 +13,18 @@ from types import TracebackType
 import torch
 from torch import Tensor
 
-from cam import METHODS, Answer, CamError, ClassTarget, Question, explain_batch
+from cam import (
+    METHODS,
+    Answer,
+    CamError,
+    ClassTarget,
+    Observation,
+    Question,
+    explain_batch,
+    observe,
+)
 from cam.methods.perturbation import Progress
-from cam.stepwise import AnswerSteps, explain_in_steps
+from cam.stepwise import explain_in_steps
 from service.batcher import Batcher, Closed, Full, Outcome
 from service.errors import QueueFull, Unavailable, Unexplainable
 from service.metrics import Metrics
@@ -23,12 +33,15 @@ from service.registry import ServedModel
 RETRY_AFTER_SECONDS = 1
 
 
+Steps = Generator[Progress, None, Answer | CamError | list[Observation]]
+
+
 @dataclass(frozen=True, eq=False)
 class _Item:
     tensor: Tensor
     question: Question
-    steps: AnswerSteps | None = None
-    """Of a method that needs many forward passes: one step of it is the item's work."""
+    steps: Steps | None = None
+    """Work of its own, one step of which is the item's turn."""
 
 
 class Engine:
@@ -41,7 +54,7 @@ class Engine:
         self.model = model
         self._fullest = min(model.max_batch, max_queue)
         self._metrics = metrics
-        self._batcher: Batcher[_Item, Answer | Progress] = Batcher(
+        self._batcher: Batcher[_Item, Answer | Progress | list[Observation]] = Batcher(
             self._run,
             # Each target costs the whole batch a backward pass: one target waits for no hundred,
             # and a prediction for none.
@@ -88,7 +101,7 @@ class Engine:
         Raises:
             QueueFull, Unavailable, Unexplainable
         """
-        steps: AnswerSteps | None = None
+        steps: Steps | None = None
         if question.targets and METHODS[question.method].steps:
             chunk = self.model.max_batch
             image = tensor.to(self.model.device, self.model.dtype)
@@ -104,7 +117,27 @@ class Engine:
         self._metrics.phase_seconds.labels(phase="queue").observe(queued)
         return Outcome(outcome.value, queued, ran, outcome.batch_size)
 
-    async def _submit(self, item: _Item) -> Outcome[Answer | Progress]:
+    async def observe(
+        self, tensor: Tensor, layers: tuple[str, ...], target: ClassTarget
+    ) -> Outcome[list[Observation]]:
+        """Look at layers while the model sees one image, float32 (3, H, W).
+
+        Raises:
+            QueueFull, Unavailable, Unexplainable
+        """
+        image = tensor[None].to(self.model.device, self.model.dtype)
+
+        def look() -> Steps:
+            yield from ()  # in one step
+            return observe(self.model.module, image, layers, target)
+
+        outcome = await self._submit(_Item(tensor, Question((), "gradcam", ()), look()))
+        assert isinstance(outcome.value, list)
+        return Outcome(
+            outcome.value, outcome.queued_seconds, outcome.run_seconds, outcome.batch_size
+        )
+
+    async def _submit(self, item: _Item) -> Outcome[Answer | Progress | list[Observation]]:
         try:
             return await self._batcher.submit(item)
         except Full as error:
@@ -121,7 +154,7 @@ class Engine:
         except CamError as error:
             raise Unexplainable(f"model {self.model.name!r} cannot explain it: {error}") from None
 
-    def _run(self, items: list[_Item]) -> list[Answer | Progress | CamError]:
+    def _run(self, items: list[_Item]) -> list[Answer | Progress | list[Observation] | CamError]:
         self._metrics.batch_size.labels(model=self.model.name).observe(len(items))
         with self._metrics.phase_seconds.labels(phase="forward_backward").time():
             if items[0].steps:

@@ -10,19 +10,20 @@ from dataclasses import dataclass, field
 from functools import partial
 from time import perf_counter
 from types import TracebackType
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from PIL import Image
 
-from cam import Answer, Explanation, Question
+from cam import Answer, Explanation, Observation, Question
 from service import schemas
+from service.batcher import Outcome
 from service.engine import Engine
 from service.errors import Problem
 from service.images import decode
 from service.metrics import Metrics
-from service.parameters import Parameters, PredictParameters
+from service.parameters import ActivationParameters, Parameters, PredictParameters
 from service.preprocessing import Fit, ModelInput
-from service.questions import question_of
+from service.questions import layers_of, question_of, target_of
 from service.registry import ServedModel
 from service.rendering import Drawing, describe, draw, encode, encode_values, top_classes
 from service.requests import Instance
@@ -48,6 +49,11 @@ class Timings:
 
     def note(self, phase: str, seconds: float) -> None:
         self.seconds[phase] = max(self.seconds.get(phase, 0.0), seconds)
+
+    def note_outcome(self, outcome: Outcome[Any]) -> None:
+        self.note("queue", outcome.queued_seconds)
+        self.note("forward_backward", outcome.run_seconds)
+        self.batch_size = max(self.batch_size, outcome.batch_size)
 
     def header(self) -> str:
         """As a Server-Timing header: durations in milliseconds."""
@@ -109,6 +115,24 @@ class Explainer:
             Problem: of this instance alone.
         """
         return await self._answer(engine, instance, Question((), "gradcam", ()), timings)
+
+    async def observe(
+        self, engine: Engine, instance: Instance[ActivationParameters], timings: Timings
+    ) -> list[Observation]:
+        """What the layers that the parameters name do with the instance.
+
+        Raises:
+            Problem: of this instance alone.
+        """
+        try:
+            layers = layers_of(engine.model, instance.parameters)
+            target = target_of(engine.model, instance.parameters.target)
+        except Problem as problem:
+            raise instance.blame(problem) from None
+        _, seen = await self._seen(engine, instance, timings)
+        outcome = await engine.observe(seen.tensor, layers, target)
+        timings.note_outcome(outcome)
+        return outcome.value
 
     async def describe(
         self,
@@ -178,15 +202,18 @@ class Explainer:
         question: Question,
         timings: Timings,
     ) -> Explained:
+        photo, seen = await self._seen(engine, instance, timings)
+        outcome = await engine.answer(seen.tensor, question)
+        timings.note_outcome(outcome)
+        return Explained(photo, seen, outcome.value)
+
+    async def _seen(
+        self, engine: Engine, instance: Instance[PredictParameters], timings: Timings
+    ) -> tuple[Image.Image, ModelInput]:
         try:
-            photo, seen = await self._in_thread(partial(self._see, engine.model, instance, timings))
+            return await self._in_thread(partial(self._see, engine.model, instance, timings))
         except Problem as problem:
             raise problem.at(instance.pointer) from None
-        outcome = await engine.answer(seen.tensor, question)
-        timings.note("queue", outcome.queued_seconds)
-        timings.note("forward_backward", outcome.run_seconds)
-        timings.batch_size = max(timings.batch_size, outcome.batch_size)
-        return Explained(photo, seen, outcome.value)
 
     def _see(
         self, model: ServedModel, instance: Instance[PredictParameters], timings: Timings

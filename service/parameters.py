@@ -14,13 +14,14 @@ from cam import COLORMAPS, METHODS
 MAX_MAPS = 100
 """Of one request."""
 MAX_INSTANCES = 1024
+MAX_NAME = 200
 
 
 class _Closed(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
-Name = Annotated[str, Field(min_length=1, max_length=200)]
+Name = Annotated[str, Field(min_length=1, max_length=MAX_NAME)]
 ClassIndex = Annotated[int, Field(ge=0, lt=2**31)]
 
 
@@ -50,6 +51,28 @@ ColormapParameter = Annotated[str, Field(json_schema_extra={"enum": list(COLORMA
 
 def no_method(name: str) -> str:
     return f"there is no method {name!r}; the methods are {', '.join(METHODS)}"
+
+
+def object_in_text(target: Any) -> Any:
+    """A target's object may come as JSON in a query, a form field or on the command line."""
+    if isinstance(target, list):
+        return [object_in_text(each) for each in target]
+    if isinstance(target, str) and target.lstrip().startswith("{"):
+        try:
+            return json.loads(target)
+        except ValueError:
+            sentence = "it should be a JSON object if it starts with a brace"
+            raise PydanticCustomError("target", sentence) from None
+    if isinstance(target, str) and len(target) > MAX_NAME:  # of digits, it might be an index
+        raise PydanticCustomError("target", "it should have at most 200 characters")
+    return target
+
+
+def known_colormap(colormap: str) -> str:
+    if colormap not in COLORMAPS:
+        names = ", ".join(COLORMAPS)
+        raise PydanticCustomError("unknown_colormap", f"the colormaps are {names}")
+    return colormap
 
 
 class PredictParameters(_Closed):
@@ -128,19 +151,8 @@ class Parameters(PredictParameters):
         )
         return targets * layers
 
-    @field_validator("target", mode="before")
-    @classmethod
-    def _object_in_text(cls, target: Any) -> Any:
-        """An object may come as JSON in a query, a form field or on the command line."""
-        if isinstance(target, list):
-            return [cls._object_in_text(each) for each in target]
-        if isinstance(target, str) and target.lstrip().startswith("{"):
-            try:
-                return json.loads(target)
-            except ValueError:
-                sentence = "it should be a JSON object if it starts with a brace"
-                raise PydanticCustomError("target", sentence) from None
-        return target
+    _object_in_text = field_validator("target", mode="before")(object_in_text)
+    _colormap_exists = field_validator("colormap")(known_colormap)
 
     @field_validator("method")
     @classmethod
@@ -149,13 +161,31 @@ class Parameters(PredictParameters):
             raise PydanticCustomError("unknown_method", no_method(method))
         return method
 
-    @field_validator("colormap")
-    @classmethod
-    def _colormap_exists(cls, colormap: str) -> str:
-        if colormap not in COLORMAPS:
-            names = ", ".join(COLORMAPS)
-            raise PydanticCustomError("unknown_colormap", f"the colormaps are {names}")
-        return colormap
+
+class ActivationParameters(PredictParameters):
+    """Parameters of `:activations`."""
+
+    top_k: int = Field(25, ge=1, le=400, description="How many channels a gallery shows.")
+    layer: LayerParameter = Field(
+        "auto",
+        description=(
+            "A layer, several, or patterns like `blocks.*.bn1`; `auto` is the model's default."
+        ),
+    )
+    target: ClassIndex | Name | TargetObject | None = Field(
+        None, description="What is differentiated; without it, the predicted class's logit."
+    )
+    by: Literal["activation", "gradient"] = Field(
+        "activation",
+        description=(
+            "Which channels a gallery shows: those of the greatest mean activation, or those that "
+            "Grad-CAM weights most."
+        ),
+    )
+    colormap: ColormapParameter = Field("viridis", description="The colours of a gallery.")
+
+    _object_in_text = field_validator("target", mode="before")(object_in_text)
+    _colormap_exists = field_validator("colormap")(known_colormap)
 
 
 class ImageSource(_Closed):
@@ -185,6 +215,13 @@ class PredictRequest(_Closed):
         min_length=1, max_length=MAX_INSTANCES
     )
     parameters: PredictParameters = PredictParameters()
+
+
+class ActivationRequest(_Closed):
+    instances: Annotated[list[PredictInstance], FailFast()] = Field(
+        min_length=1, max_length=MAX_INSTANCES
+    )
+    parameters: ActivationParameters = ActivationParameters()
 
 
 class ExplainRequest(_Closed):

@@ -5,16 +5,27 @@ question.
 from __future__ import annotations
 
 import difflib
+import fnmatch
 
 from cam import METHODS, ClassTarget, Question
 from service.errors import (
     ClassOutOfRange,
+    InvalidParameter,
     InvalidTarget,
     UnknownLayer,
     UnknownMethod,
 )
-from service.parameters import OneTarget, Parameters, TargetObject, no_method
+from service.parameters import (
+    ActivationParameters,
+    OneTarget,
+    Parameters,
+    TargetObject,
+    no_method,
+)
 from service.registry import ServedModel
+
+MAX_OBSERVED = 64
+"""Layers of one :activations request."""
 
 
 def question_of(model: ServedModel, parameters: Parameters) -> Question:
@@ -27,13 +38,44 @@ def question_of(model: ServedModel, parameters: Parameters) -> Question:
     if parameters.method not in METHODS:
         raise UnknownMethod(no_method(parameters.method))
     asked = parameters.target if isinstance(parameters.target, list) else [parameters.target]
-    targets = tuple(_target(model, target) for target in asked)
+    targets = tuple(target_of(model, target) for target in asked)
     named = parameters.layer if isinstance(parameters.layer, list) else [parameters.layer]
     layers = tuple(dict.fromkeys(_layer(model, name) for name in named))
     return Question(targets, parameters.method, layers, parameters.budget)
 
 
-def _target(model: ServedModel, target: OneTarget | None) -> ClassTarget:
+def layers_of(model: ServedModel, parameters: ActivationParameters) -> tuple[str, ...]:
+    """The layers that names and patterns mean, in execution order.
+
+    Raises:
+        UnknownLayer, InvalidParameter
+    """
+    named = parameters.layer if isinstance(parameters.layer, list) else [parameters.layer]
+    ran = [layer.name for layer in model.layers if layer.shape is not None]
+    wanted: set[str] = set()
+    for name in named:
+        pattern = model.default_layer if name == "auto" else name
+        found = [each for each in ran if each == pattern] or fnmatch.filter(ran, pattern)
+        if not found:
+            near = difflib.get_close_matches(pattern, ran, 3) or ran[-3:]
+            raise UnknownLayer(
+                f"model {model.name!r} has no layer {name[:80]!r} that returns a tensor; the "
+                f"nearest are {', '.join(near)}"
+            )
+        wanted.update(found)
+    if len(wanted) > MAX_OBSERVED:
+        raise InvalidParameter(
+            f"layer names {len(wanted)} layers; at most {MAX_OBSERVED} are allowed, so use a "
+            "narrower pattern"
+        )
+    return tuple(name for name in ran if name in wanted)
+
+
+def target_of(model: ServedModel, target: OneTarget | None) -> ClassTarget:
+    """
+    Raises:
+        UnknownLabel, AmbiguousLabel, ClassOutOfRange, InvalidTarget
+    """
     if not isinstance(target, TargetObject):
         return ClassTarget(_class(model, target))
     index, minus = _class(model, target.class_), _class(model, target.minus)

@@ -27,6 +27,8 @@ from service.errors import (
 )
 from service.parameters import (
     MAX_INSTANCES,
+    ActivationParameters,
+    ActivationRequest,
     ExplainInstance,
     ExplainRequest,
     Parameters,
@@ -37,6 +39,12 @@ from service.parameters import (
 
 P = TypeVar("P", bound=PredictParameters)
 P_co = TypeVar("P_co", bound=PredictParameters, covariant=True)
+Body = PredictRequest | ExplainRequest | ActivationRequest
+REQUESTS: dict[type[PredictParameters], type[Body]] = {
+    PredictParameters: PredictRequest,
+    Parameters: ExplainRequest,
+    ActivationParameters: ActivationRequest,
+}
 OWN = ("target", "method", "layer")
 ACCEPTED = "application/json, multipart/form-data or image/*"
 
@@ -106,9 +114,9 @@ def _from_json(
 ) -> list[Instance[P]]:
     if not body.strip():
         raise MalformedRequest('the body is empty; send {"instances": [{"image": {"b64": …}}]}')
-    schema = ExplainRequest if isinstance(base, Parameters) else PredictRequest
+    schema = REQUESTS[type(base)]
     try:
-        sent: ExplainRequest | PredictRequest = schema.model_validate_json(body, strict=True)
+        sent = schema.model_validate_json(body, strict=True)
     except ValidationError as error:
         raise _body_problem(error, type(base)) from None
     _limit(len(sent.instances), max_instances)

@@ -1,18 +1,16 @@
-"""The HTTP contract: parse → call → render."""
+"""The routes that take images: parse → call → render."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from pathlib import Path
 
 from anyio import to_thread
 from fastapi import APIRouter
 from starlette.requests import Request
-from starlette.responses import HTMLResponse, Response, StreamingResponse
+from starlette.responses import Response, StreamingResponse
 
-from cam import METHODS
 from service import documentation, schemas
 from service.answers import (
     as_ready,
@@ -22,108 +20,29 @@ from service.answers import (
     require_one_map,
     together,
 )
-from service.engine import RETRY_AFTER_SECONDS, Engine
-from service.errors import DeadlineExceeded, InvalidParameter, Problem, Unavailable
+from service.engine import Engine
+from service.errors import DeadlineExceeded, InvalidParameter, Problem
 from service.explainer import Explainer, Timings
 from service.fleet import Fleet
-from service.metrics import CONTENT_TYPE, Metrics
+from service.metrics import Metrics
 from service.negotiation import choose
-from service.parameters import MAX_MAPS, Parameters, PredictParameters
+from service.observations import describe_activation, draw_gallery, pack_arrays
+from service.parameters import MAX_MAPS, ActivationParameters, Parameters, PredictParameters
 from service.rendering import EXTENSIONS
 from service.requests import Instance, read_instances
 from service.schemas import dump
 from service.settings import Settings
 
 JSON, NDJSON, NPY = "application/json", "application/x-ndjson", "application/x-npy"
+NPZ = "application/x-npz"
+ACTIVATION_FORMS = (JSON, *EXTENSIONS, NPZ)
 FORMS = (JSON, "image/png", "image/jpeg", "image/webp", NPY, NDJSON)
-PAGE = Path(__file__).with_name("page.html")
-PAGE_POLICY = (
-    "default-src 'none'; connect-src 'self'; img-src 'self' data: blob:; "
-    "style-src 'unsafe-inline'; script-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
-)
 
 
 def make_router(
     *, fleet: Fleet, explainer: Explainer, metrics: Metrics, settings: Settings
 ) -> APIRouter:
     router = APIRouter()
-    page = PAGE.read_text(encoding="utf-8")
-
-    @router.get("/", response_class=HTMLResponse, **documentation.PAGE)
-    async def show_page() -> Response:
-        return HTMLResponse(page, headers={"Content-Security-Policy": PAGE_POLICY})
-
-    @router.get("/healthz", **documentation.HEALTHZ)
-    async def is_alive() -> schemas.Health:
-        return schemas.Health(status="ok")
-
-    @router.get("/readyz", **documentation.READYZ)
-    async def is_ready() -> schemas.Health:
-        if not fleet.ready:
-            raise Unavailable(fleet.why_not_ready(), retry_after=RETRY_AFTER_SECONDS)
-        return schemas.Health(status="ok")
-
-    @router.get("/metrics", response_class=Response, **documentation.METRICS)
-    async def show_metrics() -> Response:
-        fleet.measure()
-        return Response(metrics.render(), media_type=CONTENT_TYPE)
-
-    @router.get("/v1/models", **documentation.MODELS)
-    async def list_models() -> schemas.ModelList:
-        return schemas.ModelList(models=fleet.names)
-
-    @router.get("/v1/models/{model:model}", **documentation.MODEL)
-    async def describe_model(model: str) -> schemas.ModelDescription:
-        served = fleet.engine(model).model
-        seen = served.preprocessing
-        return schemas.ModelDescription(
-            name=served.name,
-            ready=fleet.model_ready(model),
-            source=served.source,
-            device=str(served.device),
-            dtype=str(served.dtype).removeprefix("torch."),
-            input=schemas.InputDescription(
-                height=seen.height, width=seen.width, mean=seen.mean, std=seen.std
-            ),
-            classes=served.classes,
-            labels=list(served.labels.names),
-            default_layer=served.default_layer,
-            methods=[
-                schemas.MethodDescription(
-                    name=method.name,
-                    summary=method.summary,
-                    cost=method.cost,
-                    budget=method.budget or None,
-                    at=method.at,
-                    class_specific=method.class_specific,
-                )
-                for method in METHODS.values()
-            ],
-            max_batch=served.max_batch,
-            fingerprint=served.fingerprint,
-        )
-
-    @router.get(
-        "/v1/models/{model:model}/layers",
-        response_model_exclude_none=True,
-        **documentation.LAYERS,
-    )
-    async def list_layers(model: str) -> schemas.LayerList:
-        served = fleet.engine(model).model
-        return schemas.LayerList(
-            layers=[
-                schemas.LayerDescription(
-                    name=layer.name,
-                    type=layer.type,
-                    output_shape=None if layer.shape is None else list(layer.shape),
-                    grid=layer.grid and (layer.grid.height, layer.grid.width),
-                    explainable=layer.explainable,
-                    reason=layer.problem,
-                    default=layer.name == served.default_layer,
-                )
-                for layer in served.layers
-            ]
-        )
 
     @router.post("/v1/models/{model:model}:predict", **documentation.PREDICT)
     async def predict(model: str, request: Request) -> Response:
@@ -175,6 +94,47 @@ def make_router(
                 answer = await _explain_all(engine, instances, timings, headers)
                 body = await to_thread.run_sync(dump, answer)
         headers["Server-Timing"] = timings.header()
+        return Response(body, media_type=form, headers=headers)
+
+    @router.post("/v1/models/{model:model}:activations", **documentation.ACTIVATIONS)
+    async def show_activations(model: str, request: Request) -> Response:
+        form = choose(_list_of(request, "accept"), ACTIVATION_FORMS)
+        engine = fleet.engine(model)
+        timings = Timings()
+
+        async def look(
+            instance: Instance[ActivationParameters],
+        ) -> list[schemas.LayerActivation]:
+            seen = await explainer.observe(engine, instance, timings)
+            return [
+                describe_activation(
+                    each, instance.parameters, instance=instance.index, name=instance.id
+                )
+                for each in seen
+            ]
+
+        async with _deadline(settings):
+            instances = await read_instances(
+                request, ActivationParameters, max_instances=settings.max_instances
+            )
+            if form == JSON:
+                activations: list[schemas.LayerActivation | schemas.FailedInstance] = []
+                results = await together(look, instances)
+                for instance, result in zip(instances, results, strict=True):
+                    if isinstance(result, Problem):
+                        activations.append(failed(instance, result))
+                    else:
+                        activations.extend(result)
+                body = dump(schemas.ActivationResponse(activations=activations))
+            else:
+                require_one_map(len(instances), form)
+                seen = await explainer.observe(engine, instances[0], timings)
+                if form == NPZ:
+                    body = await to_thread.run_sync(pack_arrays, seen)
+                else:
+                    parameters = instances[0].parameters
+                    body = await to_thread.run_sync(draw_gallery, seen, parameters, form)
+        headers = {"Server-Timing": timings.header(), "Vary": "Accept"}
         return Response(body, media_type=form, headers=headers)
 
     async def explained(

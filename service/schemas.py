@@ -114,6 +114,34 @@ class ExplainResponse(_Open):
     explanations: list[Explanation | FailedInstance]
 
 
+class SignalDescription(_Open):
+    """One tensor of one image, without the batch."""
+
+    shape: list[int]
+    mean: float
+    std: float
+    minimum: float
+    maximum: float
+    zeros: float = Field(description="The share of exact zeros: behind a ReLU, of dead units.")
+
+
+class LayerActivation(_Open):
+    instance: int
+    id: str | None = None
+    layer: str
+    type: str
+    input: SignalDescription | None = Field(None, description="Absent if no tensor went in.")
+    output: SignalDescription
+    gradient: SignalDescription | None = Field(
+        None, description="Of the target at the output; absent if it does not depend on it."
+    )
+    channels: list[int] = Field(description="The top_k strongest, strongest first.")
+
+
+class ActivationResponse(_Open):
+    activations: list[LayerActivation | FailedInstance]
+
+
 class ModelList(_Open):
     models: list[str]
 

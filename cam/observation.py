@@ -1,0 +1,121 @@
+"""What the hooks see: inputs, outputs and gradients of layers, their statistics, a gallery."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from cam.capture import Capture
+from cam.evaluation import evaluating
+from cam.grids import Grid, grid_of
+from cam.targets import ClassTarget, logits_of
+
+
+@dataclass(frozen=True)
+class Statistics:
+    """Of all numbers in a tensor."""
+
+    mean: float
+    std: float
+    """Of the population."""
+    minimum: float
+    maximum: float
+    zeros: float
+    """The share of exact zeros, 0 … 1: behind a ReLU, of dead units."""
+
+
+@dataclass(frozen=True, eq=False)
+class Observation:
+    """One layer in one forward pass of one image, and in the backward pass of one target."""
+
+    layer: str
+    type: str
+    """The module's class name."""
+    input: NDArray[np.float32] | None
+    """The first floating-point tensor that went in, without the batch; None if there was none."""
+    output: NDArray[np.float32]
+    """What came out, without the batch."""
+    gradient: NDArray[np.float32] | None
+    """∂score/∂output; None where the target does not depend on the layer."""
+    grid: Grid | None
+    """Where in the output the positions are; None if it does not lie on the image."""
+
+    def channels(self) -> NDArray[np.float32] | None:
+        """The output as feature maps (K, h, w), if it lies on the image."""
+        return None if self.grid is None else _grid(self.grid, self.output)
+
+    def strongest(self, count: int, by: str) -> list[int]:
+        """The indices of at most `count` channels, strongest first: those of the greatest mean
+        activation, or `by` = "gradient" those that Grad-CAM weights most, either way."""
+        maps = self.channels()
+        if maps is None:
+            return []
+        if by == "gradient":
+            if self.grid is None or self.gradient is None:
+                return []
+            strength = np.abs(_grid(self.grid, self.gradient).mean(axis=(1, 2)))
+        else:
+            strength = maps.mean(axis=(1, 2))
+        return [int(index) for index in np.argsort(-strength, kind="stable")[:count]]
+
+
+def observe(
+    model: nn.Module, image: Tensor, layers: Sequence[str], target: ClassTarget
+) -> list[Observation]:
+    """Look at `layers` while `model` sees `image`, and while `target` is differentiated.
+
+    Args:
+        image: float (1, C, H, W), preprocessed, on the model's device and in its dtype.
+
+    Raises:
+        CamError: if a layer or the target cannot be looked at. The model is left as found.
+    """
+    types = {name: type(module).__name__ for name, module in model.named_modules()}
+    with evaluating(model), Capture(model, layers, inputs=True) as capture:
+        logits = logits_of(model(image)).float()
+        score = target.resolve(logits[0].detach()).score(logits[0])
+        if score.requires_grad:
+            capture.backward(score)
+        inputs, gradients = capture.inputs, capture.reached
+        size = (int(image.shape[-2]), int(image.shape[-1]))
+        return [
+            Observation(
+                layer=layer,
+                type=types[layer],
+                input=_array(inputs.get(layer)),
+                output=output.float().cpu().numpy()[0],
+                gradient=_array(gradients.get(layer)),
+                grid=grid_of(tuple(output.shape), size) if len(output) == 1 else None,
+            )
+            for layer, output in capture.activations.items()
+        ]
+
+
+def statistics(values: NDArray[np.float32]) -> Statistics:
+    return Statistics(
+        mean=float(values.mean(dtype=np.float64)),
+        std=float(values.std(dtype=np.float64)),
+        minimum=float(values.min()),
+        maximum=float(values.max()),
+        zeros=float((values == 0).mean()),
+    )
+
+
+def _array(tensor: Tensor | None) -> NDArray[np.float32] | None:
+    """Of one image: without the batch, where there is one."""
+    if tensor is None:
+        return None
+    values: NDArray[np.float32] = tensor.float().cpu().numpy()
+    return values[0] if len(values) == 1 else values
+
+
+def _grid(grid: Grid, values: NDArray[np.float32]) -> NDArray[np.float32]:
+    if grid.kind == "channels last":
+        return np.moveaxis(values, 2, 0)
+    if grid.kind == "tokens":
+        return values[grid.prefix :].T.reshape(-1, grid.height, grid.width)
+    return values

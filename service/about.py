@@ -1,0 +1,104 @@
+"""The routes that tell about the service: the page, health, metrics, models and their layers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from fastapi import APIRouter
+from starlette.responses import HTMLResponse, Response
+
+from cam import METHODS
+from service import documentation, schemas
+from service.engine import RETRY_AFTER_SECONDS
+from service.errors import Unavailable
+from service.fleet import Fleet
+from service.metrics import CONTENT_TYPE, Metrics
+
+PAGE = Path(__file__).with_name("page.html")
+PAGE_POLICY = (
+    "default-src 'none'; connect-src 'self'; img-src 'self' data: blob:; "
+    "style-src 'unsafe-inline'; script-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
+)
+
+
+def make_about_router(*, fleet: Fleet, metrics: Metrics) -> APIRouter:
+    router = APIRouter()
+    page = PAGE.read_text(encoding="utf-8")
+
+    @router.get("/", response_class=HTMLResponse, **documentation.PAGE)
+    async def show_page() -> Response:
+        return HTMLResponse(page, headers={"Content-Security-Policy": PAGE_POLICY})
+
+    @router.get("/healthz", **documentation.HEALTHZ)
+    async def is_alive() -> schemas.Health:
+        return schemas.Health(status="ok")
+
+    @router.get("/readyz", **documentation.READYZ)
+    async def is_ready() -> schemas.Health:
+        if not fleet.ready:
+            raise Unavailable(fleet.why_not_ready(), retry_after=RETRY_AFTER_SECONDS)
+        return schemas.Health(status="ok")
+
+    @router.get("/metrics", response_class=Response, **documentation.METRICS)
+    async def show_metrics() -> Response:
+        fleet.measure()
+        return Response(metrics.render(), media_type=CONTENT_TYPE)
+
+    @router.get("/v1/models", **documentation.MODELS)
+    async def list_models() -> schemas.ModelList:
+        return schemas.ModelList(models=fleet.names)
+
+    @router.get("/v1/models/{model:model}", **documentation.MODEL)
+    async def describe_model(model: str) -> schemas.ModelDescription:
+        served = fleet.engine(model).model
+        seen = served.preprocessing
+        return schemas.ModelDescription(
+            name=served.name,
+            ready=fleet.model_ready(model),
+            source=served.source,
+            device=str(served.device),
+            dtype=str(served.dtype).removeprefix("torch."),
+            input=schemas.InputDescription(
+                height=seen.height, width=seen.width, mean=seen.mean, std=seen.std
+            ),
+            classes=served.classes,
+            labels=list(served.labels.names),
+            default_layer=served.default_layer,
+            methods=[
+                schemas.MethodDescription(
+                    name=method.name,
+                    summary=method.summary,
+                    cost=method.cost,
+                    budget=method.budget or None,
+                    at=method.at,
+                    class_specific=method.class_specific,
+                )
+                for method in METHODS.values()
+            ],
+            max_batch=served.max_batch,
+            fingerprint=served.fingerprint,
+        )
+
+    @router.get(
+        "/v1/models/{model:model}/layers",
+        response_model_exclude_none=True,
+        **documentation.LAYERS,
+    )
+    async def list_layers(model: str) -> schemas.LayerList:
+        served = fleet.engine(model).model
+        return schemas.LayerList(
+            layers=[
+                schemas.LayerDescription(
+                    name=layer.name,
+                    type=layer.type,
+                    output_shape=None if layer.shape is None else list(layer.shape),
+                    grid=layer.grid and (layer.grid.height, layer.grid.width),
+                    explainable=layer.explainable,
+                    reason=layer.problem,
+                    default=layer.name == served.default_layer,
+                )
+                for layer in served.layers
+            ]
+        )
+
+    return router
