@@ -156,11 +156,11 @@ class InputDescription(_Open):
 class MethodDescription(_Open):
     name: str
     summary: str
-    cost: Literal["one forward", "one backward", "N forwards"] = Field(
+    cost: Literal["one forward", "one backward", "N forwards", "N backwards"] = Field(
         description="Beside the forward pass that predicts."
     )
     budget: int | None = Field(
-        None, description="Of N forwards: how many at most, unless the request says otherwise."
+        None, description="Of N passes: how many at most, unless the request says otherwise."
     )
     at: Literal["layer", "input"] = Field(description="Where the map is made.")
     class_specific: bool = Field(description="Whether the map depends on the target.")

@@ -29,9 +29,10 @@ from cam.methods.gradients import (
     xgradcam,
 )
 from cam.methods.perturbation import Steps, ablationcam, occlusion, rise, scorecam
+from cam.methods.pixels import gradient, smoothgrad
 from cam.methods.subject import Subject
 
-Cost = Literal["one forward", "one backward", "N forwards"]
+Cost = Literal["one forward", "one backward", "N forwards", "N backwards"]
 INPUT: Final = "input"
 """Stands where a layer's name would, for methods that look at the image itself."""
 
@@ -145,6 +146,22 @@ METHODS: Final[dict[str, Method]] = {
             steps=occlusion,
             at="input",
             budget=196,
+        ),
+        Method(
+            "gradient",
+            "how much each pixel matters, either way",
+            "one backward",
+            steps=gradient,
+            at="input",
+            budget=1,
+        ),
+        Method(
+            "smoothgrad",
+            "the same, averaged over noisy copies of the photo",
+            "N backwards",
+            steps=smoothgrad,
+            at="input",
+            budget=25,
         ),
     )
 }

@@ -49,6 +49,22 @@ class Subject:
             [torch.stack([target.score(row) for target in self.targets]) for row in logits]
         )
 
+    def gradients(self, images: Tensor) -> Tensor:
+        """Each target's gradient at each image (n, C, H, W): float32 (targets, n, C, H, W)."""
+        with evaluating(self.model), torch.inference_mode(False), torch.enable_grad():
+            probe = images.detach().clone().requires_grad_()
+            # The clone: a leaf may not be changed in place, as a model's first layer might.
+            logits = logits_of(self.model(probe.clone())).float()
+            found = [
+                torch.autograd.grad(
+                    torch.stack([target.score(row) for row in logits]).sum(),
+                    probe,
+                    retain_graph=True,
+                )[0]
+                for target in self.targets
+            ]
+        return torch.stack(found).float()
+
     def of_probabilities(self) -> Subject:
         """The same with probabilities as numbers, for methods that are defined by them."""
         targets = tuple(replace(target, of="probability") for target in self.targets)
