@@ -111,8 +111,11 @@ class Batcher(Generic[Item, Result]):
         """Items waiting."""
         return sum(not entry.future.cancelled() for entry in self._queue)
 
-    def submit(self, item: Item) -> asyncio.Future[Outcome[Result]]:
+    def submit(self, item: Item, *, admitted: bool = False) -> asyncio.Future[Outcome[Result]]:
         """Queue an item at once; await the future for its outcome, cancel it to withdraw.
+
+        Args:
+            admitted: it goes on with work that was let in before, and is not refused half-way.
 
         Raises:
             Full: if the queue is.
@@ -122,7 +125,7 @@ class Batcher(Generic[Item, Result]):
             raise Closed("the batcher is closed")
         if len(self._queue) >= self._max_queue:
             self._queue = deque(e for e in self._queue if not e.future.cancelled())
-        if len(self._queue) >= self._max_queue:
+        if len(self._queue) >= self._max_queue and not admitted:
             raise Full(f"{len(self._queue)} items are waiting")
         future: asyncio.Future[Outcome[Result]] = asyncio.get_running_loop().create_future()
         self._queue.append(_Entry(item, future, perf_counter()))

@@ -33,6 +33,7 @@ from service.registry import ServedModel
 RETRY_AFTER_SECONDS = 1
 
 
+Worked = Answer | Progress | list[Observation]
 Steps = Generator[Progress, None, Answer | CamError | list[Observation]]
 
 
@@ -54,7 +55,7 @@ class Engine:
         self.model = model
         self._fullest = min(model.max_batch, max_queue)
         self._metrics = metrics
-        self._batcher: Batcher[_Item, Answer | Progress | list[Observation]] = Batcher(
+        self._batcher: Batcher[_Item, Worked] = Batcher(
             self._run,
             # Each target costs the whole batch a backward pass: one target waits for no hundred,
             # and a prediction for none.
@@ -108,9 +109,11 @@ class Engine:
             steps = explain_in_steps(self.model.module, image, question, chunk=chunk)
         item = _Item(tensor, question, steps)
         queued = ran = 0.0
+        admitted = False
         while True:
             # Between two steps others have their turn, and a caller who has gone ends the work.
-            outcome = await self._submit(item)
+            outcome = await self._submit(item, admitted=admitted)
+            admitted = True
             queued, ran = queued + outcome.queued_seconds, ran + outcome.run_seconds
             if isinstance(outcome.value, Answer):
                 break
@@ -137,9 +140,11 @@ class Engine:
             outcome.value, outcome.queued_seconds, outcome.run_seconds, outcome.batch_size
         )
 
-    async def _submit(self, item: _Item) -> Outcome[Answer | Progress | list[Observation]]:
+    async def _submit(
+        self, item: _Item, *, admitted: bool = False
+    ) -> Outcome[Answer | Progress | list[Observation]]:
         try:
-            return await self._batcher.submit(item)
+            return await self._batcher.submit(item, admitted=admitted)
         except Full as error:
             self._metrics.rejected.labels(reason="queue full").inc()
             raise QueueFull(
@@ -154,7 +159,7 @@ class Engine:
         except CamError as error:
             raise Unexplainable(f"model {self.model.name!r} cannot explain it: {error}") from None
 
-    def _run(self, items: list[_Item]) -> list[Answer | Progress | list[Observation] | CamError]:
+    def _run(self, items: list[_Item]) -> list[Worked | CamError]:
         self._metrics.batch_size.labels(model=self.model.name).observe(len(items))
         with self._metrics.phase_seconds.labels(phase="forward_backward").time():
             if items[0].steps:

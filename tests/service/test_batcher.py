@@ -223,3 +223,16 @@ async def test_a_worker_cancelled_between_the_halves_of_a_batch_leaves_nobody_wa
     gate.set()
     with pytest.raises(asyncio.CancelledError):
         await batcher.__aexit__(None, None, None)
+
+
+async def test_work_that_was_let_in_is_not_refused_half_way() -> None:
+    run = Doubler()
+    async with Batcher(run, max_batch=1, max_queue=1) as batcher:
+        running = await hold(batcher, run)
+        queued = batcher.submit(1)
+        with pytest.raises(Full):
+            batcher.submit(2)
+        further = batcher.submit(3, admitted=True)
+        run.gate.set()
+        assert [(await each).value for each in (queued, further)] == [2, 6]
+        await running
