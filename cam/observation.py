@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
@@ -46,21 +47,23 @@ class Observation:
 
     def channels(self) -> NDArray[np.float32] | None:
         """The output as feature maps (K, h, w), if it lies on the image."""
-        return None if self.grid is None else _grid(self.grid, self.output)
+        return None if self.grid is None else self._maps(self.grid, self.output)
 
     def strongest(self, count: int, by: str) -> list[int]:
         """The indices of at most `count` channels, strongest first: those of the greatest mean
         activation, or `by` = "gradient" those that Grad-CAM weights most, either way."""
-        maps = self.channels()
-        if maps is None:
+        values = self.gradient if by == "gradient" else self.output
+        if self.grid is None or values is None:
             return []
+        strength = self._maps(self.grid, values).mean(axis=(1, 2))
         if by == "gradient":
-            if self.grid is None or self.gradient is None:
-                return []
-            strength = np.abs(_grid(self.grid, self.gradient).mean(axis=(1, 2)))
-        else:
-            strength = maps.mean(axis=(1, 2))
+            strength = np.abs(strength)
         return [int(index) for index in np.argsort(-strength, kind="stable")[:count]]
+
+    @staticmethod
+    def _maps(grid: Grid, values: NDArray[np.float32]) -> NDArray[np.float32]:
+        maps: NDArray[np.float32] = grid.apply(torch.from_numpy(values)[None])[0].numpy()
+        return maps
 
 
 def observe(
@@ -111,11 +114,3 @@ def _array(tensor: Tensor | None) -> NDArray[np.float32] | None:
         return None
     values: NDArray[np.float32] = tensor.float().cpu().numpy()
     return values[0] if len(values) == 1 else values
-
-
-def _grid(grid: Grid, values: NDArray[np.float32]) -> NDArray[np.float32]:
-    if grid.kind == "channels last":
-        return np.moveaxis(values, 2, 0)
-    if grid.kind == "tokens":
-        return values[grid.prefix :].T.reshape(-1, grid.height, grid.width)
-    return values

@@ -67,9 +67,7 @@ def create_app(settings: Settings, entries: Sequence[ModelEntry] = (EMBEDDED,)) 
     app.add_exception_handler(Problem, _on_problem)
     app.add_exception_handler(HTTPException, _on_http_exception)
     app.include_router(make_about_router(fleet=fleet, metrics=metrics))
-    app.include_router(
-        make_router(fleet=fleet, explainer=explainer, metrics=metrics, settings=settings)
-    )
+    app.include_router(make_router(fleet=fleet, explainer=explainer, settings=settings))
     return app
 
 

@@ -6,7 +6,6 @@ Hooks on a shared module see every thread's forward, so one thread is correctnes
 from __future__ import annotations
 
 from collections.abc import Generator
-from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from types import TracebackType
 
@@ -64,10 +63,9 @@ class Engine:
             max_queue=max_queue,
             name=f"engine {model.name}",
         )
-        self._scope = AsyncExitStack()
 
     async def __aenter__(self) -> Engine:
-        await self._scope.enter_async_context(self._batcher)
+        await self._batcher.__aenter__()
         return self
 
     async def __aexit__(
@@ -76,7 +74,7 @@ class Engine:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        await self._scope.aclose()
+        await self._batcher.__aexit__(kind, error, trace)
 
     @property
     def alive(self) -> bool:
@@ -102,12 +100,14 @@ class Engine:
         Raises:
             QueueFull, Unavailable, Unexplainable
         """
-        steps: Steps | None = None
-        if question.targets and METHODS[question.method].steps:
-            chunk = self.model.max_batch
+
+        def in_steps() -> Steps:
             image = tensor.to(self.model.device, self.model.dtype)
-            steps = explain_in_steps(self.model.module, image, question, chunk=chunk)
-        item = _Item(tensor, question, steps)
+            chunk = self.model.max_batch
+            return (yield from explain_in_steps(self.model.module, image, question, chunk=chunk))
+
+        many = question.targets and METHODS[question.method].steps
+        item = _Item(tensor, question, in_steps() if many else None)
         queued = ran = 0.0
         admitted = False
         while True:
@@ -128,10 +128,10 @@ class Engine:
         Raises:
             QueueFull, Unavailable, Unexplainable
         """
-        image = tensor[None].to(self.model.device, self.model.dtype)
 
         def look() -> Steps:
             yield from ()  # in one step
+            image = tensor[None].to(self.model.device, self.model.dtype)
             return observe(self.model.module, image, layers, target)
 
         outcome = await self._submit(_Item(tensor, Question((), "gradcam", ()), look()))
@@ -140,9 +140,7 @@ class Engine:
             outcome.value, outcome.queued_seconds, outcome.run_seconds, outcome.batch_size
         )
 
-    async def _submit(
-        self, item: _Item, *, admitted: bool = False
-    ) -> Outcome[Answer | Progress | list[Observation]]:
+    async def _submit(self, item: _Item, *, admitted: bool = False) -> Outcome[Worked]:
         try:
             return await self._batcher.submit(item, admitted=admitted)
         except Full as error:

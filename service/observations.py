@@ -15,20 +15,27 @@ from service.parameters import ActivationParameters
 from service.rendering import encode
 
 
-def describe_activation(
-    seen: Observation, parameters: ActivationParameters, *, instance: int, name: str | None
-) -> schemas.LayerActivation:
-    """One layer as JSON has it."""
-    return schemas.LayerActivation(
-        instance=instance,
-        id=name,
-        layer=seen.layer,
-        type=seen.type,
-        input=None if seen.input is None else _signal(seen.input),
-        output=_signal(seen.output),
-        gradient=None if seen.gradient is None else _signal(seen.gradient),
-        channels=seen.strongest(parameters.top_k, parameters.by),
-    )
+def describe_activations(
+    observations: list[Observation],
+    parameters: ActivationParameters,
+    *,
+    instance: int,
+    name: str | None,
+) -> list[schemas.LayerActivation]:
+    """One image's layers as JSON has them."""
+    return [
+        schemas.LayerActivation(
+            instance=instance,
+            id=name,
+            layer=seen.layer,
+            type=seen.type,
+            input=None if seen.input is None else _signal(seen.input),
+            output=_signal(seen.output),
+            gradient=None if seen.gradient is None else _signal(seen.gradient),
+            channels=seen.strongest(parameters.top_k, parameters.by),
+        )
+        for seen in observations
+    ]
 
 
 def draw_gallery(

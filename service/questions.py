@@ -33,7 +33,7 @@ def question_of(model: ServedModel, parameters: Parameters) -> Question:
 
     Raises:
         UnknownMethod, UnknownLayer, UnknownLabel, AmbiguousLabel, ClassOutOfRange,
-        InvalidParameter
+        InvalidTarget
     """
     if parameters.method not in METHODS:
         raise UnknownMethod(no_method(parameters.method))

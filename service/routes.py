@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 
 from anyio import to_thread
 from fastapi import APIRouter
@@ -24,9 +25,8 @@ from service.engine import Engine
 from service.errors import DeadlineExceeded, InvalidParameter, Problem
 from service.explainer import Explainer, Timings
 from service.fleet import Fleet
-from service.metrics import Metrics
 from service.negotiation import choose
-from service.observations import describe_activation, draw_gallery, pack_arrays
+from service.observations import describe_activations, draw_gallery, pack_arrays
 from service.parameters import MAX_MAPS, ActivationParameters, Parameters, PredictParameters
 from service.rendering import EXTENSIONS
 from service.requests import Instance, read_instances
@@ -36,12 +36,10 @@ from service.settings import Settings
 JSON, NDJSON, NPY = "application/json", "application/x-ndjson", "application/x-npy"
 NPZ = "application/x-npz"
 ACTIVATION_FORMS = (JSON, *EXTENSIONS, NPZ)
-FORMS = (JSON, "image/png", "image/jpeg", "image/webp", NPY, NDJSON)
+FORMS = (JSON, *EXTENSIONS, NPY, NDJSON)
 
 
-def make_router(
-    *, fleet: Fleet, explainer: Explainer, metrics: Metrics, settings: Settings
-) -> APIRouter:
+def make_router(*, fleet: Fleet, explainer: Explainer, settings: Settings) -> APIRouter:
     router = APIRouter()
 
     @router.post("/v1/models/{model:model}:predict", **documentation.PREDICT)
@@ -106,12 +104,14 @@ def make_router(
             instance: Instance[ActivationParameters],
         ) -> list[schemas.LayerActivation]:
             seen = await explainer.observe(engine, instance, timings)
-            return [
-                describe_activation(
-                    each, instance.parameters, instance=instance.index, name=instance.id
-                )
-                for each in seen
-            ]
+            describe = partial(
+                describe_activations,
+                seen,
+                instance.parameters,
+                instance=instance.index,
+                name=instance.id,
+            )
+            return await to_thread.run_sync(describe)
 
         async with _deadline(settings):
             instances = await read_instances(
@@ -125,7 +125,8 @@ def make_router(
                         activations.append(failed(instance, result))
                     else:
                         activations.extend(result)
-                body = dump(schemas.ActivationResponse(activations=activations))
+                answer = schemas.ActivationResponse(activations=activations)
+                body = await to_thread.run_sync(dump, answer)
             else:
                 require_one_map(len(instances), form)
                 seen = await explainer.observe(engine, instances[0], timings)
