@@ -1,17 +1,21 @@
 """Class activation maps of PyTorch models: tensors in, maps and pictures out."""
 
 from cam.capture import Capture
+from cam.change import Change, ablate, clamp, scale
 from cam.errors import CamError
-from cam.explain import explain, explain_batch
+from cam.explain import explain
 from cam.explanation import Answer, Explanation, Question
+from cam.factorisation import Concept, factorise
 from cam.gallery import gallery
-from cam.layers import Layer, default_layer, survey
+from cam.layers import Layer, default_layer, leaves, survey
 from cam.methods import METHODS
-from cam.observation import Observation, observe
+from cam.observation import Observation, embed, observe
+from cam.onepass import explain_batch
+from cam.output import Detections, Output
 from cam.overlay import COLORMAPS
 from cam.replay import Replay
 from cam.stepwise import explain_in_steps
-from cam.targets import ClassTarget
+from cam.targets import ClassTarget, SimilarityTarget, Target, UnitTarget
 
 __all__ = [
     "COLORMAPS",
@@ -19,17 +23,30 @@ __all__ = [
     "Answer",
     "CamError",
     "Capture",
+    "Change",
     "ClassTarget",
+    "Concept",
+    "Detections",
     "Explanation",
     "Layer",
     "Observation",
+    "Output",
     "Question",
     "Replay",
+    "SimilarityTarget",
+    "Target",
+    "UnitTarget",
+    "ablate",
+    "clamp",
     "default_layer",
+    "embed",
     "explain",
     "explain_batch",
     "explain_in_steps",
+    "factorise",
     "gallery",
+    "leaves",
     "observe",
+    "scale",
     "survey",
 ]

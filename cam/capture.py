@@ -13,6 +13,7 @@ trunk costs what inference costs and no parameter ever sees a gradient.
 from __future__ import annotations
 
 import copy
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
 from functools import partial
@@ -22,30 +23,48 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from cam.change import Change, Edit
 from cam.errors import LayerDidNotRun, LayerNotSpatial, LayerReused, NoGradientPath, UnknownLayer
 
 
 class Capture:
     """Hooks on `layers` of `model` for the length of a `with` block and one forward pass in it.
 
-    `layers` are names as `model.named_modules()` gives them; with `inputs`, what goes into them is
-    kept, too. A layer may return a tensor, or a
-    tuple, list or mapping: then the first floating-point tensor in it is captured.
+    A layer may return a tensor, or a tuple, list or mapping: then the first floating-point tensor
+    in it is captured. On exit every hook is gone and the caller's grad mode is back, also after
+    an exception. The model's parameters, their `.grad` and its train/eval mode are never touched.
+    Hooks on a module see every thread's forward: one thread at a time may capture from one model.
 
-    On exit every hook is gone and the caller's grad mode is back, also after an exception. The
-    model's parameters, their `.grad` and its train/eval mode are never touched. Hooks on a module
-    see every thread's forward: one thread at a time may capture from one model.
+    Args:
+        layers: names as `model.named_modules()` gives them; `cam.leaves(model)` for all that hold
+            no other.
+        inputs: whether to keep what goes into them, too.
+        change: what to do to inputs, outputs and gradients on their way; its layers are captured
+            like the others, as changed.
+        each_call: whether a layer may run more than once; its second output is then named
+            "layer#2", and so on.
 
     Raises:
         UnknownLayer: on enter, before any hook is set, if a name is not a module of the model.
-        LayerReused: in the forward pass, if a layer runs a second time.
+        LayerReused: in the forward pass, if a layer runs a second time and `each_call` is not set.
     """
 
-    def __init__(self, model: nn.Module, layers: Iterable[str], *, inputs: bool = False) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        layers: Iterable[str],
+        *,
+        inputs: bool = False,
+        change: Mapping[str, Change] | None = None,
+        each_call: bool = False,
+    ) -> None:
         self._model = model
         self._keep_inputs = inputs
+        self._change = dict(change or {})
+        self._each_call = each_call
+        self._layers = tuple(dict.fromkeys([*layers, *self._change]))
+        self._calls: Counter[str] = Counter()
         self._inputs: dict[str, Tensor] = {}
-        self._layers = tuple(dict.fromkeys(layers))
         self._captured: dict[str, Tensor] = {}
         self._gradients: dict[str, Tensor] = {}
         self._scope = ExitStack()
@@ -60,7 +79,11 @@ class Capture:
             scope.enter_context(torch.inference_mode(False))
             scope.enter_context(torch.set_grad_enabled(False))
             for layer in self._layers:
-                hook = partial(self._take_output, layer)
+                change = self._change.get(layer, Change())
+                if change.input:
+                    before = partial(_change_input, change.input)
+                    scope.callback(modules[layer].register_forward_pre_hook(before).remove)
+                hook = partial(self._take_output, layer, change)
                 scope.callback(modules[layer].register_forward_hook(hook).remove)
             self._scope = scope.pop_all()
         return self
@@ -77,8 +100,17 @@ class Capture:
     def activations(self) -> dict[str, Tensor]:
         """Layer name → its output, detached, as the layer returned it (a later in-place op leaves
         it alone), in the model's own dtype."""
-        self._require_all(self._captured)
-        return {layer: self._captured[layer].detach() for layer in self._layers}
+        return {name: output.detach() for name, output in self.outputs.items()}
+
+    @property
+    def outputs(self) -> dict[str, Tensor]:
+        """The activations with their graph, to differentiate further."""
+        for layer in self._layers:
+            if not self._calls[layer]:
+                raise LayerDidNotRun(f"layer {layer!r} did not run in this forward pass")
+        if self._each_call:
+            return dict(self._captured)
+        return {layer: self._captured[layer] for layer in self._layers}
 
     @property
     def inputs(self) -> dict[str, Tensor]:
@@ -94,44 +126,48 @@ class Capture:
     @property
     def gradients(self) -> dict[str, Tensor]:
         """Layer name → ∂score/∂activation of the last `backward`, shaped like the activation."""
-        for layer in self._layers:
-            if layer not in self._gradients:
-                raise NoGradientPath(f"the target does not depend on layer {layer!r}")
+        for name in self._captured or self._layers:
+            if name not in self._gradients:
+                raise NoGradientPath(f"the target does not depend on layer {name!r}")
         return dict(self._gradients)
 
-    def backward(self, score: Tensor, *, retain_graph: bool = False) -> None:
+    def backward(
+        self, score: Tensor, *, retain_graph: bool = False, create_graph: bool = False
+    ) -> None:
         """Differentiate `score` (a scalar tensor) back to the captured layers and no further.
 
         Replaces the `gradients` of an earlier call; that call must have had `retain_graph=True`.
-        Writes no parameter's `.grad`.
+        With `create_graph` they can be differentiated again. Writes no parameter's `.grad`.
 
         Raises:
             LayerDidNotRun: if a layer took no part in the forward pass.
             NoGradientPath: if the score depends on none of the layers; a layer on which it does
                 not depend while it does on another is reported by `gradients`.
         """
-        self._require_all(self._captured)
+        outputs = list(self.outputs.values())
         self._gradients.clear()
         if not score.requires_grad:
             names = ", ".join(map(repr, self._layers))
             raise NoGradientPath(f"the target does not depend on layer {names}")
         torch.autograd.grad(
             score,
-            [self._captured[layer] for layer in self._layers],
-            retain_graph=retain_graph,
+            outputs,
+            retain_graph=retain_graph or create_graph,
+            create_graph=create_graph,
             allow_unused=True,
         )
 
-    def _require_all(self, seen: Mapping[str, Tensor]) -> None:
-        for layer in self._layers:
-            if layer not in seen:
-                raise LayerDidNotRun(f"layer {layer!r} did not run in this forward pass")
-
-    def _take_output(self, layer: str, module: nn.Module, args: Any, output: Any) -> Any:
-        if layer in self._captured:
-            parent = layer.rpartition(".")[0]
-            advice = f"; name the block around it, {parent!r}" if parent else ""
-            raise LayerReused(f"layer {layer!r} runs more than once in a forward pass{advice}")
+    def _take_output(
+        self, layer: str, change: Change, module: nn.Module, args: Any, output: Any
+    ) -> Any:
+        self._calls[layer] += 1
+        name = layer
+        if self._calls[layer] > 1:
+            if not self._each_call:
+                parent = layer.rpartition(".")[0]
+                advice = f"; name the block around it, {parent!r}" if parent else ""
+                raise LayerReused(f"layer {layer!r} runs more than once in a forward pass{advice}")
+            name = f"{layer}#{self._calls[layer]}"
         where, tensor = _first_tensor(output)
         if tensor is None:
             kind = type(output).__name__
@@ -139,19 +175,27 @@ class Capture:
         if self._keep_inputs:
             _, given = _first_tensor(args)
             if given is not None:
-                self._inputs[layer] = given.detach().clone()
+                self._inputs[name] = given.detach().clone()
         torch.set_grad_enabled(True)
+        if change.output:
+            tensor = change.output(tensor)
         # The first clone is ours even if the layer returned its input, which others may still
         # change in place; the second is the model's, to change in place as it likes (autograd
         # forbids that on a leaf). A layer below another captured one stays in its graph.
         captured = (tensor if tensor.requires_grad else tensor.detach()).clone()
         if not captured.requires_grad:
             captured.requires_grad_()
-        keep = partial(self._gradients.__setitem__, layer)
-        handle = captured.register_hook(keep)  # type: ignore[no-untyped-call]
-        self._scope.callback(handle.remove)
-        self._captured[layer] = captured
+        for hook in (change.gradient, partial(self._gradients.__setitem__, name)):
+            if hook:
+                handle = captured.register_hook(hook)  # type: ignore[no-untyped-call]
+                self._scope.callback(handle.remove)
+        self._captured[name] = captured
         return _replaced(output, where, captured.clone())
+
+
+def _change_input(edit: Edit, module: nn.Module, args: tuple[Any, ...]) -> Any:
+    where, tensor = _first_tensor(args)
+    return args if tensor is None else _replaced(args, where, edit(tensor))
 
 
 def _first_tensor(output: Any) -> tuple[Any, Tensor | None]:

@@ -2,9 +2,10 @@
 
 - CamError
   - UnknownMethod         no such method of class activation mapping
+  - MethodUnsuited        this method cannot do that, or not with this model
   - UnknownColormap       no such colour map
   - ModelError            the model cannot be explained as it stands
-    - NotLogits           its output holds no (batch, classes) tensor
+    - NotLogits           its output holds no logits and no detections
     - NoTargetLayer       no layer of it has a spatial output
   - LayerError            a layer that was named cannot be used
     - UnknownLayer        the model has no such module
@@ -16,6 +17,11 @@
   - TargetError           a target that was asked for cannot be used
     - ClassOutOfRange     the model has no such class
     - SelfContrast        a class is to be contrasted with itself
+    - TargetMismatch      the model says nothing of that kind
+    - NothingDetected     a detector finds no such thing in this image
+    - MaskEmpty           there is no pixel to sum over
+    - BoxOutside          the box has no pixel of the image
+    - ChannelOutOfRange   the layer has no such channel
   - NonFinite             a logit, an activation or a gradient is NaN or infinite
 
 Every message is one sentence that names the bad value and, where there is a list, what is allowed.
@@ -30,6 +36,10 @@ class UnknownMethod(CamError):
     """No such method of class activation mapping."""
 
 
+class MethodUnsuited(CamError):
+    """The method cannot do what is asked, or not with this model."""
+
+
 class UnknownColormap(CamError):
     """No such colour map."""
 
@@ -39,7 +49,7 @@ class ModelError(CamError):
 
 
 class NotLogits(ModelError):
-    """The model's output holds no floating-point (batch, classes) tensor."""
+    """The model's output holds neither logits nor detections."""
 
 
 class NoTargetLayer(ModelError):
@@ -84,6 +94,26 @@ class ClassOutOfRange(TargetError):
 
 class SelfContrast(TargetError):
     """A class is to be contrasted with itself."""
+
+
+class TargetMismatch(TargetError):
+    """The model says nothing of the kind that the target is made of."""
+
+
+class NothingDetected(TargetError):
+    """A detector finds nothing of that class, or nothing there, in this image."""
+
+
+class MaskEmpty(TargetError):
+    """There is no pixel to sum over."""
+
+
+class BoxOutside(TargetError):
+    """The box has no pixel of the image."""
+
+
+class ChannelOutOfRange(TargetError):
+    """The layer has no channel of that index."""
 
 
 class NonFinite(CamError):

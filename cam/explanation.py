@@ -2,34 +2,87 @@
 
 from __future__ import annotations
 
+from collections.abc import Generator
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from torch import Tensor
 
-from cam.errors import CamError, NonFinite
-from cam.targets import ClassTarget
+from cam.errors import CamError, MethodUnsuited, NonFinite
+from cam.heatmap import fuse
+from cam.methods import INPUT, METHODS, method_named
+from cam.methods.subject import Completeness, Progress
+from cam.output import Output
+from cam.targets import Target
 
 Map = NDArray[np.float32]
+Smoothing = Literal["none", "eigen", "augment", "both"]
+Fusion = Literal["none", "mean", "max"]
 
 
 @dataclass(frozen=True)
 class Question:
     """What is asked of one image: a map for each target at each layer. No target, no backward."""
 
-    targets: tuple[ClassTarget, ...]
+    targets: tuple[Target, ...]
     method: str
     layers: tuple[str, ...]
     budget: int | None = None
     """Most forward passes, for a method that needs many; None for the method's own default."""
+    signed: bool = False
+    """Whether what speaks against the target is kept, below 0."""
+    smooth: Smoothing = "none"
+    """`eigen`: the first principal component of the weighted activations instead of their sum.
+    `augment`: the mean over the image, mirrored and not, at three brightnesses (test-time
+    augmentation). Both as in pytorch-grad-cam."""
+    fuse: Fusion = "none"
+    """Of several layers, one map: the mean or the maximum of theirs, each scaled to 0 … 1."""
 
-    def resolve(self, logits: Tensor) -> list[ClassTarget] | CamError:
-        """Its targets with their classes filled in, given the image's logits (C,)."""
-        if not logits.isfinite().all():
-            return NonFinite("the model's logits for this image are not finite")
+    @property
+    def looks_at(self) -> tuple[str, ...]:
+        """The layers whose outputs its targets are made of."""
+        return tuple(dict.fromkeys(name for target in self.targets for name in target.layers))
+
+    @property
+    def in_steps(self) -> bool:
+        """Whether it takes more than one pass: see `cam.stepwise`."""
+        many = METHODS[self.method].steps is not None or self.smooth in ("augment", "both")
+        return bool(self.targets) and many
+
+    def check(self) -> None:
+        """
+        Raises:
+            UnknownMethod
+            MethodUnsuited: if the method cannot do what is asked of it.
+        """
+        method = method_named(self.method)
+        if self.signed and not method.signed:
+            able = ", ".join(each.name for each in METHODS.values() if each.signed)
+            raise MethodUnsuited(
+                f"{method.name} has nothing below 0 to show; signed works with {able}"
+            )
+        if self.smooth in ("eigen", "both") and not method.weights:
+            able = ", ".join(each.name for each in METHODS.values() if each.weights)
+            raise MethodUnsuited(
+                f"{method.name} has no weighted activations; smooth={self.smooth} works with {able}"
+            )
+        if self.smooth == "eigen" and self.signed:
+            raise MethodUnsuited("a principal component has no sign; leave out signed or eigen")
+        if self.smooth in ("augment", "both") and method.steps:
+            able = ", ".join(each.name for each in METHODS.values() if not each.steps)
+            raise MethodUnsuited(
+                f"{method.name} takes many passes itself; smooth={self.smooth} works with {able}"
+            )
+        if self.fuse != "none" and method.at == "input":
+            raise MethodUnsuited(f"{method.name} has one map, at the input; there is none to fuse")
+
+    def resolve(self, output: Output) -> list[Target] | CamError:
+        """Its targets, their classes filled in, given what the model said about the image."""
+        if not output.finite:
+            return NonFinite("the model's output for this image is not finite")
         try:
-            return [target.resolve(logits) for target in self.targets]
+            return [target.resolve(output) for target in self.targets]
         except CamError as error:
             return error
 
@@ -38,52 +91,82 @@ class Question:
 class Explanation:
     """One class activation map."""
 
-    target: ClassTarget
+    target: Target
     """What was explained, its class filled in."""
     score: float
     """The number explained: the class's logit, unless the target says otherwise."""
-    probability: float
-    """The class's softmax probability, 0 … 1."""
+    probability: float | None
+    """How sure the model is of the class, 0 … 1; None where the target has none."""
     method: str
     layer: str
-    map: NDArray[np.float32]
-    """float32 (h, w) at the layer's resolution, ≥ 0, not normalised: see `cam.heatmap`."""
+    """Of fused maps, the layers' names joined by " + "."""
+    map: Map
+    """float32 (h, w) at the layer's resolution, ≥ 0 unless signed, not normalised: see
+    `cam.heatmap`."""
+    signed: bool = False
+    completeness: Completeness | None = None
+    """Of methods whose attributions should add up to the score."""
 
 
 @dataclass(frozen=True, eq=False)
 class Answer:
-    """What one image got: its logits, float32 (C,), and a map per target and layer, in the
+    """What one image got: what the model said, on the CPU, and a map per target and layer, in the
     question's order, layers fastest."""
 
-    logits: NDArray[np.float32]
+    output: Output
     explanations: tuple[Explanation, ...]
+
+    @property
+    def logits(self) -> NDArray[np.float32]:
+        """Of a classifier: float32 (C,)."""
+        assert self.output.logits is not None
+        values: NDArray[np.float32] = self.output.logits.numpy()
+        return values
+
+
+AnswerSteps = Generator[Progress, None, Answer | CamError]
+
+
+@dataclass(frozen=True, eq=False)
+class Found:
+    """A map before it is an explanation."""
+
+    map: Map
+    completeness: Completeness | None = None
 
 
 def compose(
     question: Question,
-    targets: list[ClassTarget] | CamError,
-    logits: Tensor,
-    maps: list[dict[str, Map | CamError]],
+    targets: list[Target] | CamError,
+    output: Output,
+    found: list[dict[str, Found | CamError]],
 ) -> Answer | CamError:
-    """An image's answer from its resolved targets, its logits (C,), and for each target the map
-    of each layer; the first error among them, if there is one."""
+    """An image's answer from its resolved targets, what the model said, and for each target the
+    map of each layer; the first error among them, if there is one."""
     if isinstance(targets, CamError):
         return targets
-    probabilities = logits.softmax(0)
     explanations = []
-    for target, found in zip(targets, maps, strict=True):
-        for layer in [name for name in question.layers if name in found] or found:
-            values = found[layer]
-            if isinstance(values, CamError):
-                return values
-            explanations.append(
-                Explanation(
-                    target=target,
-                    score=float(target.score(logits)),
-                    probability=float(probabilities[target.index]),
-                    method=question.method,
-                    layer=layer,
-                    map=values,
-                )
+    for target, at in zip(targets, found, strict=True):
+        names = [INPUT] if INPUT in at else list(dict.fromkeys(question.layers))
+        maps = [at[name] for name in names]
+        for each in maps:
+            if isinstance(each, CamError):
+                return each
+        good = [each for each in maps if isinstance(each, Found)]
+        if question.fuse != "none" and len(good) > 1:
+            good = [Found(fuse([each.map for each in good], question.fuse, question.signed))]
+            names = [" + ".join(names)]
+        explanations += [
+            Explanation(
+                target=target,
+                score=float(target.score(output)),
+                probability=target.probability(output),
+                method=question.method,
+                layer=name,
+                map=each.map,
+                signed=question.signed,
+                completeness=each.completeness,
             )
-    return Answer(logits.numpy(), tuple(explanations))
+            for name, each in zip(names, good, strict=True)
+        ]
+    return Answer(output, tuple(explanations))

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
+import cv2
 import numpy as np
 from numpy.typing import NDArray
 
@@ -77,6 +80,58 @@ def minmax(values: Float, region: Region | None = None) -> Float:
     if high > low:
         scaled[inside] = (part - low) / (high - low)
     return scaled
+
+
+def symmetric(values: Float, region: Region | None = None) -> Float:
+    """Scale signed values (of the region, where one is given) to −1 … 1 so that 0 stays 0.
+
+    An all-zero map stays as it is.
+    """
+    scaled = np.zeros_like(values, np.float32)
+    inside = region.slices if region else (slice(None), slice(None))
+    part = values[inside]
+    most = float(np.abs(part).max())
+    if most > 0:
+        scaled[inside] = part / most
+    return scaled
+
+
+def fuse(maps: Sequence[Float], how: Literal["mean", "max"], signed: bool = False) -> Float:
+    """Several maps as one: each scaled by itself (`minmax`, or `symmetric` if signed), resized to
+    the largest, then the mean or, at each position, the strongest.
+
+    Returns:
+        float32 (h, w), 0 … 1, or −1 … 1 if signed.
+    """
+    height = max(each.shape[0] for each in maps)
+    width = max(each.shape[1] for each in maps)
+    scale = symmetric if signed else minmax
+    stack = np.stack([resize(scale(each), height, width) for each in maps])
+    if how == "mean":
+        mean: Float = stack.mean(0, dtype=np.float32)
+        return mean
+    strongest = np.abs(stack).argmax(0)
+    found: Float = np.take_along_axis(stack, strongest[None], 0)[0]
+    return found
+
+
+def hot_region(heatmap: Float, threshold: float) -> Region | None:
+    """The rectangle around the connected pixels at or above `threshold` that hold the hottest one
+    (the box of Zhou et al., CVPR 2016, section 3.2, whose threshold is 0.2 of the maximum).
+
+    Args:
+        heatmap: float32 (H, W), at most 1.
+
+    Returns:
+        None if no pixel is above 0 and reaches the threshold.
+    """
+    if heatmap.max() <= 0 or heatmap.max() < threshold:
+        return None
+    hot = ((heatmap >= threshold) & (heatmap > 0)).astype(np.uint8)
+    _, labels, boxes, _ = cv2.connectedComponentsWithStats(hot, connectivity=8)
+    y, x = np.unravel_index(int(heatmap.argmax()), heatmap.shape)
+    left, top, width, height = (int(each) for each in boxes[labels[y, x]][:4])
+    return Region(left, top, width, height)
 
 
 def _interpolation(cells: int, start: float, stop: float, pixels: int) -> tuple[Float, int]:

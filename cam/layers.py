@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from cam.errors import NoTargetLayer
 from cam.evaluation import evaluating
 from cam.grids import NO_GRID, Grid, grid_of
-from cam.targets import logits_of
+from cam.output import outputs_of, total
 
 _POOLING = (nn.AdaptiveAvgPool2d, nn.AdaptiveMaxPool2d)
 
@@ -53,7 +53,7 @@ def survey(model: nn.Module, image: Tensor) -> list[Layer]:
         image: one image, float (1, C, H, W), on the model's device and in its dtype.
 
     Raises:
-        NotLogits: if the model's output holds no (batch, classes) tensor.
+        NotLogits: if the model's output holds neither logits nor detections.
     """
     names = {module: name for name, module in model.named_modules() if name}
     outputs: dict[str, Any] = {}
@@ -71,8 +71,11 @@ def survey(model: nn.Module, image: Tensor) -> list[Layer]:
         for module, name in names.items():
             scope.callback(module.register_forward_hook(partial(note, name)).remove)
         probe = image.detach().clone().requires_grad_()
-        logits = logits_of(model(probe.clone()))  # the clone: a leaf may not be changed in place
-        gradients = _gradients(logits, outputs)
+        # The clone: a leaf may not be changed in place.
+        said = outputs_of(model(probe.clone()))
+        gradients = _gradients(total(said), outputs)
+        # In noise a detector may find nothing: then nothing is known of what it depends on.
+        known = said[0].detections is None or bool(len(said[0].detections.scores))
 
     found = []
     modules = dict(model.named_modules())
@@ -84,12 +87,21 @@ def survey(model: nn.Module, image: Tensor) -> list[Layer]:
                 name=name,
                 type=type(modules[name]).__name__,
                 shape=tuple(output.shape[1:]) if isinstance(output, Tensor) else None,
-                problem=_problem(output, runs[name], grid, gradients.get(name)),
+                problem=_problem(output, runs[name], grid, gradients.get(name), known=known),
                 grid=grid,
                 natural=_natural(modules[name], grid),
             )
         )
     return found
+
+
+def leaves(model: nn.Module) -> list[str]:
+    """The names of all modules that hold no other, for `Capture`."""
+    return [
+        name
+        for name, module in model.named_modules()
+        if name and not any(True for _ in module.children())
+    ]
 
 
 def default_layer(layers: list[Layer]) -> str:
@@ -105,16 +117,16 @@ def default_layer(layers: list[Layer]) -> str:
     raise NoTargetLayer("no layer of the model has a spatial output that its logits depend on")
 
 
-def _gradients(logits: Tensor, outputs: dict[str, Any]) -> dict[str, Tensor]:
-    """The gradients of the logits' sum at those outputs on which it depends."""
+def _gradients(score: Tensor, outputs: dict[str, Any]) -> dict[str, Tensor]:
+    """The gradients of the score at those outputs on which it depends."""
     tensors = {
         name: output
         for name, output in outputs.items()
         if isinstance(output, Tensor) and output.requires_grad
     }
-    if not tensors or not logits.requires_grad:
+    if not tensors or not score.requires_grad:
         return {}
-    gradients = torch.autograd.grad(logits.sum(), list(tensors.values()), allow_unused=True)
+    gradients = torch.autograd.grad(score, list(tensors.values()), allow_unused=True)
     return {name: g for name, g in zip(tensors, gradients, strict=True) if g is not None}
 
 
@@ -141,7 +153,9 @@ def _natural(module: nn.Module, grid: Grid | None) -> bool:
     return "norm" in type(module).__name__.lower() or any(True for _ in module.children())
 
 
-def _problem(output: Any, runs: int, grid: Grid | None, gradient: Tensor | None) -> str | None:
+def _problem(
+    output: Any, runs: int, grid: Grid | None, gradient: Tensor | None, *, known: bool
+) -> str | None:
     if runs == 0:
         return "it does not run in a forward pass"
     if not isinstance(output, Tensor):
@@ -150,8 +164,10 @@ def _problem(output: Any, runs: int, grid: Grid | None, gradient: Tensor | None)
         return f"its output {tuple(output.shape[1:])} is {NO_GRID}"
     if runs > 1:
         return f"it runs {runs} times in a forward pass; name the block around it"
+    if not known:
+        return None
     if gradient is None:
-        return "the logits do not depend on it"
+        return "the model's output does not depend on it"
     if gradient.any() and not grid.apply(gradient).any():
-        return "the logits depend on its class token alone"
+        return "the model's output depends on its class token alone"
     return None

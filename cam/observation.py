@@ -13,7 +13,8 @@ from torch import Tensor, nn
 from cam.capture import Capture
 from cam.evaluation import evaluating
 from cam.grids import Grid, grid_of
-from cam.targets import ClassTarget, logits_of
+from cam.output import looked_at, outputs_of, watching
+from cam.targets import Target, embedding_of
 
 
 @dataclass(frozen=True)
@@ -67,7 +68,7 @@ class Observation:
 
 
 def observe(
-    model: nn.Module, image: Tensor, layers: Sequence[str], target: ClassTarget
+    model: nn.Module, image: Tensor, layers: Sequence[str], target: Target
 ) -> list[Observation]:
     """Look at `layers` while `model` sees `image`, and while `target` is differentiated.
 
@@ -78,9 +79,14 @@ def observe(
         CamError: if a layer or the target cannot be looked at. The model is left as found.
     """
     types = {name: type(module).__name__ for name, module in model.named_modules()}
-    with evaluating(model), Capture(model, layers, inputs=True) as capture:
-        logits = logits_of(model(image)).float()
-        score = target.resolve(logits[0].detach()).score(logits[0])
+    with (
+        evaluating(model),
+        Capture(model, layers, inputs=True) as capture,
+        watching(model, target.layers) as seen,
+    ):
+        raw = model(image)
+        (output,) = outputs_of(raw, looked_at(seen, target.layers, image))
+        score = target.resolve(output.detached()).score(output)
         if score.requires_grad:
             capture.backward(score)
         inputs, gradients = capture.inputs, capture.reached
@@ -96,6 +102,18 @@ def observe(
             )
             for layer, output in capture.activations.items()
         ]
+
+
+def embed(model: nn.Module, image: Tensor, layer: str) -> Tensor:
+    """A layer's output for one image (1, C, H, W) as a vector (D,), averaged over its positions:
+    what a `SimilarityTarget` compares.
+
+    Raises:
+        CamError: if the layer is unknown or returns no tensor.
+    """
+    with evaluating(model), torch.no_grad(), watching(model, [layer]) as seen:
+        model(image)
+        return embedding_of(looked_at(seen, [layer], image)[layer][0])
 
 
 def statistics(values: NDArray[np.float32]) -> Statistics:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final
 
 import cv2
@@ -13,7 +14,7 @@ from cam.errors import UnknownColormap
 Float = NDArray[np.float32]
 Picture = NDArray[np.uint8]
 
-COLORMAPS: Final[dict[str, int]] = {
+_OPENCV: Final[dict[str, int]] = {
     "turbo": cv2.COLORMAP_TURBO,
     "jet": cv2.COLORMAP_JET,
     "viridis": cv2.COLORMAP_VIRIDIS,
@@ -24,6 +25,55 @@ COLORMAPS: Final[dict[str, int]] = {
     "hot": cv2.COLORMAP_HOT,
     "bone": cv2.COLORMAP_BONE,
 }
+
+
+DIVERGING: Final = ("coolwarm", "bwr")
+"""Colour maps whose middle is neutral, for signed maps."""
+
+
+DISTINCT: Final = (
+    (31, 119, 180),
+    (255, 127, 14),
+    (44, 160, 44),
+    (214, 39, 40),
+    (148, 103, 189),
+    (140, 86, 75),
+    (227, 119, 194),
+    (188, 189, 34),
+    (23, 190, 207),
+    (127, 127, 127),
+)
+"""Colours that are told apart, for parts of a picture."""
+
+
+def _between(*colours: tuple[int, int, int]) -> Picture:
+    """A table of 256 colours, RGB (256, 1, 3), that passes through `colours` at equal distances."""
+    at = np.linspace(0, len(colours) - 1, 256)
+    channels = [
+        np.interp(at, range(len(colours)), channel) for channel in zip(*colours, strict=True)
+    ]
+    table: Picture = np.rint(np.stack(channels, 1)).astype(np.uint8)[:, None]
+    return table
+
+
+_TABLES: Final = {
+    # Moreland, "Diverging Color Maps for Scientific Visualization", 2009, at nine points.
+    "coolwarm": _between(
+        (59, 76, 192),
+        (98, 130, 234),
+        (141, 176, 254),
+        (184, 208, 249),
+        (221, 221, 221),
+        (245, 196, 173),
+        (244, 154, 123),
+        (222, 96, 77),
+        (180, 4, 38),
+    ),
+    "bwr": _between((0, 0, 255), (255, 255, 255), (255, 0, 0)),
+}
+
+
+COLORMAPS: Final[tuple[str, ...]] = (*_OPENCV, *_TABLES)
 
 
 def grayscale(heatmap: Float) -> Picture:
@@ -41,7 +91,10 @@ def colorize(heatmap: Float, colormap: str = "turbo") -> Picture:
         raise UnknownColormap(
             f"there is no colormap {colormap!r}; the colormaps are {', '.join(COLORMAPS)}"
         )
-    blue_first = cv2.applyColorMap(grayscale(heatmap), COLORMAPS[colormap])
+    gray = grayscale(heatmap)
+    if colormap in _TABLES:
+        return cv2.applyColorMap(gray, _TABLES[colormap]).astype(np.uint8, copy=False)
+    blue_first = cv2.applyColorMap(gray, _OPENCV[colormap])
     return cv2.cvtColor(blue_first, cv2.COLOR_BGR2RGB).astype(np.uint8, copy=False)
 
 
@@ -63,3 +116,39 @@ def overlay(
     """
     colours = colorize(heatmap, colormap)
     return cv2.addWeighted(colours, opacity, picture, 1 - opacity, 0).astype(np.uint8, copy=False)
+
+
+def contour(
+    picture: Picture, heatmap: Float, *, threshold: float = 0.5, colour: tuple[int, int, int]
+) -> Picture:
+    """Draw the lines around all that is at or above `threshold` over a picture.
+
+    Args:
+        picture: RGB uint8 (H, W, 3); not changed.
+        heatmap: float32 (H, W), at most 1.
+        colour: RGB; a thin dark edge keeps it visible on any photo.
+    """
+    drawn = picture.copy()
+    hot = ((heatmap >= threshold) & (heatmap > 0)).astype(np.uint8)
+    lines, _ = cv2.findContours(hot, cv2.RETR_LIST, cv2.CHAIN_APPROX_NONE)
+    width = max(round(min(picture.shape[:2]) / 150), 1)
+    cv2.drawContours(drawn, lines, -1, (0, 0, 0), width + 2, cv2.LINE_AA)
+    cv2.drawContours(drawn, lines, -1, colour, width, cv2.LINE_AA)
+    return drawn
+
+
+def paint(picture: Picture, maps: Sequence[Float], *, opacity: float = 0.6) -> Picture:
+    """Colour each pixel of a picture after the concept that is strongest there, as strongly as it
+    is.
+
+    Args:
+        picture: RGB uint8 (H, W, 3); not changed.
+        maps: float32 (H, W) each, ≥ 0; each is scaled by its own maximum.
+    """
+    stack = np.stack([each / max(float(each.max()), 1e-12) for each in maps])
+    strongest = stack.argmax(0)
+    strength = np.take_along_axis(stack, strongest[None], 0)[0][..., None] * opacity
+    colours = np.array([DISTINCT[turn % len(DISTINCT)] for turn in range(len(maps))], np.float32)
+    blended = picture * (1 - strength) + colours[strongest] * strength
+    drawn: Picture = np.rint(blended).clip(0, 255).astype(np.uint8)
+    return drawn

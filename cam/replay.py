@@ -1,9 +1,9 @@
 """Running a model from one of its layers on, again and again, without what lies before it.
 
     replay = Replay(model, "layer4", image)          # one forward pass of one image
-    logits = replay.logits(changed)                  # (n, classes), of n changed activations
+    logits = replay.output(changed)                  # (n, classes), of n changed activations
 
-While `logits` runs, every module that had finished before the layer did returns what it returned
+While `output` runs, every module that had finished before the layer did returns what it returned
 for `image`, and the layer itself returns the changed activations; only what comes after is
 computed. Between the calls the model is as it was found, and others may use it.
 """
@@ -20,7 +20,6 @@ from torch.utils import _pytree
 
 from cam.errors import LayerDidNotRun, LayerNotSpatial, LayerReused, UnknownLayer
 from cam.evaluation import evaluating
-from cam.targets import logits_of
 
 
 class Replay:
@@ -73,18 +72,27 @@ class Replay:
             and not name.startswith(f"{layer}.")
         }
 
-    def logits(self, activations: Tensor) -> Tensor:
-        """The logits float32 (n, classes) that follow from these outputs of the layer, (n, …)."""
+    @property
+    def _opaque(self) -> bool:
+        """Whether something was kept of which only its owner knows how many images it holds."""
+        plain = Tensor | int | float | str | None
+        return any(not isinstance(leaf, plain) for leaf in _pytree.tree_leaves(self._trunk))
+
+    def output(self, activations: Tensor) -> Any:
+        """The model's output for n images that follows from these outputs of the layer, (n, …)."""
+        if self._opaque and len(activations) > 1:
+            # What cannot be repeated (a detector's list of images) is replayed one by one.
+            rows = [row for each in activations for row in self.output(each[None])]
+            return torch.stack(rows) if isinstance(rows[0], Tensor) else rows
         count = len(activations)
         modules = dict(self._model.named_modules())
         with ExitStack() as scope:
             scope.enter_context(evaluating(self._model))
-            scope.enter_context(torch.no_grad())
             scope.enter_context(_returning(modules[self._layer], [activations]))
             for name, outputs in self._trunk.items():
                 repeated = [_pytree.tree_map(partial(_repeat, count), each) for each in outputs]
                 scope.enter_context(_returning(modules[name], repeated))
-            return logits_of(self._model(_repeat(count, self._image))).float()
+            return self._model(_repeat(count, self._image))
 
 
 def _repeat(count: int, value: Any) -> Any:

@@ -2,27 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
-
 from torch import Tensor, nn
 
+from cam.augmentation import explain_augmented
 from cam.capture import Capture
 from cam.errors import CamError, NonFinite
 from cam.evaluation import evaluating
-from cam.explanation import Answer, Map, Question, compose
+from cam.explanation import Answer, AnswerSteps, Found, Question, compose
 from cam.grids import Grid, grids_of
 from cam.methods import INPUT, method_named
-from cam.methods.perturbation import Progress
 from cam.methods.subject import Subject
-from cam.targets import logits_of
-
-AnswerSteps = Generator[Progress, None, Answer | CamError]
+from cam.output import looked_at, outputs_of, watching
 
 
 def explain_in_steps(
     model: nn.Module, image: Tensor, question: Question, *, chunk: int = 16
 ) -> AnswerSteps:
-    """Answer a question whose method needs many forward passes.
+    """Answer a question that takes more than one pass (`question.in_steps`).
 
     A generator that yields its progress after every pass of at most `chunk` images and returns
     the answer, or the error that is the image's own. Between two steps the model is as it was
@@ -34,19 +30,27 @@ def explain_in_steps(
     Raises:
         CamError: that concerns more than the image: a layer or method that cannot be used.
     """
+    question.check()
     method = method_named(question.method)
-    assert method.steps
+    if not method.steps:
+        return (yield from explain_augmented(model, image, question, chunk=chunk))
     layers = (INPUT,) if method.at == "input" else question.layers
     one = image[None]
-    with evaluating(model), Capture(model, [] if layers == (INPUT,) else layers) as capture:
-        logits = logits_of(model(one)).float().detach()
+    with (
+        evaluating(model),
+        Capture(model, [] if layers == (INPUT,) else layers) as capture,
+        watching(model, question.looks_at) as seen,
+    ):
+        raw = model(one)
+        (output,) = outputs_of(raw, looked_at(seen, question.looks_at, one))
         outputs = capture.activations
     grids = grids_of(outputs, one)
-    targets = question.resolve(logits[0].cpu())
+    said = output.detached()
+    targets = question.resolve(said)
     if isinstance(targets, CamError):
         return targets
     whole = Grid("channels first", *map(int, image.shape[-2:]))
-    maps: list[dict[str, Map | CamError]] = [{} for _ in targets]
+    maps: list[dict[str, Found | CamError]] = [{} for _ in targets]
     for layer in layers:
         subject = Subject(
             model=model,
@@ -59,12 +63,16 @@ def explain_in_steps(
             chunk=chunk,
         )
         found = yield from method.steps(subject)
-        for values, kept in zip(found.cpu(), maps, strict=True):
-            good = bool(values.isfinite().all())
+        values = found.maps if question.signed else found.maps.relu()
+        sums = found.completeness or [None] * len(targets)
+        for each, complete, kept in zip(values.cpu(), sums, maps, strict=True):
+            good = bool(each.isfinite().all())
             kept[layer] = (
-                values.numpy() if good else NonFinite(f"a score at {layer!r} is not finite")
+                Found(each.numpy(), complete)
+                if good
+                else NonFinite(f"a score at {layer!r} is not finite")
             )
-    return compose(question, targets, logits[0].cpu(), maps)
+    return compose(question, targets, said, maps)
 
 
 def finish(steps: AnswerSteps) -> Answer | CamError:

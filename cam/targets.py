@@ -1,24 +1,50 @@
-"""What to explain: the scalar that is differentiated."""
+"""What to explain: the scalar that is differentiated.
+
+A target is resolved against what the model said about an image (its class filled in, its values
+checked), and then makes the score y of what the model says about it, or about a changed image.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from typing import Any, Literal
+from dataclasses import dataclass, field, replace
+from typing import Literal
 
+import torch
 from torch import Tensor
+from torch.nn.functional import cosine_similarity, interpolate
 
-from cam.errors import ClassOutOfRange, NotLogits, SelfContrast
+from cam.errors import (
+    BoxOutside,
+    ChannelOutOfRange,
+    ClassOutOfRange,
+    MaskEmpty,
+    NothingDetected,
+    SelfContrast,
+    TargetMismatch,
+)
+from cam.output import Detections, Output
+
+OVERLAP = 0.5
+"""Least intersection over union of a detection that is still the same one."""
 
 
 @dataclass(frozen=True)
 class ClassTarget:
-    """The number y that is explained, made of one image's logits z.
+    """The number y that is explained, made of what the model said about classes.
 
-    By default y = z_index. With `minus`, "why this class and not that": y = z_index − z_minus.
-    With `against`, "what speaks against it": −y, whose gradient is the counterfactual one of
-    Grad-CAM (Selvaraju et al. 2017, section 3.3). With `of = "probability"`, softmax
-    probabilities stand in for logits: what raises the competitors counts, too.
+    Of a classifier's logits z, y = z_index. With `minus`, "why this class and not that":
+    y = z_index − z_minus. With `against`, "what speaks against it": −y, whose gradient is the
+    counterfactual one of Grad-CAM (Selvaraju et al. 2017, section 3.3). With
+    `of = "probability"`, softmax probabilities stand in for logits: what raises the competitors
+    counts, too.
+
+    Of a segmenter, the same numbers summed over the pixels of `mask` or `box`; without either,
+    over those where the class wins (Vinogradova et al., "Towards Interpretable Semantic
+    Segmentation via Gradient-weighted Class Activation Mapping", AAAI 2020, equation 2).
+
+    Of a detector, the score of one detection: the one of the class that overlaps `box` best, by
+    half or more; without a box the best of the class, without a class the best of all. A changed
+    image in which nothing of the class overlaps it any more has y = 0.
     """
 
     index: int | None = None
@@ -27,50 +53,237 @@ class ClassTarget:
     """The class that it is contrasted with."""
     against: bool = False
     of: Literal["logit", "probability"] = "logit"
+    box: tuple[float, float, float, float] | None = None
+    """Left, top, right, bottom in the input's pixels."""
+    mask: Tensor | None = field(default=None, compare=False)
+    """bool (H, W) of the input's size."""
+    background: int | None = None
+    """The class of a segmenter that is never the predicted one."""
 
-    def resolve(self, logits: Tensor) -> ClassTarget:
-        """The same with its class filled in, given one image's logits (C,).
+    layers: tuple[str, ...] = field(default=(), init=False, repr=False)
+
+    def resolve(self, output: Output) -> ClassTarget:
+        """The same with its class filled in (and its box, of a detector), given what the model
+        said.
 
         Raises:
             ClassOutOfRange: if an index is not in 0 … C-1.
             SelfContrast: if a class would be contrasted with itself.
+            TargetMismatch: if the model says nothing of the kind that is asked about.
+            NothingDetected: if there is no such detection.
+            MaskEmpty: if no pixel is left to sum over.
+            BoxOutside: if the box has no pixel of the image.
         """
-        classes = len(logits)
+        if output.detections is not None:
+            return self._detected(output.detections)
+        where = self.box is not None or self.mask is not None
+        if output.logits is not None and where:
+            raise TargetMismatch(
+                "the model classifies whole images; a box or mask is for segmenters and detectors"
+            )
+        values = output.logits if output.segments is None else output.segments
+        assert values is not None
+        classes = len(values)
         for index in (self.index, self.minus):
             if index is not None and not 0 <= index < classes:
                 raise ClassOutOfRange(
                     f"class index {index} is out of range; the model has classes 0 to {classes - 1}"
                 )
-        found = int(logits.argmax()) if self.index is None else self.index
+        found = self._predicted(output) if self.index is None else self.index
         if found == self.minus:
             said = "it is the predicted class" if self.index is None else "name another"
             raise SelfContrast(f"class {found} cannot be contrasted with itself; {said}")
-        return replace(self, index=found)
+        resolved = replace(self, index=found)
+        if output.segments is not None:
+            resolved = replace(resolved, mask=resolved._pixels(output.segments))
+        return resolved
 
-    def score(self, logits: Tensor) -> Tensor:
-        """y, a scalar, of one image's logits (C,); only of a resolved target."""
-        values = logits.softmax(0) if self.of == "probability" else logits
+    def score(self, output: Output) -> Tensor:
+        """y, a scalar, of what the model said; only of a resolved target."""
+        if output.detections is not None:
+            score = self._best(output.detections)
+            return -score if self.against else score
+        values = output.logits if output.segments is None else output.segments
+        assert values is not None
+        if self.of == "probability":
+            values = values.softmax(0)
         score = values[self.index]
         if self.minus is not None:
             score = score - values[self.minus]
+        if output.segments is not None:
+            assert self.mask is not None
+            score = (score * self.mask.to(score)).sum()
         return -score if self.against else score
 
+    def probability(self, output: Output) -> float:
+        """How sure the model is, 0 … 1: the softmax probability of the class (of a segmenter its
+        mean over the mask, of a detector the detection's score)."""
+        if output.detections is not None:
+            return float(self._best(output.detections))
+        if output.segments is not None:
+            assert self.mask is not None
+            inside = self.mask.to(output.segments.device)
+            return float(output.segments.softmax(0)[self.index][inside].mean())
+        assert output.logits is not None
+        return float(output.logits.softmax(0)[self.index])
 
-def logits_of(output: Any) -> Tensor:
-    """The (batch, classes) logits in a model's output: the tensor itself, its `.logits`, its
-    "logits" or "out" entry, or the first item of a tuple.
+    def _predicted(self, output: Output) -> int:
+        if output.logits is not None:
+            return int(output.logits.argmax())
+        assert output.segments is not None
+        counts = torch.bincount(output.segments.argmax(0).flatten(), minlength=len(output.segments))
+        if self.background is not None and counts.sum() > counts[self.background]:
+            counts[self.background] = 0
+        return int(counts.argmax())
 
-    Raises:
-        NotLogits: if none of these is a floating-point tensor of two dimensions.
-    """
-    found = output
-    if isinstance(found, Mapping):
-        found = found.get("logits", found.get("out"))
-    elif hasattr(found, "logits"):
-        found = found.logits
-    elif isinstance(found, tuple | list) and found:
-        found = found[0]
-    if not isinstance(found, Tensor) or not found.is_floating_point() or found.ndim != 2:
-        shape = tuple(found.shape) if isinstance(found, Tensor) else type(output).__name__
-        raise NotLogits(f"the model's output is {shape}, not logits of shape (batch, classes)")
-    return found
+    def _pixels(self, segments: Tensor) -> Tensor:
+        """The pixels to sum over, bool (h, w) of the segments' size."""
+        height, width = segments.shape[-2:]
+        if self.mask is not None:
+            given = self.mask.to(segments.device).float()[None, None]
+            found = interpolate(given, size=(height, width), mode="nearest-exact")[0, 0] > 0.5
+            if not found.any():
+                raise MaskEmpty("the mask has no pixel that the model sees")
+            return found
+        if self.box is not None:
+            left, top, right, bottom = self.box
+            rows = torch.arange(height, device=segments.device)[:, None] + 0.5
+            columns = torch.arange(width, device=segments.device)[None, :] + 0.5
+            inside = (columns > left) & (columns < right) & (rows > top) & (rows < bottom)
+            if not inside.any():
+                raise BoxOutside(f"the box {self.box} has no pixel of the {width} × {height} seen")
+            return inside
+        found = segments.argmax(0).eq(self.index or 0)
+        if not found.any():
+            raise MaskEmpty(
+                f"the model sees class {self.index} at no pixel of this image; name a box or a mask"
+            )
+        return found
+
+    def _detected(self, found: Detections) -> ClassTarget:
+        if self.minus is not None or self.of == "probability" or self.mask is not None:
+            raise TargetMismatch(
+                "the model detects boxes; a target there has a class, a box and against alone"
+            )
+        labels = sorted(set(found.labels.tolist()))
+        usable = torch.ones_like(found.scores, dtype=torch.bool)
+        if self.index is not None:
+            usable &= found.labels.eq(self.index)
+        if self.box is not None:
+            usable &= _overlaps(found.boxes, self.box) >= OVERLAP
+        if not usable.any():
+            sought = "" if self.index is None else f" of class {self.index}"
+            where = "" if self.box is None else f" that overlaps {self.box} by half"
+            seen = f"it finds classes {', '.join(map(str, labels))}" if labels else "it finds none"
+            raise NothingDetected(
+                f"the model finds nothing{sought}{where}; {seen}"
+                if sought or where
+                else "the model detects nothing in this image"
+            )
+        rank = found.scores if self.box is None else _overlaps(found.boxes, self.box)
+        best = int(torch.where(usable, rank.detach(), -1.0).argmax())
+        left, top, right, bottom = (float(edge) for edge in found.boxes[best].tolist())
+        return replace(self, index=int(found.labels[best]), box=(left, top, right, bottom))
+
+    def _best(self, found: Detections) -> Tensor:
+        assert self.box is not None
+        overlaps = _overlaps(found.boxes.detach(), self.box)
+        usable = (found.labels == self.index) & (overlaps >= OVERLAP)
+        if not usable.any():
+            return found.scores.sum() * 0
+        return found.scores[int(torch.where(usable, overlaps, -1.0).argmax())]
+
+
+@dataclass(frozen=True)
+class UnitTarget:
+    """What drives a unit: y is channel `channel` of the layer's output, its mean over positions
+    where it has any."""
+
+    layer: str
+    channel: int
+    against: bool = False
+
+    index: None = field(default=None, init=False, repr=False)
+    """It is no class."""
+
+    @property
+    def layers(self) -> tuple[str, ...]:
+        return (self.layer,)
+
+    def resolve(self, output: Output) -> UnitTarget:
+        """
+        Raises:
+            ChannelOutOfRange: naming how many there are.
+        """
+        channels = self._channels(output.layers[self.layer])
+        if not 0 <= self.channel < channels:
+            raise ChannelOutOfRange(
+                f"channel {self.channel} is out of range; layer {self.layer!r} has channels 0 to "
+                f"{channels - 1}"
+            )
+        return self
+
+    def score(self, output: Output) -> Tensor:
+        values = output.layers[self.layer]
+        unit = values[:, self.channel] if values.ndim == 2 else values[self.channel]
+        score = unit.float().mean()
+        return -score if self.against else score
+
+    def probability(self, output: Output) -> None:
+        return None
+
+    @staticmethod
+    def _channels(values: Tensor) -> int:
+        """Tokens (N, D) have their channels last, vectors and feature maps first."""
+        return int(values.shape[1] if values.ndim == 2 else values.shape[0])
+
+
+@dataclass(frozen=True, eq=False)
+class SimilarityTarget:
+    """What makes an image like another: y is the cosine of the angle between their embeddings, the
+    outputs of `layer`, averaged over positions where it has any."""
+
+    layer: str
+    embedding: Tensor
+    """The other image's: see `embedding_of`."""
+    against: bool = False
+
+    index: None = field(default=None, init=False, repr=False)
+
+    @property
+    def layers(self) -> tuple[str, ...]:
+        return (self.layer,)
+
+    def resolve(self, output: Output) -> SimilarityTarget:
+        return self
+
+    def score(self, output: Output) -> Tensor:
+        mine = embedding_of(output.layers[self.layer])
+        score = cosine_similarity(mine, self.embedding.to(mine), dim=0)
+        return -score if self.against else score
+
+    def probability(self, output: Output) -> None:
+        return None
+
+
+Target = ClassTarget | UnitTarget | SimilarityTarget
+
+
+def embedding_of(values: Tensor) -> Tensor:
+    """A layer's output for one image as one vector, float32: feature maps (K, h, w) and tokens
+    (N, D) averaged over positions, a vector (D,) as it is."""
+    values = values.float()
+    if values.ndim == 3:
+        return values.mean(dim=(1, 2))
+    return values.mean(dim=0) if values.ndim == 2 else values.flatten()
+
+
+def _overlaps(boxes: Tensor, box: tuple[float, float, float, float]) -> Tensor:
+    """Intersection over union (N,) of boxes (N, 4) with one."""
+    other = torch.tensor(box, dtype=boxes.dtype, device=boxes.device)
+    low = torch.maximum(boxes[:, :2], other[:2])
+    high = torch.minimum(boxes[:, 2:], other[2:])
+    shared = (high - low).clamp(min=0).prod(1)
+    area = (boxes[:, 2:] - boxes[:, :2]).clamp(min=0).prod(1)
+    own = (other[2:] - other[:2]).clamp(min=0).prod()
+    return shared / (area + own - shared).clamp(min=1e-9)

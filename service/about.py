@@ -8,7 +8,7 @@ from fastapi import APIRouter
 from starlette.responses import HTMLResponse, Response
 
 from cam import METHODS
-from service import documentation, schemas
+from service import documentation, portraits
 from service.engine import RETRY_AFTER_SECONDS
 from service.errors import Unavailable
 from service.fleet import Fleet
@@ -30,14 +30,14 @@ def make_about_router(*, fleet: Fleet, metrics: Metrics) -> APIRouter:
         return HTMLResponse(page, headers={"Content-Security-Policy": PAGE_POLICY})
 
     @router.get("/healthz", **documentation.HEALTHZ)
-    async def is_alive() -> schemas.Health:
-        return schemas.Health(status="ok")
+    async def is_alive() -> portraits.Health:
+        return portraits.Health(status="ok")
 
     @router.get("/readyz", **documentation.READYZ)
-    async def is_ready() -> schemas.Health:
+    async def is_ready() -> portraits.Health:
         if not fleet.ready:
             raise Unavailable(fleet.why_not_ready(), retry_after=RETRY_AFTER_SECONDS)
-        return schemas.Health(status="ok")
+        return portraits.Health(status="ok")
 
     @router.get("/metrics", response_class=Response, **documentation.METRICS)
     async def show_metrics() -> Response:
@@ -45,33 +45,38 @@ def make_about_router(*, fleet: Fleet, metrics: Metrics) -> APIRouter:
         return Response(metrics.render(), media_type=CONTENT_TYPE)
 
     @router.get("/v1/models", **documentation.MODELS)
-    async def list_models() -> schemas.ModelList:
-        return schemas.ModelList(models=fleet.names)
+    async def list_models() -> portraits.ModelList:
+        return portraits.ModelList(models=fleet.names)
 
     @router.get("/v1/models/{model:model}", **documentation.MODEL)
-    async def describe_model(model: str) -> schemas.ModelDescription:
+    async def describe_model(model: str) -> portraits.ModelDescription:
         served = fleet.engine(model).model
         seen = served.preprocessing
-        return schemas.ModelDescription(
+        return portraits.ModelDescription(
             name=served.name,
             ready=fleet.model_ready(model),
             source=served.source,
             device=str(served.device),
             dtype=str(served.dtype).removeprefix("torch."),
-            input=schemas.InputDescription(
+            kind=served.kind,
+            input=portraits.InputDescription(
                 height=seen.height, width=seen.width, mean=seen.mean, std=seen.std
             ),
             classes=served.classes,
             labels=list(served.labels.names),
             default_layer=served.default_layer,
             methods=[
-                schemas.MethodDescription(
+                portraits.MethodDescription(
                     name=method.name,
                     summary=method.summary,
                     cost=method.cost,
                     budget=method.budget or None,
                     at=method.at,
                     class_specific=method.class_specific,
+                    signed=method.signed,
+                    layer=served.layer_of(method.name) if method.at == "layer" else None,
+                    available=method.name not in served.unsuited,
+                    reason=served.unsuited.get(method.name),
                 )
                 for method in METHODS.values()
             ],
@@ -84,11 +89,11 @@ def make_about_router(*, fleet: Fleet, metrics: Metrics) -> APIRouter:
         response_model_exclude_none=True,
         **documentation.LAYERS,
     )
-    async def list_layers(model: str) -> schemas.LayerList:
+    async def list_layers(model: str) -> portraits.LayerList:
         served = fleet.engine(model).model
-        return schemas.LayerList(
+        return portraits.LayerList(
             layers=[
-                schemas.LayerDescription(
+                portraits.LayerDescription(
                     name=layer.name,
                     type=layer.type,
                     output_shape=None if layer.shape is None else list(layer.shape),

@@ -21,6 +21,7 @@ from service.schemas import FailedInstance, ProblemDocument
 log = logging.getLogger(__name__)
 
 Result = TypeVar("Result")
+Report = TypeVar("Report")
 P = TypeVar("P", bound=PredictParameters)
 
 
@@ -73,20 +74,27 @@ async def together(
 
 
 async def as_ready(
-    work: Callable[[Instance[P]], Awaitable[Result]],
+    work: Callable[[Instance[P], Callable[[Report], None]], Awaitable[Result]],
     instances: Sequence[Instance[P]],
-) -> AsyncIterator[tuple[Instance[P], Result | Problem]]:
-    """Work on all instances at once; each with its result as soon as it is there. Closing the
-    iterator withdraws what is still under way."""
-    done: asyncio.Queue[tuple[Instance[P], Result | Problem]] = asyncio.Queue()
+) -> AsyncIterator[tuple[Instance[P], Result | Report | Problem]]:
+    """Work on all instances at once; each with its result as soon as it is there, and before it
+    with whatever the work reports. Closing the iterator withdraws what is still under way."""
+    ready: asyncio.Queue[tuple[Instance[P], Result | Report | Problem, bool]] = asyncio.Queue()
 
     async def put(instance: Instance[P]) -> None:
-        await done.put((instance, await attempt(work, instance)))
+        def report(value: Report) -> None:
+            ready.put_nowait((instance, value, False))
+
+        result = await attempt(lambda each: work(each, report), instance)
+        ready.put_nowait((instance, result, True))
 
     tasks = [asyncio.create_task(put(instance)) for instance in instances]
+    left = len(tasks)
     try:
-        for _ in tasks:
-            yield await done.get()
+        while left:
+            instance, value, last = await ready.get()
+            left -= last
+            yield instance, value
     finally:
         for task in tasks:
             task.cancel()

@@ -50,6 +50,9 @@ class ModelEntry(BaseModel):
         ),
     )
     layer: str = Field("auto", min_length=1, description="the default target layer")
+    method_layers: dict[str, str] = Field(
+        {}, description="the default target layer of single methods, as a table of their names"
+    )
     input_size: tuple[Side, Side] | Side | None = Field(
         None, description="height and width of the model's input in pixels, or one for both"
     )
@@ -82,6 +85,9 @@ class ModelEntry(BaseModel):
 
 
 EMBEDDED = ModelEntry(name="efficientnet-lite0", source="embedded:efficientnet-lite0")
+MEASURED = dict.fromkeys(("gradcam++", "smoothgradcam++", "elementwise", "layercam"), "blocks.6")
+"""Of the embedded model: methods whose maps lie better at another layer than its default one, by
+`bench/localisation.py`."""
 
 
 def read_catalog(file: Path | None) -> tuple[ModelEntry, ...]:

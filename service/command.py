@@ -13,14 +13,16 @@ from rich.markup import escape
 from rich.table import Column, Table
 
 from service.catalog import ModelEntry, read_catalog
+from service.descriptions import caption_of, describe_target
 from service.errors import Problem, UndecodableImage
-from service.explainer import Explainer, Timings
+from service.explainer import Explainer
 from service.fleet import Fleet
 from service.metrics import Metrics
 from service.parameters import Parameters
-from service.rendering import encode, target_of
+from service.rendering import encode
 from service.requests import Instance, parameter_problem
 from service.settings import Settings
+from service.timings import Timings
 
 
 def explain_files(
@@ -85,15 +87,18 @@ async def _explain(
                 continue
             for number, explanation in enumerate(explained.answer.explanations):
                 drawing = explainer.draw(explained, explanation, parameters)
-                picture = drawing.picture("overlay", parameters.colormap, parameters.opacity)
+                picture = explainer.picture(
+                    engine.model, explained, explanation, drawing, parameters
+                )
                 suffix = f".{number}" if number else ""
                 file = output / f"{photo.stem}.{parameters.method}{suffix}.png"
                 file.write_bytes(encode(picture, "image/png"))
-                target = target_of(engine.model.labels, explanation)
-                name = f"{target.index} {target.label}" if target.label else str(target.index)
-                table.add_row(
-                    escape(str(photo)), escape(name), f"{target.probability:.3f}", escape(str(file))
-                )
+                target = describe_target(explanation, engine.model.labels, explained.seen)
+                name = caption_of(explanation, target, engine.model).title
+                if target.index is not None and target.label:
+                    name = f"{target.index} {name}"
+                sure = "" if target.probability is None else f"{target.probability:.3f}"
+                table.add_row(escape(str(photo)), escape(name), sure, escape(str(file)))
     Console().print(table)
     return 1 if failures else 0
 

@@ -5,25 +5,29 @@ Hooks on a shared module see every thread's forward, so one thread is correctnes
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from types import TracebackType
+from typing import TypeVar, cast
 
 import torch
 from torch import Tensor
 
 from cam import (
-    METHODS,
     Answer,
     CamError,
     ClassTarget,
+    Concept,
     Observation,
     Question,
+    Target,
+    embed,
     explain_batch,
+    explain_in_steps,
+    factorise,
     observe,
 )
-from cam.methods.perturbation import Progress
-from cam.stepwise import explain_in_steps
+from cam.methods.subject import Progress
 from service.batcher import Batcher, Closed, Full, Outcome
 from service.errors import QueueFull, Unavailable, Unexplainable
 from service.metrics import Metrics
@@ -32,8 +36,11 @@ from service.registry import ServedModel
 RETRY_AFTER_SECONDS = 1
 
 
-Worked = Answer | Progress | list[Observation]
-Steps = Generator[Progress, None, Answer | CamError | list[Observation]]
+Looked = list[Observation] | list[Concept] | Tensor
+Worked = Answer | Progress | Looked
+Steps = Generator[Progress, None, Answer | CamError | Looked]
+Listener = Callable[[Progress], None]
+Value = TypeVar("Value", bound=Looked)
 
 
 @dataclass(frozen=True, eq=False)
@@ -94,8 +101,10 @@ class Engine:
             for future in [self._batcher.submit(_Item(image, question)) for _ in range(count)]:
                 await future
 
-    async def answer(self, tensor: Tensor, question: Question) -> Outcome[Answer]:
-        """Answer a question about one image, float32 (3, H, W).
+    async def answer(
+        self, tensor: Tensor, question: Question, progress: Listener | None = None
+    ) -> Outcome[Answer]:
+        """Answer a question about one image, float32 (3, H, W), telling `progress` how far it is.
 
         Raises:
             QueueFull, Unavailable, Unexplainable
@@ -106,8 +115,7 @@ class Engine:
             chunk = self.model.max_batch
             return (yield from explain_in_steps(self.model.module, image, question, chunk=chunk))
 
-        many = question.targets and METHODS[question.method].steps
-        item = _Item(tensor, question, in_steps() if many else None)
+        item = _Item(tensor, question, in_steps() if question.in_steps else None)
         queued = ran = 0.0
         admitted = False
         while True:
@@ -117,11 +125,13 @@ class Engine:
             queued, ran = queued + outcome.queued_seconds, ran + outcome.run_seconds
             if isinstance(outcome.value, Answer):
                 break
+            if progress and isinstance(outcome.value, Progress):
+                progress(outcome.value)
         self._metrics.phase_seconds.labels(phase="queue").observe(queued)
         return Outcome(outcome.value, queued, ran, outcome.batch_size)
 
     async def observe(
-        self, tensor: Tensor, layers: tuple[str, ...], target: ClassTarget
+        self, tensor: Tensor, layers: tuple[str, ...], target: Target
     ) -> Outcome[list[Observation]]:
         """Look at layers while the model sees one image, float32 (3, H, W).
 
@@ -129,16 +139,38 @@ class Engine:
             QueueFull, Unavailable, Unexplainable
         """
 
+        return await self._look(
+            tensor, lambda image: observe(self.model.module, image, layers, target)
+        )
+
+    async def factorise(self, tensor: Tensor, layer: str, count: int) -> Outcome[list[Concept]]:
+        """The concepts of a layer while the model sees one image, float32 (3, H, W).
+
+        Raises:
+            QueueFull, Unavailable, Unexplainable
+        """
+        return await self._look(
+            tensor, lambda image: factorise(self.model.module, image, layer, count)
+        )
+
+    async def embed(self, tensor: Tensor, layer: str) -> Outcome[Tensor]:
+        """A layer's embedding of one image, float32 (3, H, W).
+
+        Raises:
+            QueueFull, Unavailable, Unexplainable
+        """
+        return await self._look(tensor, lambda image: embed(self.model.module, image, layer))
+
+    async def _look(self, tensor: Tensor, work: Callable[[Tensor], Value]) -> Outcome[Value]:
+        """Work of one step on the image (1, 3, H, W), on the model's device."""
+
         def look() -> Steps:
-            yield from ()  # in one step
-            image = tensor[None].to(self.model.device, self.model.dtype)
-            return observe(self.model.module, image, layers, target)
+            yield from ()
+            return work(tensor[None].to(self.model.device, self.model.dtype))
 
         outcome = await self._submit(_Item(tensor, Question((), "gradcam", ()), look()))
-        assert isinstance(outcome.value, list)
-        return Outcome(
-            outcome.value, outcome.queued_seconds, outcome.run_seconds, outcome.batch_size
-        )
+        value = cast(Value, outcome.value)
+        return Outcome(value, outcome.queued_seconds, outcome.run_seconds, outcome.batch_size)
 
     async def _submit(self, item: _Item, *, admitted: bool = False) -> Outcome[Worked]:
         try:

@@ -8,7 +8,8 @@
   - 413 BodyTooLarge, ImageTooLarge, TooManyInstances
   - 415 UnsupportedMediaType  the body is neither an image, JSON nor a form
   - 422 UndecodableImage, UnknownParameter, InvalidParameter, UnknownLabel, AmbiguousLabel,
-        ClassOutOfRange, InvalidTarget, UnknownLayer, UnknownMethod, Unexplainable
+        ClassOutOfRange, InvalidTarget, UnknownLayer, UnknownMethod, UnsuitedMethod,
+        Unexplainable
   - 429 QueueFull             with Retry-After
   - 500 InternalError         a defect of ours
   - 503 Unavailable           loading or draining, with Retry-After
@@ -170,6 +171,12 @@ class UnknownMethod(Problem):
     status = 422
     parameter = "method"
     title = "There is no such method"
+
+
+class UnsuitedMethod(Problem):
+    status = 422
+    parameter = "method"
+    title = "The model cannot do that method"
 
 
 class Unexplainable(Problem):

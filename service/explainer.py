@@ -6,27 +6,29 @@ import asyncio
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from functools import partial
 from time import perf_counter
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from PIL import Image
 
-from cam import Answer, Explanation, Observation, Question
+from cam import Answer, Concept, Explanation, Observation, Question, SimilarityTarget
+from cam.overlay import Picture
 from service import schemas
-from service.batcher import Outcome
-from service.engine import Engine
+from service.descriptions import caption_of, describe, describe_target, predict
+from service.engine import Engine, Listener
 from service.errors import Problem
 from service.images import decode
 from service.metrics import Metrics
 from service.parameters import ActivationParameters, Parameters, PredictParameters
 from service.preprocessing import Fit, ModelInput
-from service.questions import layers_of, question_of, target_of
+from service.questions import layers_of, placed, question_of, target_of
 from service.registry import ServedModel
-from service.rendering import Drawing, describe, draw, encode, encode_values, top_classes
+from service.rendering import Drawing, draw, encode, encode_values
 from service.requests import Instance
+from service.timings import Timings
 
 Result = TypeVar("Result")
 
@@ -38,30 +40,6 @@ class Explained:
     photo: Image.Image
     seen: ModelInput
     answer: Answer
-
-
-@dataclass
-class Timings:
-    """Seconds per phase; of several images, the slowest one's."""
-
-    seconds: dict[str, float] = field(default_factory=dict)
-    batch_size: int = 0
-
-    def note(self, phase: str, seconds: float) -> None:
-        self.seconds[phase] = max(self.seconds.get(phase, 0.0), seconds)
-
-    def note_outcome(self, outcome: Outcome[Any]) -> None:
-        self.note("queue", outcome.queued_seconds)
-        self.note("forward_backward", outcome.run_seconds)
-        self.batch_size = max(self.batch_size, outcome.batch_size)
-
-    def header(self) -> str:
-        """As a Server-Timing header: durations in milliseconds."""
-        entries = []
-        for phase, seconds in self.seconds.items():
-            batch = f';desc="batch of {self.batch_size}"' if phase == "forward_backward" else ""
-            entries.append(f"{phase};dur={seconds * 1000:.1f}{batch}")
-        return ", ".join(entries)
 
 
 class Explainer:
@@ -93,7 +71,11 @@ class Explainer:
         self._executor.shutdown(wait=False, cancel_futures=True)
 
     async def explain(
-        self, engine: Engine, instance: Instance[Parameters], timings: Timings
+        self,
+        engine: Engine,
+        instance: Instance[Parameters],
+        timings: Timings,
+        progress: Listener | None = None,
     ) -> Explained:
         """Ask the engine for the maps that the instance's parameters ask for.
 
@@ -102,9 +84,13 @@ class Explainer:
         """
         try:
             question = question_of(engine.model, instance.parameters)
+            photo, seen = await self._seen(engine, instance, timings)
+            question = await self._placed(engine, instance, question, photo, seen)
         except Problem as problem:
             raise instance.blame(problem) from None
-        return await self._answer(engine, instance, question, timings)
+        outcome = await engine.answer(seen.tensor, question, progress)
+        timings.note_outcome(outcome)
+        return Explained(photo, seen, outcome.value)
 
     async def predict(
         self, engine: Engine, instance: Instance[PredictParameters], timings: Timings
@@ -114,7 +100,10 @@ class Explainer:
         Raises:
             Problem: of this instance alone.
         """
-        return await self._answer(engine, instance, Question((), "gradcam", ()), timings)
+        photo, seen = await self._seen(engine, instance, timings)
+        outcome = await engine.answer(seen.tensor, Question((), "gradcam", ()))
+        timings.note_outcome(outcome)
+        return Explained(photo, seen, outcome.value)
 
     async def observe(
         self, engine: Engine, instance: Instance[ActivationParameters], timings: Timings
@@ -134,6 +123,28 @@ class Explainer:
         timings.note_outcome(outcome)
         return outcome.value
 
+    async def concepts(
+        self, engine: Engine, instance: Instance[ActivationParameters], timings: Timings
+    ) -> tuple[Explained, dict[str, list[Concept]]]:
+        """Layer → its concepts, of each layer that the parameters name.
+
+        Raises:
+            Problem: of this instance alone.
+        """
+        try:
+            layers = layers_of(engine.model, instance.parameters)
+        except Problem as problem:
+            raise instance.blame(problem) from None
+        photo, seen = await self._seen(engine, instance, timings)
+        said = await engine.answer(seen.tensor, Question((), "gradcam", ()))
+        found = {}
+        for layer in layers:
+            count = instance.parameters.concepts or 2
+            outcome = await engine.factorise(seen.tensor, layer, count)
+            timings.note_outcome(outcome)
+            found[layer] = outcome.value
+        return Explained(photo, seen, said.value), found
+
     async def describe(
         self,
         engine: Engine,
@@ -147,7 +158,8 @@ class Explainer:
             return describe(
                 self.draw(explained, explanation, instance.parameters),
                 explanation,
-                engine.model.labels,
+                engine.model,
+                explained.seen,
                 instance.parameters,
                 instance=instance.index,
                 name=instance.id,
@@ -162,6 +174,7 @@ class Explainer:
 
     async def render(
         self,
+        engine: Engine,
         instance: Instance[Parameters],
         explained: Explained,
         media_type: str,
@@ -177,8 +190,7 @@ class Explainer:
                 if media_type == "application/x-npy":
                     raw = parameters.normalize == "none"
                     return encode_values(drawing.values if raw else drawing.scaled)
-                kind = parameters.output or "overlay"
-                picture = drawing.picture(kind, parameters.colormap, parameters.opacity)
+                picture = self.picture(engine.model, explained, explanation, drawing, parameters)
                 return encode(picture, media_type)
 
         return await self._in_thread(work)
@@ -187,25 +199,46 @@ class Explainer:
     def predictions(
         engine: Engine, instance: Instance[PredictParameters], explained: Explained
     ) -> schemas.Prediction:
-        return schemas.Prediction(
+        return predict(
+            explained.answer,
+            engine.model,
+            explained.seen,
+            instance.parameters.top_k,
             instance=instance.index,
-            id=instance.id,
-            classes=top_classes(
-                explained.answer.logits, engine.model.labels, instance.parameters.top_k
-            ),
+            name=instance.id,
         )
 
-    async def _answer(
+    async def _placed(
         self,
         engine: Engine,
-        instance: Instance[PredictParameters],
+        instance: Instance[Parameters],
         question: Question,
-        timings: Timings,
-    ) -> Explained:
-        photo, seen = await self._seen(engine, instance, timings)
-        outcome = await engine.answer(seen.tensor, question)
-        timings.note_outcome(outcome)
-        return Explained(photo, seen, outcome.value)
+        photo: Image.Image,
+        seen: ModelInput,
+    ) -> Question:
+        """The question with all that points at the photo, or at another one, in the model's terms.
+
+        Raises:
+            Problem: of this instance alone.
+        """
+        place = partial(
+            placed,
+            engine.model,
+            question,
+            instance.parameters,
+            photo,
+            seen,
+            max_pixels=self._max_pixels,
+        )
+        question, others = await self._in_thread(place)
+        targets = list(question.targets)
+        for turn, other in others.items():
+            fit: Fit = instance.parameters.fit
+            apply = partial(engine.model.preprocessing.apply, other.photo, fit)
+            like = await self._in_thread(apply)
+            outcome = await engine.embed(like.tensor, other.layer)
+            targets[turn] = SimilarityTarget(other.layer, outcome.value, other.against)
+        return replace(question, targets=tuple(targets))
 
     async def _seen(
         self, engine: Engine, instance: Instance[PredictParameters], timings: Timings
@@ -230,6 +263,19 @@ class Explainer:
     def draw(explained: Explained, explanation: Explanation, parameters: Parameters) -> Drawing:
         """One of the maps on the pixels that the parameters ask for."""
         return draw(explained.photo, explained.seen, explanation, parameters.size)
+
+    @staticmethod
+    def picture(
+        model: ServedModel,
+        explained: Explained,
+        explanation: Explanation,
+        drawing: Drawing,
+        parameters: Parameters,
+    ) -> Picture:
+        """A drawing as the picture that the parameters ask for, an overlay unless they say so."""
+        target = describe_target(explanation, model.labels, explained.seen)
+        caption = caption_of(explanation, target, model)
+        return drawing.picture(parameters.output or "overlay", parameters, caption)
 
     async def _in_thread(self, work: Callable[[], Result]) -> Result:
         return await asyncio.get_running_loop().run_in_executor(self._executor, work)

@@ -6,17 +6,26 @@ from io import BytesIO
 
 import numpy as np
 from numpy.typing import NDArray
+from PIL import Image
 
-from cam import Observation, gallery
+from cam import Concept, Observation, gallery
+from cam.heatmap import place
 from cam.observation import statistics
+from cam.overlay import paint
+from cam.panel import legend
 from service import schemas
+from service.descriptions import top_classes
 from service.errors import NotAcceptable
+from service.labels import Labels
 from service.parameters import ActivationParameters
+from service.preprocessing import ModelInput
 from service.rendering import encode
 
 
 def describe_activations(
     observations: list[Observation],
+    concepts: dict[str, list[Concept]],
+    labels: Labels,
     parameters: ActivationParameters,
     *,
     instance: int,
@@ -33,6 +42,9 @@ def describe_activations(
             output=_signal(seen.output),
             gradient=None if seen.gradient is None else _signal(seen.gradient),
             channels=seen.strongest(parameters.top_k, parameters.by),
+            concepts=[_concept(each, labels) for each in concepts[seen.layer]]
+            if seen.layer in concepts
+            else None,
         )
         for seen in observations
     ]
@@ -62,6 +74,35 @@ def draw_gallery(
     return encode(picture, media_type)
 
 
+def draw_concepts(
+    photo: Image.Image,
+    seen: ModelInput,
+    concepts: dict[str, list[Concept]],
+    labels: Labels,
+    media_type: str,
+) -> bytes:
+    """The concepts of the only layer over the photo, each in its colour, and what the model makes
+    of each.
+
+    Raises:
+        NotAcceptable: if there is more than one layer.
+    """
+    if len(concepts) != 1:
+        raise NotAcceptable(
+            f"{media_type} holds the concepts of exactly one layer, and this request names "
+            f"{len(concepts)}; ask for application/json"
+        )
+    (found,) = concepts.values()
+    picture = np.asarray(photo)
+    maps = [place(each.map, seen.box, *picture.shape[:2])[0] for each in found]
+    names = []
+    for each in found:
+        best = [] if each.logits is None else top_classes(each.logits, labels, 3)
+        what = ", ".join(one.label or f"class {one.index}" for one in best)
+        names.append(f"{each.share:.0%} {what}".rstrip())
+    return encode(legend(paint(picture, maps), names), media_type)
+
+
 def pack_arrays(observations: list[Observation]) -> bytes:
     """A NumPy .npz file: for each layer LAYER.input, LAYER.output, LAYER.gradient, float32."""
     arrays: dict[str, NDArray[np.float32]] = {}
@@ -73,6 +114,11 @@ def pack_arrays(observations: list[Observation]) -> bytes:
     file = BytesIO()
     np.savez_compressed(file, allow_pickle=False, **arrays)
     return file.getvalue()
+
+
+def _concept(concept: Concept, labels: Labels) -> schemas.ConceptDescription:
+    best = None if concept.logits is None else top_classes(concept.logits, labels, 3)
+    return schemas.ConceptDescription(share=concept.share, classes=best)
 
 
 def _signal(values: NDArray[np.float32]) -> schemas.SignalDescription:

@@ -3,45 +3,26 @@ line."""
 
 from __future__ import annotations
 
-import json
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, FailFast, Field, field_validator
+from pydantic import BaseModel, FailFast, Field, field_validator
 from pydantic_core import PydanticCustomError
 
 from cam import COLORMAPS, METHODS
+from service.targets import (
+    MAX_MAPS,
+    ClassIndex,
+    Closed,
+    ImageSource,
+    Name,
+    TargetObject,
+    TargetParameter,
+    object_in_text,
+)
 
-MAX_MAPS = 100
-"""Of one request."""
 MAX_INSTANCES = 1024
-MAX_NAME = 200
 
 
-class _Closed(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-Name = Annotated[str, Field(min_length=1, max_length=MAX_NAME)]
-ClassIndex = Annotated[int, Field(ge=0, lt=2**31)]
-
-
-class TargetObject(_Closed):
-    """A target that is more than a class's own score."""
-
-    class_: ClassIndex | Name | None = Field(
-        None, alias="class", description="Index or label; without it the predicted class."
-    )
-    minus: ClassIndex | Name | None = Field(
-        None, description="Why this class and not that one: the difference of the two is explained."
-    )
-    against: bool = Field(False, description="What speaks against it.")
-    of: Literal["logit", "probability"] = Field(
-        "logit", description="With `probability`, what raises the competitors counts, too."
-    )
-
-
-OneTarget = ClassIndex | Name | TargetObject
-TargetParameter = OneTarget | Annotated[list[OneTarget], Field(min_length=1, max_length=MAX_MAPS)]
 LayerParameter = Name | Annotated[list[Name], Field(min_length=1, max_length=MAX_MAPS)]
 MethodParameter = Annotated[
     str, Field(min_length=1, max_length=40, json_schema_extra={"enum": list(METHODS)})
@@ -53,29 +34,14 @@ def no_method(name: str) -> str:
     return f"there is no method {name!r}; the methods are {', '.join(METHODS)}"
 
 
-def object_in_text(target: Any) -> Any:
-    """A target's object may come as JSON in a query, a form field or on the command line."""
-    if isinstance(target, list):
-        return [object_in_text(each) for each in target]
-    if isinstance(target, str) and target.lstrip().startswith("{"):
-        try:
-            return json.loads(target)
-        except ValueError:
-            sentence = "it should be a JSON object if it starts with a brace"
-            raise PydanticCustomError("target", sentence) from None
-    if isinstance(target, str) and len(target) > MAX_NAME:  # of digits, it might be an index
-        raise PydanticCustomError("target", "it should have at most 200 characters")
-    return target
-
-
-def known_colormap(colormap: str) -> str:
-    if colormap not in COLORMAPS:
+def known_colormap(colormap: str | None) -> str | None:
+    if colormap is not None and colormap not in COLORMAPS:
         names = ", ".join(COLORMAPS)
         raise PydanticCustomError("unknown_colormap", f"the colormaps are {names}")
     return colormap
 
 
-class PredictParameters(_Closed):
+class PredictParameters(Closed):
     """Parameters of `:predict`: the same names in JSON, in the query and in form fields."""
 
     top_k: int = Field(5, ge=1, le=1000, description="How many labels to return, best first.")
@@ -115,15 +81,42 @@ class Parameters(PredictParameters):
             "Most forward passes of a method that needs many; without it the method's own default."
         ),
     )
-    output: Literal["overlay", "heatmap", "mask", "values"] | None = Field(
+    signed: bool = Field(
+        False,
+        description=(
+            "Keep what speaks against the target, below 0, too: -1 … 1 where it is scaled, in "
+            "colours with a neutral middle."
+        ),
+    )
+    smooth: Literal["none", "eigen", "augment", "both"] = Field(
+        "none",
+        description=(
+            "`eigen`: the first principal component of the weighted activations instead of their "
+            "sum; `augment`: the mean over the photo, mirrored and not, at three brightnesses."
+        ),
+    )
+    fuse: Literal["none", "mean", "max"] = Field(
+        "none", description="Of several layers, one map: the mean or maximum of theirs, scaled."
+    )
+    output: Literal["overlay", "heatmap", "mask", "values", "contour", "panel"] | None = Field(
         None,
         description=(
             "`overlay`: colours over the photo; `heatmap`: the colours alone; `mask`: 8-bit "
-            "grayscale; `values`: float32 numbers. Without it: an overlay where a picture is "
-            "answered, a mask in JSON."
+            "grayscale; `values`: float32 numbers; `contour`: lines around what is hot; `panel`: "
+            "photo, overlay, colour bar and words, to paste into a report. Without it: an overlay "
+            "where a picture is answered, a mask in JSON."
         ),
     )
-    colormap: ColormapParameter = Field("turbo", description="The colours of heat.")
+    threshold: float = Field(
+        0.5,
+        ge=0,
+        le=1,
+        allow_inf_nan=False,
+        description="What is hot: of the box around the hottest region, and of contours.",
+    )
+    colormap: ColormapParameter | None = Field(
+        None, description="The colours of heat: `turbo`, or `coolwarm` where it is signed."
+    )
     opacity: float = Field(
         0.5, ge=0, le=1, allow_inf_nan=False, description="Of the colours over the photo."
     )
@@ -149,7 +142,7 @@ class Parameters(PredictParameters):
             len(dict.fromkeys(each)) if isinstance(each, list) else 1
             for each in (self.target, self.layer)
         )
-        return targets * layers
+        return targets * (1 if self.fuse != "none" else layers)
 
     _object_in_text = field_validator("target", mode="before")(object_in_text)
     _colormap_exists = field_validator("colormap")(known_colormap)
@@ -183,19 +176,21 @@ class ActivationParameters(PredictParameters):
         ),
     )
     colormap: ColormapParameter = Field("viridis", description="The colours of a gallery.")
+    concepts: int | None = Field(
+        None,
+        ge=2,
+        le=10,
+        description=(
+            "Factorise a layer's activations into so many concepts; a picture then shows them over "
+            "the photo, with the classes that the model makes of each alone."
+        ),
+    )
 
     _object_in_text = field_validator("target", mode="before")(object_in_text)
     _colormap_exists = field_validator("colormap")(known_colormap)
 
 
-class ImageSource(_Closed):
-    b64: str = Field(
-        description="The image's bytes in base64; a data: URL is taken too.",
-        json_schema_extra={"contentEncoding": "base64"},
-    )
-
-
-class PredictInstance(_Closed):
+class PredictInstance(Closed):
     """One photo."""
 
     image: ImageSource
@@ -210,21 +205,21 @@ class ExplainInstance(PredictInstance):
     layer: LayerParameter | None = None
 
 
-class PredictRequest(_Closed):
+class PredictRequest(Closed):
     instances: Annotated[list[PredictInstance], FailFast()] = Field(
         min_length=1, max_length=MAX_INSTANCES
     )
     parameters: PredictParameters = PredictParameters()
 
 
-class ActivationRequest(_Closed):
+class ActivationRequest(Closed):
     instances: Annotated[list[PredictInstance], FailFast()] = Field(
         min_length=1, max_length=MAX_INSTANCES
     )
     parameters: ActivationParameters = ActivationParameters()
 
 
-class ExplainRequest(_Closed):
+class ExplainRequest(Closed):
     instances: Annotated[list[ExplainInstance], FailFast()] = Field(
         min_length=1, max_length=MAX_INSTANCES
     )

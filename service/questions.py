@@ -6,42 +6,109 @@ from __future__ import annotations
 
 import difflib
 import fnmatch
+from dataclasses import dataclass, replace
 
-from cam import METHODS, ClassTarget, Question
+from PIL import Image
+
+from cam import METHODS, ClassTarget, Layer, Question, Target, UnitTarget
+from cam.errors import MethodUnsuited
 from service.errors import (
     ClassOutOfRange,
     InvalidParameter,
     InvalidTarget,
     UnknownLayer,
     UnknownMethod,
+    UnsuitedMethod,
 )
 from service.parameters import (
     ActivationParameters,
-    OneTarget,
     Parameters,
-    TargetObject,
     no_method,
 )
+from service.placement import box_on_input, mask_on_input, picture_of
+from service.preprocessing import ModelInput
 from service.registry import ServedModel
+from service.targets import OneTarget, TargetObject
 
 MAX_OBSERVED = 64
 """Layers of one :activations request."""
 
 
 def question_of(model: ServedModel, parameters: Parameters) -> Question:
-    """What the parameters ask of the model.
+    """What the parameters ask of the model; targets that point at the photo are left to `placed`.
 
     Raises:
-        UnknownMethod, UnknownLayer, UnknownLabel, AmbiguousLabel, ClassOutOfRange,
-        InvalidTarget
+        UnknownMethod, UnsuitedMethod, UnknownLayer, UnknownLabel, AmbiguousLabel,
+        ClassOutOfRange, InvalidTarget, InvalidParameter
     """
-    if parameters.method not in METHODS:
-        raise UnknownMethod(no_method(parameters.method))
+    method = parameters.method
+    if method not in METHODS:
+        raise UnknownMethod(no_method(method))
+    automatic = parameters.layer == "auto"
+    if method in model.unsuited and (automatic or method != "cam"):
+        able = ", ".join(name for name in METHODS if name not in model.unsuited)
+        raise UnsuitedMethod(
+            f"model {model.name!r} cannot do {method}: {model.unsuited[method]}; it can do {able}"
+        )
     asked = parameters.target if isinstance(parameters.target, list) else [parameters.target]
     targets = tuple(target_of(model, target) for target in asked)
     named = parameters.layer if isinstance(parameters.layer, list) else [parameters.layer]
-    layers = tuple(dict.fromkeys(_layer(model, name) for name in named))
-    return Question(targets, parameters.method, layers, parameters.budget)
+    layers = tuple(dict.fromkeys(_layer(model, name, method) for name in named))
+    question = Question(
+        targets,
+        method,
+        layers,
+        parameters.budget,
+        parameters.signed,
+        parameters.smooth,
+        parameters.fuse,
+    )
+    try:
+        question.check()
+    except MethodUnsuited as error:
+        raise InvalidParameter(str(error)) from None
+    return question
+
+
+@dataclass(frozen=True)
+class Likeness:
+    """A target that is made of another photo, still to be looked at."""
+
+    photo: Image.Image
+    layer: str
+    against: bool
+
+
+def placed(
+    model: ServedModel,
+    question: Question,
+    parameters: Parameters,
+    photo: Image.Image,
+    seen: ModelInput,
+    *,
+    max_pixels: int,
+) -> tuple[Question, dict[int, Likeness]]:
+    """The question with boxes and masks in the input's pixels, and for each target that is
+    another photo, by its place, that photo.
+
+    Raises:
+        InvalidTarget
+    """
+    asked = parameters.target if isinstance(parameters.target, list) else [parameters.target]
+    targets, others = list(question.targets), {}
+    for turn, (sent, target) in enumerate(zip(asked, question.targets, strict=True)):
+        if not isinstance(sent, TargetObject):
+            continue
+        if sent.like is not None:
+            other = picture_of(sent.like.b64, "like", max_pixels=max_pixels)
+            layer = sent.layer or model.default_layer
+            others[turn] = Likeness(other, layer, sent.against)
+        elif isinstance(target, ClassTarget) and sent.box is not None:
+            targets[turn] = replace(target, box=box_on_input(sent.box, photo, seen))
+        elif isinstance(target, ClassTarget) and sent.mask is not None:
+            white = picture_of(sent.mask.b64, "mask", max_pixels=max_pixels)
+            targets[turn] = replace(target, mask=mask_on_input(white, photo, seen))
+    return replace(question, targets=tuple(targets)), others
 
 
 def layers_of(model: ServedModel, parameters: ActivationParameters) -> tuple[str, ...]:
@@ -71,27 +138,45 @@ def layers_of(model: ServedModel, parameters: ActivationParameters) -> tuple[str
     return tuple(name for name in ran if name in wanted)
 
 
-def target_of(model: ServedModel, target: OneTarget | None) -> ClassTarget:
+def target_of(model: ServedModel, target: OneTarget | None) -> Target:
     """
     Raises:
-        UnknownLabel, AmbiguousLabel, ClassOutOfRange, InvalidTarget
+        UnknownLabel, AmbiguousLabel, ClassOutOfRange, InvalidTarget, UnknownLayer
     """
+    background = model.background
     if not isinstance(target, TargetObject):
-        return ClassTarget(_class(model, target))
+        return ClassTarget(_class(model, target), background=background)
+    if target.layer is not None:
+        try:
+            _known(model, target.layer)
+        except UnknownLayer as problem:
+            raise InvalidTarget(problem.detail) from None
+    if target.channel is not None:
+        assert target.layer is not None
+        return UnitTarget(target.layer, target.channel, target.against)
     index, minus = _class(model, target.class_), _class(model, target.minus)
     if index is not None and index == minus:
         raise InvalidTarget(
             f"class {index} ({model.labels.name(index) or 'no label'}) cannot be contrasted with "
             "itself; name another class in 'minus'"
         )
-    return ClassTarget(index, minus, target.against, target.of)
+    if model.kind == "classes" and (target.box or target.mask):
+        raise InvalidTarget(
+            f"model {model.name!r} classifies whole photos; a box or a mask is for segmenters and "
+            "detectors"
+        )
+    if model.kind == "detections" and (minus is not None or target.mask or target.of != "logit"):
+        raise InvalidTarget(
+            f"model {model.name!r} detects boxes; a target has class, box and against there"
+        )
+    return ClassTarget(index, minus, target.against, target.of, background=background)
 
 
 def _class(model: ServedModel, target: int | str | None) -> int | None:
     if target is None:
         return None
     index = int(target) if str(target).isdecimal() else model.labels.index(str(target))
-    if index >= model.classes:
+    if model.classes and index >= model.classes:
         raise ClassOutOfRange(
             f"class index {str(index)[:40]} is out of range; model {model.name!r} has classes "
             f"0 to {model.classes - 1}"
@@ -99,14 +184,19 @@ def _class(model: ServedModel, target: int | str | None) -> int | None:
     return index
 
 
-def _layer(model: ServedModel, name: str) -> str:
+def _layer(model: ServedModel, name: str, method: str) -> str:
     if name == "auto":
-        return model.default_layer
+        return model.layer_of(method)
+    layer = _known(model, name)
+    if layer.problem is None:
+        return name
+    raise UnknownLayer(f"no map can be made at layer {name!r}: {layer.problem}")
+
+
+def _known(model: ServedModel, name: str) -> Layer:
     for layer in model.layers:
         if layer.name == name:
-            if layer.problem is None:
-                return name
-            raise UnknownLayer(f"no map can be made at layer {name!r}: {layer.problem}")
+            return layer
     usable = [layer.name for layer in model.layers if layer.explainable]
     near = difflib.get_close_matches(name, usable, 3) or usable[-3:]
     raise UnknownLayer(

@@ -8,12 +8,14 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from cam import CamError, Layer, default_layer, survey
-from service.catalog import ModelEntry
+from cam import METHODS, CamError, Layer, default_layer, survey
+from cam.abilities import unsuited
+from cam.output import Kind, Output, outputs_of
+from service.catalog import EMBEDDED, MEASURED, ModelEntry
 from service.errors import ConfigError
 from service.labels import Labels, imagenet, read_labels
 from service.preprocessing import Preprocessing
-from service.sources import build
+from service.sources import Built, build
 
 
 @dataclass(frozen=True, eq=False)
@@ -26,13 +28,29 @@ class ServedModel:
     device: torch.device
     dtype: torch.dtype
     preprocessing: Preprocessing
+    kind: Kind
     labels: Labels
     classes: int
+    """0 where nobody knows: of a detector without labels."""
     layers: tuple[Layer, ...]
     default_layer: str
+    method_layers: dict[str, str]
+    """Of methods whose default layer is another."""
+    unsuited: dict[str, str]
+    """Method → why the model cannot do it."""
     max_batch: int
     fingerprint: str
     """A digest of the weights and of everything else that shapes a map."""
+
+    @property
+    def background(self) -> int | None:
+        """The class of a segmenter that stands for everything else."""
+        first = self.labels.name(0) or ""
+        return 0 if self.kind == "segments" and first.strip("_") == "background" else None
+
+    def layer_of(self, method: str) -> str:
+        """The default layer of a method."""
+        return self.method_layers.get(method, self.default_layer)
 
 
 def load(entry: ModelEntry) -> ServedModel:
@@ -42,17 +60,21 @@ def load(entry: ModelEntry) -> ServedModel:
         ConfigError: naming file, entry, key and what is allowed.
     """
     given = _labels(entry)
-    module, preprocessing = build(entry, len(given) if given else None)
+    built = build(entry, len(given) if given else None)
     device, dtype = _device(entry), getattr(torch, entry.dtype)
-    module = module.eval().requires_grad_(False).to(device, dtype)
+    preprocessing = built.preprocessing
+    module = built.module.eval().requires_grad_(False).to(device, dtype)
     shape = (1, 3, preprocessing.height, preprocessing.width)
     noise = torch.randn(shape, generator=torch.Generator().manual_seed(0))
     image = noise.to(device, dtype)
     try:
         layers = tuple(survey(module, image))
-        default = _default_layer(entry, layers)
+        default = _default_layer(entry, built, layers)
         with torch.no_grad():
-            classes = _class_count(module, image)
+            (said,) = outputs_of(module(image))
+        grid = next(layer.grid for layer in layers if layer.name == default)
+        assert grid  # of an explainable layer
+        cannot = unsuited(module, image, default, grid)
     except ConfigError:
         raise
     except CamError as error:
@@ -62,6 +84,8 @@ def load(entry: ModelEntry) -> ServedModel:
         raise entry.mistake(
             "input_size", f"the model fails on an input of shape {shape}: {reason}"
         ) from error
+    classes = _class_count(said)
+    labels = _checked(entry, given, built, classes)
     return ServedModel(
         name=entry.name,
         source=entry.source,
@@ -69,10 +93,13 @@ def load(entry: ModelEntry) -> ServedModel:
         device=device,
         dtype=dtype,
         preprocessing=preprocessing,
-        labels=_checked(entry, given, classes),
-        classes=classes,
+        kind=said.kind,
+        labels=labels,
+        classes=classes if classes is not None else len(labels),
         layers=layers,
         default_layer=default,
+        method_layers=_method_layers(entry, layers, default),
+        unsuited=cannot,
         max_batch=entry.max_batch,
         fingerprint=_fingerprint(entry, module, preprocessing),
     )
@@ -95,10 +122,12 @@ def _labels(entry: ModelEntry) -> Labels | None:
         ) from None
 
 
-def _checked(entry: ModelEntry, labels: Labels | None, classes: int) -> Labels:
+def _checked(entry: ModelEntry, labels: Labels | None, built: Built, classes: int | None) -> Labels:
     if labels is None:
+        if built.labels and classes in (None, len(built.labels)):
+            return Labels.of(built.labels)
         return imagenet() if classes == 1000 else Labels.of(())
-    if len(labels) != classes:
+    if classes is not None and len(labels) != classes:
         raise entry.mistake(
             "labels",
             f"{entry.labels} has {len(labels)} labels, but the model has {classes} classes",
@@ -121,29 +150,47 @@ def _device(entry: ModelEntry) -> torch.device:
     return device
 
 
-def _default_layer(entry: ModelEntry, layers: tuple[Layer, ...]) -> str:
+def _default_layer(entry: ModelEntry, built: Built, layers: tuple[Layer, ...]) -> str:
     if entry.layer == "auto":
-        return default_layer(list(layers))
+        trunk = [layer for layer in layers if layer.name.startswith(f"{built.trunk}.")]
+        return default_layer(trunk if built.trunk else list(layers))
+    return _usable(entry, "layer", entry.layer, layers)
+
+
+def _method_layers(entry: ModelEntry, layers: tuple[Layer, ...], default: str) -> dict[str, str]:
+    measured = entry.source == EMBEDDED.source and entry.layer == "auto"
+    found = dict(MEASURED) if measured else {}
+    for method, layer in entry.method_layers.items():
+        if method not in METHODS:
+            names = ", ".join(METHODS)
+            raise entry.mistake(
+                "method_layers", f"there is no method {method!r}; the methods are {names}"
+            )
+        found[method] = _usable(entry, "method_layers", layer, layers)
+    return {method: layer for method, layer in found.items() if layer != default}
+
+
+def _usable(entry: ModelEntry, key: str, name: str, layers: tuple[Layer, ...]) -> str:
     for layer in layers:
-        if layer.name == entry.layer:
+        if layer.name == name:
             if layer.problem is None:
                 return layer.name
-            raise entry.mistake("layer", f"no map can be made at {layer.name!r}: {layer.problem}")
+            raise entry.mistake(key, f"no map can be made at {layer.name!r}: {layer.problem}")
     usable = [layer.name for layer in layers if layer.explainable][-5:]
     raise entry.mistake(
-        "layer", f"the model has no layer {entry.layer!r}; among its last are {', '.join(usable)}"
+        key, f"the model has no layer {name!r}; among its last are {', '.join(usable)}"
     )
 
 
-def _class_count(module: nn.Module, image: torch.Tensor) -> int:
-    from cam.targets import logits_of
-
-    return int(logits_of(module(image)).shape[1])
+def _class_count(said: Output) -> int | None:
+    """How many classes there are; None of a detector, which names only those it finds."""
+    values = said.logits if said.segments is None else said.segments
+    return None if values is None else len(values)
 
 
 def _fingerprint(entry: ModelEntry, module: nn.Module, preprocessing: Preprocessing) -> str:
     digest = hashlib.blake2b(digest_size=16)
-    digest.update(f"{entry.source}|{entry.dtype}|{preprocessing}".encode())
+    digest.update(f"{entry.source}|{entry.dtype}|{preprocessing}|{entry.method_layers}".encode())
     for name, tensor in module.state_dict().items():
         digest.update(f"|{name}|{tensor.dtype}|{tuple(tensor.shape)}|".encode())
         digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)

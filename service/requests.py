@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import base64
-import binascii
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
@@ -36,6 +34,8 @@ from service.parameters import (
     PredictRequest,
     names_of,
 )
+from service.placement import decode_base64
+from service.targets import TargetObject
 
 P = TypeVar("P", bound=PredictParameters)
 P_co = TypeVar("P_co", bound=PredictParameters, covariant=True)
@@ -169,13 +169,10 @@ async def _from_form(request: Request, base: P, origins: Mapping[str, str]) -> l
 
 
 def _decode_base64(text: str, pointer: str) -> bytes | Problem:
-    if text.startswith("data:"):
-        text = text.partition(",")[2]
     try:
-        return base64.b64decode(text, validate=True)
-    except (binascii.Error, ValueError) as error:
-        reason = str(error)[:80]
-        return MalformedRequest(f"the image is not valid base64: {reason}", pointer=pointer)
+        return decode_base64(text)
+    except ValueError as error:
+        return MalformedRequest(f"the image is not valid base64: {error}", pointer=pointer)
 
 
 def _parameters(schema: type[P], sent: ImmutableMultiDict[str, Any], where: str) -> P:
@@ -245,7 +242,8 @@ def parameter_problem(
         )
     if errors[0]["type"] == "unknown_method":
         return UnknownMethod(errors[0]["msg"], pointer=pointer)
-    inner = [each for each in errors if len(each["loc"]) > 1 and each["loc"][-2] == "TargetObject"]
+    inner = [each for each in errors if any(map(_is_target, each["loc"][:-1]))]
+    inner += [each for each in errors if each["type"] == "target"]
     if inner:
         return _target_problem(inner[0], pointer)
     allowed = " or ".join(dict.fromkeys(_plain(each["msg"]) for each in errors))
@@ -255,12 +253,22 @@ def parameter_problem(
 
 def _target_problem(error: ErrorDetails, pointer: str) -> Problem:
     """Of an object that is a target but for one key."""
-    key, value = str(error["loc"][-1])[:80], str(error["input"])[:80]
+    if error["type"] == "target":
+        return InvalidParameter(error["msg"], pointer=pointer)
+    loc = error["loc"]
+    where = next(turn for turn, each in enumerate(loc) if _is_target(each))
+    key, value = str(loc[where + 1])[:80], str(error["input"])[:80]
     if error["type"] == "extra_forbidden":
-        said = f"a target has no key {key!r}; its keys are class, minus, against, of"
+        keys = ", ".join(each.rstrip("_") for each in TargetObject.model_fields)
+        said = f"a target has no key {key!r}; its keys are {keys}"
     else:
         said = f"{key} of a target is {value!r}: {_plain(error['msg'])}"
     return InvalidParameter(said, pointer=pointer)
+
+
+def _is_target(where: int | str) -> bool:
+    """Whether a step of pydantic's way to an error is the object that a target may be."""
+    return "TargetObject" in str(where)
 
 
 def _plain(message: str) -> str:

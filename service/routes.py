@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from functools import partial
 
@@ -12,6 +12,8 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
+from cam import Concept
+from cam.methods.subject import Progress
 from service import documentation, schemas
 from service.answers import (
     as_ready,
@@ -21,17 +23,24 @@ from service.answers import (
     require_one_map,
     together,
 )
-from service.engine import Engine
+from service.engine import Engine, Listener
 from service.errors import DeadlineExceeded, InvalidParameter, Problem
-from service.explainer import Explainer, Timings
+from service.explainer import Explainer
 from service.fleet import Fleet
 from service.negotiation import choose
-from service.observations import describe_activations, draw_gallery, pack_arrays
-from service.parameters import MAX_MAPS, ActivationParameters, Parameters, PredictParameters
+from service.observations import (
+    describe_activations,
+    draw_concepts,
+    draw_gallery,
+    pack_arrays,
+)
+from service.parameters import ActivationParameters, Parameters, PredictParameters
 from service.rendering import EXTENSIONS
 from service.requests import Instance, read_instances
 from service.schemas import dump
 from service.settings import Settings
+from service.targets import MAX_MAPS
+from service.timings import Timings
 
 JSON, NDJSON, NPY = "application/json", "application/x-ndjson", "application/x-npy"
 NPZ = "application/x-npz"
@@ -87,7 +96,7 @@ def make_router(*, fleet: Fleet, explainer: Explainer, settings: Settings) -> AP
                 return Response(status_code=304, headers=headers)
             if single:
                 explained = await explainer.explain(engine, instances[0], timings)
-                body = await explainer.render(instances[0], explained, form, timings)
+                body = await explainer.render(engine, instances[0], explained, form, timings)
             else:
                 answer = await _explain_all(engine, instances, timings, headers)
                 body = await to_thread.run_sync(dump, answer)
@@ -104,9 +113,14 @@ def make_router(*, fleet: Fleet, explainer: Explainer, settings: Settings) -> AP
             instance: Instance[ActivationParameters],
         ) -> list[schemas.LayerActivation]:
             seen = await explainer.observe(engine, instance, timings)
+            concepts: dict[str, list[Concept]] = {}
+            if instance.parameters.concepts is not None:
+                _, concepts = await explainer.concepts(engine, instance, timings)
             describe = partial(
                 describe_activations,
                 seen,
+                concepts,
+                engine.model.labels,
                 instance.parameters,
                 instance=instance.index,
                 name=instance.id,
@@ -129,19 +143,31 @@ def make_router(*, fleet: Fleet, explainer: Explainer, settings: Settings) -> AP
                 body = await to_thread.run_sync(dump, answer)
             else:
                 require_one_map(len(instances), form)
-                seen = await explainer.observe(engine, instances[0], timings)
-                if form == NPZ:
-                    body = await to_thread.run_sync(pack_arrays, seen)
-                else:
-                    parameters = instances[0].parameters
-                    body = await to_thread.run_sync(draw_gallery, seen, parameters, form)
+                body = await _show(engine, instances[0], timings, form)
         headers = {"Server-Timing": timings.header(), "Vary": "Accept"}
         return Response(body, media_type=form, headers=headers)
 
+    async def _show(
+        engine: Engine, instance: Instance[ActivationParameters], timings: Timings, form: str
+    ) -> bytes:
+        parameters = instance.parameters
+        if parameters.concepts is not None and form != NPZ:
+            looked, concepts = await explainer.concepts(engine, instance, timings)
+            labels = engine.model.labels
+            draw = partial(draw_concepts, looked.photo, looked.seen, concepts, labels, form)
+            return await to_thread.run_sync(draw)
+        seen = await explainer.observe(engine, instance, timings)
+        if form == NPZ:
+            return await to_thread.run_sync(pack_arrays, seen)
+        return await to_thread.run_sync(draw_gallery, seen, parameters, form)
+
     async def explained(
-        engine: Engine, instance: Instance[Parameters], timings: Timings
+        engine: Engine,
+        instance: Instance[Parameters],
+        timings: Timings,
+        progress: Listener | None = None,
     ) -> tuple[schemas.Prediction, list[schemas.Explanation]]:
-        found = await explainer.explain(engine, instance, timings)
+        found = await explainer.explain(engine, instance, timings, progress)
         described = await explainer.describe(engine, instance, found, timings)
         return explainer.predictions(engine, instance, found), described
 
@@ -168,14 +194,18 @@ def make_router(*, fleet: Fleet, explainer: Explainer, settings: Settings) -> AP
         engine: Engine, instances: list[Instance[Parameters]], timings: Timings
     ) -> AsyncIterator[bytes]:
         async def bounded(
-            instance: Instance[Parameters],
+            instance: Instance[Parameters], report: Callable[[Progress], None]
         ) -> tuple[schemas.Prediction, list[schemas.Explanation]]:
             async with _deadline(settings):
-                return await explained(engine, instance, timings)
+                return await explained(engine, instance, timings, report)
 
         async for instance, result in as_ready(bounded, instances):
             if isinstance(result, Problem):
                 yield dump(failed(instance, result)) + b"\n"
+            elif isinstance(result, Progress):
+                step = schemas.Step(done=result.done, total=result.total)
+                line = schemas.ProgressLine(instance=instance.index, id=instance.id, progress=step)
+                yield dump(line) + b"\n"
             else:
                 for explanation in result[1]:
                     yield dump(explanation) + b"\n"

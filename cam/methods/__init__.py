@@ -1,25 +1,26 @@
-"""The methods of class activation mapping, and what each costs.
+"""The methods, and what each costs.
 
-A method that needs one pass has a `map`, a pure function. It takes, for n images,
+A method of one pass works on the target layer's output for n images: activations A and gradients
+G = ∂y/∂A, float (n, K, h, w), y the target's score, K the number of channels. It has either
 
-- `activations`: A, float (n, K, h, w), the target layer's output;
-- `gradients`:   G = ∂y/∂A, float (n, K, h, w), y the target's score;
+- `weights`: W, then map = Σ_k W_k ⊙ A_k: see `cam.methods.gradients`; or
+- `map`, where there is no such sum: see `cam.methods.components`.
 
-and returns the maps as float32 (n, h, w), ≥ 0 and not normalised. It computes in float32 or
-better, whatever the model's precision. K is the number of channels. A method that needs many passes
-has `steps`: see `cam.methods.perturbation`.
+A method of many passes has `steps`: see `cam.methods.perturbation`. Maps are float32 (n, h, w), not
+normalised, computed in float32 or better whatever the model's precision; unless the caller wants
+both sides of a `signed` one, relu has the last word and they are ≥ 0.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Final, Literal
-
-from torch import Tensor
+from typing import Final
 
 from cam.errors import UnknownMethod
+from cam.methods.attention import chefer, legrad, rollout
+from cam.methods.biases import fullgrad
+from cam.methods.comparison import finer
 from cam.methods.components import eigencam, eigengradcam, fem, kpcacam
+from cam.methods.derivatives import shapleycam, smoothgradcam_plusplus
 from cam.methods.gradients import (
     elementwise,
     gradcam,
@@ -28,94 +29,119 @@ from cam.methods.gradients import (
     layercam,
     xgradcam,
 )
-from cam.methods.perturbation import Steps, ablationcam, occlusion, rise, scorecam
-from cam.methods.pixels import gradient, smoothgrad
-from cam.methods.subject import Subject
-
-Cost = Literal["one forward", "one backward", "N forwards", "N backwards"]
-INPUT: Final = "input"
-"""Stands where a layer's name would, for methods that look at the image itself."""
-
-
-@dataclass(frozen=True)
-class Method:
-    """One way from a target layer's activations and gradients to a map."""
-
-    name: str
-    summary: str
-    """One line for people who choose."""
-    cost: Cost
-    """Beside the forward pass up to the target layer, which all share."""
-    map: Callable[[Tensor, Tensor], Tensor] | None = None
-    """Of a method that needs one pass: activations and gradients to maps."""
-    steps: Callable[[Subject], Steps] | None = None
-    """Of one that needs many."""
-    at: Literal["layer", "input"] = "layer"
-    budget: int = 0
-    """Most forward passes of one image, unless the caller says otherwise."""
-
-    @property
-    def class_specific(self) -> bool:
-        return self.cost != "one forward"
-
+from cam.methods.head import cam
+from cam.methods.method import INPUT as INPUT
+from cam.methods.method import Cost as Cost
+from cam.methods.method import Method as Method
+from cam.methods.perturbation import ablationcam, iscam, occlusion, rise, scorecam, sscam
+from cam.methods.pixels import (
+    gradient,
+    guidedbackprop,
+    guidedgradcam,
+    integratedgradients,
+    smoothgrad,
+)
 
 METHODS: Final[dict[str, Method]] = {
     method.name: method
     for method in (
-        Method("gradcam", "channels weighted by their mean gradient", "one backward", gradcam),
+        Method(
+            "gradcam",
+            "channels weighted by their mean gradient",
+            "one backward",
+            weights=gradcam,
+            signed=True,
+        ),
         Method(
             "gradcam++",
             "channels weighted by their positive gradients, rare ones more",
             "one backward",
-            gradcam_plusplus,
+            weights=gradcam_plusplus,
+            signed=True,
+        ),
+        Method(
+            "smoothgradcam++",
+            "the same, its derivatives averaged over noisy copies of the photo",
+            "N backwards",
+            steps=smoothgradcam_plusplus,
+            budget=25,
+            signed=True,
         ),
         Method(
             "hirescam",
             "gradient times activation at each position: what the model really used",
             "one backward",
-            hirescam,
+            weights=hirescam,
+            signed=True,
         ),
         Method(
             "elementwise",
             "the positive part of gradient times activation, channel by channel",
             "one backward",
-            elementwise,
+            weights=elementwise,
         ),
         Method(
             "layercam",
             "activations weighted by their own positive gradients: for shallow layers too",
             "one backward",
-            layercam,
+            weights=layercam,
+            signed=True,
         ),
         Method(
             "xgradcam",
             "channels weighted by gradients where they are active",
             "one backward",
-            xgradcam,
+            weights=xgradcam,
+            signed=True,
+        ),
+        Method(
+            "shapleycam",
+            "channels weighted by gradient and curvature, their Shapley value to second order",
+            "two backwards",
+            steps=shapleycam,
+            signed=True,
+        ),
+        Method(
+            "finercam",
+            "Grad-CAM of what tells the class from the three most like it",
+            "one backward",
+            weights=gradcam,
+            score=finer,
+            signed=True,
+        ),
+        Method(
+            "cam",
+            "channels weighted as the linear head weights their mean; exact, where there is one",
+            "one forward",
+            steps=cam,
+            signed=True,
         ),
         Method(
             "eigencam",
             "the activations' first principal component, whatever the class",
             "one forward",
-            eigencam,
+            map=eigencam,
+            class_specific=False,
         ),
         Method(
             "eigengradcam",
             "the first principal component of gradient times activation",
             "one backward",
-            eigengradcam,
+            map=eigengradcam,
         ),
         Method(
             "kpcacam",
             "the activations' first kernel principal component, whatever the class",
             "one forward",
-            kpcacam,
+            map=kpcacam,
+            class_specific=False,
         ),
         Method(
             "fem",
             "where channels are two standard deviations above their mean, whatever the class",
             "one forward",
-            fem,
+            map=fem,
+            class_specific=False,
         ),
         Method(
             "scorecam",
@@ -123,6 +149,23 @@ METHODS: Final[dict[str, Method]] = {
             "N forwards",
             steps=scorecam,
             budget=2048,
+            signed=True,
+        ),
+        Method(
+            "sscam",
+            "the same, each channel with noise, ten times",
+            "N forwards",
+            steps=sscam,
+            budget=2560,
+            signed=True,
+        ),
+        Method(
+            "iscam",
+            "the same, each channel's part in the photo growing in ten steps",
+            "N forwards",
+            steps=iscam,
+            budget=2560,
+            signed=True,
         ),
         Method(
             "ablationcam",
@@ -130,6 +173,7 @@ METHODS: Final[dict[str, Method]] = {
             "N forwards",
             steps=ablationcam,
             budget=2048,
+            signed=True,
         ),
         Method(
             "rise",
@@ -146,6 +190,7 @@ METHODS: Final[dict[str, Method]] = {
             steps=occlusion,
             at="input",
             budget=196,
+            signed=True,
         ),
         Method(
             "gradient",
@@ -153,7 +198,6 @@ METHODS: Final[dict[str, Method]] = {
             "one backward",
             steps=gradient,
             at="input",
-            budget=1,
         ),
         Method(
             "smoothgrad",
@@ -162,6 +206,57 @@ METHODS: Final[dict[str, Method]] = {
             steps=smoothgrad,
             at="input",
             budget=25,
+        ),
+        Method(
+            "integratedgradients",
+            "what each pixel adds to the score on the way from gray to the photo",
+            "N backwards",
+            steps=integratedgradients,
+            at="input",
+            budget=50,
+            signed=True,
+        ),
+        Method(
+            "guidedbackprop",
+            "the gradient at each pixel through positive evidence alone: edges",
+            "one backward",
+            steps=guidedbackprop,
+            at="input",
+        ),
+        Method(
+            "guidedgradcam",
+            "the same where Grad-CAM is warm",
+            "one backward",
+            steps=guidedgradcam,
+        ),
+        Method(
+            "fullgrad",
+            "the score shared out among the pixels and every bias of the network",
+            "one backward",
+            steps=fullgrad,
+            at="input",
+        ),
+        Method(
+            "rollout",
+            "attention followed from layer to layer, whatever the class",
+            "one forward",
+            steps=rollout,
+            at="input",
+            class_specific=False,
+        ),
+        Method(
+            "chefer",
+            "the same, each layer's attention weighted by its gradient",
+            "one backward",
+            steps=chefer,
+            at="input",
+        ),
+        Method(
+            "legrad",
+            "how each layer's score rises with its attention",
+            "one backward",
+            steps=legrad,
+            at="input",
         ),
     )
 }

@@ -1,6 +1,7 @@
 """Methods that look for the main pattern in the activations, whatever the class.
 
-See `cam.methods` for what they take and return. X is an image's activations as a matrix: its rows
+Each takes activations A and gradients G = ∂y/∂A, float (n, K, h, w), and returns the maps, float32
+(n, h, w), ≥ 0. X is an image's activations as a matrix: its rows
 are the h × w positions, its columns the K channels.
 """
 
@@ -22,7 +23,7 @@ def eigencam(activations: Tensor, gradients: Tensor) -> Tensor:
     is the one that agrees with Σ_k A_k. pytorch-grad-cam centres the columns of X
     first and leaves the sign to chance, so that the same photo may come out inverted.
     """
-    return _projected(activations.float(), centred=False)
+    return projected(activations.float(), centred=False)
 
 
 def eigengradcam(activations: Tensor, gradients: Tensor) -> Tensor:
@@ -31,7 +32,7 @@ def eigengradcam(activations: Tensor, gradients: Tensor) -> Tensor:
     pytorch-grad-cam's EigenGradCAM; but the sign, which that leaves to chance, is the one that
     agrees with Σ_k G_k ⊙ A_k.
     """
-    return _projected(gradients.float() * activations.float(), centred=True)
+    return projected(gradients.float() * activations.float(), centred=True)
 
 
 def kpcacam(activations: Tensor, gradients: Tensor) -> Tensor:
@@ -77,7 +78,7 @@ def fem(activations: Tensor, gradients: Tensor) -> Tensor:
     return (mean * strong).sum(dim=1).relu()
 
 
-def _projected(features: Tensor, *, centred: bool) -> Tensor:
+def projected(features: Tensor, *, centred: bool = True) -> Tensor:
     """(n, K, h, w) → the rows' projections (n, h, w) on the first right singular vector, ≥ 0."""
     n, _, height, width = features.shape
     # In double precision the smaller Gram matrix is as good as a decomposition of X, and cheap.

@@ -1,30 +1,24 @@
 """Methods that change the image or a layer and watch the score: N forward passes, no gradient.
 
-Each is a generator: after every chunk of forward passes it yields its progress, and it returns the
-maps, float32 (targets, h, w), ≥ 0. Nothing of the model is held between two steps.
+Each is a generator: after every chunk of forward passes it yields its progress, and it returns an
+`Attribution`. Nothing of the model is held between two steps. The formulas' last relu is left to
+the caller, who may want the other side, too.
 """
 
 from __future__ import annotations
 
-from collections.abc import Generator
-from dataclasses import dataclass
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
 from torch.nn.functional import interpolate
 
-from cam.methods.subject import Subject
+from cam.methods.subject import Attribution, Progress, Steps, Subject
 
-
-@dataclass(frozen=True)
-class Progress:
-    """How far a method is, in forward passes of one image."""
-
-    done: int
-    total: int
-
-
-Steps = Generator[Progress, None, Tensor]
+SAMPLES = 10
+"""Of each channel in SS-CAM and IS-CAM: the N of both papers' experiments."""
+NOISE = 2.0
+"""SS-CAM's σ, as its paper has it, in units of the activation."""
 
 
 def scorecam(subject: Subject) -> Steps:
@@ -35,41 +29,81 @@ def scorecam(subject: Subject) -> Steps:
     those of the greatest variance are taken. pytorch-grad-cam resizes with aligned corners, here
     (and in torchcam) pixel centres are.
     """
+    return (yield from _masked(subject, 1, lambda masks, sample: _scaled(masks)))
+
+
+def sscam(subject: Subject) -> Steps:
+    """α_k = softmax_k(1/N Σ_i y(X ∘ s(U(A_k) + δ_i))), U resizing to the image, s min-max scaling,
+    δ_i ~ N(0, σ²) at each pixel, N = 10, σ = 2; map = relu(Σ_k α_k A_k).
+
+    Wang et al., "SS-CAM: Smoothed Score-CAM", 2020, section 3, smoothing of the feature maps. The
+    noise comes from a fixed seed, so the same photo gets the same map. A tenth of the budget is
+    the number of channels, those of the greatest variance.
+    """
+    rng = torch.Generator().manual_seed(0)
+
+    def noisy(masks: Tensor, sample: int) -> Tensor:
+        return _scaled(masks + (NOISE * torch.randn(masks.shape, generator=rng)).to(masks))
+
+    return (yield from _masked(subject, SAMPLES, noisy))
+
+
+def iscam(subject: Subject) -> Steps:
+    """α_k = softmax_k(1/N Σ_i y(c_i X ∘ H_k)), c_i = Σ_{j ≤ i} j/N, N = 10, H_k as in Score-CAM;
+    map = relu(Σ_k α_k A_k).
+
+    Naidu et al., "IS-CAM: Integrated Score-CAM", 2020, algorithm 1, whose factors add up, so that
+    the last is (N + 1) / 2; so does torchcam. A tenth of the budget is the number of channels,
+    those of the greatest variance.
+    """
+
+    def scaled(masks: Tensor, sample: int) -> Tensor:
+        return _scaled(masks) * (sample * (sample + 1) / 2 / SAMPLES)
+
+    return (yield from _masked(subject, SAMPLES, scaled))
+
+
+def _masked(subject: Subject, samples: int, shape: Callable[[Tensor, int], Tensor]) -> Steps:
+    """The channels weighted by the softmax of their scores, each the mean over samples 1 …
+    `samples` of the photo seen through `shape(resized channels (n, 1, H, W), sample)`."""
     a = subject.activations()
-    chosen = _strongest(a, subject.budget)
-    size = subject.image.shape[-2:]
-    scores = []
+    chosen = _strongest(a, max(subject.budget // samples, 1))
+    scores, done = [], 0
     for channels in torch.split(chosen, subject.chunk):
-        masks = interpolate(a[:, channels], size=size, mode="bilinear").transpose(0, 1)
-        low, high = masks.amin(dim=(2, 3), keepdim=True), masks.amax(dim=(2, 3), keepdim=True)
-        masks = (masks - low) / (high - low).clamp(min=1e-8)
-        scores.append(subject.scores(subject.image * masks.to(subject.image)))
-        yield Progress(sum(map(len, scores)), len(chosen))
+        masks = interpolate(a[:, channels], size=subject.size, mode="bilinear").transpose(0, 1)
+        mean = torch.zeros(len(channels), len(subject.targets), device=a.device)
+        for sample in range(1, samples + 1):
+            seen = subject.image * shape(masks, sample).to(subject.image)
+            mean += subject.scores(seen) / samples
+            done += len(channels)
+            yield Progress(done, len(chosen) * samples)
+        scores.append(mean)
     weights = torch.cat(scores).softmax(0)  # (channels, targets)
-    return torch.einsum("kt,khw->thw", weights, a[0, chosen]).relu()
+    return Attribution(torch.einsum("kt,khw->thw", weights, a[0, chosen]))
 
 
 def ablationcam(subject: Subject) -> Steps:
-    """w_k = (y − y_k) / y, y_k the score without channel k; map = relu(Σ_k w_k A_k).
+    """w_k = (y − y_k) / |y|, y_k the score without channel k; map = relu(Σ_k w_k A_k).
 
-    Desai & Ramaswamy, "Ablation-CAM", WACV 2020, equations 5 and 6. Only what lies behind the
-    layer is run again. Without a budget for all channels those of the greatest variance are
+    Desai & Ramaswamy, "Ablation-CAM", WACV 2020, equations 5 and 6, which divide by y: the same
+    for a positive score, while a negative one would turn the map inside out. Only what lies behind
+    the layer is run again. Without a budget for all channels those of the greatest variance are
     taken. A channel is set to zero; pytorch-grad-cam sets it below the layer's minimum where that
     minimum is not zero.
     """
     replay = subject.replay()
     a = subject.activations()
     chosen = _strongest(a, subject.budget)
-    (whole,) = subject.scores_of(replay.logits(replay.activation))
+    (whole,) = subject.replayed(replay, replay.activation)
     scores = []
     for channels in torch.split(chosen, subject.chunk):
         changed = replay.activation.repeat(len(channels), *[1] * (replay.activation.ndim - 1))
         grid = subject.grid.apply(changed)  # a view: what is written here is written there
         grid[torch.arange(len(channels)), channels] = 0
-        scores.append(subject.scores_of(replay.logits(changed)))
+        scores.append(subject.replayed(replay, changed))
         yield Progress(sum(map(len, scores)), len(chosen))
-    weights = (whole - torch.cat(scores)) / torch.where(whole == 0, 1.0, whole)
-    return torch.einsum("kt,khw->thw", weights, a[0, chosen]).relu()
+    weights = (whole - torch.cat(scores)) / torch.where(whole == 0, 1.0, whole.abs())
+    return Attribution(torch.einsum("kt,khw->thw", weights, a[0, chosen]))
 
 
 def rise(subject: Subject) -> Steps:
@@ -79,7 +113,7 @@ def rise(subject: Subject) -> Steps:
     enlarged smoothly and shifted by a random part of a cell. The masks come from a fixed seed, so
     the same photo gets the same map.
     """
-    height, width = subject.image.shape[-2:]
+    height, width = subject.size
     cells, opened = 7, 0.5
     rng = torch.Generator().manual_seed(0)
     step_y, step_x = -(-height // cells), -(-width // cells)
@@ -101,7 +135,7 @@ def rise(subject: Subject) -> Steps:
         scores = likely.scores(subject.image * masks.to(subject.image))
         total += torch.einsum("nt,nhw->thw", scores.cpu(), masks[:, 0])
         yield Progress(done + count, subject.budget)
-    return (total / (subject.budget * opened)).relu()
+    return Attribution(total / (subject.budget * opened))
 
 
 def occlusion(subject: Subject) -> Steps:
@@ -111,7 +145,7 @@ def occlusion(subject: Subject) -> Steps:
     4.2. The cells are as small as the budget allows, at most 28 on the longer side; a window is
     2 × 2 cells and moves by one. Gray is the preprocessing's mean, 0.
     """
-    height, width = subject.image.shape[-2:]
+    height, width = subject.size
     longer = max(int((subject.budget * max(height, width) / min(height, width)) ** 0.5) + 1, 2)
     cell = -(-max(height, width) // min(longer, 28))
     rows, columns = max(-(-height // cell), 2), max(-(-width // cell), 2)
@@ -133,9 +167,15 @@ def occlusion(subject: Subject) -> Steps:
             total[:, y : y + 2, x : x + 2] += drop[:, None, None]
             covered[y : y + 2, x : x + 2] += 1
         yield Progress(min(start + subject.chunk, len(windows)), len(windows))
-    cells = (total / covered).relu()
+    cells = total / covered
     pixels = cells.repeat_interleave(cell, 1).repeat_interleave(cell, 2)
-    return pixels[:, :height, :width]
+    return Attribution(pixels[:, :height, :width])
+
+
+def _scaled(masks: Tensor) -> Tensor:
+    """Each mask (n, 1, H, W) min-max scaled to 0 … 1."""
+    low, high = masks.amin(dim=(2, 3), keepdim=True), masks.amax(dim=(2, 3), keepdim=True)
+    return (masks - low) / (high - low).clamp(min=1e-8)
 
 
 def _strongest(activations: Tensor, budget: int) -> Tensor:

@@ -1,28 +1,33 @@
 """Methods that differentiate the score with respect to the image itself.
 
-Generators like those of `cam.methods.perturbation`; their maps have the input's size. Where the
-score rises or falls with a pixel both count: these maps say what matters, not what speaks for.
+Generators like those of `cam.methods.perturbation`; their maps have the input's size.
 """
 
 from __future__ import annotations
 
-import torch
+from collections.abc import Iterator
 
-from cam.methods.perturbation import Progress, Steps
-from cam.methods.subject import Subject
+import torch
+from torch import Tensor
+from torch.nn.functional import interpolate
+
+from cam.errors import MethodUnsuited
+from cam.guidance import GuidedRectifiers
+from cam.methods.gradients import gradcam, weighted_sum
+from cam.methods.subject import Attribution, Completeness, Progress, Steps, Subject
 
 NOISE = 0.15
 """SmoothGrad's σ as a share of the image's range: within the 0.1 … 0.2 that the paper advises."""
 
 
 def gradient(subject: Subject) -> Steps:
-    """map = max_c |∂y/∂X_c|, c the colour channels.
+    """map = max_c |∂y/∂X_c|, c the colour channels: what matters, either way.
 
     Simonyan et al., "Deep Inside Convolutional Networks", ICLR workshop 2014, section 3.
     """
     found = subject.gradients(subject.image)
     yield Progress(1, 1)
-    return found.mean(1).abs().amax(1)
+    return Attribution(found.mean(1).abs().amax(1))
 
 
 def smoothgrad(subject: Subject) -> Steps:
@@ -32,12 +37,92 @@ def smoothgrad(subject: Subject) -> Steps:
     photo gets the same map.
     """
     image = subject.image
+    total = torch.zeros(len(subject.targets), *image.shape[1:], device=image.device)
+    for done, images in noisy_copies(subject):
+        total += subject.gradients(images).sum(1)
+        yield Progress(done, subject.budget)
+    return Attribution((total / subject.budget).abs().amax(1))
+
+
+def integratedgradients(subject: Subject) -> Steps:
+    """map = relu(Σ_c X_c 1/n Σ_i ∂y/∂X_c at (i − ½)/n X), from a gray image (0, the
+    preprocessing's mean) to X.
+
+    Sundararajan et al., "Axiomatic Attribution for Deep Networks", ICML 2017, equation 3, its sum
+    by the midpoint rule. Its completeness (proposition 1): all attributions, of either sign, add
+    up to y(X) − y(0), but for the n steps.
+    """
+    image = subject.image
+    total = torch.zeros(len(subject.targets), *image.shape[1:], device=image.device)
+    steps = (torch.arange(subject.budget, device=image.device) + 0.5) / subject.budget
+    done = 0
+    for some in torch.split(steps, subject.chunk):
+        total += subject.gradients(image * some[:, None, None, None].to(image)).sum(1)
+        done += len(some)
+        yield Progress(done, subject.budget)
+    attributions = image.float() * total / subject.budget  # (targets, C, H, W)
+    end, start = subject.scores(torch.cat([image, torch.zeros_like(image)]))
+    complete = tuple(
+        Completeness(float(each), float(wanted))
+        for each, wanted in zip(attributions.sum((1, 2, 3)), end - start, strict=True)
+    )
+    return Attribution(attributions.sum(1), complete)
+
+
+def guidedbackprop(subject: Subject) -> Steps:
+    """map = max_c |R_c|, R the gradient at the photo where every rectifier passes back positive
+    gradients only.
+
+    Springenberg et al., "Striving for Simplicity", ICLR workshop 2015, section 3.4. It shows
+    edges more than classes (Adebayo et al., "Sanity Checks for Saliency Maps", NeurIPS 2018).
+
+    Raises:
+        MethodUnsuited: if the model has no rectifiers.
+    """
+    found = _guided(subject)
+    yield Progress(1, 1)
+    return Attribution(found)
+
+
+def guidedgradcam(subject: Subject) -> Steps:
+    """map = M ⊙ max_c |R_c|, M Grad-CAM's map at the layer resized to the photo, R as in guided
+    backpropagation.
+
+    Selvaraju et al., "Grad-CAM", ICCV 2017, section 3.2.
+
+    Raises:
+        MethodUnsuited: if the model has no rectifiers.
+    """
+    fine = _guided(subject)
+    yield Progress(1, 2)
+    a = subject.activations()
+    maps = []
+    with subject.captured(subject.image) as (capture, scores):
+        for score in scores:
+            capture.backward(score, retain_graph=True)
+            g = subject.grid.apply(capture.gradients[subject.layer])
+            maps.append(weighted_sum(gradcam(a, g), a).relu())
+    coarse = interpolate(torch.stack(maps), size=subject.size, mode="bilinear")[:, 0]
+    yield Progress(2, 2)
+    return Attribution(coarse * fine)
+
+
+def noisy_copies(subject: Subject) -> Iterator[tuple[int, Tensor]]:
+    """The image with noise of SmoothGrad's σ, as often as the budget allows: how many so far, and
+    a chunk of copies (n, C, H, W). From a fixed seed, the same every time."""
+    image = subject.image
     rng = torch.Generator().manual_seed(0)
     sigma = NOISE * float(image.max() - image.min())
-    total = torch.zeros(len(subject.targets), *image.shape[1:])
     for done in range(0, subject.budget, subject.chunk):
         count = min(subject.chunk, subject.budget - done)
         noise = sigma * torch.randn(count, *image.shape[1:], generator=rng)
-        total += subject.gradients(image + noise.to(image)).sum(1).cpu()
-        yield Progress(done + count, subject.budget)
-    return (total / subject.budget).abs().amax(1)
+        yield done + count, image + noise.to(image)
+
+
+def _guided(subject: Subject) -> Tensor:
+    """max_c |R_c|: float32 (targets, H, W)."""
+    with GuidedRectifiers() as guided:
+        found = subject.gradients(subject.image)
+    if not guided.count:
+        raise MethodUnsuited("it needs rectifiers (ReLU): this model has none")
+    return found.mean(1).abs().amax(1)

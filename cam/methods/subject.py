@@ -2,25 +2,62 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Generator, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
 
+from cam.capture import Capture
+from cam.errors import MethodUnsuited
 from cam.evaluation import evaluating
 from cam.grids import Grid
+from cam.output import Output, looked_at, outputs_of, watching
 from cam.replay import Replay
-from cam.targets import ClassTarget, logits_of
+from cam.targets import ClassTarget, Target
+
+Score = Callable[[Target, Output], Tensor]
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far a method is, in forward passes of one image."""
+
+    done: int
+    total: int
+
+
+@dataclass(frozen=True)
+class Completeness:
+    """Whether attributions add up to what they explain."""
+
+    attributed: float
+    """The sum of all attributions."""
+    difference: float
+    """What it should be: the score, less the score of the baseline."""
+
+
+@dataclass(frozen=True, eq=False)
+class Attribution:
+    """What a method of many passes found: float32 (targets, h, w), before any relu."""
+
+    maps: Tensor
+    completeness: tuple[Completeness, ...] | None = None
+    """For each target, where the method promises it."""
+
+
+Steps = Generator[Progress, None, Attribution]
 
 
 @dataclass(frozen=True, eq=False)
 class Subject:
-    """What a perturbation method gets to work with."""
+    """What a method of many passes gets to work with."""
 
     model: nn.Module
     image: Tensor
     """float (1, C, H, W), preprocessed, on the model's device and in its dtype."""
-    targets: tuple[ClassTarget, ...]
+    targets: tuple[Target, ...]
     """Resolved."""
     layer: str
     grid: Grid
@@ -31,6 +68,11 @@ class Subject:
     chunk: int
     """Most images in one forward pass."""
 
+    @property
+    def size(self) -> tuple[int, int]:
+        """Height and width of the image."""
+        return int(self.image.shape[-2]), int(self.image.shape[-1])
+
     def activations(self) -> Tensor:
         """The layer's activations as float32 (1, K, h, w)."""
         return self.grid.apply(self.output).float()
@@ -38,34 +80,61 @@ class Subject:
     def replay(self) -> Replay:
         return Replay(self.model, self.layer, self.image)
 
+    def outputs(self, images: Tensor) -> list[Output]:
+        """What the model says about images (n, C, H, W), in eval mode; a graph where gradients
+        are on."""
+        looks = dict.fromkeys(name for target in self.targets for name in target.layers)
+        with evaluating(self.model), watching(self.model, looks) as seen:
+            raw = self.model(images)
+            return outputs_of(raw, looked_at(seen, looks, images))
+
     def scores(self, images: Tensor) -> Tensor:
         """Each target's number for each image (n, C, H, W): float32 (n, targets)."""
-        with evaluating(self.model), torch.no_grad():
-            return self.scores_of(logits_of(self.model(images)).float())
+        with torch.no_grad():
+            return self.scores_of(self.outputs(images))
 
-    def scores_of(self, logits: Tensor) -> Tensor:
-        """(n, classes) → (n, targets)."""
+    def scores_of(self, outputs: list[Output]) -> Tensor:
+        """n outputs → float32 (n, targets)."""
         return torch.stack(
-            [torch.stack([target.score(row) for target in self.targets]) for row in logits]
-        )
+            [torch.stack([target.score(each) for target in self.targets]) for each in outputs]
+        ).float()
+
+    def replayed(self, replay: Replay, activations: Tensor) -> Tensor:
+        """Each target's number for each changed activation (n, …): float32 (n, targets).
+
+        Raises:
+            MethodUnsuited: if a target looks at a layer: it may lie before this one.
+        """
+        if any(target.layers for target in self.targets):
+            raise MethodUnsuited(
+                "a method that replays the model from a layer on needs a target made of the "
+                "model's output, not of a layer's"
+            )
+        with torch.no_grad():
+            return self.scores_of(outputs_of(replay.output(activations)))
 
     def gradients(self, images: Tensor) -> Tensor:
         """Each target's gradient at each image (n, C, H, W): float32 (targets, n, C, H, W)."""
-        with evaluating(self.model), torch.inference_mode(False), torch.enable_grad():
+        with torch.inference_mode(False), torch.enable_grad():
             probe = images.detach().clone().requires_grad_()
             # The clone: a leaf may not be changed in place, as a model's first layer might.
-            logits = logits_of(self.model(probe.clone())).float()
-            found = [
-                torch.autograd.grad(
-                    torch.stack([target.score(row) for row in logits]).sum(),
-                    probe,
-                    retain_graph=True,
-                )[0]
-                for target in self.targets
-            ]
-        return torch.stack(found).float()
+            sums = self.scores_of(self.outputs(probe.clone())).sum(0)
+            return torch.stack(
+                [torch.autograd.grad(each, probe, retain_graph=True)[0] for each in sums]
+            ).float()
+
+    @contextmanager
+    def captured(self, images: Tensor) -> Iterator[tuple[Capture, Tensor]]:
+        """The layer captured while the model sees images (n, C, H, W), and each target's number
+        summed over them: (targets,), with a graph from the layer on."""
+        with Capture(self.model, [self.layer]) as capture:
+            yield capture, self.scores_of(self.outputs(images)).sum(0)
 
     def of_probabilities(self) -> Subject:
-        """The same with probabilities as numbers, for methods that are defined by them."""
-        targets = tuple(replace(target, of="probability") for target in self.targets)
+        """The same with probabilities as numbers where a target has any, for methods that are
+        defined by them."""
+        targets = tuple(
+            replace(target, of="probability") if isinstance(target, ClassTarget) else target
+            for target in self.targets
+        )
         return replace(self, targets=targets)

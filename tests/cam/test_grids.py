@@ -75,8 +75,8 @@ def test_the_default_layer_of_a_vit_is_before_the_last_attention() -> None:
     layers = survey(vit(), torch.randn(1, 3, 224, 224))
     assert default_layer(layers) == "blocks.2.norm1"
     problems = {layer.name: layer.problem for layer in layers}
-    assert problems["blocks.2"] == "the logits depend on its class token alone"
-    assert problems["norm"] == "the logits depend on its class token alone"
+    assert problems["blocks.2"] == "the model's output depends on its class token alone"
+    assert problems["norm"] == "the model's output depends on its class token alone"
     assert problems["blocks.1"] is None
 
 

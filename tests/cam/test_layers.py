@@ -49,7 +49,7 @@ def test_a_survey_says_why_not() -> None:
     assert found == {
         "relu": "it runs 2 times in a forward pass; name the block around it",
         "last": None,
-        "blind": "the logits do not depend on it",
+        "blind": "the model's output does not depend on it",
         "channels_last": None,
         "flat": "its output (64,) is no grid of positions on the image",
         "never": "it does not run in a forward pass",

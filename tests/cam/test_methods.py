@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -24,9 +25,8 @@ from torch import Tensor, nn
 from cam import explain
 from cam.errors import GridTooLarge, UnknownMethod
 from cam.heatmap import minmax
-from cam.methods import METHODS, method_named
+from cam.methods import METHODS, Method, method_named
 from cam.methods.components import eigencam, fem, kpcacam
-from cam.methods.gradients import gradcam_plusplus, xgradcam
 
 # Two channels:      A_1        A_2            G_1        G_2
 A = torch.tensor([[[[1.0, 2], [3, 4]], [[1, 0], [0, 1]]]])
@@ -72,10 +72,14 @@ BY_HAND: dict[str, list[list[float]] | None] = {
 
 
 def test_every_method_is_worked_by_hand() -> None:
-    assert set(BY_HAND) == {name for name, method in METHODS.items() if method.map}
+    assert set(BY_HAND) | {"finercam"} == set(ONE_PASS)  # finercam: in test_comparison
 
 
-ONE_PASS = {name: method.map for name, method in METHODS.items() if method.map}
+def one_pass(method: Method) -> Callable[[Tensor, Tensor], Tensor]:
+    return lambda a, g: method.apply(a, g).relu()
+
+
+ONE_PASS = {name: one_pass(method) for name, method in METHODS.items() if not method.steps}
 WORKED = [name for name, values in BY_HAND.items() if values]
 
 
@@ -149,20 +153,34 @@ def test_computes_in_float32(method: str) -> None:
 
 def test_gradcam_plusplus_is_exact_where_the_cube_of_the_gradient_underflows() -> None:
     # α = 1 / (2 + 1e-20 · 10) = 1/2 at each G > 0, so w_1 = 1.5e-20 and w_2 = 0.5e-20.
-    found = gradcam_plusplus(A, G * 1e-20) * 1e20
+    found = ONE_PASS["gradcam++"](A, G * 1e-20) * 1e20
     torch.testing.assert_close(found, torch.tensor([[[2.0, 3.0], [4.5, 6.5]]]))
 
 
 def test_gradcam_plusplus_has_no_weight_where_the_denominator_is_zero() -> None:
     # Σ A = -2 and G = 1: 2 + 1·(-2) = 0.
-    found = gradcam_plusplus(torch.full((1, 1, 1, 2), -1.0), torch.ones(1, 1, 1, 2))
+    found = ONE_PASS["gradcam++"](torch.full((1, 1, 1, 2), -1.0), torch.ones(1, 1, 1, 2))
     torch.testing.assert_close(found, torch.zeros(1, 1, 2))
 
 
 def test_xgradcam_ignores_a_channel_without_activation() -> None:
     silent = torch.zeros(1, 1, 2, 2)
-    found = xgradcam(torch.cat([A, silent], 1), torch.cat([G, torch.ones(1, 1, 2, 2)], 1))
+    found = ONE_PASS["xgradcam"](
+        torch.cat([A, silent], 1), torch.cat([G, torch.ones(1, 1, 2, 2)], 1)
+    )
     torch.testing.assert_close(found, torch.tensor([BY_HAND["xgradcam"]]))
+
+
+def test_without_the_relu_both_sides_are_there() -> None:
+    # 0.75 A_1 - A_2
+    found = METHODS["gradcam"].apply(A, G)
+    torch.testing.assert_close(found, torch.tensor([[[-0.25, 1.5], [2.25, 2]]]))
+
+
+def test_eigen_smoothing_is_the_component_of_what_would_be_summed() -> None:
+    """HiResCAM's weighted activations are G ⊙ A: smoothed it is EigenGrad-CAM."""
+    found = METHODS["hirescam"].apply(A, G, eigen=True)
+    torch.testing.assert_close(found, torch.tensor([BY_HAND["eigengradcam"]]))
 
 
 def test_an_unknown_method_names_those_that_exist() -> None:

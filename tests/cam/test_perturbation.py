@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from cam import ClassTarget, Question, Replay, explain, explain_in_steps
 from cam.errors import LayerReused, UnknownLayer
 from cam.heatmap import minmax
-from cam.methods.perturbation import Progress
+from cam.methods.subject import Progress
 from tests.cam.nets import hook_count, small
 from tests.cam.test_targets import Identity
 
@@ -118,7 +118,7 @@ def test_a_replay_equals_the_whole_model(
         handle = model.get_submodule(layer).register_forward_hook(ablate)
         without = model(image)
         handle.remove()
-    found = replay.logits(changed)
+    found = replay.output(changed)
     torch.testing.assert_close(found[:1], whole, rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(found[1:], without.expand(2, -1), rtol=1e-4, atol=1e-5)
     assert (whole - without).abs().max() > 1e-4
@@ -130,7 +130,7 @@ def test_a_replay_that_fails_leaves_the_model_as_it_was() -> None:
     model = small()
     replay = Replay(model, "relu1", torch.randn(1, 3, 8, 8))
     with pytest.raises(RuntimeError):
-        replay.logits(torch.zeros(2, 9, 8, 8))
+        replay.output(torch.zeros(2, 9, 8, 8))
     assert not any("forward" in vars(module) for module in model.modules())
     with pytest.raises(UnknownLayer, match="no layer 'relu9'"):
         Replay(model, "relu9", torch.randn(1, 3, 8, 8))
@@ -152,7 +152,7 @@ def test_only_what_lies_behind_the_layer_runs_again() -> None:
             return original(*args)  # type: ignore[operator]
 
         module.forward = counted
-    replay.logits(replay.activation)
+    replay.output(replay.activation)
     assert calls == ["conv2", "relu2", "dropout", "head"]
 
 

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import copy
+
 import numpy as np
+import pytest
 import torch
+import torchvision
+from pytorch_grad_cam import GuidedBackpropReLUModel
 from torch import Tensor, nn
 
 from cam import ClassTarget, explain
+from cam.errors import MethodUnsuited
+from cam.heatmap import minmax, resize
 from tests.cam.nets import hook_count, small
 
 
@@ -54,3 +61,126 @@ def test_it_equals_autograd_and_leaves_the_model_alone() -> None:
         np.testing.assert_allclose(explanation.map, wanted, rtol=1e-4, atol=1e-7)
     assert hook_count(model) == 0
     assert all(parameter.grad is None for parameter in model.parameters())
+
+
+class Bent(nn.Module):
+    """y = the mean of x³ for the first logit, of nothing for the other."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = (x**3).mean(dim=(1, 2, 3))
+        return torch.stack([y, 0 * y], 1)
+
+
+def test_integrated_gradients_by_hand() -> None:
+    """∫ 3(αx)² dα · x = x³: each pixel gets its own share of the mean; the midpoint rule with n
+    steps misses 1/(4n²) of a parabola's integral."""
+    photo = torch.tensor([[[[2.0, -1], [0, 3]]]])
+    shares = np.array([[8, -1], [0, 27]]) / 4
+    for steps in (5, 50):
+        (found,) = explain(
+            Bent(), photo, target=0, method="integratedgradients", budget=steps, signed=True
+        )
+        off = 1 - 1 / (4 * steps**2)
+        np.testing.assert_allclose(found.map, shares * off, rtol=1e-5)
+        assert found.completeness is not None
+        assert found.completeness.difference == pytest.approx(8.5)
+        assert found.completeness.attributed == pytest.approx(8.5 * off, rel=1e-5)
+    (positive,) = explain(Bent(), photo, target=0, method="integratedgradients")
+    assert positive.map[0, 1] == 0
+
+
+def test_integrated_gradients_are_complete_on_a_network() -> None:
+    torch.manual_seed(0)
+    model = torchvision.models.resnet18().eval()
+    (found,) = explain(
+        model, torch.randn(1, 3, 64, 64), target=3, method="integratedgradients", budget=100
+    )
+    assert found.completeness is not None
+    assert abs(found.completeness.difference) > 0.05
+    assert found.completeness.attributed == pytest.approx(found.completeness.difference, rel=0.02)
+
+
+class Gated(nn.Module):
+    """Maps relu(x) and relu(-x); y = mean of the first minus mean of the second."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.relu = nn.ReLU(inplace=kind == "in place")
+        self.kind = kind
+
+    def forward(self, x: Tensor) -> Tensor:
+        both = torch.cat([x, -x], 1)
+        if self.kind == "a function":
+            both = torch.relu(both)
+        elif self.kind == "a method":
+            both = both.relu_()
+        elif self.kind == "up to 6":
+            both = nn.functional.relu6(both)
+        else:
+            both = self.relu(both)
+        means = both.mean(dim=(2, 3))
+        y = means[:, 0] - means[:, 1]
+        return torch.stack([y, -y], 1)
+
+
+@pytest.mark.parametrize("kind", ["a module", "in place", "a function", "a method", "up to 6"])
+def test_guided_backprop_by_hand(kind: str) -> None:
+    """y is the mean of x; guided, the evidence that comes through the second map, whose gradient
+    is -¼, is left out: only positive x count."""
+    photo = torch.tensor([[[[2.0, -1], [-3, 4]]]])
+    model = Gated(kind).eval()
+    (plain,) = explain(model, photo, target=0, method="gradient")
+    np.testing.assert_allclose(plain.map, np.full((2, 2), 0.25))
+    (guided,) = explain(model, photo, target=0, method="guidedbackprop")
+    np.testing.assert_allclose(guided.map, [[0.25, 0], [0, 0.25]])
+    (after,) = explain(model, photo, target=0, method="gradient")
+    np.testing.assert_array_equal(after.map, plain.map)  # nothing is left behind
+    assert hook_count(model) == 0
+
+
+def test_guided_backprop_of_a_batch_is_each_images_own() -> None:
+    """pytorch-grad-cam #530: only the first image came out right."""
+    torch.manual_seed(0)
+    model = torchvision.models.vgg11().eval()
+    x = torch.randn(3, 3, 64, 64)
+    together = explain(model, x, method="guidedbackprop")
+    for row, found in enumerate(together):
+        (alone,) = explain(model, x[row : row + 1], method="guidedbackprop")
+        np.testing.assert_allclose(found.map, alone.map, atol=1e-6)
+        assert np.ptp(found.map) > 0
+    assert len({found.map.tobytes() for found in together}) == 3
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_guided_backprop_equals_pytorch_grad_cams() -> None:
+    torch.manual_seed(0)
+    model = torchvision.models.resnet18().eval()
+    x = torch.randn(1, 3, 64, 64)
+    (ours,) = explain(model, x, target=5, method="guidedbackprop")
+    peer = GuidedBackpropReLUModel(model=copy.deepcopy(model), device=torch.device("cpu"))
+    theirs = np.abs(peer(x.clone(), target_category=5)).max(axis=-1)
+    np.testing.assert_allclose(minmax(ours.map), minmax(theirs.astype(np.float32)), atol=1e-4)
+
+
+def test_guided_grad_cam_is_the_product() -> None:
+    torch.manual_seed(0)
+    model = torchvision.models.resnet18().eval()
+    x = torch.randn(1, 3, 64, 64)
+    (product,) = explain(model, x, target=5, method="guidedgradcam", layer="layer3")
+    (fine,) = explain(model, x, target=5, method="guidedbackprop")
+    (coarse,) = explain(model, x, target=5, method="gradcam", layer="layer3")
+    expected = fine.map * resize(coarse.map, 64, 64)
+    np.testing.assert_allclose(product.map, expected, atol=1e-5 * float(expected.max()))
+    assert product.layer == "layer3"
+    assert product.map.max() > 0
+
+
+def test_a_model_without_rectifiers_is_refused() -> None:
+    for method in ("guidedbackprop", "guidedgradcam"):
+        with pytest.raises(MethodUnsuited, match="it needs rectifiers"):
+            explain(nn.Sequential(nn.Conv2d(3, 2, 1), nn.GELU(), Mean()), PHOTO, method=method)
+
+
+class Mean(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x.mean(dim=(2, 3))

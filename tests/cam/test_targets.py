@@ -9,12 +9,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from cam import ClassTarget, explain
+from cam import ClassTarget, Output, explain
 from cam.errors import ClassOutOfRange, SelfContrast
 from tests.cam.nets import images, small
 
 # e^z = 1, 2, 1: probabilities 1/4, 1/2, 1/4.
-LOGITS = torch.tensor([0.0, math.log(2), 0.0])
+SAID = Output(logits=torch.tensor([0.0, math.log(2), 0.0]))
 
 
 @pytest.mark.parametrize(
@@ -31,7 +31,7 @@ LOGITS = torch.tensor([0.0, math.log(2), 0.0])
     ],
 )
 def test_the_number_by_hand(target: ClassTarget, expected: float) -> None:
-    assert float(target.resolve(LOGITS).score(LOGITS)) == pytest.approx(expected)
+    assert float(target.resolve(SAID).score(SAID)) == pytest.approx(expected)
 
 
 class Identity(nn.Module):
@@ -85,8 +85,8 @@ def test_a_contrast_of_gradients_is_the_gradient_of_the_contrast() -> None:
 
 def test_what_cannot_be_asked() -> None:
     with pytest.raises(ClassOutOfRange, match=r"index 3 is out of range; .* 0 to 2"):
-        ClassTarget(0, minus=3).resolve(LOGITS)
+        ClassTarget(0, minus=3).resolve(SAID)
     with pytest.raises(SelfContrast, match="class 1 cannot be contrasted with itself; name"):
-        ClassTarget(1, minus=1).resolve(LOGITS)
+        ClassTarget(1, minus=1).resolve(SAID)
     with pytest.raises(SelfContrast, match=r"class 1 .* it is the predicted class"):
-        ClassTarget(minus=1).resolve(LOGITS)
+        ClassTarget(minus=1).resolve(SAID)

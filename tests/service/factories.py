@@ -6,6 +6,7 @@ import time
 from pathlib import Path
 
 import torch
+import torchvision
 from torch import Tensor, nn
 
 from tests.cam.nets import Small, small
@@ -20,7 +21,7 @@ def no_module() -> str:
 
 
 def no_logits() -> nn.Module:
-    return nn.Conv2d(3, 3, 1)
+    return nn.Sequential(nn.Conv2d(3, 3, 1), nn.Flatten(2))
 
 
 class Evil:
@@ -57,3 +58,36 @@ class Fragile(Small):
 
 def fragile() -> nn.Module:
     return Fragile().eval()
+
+
+def segmenter() -> nn.Module:
+    """Four classes, seeded."""
+    torch.manual_seed(0)
+    model: nn.Module = torchvision.models.segmentation.lraspp_mobilenet_v3_large(
+        weights=None, weights_backbone=None, num_classes=4
+    )
+    return model
+
+
+def detector() -> nn.Module:
+    """Finds six boxes of four classes in anything, surely none of them right."""
+    torch.manual_seed(0)
+    model: nn.Module = torchvision.models.detection.fasterrcnn_mobilenet_v3_large_320_fpn(
+        weights=None,
+        weights_backbone=None,
+        num_classes=5,
+        min_size=96,
+        max_size=96,
+        box_score_thresh=0.0,
+        box_detections_per_img=6,
+    )
+    return model
+
+
+def vit() -> nn.Module:
+    torch.manual_seed(0)
+    model: nn.Module = torchvision.models.VisionTransformer(
+        image_size=64, patch_size=16, num_layers=3, num_heads=2, hidden_dim=32, mlp_dim=64
+    )
+    nn.init.normal_(model.get_parameter("heads.head.weight"), std=0.1)
+    return model

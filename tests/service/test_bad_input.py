@@ -173,7 +173,10 @@ PARAMETERS: dict[str, tuple[str, Any, str, list[str]]] = {
         "colour",
         "red",
         "unknown-parameter",
-        ["no parameter 'colour'", "top_k, fit, method, layer, target, budget, output, colormap"],
+        [
+            "no parameter 'colour'",
+            "top_k, fit, method, layer, target, budget, signed, smooth, fuse",
+        ],
     ),
     "NaN opacity": ("opacity", "NaN", "invalid-parameter", ["opacity is 'NaN'", "finite number"]),
     "opacity above 1": ("opacity", 1.5, "invalid-parameter", ["'1.5'", "less than or equal to 1"]),
@@ -213,7 +216,7 @@ PARAMETERS: dict[str, tuple[str, Any, str, list[str]]] = {
         "target",
         '{"klass": 1}',
         "invalid-parameter",
-        ["klass", "class, minus, against, of"],
+        ["klass", "class, minus, against, of, box, mask, layer, channel, like"],
     ),
     "a digit string out of range": (
         "target",

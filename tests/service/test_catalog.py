@@ -15,6 +15,7 @@ weights = "none"
 seed = 7
 labels = "imagenet"
 layer = "layer4"
+method_layers = {layercam = "layer3"}
 input_size = [224, 320]
 mean = [0.1, 0.2, 0.3]
 std = [1, 1, 1]
@@ -43,6 +44,7 @@ def test_every_key_is_read(tmp_path: Path) -> None:
         "seed": 7,
         "labels": "imagenet",
         "layer": "layer4",
+        "method_layers": {"layercam": "layer3"},
         "input_size": (224, 320),
         "mean": (0.1, 0.2, 0.3),
         "std": (1, 1, 1),

@@ -154,7 +154,7 @@ async def test_a_fleet_reports_the_model_that_cannot_be_loaded_and_closes_the_ot
         ModelEntry(name="bad", source="torchvision:resnet51", weights="none"),
     ]
     async with Fleet(entries, max_queue=4, metrics=Metrics()) as fleet:
-        with pytest.raises(ConfigError, match=r"'bad'.*no classification model 'resnet51'"):
+        with pytest.raises(ConfigError, match=r"'bad'.*no model for images 'resnet51'"):
             await fleet.loaded
         good = fleet.engine("good")
         with pytest.raises(Problem):

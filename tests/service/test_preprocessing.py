@@ -34,7 +34,7 @@ def smooth(width: int, height: int) -> Image.Image:
 
 @pytest.mark.parametrize("size", SIZES)
 def test_crop_equals_timms_evaluation_transform(size: tuple[int, int]) -> None:
-    _, preprocessing = build(entry("embedded:efficientnet-lite0"), None)
+    preprocessing = build(entry("embedded:efficientnet-lite0"), None).preprocessing
     config = resolve_data_config(model=timm.create_model("tf_efficientnet_lite0"))
     photo = smooth(*size)
     expected = create_transform(**config)(photo)
@@ -55,7 +55,7 @@ def test_crop_equals_timms_evaluation_transform(size: tuple[int, int]) -> None:
 def test_crop_equals_torchvisions_evaluation_transform(
     source: str, weights: ResNet50_Weights
 ) -> None:
-    _, preprocessing = build(entry(source), None)
+    preprocessing = build(entry(source), None).preprocessing
     for size in SIZES:
         photo = smooth(*size)
         expected = weights.transforms()(photo)

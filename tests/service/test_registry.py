@@ -140,9 +140,9 @@ def test_half_precision() -> None:
     [
         (
             {"source": "torchvision:resnet51"},
-            "'source': .*no classification model 'resnet51'.*resne",
+            "'source': .*no model for images 'resnet51'.*resne",
         ),
-        ({"source": "torchvision:fcn_resnet50"}, "no classification model 'fcn_resnet50'"),
+        ({"source": "torchvision:raft_small"}, "no model for images 'raft_small'"),
         ({"source": "timm:resnet5"}, "timm has no model 'resnet5'"),
         ({"source": "embedded:vgg"}, "no embedded model 'vgg'; there are e.g. efficientnet-lite0"),
         ({"source": "factory:nowhere.at_all:f"}, "cannot import 'nowhere.at_all'"),
@@ -150,6 +150,11 @@ def test_half_precision() -> None:
         ({"source": "factory:tests.service.factories:no_module"}, "returned a str, not a torch.nn"),
         ({"source": "factory:tests.service.factories:no_logits"}, r"not logits of shape \(batch"),
         ({"layer": "conv3"}, "'layer': the model has no layer 'conv3'; .*relu2"),
+        ({"method_layers": {"layercam": "conv9"}}, "'method_layers': the model has no layer 'con"),
+        (
+            {"method_layers": {"kam": "conv1"}},
+            "'method_layers': there is no method 'kam'",
+        ),
         ({"layer": "head"}, r"'layer': no map can be made at 'head': its output \(3,\)"),
         ({"labels": "imagenet"}, "'labels': imagenet has 1000 labels, but the model has 3 classes"),
         ({"labels": "none.txt"}, "'labels': none.txt cannot be read: No such file"),

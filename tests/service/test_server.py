@@ -173,7 +173,7 @@ def test_a_taken_port_stops_the_start() -> None:
         (
             '[[models]]\nname = "m"\nsource = "torchvision:resnet51"\nweights = "none"',
             {},
-            "models.toml: model 'm': key 'source': torchvision has no classification model",
+            "models.toml: model 'm': key 'source': torchvision has no model for images",
         ),
     ],
 )

@@ -1,0 +1,62 @@
+"""Test-time augmentation: the mean map over an image, mirrored and not, at three brightnesses."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Final
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from cam.errors import CamError
+from cam.explanation import Answer, AnswerSteps, Question
+from cam.methods.subject import Progress
+from cam.onepass import explain_batch
+
+BRIGHTNESS: Final = (1.0, 0.9, 1.1)
+"""As in pytorch-grad-cam's aug_smooth: factors of the preprocessed image."""
+
+
+def explain_augmented(
+    model: nn.Module, image: Tensor, question: Question, *, chunk: int = 16
+) -> AnswerSteps:
+    """Answer a question whose `smooth` is "augment" or "both", in steps: see `explain_in_steps`.
+
+    The targets are those of the image as it is. A map is the mean of the maps of six images, each
+    turned back first.
+    """
+    plain = replace(question, smooth="eigen" if question.smooth == "both" else "none")
+    (first,) = explain_batch(model, image[None], [plain])
+    variants = 2 * len(BRIGHTNESS)
+    yield Progress(1, variants)
+    if isinstance(first, CamError):
+        return first
+    targets = tuple(
+        each.target for each in first.explanations[:: _maps_of_a_target(first, question)]
+    )
+    fixed = replace(plain, targets=targets)
+    others = [
+        (image.flip(-1) if mirrored else image) * factor
+        for mirrored in (False, True)
+        for factor in BRIGHTNESS
+    ][1:]
+    sums = [each.map.astype(np.float64) for each in first.explanations]
+    for start in range(0, len(others), chunk):
+        some = torch.stack(others[start : start + chunk])
+        for offset, answer in enumerate(explain_batch(model, some, [fixed] * len(some))):
+            if isinstance(answer, CamError):
+                return answer
+            mirrored = start + offset + 1 >= len(BRIGHTNESS)
+            for total, each in zip(sums, answer.explanations, strict=True):
+                total += each.map[:, ::-1] if mirrored else each.map
+        yield Progress(min(start + len(some), len(others)) + 1, variants)
+    explanations = tuple(
+        replace(each, map=(total / variants).astype(np.float32))
+        for each, total in zip(first.explanations, sums, strict=True)
+    )
+    return Answer(first.output, explanations)
+
+
+def _maps_of_a_target(answer: Answer, question: Question) -> int:
+    return len(answer.explanations) // len(question.targets)

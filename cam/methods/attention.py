@@ -1,0 +1,148 @@
+"""Methods that follow a transformer's attention from layer to layer.
+
+A_l is the attention matrix of layer l, (heads, N, N): how much each of N tokens takes from each.
+The maps lie on the grid of patches; class, distillation and register tokens are dropped at the
+end. What the model reads from the last layer, its class token or the mean of its patches, is seen
+by the gradient: `r` weights equally the rows of the last matrix on which the score depends.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from cam.attention import attending
+from cam.errors import MethodUnsuited
+from cam.grids import grid_of
+from cam.methods.subject import Attribution, Progress, Steps, Subject
+from cam.output import outputs_of, watching
+from cam.replay import Replay
+
+ONE_EACH = "it needs a transformer of blocks with one attention each"
+
+
+def rollout(subject: Subject) -> Steps:
+    """R = Π_l norm(I + mean_heads A_l), norm scaling rows to a sum of 1; map = r R.
+
+    Abnar & Zuidema, "Quantifying Attention Flow in Transformers", ACL 2020, section 3. It knows
+    no class: the map is the same for all.
+    """
+    matrices, scores = _attended(subject)
+    relevance = torch.eye(matrices[0].shape[-1], device=matrices[0].device)
+    for matrix in matrices:
+        mixed = matrix.detach()[0].float().mean(0)
+        mixed = mixed + torch.eye(len(mixed), device=mixed.device)
+        relevance = mixed / mixed.sum(-1, keepdim=True) @ relevance
+    row = _read(matrices[-1], scores.sum()) @ relevance
+    yield Progress(1, 1)
+    return Attribution(_on_patches(subject, row.expand(len(subject.targets), -1)))
+
+
+def chefer(subject: Subject) -> Steps:
+    """R ← R + Ā_l R from R = I on, Ā_l = mean_heads relu(∂y/∂A_l ⊙ A_l); map = r R, I left out.
+
+    Chefer, Gur & Wolf, "Generic Attention-model Explainability", ICCV 2021, equations 5 and 6:
+    rules for self-attention.
+    """
+    matrices, scores = _attended(subject)
+    rows = []
+    for turn, score in enumerate(scores):
+        gradients = torch.autograd.grad(score, matrices, retain_graph=True)
+        relevance = torch.eye(matrices[0].shape[-1], device=matrices[0].device)
+        for matrix, gradient in zip(matrices, gradients, strict=True):
+            weighted = (gradient * matrix.detach())[0].float().relu().mean(0)
+            relevance = relevance + weighted @ relevance
+        relevance = relevance - torch.eye(len(relevance), device=relevance.device)
+        rows.append(_read(matrices[-1], score) @ relevance)
+        yield Progress(turn + 1, len(scores))
+    return Attribution(_on_patches(subject, torch.stack(rows)))
+
+
+def legrad(subject: Subject) -> Steps:
+    """map = mean_l mean_heads mean_rows relu(∂y_l/∂A_l), y_l the score that the model's head gives
+    the tokens as they leave layer l.
+
+    Bousselham et al., "LeGrad", ICCV 2025, equations 4 to 8.
+    """
+    blocks = blocks_of(subject.model)
+    if any(target.layers for target in subject.targets):
+        raise MethodUnsuited("legrad needs a target made of the model's output, not of a layer's")
+    with watching(subject.model, blocks) as left:
+        matrices, _ = _attended(subject)
+    if len(matrices) != len(blocks) or len(left) != len(blocks):
+        raise MethodUnsuited(ONE_EACH)
+    replay = Replay(subject.model, blocks[-1], subject.image)
+    rows = []
+    with torch.inference_mode(False), torch.enable_grad():
+        tokens = torch.cat([left[name] for name in blocks])
+        scores = subject.scores_of(outputs_of(replay.output(tokens)))  # (layers, targets)
+        for turn in range(len(subject.targets)):
+            total = torch.zeros(matrices[0].shape[-1], device=tokens.device)
+            for matrix, score in zip(matrices, scores[:, turn], strict=True):
+                (gradient,) = torch.autograd.grad(score, matrix, retain_graph=True)
+                total += gradient[0].float().relu().mean((0, 1))
+            rows.append(total / len(matrices))
+    yield Progress(1, 1)
+    return Attribution(_on_patches(subject, torch.stack(rows)))
+
+
+def _attended(subject: Subject) -> tuple[list[Tensor], Tensor]:
+    """The matrices (1, heads, N, N) of a pass and each target's score (targets,), with a graph.
+
+    Raises:
+        MethodUnsuited: if the model has no attention between all tokens of an image.
+    """
+    with attending() as matrices:
+        scores = subject.scores_of(subject.outputs(subject.image))[0]
+    require_global(matrices, subject.size)
+    return matrices, scores
+
+
+def require_global(matrices: list[Tensor], size: tuple[int, int]) -> None:
+    """
+    Raises:
+        MethodUnsuited: if there are no matrices, or they do not join all patches of one image of
+            (height, width).
+    """
+    if not matrices:
+        raise MethodUnsuited("it needs a transformer: this model has no self-attention")
+    tokens = matrices[0].shape[-1]
+    same = all(len(each) == 1 and each.shape[-1] == tokens for each in matrices)
+    if not same or grid_of((1, tokens, 1), size) is None:
+        raise MethodUnsuited(
+            "it needs attention between all patches: this model attends within windows or stages"
+        )
+
+
+def _read(last: Tensor, score: Tensor) -> Tensor:
+    """r, float32 (N,): equal weights on the rows of the last matrix that the score depends on."""
+    (gradient,) = torch.autograd.grad(score, last, retain_graph=True)
+    rows = gradient[0].float().abs().amax((0, 2))
+    read = (rows > 1e-6 * rows.max()).float()
+    return read / read.sum().clamp(min=1)
+
+
+def _on_patches(subject: Subject, rows: Tensor) -> Tensor:
+    """(targets, N) on the grid of patches: (targets, h, w)."""
+    grid = grid_of((1, rows.shape[1], 1), subject.size)
+    assert grid
+    return grid.apply(rows.detach()[..., None])[:, 0]
+
+
+def blocks_of(model: nn.Module) -> list[str]:
+    """The names of a transformer's blocks: the longest list of equal modules with children.
+
+    Raises:
+        MethodUnsuited: if there is none.
+    """
+    found: list[str] = []
+    for name, module in model.named_modules():
+        if isinstance(module, nn.Sequential | nn.ModuleList):
+            children = list(module.named_children())
+            kinds = {type(child) for _, child in children}
+            deep = all(any(True for _ in child.children()) for _, child in children)
+            if len(kinds) == 1 and deep and len(children) > len(found):
+                found = [f"{name}.{child}" if name else child for child, _ in children]
+    if not found:
+        raise MethodUnsuited("it needs a transformer of blocks: this model has none")
+    return found

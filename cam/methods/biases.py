@@ -1,0 +1,123 @@
+"""FullGrad: the score shared out among the input and every bias of the network."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import interpolate
+
+from cam.errors import MethodUnsuited
+from cam.methods.subject import Attribution, Completeness, Progress, Steps, Subject
+
+_CONVOLUTIONS = (nn.Conv2d, nn.ConvTranspose2d)
+_NORMALISATIONS = (nn.BatchNorm2d,)
+
+
+def fullgrad(subject: Subject) -> Steps:
+    """map = Σ_c ψ(|X ⊙ ∂y/∂X|)_c + Σ_l Σ_k ψ(|b_l ⊙ ∂y/∂Z_l|)_k over the layers l that add a bias
+    b_l to their feature maps Z_l (a batch normalisation adds β − γ μ/σ); ψ min-max scales over a
+    layer and resizes to the image.
+
+    Srinivas & Fleuret, "Full-Gradient Representation", NeurIPS 2019, equation 5 and section 4,
+    with its authors' ψ; pytorch-grad-cam scales each channel by itself. Its completeness
+    (proposition 1): X · ∂y/∂X + Σ_l b_l · ∂y/∂Z_l = y, for a network of rectifiers.
+
+    Raises:
+        MethodUnsuited: if no convolution or batch normalisation of the model has a bias, or it has
+            layer normalisation, which no bias stands for.
+    """
+    require_biases(subject.model)
+    maps, complete = [], []
+    with torch.inference_mode(False), torch.enable_grad(), _biased(subject.model) as at:
+        probe = subject.image.detach().clone().requires_grad_()
+        scores = subject.scores_of(subject.outputs(probe.clone()))[0]
+        for score in scores:
+            for _, gradients in at.values():
+                gradients.clear()
+            (g,) = torch.autograd.grad(score, probe, retain_graph=True)
+            shares = [(g * subject.image).float()]
+            for bias, gradients in at.values():
+                shares += [(bias * each).float() for each in gradients]
+            spread = [_spread(each, subject.size) for each in shares if each.ndim == 4]
+            maps.append(torch.stack(spread).sum(0))
+            attributed = sum(float(each.sum()) for each in shares)
+            complete.append(Completeness(attributed, float(score.detach())))
+    yield Progress(1, 1)
+    return Attribution(torch.stack(maps), tuple(complete))
+
+
+def require_biases(model: nn.Module) -> None:
+    """
+    Raises:
+        MethodUnsuited: if FullGrad has nothing to share the score out among.
+    """
+    modules = list(model.modules())
+    if any(isinstance(module, nn.LayerNorm) for module in modules):
+        raise MethodUnsuited("it needs a convolutional network without layer normalisation")
+    if not any(bias.ndim == 4 for module in modules if (bias := _bias(module)) is not None):
+        raise MethodUnsuited("it needs convolutions with biases: this model has none")
+
+
+def _spread(share: Tensor, size: tuple[int, int]) -> Tensor:
+    """Σ_k ψ(|share|)_k: (1, K, h, w) → (H, W)."""
+    values = share.abs()
+    low, high = values.min(), values.max()
+    values = (values - low) / (high - low).clamp(min=1e-20)
+    # Summing and resizing are both linear: the sum first is cheaper.
+    return interpolate(values.sum(1, keepdim=True), size=size, mode="bilinear")[0, 0]
+
+
+@contextmanager
+def _biased(model: nn.Module) -> Iterator[dict[str, tuple[Tensor, list[Tensor]]]]:
+    """Module name → its bias, shaped to multiply its output, and the gradients there: a list that
+    every backward pass adds to."""
+    at: dict[str, tuple[Tensor, list[Tensor]]] = {}
+
+    def note(name: str, bias: Tensor, output: Any) -> None:
+        if isinstance(output, Tensor) and output.requires_grad:
+            _, gradients = at.setdefault(name, (bias, []))
+            # Set at once: an in-place rectifier that follows is not in this gradient.
+            output.register_hook(gradients.append)  # type: ignore[no-untyped-call]
+
+    def after(name: str, bias: Tensor, module: nn.Module, args: Any, output: Any) -> None:
+        note(name, bias, output)
+
+    def before(name: str, bias: Tensor, module: nn.Module, args: Any) -> None:
+        note(name, bias, args[0])
+
+    with ExitStack() as scope:
+        for name, module in model.named_modules():
+            bias = _bias(module)
+            if bias is None:
+                continue
+            inner = next(module.children(), None)
+            if inner is None:
+                handle = module.register_forward_hook(partial(after, name, bias))
+            else:  # timm's normalisations hold their activation: what goes into it is theirs
+                handle = inner.register_forward_pre_hook(partial(before, name, bias))
+            scope.callback(handle.remove)
+        yield at
+
+
+def _bias(module: nn.Module) -> Tensor | None:
+    """What the module adds, (1, K, 1, 1) or of a linear layer (K,); None if nothing."""
+    if isinstance(module, _NORMALISATIONS) and module.running_mean is not None:
+        assert module.running_var is not None
+        scale = (module.running_var + module.eps).rsqrt()
+        if module.weight is not None:
+            scale = scale * module.weight
+        added = -module.running_mean * scale
+        if module.bias is not None:
+            added = added + module.bias
+        return added.detach()[None, :, None, None]
+    bias = getattr(module, "bias", None)
+    if isinstance(bias, Tensor) and isinstance(module, _CONVOLUTIONS):
+        return bias.detach()[None, :, None, None]
+    if isinstance(bias, Tensor) and isinstance(module, nn.Linear):
+        return bias.detach()
+    return None

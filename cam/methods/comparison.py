@@ -1,0 +1,34 @@
+"""Finer-CAM's score: a class beside those most like it."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from cam.errors import MethodUnsuited
+from cam.output import Output
+from cam.targets import ClassTarget, Target
+
+RIVALS = 3
+
+
+def finer(target: Target, output: Output) -> Tensor:
+    """y = Σ_d p_d (z_c − z_d) / Σ_d p_d over the three classes d whose logits z are nearest to
+    that of the target's class c, p their softmax probabilities.
+
+    Zhang et al., "Finer-CAM", CVPR 2025, equation 5 with α = 1, weighted as in its authors' code
+    (pytorch-grad-cam's FinerWeightedTarget).
+
+    Raises:
+        MethodUnsuited: if the target is no class of a classifier.
+    """
+    logits = output.logits
+    if not isinstance(target, ClassTarget) or logits is None or len(logits) < 2:
+        raise MethodUnsuited("finercam compares a class with others: it needs a classifier's class")
+    assert target.index is not None
+    far = (logits - logits[target.index]).detach().abs()
+    far[target.index] = torch.inf
+    rivals = far.topk(min(RIVALS, len(logits) - 1), largest=False).indices
+    weights = logits.softmax(0)[rivals]
+    score = (weights * (logits[target.index] - logits[rivals])).sum() / (weights.sum() + 1e-9)
+    return -score if target.against else score

@@ -1,0 +1,118 @@
+"""Explanations of a batch from one forward pass.
+
+The answers to questions that differ in everything: see `explain_batch`.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from cam.capture import Capture
+from cam.errors import CamError, MethodUnsuited, NonFinite
+from cam.evaluation import evaluating
+from cam.explanation import Answer, Found, Question, compose
+from cam.grids import Grid, grids_of
+from cam.methods import METHODS
+from cam.output import looked_at, outputs_of, watching
+
+
+def explain_batch(
+    model: nn.Module, images: Tensor, questions: Sequence[Question]
+) -> list[Answer | CamError]:
+    """Answer a question for each image of a batch with one forward pass, and one backward pass
+    for as many targets as the longest question has.
+
+    In eval mode no image of a batch sees another, so the gradient of the summed targets is each
+    image's own.
+
+    Args:
+        images: float (B, C, H, W), preprocessed, on the model's device and in its dtype.
+        questions: one for each image; they may differ in everything.
+
+    Returns:
+        For each image its answer, or the error that is its own: a target that cannot be, or numbers
+        that are not finite.
+
+    Raises:
+        CamError: that concerns the batch: a layer or method that cannot be used.
+    """
+    for question in questions:
+        question.check()
+        if question.in_steps:
+            raise MethodUnsuited(f"{question.method} takes many steps: see explain_in_steps")
+    layers = dict.fromkeys(
+        name for question in questions if question.targets for name in question.layers
+    )
+    looks = dict.fromkeys(name for question in questions for name in question.looks_at)
+    with (
+        evaluating(model),
+        Capture(model, layers) as capture,
+        watching(model, looks) as seen,
+    ):
+        raw = model(images)
+        outputs = outputs_of(raw, looked_at(seen, looks, images))
+        grids = grids_of(capture.activations, images)
+        said = [output.detached() for output in outputs]
+        asked = [question.resolve(each) for question, each in zip(questions, said, strict=True)]
+        rounds = max(
+            (len(targets) for targets in asked if not isinstance(targets, CamError)), default=0
+        )
+        maps: list[list[dict[str, Found | CamError]]] = [[] for _ in asked]
+        for turn in range(rounds):
+            chosen = {
+                item: targets[turn]
+                for item, targets in enumerate(asked)
+                if not isinstance(targets, CamError) and turn < len(targets)
+            }
+            numbers = []
+            for item, target in chosen.items():
+                method = METHODS[questions[item].method]
+                if method.differentiates:
+                    score = method.score or (lambda target, output: target.score(output))
+                    numbers.append(score(target, outputs[item]).float())
+            if numbers:
+                capture.backward(torch.stack(numbers).sum(), retain_graph=turn + 1 < rounds)
+            for item, found in _maps(capture, grids, questions, list(chosen)).items():
+                maps[item].append(found)
+    return [
+        compose(question, targets, each, found)
+        for question, targets, each, found in zip(questions, asked, said, maps, strict=True)
+    ]
+
+
+def _maps(
+    capture: Capture, grids: dict[str, Grid], questions: Sequence[Question], items: list[int]
+) -> dict[int, dict[str, Found | CamError]]:
+    """Item → layer → its map from the last backward pass: one call for each way of making maps,
+    and layer."""
+    groups: dict[tuple[str, bool, bool, str], list[int]] = defaultdict(list)
+    for item in items:
+        asked = questions[item]
+        for layer in asked.layers:
+            groups[asked.method, asked.signed, asked.smooth == "eigen", layer].append(item)
+    activations = capture.activations
+    found: dict[int, dict[str, Found | CamError]] = {item: {} for item in items}
+    for (name, signed, eigen, layer), members in groups.items():
+        a = grids[layer].apply(activations[layer][members])
+        g = torch.zeros_like(a)
+        if METHODS[name].differentiates:
+            g = grids[layer].apply(capture.gradients[layer][members])
+        finite = (a.isfinite() & g.isfinite()).flatten(1).all(1)
+        if not finite.all():
+            a = torch.where(finite[:, None, None, None], a, 0)
+        try:
+            maps = METHODS[name].apply(a, g, eigen=eigen)
+        except CamError as error:
+            for item in members:
+                found[item][layer] = error
+            continue
+        maps = maps if signed else maps.relu()
+        finite &= maps.isfinite().flatten(1).all(1)
+        problem = NonFinite(f"the gradients or activations at layer {layer!r} are not finite")
+        for item, values, good in zip(members, maps.cpu().numpy(), finite.tolist(), strict=True):
+            found[item][layer] = Found(values) if good else problem
+    return found

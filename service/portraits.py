@@ -1,0 +1,77 @@
+"""What the service tells of itself and its models, in JSON."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from service.schemas import Open
+
+
+class ModelList(Open):
+    models: list[str]
+
+
+class InputDescription(Open):
+    height: int
+    width: int
+    mean: tuple[float, float, float]
+    std: tuple[float, float, float]
+
+
+class MethodDescription(Open):
+    name: str
+    summary: str
+    cost: Literal["one forward", "one backward", "two backwards", "N forwards", "N backwards"] = (
+        Field(description="Beside the forward pass that predicts.")
+    )
+    budget: int | None = Field(
+        None, description="Of N passes: how many at most, unless the request says otherwise."
+    )
+    at: Literal["layer", "input"] = Field(description="Where the map is made.")
+    class_specific: bool = Field(description="Whether the map depends on the target.")
+    signed: bool = Field(description="Whether `signed` has anything to show.")
+    layer: str | None = Field(None, description="Its default layer in this model.")
+    available: bool = Field(description="Whether this model can.")
+    reason: str | None = Field(None, description="Why not.")
+
+
+class ModelDescription(Open):
+    name: str
+    ready: bool
+    source: str
+    device: str
+    dtype: str
+    kind: Literal["classes", "segments", "detections"] = Field(
+        description="What it predicts: of the image, of each pixel, or boxes."
+    )
+    input: InputDescription
+    classes: int
+    labels: list[str]
+    default_layer: str
+    methods: list[MethodDescription]
+    max_batch: int
+    fingerprint: str = Field(description="Changes when the weights or the preprocessing do.")
+
+
+class LayerDescription(Open):
+    name: str
+    type: str
+    output_shape: list[int] | None = Field(None, description="Without the batch dimension.")
+    grid: tuple[int, int] | None = Field(
+        None, description="Height and width of its map, where the output lies on the image."
+    )
+    explainable: bool
+    reason: str | None = Field(None, description="Why not.")
+    default: bool
+
+
+class LayerList(Open):
+    """Every module in the order in which they finish in a forward pass."""
+
+    layers: list[LayerDescription]
+
+
+class Health(Open):
+    status: Literal["ok"]

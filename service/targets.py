@@ -1,0 +1,122 @@
+"""What may be explained, as a caller says it."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic_core import PydanticCustomError
+
+MAX_MAPS = 100
+"""Of one request."""
+MAX_NAME = 200
+
+
+class Closed(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+Name = Annotated[str, Field(min_length=1, max_length=MAX_NAME)]
+ClassIndex = Annotated[int, Field(ge=0, lt=2**31)]
+
+
+class ImageSource(Closed):
+    b64: str = Field(
+        description="The image's bytes in base64; a data: URL is taken too.",
+        json_schema_extra={"contentEncoding": "base64"},
+    )
+
+
+Edge = Annotated[float, Field(allow_inf_nan=False, ge=-1e6, le=1e6)]
+
+
+# JSON has no tuples, and a strict reader takes none for a list.
+Edges = Annotated[
+    tuple[Edge, Edge, Edge, Edge],
+    BeforeValidator(lambda sent: tuple(sent) if isinstance(sent, list) else sent),
+]
+
+
+class TargetObject(Closed):
+    """A target that is more than a class's own score: a class (with what it is contrasted with, or
+    where), a unit of a layer, or another image to be like."""
+
+    class_: ClassIndex | Name | None = Field(
+        None, alias="class", description="Index or label; without it the predicted class."
+    )
+    minus: ClassIndex | Name | None = Field(
+        None, description="Why this class and not that one: the difference of the two is explained."
+    )
+    against: bool = Field(False, description="What speaks against it.")
+    of: Literal["logit", "probability"] = Field(
+        "logit", description="With `probability`, what raises the competitors counts, too."
+    )
+    box: Edges | None = Field(
+        None,
+        description=(
+            "Left, top, right, bottom in the photo's pixels: of a detector the detection that "
+            "overlaps it, of a segmenter the pixels to sum over."
+        ),
+    )
+    mask: ImageSource | None = Field(
+        None,
+        description="Of a segmenter: a picture of the photo's size, white where pixels count.",
+    )
+    layer: Name | None = Field(
+        None, description="With `channel` or `like`: the layer whose output is looked at."
+    )
+    channel: ClassIndex | None = Field(
+        None, description="What drives this channel of `layer`: its mean is explained."
+    )
+    like: ImageSource | None = Field(
+        None,
+        description=(
+            "What makes the photo like this one: the cosine of their embeddings at `layer` (the "
+            "model's default layer without one) is explained."
+        ),
+    )
+
+    @model_validator(mode="after")
+    def _one_kind(self) -> TargetObject:
+        of_class = {"class", "minus", "of", "box", "mask"} & self._given
+        if self.channel is not None and (self.layer is None or self.like or of_class):
+            raise PydanticCustomError(
+                "target", "a target with a channel has a layer, and against alone beside them"
+            )
+        if self.like is not None and of_class:
+            raise PydanticCustomError(
+                "target", "a target with like has a layer and against alone beside it"
+            )
+        if self.layer is not None and self.channel is None and self.like is None:
+            raise PydanticCustomError("target", "a target with a layer needs a channel, or like")
+        if self.box is not None and self.mask is not None:
+            raise PydanticCustomError("target", "a target has a box or a mask, not both")
+        if self.box is not None and not (self.box[0] < self.box[2] and self.box[1] < self.box[3]):
+            raise PydanticCustomError(
+                "target", "a box is left, top, right, bottom, with left < right and top < bottom"
+            )
+        return self
+
+    @property
+    def _given(self) -> set[str]:
+        return {name.rstrip("_") for name in self.model_fields_set}
+
+
+OneTarget = ClassIndex | Name | TargetObject
+TargetParameter = OneTarget | Annotated[list[OneTarget], Field(min_length=1, max_length=MAX_MAPS)]
+
+
+def object_in_text(target: Any) -> Any:
+    """A target's object may come as JSON in a query, a form field or on the command line."""
+    if isinstance(target, list):
+        return [object_in_text(each) for each in target]
+    if isinstance(target, str) and target.lstrip().startswith("{"):
+        try:
+            return json.loads(target)
+        except ValueError:
+            sentence = "it should be a JSON object if it starts with a brace"
+            raise PydanticCustomError("target", sentence) from None
+    if isinstance(target, str) and len(target) > MAX_NAME:  # of digits, it might be an index
+        raise PydanticCustomError("target", "it should have at most 200 characters")
+    return target

@@ -1,0 +1,32 @@
+"""What the phases of a request took."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from service.batcher import Outcome
+
+
+@dataclass
+class Timings:
+    """Seconds per phase; of several images, the slowest one's."""
+
+    seconds: dict[str, float] = field(default_factory=dict)
+    batch_size: int = 0
+
+    def note(self, phase: str, seconds: float) -> None:
+        self.seconds[phase] = max(self.seconds.get(phase, 0.0), seconds)
+
+    def note_outcome(self, outcome: Outcome[Any]) -> None:
+        self.note("queue", outcome.queued_seconds)
+        self.note("forward_backward", outcome.run_seconds)
+        self.batch_size = max(self.batch_size, outcome.batch_size)
+
+    def header(self) -> str:
+        """As a Server-Timing header: durations in milliseconds."""
+        entries = []
+        for phase, seconds in self.seconds.items():
+            batch = f';desc="batch of {self.batch_size}"' if phase == "forward_backward" else ""
+            entries.append(f"{phase};dur={seconds * 1000:.1f}{batch}")
+        return ", ".join(entries)

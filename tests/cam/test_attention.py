@@ -1,0 +1,205 @@
+"""Attention methods: by hand on one head, and on what three libraries build."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import timm
+import torch
+import torchvision
+from torch import Tensor, nn
+from transformers import ViTConfig, ViTForImageClassification
+
+from cam import explain
+from cam.attention import attending
+from cam.errors import MethodUnsuited
+from tests.cam.nets import hook_count, images, small
+
+METHODS = ("rollout", "chefer", "legrad")
+
+
+class Mixing(nn.Module):
+    """A block whose attention is given: tokens ← A tokens (no skip, so that numbers stay few)."""
+
+    def __init__(self, attention: Tensor) -> None:
+        super().__init__()
+        self.logits = nn.Parameter(attention.log())
+        self.inner = nn.Identity()
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        matrix = self.logits.expand(len(tokens), 1, -1, -1).softmax(-1)
+        mixed: Tensor = self.inner((matrix @ tokens[:, None])[:, 0])
+        return mixed
+
+
+FIRST = torch.tensor([[0.25, 0.25, 0.25, 0.25], [0.5, 0.5, 0, 0], [0, 0, 1, 0], [0, 0, 0, 1.0]])
+SECOND = torch.tensor([[0, 0.5, 0.5, 0], [0, 1, 0, 0], [0, 0, 1, 0], [0.25, 0.25, 0.25, 0.25]])
+
+
+class Tiny(nn.Module):
+    """2 × 2 pixels are four tokens of one number; two blocks; the head reads token 0 or the mean:
+    y = 2 × what it reads, and -y."""
+
+    def __init__(self, *, mean: bool = False) -> None:
+        super().__init__()
+        self.blocks = nn.Sequential(Mixing(FIRST.clamp(min=1e-12)), Mixing(SECOND.clamp(min=1e-12)))
+        self.mean = mean
+
+    def forward(self, x: Tensor) -> Tensor:
+        tokens = self.blocks(x[:, 0].flatten(1)[..., None])
+        read = tokens.mean(1) if self.mean else tokens[:, 0]
+        return torch.cat([2 * read, -2 * read], 1)
+
+
+PHOTO = torch.tensor([[[[1.0, 2], [3, 4]]]])
+
+
+def mapped(method: str, model: nn.Module, target: int = 0) -> np.ndarray:
+    (found,) = explain(model, PHOTO, target=target, method=method)
+    assert found.layer == "input"
+    return found.map
+
+
+def test_rollout_by_hand() -> None:
+    """r (½I + ½A_2)(½I + ½A_1): the first row of the second is (2, 1, 1, 0) / 4."""
+    second = np.array([2, 1, 1, 0]) / 4
+    first = (np.eye(4) + FIRST.numpy()) / 2
+    np.testing.assert_allclose(mapped("rollout", Tiny()).ravel(), second @ first, atol=1e-6)
+    rows = (np.eye(4) + SECOND.numpy()) / 2
+    expected = rows.mean(0) @ first
+    np.testing.assert_allclose(mapped("rollout", Tiny(mean=True)).ravel(), expected, atol=1e-6)
+
+
+def test_chefer_by_hand() -> None:
+    """∂y/∂A_2 is 2 × the tokens after the first block, (2.5, 1.5, 3, 4), in row 0 and 0 below;
+    ∂y/∂A_1 = 2 A_2[0]ᵀ xᵀ: rows 1 and 2 are x. R = (I + Ā_2)(I + Ā_1), row 0, less I."""
+    after = FIRST.numpy() @ [1, 2, 3, 4]
+    np.testing.assert_allclose(after, [2.5, 1.5, 3, 4])
+    two, one = np.zeros((4, 4)), np.zeros((4, 4))
+    two[0] = 2 * after * SECOND.numpy()[0]
+    one[1:3] = np.array([1, 2, 3, 4]) * FIRST.numpy()[1:3]
+    expected = ((np.eye(4) + two) @ (np.eye(4) + one) - np.eye(4))[0]
+    np.testing.assert_allclose(mapped("chefer", Tiny()).ravel(), expected, rtol=1e-5, atol=1e-6)
+    # What lowers the score: every gradient is negative, so nothing is left.
+    assert not mapped("chefer", Tiny(), target=1).any()
+
+
+def test_legrad_by_hand() -> None:
+    """Layer 2: ∂y/∂A_2 as above, over 4 rows. Layer 1, read at once: 2 x in row 0, over 4 rows."""
+    after = FIRST.numpy() @ [1, 2, 3, 4]
+    expected = (2 * after / 4 + 2 * np.array([1, 2, 3, 4]) / 4) / 2
+    np.testing.assert_allclose(mapped("legrad", Tiny()).ravel(), expected, rtol=1e-5)
+
+
+def of_timm() -> nn.Module:
+    model: nn.Module = timm.create_model("vit_tiny_patch16_224", depth=3, img_size=64)
+    nn.init.normal_(model.get_parameter("head.weight"), std=0.02)
+    return model
+
+
+def of_timm_distilled() -> nn.Module:
+    model: nn.Module = timm.create_model("deit_tiny_distilled_patch16_224", depth=3, img_size=64)
+    nn.init.normal_(model.get_parameter("head.weight"), std=0.02)
+    return model
+
+
+def of_timm_pooled() -> nn.Module:
+    model: nn.Module = timm.create_model(
+        "vit_tiny_patch16_224", depth=3, img_size=64, class_token=False, global_pool="avg"
+    )
+    nn.init.normal_(model.get_parameter("head.weight"), std=0.02)
+    return model
+
+
+def of_torchvision() -> nn.Module:
+    model: nn.Module = torchvision.models.VisionTransformer(
+        image_size=64, patch_size=16, num_layers=3, num_heads=2, hidden_dim=32, mlp_dim=64
+    )
+    nn.init.normal_(model.get_parameter("heads.head.weight"), std=0.1)
+    return model
+
+
+def of_hugging_face() -> nn.Module:
+    config = ViTConfig(
+        hidden_size=32,
+        num_hidden_layers=3,
+        num_attention_heads=2,
+        intermediate_size=64,
+        image_size=64,
+        num_labels=7,
+    )
+    model: nn.Module = ViTForImageClassification(config)
+    nn.init.normal_(model.get_parameter("classifier.weight"), std=0.5)
+    return model
+
+
+BUILDS = (of_timm, of_timm_distilled, of_timm_pooled, of_torchvision, of_hugging_face)
+
+
+@pytest.mark.parametrize("build", BUILDS)
+def test_the_matrices_are_the_models_own(build: Callable[[], nn.Module]) -> None:
+    """Computed step by step, the model says what it says without."""
+    torch.manual_seed(0)
+    model = build().eval()
+    x = images(2, size=64)
+    with torch.no_grad():
+        expected = logits(model(x))
+    with attending() as matrices:
+        found = logits(model(x))
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+    assert len(matrices) == 3
+    for matrix in matrices:
+        torch.testing.assert_close(matrix.sum(-1), torch.ones_like(matrix[..., 0]))
+        assert matrix.std() > 0
+
+
+def logits(output: object) -> Tensor:
+    found = getattr(output, "logits", output)
+    assert isinstance(found, Tensor)
+    return found
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("build", BUILDS)
+def test_every_librarys_transformer(build: Callable[[], nn.Module], method: str) -> None:
+    torch.manual_seed(0)
+    model = build().eval()
+    x = images(2, size=64)
+    one, other = explain(model, x, target=3, method=method)
+    assert one.map.shape == (4, 4)
+    assert np.ptp(one.map) > 0
+    assert not np.allclose(one.map, other.map)
+    (alone,) = explain(model, x[1:], target=3, method=method)
+    np.testing.assert_allclose(other.map, alone.map, rtol=1e-3, atol=1e-7)
+    (third,) = explain(model, x[:1], target=5, method=method)
+    assert np.allclose(third.map, one.map) == (method == "rollout")
+    assert hook_count(model) == 0
+    assert all(parameter.grad is None for parameter in model.parameters())
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_what_has_no_such_attention_is_refused(method: str) -> None:
+    for model, words in (
+        (small(), "it needs a transformer"),
+        (torchvision.models.swin_t(), "attends within windows"),
+    ):
+        with pytest.raises(MethodUnsuited, match=words):
+            explain(model.eval(), images(1, size=64), method=method)
+        assert hook_count(model) == 0
+
+
+def test_the_grad_mode_is_the_callers_again_after_an_exception() -> None:
+    def failing() -> None:
+        with attending():
+            assert not torch.is_grad_enabled()
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        failing()
+    assert torch.is_grad_enabled()
+    with torch.no_grad():
+        with attending():
+            pass
+        assert not torch.is_grad_enabled()

@@ -1,0 +1,80 @@
+"""FullGrad: by hand, and that nothing of the score is lost."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import timm
+import torch
+import torchvision
+from torch import Tensor, nn
+
+from cam import explain
+from cam.errors import MethodUnsuited
+from tests.cam.nets import hook_count, images, small
+
+
+class Plain(nn.Module):
+    """One feature map 2x + 1, rectified, its mean."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(1, 1, 1)
+        with torch.no_grad():
+            self.conv.weight.fill_(2)
+            self.conv.bias.fill_(1)  # type: ignore[union-attr]
+
+    def forward(self, x: Tensor) -> Tensor:
+        mean = self.conv(x).relu().mean(dim=(1, 2, 3))
+        return torch.stack([mean, -mean], 1)
+
+
+def test_by_hand() -> None:
+    # Z = 3, -3, 1, 7: y = (3 + 0 + 1 + 7) / 4. X ⊙ ∂y/∂X = 1·½, 0, 0, 3·½ → 1/3, 0, 0, 1;
+    # b ⊙ ∂y/∂Z = ¼, 0, ¼, ¼ → 1, 0, 1, 1.
+    photo = torch.tensor([[[[1.0, -2], [0, 3]]]])
+    (found,) = explain(Plain(), photo, target=0, method="fullgrad")
+    np.testing.assert_allclose(found.map, np.array([[4 / 3, 0], [1, 2]]), rtol=1e-6)
+    assert found.completeness is not None
+    assert found.completeness.attributed == pytest.approx(2.75)
+    assert found.completeness.difference == pytest.approx(2.75)
+
+
+def networks() -> dict[str, nn.Module]:
+    torch.manual_seed(0)
+    found: dict[str, nn.Module] = {
+        "vgg11_bn": torchvision.models.vgg11_bn(),
+        "resnet18": torchvision.models.resnet18(),
+        "resnet10t of timm": timm.create_model("resnet10t"),
+        "small": small(inplace=True),
+    }
+    for model in found.values():
+        for module in model.modules():
+            if isinstance(module, nn.BatchNorm2d):
+                nn.init.normal_(module.running_mean)  # type: ignore[arg-type]
+                nn.init.uniform_(module.running_var, 0.5, 2)  # type: ignore[arg-type]
+                nn.init.normal_(module.bias, std=0.1)
+        model.eval()
+    return found
+
+
+def test_the_shares_add_up_to_the_score() -> None:
+    """Proposition 1, of rectifiers in and out of place, with batch normalisation and without."""
+    for name, model in networks().items():
+        x = images(1, size=8 if name == "small" else 64)
+        (found,) = explain(model, x, target=2, method="fullgrad")
+        assert found.completeness is not None
+        attributed, wanted = found.completeness.attributed, found.completeness.difference
+        assert attributed == pytest.approx(wanted, rel=1e-3, abs=1e-4), name
+        assert hook_count(model) == 0
+        assert np.ptp(found.map) > 0
+
+
+def test_layer_normalisation_is_refused() -> None:
+    model = torchvision.models.convnext_tiny().eval()
+    with pytest.raises(MethodUnsuited, match="without layer normalisation"):
+        explain(model, images(1, size=64), method="fullgrad")
+    bare = nn.Sequential(nn.Conv2d(3, 2, 1, bias=False), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+    with pytest.raises(MethodUnsuited, match="convolutions with biases"):
+        explain(bare, images(1), method="fullgrad")
+    assert hook_count(bare) == 0

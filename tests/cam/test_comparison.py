@@ -1,0 +1,48 @@
+"""Finer-CAM: by hand, and as its authors' code has it."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from pytorch_grad_cam import FinerCAM
+from torch import nn
+
+from cam import ClassTarget, Output, UnitTarget, explain
+from cam.errors import MethodUnsuited
+from cam.heatmap import minmax
+from cam.methods.comparison import finer
+from tests.cam.nets import images, small
+
+
+def test_by_hand() -> None:
+    # Nearest to z_0 = 0 are the logits ln 2, -ln 2 and ln 4, with e^z = 2, 1/2, 4; ln 100 is far.
+    logits = torch.tensor([0, math.log(2), math.log(100), math.log(4), -math.log(2)])
+    weights = np.array([2, 4, 0.5])
+    expected = -(weights * [math.log(2), math.log(4), -math.log(2)]).sum() / weights.sum()
+    said = Output(logits=logits)
+    assert float(finer(ClassTarget(0), said)) == pytest.approx(expected, rel=1e-5)
+    assert float(finer(ClassTarget(0, against=True), said)) == pytest.approx(-expected, rel=1e-5)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_it_equals_pytorch_grad_cams() -> None:
+    torch.manual_seed(4)
+    model = nn.Sequential(small(seed=4), nn.Linear(3, 9)).eval()
+    x = images(3, size=16)
+    ours = explain(model, x, method="finercam", layer="0.conv2")
+    with FinerCAM(model, [model.get_submodule("0.conv2")]) as cam:
+        theirs = cam(x)
+    for explanation, expected in zip(ours, theirs, strict=True):
+        # The peer resizes to the image; the corners of its map are those of ours.
+        corners = expected[[0, 0, -1, -1], [0, -1, 0, -1]]
+        own = explanation.map[[0, 0, -1, -1], [0, -1, 0, -1]]
+        np.testing.assert_allclose(minmax(explanation.map).max(), expected.max(), atol=0.1)
+        np.testing.assert_allclose(own / explanation.map.max(), corners / expected.max(), atol=0.15)
+
+
+def test_what_is_no_class_is_refused() -> None:
+    with pytest.raises(MethodUnsuited, match="it needs a classifier's class"):
+        explain(small(), images(1), method="finercam", target=UnitTarget("relu1", 0), layer="conv1")
