@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from cam.capture import Capture
 from cam.evaluation import evaluating
 from cam.grids import Grid, grid_of
-from cam.output import looked_at, outputs_of, watching
+from cam.output import detached, looked_at, outputs_of, watching
 from cam.targets import Target, embedding_of
 
 
@@ -86,7 +86,8 @@ def observe(
     ):
         raw = model(image)
         (output,) = outputs_of(raw, looked_at(seen, target.layers, image))
-        score = target.resolve(output.detached()).score(output)
+        (said,) = detached([output])
+        score = target.resolve(said).score(output)
         if score.requires_grad:
             capture.backward(score)
         inputs, gradients = capture.inputs, capture.reached

@@ -17,7 +17,7 @@ from cam.evaluation import evaluating
 from cam.explanation import Answer, Found, Question, compose
 from cam.grids import Grid, grids_of
 from cam.methods import METHODS
-from cam.output import looked_at, outputs_of, watching
+from cam.output import detached, looked_at, outputs_of, watching
 
 
 def explain_batch(
@@ -56,7 +56,7 @@ def explain_batch(
         raw = model(images)
         outputs = outputs_of(raw, looked_at(seen, looks, images))
         grids = grids_of(capture.activations, images)
-        said = [output.detached() for output in outputs]
+        said = detached(outputs)
         asked = [question.resolve(each) for question, each in zip(questions, said, strict=True)]
         rounds = max(
             (len(targets) for targets in asked if not isinstance(targets, CamError)), default=0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Literal
 
@@ -61,20 +61,6 @@ class Output:
     def finite(self) -> bool:
         return all(bool(each.isfinite().all()) for each in self.numbers)
 
-    def detached(self) -> Output:
-        """The same without a graph: small tensors on the CPU, as one copy each."""
-        found = self.detections
-        return replace(
-            self,
-            logits=None if self.logits is None else self.logits.detach().cpu(),
-            segments=None if self.segments is None else self.segments.detach(),
-            detections=found
-            and Detections(
-                found.boxes.detach().cpu(), found.labels.cpu(), found.scores.detach().cpu()
-            ),
-            layers={name: value.detach() for name, value in self.layers.items()},
-        )
-
 
 def outputs_of(raw: Any, layers: Mapping[str, Tensor] | None = None) -> list[Output]:
     """A model's output for a batch, image by image.
@@ -103,6 +89,29 @@ def outputs_of(raw: Any, layers: Mapping[str, Tensor] | None = None) -> list[Out
     return [
         Output(**{kind: row}, layers={name: value[item] for name, value in looked.items()})
         for item, row in enumerate(logits.float())
+    ]
+
+
+def detached(outputs: list[Output]) -> list[Output]:
+    """The same without a graph: a classifier's logits and a detector's boxes on the CPU, the
+    logits of a batch in one copy."""
+    logits: list[Tensor] | list[None] = [None] * len(outputs)
+    rows = [each.logits.detach() for each in outputs if each.logits is not None]
+    if len(rows) == len(outputs) > 0:
+        logits = list(torch.stack(rows).cpu())
+    return [
+        Output(
+            logits=row,
+            segments=None if each.segments is None else each.segments.detach(),
+            detections=each.detections
+            and Detections(
+                each.detections.boxes.detach().cpu(),
+                each.detections.labels.cpu(),
+                each.detections.scores.detach().cpu(),
+            ),
+            layers={name: value.detach() for name, value in each.layers.items()},
+        )
+        for each, row in zip(outputs, logits, strict=True)
     ]
 
 

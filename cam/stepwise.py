@@ -12,7 +12,7 @@ from cam.explanation import Answer, AnswerSteps, Found, Question, compose
 from cam.grids import Grid, grids_of
 from cam.methods import INPUT, method_named
 from cam.methods.subject import Subject
-from cam.output import looked_at, outputs_of, watching
+from cam.output import detached, looked_at, outputs_of, watching
 
 
 def explain_in_steps(
@@ -45,7 +45,7 @@ def explain_in_steps(
         (output,) = outputs_of(raw, looked_at(seen, question.looks_at, one))
         outputs = capture.activations
     grids = grids_of(outputs, one)
-    said = output.detached()
+    (said,) = detached([output])
     targets = question.resolve(said)
     if isinstance(targets, CamError):
         return targets

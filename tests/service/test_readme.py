@@ -174,6 +174,24 @@ def test_the_overlays_are_what_the_service_makes(client: TestClient) -> None:
         assert alike(response.content, shown)
 
 
+def test_the_figures_are_what_the_service_makes(client: TestClient) -> None:
+    contrast = '{"class": "tabby", "minus": "tiger cat"}'
+    figures = {
+        "panel": (":explain", {"output": "panel"}),
+        "signed": (":explain", {"output": "panel", "signed": "true", "target": contrast}),
+        "concepts": (":activations", {"concepts": "5"}),
+    }
+    for name, (verb, query) in figures.items():
+        response = client.post(
+            f"/v1/models/efficientnet-lite0{verb}",
+            params={"fit": "squash", **query},
+            content=(ROOT / "docs" / "photos" / "chelsea.png").read_bytes(),
+            headers={"Content-Type": "image/png", "Accept": "image/png"},
+        )
+        shown = (ROOT / "docs" / "overlays" / f"chelsea.{name}.png").read_bytes()
+        assert alike(response.content, shown), name
+
+
 def alike(one: bytes, other: bytes) -> bool:
     first, second = (np.asarray(Image.open(BytesIO(each)), float) for each in (one, other))
     return first.shape == second.shape and float(np.abs(first - second).mean()) < 1
