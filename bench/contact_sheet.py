@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import io
+import textwrap
 import time
 from pathlib import Path
 
@@ -17,7 +18,7 @@ from cam import METHODS
 from service.app import create_app
 from service.settings import Settings
 
-COLUMNS, WIDTH, CAPTION, GAP = 5, 300, 44, 8
+COLUMNS, WIDTH, CAPTION, GAP = 6, 300, 44, 8
 
 
 def main() -> None:
@@ -39,6 +40,10 @@ def main() -> None:
                 content=data,
                 headers={"Content-Type": "image/png", "Accept": "image/png"},
             )
+            if response.status_code == 422:  # a method that this model cannot do
+                reason = response.json()["detail"].partition(": ")[2].partition(";")[0]
+                pictures[name] = (_words(reason), method.cost)
+                continue
             response.raise_for_status()
             pictures[name] = (Image.open(io.BytesIO(response.content)), method.cost)
     first = pictures["the photo"][0]
@@ -54,6 +59,13 @@ def main() -> None:
         draw.text((left, top + height + 4), name, "black", font)
         draw.text((left, top + height + 27), cost, "gray", small)
     sheet.save(arguments.output, quality=88)
+
+
+def _words(reason: str) -> Image.Image:
+    tile = Image.new("RGB", (WIDTH, WIDTH * 2 // 3), (238, 238, 238))
+    text = "\n".join(textwrap.wrap(reason, 30))
+    ImageDraw.Draw(tile).multiline_text((16, 16), text, "gray", ImageFont.load_default(18))
+    return tile
 
 
 if __name__ == "__main__":

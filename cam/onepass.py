@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
@@ -17,7 +18,7 @@ from cam.evaluation import evaluating
 from cam.explanation import Answer, Found, Question, compose
 from cam.grids import Grid, grids_of
 from cam.methods import METHODS
-from cam.output import detached, looked_at, outputs_of, watching
+from cam.output import Output, detached, looked_at, outputs_of, watching
 
 
 def explain_batch(
@@ -44,6 +45,13 @@ def explain_batch(
         question.check()
         if question.in_steps:
             raise MethodUnsuited(f"{question.method} takes many steps: see explain_in_steps")
+    if not any(question.targets for question in questions):  # predictions alone
+        with evaluating(model), torch.inference_mode():
+            said = detached(outputs_of(model(images)))
+        return [
+            compose(question, question.resolve(each), each, [])
+            for question, each in zip(questions, said, strict=True)
+        ]
     layers = dict.fromkeys(
         name for question in questions if question.targets for name in question.layers
     )
@@ -55,29 +63,53 @@ def explain_batch(
     ):
         raw = model(images)
         outputs = outputs_of(raw, looked_at(seen, looks, images))
-        grids = grids_of(capture.activations, images)
-        said = detached(outputs)
-        asked = [question.resolve(each) for question, each in zip(questions, said, strict=True)]
-        rounds = max(
-            (len(targets) for targets in asked if not isinstance(targets, CamError)), default=0
-        )
-        maps: list[list[dict[str, Found | CamError]]] = [[] for _ in asked]
-        for turn in range(rounds):
-            chosen = {
-                item: targets[turn]
-                for item, targets in enumerate(asked)
-                if not isinstance(targets, CamError) and turn < len(targets)
-            }
-            numbers = []
-            for item, target in chosen.items():
-                method = METHODS[questions[item].method]
-                if method.differentiates:
-                    score = method.score or (lambda target, output: target.score(output))
-                    numbers.append(score(target, outputs[item]).float())
-            if numbers:
-                capture.backward(torch.stack(numbers).sum(), retain_graph=turn + 1 < rounds)
-            for item, found in _maps(capture, grids, questions, list(chosen)).items():
-                maps[item].append(found)
+        return answer(questions, outputs, capture, grids_of(capture.activations, images))
+
+
+class Signals(Protocol):
+    """What a forward pass left at the layers, and what backward passes bring there."""
+
+    @property
+    def activations(self) -> dict[str, Tensor]:
+        """Layer name → its output for the batch."""
+
+    @property
+    def gradients(self) -> dict[str, Tensor]:
+        """Layer name → the gradient of the last `backward` there."""
+
+    def backward(self, score: Tensor, *, retain_graph: bool = False) -> None:
+        """Differentiate a scalar back to the layers."""
+
+
+def answer(
+    questions: Sequence[Question],
+    outputs: list[Output],
+    signals: Signals,
+    grids: dict[str, Grid],
+) -> list[Answer | CamError]:
+    """Answer a question for each image of a batch from what its forward pass left."""
+    said = detached(outputs)
+    asked = [question.resolve(each) for question, each in zip(questions, said, strict=True)]
+    rounds = max(
+        (len(targets) for targets in asked if not isinstance(targets, CamError)), default=0
+    )
+    maps: list[list[dict[str, Found | CamError]]] = [[] for _ in asked]
+    for turn in range(rounds):
+        chosen = {
+            item: targets[turn]
+            for item, targets in enumerate(asked)
+            if not isinstance(targets, CamError) and turn < len(targets)
+        }
+        numbers = []
+        for item, target in chosen.items():
+            method = METHODS[questions[item].method]
+            if method.differentiates:
+                score = method.score or (lambda target, output: target.score(output))
+                numbers.append(score(target, outputs[item]).float())
+        if numbers:
+            signals.backward(torch.stack(numbers).sum(), retain_graph=turn + 1 < rounds)
+        for item, found in _maps(signals, grids, questions, list(chosen)).items():
+            maps[item].append(found)
     return [
         compose(question, targets, each, found)
         for question, targets, each, found in zip(questions, asked, said, maps, strict=True)
@@ -85,7 +117,7 @@ def explain_batch(
 
 
 def _maps(
-    capture: Capture, grids: dict[str, Grid], questions: Sequence[Question], items: list[int]
+    signals: Signals, grids: dict[str, Grid], questions: Sequence[Question], items: list[int]
 ) -> dict[int, dict[str, Found | CamError]]:
     """Item → layer → its map from the last backward pass: one call for each way of making maps,
     and layer."""
@@ -94,13 +126,13 @@ def _maps(
         asked = questions[item]
         for layer in asked.layers:
             groups[asked.method, asked.signed, asked.smooth == "eigen", layer].append(item)
-    activations = capture.activations
+    activations = signals.activations
     found: dict[int, dict[str, Found | CamError]] = {item: {} for item in items}
     for (name, signed, eigen, layer), members in groups.items():
         a = grids[layer].apply(activations[layer][members])
         g = torch.zeros_like(a)
         if METHODS[name].differentiates:
-            g = grids[layer].apply(capture.gradients[layer][members])
+            g = grids[layer].apply(signals.gradients[layer][members])
         finite = (a.isfinite() & g.isfinite()).flatten(1).all(1)
         if not finite.all():
             a = torch.where(finite[:, None, None, None], a, 0)

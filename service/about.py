@@ -50,7 +50,8 @@ def make_about_router(*, fleet: Fleet, metrics: Metrics) -> APIRouter:
 
     @router.get("/v1/models/{model:model}", **documentation.MODEL)
     async def describe_model(model: str) -> portraits.ModelDescription:
-        served = fleet.engine(model).model
+        engine = fleet.engine(model)
+        served = engine.model
         seen = served.preprocessing
         return portraits.ModelDescription(
             name=served.name,
@@ -80,6 +81,8 @@ def make_about_router(*, fleet: Fleet, metrics: Metrics) -> APIRouter:
                 )
                 for method in METHODS.values()
             ],
+            mode="exact" if engine.fidelity is None else "fast",
+            fidelity=engine.fidelity,
             max_batch=served.max_batch,
             fingerprint=served.fingerprint,
         )

@@ -70,6 +70,13 @@ class ModelEntry(BaseModel):
     dtype: Literal["float32", "bfloat16", "float16"] = Field(
         "float32", description="precision of the model; maps are computed in float32"
     )
+    mode: Literal["exact", "fast", "auto"] = Field(
+        "auto",
+        description=(
+            "`exact`: as it is, eager; `fast`: the default layer's maps also in half precision "
+            "where the device has units for it, and compiled; `auto`: fast on an accelerator"
+        ),
+    )
     max_batch: int = Field(16, ge=1, le=1024, description="most images in one forward pass")
 
     _file: Path | None = PrivateAttr(None)

@@ -5,11 +5,14 @@ Hooks on a shared module see every thread's forward, so one thread is correctnes
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
+from time import perf_counter
 from types import TracebackType
 from typing import TypeVar, cast
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -27,6 +30,7 @@ from cam import (
     factorise,
     observe,
 )
+from cam.fast import FastPath
 from cam.methods.subject import Progress
 from service.batcher import Batcher, Closed, Full, Outcome
 from service.errors import QueueFull, Unavailable, Unexplainable
@@ -34,6 +38,9 @@ from service.metrics import Metrics
 from service.registry import ServedModel
 
 RETRY_AFTER_SECONDS = 1
+LEAST_FIDELITY = 0.98
+"""Below it a fast path is not used."""
+log = logging.getLogger(__name__)
 
 
 Looked = list[Observation] | list[Concept] | Tensor
@@ -61,11 +68,19 @@ class Engine:
         self.model = model
         self._fullest = min(model.max_batch, max_queue)
         self._metrics = metrics
+        self._fast: FastPath | None = None
+        self.fidelity: float | None = None
+        """How much the fast maps are like the exact ones: Pearson's correlation; None without."""
         self._batcher: Batcher[_Item, Worked] = Batcher(
             self._run,
             # Each target costs the whole batch a backward pass: one target waits for no hundred,
             # and a prediction for none.
-            key=lambda item: (item.tensor.shape, len(item.question.targets), item.steps),
+            key=lambda item: (
+                item.tensor.shape,
+                len(item.question.targets),
+                item.steps,
+                self._is_fast(item),
+            ),
             max_batch=model.max_batch,
             max_queue=max_queue,
             name=f"engine {model.name}",
@@ -100,6 +115,46 @@ class Engine:
         for count in {1, self._fullest}:
             for future in [self._batcher.submit(_Item(image, question)) for _ in range(count)]:
                 await future
+        if self.model.fast:
+            await self._submit(_Item(image, Question((), "gradcam", ()), self._warm_fast()))
+
+    def _warm_fast(self) -> Steps:
+        """Compile the fast path, one size of batch a step, and compare it with the exact one."""
+        fast, model = self.model.fast, self.model
+        assert fast
+        question = Question((ClassTarget(),), "gradcam", (model.default_layer,))
+        size = model.preprocessing
+        rng = torch.Generator().manual_seed(0)
+        image = torch.randn(1, 3, size.height, size.width, generator=rng)
+        image = image.to(model.device, model.dtype)
+        started = perf_counter()
+        try:
+            for count in fast.sizes:
+                found = fast.explain(image.expand(count, -1, -1, -1), [question] * count)
+            exact = explain_batch(model.module, image, [question])
+            self.fidelity = _likeness(found[0], exact[0])
+            if self.fidelity < LEAST_FIDELITY:
+                raise RuntimeError(f"its maps correlate {self.fidelity:.3f} with the exact ones")
+        except Exception as error:  # a compiler may fail in any way: the exact path still stands
+            reason = " ".join(str(error).split())[:300]
+            log.warning("model %s has no fast path: %s", model.name, reason)
+            self.fidelity = None
+        else:
+            seconds = perf_counter() - started
+            log.info(
+                "model %s has a fast path in %s, compiled in %.1f s; its maps correlate %.4f with "
+                "the exact ones",
+                model.name,
+                str(fast.dtype).removeprefix("torch."),
+                seconds,
+                self.fidelity,
+            )
+            self._fast = fast
+        yield from ()
+        return []
+
+    def _is_fast(self, item: _Item) -> bool:
+        return self._fast is not None and item.steps is None and self._fast.takes(item.question)
 
     async def answer(
         self, tensor: Tensor, question: Question, progress: Listener | None = None
@@ -198,5 +253,27 @@ class Engine:
                 except StopIteration as stop:
                     return [stop.value]
             images = torch.stack([item.tensor for item in items])
+            questions = [item.question for item in items]
+            if self._fast and self._is_fast(items[0]):
+                return [*self._fast.explain(images.to(self.model.device), questions)]
             images = images.to(self.model.device, self.model.dtype)
-            return [*explain_batch(self.model.module, images, [item.question for item in items])]
+            if self.model.channels_last:
+                images = images.contiguous(memory_format=torch.channels_last)
+            return [*explain_batch(self.model.module, images, questions)]
+
+
+def _likeness(one: Answer | CamError, other: Answer | CamError) -> float:
+    """Pearson's correlation of two maps.
+
+    Raises:
+        CamError: if there are none.
+    """
+    for each in (one, other):
+        if isinstance(each, CamError):
+            raise each
+    assert isinstance(one, Answer)
+    assert isinstance(other, Answer)
+    first, second = (each.explanations[0].map.ravel() for each in (one, other))
+    if not first.any() and not second.any():
+        return 1.0
+    return float(np.corrcoef(first, second)[0, 1])

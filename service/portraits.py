@@ -51,6 +51,12 @@ class ModelDescription(Open):
     labels: list[str]
     default_layer: str
     methods: list[MethodDescription]
+    mode: Literal["exact", "fast"] = Field(
+        description="`fast`: maps at the default layer come from the fast path."
+    )
+    fidelity: float | None = Field(
+        None, description="Pearson's correlation of a fast map with the exact one."
+    )
     max_batch: int
     fingerprint: str = Field(description="Changes when the weights or the preprocessing do.")
 

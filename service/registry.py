@@ -10,6 +10,8 @@ from torch import nn
 
 from cam import METHODS, CamError, Layer, default_layer, survey
 from cam.abilities import unsuited
+from cam.fast import FastPath
+from cam.layout import laid_out
 from cam.output import Kind, Output, outputs_of
 from service.catalog import EMBEDDED, MEASURED, ModelEntry
 from service.errors import ConfigError
@@ -39,6 +41,10 @@ class ServedModel:
     unsuited: dict[str, str]
     """Method → why the model cannot do it."""
     max_batch: int
+    channels_last: bool
+    """Whether images should be laid out with their channels last."""
+    fast: FastPath | None
+    """Its copy for the default layer's maps, not yet warmed."""
     fingerprint: str
     """A digest of the weights and of everything else that shapes a map."""
 
@@ -75,6 +81,7 @@ def load(entry: ModelEntry) -> ServedModel:
         grid = next(layer.grid for layer in layers if layer.name == default)
         assert grid  # of an explainable layer
         cannot = unsuited(module, image, default, grid)
+        channels_last = laid_out(module, image)
     except ConfigError:
         raise
     except CamError as error:
@@ -101,6 +108,8 @@ def load(entry: ModelEntry) -> ServedModel:
         method_layers=_method_layers(entry, layers, default),
         unsuited=cannot,
         max_batch=entry.max_batch,
+        channels_last=channels_last,
+        fast=_fast(entry, module, default, said.kind, device),
         fingerprint=_fingerprint(entry, module, preprocessing),
     )
 
@@ -188,9 +197,33 @@ def _class_count(said: Output) -> int | None:
     return None if values is None else len(values)
 
 
+def _fast(
+    entry: ModelEntry, module: nn.Module, layer: str, kind: Kind, device: torch.device
+) -> FastPath | None:
+    wanted = entry.mode == "fast" or (entry.mode == "auto" and device.type != "cpu")
+    if not wanted or kind == "detections":
+        return None
+    sizes = [2**power for power in range(entry.max_batch.bit_length())]
+    dtype = getattr(torch, entry.dtype)
+    if dtype == torch.float32 and _has_bfloat16(device):
+        dtype = torch.bfloat16
+    return FastPath(module, layer, dtype=dtype, sizes=[*sizes, entry.max_batch])
+
+
+def _has_bfloat16(device: torch.device) -> bool:
+    """Whether the device computes in bfloat16 rather than imitating it."""
+    if device.type == "cuda":
+        return bool(torch.cuda.is_bf16_supported(including_emulation=False))
+    if device.type == "cpu":
+        return torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
+    return False
+
+
 def _fingerprint(entry: ModelEntry, module: nn.Module, preprocessing: Preprocessing) -> str:
     digest = hashlib.blake2b(digest_size=16)
-    digest.update(f"{entry.source}|{entry.dtype}|{preprocessing}|{entry.method_layers}".encode())
+    digest.update(
+        f"{entry.source}|{entry.dtype}|{preprocessing}|{entry.method_layers}|{entry.mode}".encode()
+    )
     for name, tensor in module.state_dict().items():
         digest.update(f"|{name}|{tensor.dtype}|{tuple(tensor.shape)}|".encode())
         digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)

@@ -22,6 +22,7 @@ std = [1, 1, 1]
 device = "cpu"
 dtype = "bfloat16"
 max_batch = 4
+mode = "fast"
 
 [[models]]
 name = "mine"
@@ -50,6 +51,7 @@ def test_every_key_is_read(tmp_path: Path) -> None:
         "std": (1, 1, 1),
         "device": "cpu",
         "dtype": "bfloat16",
+        "mode": "fast",
         "max_batch": 4,
     }
     assert mine.source == "factory:package.module:function"

@@ -1,0 +1,154 @@
+"""The fast path beside the plain one, compiled and not."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import timm
+import torch
+import torchvision
+from torch import nn
+
+from cam import Answer, ClassTarget, Question, UnitTarget, explain_batch
+from cam.errors import ClassOutOfRange, LayerNotSpatial
+from cam.fast import FastPath
+from cam.layout import laid_out
+from tests.cam.nets import hook_count, images, small
+from tests.cam.test_attention import of_timm
+from tests.cam.test_output import segmenter
+
+compiler = pytest.mark.skipif(
+    not (shutil.which("g++") or shutil.which("clang++")), reason="there is no compiler"
+)
+
+
+def questions(layer: str) -> list[Question]:
+    return [
+        Question((ClassTarget(),), "gradcam", (layer,)),
+        Question((ClassTarget(1), ClassTarget(0, minus=2)), "layercam", (layer,)),
+        Question((ClassTarget(2, of="probability"),), "hirescam", (layer,), signed=True),
+    ]
+
+
+def compare(fast: FastPath, model: nn.Module, size: int, least: float) -> None:
+    x, asked = images(3, size=size), questions(fast.layer)
+    for one, other in zip(fast.explain(x, asked), explain_batch(model, x, asked), strict=True):
+        assert type(one) is type(other)
+        if not isinstance(one, Answer) or not isinstance(other, Answer):
+            continue  # of a segmenter, a class that wins nowhere
+        for found, expected in zip(one.explanations, other.explanations, strict=True):
+            assert found.target == expected.target
+            assert found.map.shape == expected.map.shape
+            if expected.map.std() > 0:
+                likeness = np.corrcoef(found.map.ravel(), expected.map.ravel())[0, 1]
+                assert likeness >= least
+            if fast.dtype == torch.float32:
+                scale = max(float(np.abs(expected.map).max()), 1e-12)
+                assert np.abs(found.map - expected.map).max() <= 1e-4 * scale
+
+
+def resnet() -> nn.Module:
+    model: nn.Module = torchvision.models.resnet18()
+    return model
+
+
+def densenet() -> nn.Module:
+    """An in-place rectifier follows the layer."""
+    model: nn.Module = torchvision.models.densenet121()
+    return model
+
+
+def lite() -> nn.Module:
+    model: nn.Module = timm.create_model("tf_efficientnet_lite0")
+    return model
+
+
+@pytest.mark.parametrize(
+    ("build", "layer"),
+    [
+        (resnet, "layer4"),
+        (resnet, "layer2"),
+        (densenet, "features"),
+        (lite, "bn2"),
+        (of_timm, "blocks.2.norm1"),
+        (segmenter, "backbone.6"),
+    ],
+)
+def test_the_probe_is_the_layer(build: Callable[[], nn.Module], layer: str) -> None:
+    torch.manual_seed(0)
+    model = build().eval()
+    fast = FastPath(model, layer, dtype=torch.float32, sizes=[4], compile=False)
+    compare(fast, model, 64, 0.99999)
+    assert hook_count(model) == 0
+
+
+@compiler
+def test_compiled_it_says_the_same() -> None:
+    model = small(inplace=True)
+    fast = FastPath(model, "relu2", dtype=torch.float32, sizes=[1, 4])
+    compare(fast, model, 8, 0.99999)
+    (alone,) = fast.explain(images(1), questions("relu2")[:1])
+    assert isinstance(alone, Answer)
+
+
+@compiler
+def test_in_half_precision_the_maps_are_alike() -> None:
+    torch.manual_seed(0)
+    model = resnet().eval()
+    compare(FastPath(model, "layer3", dtype=torch.bfloat16, sizes=[3]), model, 64, 0.98)
+
+
+def test_what_it_takes() -> None:
+    fast = FastPath(small(), "relu2", dtype=torch.float32, sizes=[1], compile=False)
+    target = (ClassTarget(),)
+    assert fast.takes(Question(target, "gradcam++", ("relu2",)))
+    for other in (
+        Question(target, "gradcam", ("relu1",)),
+        Question(target, "gradcam", ("relu2", "relu1")),
+        Question(target, "scorecam", ("relu2",)),
+        Question(target, "gradcam", ("relu2",), smooth="augment"),
+        Question((UnitTarget("relu2", 1),), "gradcam", ("relu2",)),
+        Question((), "gradcam", ("relu2",)),
+    ):
+        assert not fast.takes(other)
+
+
+def test_a_failure_belongs_to_its_item_here_too() -> None:
+    fast = FastPath(small(), "relu2", dtype=torch.float32, sizes=[4], compile=False)
+    asked = [Question((ClassTarget(index),), "gradcam", ("relu2",)) for index in (0, 7, 1)]
+    good, bad, also = fast.explain(images(3), asked)
+    assert isinstance(good, Answer)
+    assert isinstance(bad, ClassOutOfRange)
+    assert isinstance(also, Answer)
+
+
+def test_a_layer_that_returns_no_tensor_is_refused() -> None:
+    class Pair(nn.Module):
+        def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, int]:
+            return x, 1
+
+    class Paired(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.pair = Pair()
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            out: torch.Tensor = self.pair(x)[0].mean(dim=(2, 3))
+            return out
+
+    fast = FastPath(Paired(), "pair", dtype=torch.float32, sizes=[1], compile=False)
+    with pytest.raises(LayerNotSpatial, match="returns a tuple"):
+        fast.explain(images(1), [Question((ClassTarget(),), "gradcam", ("pair",))])
+
+
+def test_the_layout_changes_no_number() -> None:
+    model = small()
+    x = images(2)
+    expected = model(x)
+    chosen = laid_out(model, x[:1])
+    assert isinstance(chosen, bool)
+    torch.testing.assert_close(model(x), expected, rtol=1e-5, atol=1e-6)
+    assert not laid_out(nn.Linear(3, 2), torch.zeros(1, 3))
