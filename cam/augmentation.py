@@ -9,10 +9,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from cam.errors import CamError
+from cam.errors import CamError, NothingDetected
 from cam.explanation import Answer, AnswerSteps, Question
 from cam.methods.subject import Progress
 from cam.onepass import explain_batch
+from cam.targets import mirrored
 
 BRIGHTNESS: Final = (1.0, 0.9, 1.1)
 """As in pytorch-grad-cam's aug_smooth: factors of the preprocessed image."""
@@ -35,21 +36,26 @@ def explain_augmented(
     targets = tuple(
         each.target for each in first.explanations[:: _maps_of_a_target(first, question)]
     )
-    fixed = replace(plain, targets=targets)
+    width = int(image.shape[-1])
+    same = replace(plain, targets=targets)
+    turned = replace(plain, targets=tuple(mirrored(target, width) for target in targets))
     others = [
-        (image.flip(-1) if mirrored else image) * factor
-        for mirrored in (False, True)
+        (image.flip(-1) if flipped else image) * factor
+        for flipped in (False, True)
         for factor in BRIGHTNESS
     ][1:]
     sums = [each.map.astype(np.float64) for each in first.explanations]
     for start in range(0, len(others), chunk):
         some = torch.stack(others[start : start + chunk])
-        for offset, answer in enumerate(explain_batch(model, some, [fixed] * len(some))):
+        flips = [start + offset + 1 >= len(BRIGHTNESS) for offset in range(len(some))]
+        asked = [turned if flipped else same for flipped in flips]
+        for flipped, answer in zip(flips, explain_batch(model, some, asked), strict=True):
+            if isinstance(answer, NothingDetected):
+                continue  # what is no longer found adds nothing
             if isinstance(answer, CamError):
                 return answer
-            mirrored = start + offset + 1 >= len(BRIGHTNESS)
             for total, each in zip(sums, answer.explanations, strict=True):
-                total += each.map[:, ::-1] if mirrored else each.map
+                total += each.map[:, ::-1] if flipped else each.map
         yield Progress(min(start + len(some), len(others)) + 1, variants)
     explanations = tuple(
         replace(each, map=(total / variants).astype(np.float32))

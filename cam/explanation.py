@@ -8,6 +8,7 @@ from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
+from torch import Tensor
 
 from cam.errors import CamError, MethodUnsuited, NonFinite
 from cam.heatmap import fuse
@@ -67,7 +68,7 @@ class Question:
             raise MethodUnsuited(
                 f"{method.name} has no weighted activations; smooth={self.smooth} works with {able}"
             )
-        if self.smooth == "eigen" and self.signed:
+        if self.smooth in ("eigen", "both") and self.signed:
             raise MethodUnsuited("a principal component has no sign; leave out signed or eigen")
         if self.smooth in ("augment", "both") and method.steps:
             able = ", ".join(each.name for each in METHODS.values() if not each.steps)
@@ -135,6 +136,10 @@ class Found:
     completeness: Completeness | None = None
 
 
+def _own(target: Target, output: Output) -> Tensor:
+    return target.score(output)
+
+
 def compose(
     question: Question,
     targets: list[Target] | CamError,
@@ -159,7 +164,7 @@ def compose(
         explanations += [
             Explanation(
                 target=target,
-                score=float(target.score(output)),
+                score=float((METHODS[question.method].score or _own)(target, output)),
                 probability=target.probability(output),
                 method=question.method,
                 layer=name,

@@ -19,7 +19,7 @@ from cam.errors import CamError, LayerNotSpatial, NoGradientPath
 from cam.explanation import Answer, Question
 from cam.grids import grids_of
 from cam.onepass import answer
-from cam.output import logits_of, outputs_of
+from cam.output import logits_of, outputs_of, size_of
 
 
 class FastPath:
@@ -85,7 +85,9 @@ class FastPath:
             logits, activation = self._run(filled, probe)
             signals = _AtProbe(self.layer, probe, activation.detach())
             grids = grids_of(signals.activations, filled)
-            return answer(questions, outputs_of(logits)[:count], signals, grids)
+            return answer(
+                questions, outputs_of(logits, size=size_of(images))[:count], signals, grids
+            )
 
     def _probe(self, images: Tensor) -> Tensor:
         if self._shape is None:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from cam.capture import Capture
 from cam.evaluation import evaluating
 from cam.grids import Grid, grid_of
-from cam.output import detached, looked_at, outputs_of, watching
+from cam.output import detached, looked_at, outputs_of, size_of, watching
 from cam.targets import Target, embedding_of
 
 
@@ -85,7 +85,7 @@ def observe(
         watching(model, target.layers) as seen,
     ):
         raw = model(image)
-        (output,) = outputs_of(raw, looked_at(seen, target.layers, image))
+        (output,) = outputs_of(raw, looked_at(seen, target.layers, image), size=size_of(image))
         (said,) = detached([output])
         score = target.resolve(said).score(output)
         if score.requires_grad:

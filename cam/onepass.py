@@ -18,7 +18,7 @@ from cam.evaluation import evaluating
 from cam.explanation import Answer, Found, Question, compose
 from cam.grids import Grid, grids_of
 from cam.methods import METHODS
-from cam.output import Output, detached, looked_at, outputs_of, watching
+from cam.output import Output, detached, looked_at, outputs_of, size_of, watching
 
 
 def explain_batch(
@@ -62,7 +62,7 @@ def explain_batch(
         watching(model, looks) as seen,
     ):
         raw = model(images)
-        outputs = outputs_of(raw, looked_at(seen, looks, images))
+        outputs = outputs_of(raw, looked_at(seen, looks, images), size=size_of(images))
         return answer(questions, outputs, capture, grids_of(capture.activations, images))
 
 
@@ -108,7 +108,16 @@ def answer(
                 numbers.append(score(target, outputs[item]).float())
         if numbers:
             signals.backward(torch.stack(numbers).sum(), retain_graph=turn + 1 < rounds)
-        for item, found in _maps(signals, grids, questions, list(chosen)).items():
+        # A map that knows no class is the same for every target.
+        known = [
+            item
+            for item in chosen
+            if maps[item] and not METHODS[questions[item].method].class_specific
+        ]
+        for item in known:
+            maps[item].append(maps[item][0])
+        new = [item for item in chosen if item not in known]
+        for item, found in _maps(signals, grids, questions, new).items():
             maps[item].append(found)
     return [
         compose(question, targets, each, found)
@@ -136,6 +145,7 @@ def _maps(
         finite = (a.isfinite() & g.isfinite()).flatten(1).all(1)
         if not finite.all():
             a = torch.where(finite[:, None, None, None], a, 0)
+            g = torch.where(finite[:, None, None, None], g, 0)
         try:
             maps = METHODS[name].apply(a, g, eigen=eigen)
         except CamError as error:

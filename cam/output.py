@@ -39,6 +39,8 @@ class Output:
     """Of a segmenter: float32 (C, h, w), a logit for each class at each pixel."""
     detections: Detections | None = None
     """Of a detector."""
+    size: tuple[int, int] | None = None
+    """Height and width of the input, where they are known."""
     layers: Mapping[str, Tensor] = field(default_factory=dict)
     """The outputs of those layers that a target looks at, without the batch: (K, h, w) where they
     lie on the image."""
@@ -62,7 +64,12 @@ class Output:
         return all(bool(each.isfinite().all()) for each in self.numbers)
 
 
-def outputs_of(raw: Any, layers: Mapping[str, Tensor] | None = None) -> list[Output]:
+def outputs_of(
+    raw: Any,
+    layers: Mapping[str, Tensor] | None = None,
+    *,
+    size: tuple[int, int] | None = None,
+) -> list[Output]:
     """A model's output for a batch, image by image.
 
     Logits (B, C) or (B, C, H, W) are the tensor itself, its `.logits`, its "logits" or "out"
@@ -71,6 +78,7 @@ def outputs_of(raw: Any, layers: Mapping[str, Tensor] | None = None) -> list[Out
 
     Args:
         layers: the outputs (B, …) of layers that targets look at.
+        size: height and width of the input, in whose pixels boxes are.
 
     Raises:
         NotLogits: if it is none of these.
@@ -80,6 +88,7 @@ def outputs_of(raw: Any, layers: Mapping[str, Tensor] | None = None) -> list[Out
         return [
             Output(
                 detections=Detections(each["boxes"], each["labels"], each["scores"].float()),
+                size=size,
                 layers={name: value[item] for name, value in looked.items()},
             )
             for item, each in enumerate(raw)
@@ -87,7 +96,11 @@ def outputs_of(raw: Any, layers: Mapping[str, Tensor] | None = None) -> list[Out
     logits = logits_of(raw)
     kind = "logits" if logits.ndim == 2 else "segments"
     return [
-        Output(**{kind: row}, layers={name: value[item] for name, value in looked.items()})
+        Output(
+            **{kind: row},
+            size=size,
+            layers={name: value[item] for name, value in looked.items()},
+        )
         for item, row in enumerate(logits.float())
     ]
 
@@ -109,6 +122,7 @@ def detached(outputs: list[Output]) -> list[Output]:
                 each.detections.labels.cpu(),
                 each.detections.scores.detach().cpu(),
             ),
+            size=each.size,
             layers={name: value.detach() for name, value in each.layers.items()},
         )
         for each, row in zip(outputs, logits, strict=True)
@@ -158,6 +172,11 @@ def watching(model: nn.Module, layers: Iterable[str]) -> Iterator[dict[str, Tens
                 raise UnknownLayer(f"the model has no layer {name!r}")
             scope.callback(modules[name].register_forward_hook(partial(note, name)).remove)
         yield seen
+
+
+def size_of(images: Tensor) -> tuple[int, int]:
+    """Height and width of images (B, C, H, W)."""
+    return int(images.shape[-2]), int(images.shape[-1])
 
 
 def looked_at(

@@ -145,9 +145,13 @@ def paint(picture: Picture, maps: Sequence[Float], *, opacity: float = 0.6) -> P
         picture: RGB uint8 (H, W, 3); not changed.
         maps: float32 (H, W) each, ≥ 0; each is scaled by its own maximum.
     """
-    stack = np.stack([each / max(float(each.max()), 1e-12) for each in maps])
-    strongest = stack.argmax(0)
-    strength = np.take_along_axis(stack, strongest[None], 0)[0][..., None] * opacity
+    strength = np.zeros(picture.shape[:2], np.float32)
+    strongest = np.zeros(picture.shape[:2], np.uint8)
+    for turn, each in enumerate(maps):
+        scaled = each / max(float(each.max()), 1e-12)
+        strongest[scaled > strength] = turn
+        np.maximum(strength, scaled, out=strength)
+    strength = strength[..., None] * np.float32(opacity)
     colours = np.array([DISTINCT[turn % len(DISTINCT)] for turn in range(len(maps))], np.float32)
     blended = picture * (1 - strength) + colours[strongest] * strength
     drawn: Picture = np.rint(blended).clip(0, 255).astype(np.uint8)

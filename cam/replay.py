@@ -39,6 +39,7 @@ class Replay:
             raise UnknownLayer(f"the model has no layer {layer!r}")
         self._model, self._layer, self._image = model, layer, image
         self._trunk: dict[str, list[Any]] = {}
+        self._copied = False
         runs = 0
         found: Any = None
 
@@ -46,9 +47,11 @@ class Replay:
             nonlocal runs, found
             if name == layer:
                 runs += 1
-                found = output
+                found = _cloned(output)
             elif not runs and not layer.startswith(f"{name}."):
-                self._trunk.setdefault(name, []).append(output)
+                # What follows may change it in place.
+                kept = _pytree.tree_map(_cloned, output)
+                self._trunk.setdefault(name, []).append(kept)
 
         with ExitStack() as scope:
             scope.enter_context(evaluating(model))
@@ -63,7 +66,7 @@ class Replay:
         if not isinstance(found, Tensor):
             kind = type(found).__name__
             raise LayerNotSpatial(f"layer {layer!r} returns a {kind}, not a tensor")
-        self.activation = found.clone()
+        self.activation = found
         # What lies inside a kept module is not needed.
         self._trunk = {
             name: outputs
@@ -84,22 +87,38 @@ class Replay:
             # What cannot be repeated (a detector's list of images) is replayed one by one.
             rows = [row for each in activations for row in self.output(each[None])]
             return torch.stack(rows) if isinstance(rows[0], Tensor) else rows
+        try:
+            return self._run(activations)
+        except RuntimeError as error:
+            if "single memory location" not in str(error) or self._copied:
+                raise
+        self._copied = True  # the model changes in place what was kept of its trunk
+        return self._run(activations)
+
+    def _run(self, activations: Tensor) -> Any:
         count = len(activations)
         modules = dict(self._model.named_modules())
         with ExitStack() as scope:
             scope.enter_context(evaluating(self._model))
-            scope.enter_context(_returning(modules[self._layer], [activations]))
+            scope.enter_context(_returning(modules[self._layer], [activations.clone()]))
             for name, outputs in self._trunk.items():
-                repeated = [_pytree.tree_map(partial(_repeat, count), each) for each in outputs]
+                repeat = partial(_repeat, count, copied=self._copied)
+                repeated = [_pytree.tree_map(repeat, each) for each in outputs]
                 scope.enter_context(_returning(modules[name], repeated))
-            return self._model(_repeat(count, self._image))
+            return self._model(_repeat(count, self._image, copied=self._copied))
 
 
-def _repeat(count: int, value: Any) -> Any:
-    """One image's tensor for `count` images, without a copy."""
+def _repeat(count: int, value: Any, *, copied: bool) -> Any:
+    """One image's tensor for `count` images; where it is not copied it cannot be written to."""
     if isinstance(value, Tensor) and value.ndim and len(value) == 1:
+        if copied or count == 1:
+            return value.repeat(count, *[1] * (value.ndim - 1))
         return value.expand(count, *value.shape[1:])
     return value
+
+
+def _cloned(value: Any) -> Any:
+    return value.clone() if isinstance(value, Tensor) else value
 
 
 def _returning(module: nn.Module, outputs: list[Any]) -> ExitStack:

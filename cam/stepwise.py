@@ -12,7 +12,7 @@ from cam.explanation import Answer, AnswerSteps, Found, Question, compose
 from cam.grids import Grid, grids_of
 from cam.methods import INPUT, method_named
 from cam.methods.subject import Subject
-from cam.output import detached, looked_at, outputs_of, watching
+from cam.output import detached, looked_at, outputs_of, size_of, watching
 
 
 def explain_in_steps(
@@ -42,7 +42,7 @@ def explain_in_steps(
         watching(model, question.looks_at) as seen,
     ):
         raw = model(one)
-        (output,) = outputs_of(raw, looked_at(seen, question.looks_at, one))
+        (output,) = outputs_of(raw, looked_at(seen, question.looks_at, one), size=size_of(one))
         outputs = capture.activations
     grids = grids_of(outputs, one)
     (said,) = detached([output])

@@ -95,7 +95,7 @@ class ClassTarget:
             raise SelfContrast(f"class {found} cannot be contrasted with itself; {said}")
         resolved = replace(self, index=found)
         if output.segments is not None:
-            resolved = replace(resolved, mask=resolved._pixels(output.segments))
+            resolved = replace(resolved, mask=resolved._pixels(output))
         return resolved
 
     def score(self, output: Output) -> Tensor:
@@ -136,8 +136,10 @@ class ClassTarget:
             counts[self.background] = 0
         return int(counts.argmax())
 
-    def _pixels(self, segments: Tensor) -> Tensor:
+    def _pixels(self, output: Output) -> Tensor:
         """The pixels to sum over, bool (h, w) of the segments' size."""
+        segments = output.segments
+        assert segments is not None
         height, width = segments.shape[-2:]
         if self.mask is not None:
             given = self.mask.to(segments.device).float()[None, None]
@@ -146,12 +148,15 @@ class ClassTarget:
                 raise MaskEmpty("the mask has no pixel that the model sees")
             return found
         if self.box is not None:
-            left, top, right, bottom = self.box
+            seen = output.size or (height, width)
+            y, x = height / seen[0], width / seen[1]
+            left, right = self.box[0] * x, self.box[2] * x
+            top, bottom = self.box[1] * y, self.box[3] * y
             rows = torch.arange(height, device=segments.device)[:, None] + 0.5
             columns = torch.arange(width, device=segments.device)[None, :] + 0.5
             inside = (columns > left) & (columns < right) & (rows > top) & (rows < bottom)
             if not inside.any():
-                raise BoxOutside(f"the box {self.box} has no pixel of the {width} × {height} seen")
+                raise BoxOutside(f"the box has no pixel of the {width} × {height} that are seen")
             return inside
         found = segments.argmax(0).eq(self.index or 0)
         if not found.any():
@@ -173,7 +178,7 @@ class ClassTarget:
             usable &= _overlaps(found.boxes, self.box) >= OVERLAP
         if not usable.any():
             sought = "" if self.index is None else f" of class {self.index}"
-            where = "" if self.box is None else f" that overlaps {self.box} by half"
+            where = "" if self.box is None else " that overlaps the box by half"
             seen = f"it finds classes {', '.join(map(str, labels))}" if labels else "it finds none"
             raise NothingDetected(
                 f"the model finds nothing{sought}{where}; {seen}"
@@ -264,6 +269,17 @@ class SimilarityTarget:
 
     def probability(self, output: Output) -> None:
         return None
+
+
+def mirrored(target: Target, width: int) -> Target:
+    """The same of an image of `width` pixels that is mirrored left to right."""
+    if not isinstance(target, ClassTarget):
+        return target
+    box, mask = target.box, target.mask
+    if box is not None:
+        left, top, right, bottom = box
+        box = (width - right, top, width - left, bottom)
+    return replace(target, box=box, mask=None if mask is None else mask.flip(-1))
 
 
 Target = ClassTarget | UnitTarget | SimilarityTarget

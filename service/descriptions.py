@@ -7,7 +7,7 @@ import base64
 import numpy as np
 from numpy.typing import NDArray
 
-from cam import Answer, ClassTarget, Explanation, SimilarityTarget, UnitTarget
+from cam import METHODS, Answer, ClassTarget, Explanation, SimilarityTarget, UnitTarget
 from cam.heatmap import Region, hot_region
 from cam.overlay import grayscale
 from service import schemas
@@ -61,7 +61,7 @@ def describe(
             data=_base64(data),
         ),
         overlay=picture,
-        peak=None if flat else _peak(drawing.scaled),
+        peak=None if drawing.scaled.max() <= 0 else _peak(drawing.scaled),
         hot=None if hot is None else _region(hot),
         signed=explanation.signed or None,
         completeness=None
@@ -187,9 +187,8 @@ def _flat_warning(drawing: Drawing, explanation: Explanation) -> str:
     what = "zero" if not drawing.values.any() else "the same"
     target = explanation.target
     whom = f"class {target.index}" if isinstance(target, ClassTarget) else "the target"
-    advice = (
-        "" if explanation.signed else "; signed=true shows what speaks against it, if anything does"
-    )
+    both = METHODS[explanation.method].signed and not explanation.signed
+    advice = "; signed=true shows what speaks against it, if anything does" if both else ""
     return (
         f"the map is {what} everywhere: {explanation.method} finds nothing at layer "
         f"{explanation.layer!r} that speaks for {whom}{advice}"

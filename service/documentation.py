@@ -20,6 +20,7 @@ from service.parameters import (
     Parameters,
     PredictParameters,
     PredictRequest,
+    inlined,
     parameter_schemas,
 )
 from service.schemas import (
@@ -75,22 +76,6 @@ def _problems(*statuses: int) -> dict[int | str, dict[str, Any]]:
     return found
 
 
-def _inlined(model: type[BaseModel]) -> dict[str, Any]:
-    """A model's JSON schema without references, to stand anywhere in the document."""
-    schema = model.model_json_schema()
-    definitions = schema.pop("$defs", {})
-
-    def resolve(node: Any) -> Any:
-        if isinstance(node, dict):
-            if "$ref" in node:
-                return resolve(definitions[node["$ref"].rpartition("/")[2]])
-            return {key: resolve(value) for key, value in node.items()}
-        return [resolve(value) for value in node] if isinstance(node, list) else node
-
-    resolved: dict[str, Any] = resolve(schema)
-    return resolved
-
-
 def _ok(example: Any) -> dict[int | str, dict[str, Any]]:
     return {200: {"content": {"application/json": {"example": example}}}}
 
@@ -98,7 +83,7 @@ def _ok(example: Any) -> dict[int | str, dict[str, Any]]:
 def _body(request: type[BaseModel], parameters: type[BaseModel], example: Any) -> dict[str, Any]:
     """The three forms of a request body, and the parameters that the query takes with any."""
     picture = {"schema": {"type": "string", "format": "binary"}}
-    fields = _inlined(parameters)["properties"]
+    fields = inlined(parameters)["properties"]
     image = {"type": "array", "minItems": 1, "items": {"type": "string", "format": "binary"}}
     form = {
         "type": "object",
@@ -111,7 +96,7 @@ def _body(request: type[BaseModel], parameters: type[BaseModel], example: Any) -
         "requestBody": {
             "required": True,
             "content": {
-                "application/json": {"schema": _inlined(request), "example": example},
+                "application/json": {"schema": inlined(request), "example": example},
                 "multipart/form-data": {"schema": form},
                 **{f"image/{kind}": picture for kind in ("jpeg", "png", "webp", "*")},
             },
@@ -119,7 +104,7 @@ def _body(request: type[BaseModel], parameters: type[BaseModel], example: Any) -
     }
 
 
-_PROBLEM: Final = _inlined(ProblemDocument)
+_PROBLEM: Final = inlined(ProblemDocument)
 _BYTES: Final = {"schema": {"type": "string", "format": "binary"}}
 _SERVING: Final = (400, 404, 406, 413, 415, 422, 429, 503, 504)
 _INSTANCE: Final = {"image": {"b64": TINY_PNG}}

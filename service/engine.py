@@ -79,6 +79,8 @@ class Engine:
                 item.tensor.shape,
                 len(item.question.targets),
                 item.steps,
+                # Whether a target depends on a layer is told for the batch.
+                item.question.looks_at,
                 self._is_fast(item),
             ),
             max_batch=model.max_batch,

@@ -23,6 +23,7 @@ from service.errors import Problem
 from service.images import decode
 from service.metrics import Metrics
 from service.parameters import ActivationParameters, Parameters, PredictParameters
+from service.placement import picture_of
 from service.preprocessing import Fit, ModelInput
 from service.questions import layers_of, placed, question_of, target_of
 from service.registry import ServedModel
@@ -116,10 +117,12 @@ class Explainer:
         try:
             layers = layers_of(engine.model, instance.parameters)
             target = target_of(engine.model, instance.parameters.target)
+            photo, seen = await self._seen(engine, instance, timings)
+            question = Question((target,), "gradcam", ())
+            question = await self._placed(engine, instance, question, photo, seen)
         except Problem as problem:
             raise instance.blame(problem) from None
-        _, seen = await self._seen(engine, instance, timings)
-        outcome = await engine.observe(seen.tensor, layers, target)
+        outcome = await engine.observe(seen.tensor, layers, question.targets[0])
         timings.note_outcome(outcome)
         return outcome.value
 
@@ -168,7 +171,7 @@ class Explainer:
         with self._phase("render", timings):
             # One by one: a caller who gives up does so between two maps.
             return [
-                await self._in_thread(partial(work, explanation))
+                await self.in_thread(partial(work, explanation))
                 for explanation in explained.answer.explanations
             ]
 
@@ -193,7 +196,7 @@ class Explainer:
                 picture = self.picture(engine.model, explained, explanation, drawing, parameters)
                 return encode(picture, media_type)
 
-        return await self._in_thread(work)
+        return await self.in_thread(work)
 
     @staticmethod
     def predictions(
@@ -211,7 +214,7 @@ class Explainer:
     async def _placed(
         self,
         engine: Engine,
-        instance: Instance[Parameters],
+        instance: Instance[Parameters | ActivationParameters],
         question: Question,
         photo: Image.Image,
         seen: ModelInput,
@@ -230,12 +233,16 @@ class Explainer:
             seen,
             max_pixels=self._max_pixels,
         )
-        question, others = await self._in_thread(place)
+        question, others = await self.in_thread(place)
         targets = list(question.targets)
-        for turn, other in others.items():
-            fit: Fit = instance.parameters.fit
-            apply = partial(engine.model.preprocessing.apply, other.photo, fit)
-            like = await self._in_thread(apply)
+        fit: Fit = instance.parameters.fit
+
+        def look(b64: str) -> ModelInput:
+            other = picture_of(b64, "like", max_pixels=self._max_pixels)
+            return engine.model.preprocessing.apply(other, fit)
+
+        for turn, other in others.items():  # one by one: each photo is let go of before the next
+            like = await self.in_thread(partial(look, other.b64))
             outcome = await engine.embed(like.tensor, other.layer)
             targets[turn] = SimilarityTarget(other.layer, outcome.value, other.against)
         return replace(question, targets=tuple(targets))
@@ -244,7 +251,7 @@ class Explainer:
         self, engine: Engine, instance: Instance[PredictParameters], timings: Timings
     ) -> tuple[Image.Image, ModelInput]:
         try:
-            return await self._in_thread(partial(self._see, engine.model, instance, timings))
+            return await self.in_thread(partial(self._see, engine.model, instance, timings))
         except Problem as problem:
             raise problem.at(instance.pointer) from None
 
@@ -277,7 +284,7 @@ class Explainer:
         caption = caption_of(explanation, target, model)
         return drawing.picture(parameters.output or "overlay", parameters, caption)
 
-    async def _in_thread(self, work: Callable[[], Result]) -> Result:
+    async def in_thread(self, work: Callable[[], Result]) -> Result:
         return await asyncio.get_running_loop().run_in_executor(self._executor, work)
 
     @contextmanager

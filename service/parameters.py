@@ -142,7 +142,9 @@ class Parameters(PredictParameters):
             len(dict.fromkeys(each)) if isinstance(each, list) else 1
             for each in (self.target, self.layer)
         )
-        return targets * (1 if self.fuse != "none" else layers)
+        known = METHODS.get(self.method)
+        one = self.fuse != "none" or (known is not None and known.at == "input")
+        return targets * (1 if one else layers)
 
     _object_in_text = field_validator("target", mode="before")(object_in_text)
     _colormap_exists = field_validator("colormap")(known_colormap)
@@ -230,9 +232,25 @@ def names_of(model: type[BaseModel]) -> list[str]:
     return list(model.model_fields)
 
 
+def inlined(model: type[BaseModel]) -> dict[str, Any]:
+    """A model's JSON schema without references, to stand anywhere in a document."""
+    schema = model.model_json_schema()
+    definitions = schema.pop("$defs", {})
+
+    def resolve(node: Any) -> Any:
+        if isinstance(node, dict):
+            if "$ref" in node:
+                return resolve(definitions[node["$ref"].rpartition("/")[2]])
+            return {key: resolve(value) for key, value in node.items()}
+        return [resolve(value) for value in node] if isinstance(node, list) else node
+
+    resolved: dict[str, Any] = resolve(schema)
+    return resolved
+
+
 def parameter_schemas(model: type[BaseModel]) -> list[dict[str, Any]]:
     """The model's fields as OpenAPI query parameters."""
-    properties = model.model_json_schema()["properties"]
+    properties = inlined(model)["properties"]
     return [
         {
             "name": name,

@@ -50,8 +50,7 @@ def question_of(model: ServedModel, parameters: Parameters) -> Question:
         raise UnsuitedMethod(
             f"model {model.name!r} cannot do {method}: {model.unsuited[method]}; it can do {able}"
         )
-    asked = parameters.target if isinstance(parameters.target, list) else [parameters.target]
-    targets = tuple(target_of(model, target) for target in asked)
+    targets = tuple(target_of(model, target) for target in asked_of(parameters))
     named = parameters.layer if isinstance(parameters.layer, list) else [parameters.layer]
     layers = tuple(dict.fromkeys(_layer(model, name, method) for name in named))
     question = Question(
@@ -74,7 +73,7 @@ def question_of(model: ServedModel, parameters: Parameters) -> Question:
 class Likeness:
     """A target that is made of another photo, still to be looked at."""
 
-    photo: Image.Image
+    b64: str
     layer: str
     against: bool
 
@@ -82,7 +81,7 @@ class Likeness:
 def placed(
     model: ServedModel,
     question: Question,
-    parameters: Parameters,
+    parameters: Parameters | ActivationParameters,
     photo: Image.Image,
     seen: ModelInput,
     *,
@@ -94,21 +93,26 @@ def placed(
     Raises:
         InvalidTarget
     """
-    asked = parameters.target if isinstance(parameters.target, list) else [parameters.target]
     targets, others = list(question.targets), {}
-    for turn, (sent, target) in enumerate(zip(asked, question.targets, strict=True)):
+    sent_targets = asked_of(parameters)
+    for turn, (sent, target) in enumerate(zip(sent_targets, question.targets, strict=True)):
         if not isinstance(sent, TargetObject):
             continue
         if sent.like is not None:
-            other = picture_of(sent.like.b64, "like", max_pixels=max_pixels)
             layer = sent.layer or model.default_layer
-            others[turn] = Likeness(other, layer, sent.against)
+            others[turn] = Likeness(sent.like.b64, layer, sent.against)
         elif isinstance(target, ClassTarget) and sent.box is not None:
             targets[turn] = replace(target, box=box_on_input(sent.box, photo, seen))
         elif isinstance(target, ClassTarget) and sent.mask is not None:
             white = picture_of(sent.mask.b64, "mask", max_pixels=max_pixels)
             targets[turn] = replace(target, mask=mask_on_input(white, photo, seen))
     return replace(question, targets=tuple(targets)), others
+
+
+def asked_of(parameters: Parameters | ActivationParameters) -> list[OneTarget | None]:
+    """The targets, each once."""
+    sent = parameters.target
+    return list(dict.fromkeys(sent)) if isinstance(sent, list) else [sent]
 
 
 def layers_of(model: ServedModel, parameters: ActivationParameters) -> tuple[str, ...]:
@@ -176,10 +180,10 @@ def _class(model: ServedModel, target: int | str | None) -> int | None:
     if target is None:
         return None
     index = int(target) if str(target).isdecimal() else model.labels.index(str(target))
-    if model.classes and index >= model.classes:
+    if index >= (model.classes or 2**31):
         raise ClassOutOfRange(
             f"class index {str(index)[:40]} is out of range; model {model.name!r} has classes "
-            f"0 to {model.classes - 1}"
+            f"0 to {(model.classes or 2**31) - 1}"
         )
     return index
 

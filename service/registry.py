@@ -110,7 +110,7 @@ def load(entry: ModelEntry) -> ServedModel:
         max_batch=entry.max_batch,
         channels_last=channels_last,
         fast=_fast(entry, module, default, said.kind, device),
-        fingerprint=_fingerprint(entry, module, preprocessing),
+        fingerprint=_fingerprint(entry, module, preprocessing, default, labels),
     )
 
 
@@ -219,10 +219,17 @@ def _has_bfloat16(device: torch.device) -> bool:
     return False
 
 
-def _fingerprint(entry: ModelEntry, module: nn.Module, preprocessing: Preprocessing) -> str:
+def _fingerprint(
+    entry: ModelEntry,
+    module: nn.Module,
+    preprocessing: Preprocessing,
+    layer: str,
+    labels: Labels,
+) -> str:
     digest = hashlib.blake2b(digest_size=16)
     digest.update(
-        f"{entry.source}|{entry.dtype}|{preprocessing}|{entry.method_layers}|{entry.mode}".encode()
+        f"{entry.source}|{entry.dtype}|{preprocessing}|{entry.method_layers}|{entry.mode}|{layer}|"
+        f"{labels.names}".encode()
     )
     for name, tensor in module.state_dict().items():
         digest.update(f"|{name}|{tensor.dtype}|{tuple(tensor.shape)}|".encode())

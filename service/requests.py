@@ -232,8 +232,9 @@ def parameter_problem(
     depth: int = 0,
 ) -> Problem:
     """The problem of the first parameter that pydantic refused, `depth` steps down from `where`."""
-    name = str(error.errors()[0]["loc"][depth])
-    errors = [each for each in error.errors() if name in each["loc"]]
+    way = error.errors()[0]["loc"][: depth + 1]
+    name = str(way[-1])
+    errors = [each for each in error.errors() if each["loc"][: depth + 1] == way]
     pointer = f"{where}/{name[:80]}"
     if errors[0]["type"] == "extra_forbidden":
         known = ", ".join(names_of(schema))
@@ -268,7 +269,7 @@ def _target_problem(error: ErrorDetails, pointer: str) -> Problem:
 
 def _is_target(where: int | str) -> bool:
     """Whether a step of pydantic's way to an error is the object that a target may be."""
-    return "TargetObject" in str(where)
+    return "TargetObject" in str(where) and not str(where).startswith("list[")
 
 
 def _plain(message: str) -> str:

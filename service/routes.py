@@ -24,7 +24,7 @@ from service.answers import (
     together,
 )
 from service.engine import Engine, Listener
-from service.errors import DeadlineExceeded, InvalidParameter, Problem
+from service.errors import DeadlineExceeded, InvalidParameter, NotAcceptable, Problem
 from service.explainer import Explainer
 from service.fleet import Fleet
 from service.negotiation import choose
@@ -151,11 +151,13 @@ def make_router(*, fleet: Fleet, explainer: Explainer, settings: Settings) -> AP
         engine: Engine, instance: Instance[ActivationParameters], timings: Timings, form: str
     ) -> bytes:
         parameters = instance.parameters
-        if parameters.concepts is not None and form != NPZ:
+        if parameters.concepts is not None and form == NPZ:
+            raise NotAcceptable(f"concepts are numbers in JSON or a picture, not {NPZ}")
+        if parameters.concepts is not None:
             looked, concepts = await explainer.concepts(engine, instance, timings)
             labels = engine.model.labels
             draw = partial(draw_concepts, looked.photo, looked.seen, concepts, labels, form)
-            return await to_thread.run_sync(draw)
+            return await explainer.in_thread(draw)
         seen = await explainer.observe(engine, instance, timings)
         if form == NPZ:
             return await to_thread.run_sync(pack_arrays, seen)

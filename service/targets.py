@@ -114,7 +114,7 @@ def object_in_text(target: Any) -> Any:
     if isinstance(target, str) and target.lstrip().startswith("{"):
         try:
             return json.loads(target)
-        except ValueError:
+        except (ValueError, RecursionError):
             sentence = "it should be a JSON object if it starts with a brace"
             raise PydanticCustomError("target", sentence) from None
     if isinstance(target, str) and len(target) > MAX_NAME:  # of digits, it might be an index

@@ -61,6 +61,7 @@ def test_cam_knows_nothing_of_the_service_http_environment_or_logging() -> None:
     allowed = {"cam", "numpy", "torch", "cv2", "PIL", "__future__"}
     standard = {
         "math",
+        "threading",
         "time",
         "collections",
         "contextlib",

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from cam.attention import attending
-from cam.errors import MethodUnsuited
+from cam.errors import MethodUnsuited, NoGradientPath
 from cam.grids import grid_of
 from cam.methods.subject import Attribution, Progress, Steps, Subject
 from cam.output import outputs_of, watching
@@ -47,7 +47,7 @@ def chefer(subject: Subject) -> Steps:
     matrices, scores = _attended(subject)
     rows = []
     for turn, score in enumerate(scores):
-        gradients = torch.autograd.grad(score, matrices, retain_graph=True)
+        gradients = _gradients(score, matrices)
         relevance = torch.eye(matrices[0].shape[-1], device=matrices[0].device)
         for matrix, gradient in zip(matrices, gradients, strict=True):
             weighted = (gradient * matrix.detach())[0].float().relu().mean(0)
@@ -79,7 +79,7 @@ def legrad(subject: Subject) -> Steps:
         for turn in range(len(subject.targets)):
             total = torch.zeros(matrices[0].shape[-1], device=tokens.device)
             for matrix, score in zip(matrices, scores[:, turn], strict=True):
-                (gradient,) = torch.autograd.grad(score, matrix, retain_graph=True)
+                (gradient,) = _gradients(score, [matrix])
                 total += gradient[0].float().relu().mean((0, 1))
             rows.append(total / len(matrices))
     yield Progress(1, 1)
@@ -114,9 +114,26 @@ def require_global(matrices: list[Tensor], size: tuple[int, int]) -> None:
         )
 
 
+def _gradients(score: Tensor, matrices: list[Tensor]) -> list[Tensor]:
+    """The score's gradients at the matrices: 0 at those it does not depend on.
+
+    Raises:
+        NoGradientPath: if it depends on none of them.
+    """
+    if not score.requires_grad:
+        raise NoGradientPath("the target does not depend on any attention")
+    found = torch.autograd.grad(score, matrices, retain_graph=True, allow_unused=True)
+    if all(each is None for each in found):
+        raise NoGradientPath("the target does not depend on the last attention")
+    return [
+        torch.zeros_like(matrix) if each is None else each
+        for matrix, each in zip(matrices, found, strict=True)
+    ]
+
+
 def _read(last: Tensor, score: Tensor) -> Tensor:
     """r, float32 (N,): equal weights on the rows of the last matrix that the score depends on."""
-    (gradient,) = torch.autograd.grad(score, last, retain_graph=True)
+    gradient = _gradients(score, [last])[0]
     rows = gradient[0].float().abs().amax((0, 2))
     read = (rows > 1e-6 * rows.max()).float()
     return read / read.sum().clamp(min=1)

@@ -25,6 +25,10 @@ def finer(target: Target, output: Output) -> Tensor:
     logits = output.logits
     if not isinstance(target, ClassTarget) or logits is None or len(logits) < 2:
         raise MethodUnsuited("finercam compares a class with others: it needs a classifier's class")
+    if target.minus is not None or target.of != "logit":
+        raise MethodUnsuited(
+            "finercam contrasts the class with its rivals' logits itself; leave out minus and of"
+        )
     assert target.index is not None
     far = (logits - logits[target.index]).detach().abs()
     far[target.index] = torch.inf

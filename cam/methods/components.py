@@ -12,7 +12,7 @@ from torch import Tensor
 
 from cam.errors import GridTooLarge
 
-MAX_POSITIONS = 4096
+MAX_POSITIONS = 1024
 """Of kernel methods, which compare every position with every other."""
 
 

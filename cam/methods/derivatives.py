@@ -4,13 +4,18 @@ gradient itself changes. Generators like those of `cam.methods.perturbation`.
 
 from __future__ import annotations
 
+from threading import Lock
+
 import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from cam.errors import MethodUnsuited
 from cam.methods.gradients import weighted_sum
 from cam.methods.pixels import noisy_copies
 from cam.methods.subject import Attribution, Progress, Steps, Subject
+
+_ATTENTION = Lock()
 
 
 def smoothgradcam_plusplus(subject: Subject) -> Steps:
@@ -41,19 +46,29 @@ def shapleycam(subject: Subject) -> Steps:
 
     Cai, "CAMs as Shapley Value-based Explainers", 2025, equation 18. Where all that follows the
     layer is piecewise linear, H = 0 and the map is Grad-CAM's.
+
+    Raises:
+        MethodUnsuited: if something after the layer has no second derivative.
     """
     found = []
     for turn in range(len(subject.targets)):
-        # Fused attention has no second derivative.
-        with sdpa_kernel(SDPBackend.MATH), subject.captured(subject.image) as (capture, scores):
+        # Fused attention has no second derivative; which one is used is the process's choice.
+        with (
+            _ATTENTION,
+            sdpa_kernel(SDPBackend.MATH),
+            subject.captured(subject.image) as (capture, scores),
+        ):
             capture.backward(scores[turn], create_graph=True)
             live = capture.outputs[subject.layer]
             gradient = capture.gradients[subject.layer]
             curved = None
             if gradient.requires_grad:
-                (curved,) = torch.autograd.grad(
-                    gradient, live, grad_outputs=live.detach(), allow_unused=True
-                )
+                try:
+                    (curved,) = torch.autograd.grad(
+                        gradient, live, grad_outputs=live.detach(), allow_unused=True
+                    )
+                except RuntimeError as error:  # "derivative for … is not implemented"
+                    raise MethodUnsuited(f"it needs second derivatives: {error}") from None
         corrected = gradient.detach() - (0 if curved is None else curved / 2)
         weights = subject.grid.apply(corrected).float().mean(dim=(2, 3), keepdim=True)
         found.append(weighted_sum(weights, subject.activations())[0])

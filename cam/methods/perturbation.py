@@ -67,7 +67,8 @@ def _masked(subject: Subject, samples: int, shape: Callable[[Tensor, int], Tenso
     """The channels weighted by the softmax of their scores, each the mean over samples 1 …
     `samples` of the photo seen through `shape(resized channels (n, 1, H, W), sample)`."""
     a = subject.activations()
-    chosen = _strongest(a, max(subject.budget // samples, 1))
+    samples = min(samples, subject.budget)
+    chosen = _strongest(a, subject.budget // samples)
     scores, done = [], 0
     for channels in torch.split(chosen, subject.chunk):
         masks = interpolate(a[:, channels], size=subject.size, mode="bilinear").transpose(0, 1)

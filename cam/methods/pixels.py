@@ -56,7 +56,7 @@ def integratedgradients(subject: Subject) -> Steps:
     total = torch.zeros(len(subject.targets), *image.shape[1:], device=image.device)
     steps = (torch.arange(subject.budget, device=image.device) + 0.5) / subject.budget
     done = 0
-    for some in torch.split(steps, subject.chunk):
+    for some in torch.split(steps, subject.share):
         total += subject.gradients(image * some[:, None, None, None].to(image)).sum(1)
         done += len(some)
         yield Progress(done, subject.budget)
@@ -113,8 +113,8 @@ def noisy_copies(subject: Subject) -> Iterator[tuple[int, Tensor]]:
     image = subject.image
     rng = torch.Generator().manual_seed(0)
     sigma = NOISE * float(image.max() - image.min())
-    for done in range(0, subject.budget, subject.chunk):
-        count = min(subject.chunk, subject.budget - done)
+    for done in range(0, subject.budget, subject.share):
+        count = min(subject.share, subject.budget - done)
         noise = sigma * torch.randn(count, *image.shape[1:], generator=rng)
         yield done + count, image + noise.to(image)
 

@@ -13,7 +13,7 @@ from cam.capture import Capture
 from cam.errors import MethodUnsuited
 from cam.evaluation import evaluating
 from cam.grids import Grid
-from cam.output import Output, looked_at, outputs_of, watching
+from cam.output import Output, looked_at, outputs_of, size_of, watching
 from cam.replay import Replay
 from cam.targets import ClassTarget, Target
 
@@ -69,6 +69,11 @@ class Subject:
     """Most images in one forward pass."""
 
     @property
+    def share(self) -> int:
+        """Most images in one pass whose every target is differentiated."""
+        return max(self.chunk // len(self.targets), 1)
+
+    @property
     def size(self) -> tuple[int, int]:
         """Height and width of the image."""
         return int(self.image.shape[-2]), int(self.image.shape[-1])
@@ -86,7 +91,7 @@ class Subject:
         looks = dict.fromkeys(name for target in self.targets for name in target.layers)
         with evaluating(self.model), watching(self.model, looks) as seen:
             raw = self.model(images)
-            return outputs_of(raw, looked_at(seen, looks, images))
+            return outputs_of(raw, looked_at(seen, looks, images), size=size_of(images))
 
     def scores(self, images: Tensor) -> Tensor:
         """Each target's number for each image (n, C, H, W): float32 (n, targets)."""
@@ -111,7 +116,7 @@ class Subject:
                 "model's output, not of a layer's"
             )
         with torch.no_grad():
-            return self.scores_of(outputs_of(replay.output(activations)))
+            return self.scores_of(outputs_of(replay.output(activations), size=self.size))
 
     def gradients(self, images: Tensor) -> Tensor:
         """Each target's gradient at each image (n, C, H, W): float32 (targets, n, C, H, W)."""

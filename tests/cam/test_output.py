@@ -130,6 +130,12 @@ def test_a_class_that_wins_nowhere_needs_a_mask() -> None:
         ClassTarget(1).resolve(said)
 
 
+def test_a_box_on_logits_that_are_smaller_than_the_input() -> None:
+    said = Output(segments=SEGMENTS.segments, size=(8, 8))
+    assert float(ClassTarget(0, box=(0, 0, 4, 4)).resolve(said).score(said)) == 4
+    assert float(ClassTarget(0, box=(4, 0, 8, 8)).resolve(said).score(said)) == 3 + 1
+
+
 def test_every_shape_of_output() -> None:
     """torch-cam's and grad-cam's users meet tuples, dictionaries and objects."""
 

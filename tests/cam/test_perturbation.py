@@ -93,6 +93,11 @@ def vit() -> nn.Module:
         (resnet, "layer4", (slice(None), 7)),
         (resnet, "layer4.1.conv2", (slice(None), 7)),
         (resnet, "layer2.0", (slice(None), slice(0, 9))),
+        # What follows changes the layer's output, or what is kept of the trunk, in place.
+        (resnet, "layer4.1.bn2", (slice(None), 7)),
+        (resnet, "layer4.0.bn2", (slice(None), 7)),
+        (resnet, "layer4.0.downsample", (slice(None), 7)),
+        (resnet, "layer3.0.downsample.0", (slice(None), 7)),
         (densenet, "features", (slice(None), 7)),
         (densenet, "features.denseblock3", (slice(None), 7)),
         (vit, "blocks.2.norm1", (slice(None), slice(1, None), 7)),

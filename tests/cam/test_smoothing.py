@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from cam import METHODS, ClassTarget, Question, explain, explain_in_steps
 from cam.errors import MethodUnsuited
@@ -135,3 +135,26 @@ def test_minmax_of_a_fused_map_is_itself() -> None:
     stacked: Tensor = torch.rand(3, 5, 5, generator=torch.Generator().manual_seed(0))
     found = fuse([minmax(each.numpy()) for each in stacked], "max")
     assert found.max() == 1
+
+
+def test_a_mask_is_mirrored_with_its_image() -> None:
+    """What is asked of the left half of an image is asked of the right half of its mirror."""
+
+    class Pixels(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Identity()
+
+        def forward(self, x: Tensor) -> Tensor:
+            seen = self.layer(x)[:, :1]
+            return torch.cat([seen, -seen], 1)
+
+    x = torch.rand(1, 3, 4, 4, generator=torch.Generator().manual_seed(0)) + 0.5
+    mask = torch.zeros(4, 4, dtype=torch.bool)
+    mask[:, :2] = True
+    for target in (ClassTarget(0, mask=mask), ClassTarget(0, box=(0, 0, 2, 4))):
+        (found,) = explain(
+            Pixels(), x, target=target, layer="layer", method="hirescam", smooth="augment"
+        )
+        assert found.map[:, :2].min() > 0
+        assert not found.map[:, 2:].any()

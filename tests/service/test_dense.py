@@ -294,3 +294,68 @@ def test_concepts_that_cannot_be(client: TestClient, dense: TestClient, cat: byt
         headers={**headers, "Accept": "image/png"},
     )
     check(response, 406, "not-acceptable", "exactly one layer")
+
+
+def test_a_target_is_placed_for_activations_too(dense: TestClient) -> None:
+    def gradient(target: Any) -> Any:
+        body = {
+            "instances": [{"image": {"b64": b64(PHOTO)}}],
+            "parameters": {"target": target, "fit": "squash", "layer": "backbone.6"},
+        }
+        response = dense.post("/v1/models/segmenter:activations", json=body)
+        if response.status_code != 200:
+            return response
+        return response.json()["activations"][0]["gradient"]
+
+    left, right = (
+        gradient({"class": 2, "box": [0, 0, 160, 240]}),
+        gradient({"class": 2, "box": [160, 0, 320, 240]}),
+    )
+    assert left != right
+    check(
+        gradient({"class": 2, "box": [0, 0, 400, 9]}),
+        422,
+        "invalid-target",
+        "reaches outside",
+        pointer="/parameters/target",
+    )
+
+
+@pytest.mark.parametrize("method", ["rollout", "chefer", "legrad", "shapleycam"])
+@pytest.mark.parametrize(
+    "target",
+    [
+        {"layer": "encoder.layers.encoder_layer_0", "channel": 3},
+        {"layer": "conv_proj", "channel": 3},
+        {"like": {"b64": b64(noise(30, 30))}},
+    ],
+)
+def test_a_target_before_the_last_attention(dense: TestClient, method: str, target: Any) -> None:
+    response = ask(dense, "vit", PHOTO, target, method=method)
+    assert response.status_code in (200, 422), response.text
+
+
+@pytest.mark.parametrize("name", ["segmenter", "detector"])
+def test_second_derivatives_that_are_not_there(dense: TestClient, name: str) -> None:
+    """MobileNetV3's hard sigmoid has none."""
+    response = ask(dense, name, PHOTO, {}, method="shapleycam")
+    if response.status_code != 200:
+        check(response, 422, "unexplainable", "it needs second derivatives")
+
+
+@pytest.mark.parametrize("target", [10**30, {"class": str(10**30)}])
+def test_a_huge_class_of_a_detector_without_labels(dense: TestClient, target: Any) -> None:
+    response = ask(dense, "detector", PHOTO, target)
+    assert response.status_code == 422, response.text
+    response = dense.post(
+        "/v1/models/detector:explain",
+        params={"target": str(10**30)},
+        content=encoded(PHOTO),
+        headers={"Content-Type": "image/png"},
+    )
+    check(response, 422, "class-out-of-range", pointer="/query/target")
+
+
+def test_a_detection_smoothed_by_augmentation(dense: TestClient) -> None:
+    found = explained(ask(dense, "detector", PHOTO, {}, smooth="augment"))
+    assert found["target"]["box"]

@@ -254,3 +254,42 @@ def test_painted_concepts_by_hand() -> None:
     one, other = np.array([[2.0, 0]], np.float32), np.array([[1.0, 4]], np.float32)
     drawn = paint(photo, [one, other], opacity=0.5)
     np.testing.assert_array_equal(drawn, [[(16, 60, 90), (128, 64, 7)]])
+
+
+def test_a_target_named_twice_is_one(client: TestClient, cat: bytes) -> None:
+    shown = picture(client, cat, target=[285, 285])
+    np.testing.assert_array_equal(shown, picture(client, cat, target=285))
+    picture(client, cat, method="gradient", layer=["blocks.5", "bn2"])  # one map, at the input
+
+
+@pytest.mark.parametrize("target", ['{"class":' + "[" * 20_000, "{" * 5000])
+def test_a_target_nested_without_end(client: TestClient, cat: bytes, target: str) -> None:
+    response = client.post(
+        EXPLAIN,
+        content=b"--x\r\nContent-Disposition: form-data; name=target\r\n\r\n"
+        + target.encode()
+        + b"\r\n--x\r\nContent-Disposition: form-data; name=image; filename=a\r\n\r\n"
+        + cat
+        + b"\r\n--x--\r\n",
+        headers={"Content-Type": "multipart/form-data; boundary=x"},
+    )
+    check(response, 422, "invalid-parameter", "JSON object", pointer="/form/target")
+
+
+def test_what_is_wrong_in_a_list_of_targets_is_said(client: TestClient, cat: bytes) -> None:
+    for wrong, words in (
+        ({"clas": 1}, "no key 'clas'"),
+        ({"box": [3, 2, 1, 0]}, "left < right"),
+    ):
+        body = {
+            "instances": [{"image": {"b64": base64.b64encode(cat).decode()}}],
+            "parameters": {"target": [285, wrong]},
+        }
+        response = client.post(EXPLAIN, json=body)
+        check(response, 422, "invalid-parameter", words, pointer="/parameters/target")
+
+
+def test_finer_cam_refuses_a_contrast_of_its_own(client: TestClient, cat: bytes) -> None:
+    query = {"method": "finercam", "target": '{"class": 285, "minus": 282}'}
+    response = client.post(EXPLAIN, params=query, content=cat, headers=PNG)
+    check(response, 422, "unexplainable", "leave out minus and of")
