@@ -13,7 +13,7 @@ EDITABLE := $(UV) install --python $(BIN)/python --no-deps --editable .
 # Without bytecode every start compiles torch anew: 10 s instead of 5.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: serve test lint format types openapi readme lock clean
+.PHONY: serve test lint format types openapi bench lock clean
 
 serve: .venv/serve
 	$(BIN)/gradcam serve --host $(HOST) --port $(PORT)
@@ -31,6 +31,12 @@ types: .venv/test
 format: .venv/test
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
+
+# The short form, some ten minutes: an explanation beside a prediction and three other tools, and
+# the service beside two servers as people write them.
+bench: .venv/bench
+	$(BIN)/python -m bench.library --batches 8 --models resnet50 efficientnet-lite0 vit_b_16
+	$(BIN)/python -m bench.service --modes exact --clients 1 32 --seconds 20 --peers
 
 openapi: .venv/serve
 	$(BIN)/gradcam openapi > .venv/openapi.json
@@ -53,6 +59,11 @@ $(BIN)/uv:
 
 .venv/serve: requirements.lock pyproject.toml | $(BIN)/uv
 	$(INSTALL) -r requirements.lock
+	$(EDITABLE)
+	@touch $@
+
+.venv/bench: .venv/test
+	$(UV) install --python $(BIN)/python '.[bench]'
 	$(EDITABLE)
 	@touch $@
 
