@@ -133,6 +133,8 @@ def build(name: str) -> nn.Module:
     if name == EMBEDDED.name:
         return load(EMBEDDED).module
     model: nn.Module = torchvision.models.get_model(name, weights=None)
+    if name == "vit_b_16":  # torchvision leaves its head at zero: nothing would depend on anything
+        nn.init.normal_(model.get_parameter("heads.head.weight"), std=0.02)
     return model.eval()
 
 

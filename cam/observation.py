@@ -13,8 +13,9 @@ from torch import Tensor, nn
 from cam.capture import Capture
 from cam.evaluation import evaluating
 from cam.grids import Grid, grid_of
+from cam.likeness import embedding_of
 from cam.output import detached, looked_at, outputs_of, size_of, watching
-from cam.targets import Target, embedding_of
+from cam.targets import Target
 
 
 @dataclass(frozen=True)

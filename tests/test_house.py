@@ -30,7 +30,8 @@ LEAVES = {
     "cam.attention": {"cam.errors"},
     "cam.grids": {"cam.errors"},
     "cam.output": {"cam.errors", "cam.grids"},
-    "cam.targets": {"cam.errors", "cam.output"},
+    "cam.likeness": {"cam.errors", "cam.output"},
+    "cam.targets": {"cam.errors", "cam.output", "cam.likeness"},
     "cam.change": set(),
     "cam.capture": {"cam.errors", "cam.change"},
 }

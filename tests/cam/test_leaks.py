@@ -52,7 +52,7 @@ def test_a_loop_leaves_nothing(method: str) -> None:
 
     run()
     before = tensors()
-    for _ in range(5):
+    for _ in range(3):
         run()
     assert tensors() == before
     assert hook_count(model) == 0
@@ -75,7 +75,7 @@ def test_an_exception_in_the_models_own_forward_leaves_nothing(method: str) -> N
 
     run()
     before = tensors()
-    for _ in range(5):
+    for _ in range(3):
         run()
     assert tensors() == before
     assert hook_count(model) == 0

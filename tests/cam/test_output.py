@@ -34,8 +34,8 @@ from cam.errors import (
     UnknownLayer,
 )
 from cam.explanation import Answer, Question
+from cam.likeness import embedding_of
 from cam.output import outputs_of
-from cam.targets import embedding_of
 from tests.cam.nets import hook_count, images, small
 
 # Two classes on 2 × 2 pixels; class 0 wins in the top row, class 1 in the bottom row.
