@@ -1,19 +1,24 @@
 """Do the peers draw the same maps?
 
-    python bench/parity.py [--write docs/parity.md] [NAME …]
+    python -m bench.parity [--write docs/parity.md] [NAME …] [--methods METHOD …]
 
 Every method that cam and a peer (grad-cam, torchcam, captum) have in common, on seven models, at
 cam's default layer, with seeded random weights and, of efficientnet-lite0, real weights and photos.
+The peers' maps of pixels are in `bench/parity_pixels.py`.
 """
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
+from contextlib import redirect_stderr
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
+from functools import lru_cache, partial
 from importlib.metadata import version
+from io import StringIO
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytorch_grad_cam
@@ -24,20 +29,28 @@ import torchvision
 from captum.attr import LayerGradCam
 from numpy.typing import NDArray
 from PIL import Image
+from pytorch_grad_cam.base_cam import BaseCAM
 from pytorch_grad_cam.utils.model_targets import ClassifierOutputTarget
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 from torch import Tensor, nn
+from torch.nn.functional import interpolate
+from torchcam.methods.core import _CAM
 
-from cam import METHODS, Layer, default_layer, explain, survey
+from bench.parity_pixels import BUDGETS as PIXEL_BUDGETS
+from bench.parity_pixels import PIXELS
+from cam import METHODS, CamError, Layer, default_layer, explain, survey
 from cam.heatmap import minmax
+from cam.methods.pixels import NOISE
 from service.catalog import EMBEDDED
 from service.registry import load
 
 RANDOM = ("resnet50", "vgg16", "densenet121", "convnext_tiny", "vit_b_16", "swin_t")
 MODELS = (*RANDOM, EMBEDDED.name)
 CLASSES = (1, 285, 967)
+SMALL = 96
+"""The side of inputs that a model sees once for each channel of a layer."""
 TOLERANCE = 1e-4
 
 GRAD_CAM = {
@@ -52,13 +65,47 @@ GRAD_CAM = {
     "kpcacam": pytorch_grad_cam.KPCA_CAM,
     "fem": pytorch_grad_cam.FEM,
 }
+STEPS = {
+    "scorecam": pytorch_grad_cam.ScoreCAM,
+    "ablationcam": pytorch_grad_cam.AblationCAM,
+}
 TORCHCAM = {
     "gradcam": torchcam.methods.GradCAM,
     "gradcam++": torchcam.methods.GradCAMpp,
     "layercam": torchcam.methods.LayerCAM,
     "xgradcam": torchcam.methods.XGradCAM,
+    "scorecam": torchcam.methods.ScoreCAM,
+    "iscam": torchcam.methods.ISCAM,
 }
 COMPONENTS = ("eigencam", "eigengradcam", "kpcacam")
+SIGNED = ("integratedgradients", "occlusion")
+"""Compared with both their sides, not rectified."""
+BUDGETS = {**PIXEL_BUDGETS, "smoothgradcam++": 4, "iscam": 10 * 2048}
+"""cam's and the peers' alike; IS-CAM's is enough for all channels."""
+SCOPE = f"""\
+How they were asked. Methods of one or two passes at the layer: two inputs and three classes (one \
+where the class makes no difference). All others: one input and its predicted class. Methods that \
+run the model for each channel take them all and see an input of {SMALL} × {SMALL} pixels. Maps of \
+pixels are compared as pixels, and those of {" and ".join(SIGNED)} with both their signs. The sign \
+of components ({", ".join(COMPONENTS)}) is left to chance by the peer: the nearer one counts. The \
+noise of smoothgrad and smoothgradcam++ is the same on both sides: the peers draw it from torch's \
+generator, which is seeded as cam's own. integratedgradients takes 8 steps, in the middle of each \
+(`riemann_middle`): of 10, two positions would differ in the last bit, and rectifiers near 0 turn \
+that into 9e-4. occlusion takes 7 × 7 windows and probabilities. For shapleycam the peer gets a \
+model whose parameters are not frozen (else it fails where the head is linear), for cam the name \
+of the head, for guidedgradcam `interpolate_mode="bilinear"`. Not compared: sscam, whose noise \
+torchcam draws in another order, for all channels at once, and adds to channels that are scaled \
+already; rise, rollout, chefer and legrad, which no peer has.
+"""
+OMITTED = {
+    "scorecam * vit_b_16": "768 channels, a pass for each, of a model that takes no smaller input: "
+    "more than a minute.",
+    "ablationcam * vit_b_16": "the same.",
+    "iscam torchcam [!e]*": "ten passes for each channel: more than a minute of all models but "
+    "efficientnet-lite0.",
+    "gradcam captum vit_b_16": "the peer takes the mean over the wrong dimension of tokens.",
+}
+"""Patterns of "method peer model": what is not asked, and why."""
 
 REASONS = {
     "gradcam++ grad-cam *": "it adds 1e-6 to the denominator 2G² + G³ ΣA, which outweighs 2G² as "
@@ -68,18 +115,57 @@ REASONS = {
     "eigencam grad-cam *": "it centres each channel before the decomposition; the paper does not.",
     "fem grad-cam *": "it sums the activations, weighted by each channel's share of positions over "
     "the threshold; the paper sums the channels' means at those positions.",
-    "xgradcam grad-cam vit_b_16": "rounding. cam runs what is below the layer without gradients, "
+    "xgradcam * vit_b_16": "rounding. cam runs what is below the layer without gradients, "
     "and there torch takes a fused attention, whose results are off by some 2e-6; Σ A_k, by which "
     "the method divides, nearly cancels behind a LayerNorm and magnifies that.",
-    "* grad-cam densenet121": "the model applies a ReLU in place to the layer's output, of which "
-    "the peer keeps no copy: it takes relu(A) with the gradient at A.",
+    "scorecam grad-cam *": "it enlarges channels with their corners aligned; cam, like the paper's "
+    "authors, with their pixels.",
+    "scorecam torchcam *": "it scales a channel to 0 … 1 before it enlarges it; the paper after, "
+    "for an enlarged channel no longer reaches both ends.",
+    "iscam torchcam *": "the same.",
+    "ablationcam grad-cam *": "where the layer's minimum is not 0 it sets a channel not to 0 but "
+    "to ten million below, and each of a batch ten million lower than the one before. (Of a "
+    "negative score, which no predicted class here has, its map is inverted: cam divides by |y|.)",
+    "smoothgradcam++ torchcam *": "it sums the activations of the last noisy copy, not of the "
+    "photo, weighted by that copy's gradient, not by D¹; has Σ_ab D³ A where the paper has "
+    "D³ Σ_ab A; and adds 1e-8 to a denominator of the size of G².",
+    "fullgrad grad-cam *": "it scales each channel to 0 … 1 by itself; cam, like the paper's "
+    "authors, each layer.",
+    "fullgrad grad-cam efficientnet-lite0": "besides, it knows the biases of `Conv2d` and "
+    "`BatchNorm2d` alone, of which this model's normalisations are subclasses: it shares the score "
+    "out among the pixels only.",
+    "guided* * densenet121": "the model's last rectifier is a function, not a module: the peer "
+    "does not guide it.",
+    "guided* * efficientnet-lite0": "its rectifiers are `ReLU6`, which the peer does not guide: "
+    "it takes the plain gradient.",
+    "* grad-cam densenet121": "of methods that take the layer's activations: the model applies a "
+    "ReLU in place to the layer's output, of which the peer keeps no copy: it takes relu(A) with "
+    "the gradient at A.",
     "* torchcam densenet121": "the same ReLU: it takes relu(A) with the gradient at relu(A). "
     "captum and cam copy A.",
 }
 """Patterns of "method peer model": why those maps may differ."""
 
-Maps = dict[tuple[str, int], NDArray[np.float32]]
-"""(method, class) → maps (n, h, w) at the layer's resolution."""
+Ask = Callable[["Scene", int], NDArray[np.float32]]
+"""What a peer makes of a class: maps (n, h, w), neither normalised nor resized."""
+
+
+@dataclass(frozen=True, eq=False)
+class Scene:
+    """What cam and the peers are asked about."""
+
+    model: nn.Module
+    images: Tensor
+    layer: Layer
+    classes: tuple[int, ...]
+
+    @property
+    def target(self) -> nn.Module:
+        return self.model.get_submodule(self.layer.name)
+
+    def fresh(self) -> Tensor:
+        """The images, to be differentiated with respect to."""
+        return self.images.clone().requires_grad_()
 
 
 @dataclass
@@ -88,19 +174,22 @@ class Cell:
     compared: int = 0
     constant: int = 0
     """Pairs of two constant maps: there is nothing to compare."""
+    refused: str = ""
+    """By cam: its sentence."""
+    failed: str = ""
+    """The peer: the first line of its error."""
 
     def __str__(self) -> str:
+        if self.refused or self.failed:
+            return "refused" if self.refused else "peer fails"
         mark = "✓" if self.worst <= TOLERANCE else "✗"
         return f"{mark} {self.worst:.1e}" if self.compared else "constant"
 
 
+Rows = list[tuple[str, str]]
+"""(method, peer), the table's."""
 Cells = dict[tuple[str, str, str], Cell]
 """(method, peer, model) → how it went; nothing where the peer was not asked."""
-
-
-def classes_of(method: str) -> tuple[int, ...]:
-    """One stands for all where the class makes no difference."""
-    return CLASSES if METHODS[method].class_specific else CLASSES[:1]
 
 
 def build(name: str) -> tuple[nn.Module, Tensor]:
@@ -119,40 +208,45 @@ def build(name: str) -> tuple[nn.Module, Tensor]:
     return model.eval().requires_grad_(False), images
 
 
-def ours(model: nn.Module, images: Tensor, layer: Layer) -> Maps:
-    maps: Maps = {}
-    for method in METHODS:
-        wanted = classes_of(method)
-        found = explain(model, images, target=list(wanted), method=method, layer=layer.name)
-        for number, index in enumerate(wanted):
-            maps[method, index] = np.stack([each.map for each in found[number :: len(wanted)]])
-    return maps
+def scene_of(method: str, whole: Scene) -> Scene:
+    """What is asked: see `SCOPE`. No cell should take much more than a minute."""
+    known = METHODS[method]
+    if not known.class_specific:
+        return replace(whole, classes=whole.classes[:1])
+    if known.at == "layer" and not known.cost.startswith("N"):
+        return whole
+    image = whole.images[:1]
+    if known.at == "layer" and known.cost == "N forwards" and not reshaping(whole.layer):
+        image = interpolate(image, size=(SMALL, SMALL), mode="bilinear", antialias=True)
+    with torch.no_grad():
+        best = int(whole.model(image).argmax())
+    return replace(whole, images=image, classes=(best,))
 
 
-def grad_cams(model: nn.Module, images: Tensor, layer: Layer) -> Maps:
-    """Before it rectifies, normalises and resizes. What its methods make of an output and its
-    gradient is asked of each; the two it takes with the same hooks for all, so once is enough."""
-    maps: Maps = {}
-    target = model.get_submodule(layer.name)
-    reshape = reshaping(layer)
-    for index in CLASSES:
-        targets = [ClassifierOutputTarget(index)] * len(images)
-        with pytorch_grad_cam.GradCAM(model, [target], reshape) as taker:
-            outputs = taker.activations_and_grads(images.clone().requires_grad_())
-            sum(each(output) for each, output in zip(targets, outputs, strict=True)).backward()
-            activations = taker.activations_and_grads.activations[0].numpy()
-            gradients = taker.activations_and_grads.gradients[0].numpy()
-        for method, peer in GRAD_CAM.items():
-            if index in classes_of(method):
-                with peer(model, [target], reshape) as cam:
-                    maps[method, index] = cam.get_cam_image(
-                        images, target, targets, activations, gradients, False
-                    )
-    return maps
+def ours(method: str, scene: Scene) -> dict[int, NDArray[np.float32]]:
+    """Class → maps (n, h, w).
+
+    Raises:
+        CamError: if the method is refused.
+    """
+    wanted = scene.classes
+    found = explain(
+        scene.model,
+        scene.images,
+        target=list(wanted),
+        method=method,
+        layer=scene.layer.name,
+        budget=BUDGETS.get(method),
+        signed=method in SIGNED,
+    )
+    return {
+        index: np.stack([each.map for each in found[number :: len(wanted)]])
+        for number, index in enumerate(wanted)
+    }
 
 
 def reshaping(layer: Layer) -> Callable[[Tensor], Tensor] | None:
-    """What grad-cam has to be told of a layer that does not put its channels first."""
+    """What a peer has to be told of a layer that does not put its channels first."""
     grid = layer.grid
     if grid is None or grid.kind == "channels first":
         return None
@@ -160,100 +254,223 @@ def reshaping(layer: Layer) -> Callable[[Tensor], Tensor] | None:
     return lambda out: out[:, grid.prefix :].reshape(len(out), *cells).permute(0, 3, 1, 2)
 
 
-def torchcams(model: nn.Module, images: Tensor, layer: Layer) -> Maps:
-    maps: Maps = {}
-    for method, peer in TORCHCAM.items():
-        with peer(model, layer.name) as cam:
-            scores = model(images.clone().requires_grad_())
-            for index in CLASSES:
-                found = cam(index, scores, normalized=False, retain_graph=True)
-                maps[method, index] = found[0].numpy()
-    return maps
+@lru_cache(len(CLASSES))
+def grad_cam_pass(scene: Scene, index: int) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+    """What it takes of the layer with the same hooks for all its methods of one pass: the output
+    and its gradient."""
+    with pytorch_grad_cam.GradCAM(scene.model, [scene.target], reshaping(scene.layer)) as taker:
+        taker.activations_and_grads(scene.fresh())[:, index].sum().backward()
+        kept = taker.activations_and_grads
+        return kept.activations[0].numpy(), kept.gradients[0].numpy()
 
 
-def captums(model: nn.Module, images: Tensor, layer: Layer) -> Maps:
-    peer = LayerGradCam(model, model.get_submodule(layer.name))
-    maps: Maps = {}
-    for index in CLASSES:
-        found = peer.attribute(images.clone().requires_grad_(), index, relu_attributions=True)
-        maps["gradcam", index] = found[:, 0].detach().numpy()
-    return maps
+def grad_cam(peer: type[BaseCAM], scene: Scene, index: int) -> NDArray[np.float32]:
+    """Before it rectifies, normalises and resizes."""
+    targets = [ClassifierOutputTarget(index)] * len(scene.images)
+    with peer(scene.model, [scene.target], reshaping(scene.layer)) as cam:
+        return cam.get_cam_image(
+            scene.images, scene.target, targets, *grad_cam_pass(scene, index), False
+        )
 
 
-PEERS = {"grad-cam": grad_cams, "torchcam": torchcams, "captum": captums}
-ROWS = [(method, "grad-cam") for method in GRAD_CAM]
-ROWS += [(method, "torchcam") for method in TORCHCAM]
-ROWS += [("gradcam", "captum")]
+class Unscaled(BaseCAM):
+    """A peer whose maps stay as they are: not rectified, normalised or resized."""
+
+    def compute_cam_per_layer(
+        self, images: Tensor, targets: list[ClassifierOutputTarget], eigen_smooth: bool
+    ) -> NDArray[np.float32]:
+        kept = self.activations_and_grads
+        taken = [kept.activations[0], kept.gradients[0] if kept.gradients else None]
+        if self.detach:
+            taken = [None if each is None else each.numpy() for each in taken]
+        layer = self.target_layers[0]
+        found = self.get_cam_image(images, layer, targets, *taken, eigen_smooth)
+        # On release it would detach what it holds in place, which torch refuses for views.
+        kept.activations, kept.gradients = [], []
+        return found
+
+    def aggregate_multi_layers(self, maps: NDArray[np.float32]) -> NDArray[np.float32]:
+        return maps
+
+
+def grad_cam_steps(peer: type[BaseCAM], scene: Scene, index: int) -> NDArray[np.float32]:
+    """Of methods that pass through the model in their own way."""
+    unscaled = type(peer.__name__, (Unscaled, peer), {})
+    targets = [ClassifierOutputTarget(index)] * len(scene.images)
+    with unscaled(scene.model, [scene.target], reshaping(scene.layer)) as cam:
+        return cam(scene.images, targets)
+
+
+def shapley_cam(scene: Scene, index: int) -> NDArray[np.float32]:
+    """It differentiates the gradient, which depends on nothing if all parameters are frozen and
+    what follows the layer is linear."""
+    scene.model.requires_grad_(True)
+    try:
+        return grad_cam_steps(pytorch_grad_cam.ShapleyCAM, scene, index)
+    finally:
+        scene.model.requires_grad_(False)
+
+
+def finer_cam(scene: Scene, index: int) -> NDArray[np.float32]:
+    """It finds the rivals itself."""
+    base = type("Base", (Unscaled, pytorch_grad_cam.GradCAM), {})
+    reshape = reshaping(scene.layer)
+    with pytorch_grad_cam.FinerCAM(scene.model, [scene.target], reshape, base) as cam:
+        return cam(scene.fresh(), target_idx=index)
+
+
+def torch_cam(peer: type[_CAM], scene: Scene, index: int, **options: Any) -> NDArray[np.float32]:
+    reshape = reshaping(scene.layer)
+    with peer(scene.model, scene.layer.name, reshape_transform=reshape, **options) as cam:
+        scores = scene.model(scene.fresh())
+        return cam(index, scores, normalized=False)[0].detach().numpy()
+
+
+def torch_cams_cam(scene: Scene, index: int) -> NDArray[np.float32]:
+    """Told the head: it finds one only where there is no other linear layer."""
+    modules = scene.model.named_modules()
+    *_, head = (name for name, module in modules if isinstance(module, nn.Linear))
+    return torch_cam(torchcam.methods.CAM, scene, index, fc_layer=head)
+
+
+def smooth_grad_cam(scene: Scene, index: int) -> NDArray[np.float32]:
+    """It draws its noise from torch's own generator, which the seed makes the same as cam's."""
+    torch.manual_seed(0)
+    sigma = NOISE * float(scene.images.max() - scene.images.min())
+    samples = BUDGETS["smoothgradcam++"]
+    peer = torchcam.methods.SmoothGradCAMpp
+    return torch_cam(peer, scene, index, num_samples=samples, std=sigma)
+
+
+def captums_grad_cam(scene: Scene, index: int) -> NDArray[np.float32]:
+    peer = LayerGradCam(scene.model, scene.target)
+    return peer.attribute(scene.fresh(), index, relu_attributions=True)[:, 0].detach().numpy()
+
+
+ASKS: dict[tuple[str, str], Ask] = {
+    **{(method, "grad-cam"): partial(grad_cam, peer) for method, peer in GRAD_CAM.items()},
+    **{(method, "grad-cam"): partial(grad_cam_steps, peer) for method, peer in STEPS.items()},
+    ("shapleycam", "grad-cam"): shapley_cam,
+    ("finercam", "grad-cam"): finer_cam,
+    **{(method, "torchcam"): partial(torch_cam, peer) for method, peer in TORCHCAM.items()},
+    ("cam", "torchcam"): torch_cams_cam,
+    ("smoothgradcam++", "torchcam"): smooth_grad_cam,
+    ("gradcam", "captum"): captums_grad_cam,
+    **PIXELS,
+}
+PEERS = ("grad-cam", "torchcam", "captum")
+ROWS = sorted(ASKS, key=lambda row: PEERS.index(row[1]))
 
 
 def difference(method: str, mine: NDArray[np.float32], theirs: NDArray[np.float32]) -> float | None:
     """Between two maps (h, w); None where both are constant."""
     found = []
     for sign in (1, -1) if method in COMPONENTS else (1,):
-        one, other = np.maximum(mine, 0), np.maximum(sign * theirs.astype(np.float32), 0)
+        one, other = mine, sign * theirs.astype(np.float32)
+        if method not in SIGNED:
+            one, other = np.maximum(one, 0), np.maximum(other, 0)
         if np.ptp(one) > 0 or np.ptp(other) > 0:
             found.append(float(np.abs(minmax(one) - minmax(other)).max()))
     return min(found, default=None)
 
 
-def compare(name: str, cells: Cells) -> str:
+def compare(name: str, rows: Rows, cells: Cells) -> str:
     """Fills in the cells of a model; the layer."""
     model, images = build(name)
     layers = survey(model, images[:1])
     layer = next(each for each in layers if each.name == default_layer(layers))
-    mine = ours(model, images, layer)
-    for peer, ask in PEERS.items():
-        if peer != "grad-cam" and reshaping(layer):
-            continue
-        for (method, index), theirs in ask(model, images, layer).items():
-            cell = cells.setdefault((method, peer, name), Cell())
-            for pair in zip(mine[method, index], theirs, strict=True):
-                found = difference(method, *pair)
-                cell.constant += found is None
-                cell.compared += found is not None
-                cell.worst = max(cell.worst, found or 0.0)
+    whole = Scene(model, images, layer, CLASSES)
+    for method in dict.fromkeys(method for method, _ in rows):
+        peers = [peer for each, peer in rows if each == method]
+        asked = [each for each in peers if not matching(OMITTED, f"{method} {each} {name}")]
+        if asked:
+            scene = scene_of(method, whole)
+            try:
+                mine = ours(method, scene)
+            except CamError as error:
+                cells.update({(method, peer, name): Cell(refused=str(error)) for peer in asked})
+                continue
+            cells.update(
+                {(method, peer, name): cell_of(method, peer, scene, mine) for peer in asked}
+            )
     return layer.name
+
+
+def cell_of(method: str, peer: str, scene: Scene, mine: dict[int, NDArray[np.float32]]) -> Cell:
+    cell = Cell()
+    for index in scene.classes:
+        try:
+            with redirect_stderr(StringIO()):  # progress bars, and warnings of hooks
+                theirs = ASKS[method, peer](scene, index)
+        except Exception as error:  # whatever it is, the table says so
+            return Cell(failed=(str(error) or type(error).__name__).splitlines()[0])
+        for pair in zip(mine[index], theirs, strict=True):
+            found = difference(method, *pair)
+            cell.constant += found is None
+            cell.compared += found is not None
+            cell.worst = max(cell.worst, found or 0.0)
+    return cell
+
+
+def matching(patterns: Iterable[str], key: str) -> list[str]:
+    return [pattern for pattern in patterns if fnmatchcase(key, pattern)]
 
 
 def notes(cells: Cells, layers: dict[str, str]) -> list[str]:
     """Paragraphs, then a reason for each disagreement."""
+    named = {" ".join(key): cell for key, cell in cells.items()}
     compared = [cell for cell in cells.values() if cell.compared]
-    failing = [" ".join(key) for key, cell in cells.items() if cell.worst > TOLERANCE]
+    failing = [key for key, cell in named.items() if cell.worst > TOLERANCE]
+    refused, failed = told(named, "refused"), told(named, "failed")
     where = ", ".join(f"{name} `{layer}`" for name, layer in layers.items())
     versions = ", ".join(f"{each} {version(each)}" for each in ("torch", "torchvision", *PEERS))
     counts = (
-        f"{len(compared) - len(failing)} of {len(compared)} cells agree (✓, ≤ {TOLERANCE:.0e}). "
-        f"{sum(cell.compared for cell in compared)} pairs of maps were compared; in "
+        f"{len(compared) - len(failing)} of {len(compared)} cells agree (✓, ≤ {TOLERANCE:.0e}), "
+        f"{len(failing)} differ (✗); in {sum(bool(cell.refused) for cell in cells.values())} more "
+        f"cam refuses the method, in {sum(bool(cell.failed) for cell in cells.values())} the peer "
+        f"fails. {sum(cell.compared for cell in compared)} pairs of maps were compared; in "
         f"{sum(cell.constant for cell in cells.values())} more both were constant: there is no "
-        "evidence for the class. A cell has up to six pairs, or two where the class makes no "
-        f"difference. The sign of components ({', '.join(COMPONENTS)}) is left to chance by the "
-        "peer: the nearer one counts. A dash: not asked, because the layer's output is tokens.\n"
+        "evidence for the class.\n"
     )
     lines = [
         counts,
         f"Layers: {where}. Versions: {versions}.\n",
+        SCOPE,
         "Why some differ (method, peer, model):\n",
     ]
-    for pattern, reason in REASONS.items():
-        if any(fnmatchcase(each, pattern) for each in failing):
-            lines.append(f"- `{pattern}`: {reason}")
-    for each in failing:
-        if not any(fnmatchcase(each, pattern) for pattern in REASONS):
-            lines.append(f"- `{each}`: not explained.")
+    lines += [
+        f"- `{pattern}`: {reason}"
+        for pattern, reason in REASONS.items()
+        if any(fnmatchcase(each, pattern) for each in failing)
+    ]
+    lines += [f"- `{each}`: not explained." for each in failing if not matching(REASONS, each)]
+    for title, found in (("Refused by cam", refused), ("The peer fails", failed)):
+        lines += [f"\n{title} (method, peer, model):\n", *found] if found else []
+    lines += ["\nA dash, not asked:\n", *(f"- `{key}`: {why}" for key, why in OMITTED.items())]
     return lines
+
+
+def told(cells: dict[str, Cell], what: str) -> list[str]:
+    """The sentences of cells of that kind, each once."""
+    found: dict[str, list[str]] = {}
+    for key, cell in cells.items():
+        if sentence := getattr(cell, what):
+            found.setdefault(sentence, []).append(f"`{key}`")
+    return [f"- {', '.join(keys)}: {sentence}." for sentence, keys in found.items()]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("names", nargs="*", default=list(MODELS), metavar="NAME")
+    parser.add_argument("--methods", nargs="+", default=["*"], metavar="METHOD")
     parser.add_argument("--write", type=Path, metavar="FILE")
     arguments = parser.parse_args()
     cells: Cells = {}
-    layers = {
-        name: compare(name, cells) for name in track(arguments.names, console=Console(stderr=True))
-    }
+    rows = [row for row in ROWS if any(fnmatchcase(row[0], each) for each in arguments.methods)]
+    shown = track(arguments.names, console=Console(stderr=True))
+    layers = {name: compare(name, rows, cells) for name in shown}
     heads = ["method", "peer", *layers]
-    rows = [[*row, *(str(cells.get((*row, name), "—")) for name in layers)] for row in ROWS]
+    rows = [[*row, *(str(cells.get((*row, name), "—")) for name in layers)] for row in rows]
     lines = notes(cells, layers)
     table = Table(*heads)
     for row in rows:
@@ -264,9 +481,9 @@ def main() -> None:
     console.print("\n".join(lines), markup=False, highlight=False)
     if arguments.write:
         arguments.write.write_text(
-            f"# Parity\n\nMade by `python bench/parity.py --write {arguments.write}`: the greatest "
-            "difference between cam's maps and a peer's, rectified and min-max normalised at the "
-            "layer's resolution, in float32, over two inputs and three classes.\n\n"
+            f"# Parity\n\nMade by `python -m bench.parity --write {arguments.write}`: the greatest "
+            "difference between cam's maps and a peer's, rectified and min-max normalised before "
+            "they are resized, in float32, over all inputs and classes asked.\n\n"
             + "".join(f"| {' | '.join(row)} |\n" for row in (heads, ["---"] * len(heads), *rows))
             + "\n"
             + "\n".join(lines)
