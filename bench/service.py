@@ -169,26 +169,35 @@ class Connections:
             raise RuntimeError(head.partition(b"\r\n")[0].decode())
 
 
+class Tally:
+    """What answers took, and how many there were not."""
+
+    def __init__(self) -> None:
+        self.took: list[float] = []
+        self.failed = 0
+
+    async def time(self, send: Send) -> None:
+        started = time.perf_counter()
+        try:
+            await send()
+        except RuntimeError:
+            self.failed += 1
+        else:
+            self.took.append(time.perf_counter() - started)
+
+
 async def closed(what: str, send: Send, clients: int, seconds: float) -> dict[str, Any]:
     """Each client sends its next request when the last is answered."""
-    took: list[float] = []
-    failed = 0
+    tally = Tally()
     begun = time.perf_counter()
 
     async def client() -> None:
-        nonlocal failed
         while time.perf_counter() - begun < seconds:
-            started = time.perf_counter()
-            try:
-                await send()
-            except RuntimeError:
-                failed += 1
-            else:
-                took.append(time.perf_counter() - started)
+            await tally.time(send)
 
     await asyncio.gather(*(client() for _ in range(clients)))
     wall = time.perf_counter() - begun
-    return row(what, f"{clients} clients", took, failed, wall)
+    return row(what, f"{clients} clients", tally.took, tally.failed, wall)
 
 
 async def poisson(
@@ -196,26 +205,15 @@ async def poisson(
 ) -> dict[str, Any]:
     """Requests arrive at random, whatever has been answered."""
     rng = random.Random(0)  # noqa: S311
-    took: list[float] = []
-    failed = 0
-
-    async def one() -> None:
-        nonlocal failed
-        started = time.perf_counter()
-        try:
-            await send()
-        except RuntimeError:
-            failed += 1
-        else:
-            took.append(time.perf_counter() - started)
-
+    tally = Tally()
     begun = time.perf_counter()
     tasks = []
     while time.perf_counter() - begun < seconds:
         await asyncio.sleep(rng.expovariate(rate))
-        tasks.append(asyncio.create_task(one()))
+        tasks.append(asyncio.create_task(tally.time(send)))
     await asyncio.gather(*tasks)
-    return row(what, f"{share:.0%} of capacity", took, failed, time.perf_counter() - begun)
+    wall = time.perf_counter() - begun
+    return row(what, f"{share:.0%} of capacity", tally.took, tally.failed, wall)
 
 
 def row(what: str, load_: str, took: list[float], failed: int, wall: float) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+import torchvision
 from torch import Tensor, nn
 
 
@@ -50,3 +51,27 @@ def hook_count(model: nn.Module) -> int:
         len(module._forward_hooks) + len(module._forward_pre_hooks) + len(module._backward_hooks)
         for module in model.modules()
     )
+
+
+def segmenter() -> nn.Module:
+    """Four classes, seeded."""
+    torch.manual_seed(0)
+    model: nn.Module = torchvision.models.segmentation.lraspp_mobilenet_v3_large(
+        weights=None, weights_backbone=None, num_classes=4
+    )
+    return model.eval()
+
+
+def detector() -> nn.Module:
+    """Finds six boxes of four classes in anything, surely none of them right."""
+    torch.manual_seed(0)
+    model: nn.Module = torchvision.models.detection.fasterrcnn_mobilenet_v3_large_320_fpn(
+        weights=None,
+        weights_backbone=None,
+        num_classes=5,
+        min_size=96,
+        max_size=96,
+        box_score_thresh=0.0,
+        box_detections_per_img=6,
+    )
+    return model.eval()

@@ -10,9 +10,8 @@ from torch import nn
 
 from cam import METHODS, CamError, default_layer, explain, survey
 from cam.abilities import unsuited
-from tests.cam.nets import hook_count, images
+from tests.cam.nets import detector, hook_count, images, segmenter
 from tests.cam.test_attention import of_hugging_face, of_timm, of_torchvision
-from tests.cam.test_output import detector, segmenter
 
 MODELS = {
     "resnet18": lambda: torchvision.models.resnet18(),

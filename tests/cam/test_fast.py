@@ -16,9 +16,8 @@ from cam import Answer, ClassTarget, Question, UnitTarget, explain_batch
 from cam.errors import ClassOutOfRange, LayerNotSpatial
 from cam.fast import FastPath
 from cam.layout import laid_out
-from tests.cam.nets import hook_count, images, small
+from tests.cam.nets import hook_count, images, segmenter, small
 from tests.cam.test_attention import of_timm
-from tests.cam.test_output import segmenter
 
 compiler = pytest.mark.skipif(
     not (shutil.which("g++") or shutil.which("clang++")), reason="there is no compiler"

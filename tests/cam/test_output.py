@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import torchvision
 from torch import Tensor, nn
 
 from cam import (
@@ -36,7 +35,7 @@ from cam.errors import (
 from cam.explanation import Answer, Question
 from cam.likeness import embedding_of
 from cam.output import outputs_of
-from tests.cam.nets import hook_count, images, small
+from tests.cam.nets import detector, hook_count, images, segmenter, small
 
 # Two classes on 2 × 2 pixels; class 0 wins in the top row, class 1 in the bottom row.
 SEGMENTS = Output(segments=torch.tensor([[[4.0, 3], [0, 1]], [[1.0, 1], [2, 5]]]))
@@ -149,28 +148,6 @@ def test_every_shape_of_output() -> None:
     for wrong in (torch.ones(3), {"boxes": 1}, [{"boxes": 1}], None, torch.ones(2, 3).long()):
         with pytest.raises(NotLogits, match="not logits of shape"):
             outputs_of(wrong)
-
-
-def segmenter() -> nn.Module:
-    torch.manual_seed(0)
-    model: nn.Module = torchvision.models.segmentation.lraspp_mobilenet_v3_large(
-        weights=None, weights_backbone=None, num_classes=4
-    )
-    return model.eval()
-
-
-def detector() -> nn.Module:
-    torch.manual_seed(0)
-    model: nn.Module = torchvision.models.detection.fasterrcnn_mobilenet_v3_large_320_fpn(
-        weights=None,
-        weights_backbone=None,
-        num_classes=5,
-        min_size=96,
-        max_size=96,
-        box_score_thresh=0.0,
-        box_detections_per_img=6,
-    )
-    return model.eval()
 
 
 def test_a_segmenters_map_is_the_gradient_of_the_masks_sum() -> None:

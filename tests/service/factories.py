@@ -9,7 +9,9 @@ import torch
 import torchvision
 from torch import Tensor, nn
 
-from tests.cam.nets import Small, small
+from tests.cam.nets import Small, detector, segmenter, small
+
+__all__ = ["detector", "segmenter"]
 
 
 def tiny() -> Small:
@@ -58,30 +60,6 @@ class Fragile(Small):
 
 def fragile() -> nn.Module:
     return Fragile().eval()
-
-
-def segmenter() -> nn.Module:
-    """Four classes, seeded."""
-    torch.manual_seed(0)
-    model: nn.Module = torchvision.models.segmentation.lraspp_mobilenet_v3_large(
-        weights=None, weights_backbone=None, num_classes=4
-    )
-    return model
-
-
-def detector() -> nn.Module:
-    """Finds six boxes of four classes in anything, surely none of them right."""
-    torch.manual_seed(0)
-    model: nn.Module = torchvision.models.detection.fasterrcnn_mobilenet_v3_large_320_fpn(
-        weights=None,
-        weights_backbone=None,
-        num_classes=5,
-        min_size=96,
-        max_size=96,
-        box_score_thresh=0.0,
-        box_detections_per_img=6,
-    )
-    return model
 
 
 def vit() -> nn.Module:
