@@ -36,9 +36,12 @@ import torchvision
 from rich.console import Console
 from rich.table import Table
 from torch import Tensor, nn
+from torch._inductor import config as inductor
 
 from cam import ClassTarget, Question, default_layer, explain_batch, survey
+from cam.errors import MethodUnsuited
 from cam.fast import FastPath
+from cam.head import PooledHead, pooled_head
 from service.catalog import EMBEDDED
 from service.registry import load
 
@@ -146,17 +149,18 @@ def ours(
     last = copy.deepcopy(plain).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     half = copy.deepcopy(last).to(torch.bfloat16)
     size = [len(images)]
-    fast = FastPath(plain, layer, dtype=torch.bfloat16, sizes=size, compile=compiled)
+    head = head_of(last, images[:1], layer)
+    fast = FastPath(plain, layer, dtype=torch.bfloat16, sizes=size, compile=compiled, head=head)
     found = {
         "forward": lambda: forward(plain, images),
         "forward, channels-last": lambda: forward(last, laid_out(images)),
         "forward, bfloat16": lambda: forward(half, laid_out(images.bfloat16())),
-        "exact": lambda: explain_batch(last, laid_out(images), questions),
+        "exact": lambda: explain_batch(last, laid_out(images), questions, head=head),
         "fast" if compiled else "fast, not compiled": lambda: fast.explain(images, questions),
     }
     if compiled:
-        run = torch.compile(half, dynamic=False)
-        found["forward, bfloat16, compiled"] = lambda: forward(run, laid_out(images.bfloat16()))
+        run = frozen(half, laid_out(images.bfloat16()))
+        found["forward, bfloat16, compiled"] = lambda: run(laid_out(images.bfloat16()))
     return found
 
 
@@ -199,6 +203,23 @@ def peers(name: str, model: nn.Module, images: Tensor, layer: str) -> dict[str, 
 def forward(model: Callable[[Tensor], Any], images: Tensor) -> Any:
     with torch.inference_mode():
         return model(images)
+
+
+def frozen(model: nn.Module, images: Tensor) -> Callable[[Tensor], Any]:
+    """The model compiled for inference alone, as fast as the compiler makes it."""
+    compiled: Callable[[Tensor], Any] = torch.no_grad()(torch.compile(model, dynamic=False))
+    with inductor.patch(freezing=True):
+        compiled(images)
+    return compiled
+
+
+def head_of(model: nn.Module, image: Tensor, layer: str) -> PooledHead | None:
+    (grid,) = (each.grid for each in survey(model, image) if each.name == layer)
+    assert grid
+    try:
+        return pooled_head(model, image, layer, grid)
+    except MethodUnsuited:
+        return None
 
 
 def laid_out(images: Tensor) -> Tensor:

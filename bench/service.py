@@ -3,8 +3,9 @@
     python -m bench.service [--clients 1 32] [--seconds 12] [--modes exact fast]
                             [--accept image/png] [--open 0.8] [--peers] [--write NAME]
 
-ResNet-50 with seeded weights, a 640 × 480 JPEG in, an overlay out. Closed loop: each client sends
-its next request when the last is answered. Open loop (`--open 0.5 0.8 1.2`): requests arrive at
+ResNet-50 with seeded weights, a 640 × 480 JPEG in, an overlay out, no two photos alike and no
+memory of earlier answers. Closed loop: each client sends its next request when the last is
+answered. Open loop (`--open 0.5 0.8 1.2`): requests arrive at
 random (Poisson), at that share of the rate that 32 clients reached. Every server runs in a process
 of its own, alone; the clients share its cores. `engine` is `Engine.answer` in this process, its
 images preprocessed before the clock starts.
@@ -16,34 +17,34 @@ import argparse
 import asyncio
 import base64
 import io
+import itertools
 import json
 import os
-import random
 import socket
-import statistics
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import skimage.data
 from PIL import Image
 from rich.console import Console
 from rich.table import Table
 
 from bench.library import RESULTS, machine
+from bench.load import Connections, Send, closed, poisson
 from cam import ClassTarget, Question
 from service.catalog import ModelEntry
 from service.engine import Engine
 from service.metrics import Metrics
 from service.registry import load
 
+PHOTOS = 256
 HERE = Path(__file__).parent
-Send = Callable[[], Awaitable[None]]
 
 
 def main() -> None:
@@ -56,7 +57,7 @@ def main() -> None:
     parser.add_argument("--peers", action="store_true")
     parser.add_argument("--write", help="a name for bench/results/NAME.json")
     arguments = parser.parse_args()
-    photo = photograph()
+    photos = photographs()
     rows: list[dict[str, Any]] = []
     for mode in arguments.modes:
         entry = {"name": "resnet50", "source": "torchvision:resnet50", "weights": "none"}
@@ -64,13 +65,13 @@ def main() -> None:
             rows.append(asyncio.run(engine(mode, clients, arguments.seconds)))
         with serving(mode, entry) as port:
             path = "/v1/models/resnet50:explain?fit=squash"
-            rows += loads(f"service, {mode}", port, path, photo, arguments, image=True)
+            rows += loads(f"service, {mode}", port, path, photos, arguments, image=True)
     if arguments.peers:
         for script in ("plain_fastapi", "litserve_gradcam"):
             with started([sys.executable, str(HERE / "peers" / f"{script}.py")]) as port:
                 image = script == "plain_fastapi"
                 path = "/explain" if image else "/predict"
-                rows += loads(script, port, path, photo, arguments, image=image)
+                rows += loads(script, port, path, photos, arguments, image=image)
     table = Table("", "load", "answers/s", "p50, ms", "p95", "p99", "failed")
     for row in rows:
         table.add_row(
@@ -86,17 +87,22 @@ def main() -> None:
         file.write_text(json.dumps({"machine": machine(), "rows": rows}, indent=1) + "\n")
 
 
-def photograph() -> bytes:
-    file = io.BytesIO()
-    Image.fromarray(skimage.data.chelsea()).resize((640, 480)).save(file, "JPEG", quality=90)
-    return file.getvalue()
+def photographs() -> list[bytes]:
+    """A cat, turned about: no two alike, so that nothing is answered from memory."""
+    cat = np.asarray(Image.fromarray(skimage.data.chelsea()).resize((640, 480)))
+    found = []
+    for turn in range(PHOTOS):
+        file = io.BytesIO()
+        Image.fromarray(np.roll(cat, 5 * turn, axis=1)).save(file, "JPEG", quality=90)
+        found.append(file.getvalue())
+    return found
 
 
 async def engine(mode: str, clients: int, seconds: float) -> dict[str, Any]:
     """Our engine called in this process, without HTTP, decoding or drawing."""
     entry = ModelEntry(name="resnet50", source="torchvision:resnet50", weights="none", mode=mode)
     model = load(entry)
-    seen = model.preprocessing.apply(Image.open(io.BytesIO(photograph())), "squash")
+    seen = model.preprocessing.apply(Image.open(io.BytesIO(photographs()[0])), "squash")
     question = Question((ClassTarget(),), "gradcam", (model.default_layer,))
     async with Engine(model, max_queue=1000, metrics=Metrics()) as running:
         await running.warm()
@@ -108,130 +114,52 @@ async def engine(mode: str, clients: int, seconds: float) -> dict[str, Any]:
 
 
 def loads(
-    what: str, port: int, path: str, photo: bytes, arguments: argparse.Namespace, *, image: bool
+    what: str,
+    port: int,
+    path: str,
+    photos: list[bytes],
+    arguments: argparse.Namespace,
+    *,
+    image: bool,
 ) -> list[dict[str, Any]]:
-    body = photo if image else json.dumps({"image": base64.b64encode(photo).decode()}).encode()
     kind = "image/jpeg" if image else "application/json"
-    head = (
-        f"POST {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: {kind}\r\n"
-        f"Accept: {arguments.accept if image else '*/*'}\r\nContent-Length: {len(body)}\r\n\r\n"
-    ).encode()
-    request = head + body
+    accept = arguments.accept if image else "*/*"
+    requests = itertools.cycle([request(path, photo, kind, accept) for photo in photos])
 
     async def run() -> list[dict[str, Any]]:
+        async def load(running: Callable[[Send], Awaitable[dict[str, Any]]]) -> dict[str, Any]:
+            async with Connections(port) as connections:  # idle ones are closed by servers
+                return await running(lambda: connections.send(next(requests)))
+
+        await load(lambda send: closed(what, send, 2, 3))  # warm
         found = []
-        async with Connections(port) as connections:
-
-            async def send() -> None:
-                await connections.send(request)
-
-            await closed(what, send, 2, 3)  # warm
-            for clients in arguments.clients:
-                found.append(await closed(what, send, clients, arguments.seconds))
-            for share in arguments.open:
-                rate = share * max(row["per_second"] for row in found)
-                found.append(await poisson(what, send, rate, share, arguments.seconds))
+        for clients in arguments.clients:
+            found.append(
+                await load(lambda send, n=clients: closed(what, send, n, arguments.seconds))  # type: ignore[misc]
+            )
+        capacity = max(row["per_second"] for row in found)
+        for share in arguments.open:
+            found.append(
+                await load(
+                    lambda send, s=share: poisson(  # type: ignore[misc]
+                        what, send, s * capacity, s, arguments.seconds
+                    )
+                )
+            )
         return found
 
     return asyncio.run(run())
 
 
-class Connections:
-    """Kept-alive HTTP/1.1 connections to one port, as many as are needed at once."""
-
-    def __init__(self, port: int) -> None:
-        self._port = port
-        self._free: list[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = []
-
-    async def __aenter__(self) -> Connections:
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        for _, writer in self._free:
-            writer.close()
-
-    async def send(self, request: bytes) -> None:
-        """
-        Raises:
-            RuntimeError: if the answer is not a 200.
-        """
-        if self._free:
-            reader, writer = self._free.pop()
-        else:
-            reader, writer = await asyncio.open_connection("127.0.0.1", self._port)
-        writer.write(request)
-        await writer.drain()
-        head = await reader.readuntil(b"\r\n\r\n")
-        length = int(head.lower().partition(b"content-length:")[2].partition(b"\r\n")[0] or 0)
-        await reader.readexactly(length)
-        self._free.append((reader, writer))
-        if b" 200 " not in head.partition(b"\r\n")[0]:
-            raise RuntimeError(head.partition(b"\r\n")[0].decode())
-
-
-class Tally:
-    """What answers took, and how many there were not."""
-
-    def __init__(self) -> None:
-        self.took: list[float] = []
-        self.failed = 0
-
-    async def time(self, send: Send) -> None:
-        started = time.perf_counter()
-        try:
-            await send()
-        except RuntimeError:
-            self.failed += 1
-        else:
-            self.took.append(time.perf_counter() - started)
-
-
-async def closed(what: str, send: Send, clients: int, seconds: float) -> dict[str, Any]:
-    """Each client sends its next request when the last is answered."""
-    tally = Tally()
-    begun = time.perf_counter()
-
-    async def client() -> None:
-        while time.perf_counter() - begun < seconds:
-            await tally.time(send)
-
-    await asyncio.gather(*(client() for _ in range(clients)))
-    wall = time.perf_counter() - begun
-    return row(what, f"{clients} clients", tally.took, tally.failed, wall)
-
-
-async def poisson(
-    what: str, send: Send, rate: float, share: float, seconds: float
-) -> dict[str, Any]:
-    """Requests arrive at random, whatever has been answered."""
-    rng = random.Random(0)  # noqa: S311
-    tally = Tally()
-    begun = time.perf_counter()
-    tasks = []
-    while time.perf_counter() - begun < seconds:
-        await asyncio.sleep(rng.expovariate(rate))
-        tasks.append(asyncio.create_task(tally.time(send)))
-    await asyncio.gather(*tasks)
-    wall = time.perf_counter() - begun
-    return row(what, f"{share:.0%} of capacity", tally.took, tally.failed, wall)
-
-
-def row(what: str, load_: str, took: list[float], failed: int, wall: float) -> dict[str, Any]:
-    ordered = sorted(took) or [float("nan")]
-
-    def at(share: float) -> float:
-        return ordered[min(int(share * len(ordered)), len(ordered) - 1)]
-
-    return {
-        "what": what,
-        "load": load_,
-        "per_second": len(took) / wall,
-        "p50": statistics.median(ordered),
-        "p95": at(0.95),
-        "p99": at(0.99),
-        "answers": len(took),
-        "failed": failed,
-    }
+def request(path: str, photo: bytes, kind: str, accept: str) -> bytes:
+    body = photo
+    if kind == "application/json":
+        body = json.dumps({"image": base64.b64encode(photo).decode()}).encode()
+    head = (
+        f"POST {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: {kind}\r\n"
+        f"Accept: {accept}\r\nContent-Length: {len(body)}\r\n\r\n"
+    )
+    return head.encode() + body
 
 
 @contextmanager
@@ -253,7 +181,7 @@ def started(command: list[str]) -> Iterator[int]:
         one.bind(("127.0.0.1", 0))
         port = int(one.getsockname()[1])
     environment = {**os.environ, "PYTHONPATH": str(HERE.parent), "GRADCAM_LOG_LEVEL": "warning"}
-    environment["GRADCAM_DEADLINE_SECONDS"] = "300"
+    environment |= {"GRADCAM_DEADLINE_SECONDS": "300", "GRADCAM_CACHE_BYTES": "0"}
     process = subprocess.Popen(  # noqa: S603
         [*command, str(port)], env=environment, stdout=subprocess.DEVNULL
     )

@@ -9,9 +9,9 @@ from cam.errors import CamError, MethodUnsuited
 from cam.evaluation import evaluating
 from cam.grids import Grid
 from cam.guidance import GuidedRectifiers
+from cam.head import pooled_head
 from cam.methods.attention import ONE_EACH, blocks_of, require_global
 from cam.methods.biases import require_biases
-from cam.methods.head import pooled_head
 from cam.output import outputs_of
 
 

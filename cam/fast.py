@@ -1,23 +1,29 @@
 """The same answers faster: one layer's forward and backward pass compiled, in half precision where
 the device has units for it.
 
-The trunk runs without a graph, and a probe of zeros is added to the layer's output: the gradient at
-the probe is the gradient at the layer, and nothing before it is differentiated. Batches are filled
-up to the sizes that were compiled.
+Behind a pooled linear head there is no backward pass, so the forward pass is compiled as for
+inference alone: its weights frozen into it, batch norms and rectifiers folded into convolutions.
+Else the trunk runs without a graph, and a probe of zeros is added to the layer's output: the
+gradient at the probe is the gradient at the layer, and nothing before it is differentiated.
+Batches are filled up to the sizes that were compiled.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._dynamo import config as dynamo
+from torch._inductor import config as inductor
 
 from cam.errors import CamError, LayerNotSpatial, NoGradientPath
 from cam.explanation import Answer, Question
 from cam.grids import grids_of
+from cam.head import PooledHead
 from cam.onepass import answer
 from cam.output import logits_of, outputs_of, size_of
 
@@ -31,6 +37,7 @@ class FastPath:
         dtype: of the copy's weights and activations; maps are computed in float32 all the same.
         sizes: of the batches to compile for.
         compile: whether to compile at all; without, the copy is only recast and laid out anew.
+        head: the model's at that layer, if it has one: see `cam.head`.
 
     Raises:
         LayerNotSpatial: in the first pass, if the layer returns no tensor.
@@ -44,13 +51,16 @@ class FastPath:
         dtype: torch.dtype,
         sizes: Sequence[int],
         compile: bool = True,  # noqa: A002
+        head: PooledHead | None = None,
     ) -> None:
         self.layer, self.dtype = layer, dtype
         self.sizes = tuple(sorted(set(sizes)))
+        self._head = head
         probed = _Probed(copy.deepcopy(model).eval().requires_grad_(False), layer)
         probed.to(dtype=dtype, memory_format=torch.channels_last)  # type: ignore[call-overload]
-        self._run: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]] = probed
+        self._run: Callable[[Tensor, Tensor | None], tuple[Tensor, Tensor]] = probed
         self._plain = probed
+        self._compiled: set[int] = set()
         if compile:
             self._run = torch.compile(probed, dynamic=False)
         self._shape: torch.Size | None = None
@@ -78,16 +88,40 @@ class FastPath:
             rest = filled.new_zeros(size - count, *images.shape[1:])
             filled = torch.cat([filled, rest])
         filled = filled.contiguous(memory_format=torch.channels_last)
-        with torch.inference_mode(False), torch.enable_grad():
+        with torch.inference_mode(False), self._compiling(size):
             # Inference tensors may not enter a graph.
             filled = filled.clone() if filled.is_inference() else filled
-            probe = self._probe(filled)
-            logits, activation = self._run(filled, probe)
-            signals = _AtProbe(self.layer, probe, activation.detach())
-            grids = grids_of(signals.activations, filled)
-            return answer(
-                questions, outputs_of(logits, size=size_of(images))[:count], signals, grids
-            )
+            if self._head:
+                with torch.no_grad():
+                    logits, activation = self._run(filled, None)
+                return self._by_head(self._head, logits[:count], activation[:count], questions)
+            with torch.enable_grad():
+                probe = self._probe(filled)
+                logits, activation = self._run(filled, probe)
+                signals = _AtProbe(self.layer, probe, activation.detach())
+                grids = grids_of(signals.activations, filled)
+                outputs = outputs_of(logits, size=size_of(images))[:count]
+                return answer(questions, outputs, signals, grids)
+
+    def _by_head(
+        self, head: PooledHead, logits: Tensor, activation: Tensor, questions: Sequence[Question]
+    ) -> list[Answer | CamError]:
+        signals = head.signals(activation, logits)
+        with torch.enable_grad():
+            return answer(questions, outputs_of(signals.logits), signals, signals.grids)
+
+    @contextmanager
+    def _compiling(self, size: int) -> Iterator[None]:
+        """The compiler's settings, for the first pass of a batch size."""
+        with ExitStack() as scope:
+            if size not in self._compiled:
+                # One graph for each size, be they many; the compiler's default is 8.
+                limit = dynamo.recompile_limit + len(self.sizes)
+                scope.enter_context(dynamo.patch(recompile_limit=limit))
+                if self._head:
+                    scope.enter_context(inductor.patch(freezing=True))
+            yield
+        self._compiled.add(size)
 
     def _probe(self, images: Tensor) -> Tensor:
         if self._shape is None:
@@ -101,18 +135,20 @@ class FastPath:
 
 
 class _Probed(nn.Module):
-    """A model that adds a probe to a layer's output, and returns that beside its logits."""
+    """A model that adds a probe to a layer's output, if it gets one, and returns that beside its
+    logits."""
 
     def __init__(self, model: nn.Module, layer: str) -> None:
         super().__init__()
         self.model = model
-        self._kept: list[Tensor] = []
+        self._kept: list[Tensor | None] = []
         self.model.get_submodule(layer).register_forward_hook(self._take)
 
-    def forward(self, images: Tensor, probe: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(self, images: Tensor, probe: Tensor | None) -> tuple[Tensor, Tensor]:
         self._kept = [probe]
         logits = logits_of(self.model(images))
         activation = self._kept.pop()
+        assert activation is not None
         self._kept = []
         return logits, activation
 
@@ -120,7 +156,8 @@ class _Probed(nn.Module):
         if not isinstance(output, Tensor):
             raise LayerNotSpatial(f"the layer returns a {type(output).__name__}, not a tensor")
         # The activation that is kept is not the one that an in-place operation may change.
-        probed = output + self._kept.pop()
+        probe = self._kept.pop()
+        probed = output if probe is None else output + probe
         self._kept.append(probed.clone())
         return probed
 

@@ -13,16 +13,21 @@ import torch
 from torch import Tensor, nn
 
 from cam.capture import Capture
-from cam.errors import CamError, MethodUnsuited, NonFinite
+from cam.errors import CamError, LayerDidNotRun, MethodUnsuited, NonFinite
 from cam.evaluation import evaluating
 from cam.explanation import Answer, Found, Question, compose
 from cam.grids import Grid, grids_of
+from cam.head import PooledHead
 from cam.methods import METHODS
-from cam.output import Output, detached, looked_at, outputs_of, size_of, watching
+from cam.output import Output, detached, logits_of, looked_at, outputs_of, size_of, watching
 
 
 def explain_batch(
-    model: nn.Module, images: Tensor, questions: Sequence[Question]
+    model: nn.Module,
+    images: Tensor,
+    questions: Sequence[Question],
+    *,
+    head: PooledHead | None = None,
 ) -> list[Answer | CamError]:
     """Answer a question for each image of a batch with one forward pass, and one backward pass
     for as many targets as the longest question has.
@@ -33,6 +38,8 @@ def explain_batch(
     Args:
         images: float (B, C, H, W), preprocessed, on the model's device and in its dtype.
         questions: one for each image; they may differ in everything.
+        head: the model's, from `pooled_head`: where the questions are about its layer alone there
+            is no backward pass, and no graph.
 
     Returns:
         For each image its answer, or the error that is its own: a target that cannot be, or numbers
@@ -52,6 +59,15 @@ def explain_batch(
             compose(question, question.resolve(each), each, [])
             for question, each in zip(questions, said, strict=True)
         ]
+    if head and all(head_answers(head, question) for question in questions):
+        with evaluating(model), watching(model, [head.layer]) as seen, torch.inference_mode():
+            logits = logits_of(model(images))
+            if head.layer not in seen:
+                raise LayerDidNotRun(f"layer {head.layer!r} did not run in this forward pass")
+        with torch.inference_mode(False), torch.enable_grad():
+            signals = head.signals(seen[head.layer], logits)
+            outputs = outputs_of(signals.logits, size=size_of(images))
+            return answer(questions, outputs, signals, signals.grids)
     layers = dict.fromkeys(
         name for question in questions if question.targets for name in question.layers
     )
@@ -64,6 +80,11 @@ def explain_batch(
         raw = model(images)
         outputs = outputs_of(raw, looked_at(seen, looks, images), size=size_of(images))
         return answer(questions, outputs, capture, grids_of(capture.activations, images))
+
+
+def head_answers(head: PooledHead, question: Question) -> bool:
+    """Whether a question about one pass is about the head's layer and its logits alone."""
+    return set(question.layers) <= {head.layer} and not question.looks_at
 
 
 class Signals(Protocol):
@@ -138,11 +159,12 @@ def _maps(
     activations = signals.activations
     found: dict[int, dict[str, Found | CamError]] = {item: {} for item in items}
     for (name, signed, eigen, layer), members in groups.items():
-        a = grids[layer].apply(activations[layer][members])
-        g = torch.zeros_like(a)
+        a = _of(members, grids[layer].apply(activations[layer]))
+        g = a.new_zeros(()).expand(a.shape)
+        finite = _finite(a)
         if METHODS[name].differentiates:
-            g = grids[layer].apply(signals.gradients[layer][members])
-        finite = (a.isfinite() & g.isfinite()).flatten(1).all(1)
+            g = _of(members, grids[layer].apply(signals.gradients[layer]))
+            finite &= _finite(g)
         if not finite.all():
             a = torch.where(finite[:, None, None, None], a, 0)
             g = torch.where(finite[:, None, None, None], g, 0)
@@ -158,3 +180,15 @@ def _maps(
         for item, values, good in zip(members, maps.cpu().numpy(), finite.tolist(), strict=True):
             found[item][layer] = Found(values) if good else problem
     return found
+
+
+def _of(members: list[int], values: Tensor) -> Tensor:
+    """Those rows; of all rows no copy."""
+    return values if members == list(range(len(values))) else values[members]
+
+
+def _finite(values: Tensor) -> Tensor:
+    """Whether all numbers of each row are finite, (n,)."""
+    # What is not finite leaves no sum finite; a sum of finite numbers may overflow.
+    sums = values.sum(dim=(1, 2, 3)).isfinite()
+    return sums if sums.all() else values.isfinite().flatten(1).all(1)

@@ -163,7 +163,8 @@ def watching(model: nn.Module, layers: Iterable[str]) -> Iterator[dict[str, Tens
 
     def note(name: str, module: nn.Module, args: Any, output: Any) -> None:
         if isinstance(output, Tensor):
-            seen[name] = output
+            # What follows may change it in place.
+            seen[name] = output.clone()
 
     names = list(dict.fromkeys(layers))
     with ExitStack() as scope:

@@ -261,7 +261,8 @@ class Engine:
             images = images.to(self.model.device, self.model.dtype)
             if self.model.channels_last:
                 images = images.contiguous(memory_format=torch.channels_last)
-            return [*explain_batch(self.model.module, images, questions)]
+            head = self.model.head
+            return [*explain_batch(self.model.module, images, questions, head=head)]
 
 
 def _likeness(one: Answer | CamError, other: Answer | CamError) -> float:

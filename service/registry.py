@@ -6,11 +6,13 @@ import hashlib
 from dataclasses import dataclass
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from cam import METHODS, CamError, Layer, default_layer, survey
 from cam.abilities import unsuited
 from cam.fast import FastPath
+from cam.grids import Grid
+from cam.head import PooledHead, pooled_head
 from cam.layout import laid_out
 from cam.output import Kind, Output, outputs_of
 from service.catalog import EMBEDDED, MEASURED, ModelEntry
@@ -43,6 +45,8 @@ class ServedModel:
     max_batch: int
     channels_last: bool
     """Whether images should be laid out with their channels last."""
+    head: PooledHead | None
+    """Its linear head, if that reads the default layer's mean."""
     fast: FastPath | None
     """Its copy for the default layer's maps, not yet warmed."""
     fingerprint: str
@@ -81,6 +85,7 @@ def load(entry: ModelEntry) -> ServedModel:
         grid = next(layer.grid for layer in layers if layer.name == default)
         assert grid  # of an explainable layer
         cannot = unsuited(module, image, default, grid)
+        head = _head(module, image, default, grid)
         channels_last = laid_out(module, image)
     except ConfigError:
         raise
@@ -109,7 +114,8 @@ def load(entry: ModelEntry) -> ServedModel:
         unsuited=cannot,
         max_batch=entry.max_batch,
         channels_last=channels_last,
-        fast=_fast(entry, module, default, said.kind, device),
+        head=head,
+        fast=_fast(entry, module, default, said.kind, device, head),
         fingerprint=_fingerprint(entry, module, preprocessing, default, labels),
     )
 
@@ -197,8 +203,20 @@ def _class_count(said: Output) -> int | None:
     return None if values is None else len(values)
 
 
+def _head(module: nn.Module, image: Tensor, layer: str, grid: Grid) -> PooledHead | None:
+    try:
+        return pooled_head(module, image, layer, grid)
+    except CamError:  # a detector, say, or another head
+        return None
+
+
 def _fast(
-    entry: ModelEntry, module: nn.Module, layer: str, kind: Kind, device: torch.device
+    entry: ModelEntry,
+    module: nn.Module,
+    layer: str,
+    kind: Kind,
+    device: torch.device,
+    head: PooledHead | None,
 ) -> FastPath | None:
     wanted = entry.mode == "fast" or (entry.mode == "auto" and device.type != "cpu")
     if not wanted or kind == "detections":
@@ -207,7 +225,7 @@ def _fast(
     dtype = getattr(torch, entry.dtype)
     if dtype == torch.float32 and _has_bfloat16(device):
         dtype = torch.bfloat16
-    return FastPath(module, layer, dtype=dtype, sizes=[*sizes, entry.max_batch])
+    return FastPath(module, layer, dtype=dtype, sizes=[*sizes, entry.max_batch], head=head)
 
 
 def _has_bfloat16(device: torch.device) -> bool:

@@ -29,7 +29,7 @@ from cam.methods.gradients import (
     layercam,
     xgradcam,
 )
-from cam.methods.head import cam
+from cam.methods.linear import cam
 from cam.methods.method import INPUT as INPUT
 from cam.methods.method import Cost as Cost
 from cam.methods.method import Method as Method

@@ -15,6 +15,8 @@ from torch import nn
 from cam import Answer, ClassTarget, Question, UnitTarget, explain_batch
 from cam.errors import ClassOutOfRange, LayerNotSpatial
 from cam.fast import FastPath
+from cam.grids import Grid
+from cam.head import pooled_head
 from cam.layout import laid_out
 from tests.cam.nets import hook_count, images, segmenter, small
 from tests.cam.test_attention import of_timm
@@ -98,6 +100,29 @@ def test_in_half_precision_the_maps_are_alike() -> None:
     torch.manual_seed(0)
     model = resnet().eval()
     compare(FastPath(model, "layer3", dtype=torch.bfloat16, sizes=[3]), model, 64, 0.98)
+
+
+@pytest.mark.parametrize("compiled", [False, pytest.param(True, marks=compiler)])
+def test_behind_a_pooled_head_nothing_is_differentiated(compiled: bool) -> None:
+    model = small(inplace=True)
+    head = pooled_head(model, images(1), "relu2", Grid("channels first", 4, 4))
+    fast = FastPath(model, "relu2", dtype=torch.float32, sizes=[1, 4], compile=compiled, head=head)
+    compare(fast, model, 8, 0.99999)
+    (alone,) = fast.explain(images(1), questions("relu2")[:1])
+    assert isinstance(alone, Answer)
+
+
+@compiler
+def test_more_sizes_than_the_compiler_recompiles_by_itself() -> None:
+    model = small()
+    sizes = range(1, 12)
+    head = pooled_head(model, images(1), "relu2", Grid("channels first", 4, 4))
+    fast = FastPath(model, "relu2", dtype=torch.float32, sizes=sizes, head=head)
+    for count in sizes:
+        fast.explain(images(count), questions("relu2")[:1] * count)
+    with torch.compiler.set_stance("fail_on_recompile"):  # each size was compiled, none again
+        for count in sizes:
+            fast.explain(images(count), questions("relu2")[:1] * count)
 
 
 def test_what_it_takes() -> None:

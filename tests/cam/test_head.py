@@ -9,8 +9,10 @@ import torch
 from torch import Tensor, nn
 from torchvision import models
 
-from cam import CamError, ClassTarget, explain
-from cam.errors import MethodUnsuited
+from cam import Answer, CamError, ClassTarget, Question, UnitTarget, explain, explain_batch, survey
+from cam.errors import LayerDidNotRun, MethodUnsuited
+from cam.grids import Grid
+from cam.head import PooledHead, pooled_head
 from tests.cam.nets import hook_count, images, small
 
 
@@ -89,3 +91,104 @@ def test_another_head_is_refused(layer: str, target: int | ClassTarget, words: s
     with pytest.raises(CamError, match=words):
         explain(model, images(1), target=target, method="cam", layer=layer)
     assert hook_count(model) == 0
+
+
+def head_of(model: nn.Module, layer: str, x: Tensor) -> PooledHead:
+    (grid,) = (each.grid for each in survey(model, x) if each.name == layer)
+    assert grid
+    return pooled_head(model, x, layer, grid)
+
+
+def test_its_gradient_by_hand() -> None:
+    """∂z_0/∂A = weights (2, -1) over four positions; of z_0 - z_1, (1, -4) over four."""
+    model = Pooled()
+    head = head_of(model, "layer", PHOTO)
+    assert head.weights.tolist() == [[2, -1], [1, 3]]
+    signals = head.signals(PHOTO[:, :2], model(PHOTO))
+    signals.backward(signals.logits[0, 0], retain_graph=True)
+    assert signals.gradients["layer"].tolist() == [[[[0.5] * 2] * 2, [[-0.25] * 2] * 2]]
+    signals.backward(signals.logits[0, 0] - signals.logits[0, 1])
+    assert signals.gradients["layer"].tolist() == [[[[0.25] * 2] * 2, [[-1.0] * 2] * 2]]
+
+
+@pytest.mark.parametrize(
+    ("build", "layer"),
+    [
+        ("resnet18", "layer4"),
+        ("densenet121", "features"),
+        ("shufflenet_v2_x0_5", "conv5"),
+        ("lite0", "bn2"),
+    ],
+)
+def test_with_the_head_nothing_changes_but_the_price(build: str, layer: str) -> None:
+    torch.manual_seed(0)
+    lite = build == "lite0"
+    model = timm.create_model("tf_efficientnet_lite0") if lite else models.get_model(build)
+    model.eval()
+    x = images(4, size=96)
+    questions = [
+        Question((ClassTarget(), ClassTarget(3)), "gradcam", (layer,), signed=True),
+        Question((ClassTarget(5, minus=7),), "layercam", (layer,)),
+        Question((ClassTarget(2, of="probability"),), "hirescam", (layer,), signed=True),
+        Question((ClassTarget(4, against=True),), "finercam", (layer,), signed=True),
+    ]
+    inference: list[bool] = []
+    plain = explain_batch(model, x, questions)
+    with model.get_submodule(layer).register_forward_hook(
+        lambda *_: inference.append(torch.is_inference_mode_enabled())
+    ):
+        cheap = explain_batch(model, x, questions, head=head_of(model, layer, x[:1]))
+    assert inference[-1]
+    for one, other in zip(cheap, plain, strict=True):
+        assert isinstance(one, Answer)
+        assert isinstance(other, Answer)
+        np.testing.assert_allclose(one.logits, other.logits, atol=1e-4)
+        for found, expected in zip(one.explanations, other.explanations, strict=True):
+            assert found.target == expected.target
+            scale = float(np.abs(expected.map).max())
+            assert scale > 0
+            np.testing.assert_allclose(found.map, expected.map, atol=2e-4 * scale)
+    assert hook_count(model) == 0
+
+
+def test_another_layer_or_what_a_unit_says_goes_the_long_way() -> None:
+    torch.manual_seed(0)
+    model = models.resnet18().eval()
+    x = images(1, size=64)
+    head = head_of(model, "layer4", x)
+    for question in (
+        Question((ClassTarget(1),), "gradcam", ("layer3",)),
+        Question((ClassTarget(1),), "gradcam", ("layer4", "layer3")),
+        Question((UnitTarget("layer4", 3),), "gradcam", ("layer4",)),
+    ):
+        (one,), (other,) = (
+            explain_batch(model, x, [question], head=given) for given in (head, None)
+        )
+        assert isinstance(one, Answer)
+        assert isinstance(other, Answer)
+        for found, expected in zip(one.explanations, other.explanations, strict=True):
+            np.testing.assert_array_equal(found.map, expected.map)
+
+
+def test_logits_that_are_more_than_the_heads_are_refused() -> None:
+    class Doubled(Pooled):
+        def forward(self, x: Tensor) -> Tensor:
+            return 2 * super().forward(x)
+
+    with pytest.raises(MethodUnsuited, match="does something else"):
+        pooled_head(Doubled(), PHOTO, "layer", Grid("channels first", 2, 2))
+
+
+def test_a_layer_that_does_not_run_this_time() -> None:
+    class Sometimes(Pooled):
+        def forward(self, x: Tensor) -> Tensor:
+            if len(x) == 1:
+                return super().forward(x)
+            out: Tensor = self.head(x[:, :2].mean(dim=(2, 3)))
+            return out
+
+    model = Sometimes()
+    head = head_of(model, "layer", PHOTO)
+    question = Question((ClassTarget(0),), "gradcam", ("layer",))
+    with pytest.raises(LayerDidNotRun):
+        explain_batch(model, PHOTO.repeat(2, 1, 1, 1), [question] * 2, head=head)

@@ -271,3 +271,13 @@ def test_targets_of_every_kind_in_one_batch_are_each_images_own() -> None:
             model, x[row : row + 1], target=targets[row], method="layercam", layer="relu1"
         )
         np.testing.assert_allclose(answer.explanations[0].map, alone.map, rtol=1e-5)
+
+
+def test_a_unit_before_a_rectifier_that_works_in_place() -> None:
+    """What the layer said, not what became of it."""
+    x = images(1)
+    (kept,) = explain(small(), x, target=UnitTarget("conv1", 0), layer="conv1", method="hirescam")
+    (changed,) = explain(
+        small(inplace=True), x, target=UnitTarget("conv1", 0), layer="conv1", method="hirescam"
+    )
+    assert changed.score == kept.score

@@ -1,0 +1,36 @@
+"""CAM: the weights of a linear head that reads the layer's mean."""
+
+from __future__ import annotations
+
+import torch
+
+from cam.errors import MethodUnsuited
+from cam.head import pooled_head
+from cam.methods.subject import Attribution, Progress, Steps, Subject
+from cam.targets import ClassTarget
+
+
+def cam(subject: Subject) -> Steps:
+    """map = relu(Σ_k w_k A_k), w the class's row in a linear head that reads the mean of A over
+    its positions; with a contrast, the difference of two rows.
+
+    Zhou et al., "Learning Deep Features for Discriminative Localization", CVPR 2016, equation 2;
+    the paper has no relu: `signed` leaves it out. Of DenseNet's kind, which rectify between layer
+    and mean, A is rectified, too.
+
+    Raises:
+        MethodUnsuited: if the head is another, or the target is no logit.
+    """
+    head = pooled_head(subject.model, subject.image, subject.layer, subject.grid)
+    a = subject.activations()
+    a = a.relu() if head.rectified else a
+    rows = []
+    for target in subject.targets:
+        if not isinstance(target, ClassTarget) or target.of != "logit":
+            raise MethodUnsuited("cam explains classes' logits: the weights of its head")
+        row = head.weights[target.index]
+        if target.minus is not None:
+            row = row - head.weights[target.minus]
+        rows.append(-row if target.against else row)
+    yield Progress(1, 1)
+    return Attribution(torch.einsum("tk,khw->thw", torch.stack(rows), a[0]))
