@@ -50,14 +50,14 @@ def make_about_router(*, fleet: Fleet, metrics: Metrics) -> APIRouter:
 
     @router.get("/v1/models/{model:model}", **documentation.MODEL)
     async def describe_model(model: str) -> portraits.ModelDescription:
-        engine = fleet.engine(model)
-        served = engine.model
+        crew = fleet.crew(model)
+        served = crew.model
         seen = served.preprocessing
         return portraits.ModelDescription(
             name=served.name,
             ready=fleet.model_ready(model),
             source=served.source,
-            device=str(served.device),
+            device=", ".join(str(engine.model.device) for engine in crew.engines),
             dtype=str(served.dtype).removeprefix("torch."),
             kind=served.kind,
             input=portraits.InputDescription(
@@ -81,8 +81,8 @@ def make_about_router(*, fleet: Fleet, metrics: Metrics) -> APIRouter:
                 )
                 for method in METHODS.values()
             ],
-            mode="exact" if engine.fidelity is None else "fast",
-            fidelity=engine.fidelity,
+            mode="exact" if crew.fidelity is None else "fast",
+            fidelity=crew.fidelity,
             max_batch=served.max_batch,
             fingerprint=served.fingerprint,
         )
@@ -93,7 +93,7 @@ def make_about_router(*, fleet: Fleet, metrics: Metrics) -> APIRouter:
         **documentation.LAYERS,
     )
     async def list_layers(model: str) -> portraits.LayerList:
-        served = fleet.engine(model).model
+        served = fleet.crew(model).model
         return portraits.LayerList(
             layers=[
                 portraits.LayerDescription(

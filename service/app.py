@@ -27,6 +27,7 @@ from service.metrics import Metrics
 from service.middleware import LimitBody, Observe
 from service.routes import make_router
 from service.settings import Settings
+from service.threads import one_each
 
 
 class ModelName(StringConvertor):
@@ -42,15 +43,21 @@ def create_app(settings: Settings, entries: Sequence[ModelEntry] = (EMBEDDED,)) 
     # A picture that claims a bomb's size is refused, not warned about.
     warnings.simplefilter("error", Image.DecompressionBombWarning)
     metrics = Metrics()
-    fleet = Fleet(entries, max_queue=settings.max_queue, metrics=metrics)
+    fleet = Fleet(
+        entries,
+        max_queue=settings.max_queue,
+        metrics=metrics,
+        cache_bytes=settings.cache_bytes,
+    )
     explainer = Explainer(
         max_pixels=settings.max_pixels, threads=os.cpu_count() or 1, metrics=metrics
     )
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        async with explainer, fleet:
-            yield
+        with one_each():
+            async with explainer, fleet:
+                yield
 
     app = FastAPIOffline(
         title="gradcam-service",

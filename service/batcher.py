@@ -59,6 +59,7 @@ class Batcher(Generic[Item, Result]):
         max_batch: most items in one.
         max_queue: most items waiting.
         name: of the thread.
+        prepare: what the thread does first.
 
     An item whose caller has gone (its future is cancelled) is dropped when a batch is formed.
     Leaving the `with` block takes no new items, finishes those queued and ends the thread.
@@ -72,19 +73,24 @@ class Batcher(Generic[Item, Result]):
         max_batch: int,
         max_queue: int,
         name: str = "batcher",
+        prepare: Callable[[], None] | None = None,
     ) -> None:
         self._run = run
         self._key = key
         self._max_batch = max_batch
         self._max_queue = max_queue
         self._name = name
+        self._prepare = prepare
+        self._running = 0
         self._queue: deque[_Entry[Item, Result]] = deque()
         self._wake = asyncio.Event()
         self._closing = False
         self._worker: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Batcher[Item, Result]:
-        self._executor = ThreadPoolExecutor(1, thread_name_prefix=self._name)
+        self._executor = ThreadPoolExecutor(
+            1, thread_name_prefix=self._name, initializer=self._prepare
+        )
         self._worker = asyncio.create_task(self._work(), name=self._name)
         return self
 
@@ -110,6 +116,11 @@ class Batcher(Generic[Item, Result]):
     def __len__(self) -> int:
         """Items waiting."""
         return sum(not entry.future.cancelled() for entry in self._queue)
+
+    @property
+    def load(self) -> int:
+        """Items waiting and under way."""
+        return len(self) + self._running
 
     def submit(self, item: Item, *, admitted: bool = False) -> asyncio.Future[Outcome[Result]]:
         """Queue an item at once; await the future for its outcome, cancel it to withdraw.
@@ -175,7 +186,11 @@ class Batcher(Generic[Item, Result]):
         started = perf_counter()
         loop = asyncio.get_running_loop()
         items = [entry.item for entry in batch]
-        results = await loop.run_in_executor(self._executor, self._attempt, items)
+        self._running = len(items)
+        try:
+            results = await loop.run_in_executor(self._executor, self._attempt, items)
+        finally:
+            self._running = 0
         if not isinstance(results, Exception):
             for entry, result in zip(batch, results, strict=True):
                 self._settle(entry, result, started, len(batch))

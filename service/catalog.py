@@ -16,6 +16,9 @@ Mean = Annotated[float, Field(ge=-1000, le=1000, allow_inf_nan=False)]
 Std = Annotated[float, Field(gt=0, le=1000, allow_inf_nan=False)]
 
 
+Device = Annotated[str, Field(pattern=r"^(auto|cpu|(cuda|mps|xpu)(:\d+)?)$")]
+
+
 class ModelEntry(BaseModel):
     """One `[[models]]` entry. What is not set follows from the source."""
 
@@ -62,10 +65,12 @@ class ModelEntry(BaseModel):
     std: tuple[Std, Std, Std] | None = Field(
         None, description="of red, green, blue in 0 … 1, by which the input is divided"
     )
-    device: str = Field(
+    device: Device | Annotated[list[Device], Field(min_length=1, max_length=64)] = Field(
         "auto",
-        pattern=r"^(auto|cpu|(cuda|mps|xpu)(:\d+)?)$",
-        description="`auto` (an accelerator if there is one), `cpu`, `cuda`, `cuda:1`, `mps` …",
+        description=(
+            "`auto` (an accelerator if there is one), `cpu`, `cuda`, `cuda:1`, `mps` …; or a list, "
+            "for a copy of the model on each: several `cpu` share out the cores"
+        ),
     )
     dtype: Literal["float32", "bfloat16", "float16"] = Field(
         "float32", description="precision of the model; maps are computed in float32"
@@ -80,6 +85,12 @@ class ModelEntry(BaseModel):
     max_batch: int = Field(16, ge=1, le=1024, description="most images in one forward pass")
 
     _file: Path | None = PrivateAttr(None)
+
+    @property
+    def copies(self) -> tuple[ModelEntry, ...]:
+        """The entry for each of its devices."""
+        devices = self.device if isinstance(self.device, list) else [self.device]
+        return tuple(self.model_copy(update={"device": device}) for device in devices)
 
     def mistake(self, key: str, sentence: str) -> ConfigError:
         """A mistake in `key` of this entry."""

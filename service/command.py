@@ -75,26 +75,24 @@ async def _explain(
     async with explainer, fleet:
         if model in fleet.names:
             await fleet.loaded
-        engine = fleet.engine(model)
+        crew = fleet.crew(model)
         for index, photo in enumerate(photos):
             try:
                 image = _read(photo)
                 instance = Instance(index, photo.name, image, "", parameters)
-                explained = await explainer.explain(engine, instance, Timings())
+                explained = await explainer.explain(crew, instance, Timings())
             except Problem as problem:
                 failures += 1
                 table.add_row(escape(str(photo)), f"[red]{escape(problem.detail)}[/red]", "", "")
                 continue
             for number, explanation in enumerate(explained.answer.explanations):
                 drawing = explainer.draw(explained, explanation, parameters)
-                picture = explainer.picture(
-                    engine.model, explained, explanation, drawing, parameters
-                )
+                picture = explainer.picture(crew.model, explained, explanation, drawing, parameters)
                 suffix = f".{number}" if number else ""
                 file = output / f"{photo.stem}.{parameters.method}{suffix}.png"
                 file.write_bytes(encode(picture, "image/png"))
-                target = describe_target(explanation, engine.model.labels, explained.seen)
-                name = caption_of(explanation, target, engine.model).title
+                target = describe_target(explanation, crew.model.labels, explained.seen)
+                name = caption_of(explanation, target, crew.model).title
                 if target.index is not None and target.label:
                     name = f"{target.index} {name}"
                 sure = "" if target.probability is None else f"{target.probability:.3f}"

@@ -6,13 +6,14 @@ Hooks on a shared module see every thread's forward, so one thread is correctnes
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Generator
+import os
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from time import perf_counter
 from types import TracebackType
 from typing import TypeVar, cast
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -31,6 +32,7 @@ from cam import (
     observe,
 )
 from cam.fast import FastPath
+from cam.fidelity import likeness
 from cam.methods.subject import Progress
 from service.batcher import Batcher, Closed, Full, Outcome
 from service.errors import QueueFull, Unavailable, Unexplainable
@@ -62,9 +64,19 @@ class Engine:
     """Answers questions about preprocessed images, many in one forward pass.
 
     Use with `async with`: leaving it finishes what is queued and ends the thread.
+
+    Args:
+        cores: to which the thread, and those that it computes with, are bound; all unless given.
     """
 
-    def __init__(self, model: ServedModel, *, max_queue: int, metrics: Metrics) -> None:
+    def __init__(
+        self,
+        model: ServedModel,
+        *,
+        max_queue: int,
+        metrics: Metrics,
+        cores: Sequence[int] | None = None,
+    ) -> None:
         self.model = model
         self._fullest = min(model.max_batch, max_queue)
         self._metrics = metrics
@@ -86,6 +98,7 @@ class Engine:
             max_batch=model.max_batch,
             max_queue=max_queue,
             name=f"engine {model.name}",
+            prepare=None if cores is None else partial(_bind, cores),
         )
 
     async def __aenter__(self) -> Engine:
@@ -108,6 +121,11 @@ class Engine:
     def waiting(self) -> int:
         """Images in the queue."""
         return len(self._batcher)
+
+    @property
+    def load(self) -> int:
+        """Images in the queue and in the model."""
+        return self._batcher.load
 
     async def warm(self) -> None:
         """Run one image and the fullest batch, so that no caller pays for a first time."""
@@ -134,7 +152,7 @@ class Engine:
             for count in fast.sizes:
                 found = fast.explain(image.expand(count, -1, -1, -1), [question] * count)
             exact = explain_batch(model.module, image, [question])
-            self.fidelity = _likeness(found[0], exact[0])
+            self.fidelity = likeness(found[0], exact[0])
             if self.fidelity < LEAST_FIDELITY:
                 raise RuntimeError(f"its maps correlate {self.fidelity:.3f} with the exact ones")
         except Exception as error:  # a compiler may fail in any way: the exact path still stands
@@ -265,18 +283,9 @@ class Engine:
             return [*explain_batch(self.model.module, images, questions, head=head)]
 
 
-def _likeness(one: Answer | CamError, other: Answer | CamError) -> float:
-    """Pearson's correlation of two maps.
-
-    Raises:
-        CamError: if there are none.
-    """
-    for each in (one, other):
-        if isinstance(each, CamError):
-            raise each
-    assert isinstance(one, Answer)
-    assert isinstance(other, Answer)
-    first, second = (each.explanations[0].map.ravel() for each in (one, other))
-    if not first.any() and not second.any():
-        return 1.0
-    return float(np.corrcoef(first, second)[0, 1])
+def _bind(cores: Sequence[int]) -> None:
+    """This thread, and those that torch starts from it, to some cores; else the threads of several
+    engines would each expect to have all of them."""
+    if hasattr(os, "sched_setaffinity"):  # not on macOS
+        os.sched_setaffinity(0, cores)
+    torch.set_num_threads(len(cores))

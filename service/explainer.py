@@ -17,8 +17,9 @@ from PIL import Image
 from cam import Answer, Concept, Explanation, Observation, Question, SimilarityTarget
 from cam.overlay import Picture
 from service import schemas
+from service.crew import Crew
 from service.descriptions import caption_of, describe, describe_target, predict
-from service.engine import Engine, Listener
+from service.engine import Listener
 from service.errors import Problem
 from service.images import decode
 from service.metrics import Metrics
@@ -73,7 +74,7 @@ class Explainer:
 
     async def explain(
         self,
-        engine: Engine,
+        crew: Crew,
         instance: Instance[Parameters],
         timings: Timings,
         progress: Listener | None = None,
@@ -84,30 +85,30 @@ class Explainer:
             Problem: of this instance alone.
         """
         try:
-            question = question_of(engine.model, instance.parameters)
-            photo, seen = await self._seen(engine, instance, timings)
-            question = await self._placed(engine, instance, question, photo, seen)
+            question = question_of(crew.model, instance.parameters)
+            photo, seen = await self._seen(crew, instance, timings)
+            question = await self._placed(crew, instance, question, photo, seen)
         except Problem as problem:
             raise instance.blame(problem) from None
-        outcome = await engine.answer(seen.tensor, question, progress)
+        outcome = await crew.answer(seen, question, progress)
         timings.note_outcome(outcome)
         return Explained(photo, seen, outcome.value)
 
     async def predict(
-        self, engine: Engine, instance: Instance[PredictParameters], timings: Timings
+        self, crew: Crew, instance: Instance[PredictParameters], timings: Timings
     ) -> Explained:
         """The same without a map: one forward pass.
 
         Raises:
             Problem: of this instance alone.
         """
-        photo, seen = await self._seen(engine, instance, timings)
-        outcome = await engine.answer(seen.tensor, Question((), "gradcam", ()))
+        photo, seen = await self._seen(crew, instance, timings)
+        outcome = await crew.answer(seen, Question((), "gradcam", ()))
         timings.note_outcome(outcome)
         return Explained(photo, seen, outcome.value)
 
     async def observe(
-        self, engine: Engine, instance: Instance[ActivationParameters], timings: Timings
+        self, crew: Crew, instance: Instance[ActivationParameters], timings: Timings
     ) -> list[Observation]:
         """What the layers that the parameters name do with the instance.
 
@@ -115,19 +116,19 @@ class Explainer:
             Problem: of this instance alone.
         """
         try:
-            layers = layers_of(engine.model, instance.parameters)
-            target = target_of(engine.model, instance.parameters.target)
-            photo, seen = await self._seen(engine, instance, timings)
+            layers = layers_of(crew.model, instance.parameters)
+            target = target_of(crew.model, instance.parameters.target)
+            photo, seen = await self._seen(crew, instance, timings)
             question = Question((target,), "gradcam", ())
-            question = await self._placed(engine, instance, question, photo, seen)
+            question = await self._placed(crew, instance, question, photo, seen)
         except Problem as problem:
             raise instance.blame(problem) from None
-        outcome = await engine.observe(seen.tensor, layers, question.targets[0])
+        outcome = await crew.observe(seen.tensor, layers, question.targets[0])
         timings.note_outcome(outcome)
         return outcome.value
 
     async def concepts(
-        self, engine: Engine, instance: Instance[ActivationParameters], timings: Timings
+        self, crew: Crew, instance: Instance[ActivationParameters], timings: Timings
     ) -> tuple[Explained, dict[str, list[Concept]]]:
         """Layer → its concepts, of each layer that the parameters name.
 
@@ -135,22 +136,22 @@ class Explainer:
             Problem: of this instance alone.
         """
         try:
-            layers = layers_of(engine.model, instance.parameters)
+            layers = layers_of(crew.model, instance.parameters)
         except Problem as problem:
             raise instance.blame(problem) from None
-        photo, seen = await self._seen(engine, instance, timings)
-        said = await engine.answer(seen.tensor, Question((), "gradcam", ()))
+        photo, seen = await self._seen(crew, instance, timings)
+        said = await crew.answer(seen, Question((), "gradcam", ()))
         found = {}
         for layer in layers:
             count = instance.parameters.concepts or 2
-            outcome = await engine.factorise(seen.tensor, layer, count)
+            outcome = await crew.factorise(seen.tensor, layer, count)
             timings.note_outcome(outcome)
             found[layer] = outcome.value
         return Explained(photo, seen, said.value), found
 
     async def describe(
         self,
-        engine: Engine,
+        crew: Crew,
         instance: Instance[Parameters],
         explained: Explained,
         timings: Timings,
@@ -161,7 +162,7 @@ class Explainer:
             return describe(
                 self.draw(explained, explanation, instance.parameters),
                 explanation,
-                engine.model,
+                crew.model,
                 explained.seen,
                 instance.parameters,
                 instance=instance.index,
@@ -177,7 +178,7 @@ class Explainer:
 
     async def render(
         self,
-        engine: Engine,
+        crew: Crew,
         instance: Instance[Parameters],
         explained: Explained,
         media_type: str,
@@ -193,18 +194,18 @@ class Explainer:
                 if media_type == "application/x-npy":
                     raw = parameters.normalize == "none"
                     return encode_values(drawing.values if raw else drawing.scaled)
-                picture = self.picture(engine.model, explained, explanation, drawing, parameters)
+                picture = self.picture(crew.model, explained, explanation, drawing, parameters)
                 return encode(picture, media_type)
 
         return await self.in_thread(work)
 
     @staticmethod
     def predictions(
-        engine: Engine, instance: Instance[PredictParameters], explained: Explained
+        crew: Crew, instance: Instance[PredictParameters], explained: Explained
     ) -> schemas.Prediction:
         return predict(
             explained.answer,
-            engine.model,
+            crew.model,
             explained.seen,
             instance.parameters.top_k,
             instance=instance.index,
@@ -213,7 +214,7 @@ class Explainer:
 
     async def _placed(
         self,
-        engine: Engine,
+        crew: Crew,
         instance: Instance[Parameters | ActivationParameters],
         question: Question,
         photo: Image.Image,
@@ -226,7 +227,7 @@ class Explainer:
         """
         place = partial(
             placed,
-            engine.model,
+            crew.model,
             question,
             instance.parameters,
             photo,
@@ -239,19 +240,19 @@ class Explainer:
 
         def look(b64: str) -> ModelInput:
             other = picture_of(b64, "like", max_pixels=self._max_pixels)
-            return engine.model.preprocessing.apply(other, fit)
+            return crew.model.preprocessing.apply(other, fit)
 
         for turn, other in others.items():  # one by one: each photo is let go of before the next
             like = await self.in_thread(partial(look, other.b64))
-            outcome = await engine.embed(like.tensor, other.layer)
+            outcome = await crew.embed(like.tensor, other.layer)
             targets[turn] = SimilarityTarget(other.layer, outcome.value, other.against)
         return replace(question, targets=tuple(targets))
 
     async def _seen(
-        self, engine: Engine, instance: Instance[PredictParameters], timings: Timings
+        self, crew: Crew, instance: Instance[PredictParameters], timings: Timings
     ) -> tuple[Image.Image, ModelInput]:
         try:
-            return await self.in_thread(partial(self._see, engine.model, instance, timings))
+            return await self.in_thread(partial(self._see, crew.model, instance, timings))
         except Problem as problem:
             raise problem.at(instance.pointer) from None
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from time import perf_counter
 from types import TracebackType
 
 from service.catalog import ModelEntry
+from service.crew import Crew
 from service.engine import RETRY_AFTER_SECONDS, Engine
 from service.errors import Unavailable, UnknownModel
 from service.metrics import Metrics
@@ -28,11 +30,19 @@ class Fleet:
 
     loaded: asyncio.Task[None]
 
-    def __init__(self, entries: Sequence[ModelEntry], *, max_queue: int, metrics: Metrics) -> None:
+    def __init__(
+        self,
+        entries: Sequence[ModelEntry],
+        *,
+        max_queue: int,
+        metrics: Metrics,
+        cache_bytes: int = 0,
+    ) -> None:
         self._entries = {entry.name: entry for entry in entries}
         self._max_queue = max_queue
+        self._cache_bytes = cache_bytes
         self._metrics = metrics
-        self._engines: dict[str, Engine] = {}
+        self._crews: dict[str, Crew] = {}
         self._scope = AsyncExitStack()
         self.draining = False
 
@@ -53,7 +63,7 @@ class Fleet:
         self.loaded.cancel()
         await asyncio.wait([self.loaded])
         await self._scope.aclose()
-        self._engines.clear()
+        self._crews.clear()
 
     @property
     def names(self) -> list[str]:
@@ -65,19 +75,19 @@ class Fleet:
         return not self.draining and all(self.model_ready(name) for name in self._entries)
 
     def model_ready(self, name: str) -> bool:
-        return name in self._engines and self._engines[name].alive
+        return name in self._crews and self._crews[name].alive
 
     def why_not_ready(self) -> str:
         if self.draining:
             return "the service is shutting down"
-        loading = [name for name in self._entries if name not in self._engines]
+        loading = [name for name in self._entries if name not in self._crews]
         if loading:
             return f"still loading: {', '.join(loading)}"
         ended = [name for name in self._entries if not self.model_ready(name)]
         return f"the worker has ended: {', '.join(ended)}" if ended else "ready"
 
-    def engine(self, name: str) -> Engine:
-        """The engine of a model.
+    def crew(self, name: str) -> Crew:
+        """The engines of a model.
 
         Raises:
             UnknownModel: naming the models that there are.
@@ -95,27 +105,56 @@ class Fleet:
             raise Unavailable(
                 f"model {name!r} is still loading; try again", retry_after=RETRY_AFTER_SECONDS
             )
-        return self._engines[name]
+        return self._crews[name]
 
     def measure(self) -> None:
         """Bring the gauges up to date."""
         for name in self._entries:
             self._metrics.model_ready.labels(model=name).set(self.model_ready(name))
-            depth = self._engines[name].waiting if name in self._engines else 0
+            depth = self._crews[name].waiting if name in self._crews else 0
             self._metrics.queue_depth.labels(model=name).set(depth)
 
     async def _load(self) -> None:
         for name, entry in self._entries.items():
             started = perf_counter()
-            model = await asyncio.to_thread(load, entry)
-            engine = Engine(model, max_queue=self._max_queue, metrics=self._metrics)
-            await self._scope.enter_async_context(engine)
-            await engine.warm()
-            self._engines[name] = engine
+            engines = []
+            copies = entry.copies
+            for copy, cores in zip(copies, _cores(entry), strict=True):
+                model = await asyncio.to_thread(load, copy)
+                engine = Engine(
+                    model,
+                    max_queue=-(-self._max_queue // len(copies)),
+                    metrics=self._metrics,
+                    cores=cores,
+                )
+                await self._scope.enter_async_context(engine)
+                await engine.warm()
+                engines.append(engine)
+            self._crews[name] = Crew(engines, cache_bytes=self._cache_bytes, metrics=self._metrics)
             log.info(
                 "model %s ready on %s after %.1f s, default layer %s",
                 name,
-                model.device,
+                ", ".join(str(engine.model.device) for engine in engines),
                 perf_counter() - started,
-                model.default_layer,
+                engines[0].model.default_layer,
             )
+
+
+def _cores(entry: ModelEntry) -> list[list[int] | None]:
+    """For each of an entry's copies the cores that it is bound to: one of several on the CPU gets
+    its share of them, any other all.
+
+    Raises:
+        ConfigError: if there are not enough.
+    """
+    on_cpu = [copy.device == "cpu" for copy in entry.copies]
+    if sum(on_cpu) < 2:
+        return [None] * len(on_cpu)
+    affinity = getattr(os, "sched_getaffinity", None)
+    cores = sorted(affinity(0)) if affinity else list(range(os.cpu_count() or 1))
+    if len(cores) < sum(on_cpu):
+        raise entry.mistake(
+            "device", f"{sum(on_cpu)} copies on the CPU need as many cores; there are {len(cores)}"
+        )
+    shares = iter([cores[turn :: sum(on_cpu)] for turn in range(sum(on_cpu))])
+    return [next(shares) if each else None for each in on_cpu]

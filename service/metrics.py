@@ -40,6 +40,12 @@ class Metrics:
             buckets=(1, 2, 4, 8, 16, 32, 64, 128),
             registry=self._registry,
         )
+        self.answers = Counter(
+            "gradcam_answers",
+            "Answers to images, by how: made, joined (one that was being made), remembered",
+            ["model", "how"],
+            registry=self._registry,
+        )
         self.queue_depth = Gauge(
             "gradcam_queue_depth", "Images waiting", ["model"], registry=self._registry
         )

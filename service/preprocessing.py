@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass
 from typing import Literal
 
@@ -26,6 +27,8 @@ class ModelInput:
     """RGB (H, W, 3): the same pixels before normalisation."""
     box: Box
     """Where the view's edges lie on the photo, in its pixels; beyond it where it is padded."""
+    digest: bytes
+    """Of the view: equal for what looks the same to the model."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +68,8 @@ class Preprocessing:
         scaled = view.astype(np.float32) / 255
         normalised = (scaled - np.array(self.mean, np.float32)) / np.array(self.std, np.float32)
         tensor = torch.from_numpy(np.ascontiguousarray(normalised.transpose(2, 0, 1)))
-        return ModelInput(tensor, view, box)
+        digest = hashlib.blake2b(np.ascontiguousarray(view).data, digest_size=16).digest()
+        return ModelInput(tensor, view, box, digest)
 
     def _cropped(self, width: int, height: int) -> Box:
         """The centre crop, with the roundings of torchvision's Resize and CenterCrop; for inputs

@@ -64,7 +64,7 @@ class ServedModel:
 
 
 def load(entry: ModelEntry) -> ServedModel:
-    """Build the module, load its weights, put it on its device and look at its layers.
+    """Build the module, load its weights, put it on its (one) device and look at its layers.
 
     Raises:
         ConfigError: naming file, entry, key and what is allowed.
@@ -151,6 +151,7 @@ def _checked(entry: ModelEntry, labels: Labels | None, built: Built, classes: in
 
 
 def _device(entry: ModelEntry) -> torch.device:
+    assert isinstance(entry.device, str)  # of one of an entry's copies
     accelerator = torch.accelerator.current_accelerator(check_available=True)
     if entry.device == "auto":
         return accelerator or torch.device("cpu")

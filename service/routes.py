@@ -23,7 +23,8 @@ from service.answers import (
     require_one_map,
     together,
 )
-from service.engine import Engine, Listener
+from service.crew import Crew
+from service.engine import Listener
 from service.errors import DeadlineExceeded, InvalidParameter, NotAcceptable, Problem
 from service.explainer import Explainer
 from service.fleet import Fleet
@@ -54,12 +55,12 @@ def make_router(*, fleet: Fleet, explainer: Explainer, settings: Settings) -> AP
     @router.post("/v1/models/{model:model}:predict", **documentation.PREDICT)
     async def predict(model: str, request: Request) -> Response:
         choose(_list_of(request, "accept"), [JSON])
-        engine = fleet.engine(model)
+        crew = fleet.crew(model)
         timings = Timings()
 
         async def work(instance: Instance[PredictParameters]) -> schemas.Prediction:
-            explained = await explainer.predict(engine, instance, timings)
-            return explainer.predictions(engine, instance, explained)
+            explained = await explainer.predict(crew, instance, timings)
+            return explainer.predictions(crew, instance, explained)
 
         async with _deadline(settings):
             instances = await read_instances(
@@ -77,7 +78,7 @@ def make_router(*, fleet: Fleet, explainer: Explainer, settings: Settings) -> AP
     @router.post("/v1/models/{model:model}:explain", **documentation.EXPLAIN)
     async def explain(model: str, request: Request) -> Response:
         form = choose(_list_of(request, "accept"), FORMS)
-        engine = fleet.engine(model)
+        crew = fleet.crew(model)
         timings = Timings()
         async with _deadline(settings):
             instances = await read_instances(
@@ -85,20 +86,20 @@ def make_router(*, fleet: Fleet, explainer: Explainer, settings: Settings) -> AP
             )
             _limit_maps(instances)
             if form == NDJSON:
-                lines = _lines(engine, instances, timings)
+                lines = _lines(crew, instances, timings)
                 return StreamingResponse(lines, media_type=NDJSON, headers={"Vary": "Accept"})
             single = form in EXTENSIONS or form == NPY
             if single:
                 _require_single(instances, form)
-            tag = await to_thread.run_sync(entity_tag, engine.model, form, instances)
+            tag = await to_thread.run_sync(entity_tag, crew.model, form, instances)
             headers = {"ETag": tag, "Vary": "Accept"}
             if matches(_list_of(request, "if-none-match"), tag):
                 return Response(status_code=304, headers=headers)
             if single:
-                explained = await explainer.explain(engine, instances[0], timings)
-                body = await explainer.render(engine, instances[0], explained, form, timings)
+                explained = await explainer.explain(crew, instances[0], timings)
+                body = await explainer.render(crew, instances[0], explained, form, timings)
             else:
-                answer = await _explain_all(engine, instances, timings, headers)
+                answer = await _explain_all(crew, instances, timings, headers)
                 body = await to_thread.run_sync(dump, answer)
         headers["Server-Timing"] = timings.header()
         return Response(body, media_type=form, headers=headers)
@@ -106,21 +107,21 @@ def make_router(*, fleet: Fleet, explainer: Explainer, settings: Settings) -> AP
     @router.post("/v1/models/{model:model}:activations", **documentation.ACTIVATIONS)
     async def show_activations(model: str, request: Request) -> Response:
         form = choose(_list_of(request, "accept"), ACTIVATION_FORMS)
-        engine = fleet.engine(model)
+        crew = fleet.crew(model)
         timings = Timings()
 
         async def look(
             instance: Instance[ActivationParameters],
         ) -> list[schemas.LayerActivation]:
-            seen = await explainer.observe(engine, instance, timings)
+            seen = await explainer.observe(crew, instance, timings)
             concepts: dict[str, list[Concept]] = {}
             if instance.parameters.concepts is not None:
-                _, concepts = await explainer.concepts(engine, instance, timings)
+                _, concepts = await explainer.concepts(crew, instance, timings)
             describe = partial(
                 describe_activations,
                 seen,
                 concepts,
-                engine.model.labels,
+                crew.model.labels,
                 instance.parameters,
                 instance=instance.index,
                 name=instance.id,
@@ -143,43 +144,43 @@ def make_router(*, fleet: Fleet, explainer: Explainer, settings: Settings) -> AP
                 body = await to_thread.run_sync(dump, answer)
             else:
                 require_one_map(len(instances), form)
-                body = await _show(engine, instances[0], timings, form)
+                body = await _show(crew, instances[0], timings, form)
         headers = {"Server-Timing": timings.header(), "Vary": "Accept"}
         return Response(body, media_type=form, headers=headers)
 
     async def _show(
-        engine: Engine, instance: Instance[ActivationParameters], timings: Timings, form: str
+        crew: Crew, instance: Instance[ActivationParameters], timings: Timings, form: str
     ) -> bytes:
         parameters = instance.parameters
         if parameters.concepts is not None and form == NPZ:
             raise NotAcceptable(f"concepts are numbers in JSON or a picture, not {NPZ}")
         if parameters.concepts is not None:
-            looked, concepts = await explainer.concepts(engine, instance, timings)
-            labels = engine.model.labels
+            looked, concepts = await explainer.concepts(crew, instance, timings)
+            labels = crew.model.labels
             draw = partial(draw_concepts, looked.photo, looked.seen, concepts, labels, form)
             return await explainer.in_thread(draw)
-        seen = await explainer.observe(engine, instance, timings)
+        seen = await explainer.observe(crew, instance, timings)
         if form == NPZ:
             return await to_thread.run_sync(pack_arrays, seen)
         return await to_thread.run_sync(draw_gallery, seen, parameters, form)
 
     async def explained(
-        engine: Engine,
+        crew: Crew,
         instance: Instance[Parameters],
         timings: Timings,
         progress: Listener | None = None,
     ) -> tuple[schemas.Prediction, list[schemas.Explanation]]:
-        found = await explainer.explain(engine, instance, timings, progress)
-        described = await explainer.describe(engine, instance, found, timings)
-        return explainer.predictions(engine, instance, found), described
+        found = await explainer.explain(crew, instance, timings, progress)
+        described = await explainer.describe(crew, instance, found, timings)
+        return explainer.predictions(crew, instance, found), described
 
     async def _explain_all(
-        engine: Engine,
+        crew: Crew,
         instances: list[Instance[Parameters]],
         timings: Timings,
         headers: dict[str, str],
     ) -> schemas.ExplainResponse:
-        results = await together(lambda each: explained(engine, each, timings), instances)
+        results = await together(lambda each: explained(crew, each, timings), instances)
         predictions: list[schemas.Prediction | schemas.FailedInstance] = []
         explanations: list[schemas.Explanation | schemas.FailedInstance] = []
         for instance, result in zip(instances, results, strict=True):
@@ -193,13 +194,13 @@ def make_router(*, fleet: Fleet, explainer: Explainer, settings: Settings) -> AP
         return schemas.ExplainResponse(predictions=predictions, explanations=explanations)
 
     async def _lines(
-        engine: Engine, instances: list[Instance[Parameters]], timings: Timings
+        crew: Crew, instances: list[Instance[Parameters]], timings: Timings
     ) -> AsyncIterator[bytes]:
         async def bounded(
             instance: Instance[Parameters], report: Callable[[Progress], None]
         ) -> tuple[schemas.Prediction, list[schemas.Explanation]]:
             async with _deadline(settings):
-                return await explained(engine, instance, timings, report)
+                return await explained(crew, instance, timings, report)
 
         async for instance, result in as_ready(bounded, instances):
             if isinstance(result, Problem):

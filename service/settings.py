@@ -37,6 +37,12 @@ class Settings(BaseModel):
     max_queue: int = Field(
         256, ge=1, description="most images waiting for one model; beyond it requests get a 429"
     )
+    cache_bytes: int = Field(
+        64_000_000,
+        ge=0,
+        description="of answers to remember for each model, so that another colour or size of the "
+        "same map costs no forward pass; 0 remembers none",
+    )
     deadline_seconds: float = Field(
         30.0, gt=0, description="longest a request may take, its wait included; then it gets a 504"
     )

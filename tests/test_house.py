@@ -16,6 +16,7 @@ LEAVES = {
     "service.errors": set(),
     "service.metrics": set(),
     "service.batcher": set(),
+    "service.recall": set(),
     "service.targets": set(),
     "service.parameters": {"cam", "service.targets"},
     "service.portraits": {"service.schemas"},
@@ -105,7 +106,7 @@ def test_leaves_import_nothing_but_leaves(leaf: str) -> None:
 
 
 def test_torch_stays_behind_the_engine() -> None:
-    behind = {"placement", "engine", "registry", "sources", "weights", "preprocessing"}
+    behind = {"placement", "crew", "engine", "registry", "sources", "weights", "preprocessing"}
     users = {
         name
         for name, imported in GRAPH.items()

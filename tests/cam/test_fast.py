@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ from torch import nn
 from cam import Answer, ClassTarget, Question, UnitTarget, explain_batch
 from cam.errors import ClassOutOfRange, LayerNotSpatial
 from cam.fast import FastPath
+from cam.fidelity import likeness
 from cam.grids import Grid
 from cam.head import pooled_head
 from cam.layout import laid_out
@@ -176,3 +178,22 @@ def test_the_layout_changes_no_number() -> None:
     assert isinstance(chosen, bool)
     torch.testing.assert_close(model(x), expected, rtol=1e-5, atol=1e-6)
     assert not laid_out(nn.Linear(3, 2), torch.zeros(1, 3))
+
+
+def test_likeness_by_hand() -> None:
+    """(0, 1) with (0, 2) is 1, with (1, 0) is -1; a flat map is like another flat one alone."""
+
+    def answer_of(*maps: list[float]) -> Answer:
+        (template,) = explain_batch(small(), images(1), questions("relu2")[:1])
+        assert isinstance(template, Answer)
+        (each,) = template.explanations
+        drawn = [replace(each, map=np.array([values], np.float32)) for values in maps]
+        return Answer(template.output, tuple(drawn))
+
+    assert likeness(answer_of([0, 1]), answer_of([0, 2])) == pytest.approx(1)
+    assert likeness(answer_of([0, 1]), answer_of([1, 0])) == pytest.approx(-1)
+    assert likeness(answer_of([0, 1], [0, 1]), answer_of([0, 2], [1, 0])) == pytest.approx(-1)
+    assert likeness(answer_of([0, 0]), answer_of([3, 3])) == 1
+    assert likeness(answer_of([0, 0]), answer_of([0, 3])) == 0
+    with pytest.raises(ClassOutOfRange):
+        likeness(answer_of([0, 1]), ClassOutOfRange("no"))

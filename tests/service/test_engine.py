@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from torch import Tensor
 
 from cam import METHODS, ClassTarget, Question
@@ -133,19 +134,20 @@ async def test_a_fleet_says_how_far_it_is(tmp_path: Path) -> None:
     async with Fleet(entries, max_queue=4, metrics=Metrics()) as fleet:
         assert fleet.why_not_ready() == "still loading: efficientnet-lite0, other"
         with pytest.raises(Unavailable, match="still loading") as caught:
-            fleet.engine("other")
+            fleet.crew("other")
         assert caught.value.retry_after
         with pytest.raises(UnknownModel, match="the models are efficientnet-lite0, other"):
-            fleet.engine("third")
+            fleet.crew("third")
         await fleet.loaded
         assert fleet.ready
-        engine = fleet.engine("other")
-        assert (await engine.answer(image(0), Question((), "gradcam", ()))).value.explanations == ()
+        crew = fleet.crew("other")
+        seen = crew.model.preprocessing.apply(Image.new("RGB", (30, 20)), "squash")
+        assert (await crew.answer(seen, Question((), "gradcam", ()))).value.explanations == ()
         fleet.draining = True
         assert fleet.why_not_ready() == "the service is shutting down"
         with pytest.raises(Unavailable, match="shutting down"):
-            fleet.engine("other")
-    assert not engine.alive
+            fleet.crew("other")
+    assert not crew.alive
 
 
 async def test_a_fleet_reports_the_model_that_cannot_be_loaded_and_closes_the_others() -> None:
@@ -156,7 +158,7 @@ async def test_a_fleet_reports_the_model_that_cannot_be_loaded_and_closes_the_ot
     async with Fleet(entries, max_queue=4, metrics=Metrics()) as fleet:
         with pytest.raises(ConfigError, match=r"'bad'.*no model for images 'resnet51'"):
             await fleet.loaded
-        good = fleet.engine("good")
+        good = fleet.crew("good")
         with pytest.raises(Problem):
-            fleet.engine("bad")
+            fleet.crew("bad")
     assert not good.alive
