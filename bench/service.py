@@ -16,6 +16,8 @@ from __future__ import annotations
 import argparse
 import asyncio
 import base64
+import contextlib
+import http.client
 import io
 import itertools
 import json
@@ -24,6 +26,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -38,6 +41,7 @@ from rich.table import Table
 from bench.library import RESULTS, machine
 from bench.load import Connections, Send, closed, poisson
 from cam import ClassTarget, Question
+from service.allocator import keep_memory
 from service.catalog import ModelEntry
 from service.engine import Engine
 from service.metrics import Metrics
@@ -57,6 +61,7 @@ def main() -> None:
     parser.add_argument("--peers", action="store_true")
     parser.add_argument("--write", help="a name for bench/results/NAME.json")
     arguments = parser.parse_args()
+    keep_memory()  # as the service does
     photos = photographs()
     rows: list[dict[str, Any]] = []
     for mode in arguments.modes:
@@ -186,7 +191,7 @@ def started(command: list[str]) -> Iterator[int]:
         [*command, str(port)], env=environment, stdout=subprocess.DEVNULL
     )
     try:
-        asyncio.run(ready(process, port))
+        ask_until_ready(port, process)
         yield port
     finally:
         process.terminate()
@@ -196,24 +201,19 @@ def started(command: list[str]) -> Iterator[int]:
             process.kill()
 
 
-async def ready(process: subprocess.Popen[bytes], port: int) -> None:
-    for _ in range(6000):
-        if process.poll() is not None:
-            raise SystemExit("a server did not start")
+def ask_until_ready(port: int, process: subprocess.Popen[bytes] | None = None) -> None:
+    """Wait for a server; a process, if it is known, that ends meanwhile ends this one."""
+    for _ in range(3000):
+        if process and process.poll() is not None:
+            break
         for path in ("/readyz", "/health"):
-            try:
-                reader, writer = await asyncio.open_connection("127.0.0.1", port)
-                writer.write(
-                    f"GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n".encode()
-                )
-                said = await reader.readline()
-                writer.close()
-            except OSError:
-                continue
-            if b" 200 " in said:
-                return
-        await asyncio.sleep(0.1)
-    raise SystemExit("a server was never ready")
+            with contextlib.suppress(OSError, http.client.HTTPException):
+                connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
+                connection.request("GET", path)
+                if connection.getresponse().status == 200:
+                    return
+        time.sleep(0.1)
+    raise SystemExit("a server did not start")
 
 
 if __name__ == "__main__":

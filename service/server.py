@@ -13,6 +13,7 @@ from collections.abc import Iterator
 import uvicorn
 from fastapi import FastAPI
 
+from service.allocator import keep_memory
 from service.app import create_app
 from service.catalog import ModelEntry
 from service.errors import ConfigError
@@ -75,6 +76,7 @@ def run(settings: Settings, entries: tuple[ModelEntry, ...]) -> int:
         format="%(asctime)s %(levelname)s %(name)s: %(message)s",
         stream=sys.stderr,
     )
+    keep_memory()
     app = create_app(settings, entries)
     config = uvicorn.Config(
         app,
