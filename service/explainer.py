@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
-from time import perf_counter
 from types import TracebackType
 from typing import TypeVar
 
@@ -21,7 +19,7 @@ from service.crew import Crew
 from service.descriptions import caption_of, describe, describe_target, predict
 from service.engine import Listener
 from service.errors import Problem
-from service.images import decode
+from service.images import MAX_SIDE, decode_reduced
 from service.metrics import Metrics
 from service.parameters import ActivationParameters, Parameters, PredictParameters
 from service.placement import picture_of
@@ -169,7 +167,7 @@ class Explainer:
                 name=instance.id,
             )
 
-        with self._phase("render", timings):
+        with timings.phase("render", self._metrics):
             # One by one: a caller who gives up does so between two maps.
             return [
                 await self.in_thread(partial(work, explanation))
@@ -189,7 +187,7 @@ class Explainer:
         parameters = instance.parameters
 
         def work() -> bytes:
-            with self._phase("render", timings):
+            with timings.phase("render", self._metrics):
                 drawing = self.draw(explained, explanation, parameters)
                 if media_type == "application/x-npy":
                     raw = parameters.normalize == "none"
@@ -261,11 +259,16 @@ class Explainer:
     ) -> tuple[Image.Image, ModelInput]:
         if isinstance(instance.image, Problem):
             raise instance.image
-        with self._phase("decode", timings):
-            photo = decode(instance.image, max_pixels=self._max_pixels)
-        with self._phase("preprocess", timings):
+        seen_as = model.preprocessing
+        least = MAX_SIDE if instance.parameters.needs_whole_photo else seen_as.ample_side
+        with timings.phase("decode", self._metrics):
+            photo, whole = decode_reduced(
+                instance.image, max_pixels=self._max_pixels, least_side=least
+            )
+        with timings.phase("preprocess", self._metrics):
             fit: Fit = instance.parameters.fit
-            return photo, model.preprocessing.apply(photo, fit)
+            seen = seen_as.apply(photo, fit)
+            return photo, replace(seen, box=seen.box.scaled(photo.size, whole))
 
     @staticmethod
     def draw(explained: Explained, explanation: Explanation, parameters: Parameters) -> Drawing:
@@ -287,13 +290,3 @@ class Explainer:
 
     async def in_thread(self, work: Callable[[], Result]) -> Result:
         return await asyncio.get_running_loop().run_in_executor(self._executor, work)
-
-    @contextmanager
-    def _phase(self, name: str, timings: Timings) -> Iterator[None]:
-        started = perf_counter()
-        try:
-            yield
-        finally:
-            seconds = perf_counter() - started
-            timings.note(name, seconds)
-            self._metrics.phase_seconds.labels(phase=name).observe(seconds)

@@ -54,6 +54,11 @@ class PredictParameters(Closed):
         ),
     )
 
+    @property
+    def needs_whole_photo(self) -> bool:
+        """Whether the answer shows or names the photo's own pixels."""
+        return False
+
 
 class Parameters(PredictParameters):
     """Parameters of `:explain`: the same names in JSON, query, form fields, and on the command
@@ -136,6 +141,10 @@ class Parameters(PredictParameters):
     )
 
     @property
+    def needs_whole_photo(self) -> bool:
+        return self.size == "image" or points_at_photo(self.target)
+
+    @property
     def maps(self) -> int:
         """How many maps of an image they ask for."""
         targets, layers = (
@@ -188,6 +197,10 @@ class ActivationParameters(PredictParameters):
         ),
     )
 
+    @property
+    def needs_whole_photo(self) -> bool:
+        return self.concepts is not None or points_at_photo(self.target)
+
     _object_in_text = field_validator("target", mode="before")(object_in_text)
     _colormap_exists = field_validator("colormap")(known_colormap)
 
@@ -226,6 +239,12 @@ class ExplainRequest(Closed):
         min_length=1, max_length=MAX_INSTANCES
     )
     parameters: Parameters = Parameters()
+
+
+def points_at_photo(target: object) -> bool:
+    """Whether a target may have a box or a mask."""
+    targets = target if isinstance(target, list) else [target]
+    return any(isinstance(each, TargetObject) for each in targets)
 
 
 def names_of(model: type[BaseModel]) -> list[str]:

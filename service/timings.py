@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from time import perf_counter
 from typing import Any
 
 from service.batcher import Outcome
+from service.metrics import Metrics
 
 
 @dataclass
@@ -14,6 +18,17 @@ class Timings:
 
     seconds: dict[str, float] = field(default_factory=dict)
     batch_size: int = 0
+
+    @contextmanager
+    def phase(self, name: str, metrics: Metrics) -> Iterator[None]:
+        """Note what the block takes, here and in the metrics."""
+        started = perf_counter()
+        try:
+            yield
+        finally:
+            seconds = perf_counter() - started
+            self.note(name, seconds)
+            metrics.phase_seconds.labels(phase=name).observe(seconds)
 
     def note(self, phase: str, seconds: float) -> None:
         self.seconds[phase] = max(self.seconds.get(phase, 0.0), seconds)

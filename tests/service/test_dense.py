@@ -359,3 +359,18 @@ def test_a_huge_class_of_a_detector_without_labels(dense: TestClient, target: An
 def test_a_detection_smoothed_by_augmentation(dense: TestClient) -> None:
     found = explained(ask(dense, "detector", PHOTO, {}, smooth="augment"))
     assert found["target"]["box"]
+
+
+def test_boxes_of_a_photo_that_was_not_decoded_whole_are_in_the_whole_ones_pixels(
+    dense: TestClient,
+) -> None:
+    photo = PHOTO.resize((1600, 1200))
+    response = dense.post(
+        "/v1/models/detector:predict?fit=squash",
+        content=encoded(photo, "JPEG"),
+        headers={"Content-Type": "image/jpeg"},
+    )
+    boxes = [each["box"] for each in response.json()["predictions"][0]["detections"]]
+    # It is decoded as 200 × 150, and its boxes are anywhere.
+    assert max(box["right"] for box in boxes) > 400
+    assert max(box["bottom"] for box in boxes) > 300

@@ -10,10 +10,11 @@ from io import BytesIO
 
 import numpy as np
 import pytest
+import skimage.data
 from PIL import Image
 
 from service.errors import ImageTooLarge, UndecodableImage
-from service.images import decode
+from service.images import decode, decode_reduced
 from tests.service.conftest import encoded, noise
 
 LIMIT = 50_000_000
@@ -184,3 +185,44 @@ def test_the_transparent_value_of_a_16_bit_grayscale_is_white() -> None:
     deep.save(file, "PNG", transparency=500)
     found = np.asarray(decode(file.getvalue(), max_pixels=100))
     assert found[0, :, 0].tolist() == [0, 255, 255]
+
+
+def large(width: int, height: int) -> bytes:
+    """A photo of an eye, smooth and fine, as a JPEG."""
+    eye = Image.fromarray(skimage.data.retina()).resize((width, height))
+    return encoded(eye, "JPEG")
+
+
+@pytest.mark.parametrize(
+    ("size", "least", "expected"),
+    [
+        ((1200, 900), 900, (1200, 900)),
+        ((1200, 900), 450, (600, 450)),
+        ((1200, 900), 451, (1200, 900)),
+        ((1200, 900), 300, (600, 450)),
+        ((1200, 900), 225, (300, 225)),
+        ((1200, 900), 1, (150, 113)),
+        ((1199, 901), 450, (600, 451)),
+    ],
+)
+def test_a_jpeg_is_decoded_no_larger_than_needed(
+    size: tuple[int, int], least: int, expected: tuple[int, int]
+) -> None:
+    image, whole = decode_reduced(large(*size), max_pixels=LIMIT, least_side=least)
+    assert image.size == expected
+    assert whole == size
+    assert min(image.size) >= least
+
+
+def test_a_reduced_photo_lies_as_its_camera_lay() -> None:
+    file = BytesIO()
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    Image.fromarray(skimage.data.retina()).resize((1200, 900)).save(file, "JPEG", exif=exif)
+    image, whole = decode_reduced(file.getvalue(), max_pixels=LIMIT, least_side=450)
+    assert (image.size, whole) == ((450, 600), (900, 1200))
+
+
+def test_other_formats_stay_whole() -> None:
+    data = encoded(noise(80, 60), "PNG")
+    assert decode_reduced(data, max_pixels=LIMIT, least_side=10)[0].size == (80, 60)
