@@ -5,7 +5,8 @@ Behind a pooled linear head there is no backward pass, so the forward pass is co
 inference alone: its weights frozen into it, batch norms and rectifiers folded into convolutions.
 Else the trunk runs without a graph, and a probe of zeros is added to the layer's output: the
 gradient at the probe is the gradient at the layer, and nothing before it is differentiated.
-Batches are filled up to the sizes that were compiled.
+Batches are filled up to the sizes that were compiled. Where compiling fails or makes it slower, the
+copy in half precision is explained as any other model.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from time import perf_counter
 from typing import Any
 
 import torch
@@ -24,12 +26,13 @@ from cam.errors import CamError, LayerNotSpatial, NoGradientPath
 from cam.explanation import Answer, Question
 from cam.grids import grids_of
 from cam.head import PooledHead
-from cam.onepass import answer
+from cam.onepass import answer, explain_batch
 from cam.output import logits_of, outputs_of, size_of
+from cam.targets import ClassTarget
 
 
 class FastPath:
-    """A model's own copy, compiled for explanations at one layer.
+    """A model's own copy in another precision, compiled for explanations at one layer.
 
     Args:
         model: a classifier or segmenter, in eval mode; it is copied and left alone.
@@ -55,14 +58,16 @@ class FastPath:
     ) -> None:
         self.layer, self.dtype = layer, dtype
         self.sizes = tuple(sorted(set(sizes)))
+        self.compiled = compile
+        """Whether what runs is compiled."""
         self._head = head
-        probed = _Probed(copy.deepcopy(model).eval().requires_grad_(False), layer)
-        probed.to(dtype=dtype, memory_format=torch.channels_last)  # type: ignore[call-overload]
-        self._run: Callable[[Tensor, Tensor | None], tuple[Tensor, Tensor]] = probed
-        self._plain = probed
-        self._compiled: set[int] = set()
+        self._copy = copy.deepcopy(model).eval().requires_grad_(False)
+        self._copy.to(dtype=dtype, memory_format=torch.channels_last)  # type: ignore[call-overload]
+        self._probed = _Probed(self._copy, layer)
+        self._run: Callable[[Tensor, Tensor | None], tuple[Tensor, Tensor]] = self._probed
         if compile:
-            self._run = torch.compile(probed, dynamic=False)
+            self._run = torch.compile(self._probed, dynamic=False)
+        self._seen_sizes: set[int] = set()
         self._shape: torch.Size | None = None
 
     def takes(self, question: Question) -> bool:
@@ -74,6 +79,28 @@ class FastPath:
             and not question.looks_at
         )
 
+    def settle(self, image: Tensor) -> str | None:
+        """Compile for one image, (1, C, H, W), and keep to that only if it is faster than the copy
+        as it is: on some processors a compiled transformer is slower by far.
+
+        Returns:
+            Why it is not compiled; None if it is.
+        """
+        question = [Question((ClassTarget(),), "gradcam", (self.layer,))]
+        if not self.compiled:
+            return "it was not to be"
+        try:
+            seconds = _seconds(lambda: self.explain(image, question))
+        except Exception as error:  # a compiler may fail in any way
+            self.compiled = False
+            return " ".join(str(error).split())[:300] or type(error).__name__
+        self.compiled = False
+        plain = _seconds(lambda: self.explain(image, question))
+        if plain < seconds:
+            return f"{seconds * 1000:.0f} ms an image compiled, {plain * 1000:.0f} ms not compiled"
+        self.compiled = True
+        return None
+
     def explain(self, images: Tensor, questions: Sequence[Question]) -> list[Answer | CamError]:
         """Answer a question for each image, as `explain_batch` does.
 
@@ -82,6 +109,9 @@ class FastPath:
             questions: such as it `takes`.
         """
         count = len(images)
+        if not self.compiled:
+            recast = images.to(self.dtype).contiguous(memory_format=torch.channels_last)
+            return explain_batch(self._copy, recast, questions, head=self._head)
         size = next(each for each in self.sizes if each >= count)
         filled = images.to(self.dtype)
         if size > count:
@@ -94,44 +124,50 @@ class FastPath:
             if self._head:
                 with torch.no_grad():
                     logits, activation = self._run(filled, None)
-                return self._by_head(self._head, logits[:count], activation[:count], questions)
+                signals = self._head.signals(activation[:count], logits[:count])
+                with torch.enable_grad():
+                    outputs = outputs_of(signals.logits, size=size_of(images))
+                    return answer(questions, outputs, signals, signals.grids)
             with torch.enable_grad():
                 probe = self._probe(filled)
                 logits, activation = self._run(filled, probe)
-                signals = _AtProbe(self.layer, probe, activation.detach())
-                grids = grids_of(signals.activations, filled)
+                at_probe = _AtProbe(self.layer, probe, activation.detach())
+                grids = grids_of(at_probe.activations, filled)
                 outputs = outputs_of(logits, size=size_of(images))[:count]
-                return answer(questions, outputs, signals, grids)
-
-    def _by_head(
-        self, head: PooledHead, logits: Tensor, activation: Tensor, questions: Sequence[Question]
-    ) -> list[Answer | CamError]:
-        signals = head.signals(activation, logits)
-        with torch.enable_grad():
-            return answer(questions, outputs_of(signals.logits), signals, signals.grids)
+                return answer(questions, outputs, at_probe, grids)
 
     @contextmanager
     def _compiling(self, size: int) -> Iterator[None]:
         """The compiler's settings, for the first pass of a batch size."""
         with ExitStack() as scope:
-            if size not in self._compiled:
+            if size not in self._seen_sizes:
                 # One graph for each size, be they many; the compiler's default is 8.
                 limit = dynamo.recompile_limit + len(self.sizes)
                 scope.enter_context(dynamo.patch(recompile_limit=limit))
                 if self._head:
                     scope.enter_context(inductor.patch(freezing=True))
             yield
-        self._compiled.add(size)
+        self._seen_sizes.add(size)
 
     def _probe(self, images: Tensor) -> Tensor:
         if self._shape is None:
             with torch.no_grad():
-                _, activation = self._plain(images[:1], images.new_zeros(()))
+                _, activation = self._probed(images[:1], images.new_zeros(()))
             self._shape = activation.shape[1:]
         zeros = images.new_zeros(len(images), *self._shape)
         if zeros.ndim == 4:
             zeros = zeros.contiguous(memory_format=torch.channels_last)
         return zeros.requires_grad_()
+
+
+def _seconds(work: Callable[[], object], rounds: int = 3) -> float:
+    """The fastest of some times, the first not counted."""
+    found = []
+    for _ in range(rounds + 1):
+        started = perf_counter()
+        work()
+        found.append(perf_counter() - started)
+    return min(found[1:])
 
 
 class _Probed(nn.Module):
@@ -152,7 +188,9 @@ class _Probed(nn.Module):
         self._kept = []
         return logits, activation
 
-    def _take(self, module: nn.Module, args: Any, output: Any) -> Tensor:
+    def _take(self, module: nn.Module, args: Any, output: Any) -> Tensor | None:
+        if not self._kept:  # the model runs by itself
+            return None
         if not isinstance(output, Tensor):
             raise LayerNotSpatial(f"the layer returns a {type(output).__name__}, not a tensor")
         # The activation that is kept is not the one that an in-place operation may change.

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import re
 import shutil
+import time
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -53,6 +56,11 @@ def compare(fast: FastPath, model: nn.Module, size: int, least: float) -> None:
                 assert np.abs(found.map - expected.map).max() <= 1e-4 * scale
 
 
+def uncompiled(run: Any, **_: Any) -> Any:
+    """Stands for the compiler: what would be compiled, as it is."""
+    return run
+
+
 def resnet() -> nn.Module:
     model: nn.Module = torchvision.models.resnet18()
     return model
@@ -80,10 +88,13 @@ def lite() -> nn.Module:
         (segmenter, "backbone.6"),
     ],
 )
-def test_the_probe_is_the_layer(build: Callable[[], nn.Module], layer: str) -> None:
+def test_the_probe_is_the_layer(
+    build: Callable[[], nn.Module], layer: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch, "compile", uncompiled)
     torch.manual_seed(0)
     model = build().eval()
-    fast = FastPath(model, layer, dtype=torch.float32, sizes=[4], compile=False)
+    fast = FastPath(model, layer, dtype=torch.float32, sizes=[4])
     compare(fast, model, 64, 0.99999)
     assert hook_count(model) == 0
 
@@ -127,6 +138,37 @@ def test_more_sizes_than_the_compiler_recompiles_by_itself() -> None:
             fast.explain(images(count), questions("relu2")[:1] * count)
 
 
+def test_compiled_it_is_kept_only_if_faster(monkeypatch: pytest.MonkeyPatch) -> None:
+    def slower(run: Any, **_: Any) -> Any:
+        def work(*args: Any) -> Any:
+            time.sleep(0.05)
+            return run(*args)
+
+        return work
+
+    def broken(run: Any, **_: Any) -> Any:
+        def work(*args: Any) -> Any:
+            raise RuntimeError("no compiler\nat all")
+
+        return work
+
+    for compiler_, why in (
+        (slower, r"^5\d ms an image compiled, \d ms not"),
+        (broken, "^no compiler at all"),
+    ):
+        monkeypatch.setattr(torch, "compile", compiler_)
+        model = small()
+        fast = FastPath(model, "relu2", dtype=torch.float32, sizes=[1, 4])
+        assert re.match(why, fast.settle(images(1)) or "")
+        assert not fast.compiled
+        compare(fast, model, 8, 0.99999)
+    monkeypatch.setattr(torch, "compile", uncompiled)
+    monkeypatch.setattr("cam.fast._seconds", lambda work: work() and 1.0)
+    fast = FastPath(small(), "relu2", dtype=torch.float32, sizes=[1, 4])
+    assert fast.settle(images(1)) is None
+    assert fast.compiled
+
+
 def test_what_it_takes() -> None:
     fast = FastPath(small(), "relu2", dtype=torch.float32, sizes=[1], compile=False)
     target = (ClassTarget(),)
@@ -151,7 +193,9 @@ def test_a_failure_belongs_to_its_item_here_too() -> None:
     assert isinstance(also, Answer)
 
 
-def test_a_layer_that_returns_no_tensor_is_refused() -> None:
+def test_a_layer_that_returns_no_tensor_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "compile", uncompiled)
+
     class Pair(nn.Module):
         def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, int]:
             return x, 1
@@ -165,7 +209,7 @@ def test_a_layer_that_returns_no_tensor_is_refused() -> None:
             out: torch.Tensor = self.pair(x)[0].mean(dim=(2, 3))
             return out
 
-    fast = FastPath(Paired(), "pair", dtype=torch.float32, sizes=[1], compile=False)
+    fast = FastPath(Paired(), "pair", dtype=torch.float32, sizes=[1])
     with pytest.raises(LayerNotSpatial, match="returns a tuple"):
         fast.explain(images(1), [Question((ClassTarget(),), "gradcam", ("pair",))])
 
