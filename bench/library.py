@@ -1,4 +1,4 @@
-"""What an explanation costs beside a prediction, and beside three other tools.
+"""What an explanation costs beside a prediction, and beside four other tools.
 
     python bench/library.py [--models resnet50 …] [--batches 8] [--layers last] [--rounds 9]
                             [--compile resnet50 …] [--device cpu] [--write NAME]
@@ -10,9 +10,9 @@ multiple of the plain eager float32 forward pass of the same batch, and in image
 - forward: the model in inference mode, as it comes; in channels-last layout; in bfloat16
 - exact: `explain_batch`, float32, eager, channels-last, as the service runs it
 - fast: `FastPath`, bfloat16; compiled where `--compile` names the model
-- grad-cam, torchcam, captum: each as its README shows it, float32, no parameter frozen (as they
-  come). captum has no batch of targets of its own to predict: it gets the predicted classes for
-  nothing.
+- grad-cam, torchcam, captum, torchxai: each as its README shows it, float32, no parameter frozen
+  (as they come). captum predicts nothing: it gets the predicted classes for nothing. torchxai takes
+  one image at a time.
 """
 
 from __future__ import annotations
@@ -168,6 +168,7 @@ def peers(name: str, model: nn.Module, images: Tensor, layer: str) -> dict[str, 
     from captum.attr import LayerGradCam
     from pytorch_grad_cam import GradCAM
     from torchcam.methods import GradCAM as TorchCam
+    from torchxai.methods import GradCAM as TorchXai
 
     model = copy.deepcopy(model).requires_grad_(True)
     target = model.get_submodule(layer)
@@ -194,7 +195,11 @@ def peers(name: str, model: nn.Module, images: Tensor, layer: str) -> dict[str, 
     def captum() -> Any:
         return LayerGradCam(model, target).attribute(images, target=classes)
 
-    found = {"grad-cam": grad_cam}
+    def torch_xai() -> Any:
+        explainer = TorchXai(model, target_layer=target)
+        return [explainer(image) for image in images]
+
+    found = {"grad-cam": grad_cam, "torchxai": torch_xai}
     if name not in TOKENS:  # neither reshapes tokens
         found |= {"torchcam": torch_cam, "captum": captum}
     return found
@@ -243,7 +248,15 @@ def show(found: dict[str, Any]) -> None:
 
 def machine() -> dict[str, Any]:
     """Where it was measured."""
-    packages = ("torch", "torchvision", "timm", "grad-cam", "torchcam", "captum")
+    packages = (
+        "torch",
+        "torchvision",
+        "timm",
+        "grad-cam",
+        "torchcam",
+        "captum",
+        "torchxai-explain",
+    )
     return {
         "processor": platform.processor() or platform.machine(),
         "cores": os.cpu_count(),

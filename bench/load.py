@@ -10,6 +10,8 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 Send = Callable[[], Awaitable[None]]
+IDLE_SECONDS = 3
+"""Servers close connections that idle longer, uvicorn after 5."""
 
 
 class Connections:
@@ -17,13 +19,13 @@ class Connections:
 
     def __init__(self, port: int) -> None:
         self._port = port
-        self._free: list[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = []
+        self._free: list[tuple[float, asyncio.StreamReader, asyncio.StreamWriter]] = []
 
     async def __aenter__(self) -> Connections:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        for _, writer in self._free:
+        for _, _, writer in self._free:
             writer.close()
 
     async def send(self, request: bytes) -> None:
@@ -31,16 +33,18 @@ class Connections:
         Raises:
             RuntimeError: if the answer is not a 200.
         """
-        if self._free:
-            reader, writer = self._free.pop()
-        else:
+        since, reader, writer = self._free.pop() if self._free else (0.0, None, None)
+        if writer and time.perf_counter() - since > IDLE_SECONDS:
+            writer.close()
+            writer = None
+        if reader is None or writer is None:
             reader, writer = await asyncio.open_connection("127.0.0.1", self._port)
         writer.write(request)
         await writer.drain()
         head = await reader.readuntil(b"\r\n\r\n")
         length = int(head.lower().partition(b"content-length:")[2].partition(b"\r\n")[0] or 0)
         await reader.readexactly(length)
-        self._free.append((reader, writer))
+        self._free.append((time.perf_counter(), reader, writer))
         if b" 200 " not in head.partition(b"\r\n")[0]:
             raise RuntimeError(head.partition(b"\r\n")[0].decode())
 

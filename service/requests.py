@@ -46,6 +46,7 @@ REQUESTS: dict[type[PredictParameters], type[Body]] = {
     ActivationParameters: ActivationRequest,
 }
 OWN = ("target", "method", "layer")
+MAX_MISTAKES = 1000
 ACCEPTED = "application/json, multipart/form-data or image/*"
 
 
@@ -203,6 +204,8 @@ def _set(model: BaseModel, names: Sequence[str] | None = None) -> dict[str, Any]
 
 
 def _body_problem(error: ValidationError, parameters: type[PredictParameters]) -> Problem:
+    if error.error_count() > MAX_MISTAKES:  # to list them all would take longer than to read them
+        return MalformedRequest(f"the body has {error.error_count()} mistakes; send fewer fields")
     first = error.errors()[0]
     where = [str(part) for part in first["loc"]]
     if first["type"] == "too_long" and where == ["instances"]:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
 from functools import partial
 
 from anyio import to_thread
@@ -25,7 +23,7 @@ from service.answers import (
 )
 from service.crew import Crew
 from service.engine import Listener
-from service.errors import DeadlineExceeded, InvalidParameter, NotAcceptable, Problem
+from service.errors import InvalidParameter, NotAcceptable, Problem
 from service.explainer import Explainer
 from service.fleet import Fleet
 from service.negotiation import choose
@@ -36,6 +34,7 @@ from service.observations import (
     pack_arrays,
 )
 from service.parameters import ActivationParameters, Parameters, PredictParameters
+from service.patience import deadline, while_connected
 from service.rendering import EXTENSIONS
 from service.requests import Instance, read_instances
 from service.schemas import dump
@@ -62,11 +61,12 @@ def make_router(*, fleet: Fleet, explainer: Explainer, settings: Settings) -> AP
             explained = await explainer.predict(crew, instance, timings)
             return explainer.predictions(crew, instance, explained)
 
-        async with _deadline(settings):
+        async with deadline(settings.deadline_seconds):
             instances = await read_instances(
                 request, PredictParameters, max_instances=settings.max_instances
             )
-            results = await together(work, instances)
+            async with while_connected(request):
+                results = await together(work, instances)
         predictions = [
             failed(instance, result) if isinstance(result, Problem) else result
             for instance, result in zip(instances, results, strict=True)
@@ -80,7 +80,7 @@ def make_router(*, fleet: Fleet, explainer: Explainer, settings: Settings) -> AP
         form = choose(_list_of(request, "accept"), FORMS)
         crew = fleet.crew(model)
         timings = Timings()
-        async with _deadline(settings):
+        async with deadline(settings.deadline_seconds):
             instances = await read_instances(
                 request, Parameters, max_instances=settings.max_instances
             )
@@ -95,12 +95,13 @@ def make_router(*, fleet: Fleet, explainer: Explainer, settings: Settings) -> AP
             headers = {"ETag": tag, "Vary": "Accept"}
             if matches(_list_of(request, "if-none-match"), tag):
                 return Response(status_code=304, headers=headers)
-            if single:
-                explained = await explainer.explain(crew, instances[0], timings)
-                body = await explainer.render(crew, instances[0], explained, form, timings)
-            else:
-                answer = await _explain_all(crew, instances, timings, headers)
-                body = await to_thread.run_sync(dump, answer)
+            async with while_connected(request):
+                if single:
+                    explained = await explainer.explain(crew, instances[0], timings)
+                    body = await explainer.render(crew, instances[0], explained, form, timings)
+                else:
+                    answer = await _explain_all(crew, instances, timings, headers)
+                    body = await to_thread.run_sync(dump, answer)
         headers["Server-Timing"] = timings.header()
         return Response(body, media_type=form, headers=headers)
 
@@ -128,23 +129,24 @@ def make_router(*, fleet: Fleet, explainer: Explainer, settings: Settings) -> AP
             )
             return await to_thread.run_sync(describe)
 
-        async with _deadline(settings):
+        async with deadline(settings.deadline_seconds):
             instances = await read_instances(
                 request, ActivationParameters, max_instances=settings.max_instances
             )
-            if form == JSON:
-                activations: list[schemas.LayerActivation | schemas.FailedInstance] = []
-                results = await together(look, instances)
-                for instance, result in zip(instances, results, strict=True):
-                    if isinstance(result, Problem):
-                        activations.append(failed(instance, result))
-                    else:
-                        activations.extend(result)
-                answer = schemas.ActivationResponse(activations=activations)
-                body = await to_thread.run_sync(dump, answer)
-            else:
-                require_one_map(len(instances), form)
-                body = await _show(crew, instances[0], timings, form)
+            async with while_connected(request):
+                if form == JSON:
+                    activations: list[schemas.LayerActivation | schemas.FailedInstance] = []
+                    results = await together(look, instances)
+                    for instance, result in zip(instances, results, strict=True):
+                        if isinstance(result, Problem):
+                            activations.append(failed(instance, result))
+                        else:
+                            activations.extend(result)
+                    answer = schemas.ActivationResponse(activations=activations)
+                    body = await to_thread.run_sync(dump, answer)
+                else:
+                    require_one_map(len(instances), form)
+                    body = await _show(crew, instances[0], timings, form)
         headers = {"Server-Timing": timings.header(), "Vary": "Accept"}
         return Response(body, media_type=form, headers=headers)
 
@@ -199,7 +201,7 @@ def make_router(*, fleet: Fleet, explainer: Explainer, settings: Settings) -> AP
         async def bounded(
             instance: Instance[Parameters], report: Callable[[Progress], None]
         ) -> tuple[schemas.Prediction, list[schemas.Explanation]]:
-            async with _deadline(settings):
+            async with deadline(settings.deadline_seconds):
                 return await explained(crew, instance, timings, report)
 
         async for instance, result in as_ready(bounded, instances):
@@ -246,19 +248,3 @@ def _require_single(instances: list[Instance[Parameters]], form: str) -> None:
         raise InvalidParameter(f"output is {output!r}, but {NPY} holds values; leave it out")
     if form != NPY and output == "values":
         raise InvalidParameter(f"output is 'values', which is no picture; ask for {NPY}")
-
-
-@asynccontextmanager
-async def _deadline(settings: Settings) -> AsyncIterator[None]:
-    """
-    Raises:
-        DeadlineExceeded: if the block takes longer than a request may.
-    """
-    try:
-        async with asyncio.timeout(settings.deadline_seconds):
-            yield
-    except TimeoutError:
-        raise DeadlineExceeded(
-            f"the answer was not ready after {settings.deadline_seconds:g} s; "
-            "send fewer or smaller images, or a smaller budget"
-        ) from None

@@ -387,6 +387,14 @@ def test_a_flood_of_instances_is_refused_at_the_first(client: TestClient) -> Non
     assert time.monotonic() - started < 5
 
 
+def test_a_flood_of_unknown_keys_is_one_problem(client: TestClient) -> None:
+    keys = ",".join(f'"k{turn}":1' for turn in range(500_000))
+    started = time.monotonic()
+    response = client.post(EXPLAIN, content="{" + keys + "}", headers=JSON)
+    check(response, 400, "malformed-request", "the body has 500001 mistakes")
+    assert time.monotonic() - started < 5
+
+
 def test_maps_are_limited_over_the_whole_request(client: TestClient) -> None:
     body = {"instances": [GOOD] * 26, "parameters": {"target": [1, 2, 3, 4]}}
     check(client.post(EXPLAIN, json=body), 422, "invalid-parameter", "104 maps", "at most 100")

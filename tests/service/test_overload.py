@@ -42,9 +42,9 @@ def slow(request: pytest.FixtureRequest) -> Iterator[TestClient]:
 
 @pytest.mark.parametrize("slow", [{"max_queue": 2}], indirect=True)
 def test_a_full_queue_answers_429_at_once(slow: TestClient) -> None:
-    def ask(_: int) -> tuple[int, float]:
+    def ask(seed: int) -> tuple[int, float]:
         started = time.monotonic()
-        response = slow.post(EXPLAIN, content=PHOTO, headers=PNG)
+        response = slow.post(EXPLAIN, content=encoded(noise(8, 8, seed)), headers=PNG)
         if response.status_code == 429:
             check(response, 429, "queue-full", "2 items are waiting", "try again")
             assert response.headers["retry-after"] == "1"

@@ -1,0 +1,66 @@
+"""A caller who leaves is noticed, and what was done for nobody ends."""
+
+from __future__ import annotations
+
+import socket
+import time
+from pathlib import Path
+
+import httpx2
+
+from tests.service.conftest import encoded, noise
+from tests.service.live import serving, until_ready
+
+SLOW = """
+[[models]]
+name = "slow"
+source = "factory:tests.service.factories:slow"
+weights = "none"
+input_size = 8
+max_batch = 1
+"""
+LEAVERS = 8
+
+
+def left(http: httpx2.Client) -> float:
+    """How many callers the metrics say have left."""
+    return sum(
+        float(line.rpartition(" ")[2])
+        for line in http.get("/metrics").text.splitlines()
+        if line.startswith("gradcam_requests_total") and 'status="499"' in line
+    )
+
+
+def test_callers_who_leave_are_dropped_from_the_queue(tmp_path: Path) -> None:
+    """A forward pass takes half a second: nine of them, one after the other, would take five."""
+    catalog = tmp_path / "models.toml"
+    catalog.write_text(SLOW)
+    with serving("--models", str(catalog)) as (process, http):
+        until_ready(process, http)
+        address = (http.base_url.host, http.base_url.port)
+        callers = []
+        for seed in range(LEAVERS):
+            photo = encoded(noise(8, 8, seed))
+            caller = socket.create_connection(address)
+            caller.sendall(
+                b"POST /v1/models/slow:explain HTTP/1.1\r\nHost: x\r\nContent-Type: image/png\r\n"
+                b"Content-Length: %d\r\n\r\n%b" % (len(photo), photo)
+            )
+            callers.append(caller)
+        time.sleep(0.3)
+        for caller in callers:
+            caller.close()
+        started = time.monotonic()
+        response = http.post(
+            "/v1/models/slow:explain",
+            content=encoded(noise(8, 8, 99)),
+            headers={"Content-Type": "image/png"},
+        )
+        assert response.status_code == 200
+        assert time.monotonic() - started < 2
+        for _ in range(50):
+            if left(http) == LEAVERS:
+                break
+            time.sleep(0.1)
+        assert left(http) == LEAVERS
+        assert http.get("/readyz").status_code == 200
