@@ -261,7 +261,7 @@ def machine() -> dict[str, Any]:
         "processor": platform.processor() or platform.machine(),
         "cores": os.cpu_count(),
         "threads": torch.get_num_threads(),
-        "accelerator": str(torch.accelerator.current_accelerator() or "none"),
+        "accelerator": str(torch.accelerator.current_accelerator(check_available=True) or "none"),
         "python": platform.python_version(),
         **{package: version(package) for package in packages},
     }

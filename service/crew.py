@@ -40,7 +40,7 @@ class Crew:
 
     @property
     def fidelity(self) -> float | None:
-        """Of the fast maps: the worst engine's; None if one has none."""
+        """Of the fast maps: the worst engine's; None without."""
         found = [engine.fidelity for engine in self.engines]
         return min((each for each in found if each is not None), default=None)
 
