@@ -32,10 +32,10 @@ format: .venv/test
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-# The short form, some ten minutes: an explanation beside a prediction and three other tools, and
+# The short form, some ten minutes: an explanation beside a prediction and four other tools, and
 # the service beside two servers as people write them.
 bench: .venv/bench
-	$(BIN)/python -m bench.library --batches 8 --models resnet50 efficientnet-lite0 vit_b_16
+	$(BIN)/python -m bench.library --batches 8 --models resnet50 efficientnet-lite0 swin_t --compile resnet50
 	$(BIN)/python -m bench.service --modes exact --clients 1 32 --seconds 20 --peers
 
 openapi: .venv/serve

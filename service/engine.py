@@ -139,7 +139,7 @@ class Engine:
             await self._submit(_Item(image, Question((), "gradcam", ()), self._warm_fast()))
 
     def _warm_fast(self) -> Steps:
-        """Compile the fast path, one size of batch a step, and compare it with the exact one."""
+        """Compile the fast path for every size of batch, and compare it with the exact one."""
         fast, model = self.model.fast, self.model
         assert fast
         question = Question((ClassTarget(),), "gradcam", (model.default_layer,))
@@ -150,6 +150,8 @@ class Engine:
         started = perf_counter()
         try:
             why = fast.settle(image)
+            if why and fast.dtype == model.dtype:
+                raise RuntimeError(why)
             for count in fast.sizes if fast.compiled else [1]:
                 found = fast.explain(image.expand(count, -1, -1, -1), [question] * count)
             exact = explain_batch(model.module, image, [question], head=model.head)

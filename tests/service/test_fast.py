@@ -71,3 +71,17 @@ def test_a_model_that_does_not_compile_is_served_the_exact_way(
         assert client.get("/v1/models/fast").json()["mode"] == "exact"
         np.testing.assert_allclose(heat(client, "fast"), heat(client, "exact"), rtol=1e-4)
     assert "model fast has no fast path: no compiler at all" in caplog.text
+
+
+def test_where_nothing_compiles_and_half_precision_is_imitated_there_is_no_fast_path(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("service.registry._has_bfloat16", lambda device: False)
+    monkeypatch.setattr(FastPath, "settle", lambda self, image: "no compiler")
+    with (
+        caplog.at_level(logging.WARNING),
+        TestClient(create_app(Settings(), entries()[1:])) as client,
+    ):
+        wait_until_ready(client)
+        assert client.get("/v1/models/fast").json()["mode"] == "exact"
+    assert "model fast has no fast path: no compiler" in caplog.text
