@@ -14,7 +14,6 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from time import perf_counter
 from typing import Any
 
 import torch
@@ -26,7 +25,8 @@ from cam.errors import CamError, LayerNotSpatial, NoGradientPath
 from cam.explanation import Answer, Question
 from cam.grids import grids_of
 from cam.head import PooledHead
-from cam.onepass import answer, explain_batch
+from cam.layout import fastest
+from cam.onepass import answer, answer_by_head, explain_batch
 from cam.output import logits_of, outputs_of, size_of
 from cam.targets import ClassTarget
 
@@ -86,16 +86,16 @@ class FastPath:
         Returns:
             Why it is not compiled; None if it is.
         """
-        question = [Question((ClassTarget(),), "gradcam", (self.layer,))]
         if not self.compiled:
             return "it was not to be"
+        question = [Question((ClassTarget(),), "gradcam", (self.layer,))]
         try:
-            seconds = _seconds(lambda: self.explain(image, question))
+            seconds = fastest(lambda: self.explain(image, question))
         except Exception as error:  # a compiler may fail in any way
             self.compiled = False
             return " ".join(str(error).split())[:300] or type(error).__name__
         self.compiled = False
-        plain = _seconds(lambda: self.explain(image, question))
+        plain = fastest(lambda: self.explain(image, question))
         if plain < seconds:
             return f"{seconds * 1000:.0f} ms an image compiled, {plain * 1000:.0f} ms not compiled"
         self.compiled = True
@@ -124,10 +124,9 @@ class FastPath:
             if self._head:
                 with torch.no_grad():
                     logits, activation = self._run(filled, None)
-                signals = self._head.signals(activation[:count], logits[:count])
-                with torch.enable_grad():
-                    outputs = outputs_of(signals.logits, size=size_of(images))
-                    return answer(questions, outputs, signals, signals.grids)
+                return answer_by_head(
+                    self._head, questions, activation[:count], logits[:count], images
+                )
             with torch.enable_grad():
                 probe = self._probe(filled)
                 logits, activation = self._run(filled, probe)
@@ -158,16 +157,6 @@ class FastPath:
         if zeros.ndim == 4:
             zeros = zeros.contiguous(memory_format=torch.channels_last)
         return zeros.requires_grad_()
-
-
-def _seconds(work: Callable[[], object], rounds: int = 3) -> float:
-    """The fastest of some times, the first not counted."""
-    found = []
-    for _ in range(rounds + 1):
-        started = perf_counter()
-        work()
-        found.append(perf_counter() - started)
-    return min(found[1:])
 
 
 class _Probed(nn.Module):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from time import perf_counter
 
 import torch
@@ -37,14 +38,23 @@ def laid_out(model: nn.Module, image: Tensor, *, batch: int = 4, rounds: int = 3
 
 def _seconds(model: nn.Module, images: Tensor, rounds: int) -> float:
     """The fastest of some forward passes, the first not counted."""
-    found = []
+
+    def work() -> None:
+        model(images)
+        if images.device.type != "cpu":
+            torch.accelerator.synchronize(images.device)
+
     with evaluating(model), torch.inference_mode():
-        for _ in range(rounds + 1):
-            started = perf_counter()
-            model(images)
-            if images.device.type != "cpu":
-                torch.accelerator.synchronize(images.device)
-            found.append(perf_counter() - started)
+        return fastest(work, rounds)
+
+
+def fastest(work: Callable[[], object], rounds: int = 3) -> float:
+    """Seconds of the fastest of some runs, the first not counted."""
+    found = []
+    for _ in range(rounds + 1):
+        started = perf_counter()
+        work()
+        found.append(perf_counter() - started)
     return min(found[1:])
 
 

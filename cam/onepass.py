@@ -59,15 +59,12 @@ def explain_batch(
             compose(question, question.resolve(each), each, [])
             for question, each in zip(questions, said, strict=True)
         ]
-    if head and all(head_answers(head, question) for question in questions):
+    if head and all(_by_head(head, question) for question in questions):
         with evaluating(model), watching(model, [head.layer]) as seen, torch.inference_mode():
             logits = logits_of(model(images))
             if head.layer not in seen:
                 raise LayerDidNotRun(f"layer {head.layer!r} did not run in this forward pass")
-        with torch.inference_mode(False), torch.enable_grad():
-            signals = head.signals(seen[head.layer], logits)
-            outputs = outputs_of(signals.logits, size=size_of(images))
-            return answer(questions, outputs, signals, signals.grids)
+        return answer_by_head(head, questions, seen[head.layer], logits, images)
     layers = dict.fromkeys(
         name for question in questions if question.targets for name in question.layers
     )
@@ -82,9 +79,24 @@ def explain_batch(
         return answer(questions, outputs, capture, grids_of(capture.activations, images))
 
 
-def head_answers(head: PooledHead, question: Question) -> bool:
+def _by_head(head: PooledHead, question: Question) -> bool:
     """Whether a question about one pass is about the head's layer and its logits alone."""
     return set(question.layers) <= {head.layer} and not question.looks_at
+
+
+def answer_by_head(
+    head: PooledHead,
+    questions: Sequence[Question],
+    output: Tensor,
+    logits: Tensor,
+    images: Tensor,
+) -> list[Answer | CamError]:
+    """Answer a question for each image from the output of the head's layer and the logits that a
+    forward pass without a graph left, (B, …) both."""
+    with torch.inference_mode(False), torch.enable_grad():
+        signals = head.signals(output, logits)
+        outputs = outputs_of(signals.logits, size=size_of(images))
+        return answer(questions, outputs, signals, signals.grids)
 
 
 class Signals(Protocol):

@@ -57,7 +57,7 @@ def make_about_router(*, fleet: Fleet, metrics: Metrics) -> APIRouter:
             name=served.name,
             ready=fleet.model_ready(model),
             source=served.source,
-            device=", ".join(str(engine.model.device) for engine in crew.engines),
+            device=crew.devices,
             dtype=str(served.dtype).removeprefix("torch."),
             kind=served.kind,
             input=portraits.InputDescription(

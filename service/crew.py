@@ -39,6 +39,11 @@ class Crew:
         return self.engines[0].model
 
     @property
+    def devices(self) -> str:
+        """As people read them."""
+        return ", ".join(str(engine.model.device) for engine in self.engines)
+
+    @property
     def fidelity(self) -> float | None:
         """Of the fast maps: the worst engine's; None without."""
         found = [engine.fidelity for engine in self.engines]

@@ -130,13 +130,14 @@ class Fleet:
                 await self._scope.enter_async_context(engine)
                 await engine.warm()
                 engines.append(engine)
-            self._crews[name] = Crew(engines, cache_bytes=self._cache_bytes, metrics=self._metrics)
+            crew = Crew(engines, cache_bytes=self._cache_bytes, metrics=self._metrics)
+            self._crews[name] = crew
             log.info(
                 "model %s ready on %s after %.1f s, default layer %s",
                 name,
-                ", ".join(str(engine.model.device) for engine in engines),
+                crew.devices,
                 perf_counter() - started,
-                engines[0].model.default_layer,
+                crew.model.default_layer,
             )
 
 

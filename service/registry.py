@@ -6,12 +6,11 @@ import hashlib
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from cam import METHODS, CamError, Layer, default_layer, survey
 from cam.abilities import unsuited
 from cam.fast import FastPath
-from cam.grids import Grid
 from cam.head import PooledHead, pooled_head
 from cam.layout import laid_out
 from cam.output import Kind, Output, outputs_of
@@ -85,7 +84,7 @@ def load(entry: ModelEntry) -> ServedModel:
         grid = next(layer.grid for layer in layers if layer.name == default)
         assert grid  # of an explainable layer
         cannot = unsuited(module, image, default, grid)
-        head = _head(module, image, default, grid)
+        head = None if "cam" in cannot else pooled_head(module, image, default, grid)
         channels_last = laid_out(module, image)
     except ConfigError:
         raise
@@ -202,13 +201,6 @@ def _class_count(said: Output) -> int | None:
     """How many classes there are; None of a detector, which names only those it finds."""
     values = said.logits if said.segments is None else said.segments
     return None if values is None else len(values)
-
-
-def _head(module: nn.Module, image: Tensor, layer: str, grid: Grid) -> PooledHead | None:
-    try:
-        return pooled_head(module, image, layer, grid)
-    except CamError:  # a detector, say, or another head
-        return None
 
 
 def _fast(
