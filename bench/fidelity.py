@@ -11,7 +11,6 @@ rounding of bfloat16 at their size.
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 from typing import Any
 
@@ -23,7 +22,7 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor, nn
 
-from bench.library import MIDDLE, RESULTS, build, head_of, machine
+from bench.library import MIDDLE, build, head_of, record
 from cam import Answer, ClassTarget, Question, default_layer, explain_batch, survey
 from cam.fast import FastPath
 from cam.fidelity import likeness
@@ -53,9 +52,7 @@ def main() -> None:
         )
     Console().print(table)
     if arguments.write:
-        RESULTS.mkdir(exist_ok=True)
-        file = RESULTS / f"{arguments.write}.json"
-        file.write_text(json.dumps({"machine": machine(), "rows": rows}, indent=1) + "\n")
+        record(arguments.write, rows=rows)
 
 
 def compare(name: str, compiled: bool, device: str) -> dict[str, Any]:

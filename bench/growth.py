@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import io
-import json
 import statistics
 from collections.abc import Callable
 from time import perf_counter
@@ -26,7 +25,7 @@ from PIL import Image
 from rich.console import Console
 from rich.table import Table
 
-from bench.library import RESULTS, build, head_of, machine
+from bench.library import build, head_of, record
 from cam import ClassTarget, Question, explain_batch
 from service.allocator import keep_memory
 from service.catalog import ModelEntry
@@ -56,9 +55,7 @@ def main() -> None:
         table.add_row(name, shown, f"{found[name]['exponent']:.2f}")
     Console().print(table)
     if arguments.write:
-        RESULTS.mkdir(exist_ok=True)
-        file = RESULTS / f"{arguments.write}.json"
-        file.write_text(json.dumps({"machine": machine(), "growth": found}, indent=1) + "\n")
+        record(arguments.write, growth=found)
 
 
 def measure(sizes: dict[float, Callable[[], Any]], rounds: int) -> dict[float, float]:

@@ -79,9 +79,7 @@ def main() -> None:
                 rows.append(found)
                 show(found)
     if arguments.write:
-        RESULTS.mkdir(exist_ok=True)
-        file = RESULTS / f"{arguments.write}.json"
-        file.write_text(json.dumps({"machine": machine(), "rows": rows}, indent=1) + "\n")
+        record(arguments.write, rows=rows)
 
 
 def compare(
@@ -244,6 +242,13 @@ def show(found: dict[str, Any]) -> None:
     for each, why in found["failures"].items():
         table.add_row(each, why, "", "")
     Console().print(table)
+
+
+def record(name: str, **found: Any) -> None:
+    """Into bench/results/, with the machine that it was measured on."""
+    RESULTS.mkdir(exist_ok=True)
+    file = RESULTS / f"{name}.json"
+    file.write_text(json.dumps({"machine": machine(), **found}, indent=1) + "\n")
 
 
 def machine() -> dict[str, Any]:

@@ -17,8 +17,6 @@ import http.client
 import socket
 import statistics
 import subprocess
-import sys
-import tempfile
 import threading
 import time
 from collections import defaultdict
@@ -36,7 +34,7 @@ import cam.head
 import cam.onepass
 import service.explainer
 import service.rendering
-from bench.service import ask_until_ready, photographs
+from bench.service import ask_until_ready, photographs, serving
 from service.app import create_app
 from service.catalog import ModelEntry
 from service.preprocessing import Preprocessing
@@ -66,7 +64,7 @@ def main() -> None:
     entry = ModelEntry(
         name="resnet50", source="torchvision:resnet50", weights="none", mode=arguments.mode
     )
-    with serving(entry) as (port, app), watched(spent):
+    with here(entry) as (port, app), watched(spent):
         (engine,) = app.state.fleet.crew("resnet50").engines
         owner, name = (
             (engine.model.fast, "_run") if engine.fidelity else (engine.model.module, "forward")
@@ -136,7 +134,7 @@ def ask(port: int, accept: str, count: int, spent: dict[str, list[float]]) -> li
 
 
 @contextlib.contextmanager
-def serving(entry: ModelEntry) -> Iterator[tuple[int, Any]]:
+def here(entry: ModelEntry) -> Iterator[tuple[int, Any]]:
     """The service on a port of its own, in a thread of this process."""
     app = create_app(Settings(cache_bytes=0), [entry])
     with socket.socket() as listening:
@@ -155,29 +153,14 @@ def serving(entry: ModelEntry) -> Iterator[tuple[int, Any]]:
 
 def flame(file: Path, mode: str, accept: str) -> None:
     """Sample the service while it answers."""
-    with tempfile.TemporaryDirectory() as folder:
-        catalog = Path(folder, "models.toml")
-        catalog.write_text(
-            '[[models]]\nname = "resnet50"\nsource = "torchvision:resnet50"\nweights = "none"\n'
-            f'mode = "{mode}"\n'
-        )
-        with socket.socket() as one:
-            one.bind(("127.0.0.1", 0))
-            port = int(one.getsockname()[1])
-        command = [sys.executable, "-m", "service", "serve", "--models", str(catalog)]
-        service_ = subprocess.Popen([*command, "--port", str(port)])  # noqa: S603
-        try:
-            ask_until_ready(port)
-            file.parent.mkdir(parents=True, exist_ok=True)
-            spy = ["py-spy", "record", "--pid", str(service_.pid), "--output", str(file)]
-            sampling = subprocess.Popen([*spy, "--duration", "15", "--rate", "200", "--threads"])  # noqa: S603
-            until = time.monotonic() + 15
-            while time.monotonic() < until:
-                ask(port, accept, 10, {})
-            sampling.wait()
-        finally:
-            service_.terminate()
-            service_.wait()
+    with serving(mode) as (port, process):
+        file.parent.mkdir(parents=True, exist_ok=True)
+        spy = ["py-spy", "record", "--pid", str(process.pid), "--output", str(file)]
+        sampling = subprocess.Popen([*spy, "--duration", "15", "--rate", "200", "--threads"])  # noqa: S603
+        until = time.monotonic() + 15
+        while time.monotonic() < until:
+            ask(port, accept, 10, {})
+        sampling.wait()
 
 
 if __name__ == "__main__":

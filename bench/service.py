@@ -38,7 +38,7 @@ from PIL import Image
 from rich.console import Console
 from rich.table import Table
 
-from bench.library import RESULTS, machine
+from bench.library import record
 from bench.load import Connections, Send, closed, poisson
 from cam import ClassTarget, Question
 from service.allocator import keep_memory
@@ -49,6 +49,7 @@ from service.registry import load
 
 PHOTOS = 256
 HERE = Path(__file__).parent
+SERVE = [sys.executable, "-m", "service", "serve"]
 
 
 def main() -> None:
@@ -65,15 +66,14 @@ def main() -> None:
     photos = photographs()
     rows: list[dict[str, Any]] = []
     for mode in arguments.modes:
-        entry = {"name": "resnet50", "source": "torchvision:resnet50", "weights": "none"}
         for clients in arguments.clients:
             rows.append(asyncio.run(engine(mode, clients, arguments.seconds)))
-        with serving(mode, entry) as port:
+        with serving(mode) as (port, _):
             path = "/v1/models/resnet50:explain?fit=squash"
             rows += loads(f"service, {mode}", port, path, photos, arguments, image=True)
     if arguments.peers:
         for script in ("plain_fastapi", "litserve_gradcam"):
-            with started([sys.executable, str(HERE / "peers" / f"{script}.py")]) as port:
+            with started([sys.executable, str(HERE / "peers" / f"{script}.py")]) as (port, _):
                 image = script == "plain_fastapi"
                 path = "/explain" if image else "/predict"
                 rows += loads(script, port, path, photos, arguments, image=image)
@@ -88,8 +88,7 @@ def main() -> None:
         )
     Console().print(table)
     if arguments.write:
-        file = RESULTS / f"{arguments.write}.json"
-        file.write_text(json.dumps({"machine": machine(), "rows": rows}, indent=1) + "\n")
+        record(arguments.write, rows=rows)
 
 
 def photographs() -> list[bytes]:
@@ -167,21 +166,25 @@ def request(path: str, photo: bytes, kind: str, accept: str) -> bytes:
     return head.encode() + body
 
 
+Server = tuple[int, subprocess.Popen[bytes]]
+
+
 @contextmanager
-def serving(mode: str, entry: dict[str, str]) -> Iterator[int]:
-    """Our service with that model in that mode."""
+def serving(mode: str) -> Iterator[Server]:
+    """Our service with a ResNet-50 in that mode: its port and process."""
     with tempfile.TemporaryDirectory() as folder:
         catalog = Path(folder, "models.toml")
-        lines = [f'{key} = "{value}"' for key, value in {**entry, "mode": mode}.items()]
-        catalog.write_text("[[models]]\n" + "\n".join(lines) + "\n")
-        command = [sys.executable, "-m", "service", "serve", "--models", str(catalog), "--port"]
-        with started(command) as port:
-            yield port
+        catalog.write_text(
+            '[[models]]\nname = "resnet50"\nsource = "torchvision:resnet50"\nweights = "none"\n'
+            f'mode = "{mode}"\n'
+        )
+        with started([*SERVE, "--models", str(catalog), "--port"]) as server:
+            yield server
 
 
 @contextmanager
-def started(command: list[str]) -> Iterator[int]:
-    """A server on a port of its own, ready to answer."""
+def started(command: list[str]) -> Iterator[Server]:
+    """A server on a port of its own, which is the command's last word, ready to answer."""
     with socket.socket() as one:
         one.bind(("127.0.0.1", 0))
         port = int(one.getsockname()[1])
@@ -192,7 +195,7 @@ def started(command: list[str]) -> Iterator[int]:
     )
     try:
         ask_until_ready(port, process)
-        yield port
+        yield port, process
     finally:
         process.terminate()
         try:

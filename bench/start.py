@@ -9,13 +9,12 @@ compared.
 from __future__ import annotations
 
 import argparse
-import socket
 import statistics
 import subprocess
 import sys
 from time import perf_counter
 
-from bench.service import ask_until_ready
+from bench.service import SERVE, started
 
 
 def main() -> None:
@@ -39,20 +38,9 @@ def importing() -> float:
 
 
 def starting() -> float:
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        port = int(one.getsockname()[1])
     begun = perf_counter()
-    command = [sys.executable, "-m", "service", "serve", "--port", str(port)]
-    process = subprocess.Popen(  # noqa: S603
-        command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-    )
-    try:
-        ask_until_ready(port, process)
+    with started([*SERVE, "--port"]):
         return perf_counter() - begun
-    finally:
-        process.terminate()
-        process.wait()
 
 
 if __name__ == "__main__":

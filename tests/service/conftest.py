@@ -17,6 +17,14 @@ from service.settings import Settings
 from tests.service.live import serving, until_ready
 
 MODEL = "/v1/models/efficientnet-lite0"
+SLOW = """
+[[models]]
+name = "slow"
+source = "factory:tests.service.factories:slow"
+weights = "none"
+input_size = 8
+max_batch = 1
+"""
 CAT, ESPRESSO, TRIPOD, MOPED = 285, 967, 872, 665
 
 
@@ -30,6 +38,14 @@ def client() -> Iterator[TestClient]:
     with TestClient(create_app(Settings())) as client:
         wait_until_ready(client)
         yield client
+
+
+@pytest.fixture(scope="session")
+def slow_catalog(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Of a model whose forward pass takes half a second, one image at a time."""
+    file = tmp_path_factory.mktemp("slow") / "models.toml"
+    file.write_text(SLOW)
+    return str(file)
 
 
 @pytest.fixture(scope="session")

@@ -4,21 +4,12 @@ from __future__ import annotations
 
 import socket
 import time
-from pathlib import Path
 
 import httpx2
 
 from tests.service.conftest import encoded, noise
 from tests.service.live import serving, until_ready
 
-SLOW = """
-[[models]]
-name = "slow"
-source = "factory:tests.service.factories:slow"
-weights = "none"
-input_size = 8
-max_batch = 1
-"""
 LEAVERS = 8
 
 
@@ -31,11 +22,9 @@ def left(http: httpx2.Client) -> float:
     )
 
 
-def test_callers_who_leave_are_dropped_from_the_queue(tmp_path: Path) -> None:
+def test_callers_who_leave_are_dropped_from_the_queue(slow_catalog: str) -> None:
     """A forward pass takes half a second: nine of them, one after the other, would take five."""
-    catalog = tmp_path / "models.toml"
-    catalog.write_text(SLOW)
-    with serving("--models", str(catalog)) as (process, http):
+    with serving("--models", slow_catalog) as (process, http):
         until_ready(process, http)
         address = (http.base_url.host, http.base_url.port)
         callers = []

@@ -20,22 +20,7 @@ import pytest
 from tests.service.conftest import encoded, noise
 from tests.service.live import ROOT, serving, until_ready
 
-SLOW = """
-[[models]]
-name = "slow"
-source = "factory:tests.service.factories:slow"
-weights = "none"
-input_size = 8
-max_batch = 1
-"""
 PNG = {"Content-Type": "image/png"}
-
-
-@pytest.fixture(scope="module")
-def slow_catalog(tmp_path_factory: pytest.TempPathFactory) -> str:
-    file = tmp_path_factory.mktemp("slow") / "models.toml"
-    file.write_text(SLOW)
-    return str(file)
 
 
 def test_from_loading_to_a_clean_stop_that_loses_no_request(slow_catalog: str) -> None:
