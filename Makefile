@@ -13,13 +13,17 @@ EDITABLE := $(UV) install --python $(BIN)/python --no-deps --editable .
 # Without bytecode every start compiles torch anew: 10 s instead of 5.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: serve test lint format types openapi bench lock clean
+.PHONY: serve test chaos lint format types openapi bench lock clean
 
 serve: .venv/serve
 	$(BIN)/gradcam serve --host $(HOST) --port $(PORT)
 
 test: lint types
 	$(BIN)/python -m pytest
+
+# Every attack at its full size, a quarter of an hour, into docs/reliability.md.
+chaos: .venv/test
+	$(BIN)/python -m tests.chaos --write
 
 lint: .venv/test
 	$(BIN)/ruff format --check .

@@ -27,9 +27,15 @@ def laid_out(model: nn.Module, image: Tensor, *, batch: int = 4, rounds: int = 3
     if not any(isinstance(module, nn.Conv2d) for module in model.modules()):
         return False
     images = image.expand(batch, *image.shape[1:]).contiguous()
-    plain = _seconds(model, images, rounds)
-    _to(model, torch.channels_last)
-    last = _seconds(model, images.contiguous(memory_format=torch.channels_last), rounds)
+    try:
+        plain = _seconds(model, images, rounds)
+        _to(model, torch.channels_last)
+        last = _seconds(model, images.contiguous(memory_format=torch.channels_last), rounds)
+    except torch.OutOfMemoryError:
+        _to(model, torch.contiguous_format)
+        if batch == 1:
+            raise
+        return laid_out(model, image, batch=batch // 2, rounds=rounds)
     if last <= MARGIN * plain:
         return True
     _to(model, torch.contiguous_format)

@@ -1,4 +1,4 @@
-"""The command line: `gradcam serve`, `gradcam explain`, `gradcam openapi`."""
+"""The command line: `gradcam serve`, `gradcam explain`, `gradcam key`, `gradcam openapi`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,10 @@ import typer
 
 from service.catalog import read_catalog
 from service.errors import ConfigError, Problem
+from service.guard.keys import new_key, read_keys
+from service.reach import listen
 from service.settings import Settings, read_settings
+from service.supervisor import supervise
 
 cli = typer.Typer(
     name="gradcam",
@@ -31,13 +34,39 @@ def serve(
     host: Annotated[str | None, typer.Option(help="Address to listen on.")] = None,
     port: Annotated[int | None, typer.Option(help="Port to listen on; 0 takes a free one.")] = None,
     models: Models = None,
+    keys: Annotated[Path | None, typer.Option(help="The TOML file of API keys.")] = None,
+    insecure: Annotated[
+        bool | None,
+        typer.Option("--insecure", help="Listen where others can reach it, without keys."),
+    ] = None,
 ) -> None:
     """Serve explanations over HTTP. GRADCAM_… variables set the rest: see the README."""
-    settings = read_settings(os.environ, host=host, port=port, models=models)
+    settings = read_settings(
+        os.environ, host=host, port=port, models=models, keys=keys, insecure=insecure
+    )
     entries = read_catalog(settings.models)
-    from service.server import run
+    if settings.keys:
+        read_keys(settings.keys)  # a mistake in it is told before anything starts
+    with listen(settings) as listening:
+        if settings.supervise:
+            raise typer.Exit(supervise(listening, settings, entries))
+        from service.server import run  # imports torch, which a supervisor needs not
 
-    raise typer.Exit(run(settings, entries))
+        raise typer.Exit(run(settings, entries, listening, None))
+
+
+@cli.command()
+def key(
+    name: Annotated[str, typer.Argument(help="Whose it is.")],
+    scope: Annotated[
+        list[str] | None, typer.Option(help="explain or admin; repeat for both.")
+    ] = None,
+    rate: Annotated[str | None, typer.Option(help="Like 600/minute.")] = None,
+) -> None:
+    """Make an API key: prints its entry for the file of keys, and, once, the key itself."""
+    secret, entry = new_key(name, scope or ["explain"], rate)
+    print(entry)
+    print(f"# The key, shown this once: {secret}", file=sys.stderr)
 
 
 @cli.command()

@@ -17,8 +17,10 @@ from service.metrics import CONTENT_TYPE, Metrics
 PAGE = Path(__file__).with_name("page.html")
 PAGE_POLICY = (
     "default-src 'none'; connect-src 'self'; img-src 'self' data: blob:; "
-    "style-src 'unsafe-inline'; script-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
+    "style-src 'unsafe-inline'; script-src 'unsafe-inline'; base-uri 'none'; form-action 'none'; "
+    "frame-ancestors 'none'"
 )
+PAGE_HEADERS = {"Content-Security-Policy": PAGE_POLICY}
 
 
 def make_about_router(*, fleet: Fleet, metrics: Metrics) -> APIRouter:
@@ -27,12 +29,14 @@ def make_about_router(*, fleet: Fleet, metrics: Metrics) -> APIRouter:
 
     @router.get("/", response_class=HTMLResponse, **documentation.PAGE)
     async def show_page() -> Response:
-        return HTMLResponse(page, headers={"Content-Security-Policy": PAGE_POLICY})
+        return HTMLResponse(page, headers=PAGE_HEADERS)
 
+    @router.head("/healthz", include_in_schema=False)
     @router.get("/healthz", **documentation.HEALTHZ)
     async def is_alive() -> portraits.Health:
         return portraits.Health(status="ok")
 
+    @router.head("/readyz", include_in_schema=False)
     @router.get("/readyz", **documentation.READYZ)
     async def is_ready() -> portraits.Health:
         if not fleet.ready:

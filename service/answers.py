@@ -108,10 +108,10 @@ def entity_tag(model: ServedModel, media_type: str, instances: Sequence[Instance
     digest = hashlib.blake2b(digest_size=16)
     digest.update(f"{__version__}|{model.name}|{model.fingerprint}|{media_type}".encode())
     for instance in instances:
-        if isinstance(instance.image, Problem):
-            image = repr(instance.image.detail).encode()
-        else:
+        if isinstance(instance.image, bytes):
             image = hashlib.blake2b(instance.image, digest_size=16).digest()
+        else:
+            image = repr(instance.image).encode()
         asked = instance.parameters.model_dump_json()
         digest.update(f"|{instance.id!r}|{asked}|".encode() + image)
     return f'W/"{digest.hexdigest()}"'

@@ -2,32 +2,49 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import warnings
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
+from typing import Any
 
 from fastapi import FastAPI
 from fastapi_offline import FastAPIOffline
 from PIL import Image
 from starlette.convertors import StringConvertor, register_url_convertor
 from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.routing import Match
 
 from service import __version__
 from service.about import make_about_router
+from service.administration import make_administration_router
+from service.allocator import give_back_memory
 from service.answers import problem_response
 from service.catalog import EMBEDDED, ModelEntry
-from service.documentation import DESCRIPTION, TAGS
+from service.documentation import DESCRIPTION, SECURITY, SECURITY_SCHEMES, TAGS
 from service.errors import MalformedRequest, MethodNotAllowed, Problem, UnknownRoute
 from service.explainer import Explainer
 from service.fleet import Fleet
+from service.guard.access import Access
+from service.guard.admission import Admission
+from service.guard.fetch import Fetcher
+from service.guard.keys import read_keys
 from service.metrics import Metrics
 from service.middleware import LimitBody, Observe
+from service.reception import Reception
 from service.routes import make_router
 from service.settings import Settings
 from service.threads import one_each
+
+OWN_HEADERS = ("X-API-Key", "X-Request-ID", "X-Request-Timeout")
+
+
+REST_SECONDS = 5
 
 
 class ModelName(StringConvertor):
@@ -36,28 +53,36 @@ class ModelName(StringConvertor):
     regex = "[^/:]+"
 
 
+def make_explainer(settings: Settings, metrics: Metrics) -> Explainer:
+    return Explainer(
+        max_pixels=settings.max_pixels,
+        pixel_budget=settings.pixel_budget,
+        threads=os.cpu_count() or 1,
+        metrics=metrics,
+    )
+
+
 def create_app(settings: Settings, entries: Sequence[ModelEntry] = (EMBEDDED,)) -> FastAPI:
     """The service for these models. They load when the app starts, not before;
     `app.state.fleet` tells how far they are."""
     register_url_convertor("model", ModelName())
     # A picture that claims a bomb's size is refused, not warned about.
     warnings.simplefilter("error", Image.DecompressionBombWarning)
+    keys = read_keys(settings.keys) if settings.keys else None
     metrics = Metrics()
-    fleet = Fleet(
-        entries,
-        max_queue=settings.max_queue,
-        metrics=metrics,
-        cache_bytes=settings.cache_bytes,
-    )
-    explainer = Explainer(
-        max_pixels=settings.max_pixels, threads=os.cpu_count() or 1, metrics=metrics
-    )
+    fleet = Fleet(entries, settings=settings, metrics=metrics)
+    explainer = make_explainer(settings, metrics)
+    fetcher = Fetcher(hosts=settings.image_hosts, max_bytes=settings.max_body_bytes)
+    admission = Admission(settings.max_queue, metrics=metrics)
+    reception = Reception(fleet=fleet, admission=admission, fetcher=fetcher, settings=settings)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         with one_each():
-            async with explainer, fleet:
+            async with explainer, fetcher, fleet:
+                resting = asyncio.create_task(_rest(admission), name="rest")
                 yield
+                resting.cancel()
 
     app = FastAPIOffline(
         title="gradcam-service",
@@ -68,14 +93,53 @@ def create_app(settings: Settings, entries: Sequence[ModelEntry] = (EMBEDDED,)) 
         lifespan=lifespan,
         redoc_url=None,
     )
+    app.openapi = partial(_openapi, app)  # type: ignore[method-assign]
     app.state.fleet = fleet
-    app.add_middleware(LimitBody, max_bytes=settings.max_body_bytes, metrics=metrics)
+    app.state.metrics = metrics
+    app.state.admission = admission
+    # The onion, from the inside out.
+    app.add_middleware(
+        LimitBody,
+        max_bytes=settings.max_body_bytes,
+        max_bytes_in_all=settings.max_bodies_bytes,
+        metrics=metrics,
+    )
+    app.add_middleware(Access, keys=keys, metrics=metrics)
     app.add_middleware(Observe, metrics=metrics)
+    if settings.cors_origins:
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=list(settings.cors_origins),
+            allow_methods=["GET", "POST"],
+            allow_headers=["Authorization", "Content-Type", "If-None-Match", *OWN_HEADERS],
+            expose_headers=["ETag", "Retry-After", "Server-Timing", "X-Request-ID"],
+        )
     app.add_exception_handler(Problem, _on_problem)
     app.add_exception_handler(HTTPException, _on_http_exception)
     app.include_router(make_about_router(fleet=fleet, metrics=metrics))
-    app.include_router(make_router(fleet=fleet, explainer=explainer, settings=settings))
+    app.include_router(make_router(reception=reception, explainer=explainer))
+    app.include_router(
+        make_administration_router(fleet=fleet, allowed_sources=settings.allowed_sources)
+    )
     return app
+
+
+def _openapi(app: FastAPI) -> dict[str, Any]:
+    """FastAPI's own, and how a key is sent."""
+    document = FastAPI.openapi(app)
+    document["components"]["securitySchemes"] = SECURITY_SCHEMES
+    document["security"] = SECURITY
+    return document
+
+
+async def _rest(admission: Admission) -> None:
+    """Give memory back whenever there was work and there is none any more, until cancelled."""
+    seen = -1
+    while True:
+        await asyncio.sleep(REST_SECONDS)
+        if admission.at_rest and admission.admitted != seen:
+            seen = admission.admitted
+            await asyncio.to_thread(give_back_memory)
 
 
 async def _on_problem(request: Request, error: Exception) -> Response:
@@ -88,7 +152,15 @@ async def _on_http_exception(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     path = request.url.path[:120]
     if error.status_code == 405:
-        allowed = (error.headers or {}).get("Allow", "")
+        # Starlette knows of the first route alone.
+        routes = request.app.router.routes
+        allowed = ", ".join(
+            verb
+            for verb in ("GET", "HEAD", "POST", "DELETE")
+            if any(
+                each.matches({**request.scope, "method": verb})[0] is Match.FULL for each in routes
+            )
+        )
         response = problem_response(
             MethodNotAllowed(f"{path} does not answer {request.method}, only {allowed}")
         )

@@ -56,6 +56,8 @@ class Batcher(Generic[Item, Result]):
             If it *raises*, the batch is halved and tried again, down to the single item that is
             to blame.
         key: only items of equal key share a batch.
+        lane: classes of cost: those with items waiting take turns, whatever their number, so that
+            the cheap ones never wait for all the dear ones before them.
         max_batch: most items in one.
         max_queue: most items waiting.
         name: of the thread.
@@ -70,6 +72,7 @@ class Batcher(Generic[Item, Result]):
         run: Callable[[list[Item]], Sequence[Result | Exception]],
         *,
         key: Callable[[Item], Hashable] = lambda item: None,
+        lane: Callable[[Item], Hashable] = lambda item: None,
         max_batch: int,
         max_queue: int,
         name: str = "batcher",
@@ -77,14 +80,17 @@ class Batcher(Generic[Item, Result]):
     ) -> None:
         self._run = run
         self._key = key
+        self._lane = lane
+        self._turns: dict[Hashable, int] = {}
         self._max_batch = max_batch
         self._max_queue = max_queue
         self._name = name
         self._prepare = prepare
         self._running = 0
+        self._started: float | None = None
         self._queue: deque[_Entry[Item, Result]] = deque()
         self._wake = asyncio.Event()
-        self._closing = False
+        self._closing = self._abandoned = False
         self._worker: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Batcher[Item, Result]:
@@ -103,7 +109,7 @@ class Batcher(Generic[Item, Result]):
         self._closing = True
         self._wake.set()
         try:
-            if self._worker:
+            if self._worker and not self._abandoned:
                 await self._worker
         finally:
             self._executor.shutdown(wait=False, cancel_futures=True)
@@ -112,6 +118,19 @@ class Batcher(Generic[Item, Result]):
     def alive(self) -> bool:
         """Whether items are taken and worked on."""
         return self._worker is not None and not self._worker.done() and not self._closing
+
+    @property
+    def running_seconds(self) -> float:
+        """Of the batch that the thread has; 0 if it has none."""
+        return 0.0 if self._started is None else perf_counter() - self._started
+
+    async def abandon(self) -> None:
+        """Give the thread up, whatever it does, and with it all who wait: they get `Closed`."""
+        self._closing = self._abandoned = True
+        if self._worker:
+            self._worker.cancel()
+            await asyncio.wait([self._worker])
+        self._executor.shutdown(wait=False, cancel_futures=True)
 
     def __len__(self) -> int:
         """Items waiting."""
@@ -164,18 +183,21 @@ class Batcher(Generic[Item, Result]):
             self._queue.clear()
 
     def _next_batch(self) -> list[_Entry[Item, Result]]:
-        """Take the oldest entry and those behind it that can share its batch."""
+        """Take the oldest entry of the lane whose turn it is, and those that can share its batch:
+        they are of one key."""
+        self._queue = deque(entry for entry in self._queue if not entry.future.cancelled())
+        waiting = dict.fromkeys(self._lane(entry.item) for entry in self._queue)
+        if not waiting:
+            return []
+        lane = min(waiting, key=lambda each: self._turns.get(each, 0))
+        self._turns[lane] = max(self._turns.values(), default=0) + 1
+        oldest = next(entry for entry in self._queue if self._lane(entry.item) == lane)
+        key = self._key(oldest.item)
         batch: list[_Entry[Item, Result]] = []
         others: deque[_Entry[Item, Result]] = deque()
-        while self._queue and len(batch) < self._max_batch:
-            entry = self._queue.popleft()
-            if entry.future.cancelled():
-                continue
-            if not batch or self._key(entry.item) == self._key(batch[0].item):
-                batch.append(entry)
-            else:
-                others.append(entry)
-        others.extend(self._queue)
+        for entry in self._queue:
+            fits = len(batch) < self._max_batch and self._key(entry.item) == key
+            (batch if fits else others).append(entry)
         self._queue = others
         return batch
 
@@ -186,11 +208,11 @@ class Batcher(Generic[Item, Result]):
         started = perf_counter()
         loop = asyncio.get_running_loop()
         items = [entry.item for entry in batch]
-        self._running = len(items)
+        self._running, self._started = len(items), started
         try:
             results = await loop.run_in_executor(self._executor, self._attempt, items)
         finally:
-            self._running = 0
+            self._running, self._started = 0, None
         if not isinstance(results, Exception):
             for entry, result in zip(batch, results, strict=True):
                 self._settle(entry, result, started, len(batch))

@@ -7,7 +7,8 @@ import tomllib
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError, model_validator
+from pydantic_core import PydanticCustomError
 
 from service.errors import ConfigError
 
@@ -42,6 +43,11 @@ class ModelEntry(BaseModel):
             "folder, to a `.safetensors`, or a `.pt`, `.pth` or `.bin` that loads without running "
             "code"
         ),
+    )
+    sha256: str | None = Field(
+        None,
+        pattern=r"^[0-9a-f]{64}$",
+        description="of the file of weights, in hexadecimal: with another one nothing is loaded",
     )
     seed: int = Field(0, ge=0, lt=2**63, description='the seed of `weights = "none"`')
     labels: str | None = Field(
@@ -86,6 +92,12 @@ class ModelEntry(BaseModel):
 
     _file: Path | None = PrivateAttr(None)
 
+    @model_validator(mode="after")
+    def _pins_a_file(self) -> ModelEntry:
+        if self.sha256 and self.weights in ("default", "none"):
+            raise PydanticCustomError("pin", "sha256 is of a file that weights names")
+        return self
+
     @property
     def copies(self) -> tuple[ModelEntry, ...]:
         """The entry for each of its devices."""
@@ -100,6 +112,26 @@ class ModelEntry(BaseModel):
     def path(self, name: str) -> Path:
         """A path that the entry names, relative to its file's folder."""
         return (self._file.parent if self._file else Path()) / Path(name).expanduser()
+
+
+class NewModel(BaseModel):
+    """A model to load: an entry as in models.toml, without what would name a file."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    name: str
+    source: str
+    weights: Literal["default", "none"] = "default"
+    seed: int = 0
+    labels: Literal["imagenet"] | None = None
+    layer: str = Field("auto", max_length=200)
+    input_size: tuple[Side, Side] | Side | None = None
+    mean: tuple[Mean, Mean, Mean] | None = None
+    std: tuple[Std, Std, Std] | None = None
+    device: Device = "auto"
+    dtype: Literal["float32", "bfloat16", "float16"] = "float32"
+    mode: Literal["exact", "fast", "auto"] = "auto"
+    max_batch: int = 16
 
 
 EMBEDDED = ModelEntry(name="efficientnet-lite0", source="embedded:efficientnet-lite0")
@@ -151,6 +183,8 @@ def _entry(file: Path, number: int, table: Any) -> ModelEntry:
 
 def _sentence(error: ValidationError) -> str:
     first = error.errors()[0]
+    if first["type"] == "pin":
+        return f"key 'sha256': {first['msg']}"
     if not first["loc"]:
         return "is not a table of keys"
     key = str(first["loc"][0])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +12,12 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Column, Table
 
+from service.app import make_explainer
+from service.case import Case
 from service.catalog import ModelEntry, read_catalog
 from service.descriptions import caption_of, describe_target
 from service.errors import Problem, UndecodableImage
-from service.explainer import Explainer
+from service.explainer import Explained, Explainer
 from service.fleet import Fleet
 from service.metrics import Metrics
 from service.parameters import Parameters
@@ -61,10 +63,8 @@ async def _explain(
     output: Path,
 ) -> int:
     metrics = Metrics()
-    fleet = Fleet(entries, max_queue=max(settings.max_queue, len(photos)), metrics=metrics)
-    explainer = Explainer(
-        max_pixels=settings.max_pixels, threads=os.cpu_count() or 1, metrics=metrics
-    )
+    fleet = Fleet(entries, settings=settings, metrics=metrics)
+    explainer = make_explainer(settings, metrics)
     table = Table(
         Column("photo", overflow="fold"),
         "label",
@@ -78,27 +78,35 @@ async def _explain(
         crew = fleet.crew(model)
         for index, photo in enumerate(photos):
             try:
-                image = _read(photo)
-                instance = Instance(index, photo.name, image, "", parameters)
-                explained = await explainer.explain(crew, instance, Timings())
+                instance = Instance(index, photo.name, _read(photo), "", parameters)
+                async with explainer.case(crew, instance, Timings()) as case:
+                    explained = await explainer.explain(case)
+                    for row in _drawn(case, explained, photo, output):
+                        table.add_row(*map(escape, row))
             except Problem as problem:
                 failures += 1
                 table.add_row(escape(str(photo)), f"[red]{escape(problem.detail)}[/red]", "", "")
-                continue
-            for number, explanation in enumerate(explained.answer.explanations):
-                drawing = explainer.draw(explained, explanation, parameters)
-                picture = explainer.picture(crew.model, explained, explanation, drawing, parameters)
-                suffix = f".{number}" if number else ""
-                file = output / f"{photo.stem}.{parameters.method}{suffix}.png"
-                file.write_bytes(encode(picture, "image/png"))
-                target = describe_target(explanation, crew.model.labels, explained.seen)
-                name = caption_of(explanation, target, crew.model).title
-                if target.index is not None and target.label:
-                    name = f"{target.index} {name}"
-                sure = "" if target.probability is None else f"{target.probability:.3f}"
-                table.add_row(escape(str(photo)), escape(name), sure, escape(str(file)))
     Console().print(table)
     return 1 if failures else 0
+
+
+def _drawn(
+    case: Case[Parameters], explained: Explained, photo: Path, output: Path
+) -> Iterator[tuple[str, str, str, str]]:
+    """Draws each map into a file, and yields its row of the table."""
+    model, parameters = case.crew.model, case.instance.parameters
+    for number, explanation in enumerate(explained.answer.explanations):
+        drawing = Explainer.draw(explained, explanation, parameters)
+        picture = Explainer.picture(model, explained, explanation, drawing, parameters)
+        suffix = f".{number}" if number else ""
+        file = output / f"{photo.stem}.{parameters.method}{suffix}.png"
+        file.write_bytes(encode(picture, "image/png"))
+        target = describe_target(explanation, model.labels, explained.seen)
+        name = caption_of(explanation, target, model).title
+        if target.index is not None and target.label:
+            name = f"{target.index} {name}"
+        sure = "" if target.probability is None else f"{target.probability:.3f}"
+        yield str(photo), name, sure, str(file)
 
 
 def _read(photo: Path) -> bytes:

@@ -33,6 +33,10 @@ class Crew:
         self._metrics = metrics
         self._recall: Recall[Outcome[Answer], Progress] = Recall(cache_bytes, _bytes_of)
 
+    def replace(self, turn: int, engine: Engine) -> None:
+        """Put another engine of the model in the place of one."""
+        self.engines = (*self.engines[:turn], engine, *self.engines[turn + 1 :])
+
     @property
     def model(self) -> ServedModel:
         """As it is on the first device."""

@@ -6,6 +6,7 @@ from typing import Any, Final
 
 from pydantic import BaseModel
 
+from service.catalog import NewModel
 from service.examples import (
     ACTIVATION_EXAMPLE,
     EXPLAINED,
@@ -23,6 +24,7 @@ from service.parameters import (
     inlined,
     parameter_schemas,
 )
+from service.portraits import ModelState
 from service.schemas import (
     ActivationResponse,
     ExplainResponse,
@@ -36,6 +38,13 @@ Explains what vision models look at: class activation maps of PyTorch models ove
 The native API is KServe V1, so the service is a drop-in KServe explainer. Every error is an
 RFC 9457 problem whose `detail` names the bad value and what is allowed.
 """
+SECURITY_SCHEMES: Final = {
+    "bearer": {"type": "http", "scheme": "bearer", "description": "An API key."},
+    "header": {"type": "apiKey", "in": "header", "name": "X-API-Key"},
+    "basic": {"type": "http", "scheme": "basic", "description": "For browsers: as the password."},
+}
+SECURITY: Final[list[dict[str, list[str]]]] = [{"bearer": []}, {"header": []}, {"basic": []}, {}]
+"""One of them, or none: a service may have no keys."""
 TAGS: Final = [
     {"name": "explain", "description": "Predictions and explanations."},
     {"name": "models", "description": "What is served."},
@@ -45,10 +54,20 @@ TAGS: Final = [
 _REASONS: Final = {
     400: ("The request cannot be read", "malformed-request", "the body is empty"),
     404: ("There is no such model", "unknown-model", "there is no model 'resnet'"),
+    401: ("An API key is needed", "unauthorized", "send an API key"),
+    403: ("That is not allowed", "forbidden", "the key 'app' has the scope explain"),
+    409: (
+        "The models that there are leave no place for it",
+        "conflict",
+        "there is a model 'resnet50' already",
+    ),
     406: ("The answer has no form that Accept allows", "not-acceptable", "Accept is 'text/plain'"),
+    408: ("The request came in too slowly", "too-slow", "the request was not here after 10 s"),
     413: ("The body is too large", "body-too-large", "the body has 11000000 bytes"),
     415: ("The body's media type is not supported", "unsupported-media-type", "no Content-Type"),
     422: ("The model has no class of that name", "unknown-label", "no class is called 'catt'"),
+    431: ("The request's head is too large", "head-too-large", "101 headers"),
+    500: ("The service failed", "internal-error", "the service failed; its log has the cause"),
     429: ("Too many requests are waiting", "queue-full", "256 items are waiting"),
     503: ("The service is not ready", "unavailable", "still loading: efficientnet-lite0"),
     504: ("The answer took too long", "deadline-exceeded", "not ready after 30 s"),
@@ -104,9 +123,9 @@ def _body(request: type[BaseModel], parameters: type[BaseModel], example: Any) -
     }
 
 
-_PROBLEM: Final = inlined(ProblemDocument)
+_PROBLEM: Final = {"$ref": f"#/components/schemas/{ProblemDocument.__name__}"}
 _BYTES: Final = {"schema": {"type": "string", "format": "binary"}}
-_SERVING: Final = (400, 404, 406, 413, 415, 422, 429, 503, 504)
+_SERVING: Final = (400, 401, 403, 404, 406, 408, 413, 415, 422, 429, 431, 500, 503, 504)
 _INSTANCE: Final = {"image": {"b64": TINY_PNG}}
 
 PAGE: Final[dict[str, Any]] = {
@@ -146,12 +165,49 @@ MODELS: Final[dict[str, Any]] = {
 MODEL: Final[dict[str, Any]] = {
     "tags": ["models"],
     "summary": "One model: its input, classes, default layer and methods",
-    "responses": {**_ok(MODEL_EXAMPLE), **_problems(404, 503)},
+    "responses": {**_ok(MODEL_EXAMPLE), **_problems(401, 404, 503)},
 }
 LAYERS: Final[dict[str, Any]] = {
     "tags": ["models"],
     "summary": "The model's layers in execution order, and which can be explained",
-    "responses": {**_ok({"layers": [LAYER_EXAMPLE]}), **_problems(404, 503)},
+    "responses": {**_ok({"layers": [LAYER_EXAMPLE]}), **_problems(401, 404, 503)},
+}
+ADD_MODEL: Final[dict[str, Any]] = {
+    "tags": ["models"],
+    "summary": "Load one more model",
+    "description": (
+        "For keys of scope `admin`. It loads in the background; until then `GET` of its `Location` "
+        "answers 503. No file is named: weights are the source's own, or seeded random."
+    ),
+    "responses": {
+        202: {
+            "description": "It is loading.",
+            "content": {"application/json": {"example": {"name": "r50", "state": "loading"}}},
+            "headers": {
+                "Location": {"description": "The model.", "schema": {"type": "string"}},
+                "Retry-After": {"description": "Seconds.", "schema": {"type": "integer"}},
+            },
+        },
+        **_problems(400, 401, 403, 408, 409, 413, 415, 422, 429, 431),
+    },
+    "response_model": ModelState,
+    "openapi_extra": {
+        "requestBody": {
+            "required": True,
+            "content": {
+                "application/json": {
+                    "schema": inlined(NewModel),
+                    "example": {"name": "r50", "source": "torchvision:resnet50"},
+                }
+            },
+        }
+    },
+}
+REMOVE_MODEL: Final[dict[str, Any]] = {
+    "tags": ["models"],
+    "summary": "Finish a model's requests and let it go",
+    "description": "For keys of scope `admin`. Answers when the last request is done.",
+    "responses": {204: {"description": "It is gone."}, **_problems(401, 403, 404, 409, 429)},
 }
 PREDICT: Final[dict[str, Any]] = {
     "tags": ["explain"],

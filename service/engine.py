@@ -5,12 +5,10 @@ Hooks on a shared module see every thread's forward, so one thread is correctnes
 
 from __future__ import annotations
 
-import logging
 import os
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from time import perf_counter
 from types import TracebackType
 from typing import TypeVar, cast
 
@@ -32,18 +30,16 @@ from cam import (
     observe,
 )
 from cam.fast import FastPath
-from cam.fidelity import likeness
 from cam.methods.subject import Progress
 from service.batcher import Batcher, Closed, Full, Outcome
-from service.errors import QueueFull, Unavailable, Unexplainable
+from service.errors import OutOfMemory, QueueFull, Unavailable, Unexplainable
 from service.metrics import Metrics
 from service.registry import ServedModel
+from service.warming import warm_fast_path
 
 RETRY_AFTER_SECONDS = 1
-LEAST_FIDELITY = 0.98
-"""Below it a fast path is not used."""
-log = logging.getLogger(__name__)
-
+NO_MEMORY = "can't allocate memory"
+"""How torch's allocator for the CPU says so, in a RuntimeError."""
 
 Looked = list[Observation] | list[Concept] | Tensor
 Worked = Answer | Progress | Looked
@@ -95,6 +91,7 @@ class Engine:
                 item.question.looks_at,
                 self._is_fast(item),
             ),
+            lane=lambda item: (item.steps is not None, len(item.question.targets) > 1),
             max_batch=model.max_batch,
             max_queue=max_queue,
             name=f"engine {model.name}",
@@ -118,6 +115,16 @@ class Engine:
         return self._batcher.alive
 
     @property
+    def running_seconds(self) -> float:
+        """Of the forward pass under way; 0 if there is none."""
+        return self._batcher.running_seconds
+
+    async def abandon(self) -> None:
+        """Give the worker thread up, which may never end, and the model with it; all who wait get
+        a 503."""
+        await self._batcher.abandon()
+
+    @property
     def waiting(self) -> int:
         """Images in the queue."""
         return len(self._batcher)
@@ -136,43 +143,11 @@ class Engine:
             for future in [self._batcher.submit(_Item(image, question)) for _ in range(count)]:
                 await future
         if self.model.fast:
-            await self._submit(_Item(image, Question((), "gradcam", ()), self._warm_fast()))
+            await self._submit(_Item(image, Question((), "gradcam", ()), self._settle_fast()))
 
-    def _warm_fast(self) -> Steps:
-        """Compile the fast path for every size of batch, and compare it with the exact one."""
-        fast, model = self.model.fast, self.model
-        assert fast
-        question = Question((ClassTarget(),), "gradcam", (model.default_layer,))
-        size = model.preprocessing
-        rng = torch.Generator().manual_seed(0)
-        image = torch.randn(1, 3, size.height, size.width, generator=rng)
-        image = image.to(model.device, model.dtype)
-        started = perf_counter()
-        try:
-            why = fast.settle(image)
-            if why and fast.dtype == model.dtype:
-                raise RuntimeError(why)
-            for count in fast.sizes if fast.compiled else [1]:
-                found = fast.explain(image.expand(count, -1, -1, -1), [question] * count)
-            exact = explain_batch(model.module, image, [question], head=model.head)
-            self.fidelity = likeness(found[0], exact[0])
-            if self.fidelity < LEAST_FIDELITY:
-                raise RuntimeError(f"its maps correlate {self.fidelity:.3f} with the exact ones")
-        except Exception as error:  # whatever it is, the exact path still stands
-            reason = " ".join(str(error).split())[:300]
-            log.warning("model %s has no fast path: %s", model.name, reason)
-            self.fidelity = None
-        else:
-            log.info(
-                "model %s has a fast path in %s after %.1f s, %s; its maps correlate %.4f with the "
-                "exact ones",
-                model.name,
-                str(fast.dtype).removeprefix("torch."),
-                perf_counter() - started,
-                f"not compiled: {why}" if why else "compiled",
-                self.fidelity,
-            )
-            self._fast = fast
+    def _settle_fast(self) -> Steps:
+        self.fidelity = warm_fast_path(self.model)
+        self._fast = None if self.fidelity is None else self.model.fast
         yield from ()
         return []
 
@@ -266,8 +241,25 @@ class Engine:
             ) from None
         except CamError as error:
             raise Unexplainable(f"model {self.model.name!r} cannot explain it: {error}") from None
+        except (MemoryError, RuntimeError) as error:
+            if not _is_of_memory(error):
+                raise
+            self._metrics.rejected.labels(reason="out of memory").inc()
+            raise OutOfMemory(
+                f"model {self.model.name!r} has no memory left for this image, even alone; try "
+                "again later, or with fewer targets or a smaller budget",
+                retry_after=RETRY_AFTER_SECONDS,
+            ) from None
 
     def _run(self, items: list[_Item]) -> list[Worked | CamError]:
+        try:
+            return self._work(items)
+        except (MemoryError, RuntimeError) as error:
+            if _is_of_memory(error) and self.model.device.type != "cpu":
+                torch.accelerator.memory.empty_cache()
+            raise  # the batcher halves the batch
+
+    def _work(self, items: list[_Item]) -> list[Worked | CamError]:
         self._metrics.batch_size.labels(model=self.model.name).observe(len(items))
         with self._metrics.phase_seconds.labels(phase="forward_backward").time():
             if items[0].steps:
@@ -284,6 +276,10 @@ class Engine:
                 images = images.contiguous(memory_format=torch.channels_last)
             head = self.model.head
             return [*explain_batch(self.model.module, images, questions, head=head)]
+
+
+def _is_of_memory(error: Exception) -> bool:
+    return isinstance(error, MemoryError | torch.OutOfMemoryError) or NO_MEMORY in str(error)
 
 
 def _bind(cores: Sequence[int]) -> None:

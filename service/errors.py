@@ -2,17 +2,22 @@
 
 - Problem
   - 400 MalformedRequest      the body cannot be read as what it says it is
+  - 401 Unauthorized          no API key, or an unknown one
+  - 403 Forbidden             the key's scopes, or the service's settings, do not allow it
   - 404 UnknownRoute, UnknownModel
   - 405 MethodNotAllowed
   - 406 NotAcceptable         the answer has no form that `Accept` allows
+  - 408 TooSlow               the request did not come in at the least speed
+  - 409 Conflict              a model of that name is there already, or too many are
   - 413 BodyTooLarge, ImageTooLarge, TooManyInstances
   - 415 UnsupportedMediaType  the body is neither an image, JSON nor a form
-  - 422 UndecodableImage, UnknownParameter, InvalidParameter, UnknownLabel, AmbiguousLabel,
-        ClassOutOfRange, InvalidTarget, UnknownLayer, UnknownMethod, UnsuitedMethod,
-        Unexplainable
-  - 429 QueueFull             with Retry-After
+  - 422 UndecodableImage, UnfetchableImage, UnknownParameter, InvalidParameter, UnknownLabel,
+        AmbiguousLabel, ClassOutOfRange, InvalidTarget, UnknownLayer, UnknownMethod,
+        UnsuitedMethod, Unexplainable
+  - 429 QueueFull, RateLimited  with Retry-After
+  - 431 HeadTooLarge          the request's line and headers are too large
   - 500 InternalError         a defect of ours
-  - 503 Unavailable           loading or draining, with Retry-After
+  - 503 Unavailable, OutOfMemory, Overloaded  with Retry-After
   - 504 DeadlineExceeded
 
 and `ConfigError`, a mistake in settings or models.toml, which stops the start.
@@ -22,6 +27,11 @@ from __future__ import annotations
 
 import re
 from typing import Any, ClassVar
+
+
+def one_line(error: Exception) -> str:
+    """What an exception of somebody else's says, short enough for a sentence."""
+    return " ".join(str(error).split())[:300]
 
 
 class ConfigError(Exception):
@@ -82,6 +92,21 @@ class MalformedRequest(Problem):
     title = "The request cannot be read"
 
 
+class Unauthorized(Problem):
+    status = 401
+    title = "An API key is needed"
+
+    def headers(self) -> dict[str, str]:
+        # Basic is for browsers, which ask for a name, any, and the key as its password.
+        challenge = 'Bearer realm="gradcam-service", Basic realm="gradcam-service"'
+        return {"WWW-Authenticate": challenge}
+
+
+class Forbidden(Problem):
+    status = 403
+    title = "That is not allowed"
+
+
 class UnknownRoute(Problem):
     status = 404
     title = "There is nothing at this address"
@@ -100,6 +125,16 @@ class MethodNotAllowed(Problem):
 class NotAcceptable(Problem):
     status = 406
     title = "The answer has no form that Accept allows"
+
+
+class TooSlow(Problem):
+    status = 408
+    title = "The request came in too slowly"
+
+
+class Conflict(Problem):
+    status = 409
+    title = "The models that there are leave no place for it"
 
 
 class BodyTooLarge(Problem):
@@ -125,6 +160,11 @@ class UnsupportedMediaType(Problem):
 class UndecodableImage(Problem):
     status = 422
     title = "The bytes are not a readable image"
+
+
+class UnfetchableImage(Problem):
+    status = 422
+    title = "The image cannot be had from its address"
 
 
 class UnknownParameter(Problem):
@@ -189,6 +229,16 @@ class QueueFull(Problem):
     title = "Too many requests are waiting"
 
 
+class RateLimited(Problem):
+    status = 429
+    title = "The key has made as many requests as it may"
+
+
+class HeadTooLarge(Problem):
+    status = 431
+    title = "The request's head is too large"
+
+
 class InternalError(Problem):
     status = 500
     title = "The service failed"
@@ -197,6 +247,16 @@ class InternalError(Problem):
 class Unavailable(Problem):
     status = 503
     title = "The service is not ready"
+
+
+class OutOfMemory(Problem):
+    status = 503
+    title = "The device has no memory for it"
+
+
+class Overloaded(Problem):
+    status = 503
+    title = "The service holds as much as it may"
 
 
 class DeadlineExceeded(Problem):

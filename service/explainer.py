@@ -2,35 +2,36 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from types import TracebackType
-from typing import TypeVar
 
 from PIL import Image
 
 from cam import Answer, Concept, Explanation, Observation, Question, SimilarityTarget
 from cam.overlay import Picture
 from service import schemas
+from service.case import Case
 from service.crew import Crew
 from service.descriptions import caption_of, describe, describe_target, predict
 from service.engine import Listener
 from service.errors import Problem
-from service.images import MAX_SIDE, decode_reduced
+from service.guard.lanes import Lanes
+from service.images import MAX_SIDE, decode_reduced, measure
 from service.metrics import Metrics
-from service.parameters import ActivationParameters, Parameters, PredictParameters
+from service.parameters import ActivationParameters, Parameters, PredictParameters, points_at_photo
 from service.placement import picture_of
 from service.preprocessing import Fit, ModelInput
 from service.questions import layers_of, placed, question_of, target_of
 from service.registry import ServedModel
 from service.rendering import Drawing, draw, encode, encode_values
-from service.requests import Instance
+from service.requests import Instance, P
 from service.timings import Timings
 
-Result = TypeVar("Result")
+NOTHING = Question((), "gradcam", ())
+"""Asks for no map, so for the prediction alone."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,20 +47,23 @@ class Explainer:
     """Takes instances through every step, keeping the heavy ones off the event loop.
 
     Use with `async with`: leaving it ends the threads when what they do is done. A caller who
-    gives up frees no thread before its work ends, so never more than `threads` are at work.
+    gives up frees no thread before its work ends, so never more than there are are at work.
 
     Args:
         max_pixels: of an image.
-        threads: how many images are decoded or drawn at a time.
+        pixel_budget: of all images at a time, from their decoding until they are drawn.
+        threads: how many images are decoded or drawn at a time; a large one beside them.
     """
 
-    def __init__(self, *, max_pixels: int, threads: int, metrics: Metrics) -> None:
+    def __init__(
+        self, *, max_pixels: int, pixel_budget: int, threads: int, metrics: Metrics
+    ) -> None:
         self._max_pixels = max_pixels
-        self._threads = threads
+        self._lanes = Lanes(pixels=pixel_budget, threads=threads, largest=max_pixels)
         self._metrics = metrics
 
     async def __aenter__(self) -> Explainer:
-        self._executor = ThreadPoolExecutor(self._threads, thread_name_prefix="explainer")
+        await self._lanes.__aenter__()
         return self
 
     async def __aexit__(
@@ -68,152 +72,149 @@ class Explainer:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._executor.shutdown(wait=False, cancel_futures=True)
+        await self._lanes.__aexit__(kind, error, trace)
 
-    async def explain(
-        self,
-        crew: Crew,
-        instance: Instance[Parameters],
-        timings: Timings,
-        progress: Listener | None = None,
-    ) -> Explained:
+    @asynccontextmanager
+    async def case(
+        self, crew: Crew, instance: Instance[P], timings: Timings
+    ) -> AsyncIterator[Case[P]]:
+        """Open a case of one image: wait for room for it, which it has until the block is left.
+
+        Raises:
+            Problem: of this instance alone, if it is no image or too large a one.
+        """
+        try:
+            pixels = await self._lanes.small.run(partial(self._measure, crew.model, instance))
+        except Problem as problem:
+            raise problem.at(instance.pointer) from None
+        async with AsyncExitStack() as scope:
+            with timings.phase("room", self._metrics):
+                lane = await scope.enter_async_context(self._lanes.room(pixels))
+            yield Case(crew, instance, timings, lane)
+
+    async def explain(self, case: Case[Parameters], progress: Listener | None = None) -> Explained:
         """Ask the engine for the maps that the instance's parameters ask for.
 
         Raises:
             Problem: of this instance alone.
         """
         try:
-            question = question_of(crew.model, instance.parameters)
-            photo, seen = await self._seen(crew, instance, timings)
-            question = await self._placed(crew, instance, question, photo, seen)
+            question = question_of(case.crew.model, case.instance.parameters)
+            photo, seen = await self._seen(case)
+            question = await self._placed(case, question, photo, seen)
         except Problem as problem:
-            raise instance.blame(problem) from None
-        outcome = await crew.answer(seen, question, progress)
-        timings.note_outcome(outcome)
+            raise case.instance.blame(problem) from None
+        outcome = await case.crew.answer(seen, question, progress)
+        case.timings.note_outcome(outcome)
         return Explained(photo, seen, outcome.value)
 
-    async def predict(
-        self, crew: Crew, instance: Instance[PredictParameters], timings: Timings
-    ) -> Explained:
+    async def predict(self, case: Case[PredictParameters]) -> Explained:
         """The same without a map: one forward pass.
 
         Raises:
             Problem: of this instance alone.
         """
-        photo, seen = await self._seen(crew, instance, timings)
-        outcome = await crew.answer(seen, Question((), "gradcam", ()))
-        timings.note_outcome(outcome)
+        photo, seen = await self._seen(case)
+        outcome = await case.crew.answer(seen, NOTHING)
+        case.timings.note_outcome(outcome)
         return Explained(photo, seen, outcome.value)
 
-    async def observe(
-        self, crew: Crew, instance: Instance[ActivationParameters], timings: Timings
-    ) -> list[Observation]:
+    async def observe(self, case: Case[ActivationParameters]) -> list[Observation]:
         """What the layers that the parameters name do with the instance.
 
         Raises:
             Problem: of this instance alone.
         """
+        crew, parameters = case.crew, case.instance.parameters
         try:
-            layers = layers_of(crew.model, instance.parameters)
-            target = target_of(crew.model, instance.parameters.target)
-            photo, seen = await self._seen(crew, instance, timings)
+            layers = layers_of(crew.model, parameters)
+            target = target_of(crew.model, parameters.target)
+            photo, seen = await self._seen(case)
             question = Question((target,), "gradcam", ())
-            question = await self._placed(crew, instance, question, photo, seen)
+            question = await self._placed(case, question, photo, seen)
         except Problem as problem:
-            raise instance.blame(problem) from None
+            raise case.instance.blame(problem) from None
         outcome = await crew.observe(seen.tensor, layers, question.targets[0])
-        timings.note_outcome(outcome)
+        case.timings.note_outcome(outcome)
         return outcome.value
 
     async def concepts(
-        self, crew: Crew, instance: Instance[ActivationParameters], timings: Timings
+        self, case: Case[ActivationParameters]
     ) -> tuple[Explained, dict[str, list[Concept]]]:
         """Layer → its concepts, of each layer that the parameters name.
 
         Raises:
             Problem: of this instance alone.
         """
+        crew, parameters = case.crew, case.instance.parameters
         try:
-            layers = layers_of(crew.model, instance.parameters)
+            layers = layers_of(crew.model, parameters)
         except Problem as problem:
-            raise instance.blame(problem) from None
-        photo, seen = await self._seen(crew, instance, timings)
-        said = await crew.answer(seen, Question((), "gradcam", ()))
+            raise case.instance.blame(problem) from None
+        photo, seen = await self._seen(case)
+        said = await crew.answer(seen, NOTHING)
         found = {}
         for layer in layers:
-            count = instance.parameters.concepts or 2
-            outcome = await crew.factorise(seen.tensor, layer, count)
-            timings.note_outcome(outcome)
+            outcome = await crew.factorise(seen.tensor, layer, parameters.concepts or 2)
+            case.timings.note_outcome(outcome)
             found[layer] = outcome.value
         return Explained(photo, seen, said.value), found
 
     async def describe(
-        self,
-        crew: Crew,
-        instance: Instance[Parameters],
-        explained: Explained,
-        timings: Timings,
+        self, case: Case[Parameters], explained: Explained
     ) -> list[schemas.Explanation]:
         """The instance's explanations as JSON has them."""
+        instance = case.instance
 
         def work(explanation: Explanation) -> schemas.Explanation:
             return describe(
                 self.draw(explained, explanation, instance.parameters),
                 explanation,
-                crew.model,
+                case.crew.model,
                 explained.seen,
                 instance.parameters,
                 instance=instance.index,
                 name=instance.id,
             )
 
-        with timings.phase("render", self._metrics):
+        with case.timings.phase("render", self._metrics):
             # One by one: a caller who gives up does so between two maps.
             return [
-                await self.in_thread(partial(work, explanation))
+                await case.lane.run(partial(work, explanation))
                 for explanation in explained.answer.explanations
             ]
 
-    async def render(
-        self,
-        crew: Crew,
-        instance: Instance[Parameters],
-        explained: Explained,
-        media_type: str,
-        timings: Timings,
-    ) -> bytes:
+    async def render(self, case: Case[Parameters], explained: Explained, media_type: str) -> bytes:
         """The instance's only explanation as a picture or as an .npy file."""
         (explanation,) = explained.answer.explanations
-        parameters = instance.parameters
+        parameters = case.instance.parameters
 
         def work() -> bytes:
-            with timings.phase("render", self._metrics):
+            with case.timings.phase("render", self._metrics):
                 drawing = self.draw(explained, explanation, parameters)
                 if media_type == "application/x-npy":
                     raw = parameters.normalize == "none"
                     return encode_values(drawing.values if raw else drawing.scaled)
-                picture = self.picture(crew.model, explained, explanation, drawing, parameters)
+                model = case.crew.model
+                picture = self.picture(model, explained, explanation, drawing, parameters)
                 return encode(picture, media_type)
 
-        return await self.in_thread(work)
+        return await case.lane.run(work)
 
     @staticmethod
-    def predictions(
-        crew: Crew, instance: Instance[PredictParameters], explained: Explained
-    ) -> schemas.Prediction:
+    def predictions(case: Case[PredictParameters], explained: Explained) -> schemas.Prediction:
         return predict(
             explained.answer,
-            crew.model,
+            case.crew.model,
             explained.seen,
-            instance.parameters.top_k,
-            instance=instance.index,
-            name=instance.id,
+            case.instance.parameters.top_k,
+            instance=case.instance.index,
+            name=case.instance.id,
         )
 
     async def _placed(
         self,
-        crew: Crew,
-        instance: Instance[Parameters | ActivationParameters],
+        case: Case[Parameters] | Case[ActivationParameters],
         question: Question,
         photo: Image.Image,
         seen: ModelInput,
@@ -223,51 +224,50 @@ class Explainer:
         Raises:
             Problem: of this instance alone.
         """
-        place = partial(
-            placed,
-            crew.model,
-            question,
-            instance.parameters,
-            photo,
-            seen,
-            max_pixels=self._max_pixels,
-        )
-        question, others = await self.in_thread(place)
+        model, parameters = case.crew.model, case.instance.parameters
+        if not points_at_photo(parameters.target):
+            return question
+        limit = self._max_pixels
+        place = partial(placed, model, question, parameters, photo, seen, max_pixels=limit)
+        # Nobody has measured a mask or another photo: they are for the threads of large ones.
+        question, others = await self._lanes.large.run(place)
         targets = list(question.targets)
-        fit: Fit = instance.parameters.fit
+        fit: Fit = parameters.fit
 
         def look(b64: str) -> ModelInput:
-            other = picture_of(b64, "like", max_pixels=self._max_pixels)
-            return crew.model.preprocessing.apply(other, fit)
+            return model.preprocessing.apply(picture_of(b64, "like", max_pixels=limit), fit)
 
         for turn, other in others.items():  # one by one: each photo is let go of before the next
-            like = await self.in_thread(partial(look, other.b64))
-            outcome = await crew.embed(like.tensor, other.layer)
+            like = await self._lanes.large.run(partial(look, other.b64))
+            outcome = await case.crew.embed(like.tensor, other.layer)
             targets[turn] = SimilarityTarget(other.layer, outcome.value, other.against)
         return replace(question, targets=tuple(targets))
 
-    async def _seen(
-        self, crew: Crew, instance: Instance[PredictParameters], timings: Timings
-    ) -> tuple[Image.Image, ModelInput]:
+    async def _seen(self, case: Case[P]) -> tuple[Image.Image, ModelInput]:
         try:
-            return await self.in_thread(partial(self._see, crew.model, instance, timings))
+            return await case.lane.run(partial(self._see, case))
         except Problem as problem:
-            raise problem.at(instance.pointer) from None
+            raise problem.at(case.instance.pointer) from None
 
-    def _see(
-        self, model: ServedModel, instance: Instance[PredictParameters], timings: Timings
-    ) -> tuple[Image.Image, ModelInput]:
+    def _measure(self, model: ServedModel, instance: Instance[P]) -> int:
         if isinstance(instance.image, Problem):
             raise instance.image
-        seen_as = model.preprocessing
-        least = MAX_SIDE if instance.parameters.needs_whole_photo else seen_as.ample_side
+        assert isinstance(instance.image, bytes)  # it was fetched
+        return measure(
+            instance.image, max_pixels=self._max_pixels, least_side=_least_side(model, instance)
+        )
+
+    def _see(self, case: Case[P]) -> tuple[Image.Image, ModelInput]:
+        model, instance, timings = case.crew.model, case.instance, case.timings
+        assert isinstance(instance.image, bytes)  # it was measured
+        least = _least_side(model, instance)
         with timings.phase("decode", self._metrics):
             photo, whole = decode_reduced(
                 instance.image, max_pixels=self._max_pixels, least_side=least
             )
         with timings.phase("preprocess", self._metrics):
             fit: Fit = instance.parameters.fit
-            seen = seen_as.apply(photo, fit)
+            seen = model.preprocessing.apply(photo, fit)
             return photo, replace(seen, box=seen.box.scaled(photo.size, whole))
 
     @staticmethod
@@ -288,5 +288,8 @@ class Explainer:
         caption = caption_of(explanation, target, model)
         return drawing.picture(parameters.output or "overlay", parameters, caption)
 
-    async def in_thread(self, work: Callable[[], Result]) -> Result:
-        return await asyncio.get_running_loop().run_in_executor(self._executor, work)
+
+def _least_side(model: ServedModel, instance: Instance[P]) -> int:
+    """Of the photo's shorter side, in pixels: what the answer needs of it."""
+    whole = instance.parameters.needs_whole_photo
+    return MAX_SIDE if whole else model.preprocessing.ample_side

@@ -1,49 +1,45 @@
-"""The engines of all models, from loading to drained."""
+"""All models, from loading to drained."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import os
 from collections.abc import Sequence
-from contextlib import AsyncExitStack
-from time import perf_counter
 from types import TracebackType
 
+from service.berth import Berth
 from service.catalog import ModelEntry
 from service.crew import Crew
-from service.engine import RETRY_AFTER_SECONDS, Engine
-from service.errors import Unavailable, UnknownModel
+from service.engine import RETRY_AFTER_SECONDS
+from service.errors import ConfigError, Conflict, Unavailable, UnknownModel
 from service.metrics import Metrics
-from service.registry import load
+from service.settings import Settings
 
+MOST_GIVEN_UP = 3
+"""Hung workers, each a thread and a model that stay until the process ends."""
 log = logging.getLogger(__name__)
 
 
 class Fleet:
-    """Loads and warms every model of the catalog in the background, one after the other.
+    """Loads and warms every model of the catalog in the background, one after the other; watches
+    over their workers; adds and removes models.
 
     Use with `async with`. Entering returns at once, so the port can open and say "loading";
-    `loaded` is done when all models are ready, or raises the ConfigError that kept one from it.
-    Leaving drains: every engine finishes what is queued.
+    `loaded` is done when the catalog's models are ready, or raises the ConfigError that kept one
+    from it. Leaving drains: every engine finishes what is queued.
     """
 
     loaded: asyncio.Task[None]
 
     def __init__(
-        self,
-        entries: Sequence[ModelEntry],
-        *,
-        max_queue: int,
-        metrics: Metrics,
-        cache_bytes: int = 0,
+        self, entries: Sequence[ModelEntry], *, settings: Settings, metrics: Metrics
     ) -> None:
-        self._entries = {entry.name: entry for entry in entries}
-        self._max_queue = max_queue
-        self._cache_bytes = cache_bytes
+        self._settings = settings
         self._metrics = metrics
-        self._crews: dict[str, Crew] = {}
-        self._scope = AsyncExitStack()
+        self._berths = {entry.name: self._berth(entry, essential=True) for entry in entries}
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._one_at_a_time = asyncio.Lock()
+        self._given_up = 0
         self.draining = False
 
     async def __aenter__(self) -> Fleet:
@@ -60,102 +56,144 @@ class Fleet:
         trace: TracebackType | None,
     ) -> None:
         self.draining = True
-        self.loaded.cancel()
-        await asyncio.wait([self.loaded])
-        await self._scope.aclose()
-        self._crews.clear()
+        tasks = [self.loaded, *self._tasks.values()]
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks)
+        berths = list(self._berths.values())
+        await asyncio.gather(*(berth.leave(self._settings.drain_seconds) for berth in berths))
 
     @property
     def names(self) -> list[str]:
-        return list(self._entries)
+        return list(self._berths)
 
     @property
     def ready(self) -> bool:
-        """Whether every model is warm, its worker alive, and nothing is being drained."""
-        return not self.draining and all(self.model_ready(name) for name in self._entries)
+        """Whether every essential model is warm, its worker alive, and nothing is being drained."""
+        return not self.draining and not self._missing
+
+    @property
+    def worn_out(self) -> bool:
+        """Whether so many workers hung that only a new process helps."""
+        return self.given_up >= MOST_GIVEN_UP
+
+    @property
+    def given_up(self) -> int:
+        return self._given_up + sum(berth.given_up for berth in self._berths.values())
+
+    @property
+    def busy(self) -> bool:
+        """Whether a thread is still at work, which nothing ends but the end of the process."""
+        return self.given_up > 0 or any(berth.loading for berth in self._berths.values())
+
+    @property
+    def _missing(self) -> list[Berth]:
+        return [each for each in self._berths.values() if each.essential and not each.ready]
 
     def model_ready(self, name: str) -> bool:
-        return name in self._crews and self._crews[name].alive
+        return name in self._berths and self._berths[name].ready
 
     def why_not_ready(self) -> str:
         if self.draining:
             return "the service is shutting down"
-        loading = [name for name in self._entries if name not in self._crews]
+        loading = [each.entry.name for each in self._missing if each.crew is None]
         if loading:
             return f"still loading: {', '.join(loading)}"
-        ended = [name for name in self._entries if not self.model_ready(name)]
-        return f"the worker has ended: {', '.join(ended)}" if ended else "ready"
+        return "; ".join(f"{each.entry.name} is {each.why_not_ready}" for each in self._missing)
 
     def crew(self, name: str) -> Crew:
         """The engines of a model.
 
         Raises:
             UnknownModel: naming the models that there are.
-            Unavailable: while it loads or the service drains.
+            Unavailable: while it loads, has no worker, leaves, or the service drains.
         """
-        if name not in self._entries:
-            raise UnknownModel(
-                f"there is no model {name[:80]!r}; the models are {', '.join(self._entries)}"
-            )
+        berth = self._berth_of(name)
         if self.draining:
             raise Unavailable(
                 "the service is shutting down; try again", retry_after=RETRY_AFTER_SECONDS
             )
-        if not self.model_ready(name):
+        if not berth.ready or not berth.crew:
             raise Unavailable(
-                f"model {name!r} is still loading; try again", retry_after=RETRY_AFTER_SECONDS
+                f"model {name!r} is {berth.why_not_ready}; try again",
+                retry_after=RETRY_AFTER_SECONDS,
             )
-        return self._crews[name]
+        return berth.crew
+
+    def add(self, entry: ModelEntry) -> None:
+        """Load one more model in the background.
+
+        Raises:
+            Conflict: if there is one of that name, or as many as there may be.
+        """
+        if entry.name in self._berths:
+            raise Conflict(f"there is a model {entry.name!r} already; DELETE it first")
+        if len(self._berths) >= self._settings.max_models:
+            raise Conflict(
+                f"there are {len(self._berths)} models, as many as may be; DELETE one first"
+            )
+        self._berths[entry.name] = self._berth(entry, essential=False)
+        self._tasks[entry.name] = asyncio.create_task(self._join(entry.name), name="add a model")
+
+    async def remove(self, name: str) -> None:
+        """Take no new requests for a model, finish those that wait, and let it go.
+
+        Raises:
+            UnknownModel, Conflict: if it is not there, or on its way out.
+        """
+        berth = self._berth_of(name)
+        if berth.leaving:
+            raise Conflict(f"model {name!r} is being unloaded")
+        berth.leaving = True
+        if task := self._tasks.pop(name, None):
+            task.cancel()
+            await asyncio.wait([task])
+        await berth.leave(self._settings.drain_seconds)
+        self._given_up += berth.given_up
+        del self._berths[name]
+        self._metrics.forget(name)
+        log.info("model %s unloaded", name)
 
     def measure(self) -> None:
         """Bring the gauges up to date."""
-        for name in self._entries:
-            self._metrics.model_ready.labels(model=name).set(self.model_ready(name))
-            depth = self._crews[name].waiting if name in self._crews else 0
-            self._metrics.queue_depth.labels(model=name).set(depth)
-
-    async def _load(self) -> None:
-        for name, entry in self._entries.items():
-            started = perf_counter()
-            engines = []
-            copies = entry.copies
-            for copy, cores in zip(copies, _cores(entry), strict=True):
-                model = await asyncio.to_thread(load, copy)
-                engine = Engine(
-                    model,
-                    max_queue=-(-self._max_queue // len(copies)),
-                    metrics=self._metrics,
-                    cores=cores,
-                )
-                await self._scope.enter_async_context(engine)
-                await engine.warm()
-                engines.append(engine)
-            crew = Crew(engines, cache_bytes=self._cache_bytes, metrics=self._metrics)
-            self._crews[name] = crew
-            log.info(
-                "model %s ready on %s after %.1f s, default layer %s",
-                name,
-                crew.devices,
-                perf_counter() - started,
-                crew.model.default_layer,
+        for name, berth in self._berths.items():
+            self._metrics.model_ready.labels(model=name).set(berth.ready)
+            self._metrics.queue_depth.labels(model=name).set(
+                berth.crew.waiting if berth.crew else 0
             )
 
+    def _berth_of(self, name: str) -> Berth:
+        if name not in self._berths:
+            raise UnknownModel(
+                f"there is no model {name[:80]!r}; the models are {', '.join(self._berths)}"
+            )
+        return self._berths[name]
 
-def _cores(entry: ModelEntry) -> list[list[int] | None]:
-    """For each of an entry's copies the cores that it is bound to: one of several on the CPU gets
-    its share of them, any other all.
-
-    Raises:
-        ConfigError: if there are not enough.
-    """
-    on_cpu = [copy.device == "cpu" for copy in entry.copies]
-    if sum(on_cpu) < 2:
-        return [None] * len(on_cpu)
-    affinity = getattr(os, "sched_getaffinity", None)
-    cores = sorted(affinity(0)) if affinity else list(range(os.cpu_count() or 1))
-    if len(cores) < sum(on_cpu):
-        raise entry.mistake(
-            "device", f"{sum(on_cpu)} copies on the CPU need as many cores; there are {len(cores)}"
+    def _berth(self, entry: ModelEntry, *, essential: bool) -> Berth:
+        return Berth(
+            entry,
+            essential=essential,
+            max_queue=self._settings.max_queue,
+            cache_bytes=self._settings.cache_bytes,
+            hang_seconds=self._settings.hang_seconds,
+            metrics=self._metrics,
         )
-    shares = iter([cores[turn :: sum(on_cpu)] for turn in range(sum(on_cpu))])
-    return [next(shares) if each else None for each in on_cpu]
+
+    async def _load(self) -> None:
+        for name, berth in list(self._berths.items()):
+            async with self._one_at_a_time:
+                await berth.load()
+            self._tasks[name] = asyncio.create_task(berth.watch(), name=f"watch {name}")
+
+    async def _join(self, name: str) -> None:
+        """The life of an added model."""
+        berth = self._berths[name]
+        try:
+            async with self._one_at_a_time:
+                await berth.load()
+        except ConfigError:
+            log.warning("model %s could not be loaded: %s", name, berth.failure)
+        except Exception:
+            log.exception("model %s could not be loaded", name)
+        else:
+            await berth.watch()

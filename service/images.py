@@ -14,16 +14,31 @@ How pixels become 8-bit RGB:
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from io import BytesIO
 from typing import Final
 
 import numpy as np
-from PIL import Image, ImageOps, UnidentifiedImageError
+from PIL import ExifTags, Image, UnidentifiedImageError
 
 from service.errors import ImageTooLarge, Problem, UndecodableImage
+from service.structure import check_structure
 
 FORMATS: Final = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "AVIF")
 MAX_SIDE: Final = 65_535
+BAND: Final = 1_000_000
+"""Pixels that are converted at a time."""
+TURNS: Final = {
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
+"""What sets a photo upright, by its EXIF orientation."""
 NAMES: Final = "JPEG, PNG, WebP, GIF, BMP, TIFF or AVIF"
 
 
@@ -55,8 +70,41 @@ def decode_reduced(
     Raises:
         UndecodableImage, ImageTooLarge
     """
+    with _opened(data, max_pixels) as image:
+        whole = image.size
+        _shrink(image, least_side)
+        drafted = image.size
+        image.load()
+        upright = _upright(image)
+        if (drafted[0] > drafted[1]) != (upright.width > upright.height):
+            whole = (whole[1], whole[0])
+        return _rgb(upright), whole
+
+
+def measure(data: bytes, *, max_pixels: int, least_side: int) -> int:
+    """How many pixels `decode_reduced` would decode, told by the header.
+
+    Raises:
+        UndecodableImage, ImageTooLarge
+    """
+    with _opened(data, max_pixels) as image:
+        _shrink(image, least_side)
+        return image.width * image.height
+
+
+def _shrink(image: Image.Image, least_side: int) -> None:
+    shrink = min(image.size) // least_side
+    if shrink > 1:
+        image.draft(image.mode, (image.width // shrink, image.height // shrink))
+
+
+@contextmanager
+def _opened(data: bytes, max_pixels: int) -> Iterator[Image.Image]:
+    """The image with its header read and within bounds; what a decoder raises in the block is a
+    problem."""
     if not data:
         raise UndecodableImage(f"the image is empty (0 bytes); send a {NAMES} image")
+    check_structure(data, max_pixels=max_pixels)
     try:
         with Image.open(BytesIO(data), formats=FORMATS) as image:
             if image.width * image.height > max_pixels:
@@ -70,16 +118,9 @@ def decode_reduced(
                     f"the image has {image.width} × {image.height} pixels; "
                     f"at most {MAX_SIDE} are allowed on a side"
                 )
-            whole = image.size
-            shrink = min(whole) // least_side
-            if shrink > 1:
-                image.draft(image.mode, (whole[0] // shrink, whole[1] // shrink))
-            drafted = image.size
-            image.load()
-            upright = ImageOps.exif_transpose(image)
-            if (drafted[0] > drafted[1]) != (upright.width > upright.height):
-                whole = (whole[1], whole[0])
-            return _rgb(upright), whole
+            if image.tile and image.tile[0].codec_name == "bmp_rle":
+                raise UndecodableImage("the BMP is run-length encoded; send a plain one, or a PNG")
+            yield image
     except Problem:
         raise
     except UnidentifiedImageError:
@@ -94,6 +135,12 @@ def decode_reduced(
         raise UndecodableImage(f"the image is truncated or corrupt: {reason}") from None
 
 
+def _upright(image: Image.Image) -> Image.Image:
+    """As `ImageOps.exif_transpose`, which writes the whole EXIF block anew for nothing."""
+    turn = TURNS.get(image.getexif().get(ExifTags.Base.Orientation, 1))
+    return image if turn is None else image.transpose(turn)
+
+
 def _rgb(image: Image.Image) -> Image.Image:
     if image.mode == "RGB" and "transparency" not in image.info:
         return image
@@ -103,11 +150,29 @@ def _rgb(image: Image.Image) -> Image.Image:
             "send 8 or 16 bit"
         )
     if image.mode.startswith("I"):
-        sixteen_bit = np.clip(np.asarray(image, dtype=np.int64), 0, 65535)
-        sixteen_bit[sixteen_bit == image.info.get("transparency")] = 65535
-        return Image.fromarray(((sixteen_bit + 128) // 257).astype(np.uint8)).convert("RGB")
+        return _in_bands(image, _from_16_bit)
     if image.has_transparency_data:
-        rgba = image.convert("RGBA")
-        white = Image.new("RGBA", rgba.size, "white")
-        return Image.alpha_composite(white, rgba).convert("RGB")
+        return _in_bands(image, _over_white)
     return image.convert("RGB")
+
+
+def _in_bands(image: Image.Image, convert: Callable[[Image.Image], Image.Image]) -> Image.Image:
+    """Convert some rows at a time: what lies between the two forms takes no memory to speak of."""
+    whole = Image.new("RGB", image.size)
+    rows = max(BAND // image.width, 1)
+    for top in range(0, image.height, rows):
+        band = image.crop((0, top, image.width, min(top + rows, image.height)))
+        whole.paste(convert(band), (0, top))
+    return whole
+
+
+def _from_16_bit(image: Image.Image) -> Image.Image:
+    sixteen_bit = np.clip(np.asarray(image, dtype=np.int64), 0, 65535)
+    sixteen_bit[sixteen_bit == image.info.get("transparency")] = 65535
+    return Image.fromarray(((sixteen_bit + 128) // 257).astype(np.uint8)).convert("RGB")
+
+
+def _over_white(image: Image.Image) -> Image.Image:
+    rgba = image.convert("RGBA")
+    white = Image.new("RGBA", rgba.size, "white")
+    return Image.alpha_composite(white, rgba).convert("RGB")

@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    ProcessCollector,
+    generate_latest,
+)
 
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -28,7 +35,8 @@ class Metrics:
         )
         self.phase_seconds = Histogram(
             "gradcam_phase_seconds",
-            "Time spent in decode, preprocess, queue, forward_backward, render",
+            "Time spent in room (waiting for memory), decode, preprocess, queue, "
+            "forward_backward, render",
             ["phase"],
             buckets=SECONDS,
             registry=self._registry,
@@ -58,6 +66,28 @@ class Metrics:
             ["model"],
             registry=self._registry,
         )
+
+        self.worker_restarts = Counter(
+            "gradcam_worker_restarts",
+            "Workers replaced, because they hung or ended",
+            ["model"],
+            registry=self._registry,
+        )
+        self.connections = Gauge(
+            "gradcam_connections", "Connections that are open", registry=self._registry
+        )
+        ProcessCollector(registry=self._registry)
+
+    def forget(self, model: str) -> None:
+        """Drop the series of a model that is gone."""
+        for metric in (
+            self.model_ready,
+            self.queue_depth,
+            self.worker_restarts,
+            self.batch_size,
+            self.answers,
+        ):
+            metric.remove_by_labels({"model": model})
 
     def render(self) -> bytes:
         """The metrics in Prometheus' text format."""

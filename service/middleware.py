@@ -9,23 +9,35 @@ import re
 from time import perf_counter
 from uuid import uuid4
 
+import structlog
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from service.errors import BodyTooLarge, InternalError, Problem, Unavailable
+from service.errors import BodyTooLarge, InternalError, Overloaded, Problem, Unavailable
 from service.metrics import Metrics
+from service.tracing import request_span
 
 log = logging.getLogger(__name__)
+access_log = logging.getLogger("service.access")
 
 REQUEST_ID = re.compile(r"^[A-Za-z0-9._:-]{1,128}$")
 CLIENT_LEFT = 499  # in the metrics alone: nobody is there to be answered
+METHOD_NOT_ALLOWED = 405
 PROBLEM_JSON = "application/problem+json"
+QUIET = ("/healthz", "/readyz", "/metrics")
+"""Asked every few seconds; their answers are logged at level debug."""
+SECURITY = {
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Resource-Policy": "same-origin",
+}
 
 
 class Observe:
-    """Gives every request an id, counts it, and answers where nothing inside could: a defect of
-    ours is a 500 with that id, a request cut short by the end of the process a 503.
+    """Gives every request an id, counts and logs it, and answers where nothing inside could: a
+    defect of ours is a 500 with that id, a request cut short by the end of the process a 503.
 
     A caller's own `X-Request-ID` is kept if it is harmless in a log line.
     """
@@ -50,52 +62,84 @@ class Observe:
                 status = message["status"]
                 headers = MutableHeaders(scope=message)
                 headers["X-Request-ID"] = request_id
-                headers["X-Content-Type-Options"] = "nosniff"
+                for name, value in SECURITY.items():
+                    headers.setdefault(name, value)
             await send(message)
 
-        try:
-            await self._app(scope, receive, send_named)
-        except ClientDisconnect:
-            status = CLIENT_LEFT
-        except Exception:
-            log.exception("request %s failed", request_id)
-            if status:
-                raise  # the answer has begun; all that is left is to cut it off
-            await _send_problem(
-                InternalError(f"the service failed; its log has the cause under {request_id}"),
-                send_named,
-            )
-        except asyncio.CancelledError:
-            if status:
-                raise
-            await _send_problem(
-                Unavailable("the service stopped before the answer was ready; try again"),
-                send_named,
-            )
-        finally:
-            route = getattr(scope.get("route"), "path", "unmatched")
-            method = scope["method"] if route != "unmatched" else "any"
-            self._metrics.requests.labels(route=route, method=method, status=str(status)).inc()
-            self._metrics.request_seconds.labels(route=route).observe(perf_counter() - started)
+        with (
+            structlog.contextvars.bound_contextvars(request_id=request_id),
+            request_span(scope["method"], scope["headers"]) as tell,
+        ):
+            try:
+                await self._app(scope, receive, send_named)
+            except ClientDisconnect:
+                status = CLIENT_LEFT
+            except Problem as problem:  # of the middleware inside
+                await _send_problem(problem, send_named)
+            except Exception:
+                log.exception("request %s failed", request_id)
+                if status:
+                    raise  # the answer has begun; all that is left is to cut it off
+                await _send_problem(
+                    InternalError(f"the service failed; its log has the cause under {request_id}"),
+                    send_named,
+                )
+            except asyncio.CancelledError:
+                if status:
+                    raise
+                await _send_problem(
+                    Unavailable(
+                        "the service stopped before the answer was ready; try again",
+                        retry_after=1,
+                    ),
+                    send_named,
+                )
+            finally:
+                route = getattr(scope.get("route"), "path", "unmatched")
+                tell(route, status, request_id)
+                self._note(scope, route, status, perf_counter() - started)
+
+    def _note(self, scope: Scope, route: str, status: int, seconds: float) -> None:
+        answered = route != "unmatched" and status != METHOD_NOT_ALLOWED
+        method = scope["method"] if answered else "any"  # callers may make methods up
+        self._metrics.requests.labels(route=route, method=method, status=str(status)).inc()
+        self._metrics.request_seconds.labels(route=route).observe(seconds)
+        level = logging.DEBUG if route in QUIET else logging.INFO
+        told = {
+            "route": route,
+            "method": method,
+            "status": status,
+            "ms": round(seconds * 1000, 1),
+        }
+        if key := scope["state"].get("key"):
+            told["key"] = key
+        access_log.log(level, "request", extra=told)
 
 
 async def _send_problem(problem: Problem, send: Send) -> None:
     body = json.dumps(problem.body()).encode()
-    headers = [
-        (b"content-type", PROBLEM_JSON.encode()),
-        (b"content-length", str(len(body)).encode()),
-    ]
-    await send({"type": "http.response.start", "status": problem.status, "headers": headers})
+    headers = {
+        "content-type": PROBLEM_JSON,
+        "content-length": str(len(body)),
+        **problem.headers(),
+    }
+    raw = [(name.lower().encode(), value.encode()) for name, value in headers.items()]
+    await send({"type": "http.response.start", "status": problem.status, "headers": raw})
     await send({"type": "http.response.body", "body": body})
 
 
 class LimitBody:
     """Ends a request whose body is larger than allowed: at its Content-Length, or as soon as more
-    has streamed in, whatever it claims to be."""
+    has streamed in, whatever it claims to be; and one that comes while others hold as much
+    together as the service may hold."""
 
-    def __init__(self, app: ASGIApp, *, max_bytes: int, metrics: Metrics) -> None:
+    def __init__(
+        self, app: ASGIApp, *, max_bytes: int, max_bytes_in_all: int, metrics: Metrics
+    ) -> None:
         self._app = app
         self._max_bytes = max_bytes
+        self._max_bytes_in_all = max(max_bytes_in_all, max_bytes)
+        self._held = 0
         self._metrics = metrics
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -108,14 +152,26 @@ class LimitBody:
         async def receive_bounded() -> Message:
             nonlocal received
             if claimed.isdecimal() and int(claimed) > self._max_bytes:
-                raise self._too_large(f"the body has {claimed} bytes")
+                raise self._too_large(f"the body has {claimed[:20]} bytes")
             message = await receive()
-            received += len(message.get("body", b""))
+            more = len(message.get("body", b""))
+            received += more
+            self._held += more
             if received > self._max_bytes:
                 raise self._too_large("the body is larger")
+            if self._held > self._max_bytes_in_all:
+                self._metrics.rejected.labels(reason="bodies too large").inc()
+                raise Overloaded(
+                    "the bodies of all requests together are larger than the service may hold; "
+                    "try again",
+                    retry_after=1,
+                )
             return message
 
-        await self._app(scope, receive_bounded, send)
+        try:
+            await self._app(scope, receive_bounded, send)
+        finally:
+            self._held -= received
 
     def _too_large(self, what: str) -> BodyTooLarge:
         self._metrics.rejected.labels(reason="body too large").inc()

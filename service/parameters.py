@@ -13,14 +13,16 @@ from service.targets import (
     MAX_MAPS,
     ClassIndex,
     Closed,
-    ImageSource,
     Name,
+    Photo,
     TargetObject,
     TargetParameter,
     object_in_text,
 )
 
 MAX_INSTANCES = 1024
+FEW_MAPS = 10
+"""Of one image: more are a cost of their own."""
 
 
 LayerParameter = Name | Annotated[list[Name], Field(min_length=1, max_length=MAX_MAPS)]
@@ -57,6 +59,11 @@ class PredictParameters(Closed):
     @property
     def needs_whole_photo(self) -> bool:
         """Whether the answer shows or names the photo's own pixels."""
+        return False
+
+    @property
+    def costly(self) -> bool:
+        """Whether an image takes many passes through the model, or many maps."""
         return False
 
 
@@ -155,6 +162,12 @@ class Parameters(PredictParameters):
         one = self.fuse != "none" or (known is not None and known.at == "input")
         return targets * (1 if one else layers)
 
+    @property
+    def costly(self) -> bool:
+        known = METHODS.get(self.method)
+        many = known is not None and known.steps is not None
+        return many or self.smooth in ("augment", "both") or self.maps > FEW_MAPS
+
     _object_in_text = field_validator("target", mode="before")(object_in_text)
     _colormap_exists = field_validator("colormap")(known_colormap)
 
@@ -201,6 +214,10 @@ class ActivationParameters(PredictParameters):
     def needs_whole_photo(self) -> bool:
         return self.concepts is not None or points_at_photo(self.target)
 
+    @property
+    def costly(self) -> bool:
+        return True  # it is worked on alone, in no batch
+
     _object_in_text = field_validator("target", mode="before")(object_in_text)
     _colormap_exists = field_validator("colormap")(known_colormap)
 
@@ -208,7 +225,7 @@ class ActivationParameters(PredictParameters):
 class PredictInstance(Closed):
     """One photo."""
 
-    image: ImageSource
+    image: Photo
     id: str | None = Field(None, max_length=200, description="Comes back with the answer.")
 
 

@@ -12,8 +12,11 @@ from service.errors import DeadlineExceeded
 
 
 @asynccontextmanager
-async def deadline(seconds: float) -> AsyncIterator[None]:
+async def deadline(seconds: float, *, of: float | None = None) -> AsyncIterator[None]:
     """
+    Args:
+        of: how many there were in all, if the block has what is left of them.
+
     Raises:
         DeadlineExceeded: if the block takes longer.
     """
@@ -22,7 +25,7 @@ async def deadline(seconds: float) -> AsyncIterator[None]:
             yield
     except TimeoutError:
         raise DeadlineExceeded(
-            f"the answer was not ready after {seconds:g} s; "
+            f"the answer was not ready after {of or seconds:g} s; "
             "send fewer or smaller images, or a smaller budget"
         ) from None
 

@@ -81,3 +81,10 @@ class LayerList(Open):
 
 class Health(Open):
     status: Literal["ok"]
+
+
+class ModelState(Open):
+    """What becomes of a model that is added."""
+
+    name: str
+    state: Literal["loading"]

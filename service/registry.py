@@ -15,7 +15,7 @@ from cam.head import PooledHead, pooled_head
 from cam.layout import laid_out
 from cam.output import Kind, Output, outputs_of
 from service.catalog import EMBEDDED, MEASURED, ModelEntry
-from service.errors import ConfigError
+from service.errors import ConfigError, one_line
 from service.labels import Labels, imagenet, read_labels
 from service.preprocessing import Preprocessing
 from service.sources import Built, build
@@ -91,7 +91,7 @@ def load(entry: ModelEntry) -> ServedModel:
     except CamError as error:
         raise entry.mistake("source", f"the model cannot be explained: {error}") from None
     except Exception as error:  # the module is the operator's: whatever it raises is a mistake
-        reason = " ".join(str(error).split())[:300]
+        reason = one_line(error)
         raise entry.mistake(
             "input_size", f"the model fails on an input of shape {shape}: {reason}"
         ) from error

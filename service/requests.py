@@ -51,13 +51,20 @@ ACCEPTED = "application/json, multipart/form-data or image/*"
 
 
 @dataclass(frozen=True)
+class Remote:
+    """An image that is only named."""
+
+    url: str
+
+
+@dataclass(frozen=True)
 class Instance(Generic[P_co]):
     """One image and all that is asked of it."""
 
     index: int
     id: str | None
-    image: bytes | Problem
-    """The bytes as sent; a problem where they could not be had."""
+    image: bytes | Problem | Remote
+    """The bytes as sent; a problem where they could not be had; where they are to be had."""
     pointer: str
     """Where in the request the image is."""
     parameters: P_co
@@ -127,7 +134,12 @@ def _from_json(
     for index, each in enumerate(sent.instances):
         pointer = f"/instances/{index}/image/b64"
         own = _set(each, OWN) if isinstance(each, ExplainInstance) else {}
-        image = _decode_base64(each.image.b64, pointer)
+        image: bytes | Problem | Remote
+        if each.image.url is not None:
+            pointer = f"/instances/{index}/image/url"
+            image = Remote(each.image.url)
+        else:
+            image = _decode_base64(each.image.b64 or "", pointer)
         asked = common.model_copy(update=own)
         where = {**origins, **_origins(f"/instances/{index}", own)}
         instances.append(Instance(index, each.id, image, pointer, asked, where))
@@ -218,7 +230,7 @@ def _body_problem(error: ValidationError, parameters: type[PredictParameters]) -
         return parameter_problem(error, parameters, f"/instances/{where[1]}", depth=2)
     pointer = "/" + "/".join(part[:80] for part in where[:4]) if where else ""
     if first["type"] == "extra_forbidden":
-        fields = {1: ["instances", "parameters"], 3: ["image", "id", *OWN], 4: ["b64"]}
+        fields = {1: ["instances", "parameters"], 3: ["image", "id", *OWN], 4: ["b64", "url"]}
         known = ", ".join(fields.get(len(where), fields[1]))
         return UnknownParameter(
             f"there is no field {where[-1][:80]!r} at {pointer}; the fields are {known}",

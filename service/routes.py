@@ -21,11 +21,10 @@ from service.answers import (
     require_one_map,
     together,
 )
-from service.crew import Crew
+from service.case import Case
 from service.engine import Listener
 from service.errors import InvalidParameter, NotAcceptable, Problem
 from service.explainer import Explainer
-from service.fleet import Fleet
 from service.negotiation import choose
 from service.observations import (
     describe_activations,
@@ -35,12 +34,11 @@ from service.observations import (
 )
 from service.parameters import ActivationParameters, Parameters, PredictParameters
 from service.patience import deadline, while_connected
+from service.reception import Inquiry, Reception
 from service.rendering import EXTENSIONS
-from service.requests import Instance, read_instances
+from service.requests import Instance
 from service.schemas import dump
-from service.settings import Settings
 from service.targets import MAX_MAPS
-from service.timings import Timings
 
 JSON, NDJSON, NPY = "application/json", "application/x-ndjson", "application/x-npy"
 NPZ = "application/x-npz"
@@ -48,144 +46,140 @@ ACTIVATION_FORMS = (JSON, *EXTENSIONS, NPZ)
 FORMS = (JSON, *EXTENSIONS, NPY, NDJSON)
 
 
-def make_router(*, fleet: Fleet, explainer: Explainer, settings: Settings) -> APIRouter:
+def make_router(*, reception: Reception, explainer: Explainer) -> APIRouter:
     router = APIRouter()
 
     @router.post("/v1/models/{model:model}:predict", **documentation.PREDICT)
     async def predict(model: str, request: Request) -> Response:
         choose(_list_of(request, "accept"), [JSON])
-        crew = fleet.crew(model)
-        timings = Timings()
 
         async def work(instance: Instance[PredictParameters]) -> schemas.Prediction:
-            explained = await explainer.predict(crew, instance, timings)
-            return explainer.predictions(crew, instance, explained)
+            async with explainer.case(inquiry.crew, instance, inquiry.timings) as case:
+                return explainer.predictions(case, await explainer.predict(case))
 
-        async with deadline(settings.deadline_seconds):
-            instances = await read_instances(
-                request, PredictParameters, max_instances=settings.max_instances
-            )
-            async with while_connected(request):
-                results = await together(work, instances)
+        async with (
+            reception.receive(request, model, PredictParameters) as inquiry,
+            while_connected(request),
+        ):
+            results = await together(work, inquiry.instances)
         predictions = [
             failed(instance, result) if isinstance(result, Problem) else result
-            for instance, result in zip(instances, results, strict=True)
+            for instance, result in zip(inquiry.instances, results, strict=True)
         ]
         answer = schemas.PredictResponse(predictions=predictions)
         body = await to_thread.run_sync(dump, answer)
-        return Response(body, media_type=JSON, headers={"Server-Timing": timings.header()})
+        headers = {"Server-Timing": inquiry.timings.header()}
+        return Response(body, media_type=JSON, headers=headers)
 
     @router.post("/v1/models/{model:model}:explain", **documentation.EXPLAIN)
     async def explain(model: str, request: Request) -> Response:
         form = choose(_list_of(request, "accept"), FORMS)
-        crew = fleet.crew(model)
-        timings = Timings()
-        async with deadline(settings.deadline_seconds):
-            instances = await read_instances(
-                request, Parameters, max_instances=settings.max_instances
-            )
-            _limit_maps(instances)
+        async with reception.receive(request, model, Parameters) as inquiry:
+            _limit_maps(inquiry.instances)
             if form == NDJSON:
-                lines = _lines(crew, instances, timings)
-                return StreamingResponse(lines, media_type=NDJSON, headers={"Vary": "Accept"})
+                return StreamingResponse(
+                    _lines(inquiry), media_type=NDJSON, headers={"Vary": "Accept"}
+                )
             single = form in EXTENSIONS or form == NPY
             if single:
-                _require_single(instances, form)
-            tag = await to_thread.run_sync(entity_tag, crew.model, form, instances)
+                _require_single(inquiry.instances, form)
+            served = inquiry.crew.model
+            tag = await to_thread.run_sync(entity_tag, served, form, inquiry.instances)
             headers = {"ETag": tag, "Vary": "Accept"}
             if matches(_list_of(request, "if-none-match"), tag):
                 return Response(status_code=304, headers=headers)
             async with while_connected(request):
                 if single:
-                    explained = await explainer.explain(crew, instances[0], timings)
-                    body = await explainer.render(crew, instances[0], explained, form, timings)
+                    body = await _draw(inquiry, form)
                 else:
-                    answer = await _explain_all(crew, instances, timings, headers)
+                    answer = await _explain_all(inquiry, headers)
                     body = await to_thread.run_sync(dump, answer)
-        headers["Server-Timing"] = timings.header()
+        headers["Server-Timing"] = inquiry.timings.header()
         return Response(body, media_type=form, headers=headers)
 
     @router.post("/v1/models/{model:model}:activations", **documentation.ACTIVATIONS)
     async def show_activations(model: str, request: Request) -> Response:
         form = choose(_list_of(request, "accept"), ACTIVATION_FORMS)
-        crew = fleet.crew(model)
-        timings = Timings()
 
         async def look(
             instance: Instance[ActivationParameters],
         ) -> list[schemas.LayerActivation]:
-            seen = await explainer.observe(crew, instance, timings)
-            concepts: dict[str, list[Concept]] = {}
-            if instance.parameters.concepts is not None:
-                _, concepts = await explainer.concepts(crew, instance, timings)
-            describe = partial(
-                describe_activations,
-                seen,
-                concepts,
-                crew.model.labels,
-                instance.parameters,
-                instance=instance.index,
-                name=instance.id,
-            )
-            return await to_thread.run_sync(describe)
+            async with explainer.case(inquiry.crew, instance, inquiry.timings) as case:
+                return await _look(case)
 
-        async with deadline(settings.deadline_seconds):
-            instances = await read_instances(
-                request, ActivationParameters, max_instances=settings.max_instances
-            )
+        async with reception.receive(request, model, ActivationParameters) as inquiry:
+            if form != JSON:
+                require_one_map(len(inquiry.instances), form)
             async with while_connected(request):
-                if form == JSON:
+                if form != JSON:
+                    body = await _show(inquiry, form)
+                else:
+                    results = await together(look, inquiry.instances)
                     activations: list[schemas.LayerActivation | schemas.FailedInstance] = []
-                    results = await together(look, instances)
-                    for instance, result in zip(instances, results, strict=True):
+                    for instance, result in zip(inquiry.instances, results, strict=True):
                         if isinstance(result, Problem):
                             activations.append(failed(instance, result))
                         else:
                             activations.extend(result)
                     answer = schemas.ActivationResponse(activations=activations)
                     body = await to_thread.run_sync(dump, answer)
-                else:
-                    require_one_map(len(instances), form)
-                    body = await _show(crew, instances[0], timings, form)
-        headers = {"Server-Timing": timings.header(), "Vary": "Accept"}
+        headers = {"Server-Timing": inquiry.timings.header(), "Vary": "Accept"}
         return Response(body, media_type=form, headers=headers)
 
-    async def _show(
-        crew: Crew, instance: Instance[ActivationParameters], timings: Timings, form: str
-    ) -> bytes:
+    async def _look(case: Case[ActivationParameters]) -> list[schemas.LayerActivation]:
+        seen = await explainer.observe(case)
+        concepts: dict[str, list[Concept]] = {}
+        if case.instance.parameters.concepts is not None:
+            _, concepts = await explainer.concepts(case)
+        describe = partial(
+            describe_activations,
+            seen,
+            concepts,
+            case.crew.model.labels,
+            case.instance.parameters,
+            instance=case.instance.index,
+            name=case.instance.id,
+        )
+        return await to_thread.run_sync(describe)
+
+    async def _show(inquiry: Inquiry[ActivationParameters], form: str) -> bytes:
+        (instance,) = inquiry.instances
         parameters = instance.parameters
         if parameters.concepts is not None and form == NPZ:
             raise NotAcceptable(f"concepts are numbers in JSON or a picture, not {NPZ}")
-        if parameters.concepts is not None:
-            looked, concepts = await explainer.concepts(crew, instance, timings)
-            labels = crew.model.labels
-            draw = partial(draw_concepts, looked.photo, looked.seen, concepts, labels, form)
-            return await explainer.in_thread(draw)
-        seen = await explainer.observe(crew, instance, timings)
+        async with explainer.case(inquiry.crew, instance, inquiry.timings) as case:
+            if parameters.concepts is not None:
+                looked, concepts = await explainer.concepts(case)
+                labels = inquiry.crew.model.labels
+                draw = partial(draw_concepts, looked.photo, looked.seen, concepts, labels, form)
+                return await case.lane.run(draw)
+            seen = await explainer.observe(case)
         if form == NPZ:
             return await to_thread.run_sync(pack_arrays, seen)
         return await to_thread.run_sync(draw_gallery, seen, parameters, form)
 
+    async def _draw(inquiry: Inquiry[Parameters], form: str) -> bytes:
+        (instance,) = inquiry.instances
+        async with explainer.case(inquiry.crew, instance, inquiry.timings) as case:
+            return await explainer.render(case, await explainer.explain(case), form)
+
     async def explained(
-        crew: Crew,
+        inquiry: Inquiry[Parameters],
         instance: Instance[Parameters],
-        timings: Timings,
         progress: Listener | None = None,
     ) -> tuple[schemas.Prediction, list[schemas.Explanation]]:
-        found = await explainer.explain(crew, instance, timings, progress)
-        described = await explainer.describe(crew, instance, found, timings)
-        return explainer.predictions(crew, instance, found), described
+        async with explainer.case(inquiry.crew, instance, inquiry.timings) as case:
+            found = await explainer.explain(case, progress)
+            described = await explainer.describe(case, found)
+            return explainer.predictions(case, found), described
 
     async def _explain_all(
-        crew: Crew,
-        instances: list[Instance[Parameters]],
-        timings: Timings,
-        headers: dict[str, str],
+        inquiry: Inquiry[Parameters], headers: dict[str, str]
     ) -> schemas.ExplainResponse:
-        results = await together(lambda each: explained(crew, each, timings), instances)
+        results = await together(lambda each: explained(inquiry, each), inquiry.instances)
         predictions: list[schemas.Prediction | schemas.FailedInstance] = []
         explanations: list[schemas.Explanation | schemas.FailedInstance] = []
-        for instance, result in zip(instances, results, strict=True):
+        for instance, result in zip(inquiry.instances, results, strict=True):
             if isinstance(result, Problem):
                 predictions.append(failed(instance, result))
                 explanations.append(failed(instance, result))
@@ -195,25 +189,26 @@ def make_router(*, fleet: Fleet, explainer: Explainer, settings: Settings) -> AP
                 explanations.extend(result[1])
         return schemas.ExplainResponse(predictions=predictions, explanations=explanations)
 
-    async def _lines(
-        crew: Crew, instances: list[Instance[Parameters]], timings: Timings
-    ) -> AsyncIterator[bytes]:
+    async def _lines(inquiry: Inquiry[Parameters]) -> AsyncIterator[bytes]:
         async def bounded(
             instance: Instance[Parameters], report: Callable[[Progress], None]
         ) -> tuple[schemas.Prediction, list[schemas.Explanation]]:
-            async with deadline(settings.deadline_seconds):
-                return await explained(crew, instance, timings, report)
+            async with deadline(inquiry.seconds_left, of=inquiry.seconds):
+                return await explained(inquiry, instance, report)
 
-        async for instance, result in as_ready(bounded, instances):
-            if isinstance(result, Problem):
-                yield dump(failed(instance, result)) + b"\n"
-            elif isinstance(result, Progress):
-                step = schemas.Step(done=result.done, total=result.total)
-                line = schemas.ProgressLine(instance=instance.index, id=instance.id, progress=step)
-                yield dump(line) + b"\n"
-            else:
-                for explanation in result[1]:
-                    yield dump(explanation) + b"\n"
+        with reception.lasting(inquiry):
+            async for instance, result in as_ready(bounded, inquiry.instances):
+                if isinstance(result, Problem):
+                    yield dump(failed(instance, result)) + b"\n"
+                elif isinstance(result, Progress):
+                    step = schemas.Step(done=result.done, total=result.total)
+                    line = schemas.ProgressLine(
+                        instance=instance.index, id=instance.id, progress=step
+                    )
+                    yield dump(line) + b"\n"
+                else:
+                    for explanation in result[1]:
+                        yield dump(explanation) + b"\n"
 
     return router
 

@@ -5,21 +5,34 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 import signal
 import socket
 import sys
 from collections.abc import Iterator
+from contextlib import ExitStack
 
 import uvicorn
 from fastapi import FastAPI
 
+from service import __version__
 from service.allocator import keep_memory
 from service.app import create_app
 from service.catalog import ModelEntry
 from service.errors import ConfigError
 from service.fleet import Fleet
+from service.guard.protocol import Patience, PatientProtocol
+from service.logs import logging_set_up
+from service.metrics import Metrics
+from service.pulse import ALIVE, LISTENING, READY, REPLACE_ME, Pulse
+from service.reach import url
 from service.settings import Settings
+from service.tracing import tracing
 
+KEEP_ALIVE_SECONDS = 5
+LOOK_SECONDS = 0.25
+UNREAD_BODIES = 10
+"""So many largest bodies may come after an answer, so that their sender gets to read it."""
 log = logging.getLogger(__name__)
 
 
@@ -33,13 +46,7 @@ class DrainingServer(uvicorn.Server):
         self.opened = asyncio.Event()
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        try:
-            await super().startup(sockets)
-        except SystemExit as error:  # uvicorn's way of saying that the port cannot be had
-            where = f"{self.config.host}:{self.config.port}"
-            cause = error.__context__
-            why = (cause.strerror if isinstance(cause, OSError) else None) or "the log says why"
-            raise ConfigError(f"cannot listen on {where}: {why}") from None
+        await super().startup(sockets)
         self.opened.set()
 
     @contextlib.contextmanager
@@ -48,84 +55,132 @@ class DrainingServer(uvicorn.Server):
         loop = asyncio.get_running_loop()
         signals = (signal.SIGTERM, signal.SIGINT)
         for number in signals:
-            loop.add_signal_handler(number, self._drain)
+            loop.add_signal_handler(number, self.drain)
         try:
             yield
         finally:
             for number in signals:
                 loop.remove_signal_handler(number)
 
-    def _drain(self) -> None:
+    def drain(self) -> None:
         if self._fleet.draining:
             self.force_exit = True
         self._fleet.draining = True
         self.should_exit = True
 
 
-def run(settings: Settings, entries: tuple[ModelEntry, ...]) -> int:
+def run(
+    settings: Settings,
+    entries: tuple[ModelEntry, ...],
+    listening: socket.socket,
+    pulse: Pulse | None,
+) -> int:
     """Serve until told to stop.
 
-    Returns:
-        The process's exit code: 0 after a clean stop, 1 after one that waited for nobody.
+    Args:
+        pulse: to a supervisor, if there is one.
 
-    Raises:
-        ConfigError: if the port cannot be had or a model cannot be loaded.
+    Returns:
+        The process's exit code: 0 after a clean stop, 1 after one that waited for nobody, 2 after
+        a mistake in the configuration, which has been printed.
     """
-    logging.basicConfig(
-        level=settings.log_level.upper(),
-        format="%(asctime)s %(levelname)s %(name)s: %(message)s",
-        stream=sys.stderr,
-    )
     keep_memory()
+    try:
+        with ExitStack() as scope:
+            scope.enter_context(logging_set_up(settings))
+            if settings.traces:
+                scope.enter_context(tracing(__version__))
+            return asyncio.run(_serve(settings, entries, listening, pulse))
+    except ConfigError as error:
+        print(f"gradcam: {error}", file=sys.stderr)
+        return 2
+
+
+async def _serve(
+    settings: Settings,
+    entries: tuple[ModelEntry, ...],
+    listening: socket.socket,
+    pulse: Pulse | None,
+) -> int:
     app = create_app(settings, entries)
+    server = _server(settings, app)
+    fleet: Fleet = app.state.fleet
+    serving = asyncio.create_task(server.serve([listening]))
+    await asyncio.wait(
+        [asyncio.create_task(server.opened.wait()), serving], return_when=asyncio.FIRST_COMPLETED
+    )
+    if pulse:
+        pulse.tell(LISTENING)
+        asyncio.get_running_loop().add_reader(pulse.orphaned(), server.drain)
+    failure: ConfigError | None = None
+    said_hello = False
+    while not serving.done():
+        if pulse:
+            pulse.tell(ALIVE)
+        if fleet.worn_out and not server.should_exit:
+            log.error("too many workers hang; only a new process helps")
+            server.drain()
+        if fleet.loaded.done() and not said_hello and not server.should_exit:
+            said_hello = True
+            failure = _failure(fleet.loaded)
+            if failure:
+                server.should_exit = True
+            else:
+                if pulse:
+                    pulse.tell(READY)
+                _say_hello(url(listening), fleet)
+        await asyncio.wait([serving], timeout=LOOK_SECONDS)
+    await serving
+    if failure:
+        raise failure
+    code = REPLACE_ME if fleet.worn_out else int(server.force_exit)
+    if fleet.busy:  # a thread that hangs, or loads, would keep the process for ever
+        for handler in logging.getLogger().handlers:
+            handler.close()
+        sys.stdout.flush()
+        os._exit(code)
+    return code
+
+
+def _server(settings: Settings, app: FastAPI) -> DrainingServer:
+    metrics: Metrics = app.state.metrics
+
+    class Protocol(PatientProtocol):
+        patience = Patience(
+            receive_seconds=settings.receive_seconds,
+            send_seconds=settings.send_seconds,
+            max_connections=settings.max_connections,
+            max_body_bytes=UNREAD_BODIES * settings.max_body_bytes,
+            refused=lambda reason: metrics.rejected.labels(reason=reason).inc(),
+            turn_away=app.state.admission.turned_away,
+        )
+
     config = uvicorn.Config(
         app,
-        host=settings.host,
-        port=settings.port,
+        http=Protocol,
+        ws="none",
         log_config=None,
         log_level=settings.log_level,
         access_log=False,
         server_header=False,
+        timeout_keep_alive=KEEP_ALIVE_SECONDS,
         timeout_graceful_shutdown=round(settings.drain_seconds),
     )
-    return asyncio.run(_serve(DrainingServer(config, app.state.fleet), app, settings))
+    server = DrainingServer(config, app.state.fleet)
+    metrics.connections.set_function(lambda: len(server.server_state.connections))
+    return server
 
 
-async def _serve(server: DrainingServer, app: FastAPI, settings: Settings) -> int:
-    serving = asyncio.create_task(server.serve())
-    opened = asyncio.create_task(server.opened.wait())
-    await asyncio.wait([opened, serving], return_when=asyncio.FIRST_COMPLETED)
-    opened.cancel()
-    if serving.done():  # the port cannot be had
-        await serving
-    failure: ConfigError | None = None
-    loading: asyncio.Task[None] = app.state.fleet.loaded
-    await asyncio.wait([loading, serving], return_when=asyncio.FIRST_COMPLETED)
-    if loading.done() and not loading.cancelled():
-        error = loading.exception()
-        if error is None:
-            _say_hello(server, settings)
-        elif isinstance(error, ConfigError):
-            failure = error
-            server.should_exit = True
-        else:
-            log.error("a model could not be loaded", exc_info=error)
-            failure = ConfigError(f"a model could not be loaded: {error}")
-            server.should_exit = True
-    await serving
-    if failure:
-        raise failure
-    return 1 if server.force_exit else 0
+def _failure(loaded: asyncio.Task[None]) -> ConfigError | None:
+    """Why a model could not be loaded."""
+    error = None if loaded.cancelled() else loaded.exception()
+    if error is None or isinstance(error, ConfigError):
+        return error
+    log.error("a model could not be loaded", exc_info=error)
+    return ConfigError(f"a model could not be loaded: {error}")
 
 
-def _say_hello(server: DrainingServer, settings: Settings) -> None:
-    listening = [each for opened in server.servers for each in opened.sockets]
-    if not listening:  # a signal came first
-        return
-    host, port = listening[0].getsockname()[:2]
-    shown = "127.0.0.1" if host in ("0.0.0.0", "::") else host  # noqa: S104
-    address = f"http://[{shown}]:{port}" if ":" in shown else f"http://{shown}:{port}"
-    fleet: Fleet = server.config.app.state.fleet  # type: ignore[union-attr]
+def _say_hello(address: str, fleet: Fleet) -> None:
     print(
         f"""
 Ready. Drop a photo on {address}/ or paste:

@@ -5,13 +5,26 @@ from __future__ import annotations
 import difflib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from service.errors import ConfigError
 
 PREFIX = "GRADCAM_"
+
+
+# In an environment variable with commas between them.
+Names = Annotated[
+    tuple[str, ...],
+    BeforeValidator(
+        lambda given: (
+            [part.strip() for part in given.split(",") if part.strip()]
+            if isinstance(given, str)
+            else given
+        )
+    ),
+]
 
 
 class Settings(BaseModel):
@@ -35,7 +48,32 @@ class Settings(BaseModel):
     )
     max_instances: int = Field(32, ge=1, le=1024, description="most images in one request")
     max_queue: int = Field(
-        256, ge=1, description="most images waiting for one model; beyond it requests get a 429"
+        256,
+        ge=1,
+        description="most images in work for one model, waiting ones included, at most half of "
+        "them of costly methods; beyond it requests get a 429",
+    )
+    max_bodies_bytes: int = Field(
+        250_000_000,
+        ge=1,
+        description="of all request bodies held at a time; beyond it requests get a 503",
+    )
+    pixel_budget: int = Field(
+        100_000_000,
+        ge=1,
+        description="pixels of all photos held at a time, from decoding to drawing, some 30 bytes "
+        "each; further ones wait",
+    )
+    max_connections: int = Field(
+        1000, ge=1, description="most connections at a time; beyond it they get a 503"
+    )
+    receive_seconds: float = Field(
+        10.0,
+        gt=0,
+        description="longest for a request to come in; a body of at least 64 kB/s has longer",
+    )
+    send_seconds: float = Field(
+        30.0, gt=0, description="longest for a client to read nothing of its answer"
     )
     cache_bytes: int = Field(
         64_000_000,
@@ -44,13 +82,51 @@ class Settings(BaseModel):
         "same map costs no forward pass; 0 remembers none",
     )
     deadline_seconds: float = Field(
-        30.0, gt=0, description="longest a request may take, its wait included; then it gets a 504"
+        30.0,
+        gt=0,
+        description="longest a request may take, its wait included; then it gets a 504. The header "
+        "X-Request-Timeout may shorten it",
+    )
+    hang_seconds: float = Field(
+        60.0,
+        gt=0,
+        description="longest that a model's forward pass may take; then its worker is given up and "
+        "replaced",
     )
     drain_seconds: float = Field(
         20.0, ge=0, description="longest that running requests may take to finish after SIGTERM"
     )
+    keys: Path | None = Field(
+        None, description="the TOML file of API keys; without it everybody may explain"
+    )
+    insecure: bool = Field(
+        False, description="listen on an address that others can reach, without keys"
+    )
+    cors_origins: Names = Field(
+        (), description="web origins whose pages may call the service, with commas between them"
+    )
+    image_hosts: Names = Field(
+        (),
+        description="hosts from which an image may be fetched by its https address; none: images "
+        "are sent, not named",
+    )
+    allowed_sources: Names = Field(
+        (),
+        description="patterns of sources that an admin may load while the service runs, like "
+        "`torchvision:resnet*`; none: no model is added",
+    )
+    max_models: int = Field(16, ge=1, description="most models at a time, those added included")
+    supervise: bool = Field(
+        True, description="serve in a process of its own, which is replaced when it dies"
+    )
     log_level: Literal["debug", "info", "warning", "error"] = Field(
         "info", description="least severe messages to log"
+    )
+    log_format: Literal["auto", "json", "console"] = Field(
+        "auto", description="of log lines; auto: JSON unless a person reads them in a terminal"
+    )
+    traces: bool = Field(
+        False, description="send OpenTelemetry traces where OTEL_EXPORTER_OTLP_ENDPOINT says"
     )
 
 

@@ -18,6 +18,7 @@ from PIL.Image import Resampling
 from torch import nn
 
 from service.catalog import ModelEntry
+from service.errors import one_line
 from service.preprocessing import Fit, Preprocessing
 from service.weights import WeightsError, load_in_order, load_weights
 
@@ -55,7 +56,7 @@ def build(entry: ModelEntry, classes: int | None) -> Built:
     if entry.weights not in ("default", "none"):
         file = entry.path(entry.weights)
         try:
-            load_weights(built.module, file)
+            load_weights(built.module, file, sha256=entry.sha256)
         except WeightsError as error:
             raise entry.mistake("weights", f"{file}: {error}") from None
     return built
@@ -225,7 +226,7 @@ def _download(entry: ModelEntry, create: Callable[[], nn.Module]) -> nn.Module:
         return create()
     except (OSError, RuntimeError, ValueError, TypeError) as error:
         # Hubs fail in their own ways: no network, no such weights, a broken cache.
-        reason = " ".join(str(error).split())[:300]
+        reason = one_line(error)
         raise entry.mistake(
             "weights",
             f"{entry.source} with weights {entry.weights!r} cannot be loaded: {reason}",

@@ -28,6 +28,28 @@ class ImageSource(Closed):
     )
 
 
+class Photo(Closed):
+    """One photo: its bytes, or, where the service allows it, its address."""
+
+    b64: str | None = Field(
+        None,
+        description="The image's bytes in base64; a data: URL is taken too.",
+        json_schema_extra={"contentEncoding": "base64"},
+    )
+    url: str | None = Field(
+        None,
+        min_length=1,
+        max_length=2000,
+        description="The image's https address, at a host that the service is set up to ask.",
+    )
+
+    @model_validator(mode="after")
+    def _one_of_them(self) -> Photo:
+        if (self.b64 is None) == (self.url is None):
+            raise PydanticCustomError("image", "an image has b64 or url, one of them")
+        return self
+
+
 Edge = Annotated[float, Field(allow_inf_nan=False, ge=-1e6, le=1e6)]
 
 

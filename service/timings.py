@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from time import perf_counter
+from time import perf_counter, time_ns
 from typing import Any
 
 from service.batcher import Outcome
 from service.metrics import Metrics
+from service.tracing import Span, phase_spans
 
 
 @dataclass
@@ -18,16 +19,19 @@ class Timings:
 
     seconds: dict[str, float] = field(default_factory=dict)
     batch_size: int = 0
+    _span: Span = field(default_factory=phase_spans)
+    """Draws a phase into the trace of the request in which this is made."""
 
     @contextmanager
     def phase(self, name: str, metrics: Metrics) -> Iterator[None]:
         """Note what the block takes, here and in the metrics."""
-        started = perf_counter()
+        started, begun = perf_counter(), time_ns()
         try:
             yield
         finally:
             seconds = perf_counter() - started
             self.note(name, seconds)
+            self._span(name, begun, time_ns())
             metrics.phase_seconds.labels(phase=name).observe(seconds)
 
     def note(self, phase: str, seconds: float) -> None:
@@ -36,6 +40,10 @@ class Timings:
     def note_outcome(self, outcome: Outcome[Any]) -> None:
         self.note("queue", outcome.queued_seconds)
         self.note("forward_backward", outcome.run_seconds)
+        ended = time_ns()
+        begun = ended - round(outcome.run_seconds * 1e9)
+        self._span("queue", begun - round(outcome.queued_seconds * 1e9), begun)
+        self._span("forward_backward", begun, ended, batch_size=outcome.batch_size)
         self.batch_size = max(self.batch_size, outcome.batch_size)
 
     def header(self) -> str:

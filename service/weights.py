@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import hmac
 import pickle
 from collections.abc import Mapping
 from pathlib import Path
@@ -18,12 +20,17 @@ class WeightsError(Exception):
     """A weights file that cannot be used: a sentence without the file's name."""
 
 
-def load_weights(module: nn.Module, file: Path) -> None:
+def load_weights(module: nn.Module, file: Path, *, sha256: str | None = None) -> None:
     """Load a state dict (or a checkpoint that holds one under "state_dict" or "model") strictly.
+
+    Args:
+        sha256: of the file, in hexadecimal; with another one nothing of it is looked at.
 
     Raises:
         WeightsError
     """
+    if sha256 is not None:
+        _check_digest(file, sha256)
     state = {key.removeprefix("module."): value for key, value in _read(file).items()}
     try:
         module.load_state_dict(state)
@@ -44,6 +51,16 @@ def load_in_order(module: nn.Module, file: Path) -> None:
     if shapes != [value.shape for value in own.values()]:
         raise WeightsError("its tensors do not fit the model one to one")
     module.load_state_dict(dict(zip(own, state.values(), strict=True)))
+
+
+def _check_digest(file: Path, sha256: str) -> None:
+    try:
+        with file.open("rb") as opened:
+            found = hashlib.file_digest(opened, "sha256").hexdigest()
+    except OSError as error:
+        raise WeightsError(f"it cannot be read: {error.strerror}") from None
+    if not hmac.compare_digest(found, sha256):
+        raise WeightsError(f"its SHA-256 is {found}, not the {sha256} that the entry names")
 
 
 def _read(file: Path) -> Mapping[str, Tensor]:

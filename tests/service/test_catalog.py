@@ -11,7 +11,8 @@ FULL = """
 [[models]]
 name = "resnet50"
 source = "torchvision:resnet50"
-weights = "none"
+weights = "weights.safetensors"
+sha256 = "0000000000000000000000000000000000000000000000000000000000000000"
 seed = 7
 labels = "imagenet"
 layer = "layer4"
@@ -41,7 +42,8 @@ def test_every_key_is_read(tmp_path: Path) -> None:
     assert resnet.model_dump() == {
         "name": "resnet50",
         "source": "torchvision:resnet50",
-        "weights": "none",
+        "weights": "weights.safetensors",
+        "sha256": "0" * 64,
         "seed": 7,
         "labels": "imagenet",
         "layer": "layer4",

@@ -177,6 +177,6 @@ def test_another_colour_costs_no_forward_pass() -> None:
 
 async def test_more_copies_than_cores_are_refused() -> None:
     entry = TWO.model_copy(update={"device": ["cpu"] * 65})
-    async with Fleet([entry], max_queue=4, metrics=Metrics()) as fleet:
+    async with Fleet([entry], settings=Settings(max_queue=4), metrics=Metrics()) as fleet:
         with pytest.raises(ConfigError, match="65 copies on the CPU need as many cores; there are"):
             await fleet.loaded

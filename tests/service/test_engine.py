@@ -20,6 +20,7 @@ from service.errors import ConfigError, Problem, QueueFull, Unavailable, Unexpla
 from service.fleet import Fleet
 from service.metrics import Metrics
 from service.registry import ServedModel, load
+from service.settings import Settings
 from tests.cam.nets import hook_count
 
 pytestmark = pytest.mark.anyio
@@ -131,7 +132,7 @@ async def test_a_fleet_says_how_far_it_is(tmp_path: Path) -> None:
         EMBEDDED,
         ModelEntry(name="other", source="torchvision:squeezenet1_1", weights="none"),
     ]
-    async with Fleet(entries, max_queue=4, metrics=Metrics()) as fleet:
+    async with Fleet(entries, settings=Settings(max_queue=4), metrics=Metrics()) as fleet:
         assert fleet.why_not_ready() == "still loading: efficientnet-lite0, other"
         with pytest.raises(Unavailable, match="still loading") as caught:
             fleet.crew("other")
@@ -155,7 +156,7 @@ async def test_a_fleet_reports_the_model_that_cannot_be_loaded_and_closes_the_ot
         ModelEntry(name="good", source="torchvision:squeezenet1_1", weights="none"),
         ModelEntry(name="bad", source="torchvision:resnet51", weights="none"),
     ]
-    async with Fleet(entries, max_queue=4, metrics=Metrics()) as fleet:
+    async with Fleet(entries, settings=Settings(max_queue=4), metrics=Metrics()) as fleet:
         with pytest.raises(ConfigError, match=r"'bad'.*no model for images 'resnet51'"):
             await fleet.loaded
         good = fleet.crew("good")

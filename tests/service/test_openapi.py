@@ -33,8 +33,9 @@ def test_every_operation_shows_what_goes_in_and_what_comes_out(
     path: str, verb: str, operation: dict[str, Any]
 ) -> None:
     assert operation["summary"]
-    answers = operation["responses"]["200"]["content"].values()
-    assert any("example" in answer for answer in answers)
+    (done,) = [each for status, each in operation["responses"].items() if status[0] == "2"]
+    if verb != "delete":
+        assert any("example" in answer for answer in done["content"].values())
     if verb == "post":
         assert "example" in operation["requestBody"]["content"]["application/json"]
 
@@ -54,7 +55,7 @@ CONFIG = {
     "parameters": {"path.model": "efficientnet-lite0"},
     "checks": {
         "positive_data_acceptance": {
-            "expected-statuses": ["2xx", "304", "400", "404", "406", "413", "415", "422"]
+            "expected-statuses": ["2xx", "304", "400", "403", "404", "406", "413", "415", "422"]
         }
     },
 }

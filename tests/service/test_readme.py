@@ -6,6 +6,7 @@ import re
 import shutil
 import subprocess
 import sys
+import time
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ from service.app import create_app
 from service.catalog import ModelEntry, read_catalog
 from service.parameters import Parameters
 from service.settings import PREFIX, Settings
-from tests.service.live import ROOT
+from tests.service.live import ROOT, serving, until_ready
 
 README = (ROOT / "README.md").read_text()
 FENCES = re.findall(r"```(\w+)\n(.*?)```", README, re.DOTALL)
@@ -45,7 +46,7 @@ def commands(word: str) -> list[str]:
     return [line for line in text.splitlines() if line.startswith(word)]
 
 
-@pytest.mark.parametrize("line", commands("curl"))
+@pytest.mark.parametrize("line", [line for line in commands("curl") if "$KEY" not in line])
 def test_curl(line: str, address: str, clone: Path) -> None:
     line = line.replace("http://127.0.0.1:8000", address)
     command = line.replace("curl ", "curl --fail-with-body -sS ", 1)
@@ -55,6 +56,40 @@ def test_curl(line: str, address: str, clone: Path) -> None:
         assert (clone / "overlay.png").read_bytes().startswith(b"\x89PNG")
     else:
         assert '"label":' in done.stdout
+
+
+def test_with_keys(tmp_path: Path) -> None:
+    """The lines that make keys, and those that use them."""
+    made = [line for line in commands("gradcam key") if ">> keys.toml" in line]
+    gradcam = f"{sys.executable} -m service"
+    said = [
+        subprocess.run(
+            line.replace("gradcam", f"PYTHONPATH={ROOT} {gradcam}", 1),
+            shell=True,
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stderr
+        for line in made
+    ]
+    keys = [re.findall(r"gradcam_\S{43}", each)[0] for each in said]
+    arguments = ("--keys", str(tmp_path / "keys.toml"))
+    with serving(*arguments, GRADCAM_ALLOWED_SOURCES="timm:*") as (process, http):
+        until_ready(process, http)
+        lines = [line for line in commands("curl") if "$KEY" in line]
+        assert len(lines) == 3
+        for line, key in zip(lines, (keys[0], keys[1], keys[1]), strict=True):
+            line = line.replace("http://127.0.0.1:8000", str(http.base_url).rstrip("/"))
+            line = line.replace('torchvision:resnet50"', 'timm:test_resnet", "weights": "none"')
+            command = line.replace("curl ", "curl --fail-with-body -sS ", 1)
+            done = subprocess.run(f"KEY={key}; {command}", shell=True, capture_output=True)
+            assert done.returncode == 0, done
+            if "POST" in line:
+                while http.get("/v1/models/r50", headers={"X-API-Key": key}).status_code == 503:
+                    time.sleep(0.1)
+        models = http.get("/v1/models", headers={"X-API-Key": keys[0]}).json()
+        assert models == {"models": ["efficientnet-lite0"]}
 
 
 def python(text: str, folder: Path) -> str:

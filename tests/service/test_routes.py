@@ -289,7 +289,7 @@ def test_timing_and_request_id(client: TestClient, cat: bytes) -> None:
     response = client.post(EXPLAIN, content=cat, headers=headers)
     assert response.headers["x-request-id"] == "my-id.1"
     phases = [part.split(";")[0].strip() for part in response.headers["server-timing"].split(",")]
-    assert phases == ["decode", "preprocess", "queue", "forward_backward", "render"]
+    assert phases == ["room", "decode", "preprocess", "queue", "forward_backward", "render"]
     evil = client.get("/healthz", headers={"X-Request-ID": "a b\tc"}).headers["x-request-id"]
     assert len(evil) == 36
     assert client.get("/nowhere").headers["x-request-id"]

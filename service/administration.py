@@ -1,0 +1,81 @@
+"""The routes that change what is served: load a model, let one go. For keys of scope `admin`."""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Sequence
+
+from fastapi import APIRouter
+from pydantic import ValidationError
+from starlette.requests import Request
+from starlette.responses import Response
+
+from service import documentation, portraits
+from service.catalog import ModelEntry, NewModel
+from service.errors import (
+    Forbidden,
+    InvalidParameter,
+    MalformedRequest,
+    Problem,
+    UnknownParameter,
+    UnsupportedMediaType,
+)
+from service.fleet import Fleet
+from service.schemas import dump
+
+MAX_BYTES = 10_000
+
+
+def make_administration_router(*, fleet: Fleet, allowed_sources: Sequence[str]) -> APIRouter:
+    router = APIRouter()
+
+    @router.post("/v1/models", status_code=202, **documentation.ADD_MODEL)
+    async def add_model(request: Request) -> Response:
+        entry = await _entry(request)
+        if not any(fnmatch.fnmatchcase(entry.source, pattern) for pattern in allowed_sources):
+            allowed = ", ".join(allowed_sources) or "none: see GRADCAM_ALLOWED_SOURCES"
+            raise Forbidden(f"source {entry.source!r} is not allowed; allowed are {allowed}")
+        fleet.add(entry)
+        answer = portraits.ModelState(name=entry.name, state="loading")
+        headers = {"Location": f"/v1/models/{entry.name}", "Retry-After": "1"}
+        return Response(dump(answer), 202, headers, media_type="application/json")
+
+    @router.delete("/v1/models/{model:model}", status_code=204, **documentation.REMOVE_MODEL)
+    async def remove_model(model: str) -> Response:
+        await fleet.remove(model)
+        return Response(status_code=204)
+
+    return router
+
+
+async def _entry(request: Request) -> ModelEntry:
+    """
+    Raises:
+        Problem: naming the key and what is allowed.
+    """
+    media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if media_type != "application/json":
+        raise UnsupportedMediaType(f"Content-Type is {media_type[:80]!r}; send application/json")
+    body = await request.body()
+    if len(body) > MAX_BYTES:
+        raise MalformedRequest(f"the body has {len(body)} bytes; a model needs at most {MAX_BYTES}")
+    try:
+        new = NewModel.model_validate_json(body)
+        return ModelEntry.model_validate(new.model_dump(exclude_unset=True))
+    except ValidationError as error:
+        raise _problem(error) from None
+
+
+def _problem(error: ValidationError) -> Problem:
+    first = error.errors()[0]
+    if first["type"] == "json_invalid":
+        return MalformedRequest(f"the body is not JSON: {first['ctx']['error']}")
+    if not first["loc"]:
+        return MalformedRequest('the body is no object; send {"name": …, "source": …}')
+    key = str(first["loc"][0])[:80]
+    if first["type"] == "extra_forbidden":
+        keys = ", ".join(NewModel.model_fields)
+        return UnknownParameter(f"there is no key {key!r}; the keys are {keys}", pointer=f"/{key}")
+    value = str(first["input"])[:80]
+    said = f"{key} is {value!r}: {first['msg'].replace('Input', 'it', 1)}"
+    return InvalidParameter(said, pointer=f"/{key}")

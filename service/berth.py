@@ -1,0 +1,162 @@
+"""A model's place in the fleet: loading, ready, its worker given up and replaced, leaving."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from contextlib import AsyncExitStack
+from time import perf_counter
+
+from service.catalog import ModelEntry
+from service.crew import Crew
+from service.engine import Engine
+from service.errors import one_line
+from service.metrics import Metrics
+from service.registry import ServedModel, load
+
+LOOK_SECONDS = 0.25
+log = logging.getLogger(__name__)
+
+
+class Berth:
+    """Loads a model, watches over its workers, and lets it go.
+
+    Args:
+        essential: the service is not ready without it.
+        max_queue: images waiting for it.
+        hang_seconds: that a forward pass may take.
+    """
+
+    def __init__(
+        self,
+        entry: ModelEntry,
+        *,
+        essential: bool,
+        max_queue: int,
+        cache_bytes: int,
+        hang_seconds: float,
+        metrics: Metrics,
+    ) -> None:
+        self.entry = entry
+        self.essential = essential
+        self.crew: Crew | None = None
+        self.failure: str | None = None
+        """Why it could not be loaded."""
+        self.leaving = False
+        self.given_up = 0
+        """Workers that hung: each is a thread, and a copy of the model, until the process ends."""
+        self.loading = False
+        """Whether a thread builds the model, even for nobody any more."""
+        self._queue = -(-max_queue // len(entry.copies))
+        self._cache_bytes = cache_bytes
+        self._hang_seconds = hang_seconds
+        self._metrics = metrics
+        self._scope = AsyncExitStack()
+
+    @property
+    def ready(self) -> bool:
+        return self.crew is not None and self.crew.alive and not self.leaving
+
+    @property
+    def why_not_ready(self) -> str:
+        """A sentence's end: model 'x' is …"""
+        if self.leaving:
+            return "being unloaded"
+        if self.failure:
+            return f"not there, for it could not be loaded: {self.failure}"
+        return "still loading" if self.crew is None else "getting a new worker"
+
+    async def load(self) -> None:
+        """
+        Raises:
+            ConfigError: naming what in the entry is wrong.
+        """
+        started = perf_counter()
+        try:
+            engines = [
+                await self._engine(turn, copy) for turn, copy in enumerate(self.entry.copies)
+            ]
+        except Exception as error:
+            self.failure = one_line(error)
+            raise
+        self.crew = Crew(engines, cache_bytes=self._cache_bytes, metrics=self._metrics)
+        log.info(
+            "model %s ready on %s after %.1f s, default layer %s",
+            self.entry.name,
+            self.crew.devices,
+            perf_counter() - started,
+            self.crew.model.default_layer,
+        )
+
+    async def watch(self) -> None:
+        """Replace workers that have ended, or whose forward pass hangs, until cancelled."""
+        assert self.crew
+        while True:
+            await asyncio.sleep(LOOK_SECONDS)
+            for turn, engine in enumerate(self.crew.engines):
+                hangs = engine.running_seconds > self._hang_seconds
+                if engine.alive and not hangs:
+                    continue
+                log.error(
+                    "a worker of model %s %s; it is replaced",
+                    self.entry.name,
+                    f"hangs for {engine.running_seconds:.0f} s" if hangs else "has ended",
+                )
+                self.given_up += hangs
+                await engine.abandon()
+                self._metrics.worker_restarts.labels(model=self.entry.name).inc()
+                try:
+                    self.crew.replace(turn, await self._engine(turn, self.entry.copies[turn]))
+                except Exception:  # the next look tries again
+                    log.exception("model %s: its worker cannot be replaced", self.entry.name)
+
+    async def leave(self, seconds: float) -> None:
+        """Take nothing new, finish what is queued, for so long at most; then end the workers."""
+        self.leaving = True
+        try:
+            async with asyncio.timeout(seconds):
+                await self._scope.aclose()
+        except TimeoutError:
+            for engine in self.crew.engines if self.crew else ():
+                self.given_up += engine.running_seconds > 0
+                await engine.abandon()
+        self.crew = None
+
+    async def _engine(self, turn: int, copy: ModelEntry) -> Engine:
+        engine = Engine(
+            await asyncio.to_thread(self._load, copy),
+            max_queue=self._queue,
+            metrics=self._metrics,
+            cores=_cores(self.entry)[turn],
+        )
+        await self._scope.enter_async_context(engine)
+        await engine.warm()
+        return engine
+
+    def _load(self, copy: ModelEntry) -> ServedModel:
+        self.loading = True
+        try:
+            return load(copy)
+        finally:
+            self.loading = False
+
+
+def _cores(entry: ModelEntry) -> list[list[int] | None]:
+    """For each of an entry's copies the cores that it is bound to: one of several on the CPU gets
+    its share of them, any other all.
+
+    Raises:
+        ConfigError: if there are not enough.
+    """
+    on_cpu = [copy.device == "cpu" for copy in entry.copies]
+    if sum(on_cpu) < 2:
+        return [None] * len(on_cpu)
+    affinity = getattr(os, "sched_getaffinity", None)
+    cores = sorted(affinity(0)) if affinity else list(range(os.cpu_count() or 1))
+    if len(cores) < sum(on_cpu):
+        raise entry.mistake(
+            "device", f"{sum(on_cpu)} copies on the CPU need as many cores; there are {len(cores)}"
+        )
+    shares = iter([cores[turn :: sum(on_cpu)] for turn in range(sum(on_cpu))])
+    return [next(shares) if each else None for each in on_cpu]

@@ -1,0 +1,27 @@
+"""Attacks on a running service, each with what it was allowed to do and what it did."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from tests.chaos import access, images, isolation, kills, leaks, overload, sockets, weights
+from tests.chaos.finding import Finding
+
+ATTACKS: dict[str, Callable[[float], Coroutine[Any, Any, list[Finding]]]] = {
+    "images": images.mutated,
+    "bombs": images.bombs,
+    "contract": access.contract,
+    "dripping": sockets.dripping,
+    "overload": overload.overload,
+    "leaving": sockets.leaving,
+    "neighbours": isolation.neighbours,
+    "hanging": isolation.hanging,
+    "concurrent": isolation.concurrent,
+    "killed": kills.killed,
+    "drained": kills.drained,
+    "leaks": leaks.leaks,
+    "keyless": access.keyless,
+    "invented": access.invented,
+    "pickles": weights.pickles,
+}

@@ -1,0 +1,30 @@
+"""What an attack did, beside what it was allowed to do."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One row of docs/reliability.md."""
+
+    attack: str
+    allowed: str
+    found: str
+    kept: bool
+
+    def row(self) -> str:
+        mark = "" if self.kept else " **not kept**"
+        return f"| {self.attack} | {self.allowed} | {self.found}{mark} |"
+
+
+def slack(scale: float) -> float:
+    """By how much a time may be longer where an attack is only rehearsed, beside other tests."""
+    return 1 if scale >= 1 else 8
+
+
+def share(values: list[float], part: float) -> float:
+    """The value below which that part of them lies; 0 of none."""
+    ordered = sorted(values)
+    return ordered[min(int(part * len(ordered)), len(ordered) - 1)] if ordered else 0.0
