@@ -10,6 +10,7 @@ from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any
 
+from anyio import to_thread
 from fastapi import FastAPI
 from fastapi_offline import FastAPIOffline
 from PIL import Image
@@ -45,6 +46,8 @@ OWN_HEADERS = ("X-API-Key", "X-Request-ID", "X-Request-Timeout")
 
 
 REST_SECONDS = 5
+PARSERS = 4
+"""Threads that read bodies and write answers in JSON."""
 
 
 class ModelName(StringConvertor):
@@ -78,6 +81,7 @@ def create_app(settings: Settings, entries: Sequence[ModelEntry] = (EMBEDDED,)) 
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        to_thread.current_default_thread_limiter().total_tokens = PARSERS
         with one_each():
             async with explainer, fetcher, fleet:
                 resting = asyncio.create_task(_rest(admission), name="rest")

@@ -110,7 +110,9 @@ class Batcher(Generic[Item, Result]):
         self._wake.set()
         try:
             if self._worker and not self._abandoned:
-                await self._worker
+                await asyncio.wait([self._worker])  # which being cancelled does not cancel
+                if not self._abandoned:
+                    self._worker.result()
         finally:
             self._executor.shutdown(wait=False, cancel_futures=True)
 

@@ -52,7 +52,8 @@ class Berth:
         self._cache_bytes = cache_bytes
         self._hang_seconds = hang_seconds
         self._metrics = metrics
-        self._scope = AsyncExitStack()
+        self._open: dict[Engine, AsyncExitStack] = {}
+        """Each engine in its own scope: one that hangs keeps no other from leaving."""
 
     @property
     def ready(self) -> bool:
@@ -105,6 +106,7 @@ class Berth:
                 )
                 self.given_up += hangs
                 await engine.abandon()
+                await self._open.pop(engine).aclose()
                 self._metrics.worker_restarts.labels(model=self.entry.name).inc()
                 try:
                     self.crew.replace(turn, await self._engine(turn, self.entry.copies[turn]))
@@ -114,13 +116,13 @@ class Berth:
     async def leave(self, seconds: float) -> None:
         """Take nothing new, finish what is queued, for so long at most; then end the workers."""
         self.leaving = True
-        try:
-            async with asyncio.timeout(seconds):
-                await self._scope.aclose()
-        except TimeoutError:
-            for engine in self.crew.engines if self.crew else ():
-                self.given_up += engine.running_seconds > 0
-                await engine.abandon()
+        leaving = {asyncio.create_task(scope.aclose()): e for e, scope in self._open.items()}
+        late = (await asyncio.wait(leaving, timeout=seconds))[1] if leaving else set()
+        for task in late:
+            self.given_up += leaving[task].running_seconds > 0
+            await leaving[task].abandon()
+        await asyncio.gather(*leaving)
+        self._open.clear()
         self.crew = None
 
     async def _engine(self, turn: int, copy: ModelEntry) -> Engine:
@@ -130,7 +132,8 @@ class Berth:
             metrics=self._metrics,
             cores=_cores(self.entry)[turn],
         )
-        await self._scope.enter_async_context(engine)
+        scope = self._open[engine] = AsyncExitStack()
+        await scope.enter_async_context(engine)
         await engine.warm()
         return engine
 

@@ -6,6 +6,7 @@ empty chunks or strips, a tile a thousand times as large as its picture.
 
 from __future__ import annotations
 
+import re
 import struct
 from typing import Final
 
@@ -20,13 +21,28 @@ MAX_ENTRIES: Final = 1_000
 MAX_VALUES: Final = 65_536
 """Of a TIFF tag of numbers: strips, tiles, colours."""
 PNG: Final = b"\x89PNG\r\n\x1a\n"
-TILE_WIDTH, TILE_LENGTH = 322, 323
+BARE: Final = frozenset((0x01, 0xC8, *range(0xD0, 0xDA), *range(0xF0, 0xFE)))
+"""Markers of a JPEG that have no length."""
+IN_SCANS: Final = re.compile(rb"\xff[^\x00\xff\xd0-\xd7]")
+"""A marker among compressed data, in which 0xFF is followed by 0x00 or a restart."""
+WIDTH, LENGTH, SAMPLES, ROWS, PLANAR, TILE_WIDTH, TILE_LENGTH = 256, 257, 277, 278, 284, 322, 323
+LAYOUT: Final = {
+    WIDTH: 0,
+    LENGTH: 0,
+    SAMPLES: 1,
+    ROWS: 2**32,
+    PLANAR: 1,
+    TILE_WIDTH: 0,
+    TILE_LENGTH: 0,
+}
+"""The tags that say how the pixels lie, and what they are where they are left out."""
 OFFSETS: Final = (273, 324)
 BYTE_COUNTS: Final = (279, 325)
 """Of strips, of tiles."""
-SIZES: Final = {1: 1, 2: 1, 3: 2, 4: 4, 5: 8, 6: 1, 7: 1, 8: 2, 9: 4, 10: 8, 11: 4, 12: 8, 16: 8}
-"""Bytes of a TIFF's types."""
-NUMBERS: Final = {3: "u2", 4: "u4", 16: "u8"}
+WIDE: Final = {5: 8, 10: 8, 11: 4, 12: 8}
+NUMBERS: Final = {
+    1: "u1", 3: "u2", 4: "u4", 6: "i1", 8: "i2", 9: "i4", 13: "u4", 16: "u8", 17: "i8", 18: "u8",
+}  # fmt: skip
 
 
 def check_structure(data: bytes, *, max_pixels: int) -> None:
@@ -38,8 +54,14 @@ def check_structure(data: bytes, *, max_pixels: int) -> None:
         _check_jpeg(data)
     elif data.startswith(PNG):
         _check_png(data)
-    elif data[:4] in (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+"):
-        _check_tiff(data, max_pixels)
+    elif data[:4] in (b"II*\0", b"MM\0*"):
+        _check_tiff(data, max_pixels, large=False)
+    elif data[:4] in (b"II+\0", b"MM\0+"):
+        _check_tiff(data, max_pixels, large=True)
+        if data[:4] == b"MM\0+":  # Pillow takes it for a plain one
+            _check_tiff(data, max_pixels, large=False)
+    elif data[:2] in (b"II", b"MM"):
+        raise UndecodableImage("the TIFF's byte order and its mark are not of one mind")
 
 
 def _too_many(count: int, of: str, most: int) -> UndecodableImage:
@@ -47,19 +69,31 @@ def _too_many(count: int, of: str, most: int) -> UndecodableImage:
 
 
 def _check_jpeg(data: bytes) -> None:
-    # In compressed data 0xFF is followed by 0x00 or a restart, so this counts scans.
-    scans = data.count(b"\xff\xda")
-    if scans > MAX_SCANS:
-        raise _too_many(scans, "scans", MAX_SCANS)
-    place, segments = 2, 0
-    while data[place : place + 1] == b"\xff" and data[place + 1 : place + 2] != b"\xda":
-        segments += 1
+    """Up to its end, past whatever a decoder passes over."""
+    place, segments, scans = 2, 0, 0
+    while True:
+        if scans:
+            found = IN_SCANS.search(data, place)
+            place = found.start() if found else -1
+        else:
+            place = data.find(b"\xff", place)
+        if place < 0 or place + 1 >= len(data):
+            return
+        marker = data[place + 1]
+        if marker == 0xD9 and scans:
+            return
+        segments += marker != 0xDA
+        scans += marker == 0xDA
         if segments > MAX_SEGMENTS:
             raise _too_many(segments, "segments and more", MAX_SEGMENTS)
-        if data[place + 1 : place + 2] == b"\xff":  # a fill byte
+        if scans > MAX_SCANS:
+            raise _too_many(scans, "scans and more", MAX_SCANS)
+        if marker == 0xFF:  # a fill byte
             place += 1
-            continue
-        place += 2 + int.from_bytes(data[place + 2 : place + 4], "big")
+        elif marker == 0 or marker in BARE:
+            place += 2
+        else:
+            place += 2 + max(int.from_bytes(data[place + 2 : place + 4], "big"), 2)
 
 
 def _check_png(data: bytes) -> None:
@@ -68,45 +102,66 @@ def _check_png(data: bytes) -> None:
         chunks += 1
         if chunks > MAX_CHUNKS:
             raise _too_many(chunks, "chunks and more", MAX_CHUNKS)
+        if data[place + 4 : place + 8] == b"IEND":
+            return
         place += 12 + int.from_bytes(data[place : place + 4], "big")
 
 
-def _check_tiff(data: bytes, max_pixels: int) -> None:
+def _check_tiff(data: bytes, max_pixels: int, *, large: bool) -> None:
     """Of the first picture, which alone is decoded."""
     order = "<" if data.startswith(b"II") else ">"
-    large = data[2:4] in (b"+\0", b"\0+")
     entry = struct.Struct(order + ("HHQ8s" if large else "HHI4s"))
+    word = order + ("Q" if large else "I")
     try:
-        (first,) = struct.unpack_from(order + ("Q" if large else "I"), data, 8 if large else 4)
-        (count,) = struct.unpack_from(order + ("Q" if large else "H"), data, first)
+        (first,) = struct.unpack_from(word, data, 8 if large else 4)
+        (count,) = struct.unpack_from(order + ("Q" if large else "H"), data, min(first, len(data)))
     except struct.error:
         return  # it is cut short, which the decoder tells better
     if count > MAX_ENTRIES:
         raise _too_many(count, "entries", MAX_ENTRIES)
-    tile = {TILE_WIDTH: 1, TILE_LENGTH: 1}
     start = first + (8 if large else 2)
-    parts, counted = 0, False
+    layout: dict[int, int] = {}
+    elsewhere, parts, lengths = 0, 0, None
     for turn in range(count):
         try:
             tag, kind, values, value = entry.unpack_from(data, start + turn * entry.size)
         except struct.error:
             return
-        size = SIZES.get(kind, 1)
-        if size > 1 and values > MAX_VALUES:
+        size = np.dtype(NUMBERS[kind]).itemsize if kind in NUMBERS else WIDE.get(kind, 1)
+        if (size > 1 or tag in OFFSETS) and values > MAX_VALUES:
             raise _too_many(values, f"values of tag {tag}", MAX_VALUES)
-        if tag in tile and kind in NUMBERS and values == 1:
-            tile[tag] = int(np.frombuffer(value, order + NUMBERS[kind], 1)[0])
+        if values * size > len(value):
+            elsewhere += values * size
+            (place,) = struct.unpack(word, value)
+            value = data[place : place + values * size]
+        if elsewhere > 2 * len(data):
+            raise UndecodableImage("the image's tags lie over each other")
+        numbers = np.zeros(0)
+        if kind in NUMBERS:
+            numbers = np.frombuffer(value[: len(value) // size * size], order + NUMBERS[kind], -1)
+        if tag in LAYOUT and tag not in layout:  # of a tag told twice decoders take the first
+            layout[tag] = int(numbers[0]) if numbers.size else 0
+            if layout[tag] <= 0:
+                raise UndecodableImage(f"the image has a tag {tag} of no number above 0")
         parts = max(parts, values if tag in OFFSETS else 0)
-        counted = counted or tag in BYTE_COUNTS
-        if tag in BYTE_COUNTS and kind in NUMBERS and values * size > len(value):
-            (place,) = struct.unpack_from(order + ("Q" if large else "I"), value)
-            counts = np.frombuffer(data[place : place + values * size], order + NUMBERS[kind])
-            if int(counts.sum(dtype=np.float64)) > 2 * len(data):
+        if tag in BYTE_COUNTS:
+            lengths = numbers
+            if numbers.sum(dtype=np.float64) > 2 * len(data):
                 raise UndecodableImage("the image's strips lie over each other")
-    if parts > 1 and not counted:
+    if parts > 1 and lengths is None:
         raise UndecodableImage(f"the image has {parts} strips or tiles of unknown lengths")
-    if tile[TILE_WIDTH] * tile[TILE_LENGTH] > max_pixels:
+    _check_layout(LAYOUT | layout, parts, max_pixels)
+
+
+def _check_layout(layout: dict[int, int], parts: int, max_pixels: int) -> None:
+    tile = (layout[TILE_WIDTH], layout[TILE_LENGTH])
+    if tile[0] * tile[1] > max_pixels:
         raise ImageTooLarge(
-            f"the image has tiles of {tile[TILE_WIDTH]} × {tile[TILE_LENGTH]} pixels; "
+            f"the image has tiles of {tile[0]} × {tile[1]} pixels; "
             f"at most {max_pixels / 1e6:g} megapixels are allowed"
         )
+    across = -(-layout[WIDTH] // tile[0]) if tile[0] else 1
+    down = -(-layout[LENGTH] // (tile[1] or max(layout[ROWS], 1)))
+    needed = max(across * down, 1) * (layout[SAMPLES] if layout[PLANAR] == 2 else 1)
+    if parts > needed:
+        raise UndecodableImage(f"the image has {parts} strips or tiles where {needed} are enough")

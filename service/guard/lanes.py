@@ -33,8 +33,16 @@ class Lane:
         self._executor.shutdown(wait=False, cancel_futures=True)
 
     async def run(self, work: Callable[[], Result]) -> Result:
-        """In one of the lane's threads."""
-        return await asyncio.get_running_loop().run_in_executor(self._executor, work)
+        """In one of the lane's threads. Who is cancelled goes when the thread is done: what it
+        works on is held until then."""
+        running = self._executor.submit(work)
+        result = asyncio.wrap_future(running)
+        try:
+            return await asyncio.shield(result)
+        except asyncio.CancelledError:
+            if not running.cancel():
+                await asyncio.wait([result])
+            raise
 
     @asynccontextmanager
     async def hold(self, pixels: int) -> AsyncIterator[None]:

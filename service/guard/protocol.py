@@ -11,9 +11,11 @@ import json
 from asyncio import TimerHandle
 from collections.abc import Callable
 from dataclasses import dataclass
+from time import monotonic
 from typing import Any, Final
 from uuid import uuid4
 
+from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from service.errors import HeadTooLarge, MalformedRequest, Overloaded, Problem, TooSlow
@@ -23,6 +25,8 @@ LEAST_RATE: Final = 64_000
 LINGER_SECONDS: Final = 0.5
 MAX_HEAD: Final = 32_768
 MAX_HEADERS: Final = 100
+FRAMING: Final = 16
+"""Bytes around a byte of a body that comes in chunks."""
 
 
 @dataclass(frozen=True)
@@ -48,6 +52,28 @@ class Patience:
     turn_away: Callable[[bytes], Problem | None] = lambda path: None
 
 
+class _Flow(FlowControl):
+    """Knows how long it was we who did not read."""
+
+    def __init__(self, transport: asyncio.Transport) -> None:
+        super().__init__(transport)
+        self._paused_at = self._paused = 0.0
+
+    def pause_reading(self) -> None:
+        if not self.read_paused:
+            self._paused_at = monotonic()
+        super().pause_reading()
+
+    def resume_reading(self) -> None:
+        if self.read_paused:
+            self._paused += monotonic() - self._paused_at
+        super().resume_reading()
+
+    @property
+    def paused_seconds(self) -> float:
+        return self._paused + (monotonic() - self._paused_at if self.read_paused else 0.0)
+
+
 class PatientProtocol(HttpToolsProtocol):
     """One connection. `patience` is set by a subclass: uvicorn makes the instances."""
 
@@ -60,6 +86,8 @@ class PatientProtocol(HttpToolsProtocol):
         self._begun = 0.0
         self._head_bytes = 0
         self._body_bytes = 0
+        self._framing_bytes = 0
+        self._message = 0
         self._in_body = False
         self._refusal: Problem | None = None
         self._ending = False
@@ -67,6 +95,8 @@ class PatientProtocol(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        self.flow = self._flow = _Flow(transport)
+        transport.set_write_buffer_limits(0)  # so that resuming means: all of it was read
         if len(self.connections) > self.patience.max_connections:
             self._refuse(Overloaded("there are too many connections; try again", retry_after=1))
             return
@@ -82,15 +112,29 @@ class PatientProtocol(HttpToolsProtocol):
             return
         if not self._in_body:
             self._head_bytes += len(data)
+            if self._receiving is None and self._idle:  # blank lines begin no message
+                self._expect()
+        message, before = self._message if self._in_body else None, self._body_bytes
         super().data_received(data)
+        if message == self._message:  # all of it was of one body, or of what is around its chunks
+            self._framing_bytes += len(data) - (self._body_bytes - before)
+            if self._framing_bytes > MAX_HEAD + FRAMING * self._body_bytes:
+                self._refuse(_large_head(f"{self._framing_bytes} bytes behind it and more"))
         if not self._in_body and self._head_bytes > MAX_HEAD and not self.transport.is_closing():
             self._refuse(_large_head(f"{self._head_bytes} bytes and more"))
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
-        self._body_bytes = 0
+        self._unset_keepalive_if_required()
+        self._body_bytes = self._framing_bytes = 0
+        self._message += 1
+        self._head_bytes = max(self._head_bytes, 1)
         if self._receiving is None:  # the first byte of a connection does not begin anew
             self._expect()
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if not self._in_body:
+            super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
         size = len(self.url) + sum(len(name) + len(value) for name, value in self.headers)
@@ -98,7 +142,8 @@ class PatientProtocol(HttpToolsProtocol):
             self._refusal = _large_head(f"{size} bytes in {len(self.headers)} headers")
             raise ValueError("the head is too large")  # uvicorn sends its 400, which is ours
         self._in_body = True
-        if self._idle and (problem := self.patience.turn_away(self.url)):
+        room = not self.flow.write_paused and self.parser.get_method() != b"HEAD"
+        if self._idle and room and (problem := self.patience.turn_away(self.url)):
             self._turned_away = True
             alive = bool(self.parser.should_keep_alive()) and not self._ending
             self.transport.write(_response(problem, keep_alive=alive))
@@ -124,14 +169,13 @@ class PatientProtocol(HttpToolsProtocol):
             )
         else:
             super().on_message_complete()
+            if self.cycle.response_complete and not self.timeout_keep_alive_task:
+                self.timeout_keep_alive_task = self.loop.call_later(
+                    self.timeout_keep_alive, self.timeout_keep_alive_handler
+                )
         self._in_body = False
         self._head_bytes = 0
         self._cancel_receiving()
-
-    def on_response_complete(self) -> None:
-        super().on_response_complete()
-        if self.transport.get_write_buffer_size():
-            self._watch_sending()
 
     def shutdown(self) -> None:
         """Let an idle connection linger: what is on its way meanwhile gets an answer."""
@@ -158,24 +202,27 @@ class PatientProtocol(HttpToolsProtocol):
         super().pause_writing()
         self._watch_sending()
 
+    def resume_writing(self) -> None:
+        self._cancel_sending()
+        super().resume_writing()
+
     def send_400_response(self, msg: str) -> None:
         self._refuse(self._refusal or MalformedRequest("the request is not HTTP/1.1"))
 
     def _expect(self) -> None:
         """From now on a request is awaited."""
         self._cancel_receiving()
-        self._begun = self.loop.time()
+        self._begun = self.loop.time() - self._flow.paused_seconds
         self._receiving = self.loop.call_later(self.patience.receive_seconds, self._check_receiving)
 
     def _check_receiving(self) -> None:
-        if self.pipeline or self.flow.read_paused:  # it is we who do not read
-            self._begun = self.loop.time()
-        allowed = self.patience.receive_seconds
+        # The time in which it is we who do not read does not count.
+        allowed = self.patience.receive_seconds + self._flow.paused_seconds
         if self._in_body and not self._answered:
             allowed += self._body_bytes / LEAST_RATE
         left = self._begun + allowed - self.loop.time()
-        if left > 0.001:
-            self._receiving = self.loop.call_later(left, self._check_receiving)
+        if left > 0.001 or self._flow.read_paused:
+            self._receiving = self.loop.call_later(max(left, 0.1), self._check_receiving)
         elif not self._head_bytes or (self._in_body and self._answered):
             self.transport.close()  # it never said anything, or was answered long ago
         else:
@@ -224,8 +271,6 @@ class PatientProtocol(HttpToolsProtocol):
             cycle.disconnected = True
             cycle.message_event.set()
         self.transport.close()
-        if self.transport.get_write_buffer_size():
-            self._watch_sending()
 
 
 def _large_head(what: str) -> HeadTooLarge:

@@ -66,7 +66,7 @@ class Behind:
 async def _measure(model: str, count: int) -> Behind:
     with staged(model, cache_bytes="100000") as stage:
         async with Client(stage.port) as client:
-            await _ask(client, model, 0, max(count // 20, 500))
+            await _ask(client, model, 0, max(count // 20, 2_000))
             await asyncio.sleep(7)  # idle connections and spare memory are given back
             hooks, before = stage.hooks, stage.vitals()
             resident = []
