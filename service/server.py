@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import logging
 import os
 import signal
@@ -126,6 +127,10 @@ async def _serve(
             if failure:
                 server.should_exit = True
             else:
+                # What is there now stays: to search it for garbage, a third of a second each time,
+                # would hold up every request.
+                gc.collect()
+                gc.freeze()
                 if pulse:
                     pulse.tell(READY)
                 _say_hello(url(listening), fleet)
