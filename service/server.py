@@ -112,7 +112,13 @@ async def _serve(
     )
     if pulse:
         pulse.tell(LISTENING)
-        asyncio.get_running_loop().add_reader(pulse.orphaned(), server.drain)
+        loop, orphaned = asyncio.get_running_loop(), pulse.orphaned()
+
+        def finish() -> None:
+            loop.remove_reader(orphaned)  # it stays readable, and a second call would be a hurry
+            server.drain()
+
+        loop.add_reader(orphaned, finish)
     failure: ConfigError | None = None
     said_hello = False
     while not serving.done():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from pathlib import Path
 
@@ -69,3 +70,14 @@ def vit() -> nn.Module:
     )
     nn.init.normal_(model.get_parameter("heads.head.weight"), std=0.1)
     return model
+
+
+def sluggish() -> nn.Module:
+    """Takes a minute to build."""
+    time.sleep(60)
+    return slow()
+
+
+def deadly() -> nn.Module:
+    """Takes the process with it."""
+    os._exit(9)

@@ -1,0 +1,125 @@
+"""The process that holds the port: it answers when nobody serves, and sees that somebody does."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import time
+from pathlib import Path
+
+import httpx2
+import psutil
+import pytest
+
+from tests.service.conftest import encoded, noise
+from tests.service.live import serving, until_ready
+
+TINY = 'weights = "none"\ninput_size = 8\nname = "m"\nsource = "factory:tests.service.factories:{}"'
+PNG = {"Content-Type": "image/png"}
+
+
+def catalog(folder: Path, factory: str) -> str:
+    file = folder / "models.toml"
+    file.write_text("[[models]]\n" + TINY.format(factory))
+    return str(file)
+
+
+def family(process: subprocess.Popen[str]) -> list[psutil.Process]:
+    """The processes below the supervisor, the one that serves last."""
+    below = psutil.Process(process.pid).children(recursive=True)
+    return sorted(below, key=lambda each: len(each.parents()))
+
+
+def explain(http: httpx2.Client, seed: int = 0) -> int:
+    photo = encoded(noise(8, 8, seed))
+    return http.post("/v1/models/m:explain", content=photo, headers=PNG).status_code
+
+
+def test_a_serving_process_that_dies_is_replaced_and_meanwhile_a_503_says_so(
+    tmp_path: Path,
+) -> None:
+    with serving("--models", catalog(tmp_path, "tiny")) as (process, http):
+        until_ready(process, http)
+        assert explain(http) == 200
+        first = family(process)[-1]
+        os.kill(first.pid, signal.SIGKILL)
+        first.wait(5)
+        gone = http.get("/readyz")
+        assert gone.status_code == 503
+        assert gone.headers["content-type"] == "application/problem+json"
+        assert gone.headers["retry-after"] == "1"
+        assert gone.json()["detail"] == "the service is starting; try again"
+        assert http.head("/readyz").status_code == 503
+        assert http.get("/healthz").json() == {"status": "ok"}
+        large = http.post("/v1/models/m:explain", content=bytes(5_000_000), headers=PNG)
+        assert large.status_code in (503, 422)  # it may be ready again
+        until_ready(process, http)
+        assert explain(http, 1) == 200
+        assert family(process)[-1].pid != first.pid
+        process.terminate()
+        assert process.wait(10) == 0
+
+
+def test_nothing_stays_when_the_supervisor_itself_is_killed(tmp_path: Path) -> None:
+    with serving("--models", catalog(tmp_path, "tiny")) as (process, http):
+        until_ready(process, http)
+        below = family(process)
+        process.kill()
+        process.wait()
+        _, alive = psutil.wait_procs(below, 15)
+        assert not alive
+        with pytest.raises(httpx2.ConnectError):
+            http.get("/healthz")
+
+
+def test_sigterm_does_not_wait_for_a_model_that_loads(tmp_path: Path) -> None:
+    with serving("--models", catalog(tmp_path, "sluggish")) as (process, http):
+        wait_until_it_says(http, "still loading: m")
+        started = time.monotonic()
+        process.terminate()
+        assert process.wait(20) == 0
+        assert time.monotonic() - started < 5
+
+
+def wait_until_it_says(http: httpx2.Client, detail: str) -> None:
+    for _ in range(2000):
+        try:
+            if http.get("/readyz").json()["detail"] == detail:
+                return
+        except httpx2.ConnectError:
+            pass
+        time.sleep(0.02)
+    raise AssertionError(detail)
+
+
+def test_one_that_never_gets_ready_is_given_up(tmp_path: Path) -> None:
+    with serving("--models", catalog(tmp_path, "deadly")) as (process, _):
+        assert process.wait(60) == 1
+        assert process.stderr
+        said = process.stderr.read()
+        assert said.count("ended with exit code 9; another one starts") == 3
+        assert "3 processes in a row ended before they were ready" in said
+
+
+def test_who_says_nothing_to_the_stand_in_is_hung_up_on(tmp_path: Path) -> None:
+    with serving("--models", catalog(tmp_path, "sluggish")) as (_, http):
+        for _ in range(500):
+            try:
+                one = socket.create_connection(("127.0.0.1", http.base_url.port or 0), timeout=12)
+                break
+            except OSError:
+                time.sleep(0.01)
+        with one:
+            assert one.recv(100) == b""
+
+
+def test_without_a_supervisor_there_is_one_process(tmp_path: Path) -> None:
+    arguments = ("--models", catalog(tmp_path, "tiny"))
+    with serving(*arguments, GRADCAM_SUPERVISE="false") as (process, http):
+        until_ready(process, http)
+        assert explain(http) == 200
+        assert not family(process)
+        process.terminate()
+        assert process.wait(10) == 0
