@@ -13,6 +13,7 @@ from starlette.responses import Response
 from service import documentation, portraits
 from service.catalog import ModelEntry, NewModel
 from service.errors import (
+    BodyTooLarge,
     Forbidden,
     InvalidParameter,
     MalformedRequest,
@@ -58,7 +59,7 @@ async def _entry(request: Request) -> ModelEntry:
         raise UnsupportedMediaType(f"Content-Type is {media_type[:80]!r}; send application/json")
     body = await request.body()
     if len(body) > MAX_BYTES:
-        raise MalformedRequest(f"the body has {len(body)} bytes; a model needs at most {MAX_BYTES}")
+        raise BodyTooLarge(f"the body has {len(body)} bytes; of a model at most {MAX_BYTES}")
     try:
         new = NewModel.model_validate_json(body)
         return ModelEntry.model_validate(new.model_dump(exclude_unset=True))
@@ -76,6 +77,10 @@ def _problem(error: ValidationError) -> Problem:
     if first["type"] == "extra_forbidden":
         keys = ", ".join(NewModel.model_fields)
         return UnknownParameter(f"there is no key {key!r}; the keys are {keys}", pointer=f"/{key}")
+    if first["type"] == "missing":
+        return InvalidParameter(f"{key} is required", pointer=f"/{key}")
+    # Of a key that may have several forms, what each of them wants.
+    of_key = [each for each in error.errors() if each["loc"][0] == first["loc"][0]]
+    wanted = " or ".join(dict.fromkeys(each["msg"].replace("Input", "it", 1) for each in of_key))
     value = str(first["input"])[:80]
-    said = f"{key} is {value!r}: {first['msg'].replace('Input', 'it', 1)}"
-    return InvalidParameter(said, pointer=f"/{key}")
+    return InvalidParameter(f"{key} is {value!r}: {wanted}"[:390], pointer=f"/{key}")

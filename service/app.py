@@ -16,7 +16,6 @@ from fastapi_offline import FastAPIOffline
 from PIL import Image
 from starlette.convertors import StringConvertor, register_url_convertor
 from starlette.exceptions import HTTPException
-from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Match
@@ -36,7 +35,7 @@ from service.guard.admission import Admission
 from service.guard.fetch import Fetcher
 from service.guard.keys import read_keys
 from service.metrics import Metrics
-from service.middleware import LimitBody, Observe
+from service.middleware import Cors, LimitBody, Observe
 from service.reception import Reception
 from service.routes import make_router
 from service.settings import Settings
@@ -112,7 +111,7 @@ def create_app(settings: Settings, entries: Sequence[ModelEntry] = (EMBEDDED,)) 
     app.add_middleware(Observe, metrics=metrics)
     if settings.cors_origins:
         app.add_middleware(
-            CORSMiddleware,
+            Cors,
             allow_origins=list(settings.cors_origins),
             allow_methods=["GET", "POST"],
             allow_headers=["Authorization", "Content-Type", "If-None-Match", *OWN_HEADERS],

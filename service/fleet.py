@@ -40,6 +40,7 @@ class Fleet:
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._one_at_a_time = asyncio.Lock()
         self._given_up = 0
+        self._gone: list[Berth] = []
         self.draining = False
 
     async def __aenter__(self) -> Fleet:
@@ -84,11 +85,16 @@ class Fleet:
     @property
     def busy(self) -> bool:
         """Whether a thread is still at work, which nothing ends but the end of the process."""
-        return self.given_up > 0 or any(berth.loading for berth in self._berths.values())
+        berths = {*self._berths.values(), *self._gone}
+        return self.given_up > 0 or any(berth.loading for berth in berths)
 
     @property
     def _missing(self) -> list[Berth]:
-        return [each for each in self._berths.values() if each.essential and not each.ready]
+        return [each for each in self._berths.values() if self._is_missed(each)]
+
+    @staticmethod
+    def _is_missed(berth: Berth) -> bool:
+        return berth.essential and not berth.ready and not berth.leaving
 
     def model_ready(self, name: str) -> bool:
         return name in self._berths and self._berths[name].ready
@@ -150,12 +156,16 @@ class Fleet:
             await asyncio.wait([task])
         await berth.leave(self._settings.drain_seconds)
         self._given_up += berth.given_up
+        self._gone.append(berth)
         del self._berths[name]
         self._metrics.forget(name)
         log.info("model %s unloaded", name)
 
     def measure(self) -> None:
         """Bring the gauges up to date."""
+        for berth in self._gone:  # a request that ended late may have brought its series back
+            if berth.entry.name not in self._berths:
+                self._metrics.forget(berth.entry.name)
         for name, berth in self._berths.items():
             self._metrics.model_ready.labels(model=name).set(berth.ready)
             self._metrics.queue_depth.labels(model=name).set(
@@ -182,7 +192,11 @@ class Fleet:
     async def _load(self) -> None:
         for name, berth in list(self._berths.items()):
             async with self._one_at_a_time:
-                await berth.load()
+                if not berth.leaving:
+                    await berth.load()
+            if berth.leaving:  # it was removed before it was there
+                await berth.leave(0)
+                continue
             self._tasks[name] = asyncio.create_task(berth.watch(), name=f"watch {name}")
 
     async def _join(self, name: str) -> None:

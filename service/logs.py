@@ -45,11 +45,16 @@ def logging_set_up(settings: Settings) -> Iterator[None]:
     last: list[Processor] = (
         [escape, structlog.dev.ConsoleRenderer(colors=at_terminal)]
         if console
-        else [structlog.processors.format_exc_info, structlog.processors.JSONRenderer()]
+        else [structlog.processors.JSONRenderer()]
     )
     formatter = structlog.stdlib.ProcessorFormatter(
         foreign_pre_chain=shared,
-        processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, *last],
+        processors=[
+            structlog.stdlib.ProcessorFormatter.remove_processors_meta,
+            # Here, because the console's own form shows every variable, images among them.
+            structlog.processors.format_exc_info,
+            *last,
+        ],
     )
     handler = Unhurried()
     handler.setFormatter(formatter)
@@ -73,9 +78,13 @@ class Unhurried(logging.Handler):
         self._thread.start()
 
     def emit(self, record: logging.LogRecord) -> None:
-        line = self.format(record) + "\n"
-        with suppress(queue.Full):
+        try:
+            line = self.format(record) + "\n"
             self._lines.put_nowait(line.encode("utf-8", "backslashreplace"))
+        except queue.Full:
+            pass
+        except Exception:  # as every handler of logging does: a bad record is no caller's trouble
+            self.handleError(record)
 
     def close(self) -> None:
         """Write what waits, if its reader takes it, and end the thread."""
@@ -100,10 +109,15 @@ def _without_colours(logger: Any, method: str, event: EventDict) -> EventDict:
 def escape(logger: Any, method: str, event: EventDict) -> EventDict:
     """Control characters as \\xNN, but for the line breaks of a traceback."""
     return {
-        key: _escaped(value) if isinstance(value, str) and key != "exception" else value
+        key: _escaped(value, keep="\n" if key == "exception" else "")
+        if isinstance(value, str)
+        else value
         for key, value in event.items()
     }
 
 
-def _escaped(text: str) -> str:
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+def _escaped(text: str, *, keep: str) -> str:
+    return "".join(
+        each if each.isprintable() or each in keep else each.encode("unicode_escape").decode()
+        for each in text
+    )

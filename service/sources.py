@@ -152,7 +152,14 @@ def _factory(entry: ModelEntry, what: str, classes: int | None) -> Built:
         raise entry.mistake("source", f"cannot import {path!r}: {error}") from None
     except AttributeError:
         raise entry.mistake("source", f"module {path!r} has no {name!r}") from None
-    module = function()
+    except SystemExit as error:
+        raise entry.mistake(
+            "source", f"importing {path!r} would end the process: {error}"
+        ) from None
+    try:
+        module = function()
+    except SystemExit as error:
+        raise entry.mistake("source", f"{what} would end the process: {error}") from None
     if not isinstance(module, nn.Module):
         kind = type(module).__name__
         raise entry.mistake("source", f"{what} returned a {kind}, not a torch.nn.Module")

@@ -19,6 +19,7 @@ class Timings:
 
     seconds: dict[str, float] = field(default_factory=dict)
     batch_size: int = 0
+    _made: int = field(default_factory=time_ns)
     _span: Span = field(default_factory=phase_spans)
     """Draws a phase into the trace of the request in which this is made."""
 
@@ -41,8 +42,10 @@ class Timings:
         self.note("queue", outcome.queued_seconds)
         self.note("forward_backward", outcome.run_seconds)
         ended = time_ns()
-        begun = ended - round(outcome.run_seconds * 1e9)
-        self._span("queue", begun - round(outcome.queued_seconds * 1e9), begun)
+        # An answer that others had asked for may have begun before this request did.
+        begun = max(ended - round(outcome.run_seconds * 1e9), self._made)
+        queued = max(begun - round(outcome.queued_seconds * 1e9), self._made)
+        self._span("queue", queued, begun)
         self._span("forward_backward", begun, ended, batch_size=outcome.batch_size)
         self.batch_size = max(self.batch_size, outcome.batch_size)
 

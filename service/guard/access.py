@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import binascii
 import math
 import time
 
@@ -43,6 +42,7 @@ class Access:
             if self._keys is not None:
                 await self._admit(self._keys, scope, wants_admin)
             elif wants_admin:
+                self._metrics.rejected.labels(reason="scope").inc()
                 raise Forbidden(
                     "models are added and removed with an API key of scope 'admin', and this "
                     "service has no keys: see GRADCAM_KEYS"
@@ -83,6 +83,6 @@ def _presented(headers: Headers) -> str:
     if kind.lower() == "basic":
         try:
             return base64.b64decode(value, validate=True).decode().partition(":")[2]
-        except (binascii.Error, UnicodeDecodeError):
+        except ValueError:  # of base64, of UTF-8, of bytes that are neither
             return ""
     return headers.get("x-api-key", "")

@@ -7,6 +7,7 @@ is no second look-up in which a name could mean something else (DNS rebinding).
 from __future__ import annotations
 
 import asyncio
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from types import TracebackType
@@ -23,6 +24,7 @@ from service.requests import Instance, P, Remote
 MAX_REDIRECTS: Final = 3
 AT_ONCE: Final = 4
 SECONDS: Final = 10.0
+GOODBYE_SECONDS: Final = 0.5
 CHUNK: Final = 65_536
 
 
@@ -61,18 +63,17 @@ class Fetcher:
     def __init__(
         self, *, hosts: Sequence[str], max_bytes: int, resolver: AbstractResolver | None = None
     ) -> None:
-        self._hosts = frozenset(host.lower() for host in hosts)
+        self._hosts = frozenset(host.lower().removesuffix(":443") for host in hosts)
         self._max_bytes = max_bytes
         self._resolver = resolver
         self._session: aiohttp.ClientSession | None = None
 
     async def __aenter__(self) -> Fetcher:
         if self._hosts:
-            resolver = PublicOnly(self._resolver or aiohttp.ThreadedResolver())
             self._session = aiohttp.ClientSession(
-                connector=aiohttp.TCPConnector(resolver=resolver, limit=AT_ONCE, force_close=True),
-                timeout=aiohttp.ClientTimeout(total=SECONDS),
+                connector=_connector(PublicOnly(self._resolver or aiohttp.ThreadedResolver())),
                 cookie_jar=aiohttp.DummyCookieJar(),
+                headers={"Accept-Encoding": "identity"},
                 trust_env=False,  # no proxy, and nobody's .netrc
                 auto_decompress=False,
             )
@@ -115,22 +116,27 @@ class Fetcher:
         if not self._session:
             raise Forbidden("this service fetches no images; send the image's bytes as b64")
         try:
-            where = URL(url)
-            for _ in range(MAX_REDIRECTS + 1):
-                self._check(where)
-                async with self._session.get(where, allow_redirects=False) as response:
-                    if response.status in (301, 302, 303, 307, 308):
-                        where = where.join(URL(response.headers.get("Location", "")))
-                        continue
-                    if response.status != 200:
-                        raise UnfetchableImage(f"{_shown(where)} answers {response.status}")
-                    return await self._read(response, allowance)
-            raise UnfetchableImage(f"{_shown(where)}: more than {MAX_REDIRECTS} redirects")
+            async with asyncio.timeout(SECONDS):
+                return await self._follow(self._session, URL(url), allowance)
         except TimeoutError:
             raise UnfetchableImage(f"the image was not here after {SECONDS:g} s") from None
         except (aiohttp.ClientError, OSError, ValueError) as error:
             reason = type(error).__name__
             raise UnfetchableImage(f"the image cannot be fetched: {reason}") from None
+
+    async def _follow(
+        self, session: aiohttp.ClientSession, where: URL, allowance: Allowance
+    ) -> bytes:
+        for _ in range(MAX_REDIRECTS + 1):
+            self._check(where)
+            async with session.get(where, allow_redirects=False) as response:
+                if response.status in (301, 302, 303, 307, 308):
+                    where = where.join(URL(response.headers.get("Location", "")))
+                    continue
+                if response.status != 200:
+                    raise UnfetchableImage(f"{_shown(where)} answers {response.status}")
+                return await self._read(response, allowance)
+        raise UnfetchableImage(f"{_shown(where)}: more than {MAX_REDIRECTS} redirects")
 
     def _check(self, where: URL) -> None:
         if where.scheme != "https":
@@ -154,6 +160,16 @@ class Fetcher:
                     f"the images of the request have more than the {self._max_bytes} bytes allowed"
                 )
         return bytes(data)
+
+
+def _connector(resolver: AbstractResolver) -> aiohttp.TCPConnector:
+    with warnings.catch_warnings():
+        # That a site which does not say goodbye is waited for, half a minute, can be told in no
+        # other way; aiohttp 3 keeps this one.
+        warnings.simplefilter("ignore", DeprecationWarning)
+        return aiohttp.TCPConnector(
+            resolver=resolver, limit=AT_ONCE, force_close=True, ssl_shutdown_timeout=GOODBYE_SECONDS
+        )
 
 
 def _shown(where: URL) -> str:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
-from limits import RateLimitItem, parse
+from limits import RateLimitItem, parse, parse_many
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from service.errors import ConfigError
@@ -34,8 +34,11 @@ class KeyEntry(BaseModel):
     @field_validator("rate")
     @classmethod
     def _is_a_rate(cls, rate: str | None) -> str | None:
-        if rate is not None:
-            parse(rate)
+        try:
+            if rate is not None and len(parse_many(rate)) != 1:
+                raise ValueError
+        except ValueError:
+            raise ValueError("it should be one rate, like 600/minute") from None
         return rate
 
 
@@ -58,6 +61,8 @@ class Keys:
     def of(self, presented: str) -> Key | None:
         """The key that a caller presents, if it is one. Every digest is compared, and whole, so
         that the time it takes tells nothing."""
+        if not presented:
+            return None
         digest = hashlib.sha256(presented.encode()).digest()
         found = None
         for key in self._keys:
@@ -85,11 +90,8 @@ def read_keys(file: Path) -> Keys:
         try:
             entry = KeyEntry.model_validate(table)
         except ValidationError as error:
-            first = error.errors()[0]
-            where = ".".join(str(part) for part in first["loc"]) or "the entry"
             raise ConfigError(
-                f"{file}: entry {number}: {where}: {first['msg'].lower()}; `gradcam key NAME` "
-                "writes an entry"
+                f"{file}: entry {number}: {_sentence(error)}; `gradcam key NAME` writes an entry"
             ) from None
         if entry.name in (key.name for key in found):
             raise ConfigError(f"{file}: entry {number}: the name {entry.name!r} is taken")
@@ -104,6 +106,17 @@ def read_keys(file: Path) -> Keys:
     return Keys(found)
 
 
+def _sentence(error: ValidationError) -> str:
+    first = error.errors()[0]
+    where = ".".join(str(part) for part in first["loc"]) or "the entry"
+    if first["type"] == "extra_forbidden":
+        return f"there is no {where}; an entry has {', '.join(KeyEntry.model_fields)}"
+    if first["type"] == "missing":
+        return f"{where} is required"
+    message = first["msg"].removeprefix("Value error, ").replace("Input", "it", 1)
+    return f"{where} is {str(first['input'])[:80]!r}: {message}"
+
+
 def new_key(name: str, scopes: Sequence[str], rate: str | None) -> tuple[str, str]:
     """A new key, of 256 random bits, and the TOML entry that lets it in.
 
@@ -115,8 +128,7 @@ def new_key(name: str, scopes: Sequence[str], rate: str | None) -> tuple[str, st
     try:
         entry = KeyEntry(name=name, digest=digest, scopes=tuple(scopes), rate=rate)
     except ValidationError as error:
-        first = error.errors()[0]
-        raise ConfigError(f"{first['loc'][0]} {first['input']!r}: {first['msg'].lower()}") from None
+        raise ConfigError(_sentence(error)) from None
     lines = [
         "[[keys]]",
         f'name = "{entry.name}"',
