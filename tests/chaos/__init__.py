@@ -5,13 +5,25 @@ from __future__ import annotations
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-from tests.chaos import access, images, isolation, kills, leaks, overload, sockets, weights
+from tests.chaos import (
+    access,
+    asking,
+    forgery,
+    images,
+    isolation,
+    kills,
+    leaks,
+    overload,
+    sockets,
+    weights,
+)
 from tests.chaos.finding import Finding
 
 ATTACKS: dict[str, Callable[[float], Coroutine[Any, Any, list[Finding]]]] = {
     "images": images.mutated,
     "bombs": images.bombs,
     "contract": access.contract,
+    "asking": asking.asking,
     "dripping": sockets.dripping,
     "overload": overload.overload,
     "leaving": sockets.leaving,
@@ -23,5 +35,6 @@ ATTACKS: dict[str, Callable[[float], Coroutine[Any, Any, list[Finding]]]] = {
     "leaks": leaks.leaks,
     "keyless": access.keyless,
     "invented": access.invented,
+    "forged": forgery.forged,
     "pickles": weights.pickles,
 }
