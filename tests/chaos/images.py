@@ -6,16 +6,17 @@ import asyncio
 import base64
 import json
 import threading
-import time
 from collections import Counter
 
 from tests.chaos import corpus
 from tests.chaos.finding import Finding, slack
-from tests.chaos.stage import Client, Reply, Stage, staged
+from tests.chaos.stage import Client, Reply, staged
 
 PATH = "/v1/models/calm:explain?size=model"
 MEGABYTE = 1e6
 AT_ONCE = 8
+REST_SECONDS = 12
+"""By then a service at rest has given back what memory it does not need."""
 
 
 async def mutated(scale: float) -> list[Finding]:
@@ -26,11 +27,11 @@ async def mutated(scale: float) -> list[Finding]:
         async with Client(stage.port) as client:
             await _send(client, [*corpus.mutations(300, seed=2)], AT_ONCE)
             await _send(client, nasties, 1)
-            await _settled(stage)
+            await asyncio.sleep(REST_SECONDS)
             server, before = stage.server.pid, stage.vitals()
             replies = await _send(client, damaged, AT_ONCE)
             replies += await _send(client, nasties, 1)  # some are large: they would wait in turn
-            await _settled(stage)
+            await asyncio.sleep(REST_SECONDS)
             after = stage.vitals()
         growth = after.resident / before.resident - 1
         deaths = int(server != stage.server.pid)
@@ -54,7 +55,7 @@ async def bombs(scale: float) -> list[Finding]:
     with staged("calm") as stage:
         async with Client(stage.port) as client:
             await _send(client, list(corpus.valid().items()), 1)
-            await _settled(stage)
+            await asyncio.sleep(REST_SECONDS)
             server = stage.server
             before = peak = server.memory_info().rss
             done = threading.Event()
@@ -103,17 +104,6 @@ async def _send(
 
     await asyncio.gather(*(work() for _ in range(at_once)))
     return replies
-
-
-async def _settled(stage: Stage) -> None:
-    """Until the service, at rest, has given back what memory it does not need."""
-    started, last = time.monotonic(), 0
-    while time.monotonic() - started < 20:
-        await asyncio.sleep(2)
-        now = stage.vitals().resident
-        if abs(now - last) < MEGABYTE:
-            return
-        last = now
 
 
 def _shown(statuses: Counter[int]) -> str:

@@ -22,6 +22,7 @@ from tests.chaos.stage import Client, photo, plain, staged
 MANY = 32
 THREADS = 8
 TOLERANCE = 1e-5
+HANG_SECONDS = 3
 METHODS = ("gradcam", "gradcam++", "layercam", "hirescam", "xgradcam", "eigencam", "occlusion")
 
 
@@ -60,15 +61,15 @@ async def neighbours(scale: float) -> list[Finding]:
 
 
 async def hanging(scale: float) -> list[Finding]:
-    """A forward pass never ends. Its model's worker is given up after `hang_seconds`, here 3."""
-    with staged("stuck", "calm", hang_seconds="3", deadline_seconds="20") as stage:
+    """A forward pass never ends. Its model's worker is given up after some seconds."""
+    with staged("stuck", "calm", hang_seconds=str(HANG_SECONDS), deadline_seconds="20") as stage:
         async with Client(stage.port) as client:
+            begun = time.monotonic()
             hang = asyncio.create_task(_timed(client, "stuck", plain(SICK)))
             await asyncio.sleep(0.5)
             waiting = asyncio.create_task(_timed(client, "stuck", photo(1)))
             other, _ = await _timed(client, "calm", photo(2))
             unready = ready = 0.0
-            begun = time.monotonic()
             while not ready and time.monotonic() - begun < 30:
                 status = (await client.ask("GET", "/readyz")).status
                 now = time.monotonic() - begun
@@ -80,7 +81,7 @@ async def hanging(scale: float) -> list[Finding]:
             (hung, _), (waited, _) = await hang, await waiting
             after, _ = await _timed(client, "stuck", photo(3))
             restarts = await metric(client, 'gradcam_worker_restarts_total{model="stuck"}')
-    late = unready - 2.5  # it had hung for half a second before the watch began
+    late = unready - HANG_SECONDS
     return [
         Finding(
             "a forward pass that never ends",

@@ -8,6 +8,7 @@ import os
 import pickle
 import subprocess
 import tempfile
+import warnings
 import zipfile
 from collections.abc import Callable
 from functools import partial
@@ -69,7 +70,9 @@ def _zipped(evil: Any, file: Path) -> None:
 
 async def pickles(scale: float) -> list[Finding]:
     """Each under two suffixes."""
-    return await asyncio.to_thread(_pickles)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch's, that a pickle looks odd
+        return await asyncio.to_thread(_pickles)
 
 
 def _pickles() -> list[Finding]:
