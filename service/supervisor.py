@@ -32,9 +32,12 @@ BEAT_SECONDS: Final = 1.0
 SILENT_SECONDS: Final = 30.0
 """An event loop that says nothing for so long is stuck for good."""
 MOST_FAILED_STARTS: Final = 3
-DECIDED: Final = (0, 1, 2)
-"""Exit codes that are meant: stopped, stopped at once, a mistake in the configuration."""
+DECIDED: Final = (0, 2)
+"""Exit codes that are meant: stopped, a mistake in the configuration."""
+AT_ONCE: Final = 1
+"""Meant only if a signal came twice: Python ends so, too, when nobody catches an exception."""
 STAND_IN_SECONDS: Final = 5.0
+LINGER_SECONDS: Final = 0.1
 CHUNK: Final = 65_536
 log = logging.getLogger(__name__)
 
@@ -73,7 +76,7 @@ class _Supervisor:
             code, was_ready = await self._one_life()
             if self._stopping or code in DECIDED:
                 await self._close()
-                return code if code in DECIDED else 0
+                return code if code in (*DECIDED, AT_ONCE) else 0
             failed_starts = 0 if was_ready else failed_starts + 1
             how = f"by signal {-code}" if code < 0 else f"with exit code {code}"
             log.error("the serving process ended %s; another one starts", how)
@@ -154,6 +157,7 @@ class _Supervisor:
             reader, writer = await asyncio.open_connection(sock=accepted)
             self._told.add(asyncio.create_task(self._say_unavailable(reader, writer)))
         self._listening.close()
+        await asyncio.sleep(LINGER_SECONDS)  # for those who were let in a moment ago
         if self._told:
             await asyncio.wait(self._told, timeout=STAND_IN_SECONDS)
 

@@ -91,6 +91,8 @@ class Stuck(Small):
 
 
 def stuck() -> nn.Module:
+    """Takes a while to build, as real ones do: so long there is no worker."""
+    time.sleep(0.5)
     torch.manual_seed(4)
     return Stuck().eval()
 

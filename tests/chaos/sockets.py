@@ -3,29 +3,32 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
+import json
+import sys
 import time
+from pathlib import Path
 
 from tests.chaos.finding import Finding, share, slack
 from tests.chaos.stage import Client, photo, staged
 
 HONEST = 4
+DRIPPERS = str(Path(__file__).with_name("drippers.py"))
 PAUSE_SECONDS = 0.05
 
 
 async def dripping(scale: float) -> list[Finding]:
     """Some drip in the head, some in the body, some say nothing; whoever is cut off comes back."""
     count, seconds = max(int(500 * scale), 50), max(60 * scale, 14)
-    lives: list[float] = []
     with staged("calm") as stage:
         await _honest(stage.port, 2)
         alone = await _honest(stage.port, max(10 * scale, 4))
-        ending = time.monotonic() + seconds
-        attack = [
-            asyncio.create_task(_drip(stage.port, turn, ending, lives)) for turn in range(count)
-        ]
-        beside = await _honest(stage.port, seconds - 1)
-        await asyncio.gather(*attack)
+        drippers = await asyncio.create_subprocess_exec(
+            *(sys.executable, DRIPPERS, str(stage.port), str(count), str(seconds)),
+            stdout=asyncio.subprocess.PIPE,
+        )
+        await asyncio.sleep(1)
+        beside = await _honest(stage.port, seconds - 2)
+        lives: list[float] = json.loads((await drippers.communicate())[0])
     factor = share(beside, 0.99) / share(alone, 0.99)
     return [
         Finding(
@@ -56,27 +59,6 @@ async def _honest(port: int, seconds: float) -> list[float]:
 
     await asyncio.gather(*(client(turn) for turn in range(HONEST)))
     return took
-
-
-async def _drip(port: int, turn: int, ending: float, lives: list[float]) -> None:
-    head = b"POST /v1/models/calm:explain HTTP/1.1\r\nHost: x\r\nContent-Type: image/png\r\n"
-    begin = (b"", head, head + b"Content-Length: 100000\r\n\r\n")[turn % 3]
-    while time.monotonic() < ending:
-        opened = time.monotonic()
-        reader, writer = await asyncio.open_connection("127.0.0.1", port)
-        writer.write(begin)
-        try:
-            while not reader.at_eof():
-                with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(reader.read(10_000), 1)
-                if begin:
-                    writer.write(b"x")
-                if time.monotonic() - opened > 20:
-                    break
-        except OSError:
-            pass
-        writer.close()
-        lives.append(time.monotonic() - opened)
 
 
 async def leaving(scale: float) -> list[Finding]:

@@ -81,3 +81,15 @@ def sluggish() -> nn.Module:
 def deadly() -> nn.Module:
     """Takes the process with it."""
     os._exit(9)
+
+
+def lethal() -> nn.Module:
+    """Ends the process as an exception that nobody catches does, at a white picture."""
+
+    class Lethal(Small):
+        def forward(self, x: Tensor) -> Tensor:
+            if x.amin(dim=(1, 2, 3)).max() > 2:
+                os._exit(1)
+            return super().forward(x)
+
+    return Lethal().eval()

@@ -12,6 +12,7 @@ from pathlib import Path
 import httpx2
 import psutil
 import pytest
+from PIL import Image
 
 from tests.service.conftest import encoded, noise
 from tests.service.live import serving, until_ready
@@ -60,6 +61,16 @@ def test_a_serving_process_that_dies_is_replaced_and_meanwhile_a_503_says_so(
         assert family(process)[-1].pid != first.pid
         process.terminate()
         assert process.wait(10) == 0
+
+
+def test_an_exit_that_no_signal_asked_for_is_not_meant(tmp_path: Path) -> None:
+    with serving("--models", catalog(tmp_path, "lethal")) as (process, http):
+        until_ready(process, http)
+        white = encoded(Image.new("RGB", (8, 8), "white"))
+        with pytest.raises(httpx2.HTTPError):
+            http.post("/v1/models/m:explain", content=white, headers=PNG)
+        until_ready(process, http)
+        assert explain(http) == 200
 
 
 def test_nothing_stays_when_the_supervisor_itself_is_killed(tmp_path: Path) -> None:
