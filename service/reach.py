@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import ipaddress
 import socket
+from collections.abc import Iterable
 
 from service.errors import ConfigError
 from service.settings import Settings
 
 BACKLOG = 2048
+SETTLE_SECONDS = 0.02
 
 
 def listen(settings: Settings) -> socket.socket:
@@ -45,6 +48,15 @@ def listen(settings: Settings) -> socket.socket:
             f"cannot listen on {where}: {(error.strerror or str(error)).lower()}"
         ) from None
     return listening
+
+
+async def accept_no_more(sockets: Iterable[socket.socket]) -> None:
+    """Before their server is closed: asyncio drops a connection that was accepted in the very
+    moment in which its server is."""
+    loop = asyncio.get_running_loop()
+    for each in sockets:
+        loop.remove_reader(each.fileno())
+    await asyncio.sleep(SETTLE_SECONDS)
 
 
 def url(listening: socket.socket) -> str:

@@ -26,7 +26,7 @@ from service.guard.protocol import Patience, PatientProtocol
 from service.logs import logging_set_up
 from service.metrics import Metrics
 from service.pulse import ALIVE, LISTENING, READY, REPLACE_ME, Pulse
-from service.reach import url
+from service.reach import accept_no_more, url
 from service.settings import Settings
 from service.tracing import tracing
 
@@ -49,6 +49,10 @@ class DrainingServer(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
         self.opened.set()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        await accept_no_more(sockets or [])
+        await super().shutdown(sockets)
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:

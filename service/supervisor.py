@@ -26,6 +26,7 @@ from service.catalog import ModelEntry
 from service.errors import Unavailable
 from service.logs import logging_set_up
 from service.pulse import END, LISTENING, READY, Pulse
+from service.reach import accept_no_more
 from service.settings import Settings
 
 BEAT_SECONDS: Final = 1.0
@@ -133,8 +134,9 @@ class _Supervisor:
             if word:
                 latest = monotonic()
             if word == LISTENING and not self._stopping and self._stand_in:
-                self._stand_in.close()
-                self._stand_in = None
+                stand_in, self._stand_in = self._stand_in, None
+                await accept_no_more(stand_in.sockets)
+                stand_in.close()
             ready = ready or word == READY
             if latest and monotonic() - latest > SILENT_SECONDS:
                 log.error("the serving process is silent for %.0f s", SILENT_SECONDS)
@@ -148,6 +150,7 @@ class _Supervisor:
     async def _close(self) -> None:
         """Nobody who has been let in is left without an answer."""
         if self._stand_in:
+            await accept_no_more(self._stand_in.sockets)
             self._stand_in.close()
         while True:
             try:
