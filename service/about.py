@@ -9,8 +9,7 @@ from starlette.responses import HTMLResponse, Response
 
 from cam import METHODS
 from service import documentation, portraits
-from service.engine import RETRY_AFTER_SECONDS
-from service.errors import Unavailable
+from service.errors import RETRY_AFTER_SECONDS, Unavailable
 from service.fleet import Fleet
 from service.metrics import CONTENT_TYPE, Metrics
 

@@ -32,12 +32,11 @@ from cam import (
 from cam.fast import FastPath
 from cam.methods.subject import Progress
 from service.batcher import Batcher, Closed, Full, Outcome
-from service.errors import OutOfMemory, QueueFull, Unavailable, Unexplainable
+from service.errors import RETRY_AFTER_SECONDS, OutOfMemory, QueueFull, Unavailable, Unexplainable
 from service.metrics import Metrics
 from service.registry import ServedModel
 from service.warming import warm_fast_path
 
-RETRY_AFTER_SECONDS = 1
 NO_MEMORY = "can't allocate memory"
 """How torch's allocator for the CPU says so, in a RuntimeError."""
 

@@ -28,6 +28,9 @@ from __future__ import annotations
 import re
 from typing import Any, ClassVar
 
+RETRY_AFTER_SECONDS = 1
+"""Of an answer that says that there is no room, or nobody, just now."""
+
 
 def one_line(error: Exception) -> str:
     """What an exception of somebody else's says, short enough for a sentence."""

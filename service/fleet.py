@@ -10,8 +10,7 @@ from types import TracebackType
 from service.berth import Berth
 from service.catalog import ModelEntry
 from service.crew import Crew
-from service.engine import RETRY_AFTER_SECONDS
-from service.errors import ConfigError, Conflict, Unavailable, UnknownModel
+from service.errors import RETRY_AFTER_SECONDS, ConfigError, Conflict, Unavailable, UnknownModel
 from service.metrics import Metrics
 from service.settings import Settings
 

@@ -7,10 +7,9 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from service.errors import Problem, QueueFull
+from service.errors import RETRY_AFTER_SECONDS, Problem, QueueFull
 from service.metrics import Metrics
 
-RETRY_AFTER_SECONDS = 1
 WORK = re.compile(rb"^/v1/models/([^/:]+):")
 
 
