@@ -13,13 +13,17 @@ EDITABLE := $(UV) install --python $(BIN)/python --no-deps --editable .
 # Without bytecode every start compiles torch anew: 10 s instead of 5.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: serve test chaos lint format types openapi bench lock clean
+.PHONY: serve test test-ray chaos lint format types openapi bench lock clean
 
 serve: .venv/serve
 	$(BIN)/gradcam serve --host $(HOST) --port $(PORT)
 
 test: lint types
 	$(BIN)/python -m pytest
+
+# What needs Ray, which is an extra: the contract through Ray Serve, a batch on a cluster.
+test-ray: .venv/ray
+	$(BIN)/python -m pytest tests/ray
 
 # Every attack at its full size, a quarter of an hour, into docs/reliability.md.
 chaos: .venv/test
@@ -68,6 +72,11 @@ $(BIN)/uv:
 
 .venv/bench: .venv/test
 	$(UV) install --python $(BIN)/python '.[bench]'
+	$(EDITABLE)
+	@touch $@
+
+.venv/ray: .venv/test
+	$(UV) install --python $(BIN)/python '.[ray]'
 	$(EDITABLE)
 	@touch $@
 

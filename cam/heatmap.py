@@ -139,6 +139,21 @@ def hot_region(heatmap: Float, threshold: float) -> Region | None:
     return Region(left, top, width, height)
 
 
+def concentration(values: Float, share: float = 0.1) -> float:
+    """How much of the heat lies in the hottest `share` of a map's positions, a part of a position
+    where that is no whole number: `share` itself for an even map, 1 for one that is hot in so few
+    places. Of a signed map heat is what differs from 0.
+
+    Args:
+        values: float32 (h, w), not all zero.
+    """
+    heat = np.sort(np.abs(values), axis=None)[::-1].astype(np.float64)
+    count = share * heat.size
+    whole = int(count)
+    part = (count - whole) * heat[whole] if whole < heat.size else 0.0
+    return float((heat[:whole].sum() + part) / heat.sum())
+
+
 def _interpolation(cells: int, start: float, stop: float, pixels: int) -> tuple[Float, int]:
     """The weights (n, cells) of `cells` cells, laid from `start` to `stop`, at the centres of the
     n pixels (of `pixels`) in there, and the first of those pixels."""

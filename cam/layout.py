@@ -64,5 +64,10 @@ def fastest(work: Callable[[], object], rounds: int = 3) -> float:
     return min(found[1:])
 
 
+def lay_out(model: nn.Module, *, channels_last: bool) -> None:
+    """Put `model` in one of the two layouts."""
+    _to(model, torch.channels_last if channels_last else torch.contiguous_format)
+
+
 def _to(model: nn.Module, layout: torch.memory_format) -> None:
     model.to(memory_format=layout)

@@ -1,4 +1,4 @@
-"""The command line: `gradcam serve`, `gradcam explain`, `gradcam key`, `gradcam openapi`."""
+"""The command line: `gradcam serve`, `explain`, `batch`, `key`, `openapi`."""
 
 from __future__ import annotations
 
@@ -27,6 +27,8 @@ cli = typer.Typer(
 Models = Annotated[
     Path | None, typer.Option(help="The TOML file that names the models; else the embedded one.")
 ]
+Target = Annotated[list[str] | None, typer.Option(help="Class index or label; repeat for several.")]
+Layer = Annotated[list[str] | None, typer.Option(help="Target layer; repeat for several.")]
 
 
 @cli.command()
@@ -73,13 +75,9 @@ def key(
 def explain(
     photos: Annotated[list[Path], typer.Argument(help="Image files.")],
     model: Annotated[str | None, typer.Option(help="Its name; else the first.")] = None,
-    target: Annotated[
-        list[str] | None, typer.Option(help="Class index or label; repeat for several.")
-    ] = None,
+    target: Target = None,
     method: Annotated[str, typer.Option(help="Method of class activation mapping.")] = "gradcam",
-    layer: Annotated[
-        list[str] | None, typer.Option(help="Target layer; repeat for several.")
-    ] = None,
+    layer: Layer = None,
     output: Annotated[Path, typer.Option(help="Folder for the pictures.")] = Path("explanations"),
     fit: Annotated[str, typer.Option(help="crop, squash or pad.")] = "crop",
     colormap: Annotated[str, typer.Option(help="The colours of heat.")] = "turbo",
@@ -99,6 +97,76 @@ def explain(
     from service.command import explain_files
 
     raise typer.Exit(explain_files(photos, settings, model=model, given=given, output=output))
+
+
+@cli.command()
+def batch(
+    source: Annotated[
+        str,
+        typer.Argument(
+            metavar="INPUT",
+            help="A folder, a pattern like 'photos/**/*.jpg', a .zip, or a .csv or .parquet with a "
+            "column path, and id and target if you like.",
+        ),
+    ],
+    output: Annotated[
+        Path,
+        typer.Option(help="Folder for pictures and manifest.parquet; goes on where it stopped."),
+    ],
+    model: Annotated[str | None, typer.Option(help="Its name; else the first.")] = None,
+    target: Target = None,
+    method: Annotated[str, typer.Option(help="Method of class activation mapping.")] = "gradcam",
+    layer: Layer = None,
+    fit: Annotated[str, typer.Option(help="crop, squash or pad.")] = "crop",
+    other: Annotated[
+        list[str] | None,
+        typer.Option("--set", help="NAME=VALUE: any other parameter of :explain; repeat."),
+    ] = None,
+    pictures: Annotated[str, typer.Option(help="jpg, png, webp, or none.")] = "jpg",
+    report: Annotated[
+        Path | None, typer.Option(help="A page to write: thumbnails, mean maps, failures.")
+    ] = None,
+    retry_failed: Annotated[
+        bool, typer.Option("--retry-failed", help="Try those again that failed before.")
+    ] = False,
+    ray: Annotated[
+        str | None,
+        typer.Option(help="Address of a Ray cluster to do it on: HOST:PORT, auto, or local."),
+    ] = None,
+    models: Models = None,
+) -> None:
+    """Explain images without a server, as many as there are: writes a picture of each and a table
+    of all."""
+    settings = read_settings(os.environ, models=models)
+    given: dict[str, Any] = {"method": method, "layer": layer or "auto", "fit": fit}
+    if target:
+        given["target"] = target
+    from service.batch.command import batch as explain_all
+    from service.batch.order import Order
+
+    order = Order({**given, **_pairs(other or [])}, output, pictures)
+    raise typer.Exit(
+        explain_all(
+            source,
+            settings,
+            order,
+            model=model,
+            retry_failed=retry_failed,
+            report=report,
+            ray=ray,
+        )
+    )
+
+
+def _pairs(given: list[str]) -> dict[str, str]:
+    """
+    Raises:
+        ConfigError: naming the one that is no NAME=VALUE.
+    """
+    for pair in given:
+        if "=" not in pair:
+            raise ConfigError(f"--set {pair}: it should be NAME=VALUE")
+    return {name: value for name, _, value in (pair.partition("=") for pair in given)}
 
 
 @cli.command()

@@ -55,12 +55,13 @@ class ModelName(StringConvertor):
     regex = "[^/:]+"
 
 
-def make_explainer(settings: Settings, metrics: Metrics) -> Explainer:
+def make_explainer(settings: Settings, metrics: Metrics, *, patient: bool = False) -> Explainer:
     return Explainer(
         max_pixels=settings.max_pixels,
-        pixel_budget=settings.pixel_budget,
+        pixel_budget=settings.pixel_budget // (2 if patient else 1),
         threads=os.cpu_count() or 1,
         metrics=metrics,
+        patient=patient,
     )
 
 

@@ -18,6 +18,12 @@ from time import perf_counter
 from types import TracebackType
 from typing import Generic, TypeVar
 
+COURTESY_SECONDS = 0.03
+COMPANY_SECONDS = 5.0
+"""Since the last item that is not patient: so long may another one come at any moment."""
+MEMORY = 8
+"""Batches over which an item's time is averaged."""
+
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
@@ -58,6 +64,8 @@ class Batcher(Generic[Item, Result]):
         key: only items of equal key share a batch.
         lane: classes of cost: those with items waiting take turns, whatever their number, so that
             the cheap ones never wait for all the dear ones before them.
+        patient: items that give way: they are taken where no others wait, and while there are
+            others now and then, in batches that take no longer than `COURTESY_SECONDS`.
         max_batch: most items in one.
         max_queue: most items waiting.
         name: of the thread.
@@ -73,6 +81,7 @@ class Batcher(Generic[Item, Result]):
         *,
         key: Callable[[Item], Hashable] = lambda item: None,
         lane: Callable[[Item], Hashable] = lambda item: None,
+        patient: Callable[[Item], bool] = lambda item: False,
         max_batch: int,
         max_queue: int,
         name: str = "batcher",
@@ -82,6 +91,9 @@ class Batcher(Generic[Item, Result]):
         self._key = key
         self._lane = lane
         self._turns: dict[Hashable, int] = {}
+        self._patient = patient
+        self._item_seconds = COURTESY_SECONDS
+        self._last_other = -COMPANY_SECONDS
         self._max_batch = max_batch
         self._max_queue = max_queue
         self._name = name
@@ -160,7 +172,10 @@ class Batcher(Generic[Item, Result]):
         if len(self._queue) >= self._max_queue and not admitted:
             raise Full(f"{len(self._queue)} items are waiting")
         future: asyncio.Future[Outcome[Result]] = asyncio.get_running_loop().create_future()
-        self._queue.append(_Entry(item, future, perf_counter()))
+        now = perf_counter()
+        self._queue.append(_Entry(item, future, now))
+        if not self._patient(item):
+            self._last_other = now
         self._wake.set()
         return future
 
@@ -188,20 +203,28 @@ class Batcher(Generic[Item, Result]):
         """Take the oldest entry of the lane whose turn it is, and those that can share its batch:
         they are of one key."""
         self._queue = deque(entry for entry in self._queue if not entry.future.cancelled())
-        waiting = dict.fromkeys(self._lane(entry.item) for entry in self._queue)
-        if not waiting:
+        candidates = [entry for entry in self._queue if not self._patient(entry.item)]
+        most = self._max_batch
+        if not candidates:
+            candidates, most = list(self._queue), self._courteous
+        if not candidates:
             return []
+        waiting = dict.fromkeys(self._lane(entry.item) for entry in candidates)
         lane = min(waiting, key=lambda each: self._turns.get(each, 0))
         self._turns[lane] = max(self._turns.values(), default=0) + 1
-        oldest = next(entry for entry in self._queue if self._lane(entry.item) == lane)
+        oldest = next(entry for entry in candidates if self._lane(entry.item) == lane)
         key = self._key(oldest.item)
-        batch: list[_Entry[Item, Result]] = []
-        others: deque[_Entry[Item, Result]] = deque()
-        for entry in self._queue:
-            fits = len(batch) < self._max_batch and self._key(entry.item) == key
-            (batch if fits else others).append(entry)
-        self._queue = others
+        batch = [entry for entry in candidates if self._key(entry.item) == key][:most]
+        taken = set(map(id, batch))
+        self._queue = deque(entry for entry in self._queue if id(entry) not in taken)
         return batch
+
+    @property
+    def _courteous(self) -> int:
+        """How many patient items may be in a batch just now."""
+        if perf_counter() - self._last_other > COMPANY_SECONDS:
+            return self._max_batch
+        return min(max(int(COURTESY_SECONDS / self._item_seconds), 1), self._max_batch)
 
     async def _process(self, batch: list[_Entry[Item, Result]]) -> None:
         batch = [entry for entry in batch if not entry.future.done()]
@@ -215,6 +238,9 @@ class Batcher(Generic[Item, Result]):
             results = await loop.run_in_executor(self._executor, self._attempt, items)
         finally:
             self._running, self._started = 0, None
+        self._item_seconds += (
+            (perf_counter() - started) / len(items) - self._item_seconds
+        ) / MEMORY
         if not isinstance(results, Exception):
             for entry, result in zip(batch, results, strict=True):
                 self._settle(entry, result, started, len(batch))

@@ -89,6 +89,11 @@ class ModelEntry(BaseModel):
         ),
     )
     max_batch: int = Field(16, ge=1, le=1024, description="most images in one forward pass")
+    layout: Literal["auto", "channels-last", "contiguous"] = Field(
+        "auto",
+        description="of images in memory; `auto`: whichever is faster, by trying at load; the last "
+        "bits of maps depend on it",
+    )
 
     _file: Path | None = PrivateAttr(None)
 

@@ -12,19 +12,16 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Column, Table
 
-from service.app import make_explainer
 from service.case import Case
-from service.catalog import ModelEntry, read_catalog
 from service.descriptions import caption_of, describe_target
 from service.errors import Problem, UndecodableImage
 from service.explainer import Explained, Explainer
-from service.fleet import Fleet
-from service.metrics import Metrics
 from service.parameters import Parameters
 from service.rendering import encode
 from service.requests import Instance, parameter_problem
 from service.settings import Settings
 from service.timings import Timings
+from service.workshop import workshop
 
 
 def explain_files(
@@ -47,24 +44,17 @@ def explain_files(
         parameters = Parameters.model_validate(given)
     except ValidationError as error:
         raise parameter_problem(error, Parameters) from None
-    entries = read_catalog(settings.models)
-    wanted = model or entries[0].name
-    chosen = [entry for entry in entries if entry.name == wanted] or list(entries)
     output.mkdir(parents=True, exist_ok=True)
-    return asyncio.run(_explain(photos, settings, chosen, wanted, parameters, output))
+    return asyncio.run(_explain(photos, settings, model, parameters, output))
 
 
 async def _explain(
     photos: list[Path],
     settings: Settings,
-    entries: list[ModelEntry],
-    model: str,
+    model: str | None,
     parameters: Parameters,
     output: Path,
 ) -> int:
-    metrics = Metrics()
-    fleet = Fleet(entries, settings=settings, metrics=metrics)
-    explainer = make_explainer(settings, metrics)
     table = Table(
         Column("photo", overflow="fold"),
         "label",
@@ -72,15 +62,12 @@ async def _explain(
         Column("file", overflow="fold"),
     )
     failures = 0
-    async with explainer, fleet:
-        if model in fleet.names:
-            await fleet.loaded
-        crew = fleet.crew(model)
+    async with workshop(settings, model) as shop:
         for index, photo in enumerate(photos):
             try:
                 instance = Instance(index, photo.name, _read(photo), "", parameters)
-                async with explainer.case(crew, instance, Timings()) as case:
-                    explained = await explainer.explain(case)
+                async with shop.explainer.case(shop.crew, instance, Timings()) as case:
+                    explained = await shop.explainer.explain(case)
                     for row in _drawn(case, explained, photo, output):
                         table.add_row(*map(escape, row))
             except Problem as problem:

@@ -64,14 +64,24 @@ class Crew:
         return sum(engine.waiting for engine in self.engines)
 
     async def answer(
-        self, seen: ModelInput, question: Question, progress: Listener | None = None
+        self,
+        seen: ModelInput,
+        question: Question,
+        progress: Listener | None = None,
+        *,
+        patient: bool = False,
     ) -> Outcome[Answer]:
         """Answer a question about one image, telling `progress` how far it is. What was answered
         before took no time, in a batch of 0.
 
+        Args:
+            patient: it gives way to all others, and takes no place in the memory of answers.
+
         Raises:
             QueueFull, Unavailable, Unexplainable
         """
+        if patient:
+            return await self._idlest().answer(seen.tensor, question, progress, patient=True)
         outcome, how = await self._recall.get(
             _key(seen, question),
             lambda report: self._idlest().answer(seen.tensor, question, report),

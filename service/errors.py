@@ -19,8 +19,10 @@
   - 500 InternalError         a defect of ours
   - 503 Unavailable, OutOfMemory, Overloaded  with Retry-After
   - 504 DeadlineExceeded
+  - 507 InsufficientStorage   the disk is full, or what jobs may take of it
 
-and `ConfigError`, a mistake in settings or models.toml, which stops the start.
+those of jobs (`service.jobs.errors`), and `ConfigError`, a mistake in settings or models.toml,
+which stops the start.
 """
 
 from __future__ import annotations
@@ -265,3 +267,8 @@ class Overloaded(Problem):
 class DeadlineExceeded(Problem):
     status = 504
     title = "The answer took too long"
+
+
+class InsufficientStorage(Problem):
+    status = 507
+    title = "There is no room on the disk"

@@ -53,13 +53,17 @@ class Explainer:
         max_pixels: of an image.
         pixel_budget: of all images at a time, from their decoding until they are drawn.
         threads: how many images are decoded or drawn at a time; a large one beside them.
+        patient: its images give way to those of all other explainers.
     """
 
     def __init__(
-        self, *, max_pixels: int, pixel_budget: int, threads: int, metrics: Metrics
+        self, *, max_pixels: int, pixel_budget: int, threads: int, metrics: Metrics, patient: bool
     ) -> None:
         self._max_pixels = max_pixels
-        self._lanes = Lanes(pixels=pixel_budget, threads=threads, largest=max_pixels)
+        self._patient = patient
+        self._lanes = Lanes(
+            pixels=pixel_budget, threads=threads, largest=max_pixels, patient=patient
+        )
         self._metrics = metrics
 
     async def __aenter__(self) -> Explainer:
@@ -104,7 +108,7 @@ class Explainer:
             question = await self._placed(case, question, photo, seen)
         except Problem as problem:
             raise case.instance.blame(problem) from None
-        outcome = await case.crew.answer(seen, question, progress)
+        outcome = await case.crew.answer(seen, question, progress, patient=self._patient)
         case.timings.note_outcome(outcome)
         return Explained(photo, seen, outcome.value)
 

@@ -12,7 +12,7 @@ from cam import METHODS, CamError, Layer, default_layer, survey
 from cam.abilities import unsuited
 from cam.fast import FastPath
 from cam.head import PooledHead, pooled_head
-from cam.layout import laid_out
+from cam.layout import laid_out, lay_out
 from cam.output import Kind, Output, outputs_of
 from service.catalog import EMBEDDED, MEASURED, ModelEntry
 from service.errors import ConfigError, one_line
@@ -85,7 +85,11 @@ def load(entry: ModelEntry) -> ServedModel:
         assert grid  # of an explainable layer
         cannot = unsuited(module, image, default, grid)
         head = None if "cam" in cannot else pooled_head(module, image, default, grid)
-        channels_last = laid_out(module, image)
+        if entry.layout == "auto":
+            channels_last = laid_out(module, image)
+        else:
+            channels_last = entry.layout == "channels-last"
+            lay_out(module, channels_last=channels_last)
     except ConfigError:
         raise
     except CamError as error:

@@ -87,7 +87,7 @@ async def read_instances(
     Raises:
         Problem: where the request as a whole cannot be read.
     """
-    base = _parameters(parameters, request.query_params, "/query")
+    base = read_parameters(parameters, request.query_params, "/query")
     origins = _origins("/query", _set(base))
     header = request.headers.get("content-type", "")
     media, options = parse_options_header(header)
@@ -160,7 +160,7 @@ async def _from_form(request: Request, base: P, origins: Mapping[str, str]) -> l
                     f"the form has a file {name[:80]!r}; images are in parts named 'image'",
                     pointer=f"/form/{name[:80]}",
                 )
-        given = _parameters(type(base), ImmutableMultiDict(fields), "/form")
+        given = read_parameters(type(base), ImmutableMultiDict(fields), "/form")
         common = base.model_copy(update=_set(given))
         origins = {**origins, **_origins("/form", _set(given))}
         instances = []
@@ -188,7 +188,12 @@ def _decode_base64(text: str, pointer: str) -> bytes | Problem:
         return MalformedRequest(f"the image is not valid base64: {error}", pointer=pointer)
 
 
-def _parameters(schema: type[P], sent: ImmutableMultiDict[str, Any], where: str) -> P:
+def read_parameters(schema: type[P], sent: ImmutableMultiDict[str, Any], where: str) -> P:
+    """Parameters as text, from a query or a form.
+
+    Raises:
+        Problem: naming the one that is wrong.
+    """
     values: dict[str, Any] = {}
     for name in sent:
         several = sent.getlist(name)

@@ -1,6 +1,15 @@
+"""What holds for every test: a small machine, and no folder but the test's own."""
+
+import os
+import tempfile
+
 import cv2
 import torch
 
 # Two worker processes' worth of threads on a small machine only fight each other.
 torch.set_num_threads(2)
 cv2.setNumThreads(2)
+
+# Jobs are kept in the user's folder unless a setting says otherwise; no test leaves any there.
+_state = tempfile.TemporaryDirectory(prefix="gradcam-tests-", ignore_cleanup_errors=True)
+os.environ["XDG_STATE_HOME"] = _state.name

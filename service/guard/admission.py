@@ -6,6 +6,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
+from time import monotonic
 
 from service.errors import RETRY_AFTER_SECONDS, Problem, QueueFull
 from service.metrics import Metrics
@@ -28,11 +29,16 @@ class Admission:
         """Images that were let in, ever."""
         self._all: Counter[str] = Counter()
         self._costly: Counter[str] = Counter()
+        self._left = 0.0
 
     @property
     def at_rest(self) -> bool:
         """Whether nothing is in work."""
         return not any(self._all.values())
+
+    def lately(self, seconds: float) -> bool:
+        """Whether something was in work so shortly ago."""
+        return monotonic() - self._left < seconds
 
     def check(self, model: str, count: int = 1, *, costly: int = 0) -> None:
         """
@@ -73,6 +79,7 @@ class Admission:
         finally:
             self._all[model] -= count
             self._costly[model] -= costly
+            self._left = monotonic()
 
     def _check(self, held: Counter[str], model: str, count: int, room: int, kind: str) -> None:
         # A request that is larger than the room may come when it is empty.

@@ -9,10 +9,11 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Callable
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, suppress
 from types import TracebackType
 from typing import TypeVar
+
+from service.pool import Pool
 
 Result = TypeVar("Result")
 
@@ -20,29 +21,20 @@ Result = TypeVar("Result")
 class Lane:
     """Room for so many pixels at a time, first come, first served, and threads to work on them."""
 
-    def __init__(self, name: str, *, pixels: int, threads: int) -> None:
+    def __init__(self, name: str, *, pixels: int, threads: int, patient: bool = False) -> None:
         self._free = self._room = pixels
-        self._threads = threads
-        self._name = name
+        self._pool = Pool(name, threads, patient=patient)
         self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
 
     def open(self) -> None:
-        self._executor = ThreadPoolExecutor(self._threads, thread_name_prefix=self._name)
+        self._pool.open()
 
     def close(self) -> None:
-        self._executor.shutdown(wait=False, cancel_futures=True)
+        self._pool.close()
 
     async def run(self, work: Callable[[], Result]) -> Result:
-        """In one of the lane's threads. Who is cancelled goes when the thread is done: what it
-        works on is held until then."""
-        running = self._executor.submit(work)
-        result = asyncio.wrap_future(running)
-        try:
-            return await asyncio.shield(result)
-        except asyncio.CancelledError:
-            if not running.cancel():
-                await asyncio.wait([result])
-            raise
+        """In one of the lane's threads; see `Pool.run`."""
+        return await self._pool.run(work)
 
     @asynccontextmanager
     async def hold(self, pixels: int) -> AsyncIterator[None]:
@@ -84,13 +76,15 @@ class Lanes:
         pixels: of all photos held at a time.
         threads: for the small ones; the large ones have one fewer, at least one.
         largest: pixels of the largest photo that there may be.
+        patient: the threads give way to all others.
     """
 
-    def __init__(self, *, pixels: int, threads: int, largest: int) -> None:
+    def __init__(self, *, pixels: int, threads: int, largest: int, patient: bool = False) -> None:
         self._bound = pixels // 8
-        self.small = Lane("small photos", pixels=pixels // 4, threads=threads)
+        self.small = Lane("small photos", pixels=pixels // 4, threads=threads, patient=patient)
         large = max(pixels - pixels // 4, largest)
-        self.large = Lane("large photos", pixels=large, threads=max(threads - 1, 1))
+        fewer = max(threads - 1, 1)
+        self.large = Lane("large photos", pixels=large, threads=fewer, patient=patient)
 
     async def __aenter__(self) -> Lanes:
         for lane in (self.small, self.large):

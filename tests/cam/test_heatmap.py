@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import cv2
 import numpy as np
+import pytest
 import torch
 from torch.nn import functional
 
-from cam.heatmap import Box, Region, minmax, place, resize
+from cam.heatmap import Box, Region, concentration, minmax, place, resize
 
 
 def test_resize_by_hand() -> None:
@@ -83,3 +84,12 @@ def test_minmax_of_a_constant_is_zero() -> None:
 def test_minmax_of_a_region_ignores_the_rest() -> None:
     values = np.array([[0, 2, 3, 0]], np.float32)
     np.testing.assert_allclose(minmax(values, Region(1, 0, 2, 1)), [[0, 0, 1, 0]])
+
+
+def test_concentration_worked_by_hand() -> None:
+    one_of_ten = np.array([[6, 1, 1, 1, 1], [0, 0, 0, 0, 0]], np.float32)
+    assert concentration(one_of_ten) == pytest.approx(0.6)  # the hottest of ten positions: 6 of 10
+    # A tenth of four positions is 0.4 of one: 0.4 × 2 of 1 + 2 + 1 + 1.
+    assert concentration(np.array([[1, -2], [1, 1]], np.float32)) == pytest.approx(0.8 / 5)
+    assert concentration(np.ones((3, 3), np.float32)) == pytest.approx(0.1)
+    assert concentration(np.array([[0, 0], [0, 5]], np.float32), share=1) == 1

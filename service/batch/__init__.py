@@ -1,0 +1,1 @@
+"""From a folder of images to their maps, without a server."""

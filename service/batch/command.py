@@ -1,0 +1,198 @@
+"""`gradcam batch`: a folder of images to their maps, going on where it stopped."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import Callable
+from contextlib import nullcontext, suppress
+from pathlib import Path
+from time import monotonic
+from types import TracebackType
+from typing import Final
+
+from rich.console import Console
+
+from service.batch.inputs import open_inputs
+from service.batch.order import Order
+from service.batch.parts import Parts
+from service.batch.progress import Tally, begun, shown
+from service.batch.rows import Row, failed_row
+from service.batch.work import Item, explain_item
+from service.errors import ConfigError, InsufficientStorage, Problem, Unavailable
+from service.many import explain_many
+from service.settings import Settings
+from service.workshop import workshop
+
+PART_ROWS: Final = 500
+PART_SECONDS: Final = 10.0
+GO_ON: Final = "the same command goes on from here"
+INTERRUPTED: Final = 130
+"""The exit code of what a signal ended."""
+
+
+def batch(
+    source: str,
+    settings: Settings,
+    order: Order,
+    *,
+    model: str | None = None,
+    retry_failed: bool = False,
+    report: Path | None = None,
+    ray: str | None = None,
+) -> int:
+    """Explain the images that `source` names which are not done yet, into `order.output`.
+
+    Args:
+        ray: the address of a Ray cluster to do it on.
+
+    Returns:
+        The exit code: 0; 1 if an image failed; 130 if a signal ended it.
+
+    Raises:
+        ConfigError, Problem: where nothing can be explained at all, or nothing more be written.
+    """
+    # The memory of answers is for those who ask again.
+    settings = settings.model_copy(update={"cache_bytes": 0})
+    console = Console(stderr=True)
+    try:
+        with order.locked():
+            tally = _explained(
+                source,
+                settings,
+                order,
+                model=model,
+                retry_failed=retry_failed,
+                console=console,
+                ray=ray,
+            )
+    except (InsufficientStorage, Unavailable) as problem:
+        raise ConfigError(f"{problem.detail}; {GO_ON}") from None
+    except (KeyboardInterrupt, asyncio.CancelledError):
+        console.print(f"Stopped; {GO_ON}.")
+        return INTERRUPTED
+    manifest = Parts(order.output).manifest
+    console.print(
+        f"{tally.done - tally.failed} of {tally.total} images explained, {tally.failed} failed: "
+        f"{manifest}",
+        highlight=False,
+        markup=False,
+        soft_wrap=True,
+    )
+    if report:
+        from service.batch.report import write_report
+
+        served = order.model()
+        write_report(manifest, order.output, report, title=source, model=served)
+        console.print(f"Report: {report}", highlight=False, markup=False, soft_wrap=True)
+    code = 1 if tally.failed else 0
+    if tally.stuck:  # a thread that hangs would keep the process for ever
+        os._exit(code)
+    return code
+
+
+def _explained(
+    source: str,
+    settings: Settings,
+    order: Order,
+    *,
+    model: str | None,
+    retry_failed: bool,
+    console: Console,
+    ray: str | None,
+) -> Tally:
+    if ray is None:
+        return asyncio.run(
+            _explain(source, settings, order, model, retry_failed=retry_failed, console=console)
+        )
+    return _ray()(
+        source,
+        settings,
+        order,
+        address=ray,
+        model=model,
+        retry_failed=retry_failed,
+        console=console,
+    )
+
+
+def _ray() -> Callable[..., Tally]:
+    try:
+        from service.batch.cluster import explain_on_ray
+    except ModuleNotFoundError as error:
+        if error.name != "ray":
+            raise
+        raise ConfigError("--ray needs Ray: pip install 'gradcam-service[ray]'") from None
+    return explain_on_ray
+
+
+async def _explain(
+    source: str,
+    settings: Settings,
+    order: Order,
+    model: str | None,
+    *,
+    retry_failed: bool,
+    console: Console,
+) -> Tally:
+    task = asyncio.current_task()
+    assert task is not None
+    with suppress(NotImplementedError):  # Windows' loops have no signals
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
+    parts = Parts(order.output)
+    with open_inputs(source) as inputs:
+        async with workshop(settings, model) as shop:
+            served = shop.crew.model
+            order.open(served.name, served.fingerprint)
+            left, tally = begun(inputs, parts, retry_failed=retry_failed)
+            items = (Item(name, inputs.read, inputs.targets.get(name)) for name in left)
+            with Shelf(parts) as shelf, shown(tally, console) as show:
+                async with explain_many(
+                    items, lambda item: explain_item(shop, order, item), at_once=shop.at_once
+                ) as results:
+                    async for item, result in results:
+                        if isinstance(result, InsufficientStorage):
+                            raise result
+                        if isinstance(result, Unavailable) and not shop.crew.alive:
+                            raise result  # it would be every image's
+                        if isinstance(result, Problem):
+                            tally.failed += 1
+                            result = [failed_row(item.id, result)]
+                        shelf.put(result)
+                        tally.done += 1
+                        show()
+            parts.merge()
+            tally.stuck = shop.stuck
+    return tally
+
+
+class Shelf:
+    """Rows on their way into parts. Use with `with`: what is there is kept however it is left."""
+
+    def __init__(self, parts: Parts) -> None:
+        self._parts = parts
+        self._rows: list[Row] = []
+        self._since = monotonic()
+
+    def __enter__(self) -> Shelf:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        # On a full disk there may be no room for them: then they are done again.
+        with suppress(InsufficientStorage) if error else nullcontext():
+            self._keep()
+
+    def put(self, rows: list[Row]) -> None:
+        self._rows += rows
+        if len(self._rows) >= PART_ROWS or monotonic() - self._since > PART_SECONDS:
+            self._keep()
+
+    def _keep(self) -> None:
+        self._parts.add(self._rows)
+        self._rows, self._since = [], monotonic()

@@ -1,0 +1,158 @@
+"""What a batch has finished, in files that are whole or not there at all.
+
+While a batch runs, its rows are in `parts/*.parquet`; at its end they become `manifest.parquet`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Container, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Final
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from service.batch.rows import SCHEMA, Row, table_of
+from service.errors import ConfigError, InsufficientStorage, one_line
+from service.files import written_whole
+
+MANIFEST: Final = "manifest.parquet"
+COMPRESSION: Final = "zstd"
+LEFTOVERS: Final = ".*.tmp"
+"""What `written_whole` leaves behind where the process is killed."""
+ROWS: Final = 500
+"""Read at a time."""
+BYTES: Final = 1 << 20
+"""Of a column read at a time: without it a row group is read whole."""
+
+
+class Parts:
+    """The rows that a batch has finished, below its output folder."""
+
+    def __init__(self, output: Path) -> None:
+        self._folder = output / "parts"
+        self.manifest = output / MANIFEST
+
+    def add(self, rows: list[Row]) -> None:
+        """Keep some rows. The same images again take the place of the former ones.
+
+        Raises:
+            InsufficientStorage: if they cannot be written; those kept before are.
+        """
+        if not rows:
+            return
+        names = json.dumps(sorted({row.id for row in rows}))
+        digest = hashlib.blake2b(names.encode(), digest_size=12)
+        file = self._folder / f"{digest.hexdigest()}.parquet"
+        with _written(file) as temporary, _writer(temporary) as writer:
+            writer.write_table(table_of(rows))
+
+    def finished(self) -> set[str]:
+        """The ids of all images that are done.
+
+        Raises:
+            ConfigError: if a file of them cannot be read.
+        """
+        return {
+            name
+            for file in self._files()
+            for batch in _batches(file, ["id"])
+            for name in batch.column("id").to_pylist()
+        }
+
+    def failed(self, among: Container[str] | None = None) -> int:
+        """How many images, of all unless some are named, have no map.
+
+        Raises:
+            ConfigError: as `finished`.
+        """
+        failures = {
+            name
+            for file in self._files()
+            for batch in _batches(file, ["id", "error"])
+            for name in batch.filter(pc.is_valid(batch.column("error"))).column("id").to_pylist()
+        }
+        return sum(among is None or name in among for name in failures)
+
+    def forget_failed(self) -> None:
+        """Let those images that have no map be tried again.
+
+        Raises:
+            ConfigError: as `finished`.
+            InsufficientStorage: if the others cannot be written anew; nothing is lost.
+        """
+        for file in self._files():
+            with _written(file) as temporary, _writer(temporary) as writer:
+                for rows in _batches(file):
+                    writer.write_batch(rows.filter(pc.is_null(rows.column("error"))))
+
+    def merge(self) -> None:
+        """Make `manifest.parquet` of all rows, each image's once, and let the parts go.
+
+        Raises:
+            ConfigError: as `finished`.
+            InsufficientStorage: if it cannot be written; the parts stay.
+        """
+        files = self._files()
+        if files != [self.manifest]:
+            self._write_manifest(files)
+        parts = [file for file in files if file != self.manifest]
+        for folder in (self._folder, self.manifest.parent):
+            parts += folder.glob(LEFTOVERS)
+        for file in parts:
+            file.unlink(missing_ok=True)
+        with suppress(OSError):
+            self._folder.rmdir()
+
+    def _write_manifest(self, files: list[Path]) -> None:
+        earlier: set[str] = set()
+        with _written(self.manifest) as temporary, _writer(temporary) as writer:
+            for file in files:
+                here: set[str] = set()
+                for rows in _batches(file):
+                    names = rows.column("id").to_pylist()
+                    here.update(names)
+                    writer.write_batch(
+                        rows.filter(pa.array([name not in earlier for name in names], pa.bool_()))
+                    )
+                earlier |= here
+
+    def _files(self) -> list[Path]:
+        earlier = [self.manifest] if self.manifest.exists() else []
+        return [*earlier, *sorted(self._folder.glob("*.parquet"))]
+
+
+@contextmanager
+def _written(file: Path) -> Iterator[Path]:
+    """As `written_whole`, in a folder that need not be there yet.
+
+    Raises:
+        InsufficientStorage: if it cannot be.
+    """
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        with written_whole(file) as temporary:
+            yield temporary
+    except OSError as error:
+        raise InsufficientStorage(f"{file} cannot be written: {one_line(error)}") from None
+
+
+@contextmanager
+def _writer(file: Path) -> Iterator[pq.ParquetWriter]:
+    # A file that pyarrow opens by itself stays open where the disk is full.
+    with file.open("wb") as opened, pq.ParquetWriter(opened, SCHEMA, compression=COMPRESSION) as to:
+        yield to
+
+
+def _batches(file: Path, columns: list[str] | None = None) -> Iterator[pa.RecordBatch]:
+    try:
+        with pq.ParquetFile(file, pre_buffer=False, buffer_size=BYTES) as opened:
+            if not opened.schema_arrow.equals(SCHEMA):
+                raise ConfigError(f"{file} cannot be read: it is no batch's; move it away")
+            yield from opened.iter_batches(batch_size=ROWS, columns=columns)
+    except (pa.ArrowException, OSError) as error:
+        raise ConfigError(f"{file} cannot be read: {one_line(error)}; move it away") from None

@@ -1,0 +1,213 @@
+"""The report of a batch: one HTML page that needs nothing but itself, made from the manifest.
+
+The manifest is read three times, row by row: once to count, once for the mean maps, once for the
+maps that are shown. What is written goes to the file as it is made.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from itertools import islice
+from pathlib import Path
+from typing import Any, Final
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup
+
+from service.batch.report_census import BINS, Census, ClassCount, ClassKey, class_of, take_census
+from service.batch.report_manifest import read_rows
+from service.batch.report_means import MeanMap, mean_maps, scaled_map
+from service.batch.report_pictures import draw_bar, draw_map, in_order, show
+from service.batch.report_sample import Sample
+from service.batch.rows import Row
+from service.files import written_whole
+
+CLASSES: Final = 1000
+"""Whose mean maps are drawn, those with the most maps: not every name in a vocabulary."""
+FIRST_CLASSES: Final = 24
+"""That are seen at once; the others fold out."""
+BLOCK: Final = 50
+"""Maps in one block of the page's data."""
+
+
+@dataclass(frozen=True)
+class ClassPortrait:
+    """A class as the page shows it."""
+
+    position: int
+    """In the census."""
+    count: ClassCount
+    mean: MeanMap | None
+    picture: str | None
+    """The mean map as a data URI."""
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """A map that is on the page."""
+
+    number: int
+    """Of its row in the manifest."""
+    row: Row
+    sampled: bool
+    """Or it is there only because it is at an end of concentration."""
+
+
+def write_report(
+    manifest: Path,
+    output: Path,
+    file: Path,
+    *,
+    title: str,
+    model: str | None = None,
+    most: int = 2000,
+) -> None:
+    """Make one self-contained HTML file of a batch.
+
+    Args:
+        manifest: the batch's manifest.parquet.
+        output: the folder below which its pictures are.
+        file: what to write. It is there when it is whole, and not before.
+        title: the page's.
+        model: the model's name, if the page is to say it.
+        most: thumbnails on the page. Of more maps than that a sample is shown, evenly of each
+            class; counts and mean maps are always of all.
+
+    Raises:
+        ConfigError: if the manifest cannot be read.
+        OSError: if the file cannot be written.
+    """
+    census = take_census(read_rows(manifest))
+    portraits = _portraits(manifest, census)
+    sample = Sample({each.key: each.maps for each in census.classes}, most)
+    template = _environment().get_template("report.html")
+    page = template.generate(
+        title=title,
+        model=model,
+        made=datetime.now(UTC),
+        census=census,
+        portraits=portraits,
+        first_classes=FIRST_CLASSES,
+        bar=draw_bar(),
+        bins=BINS,
+        sample_size=sample.size,
+        blocks=_blocks(_shown(manifest, output, file, census, sample)),
+        options=[
+            {"name": each.key.name, "index": each.key.index, "maps": each.maps}
+            for each in census.classes
+        ],
+    )
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with (
+        written_whole(file) as temporary,
+        # A name that is no text in any encoding may be in the title.
+        temporary.open("w", encoding="utf-8", errors="replace", newline="\n") as written,
+    ):
+        written.writelines(page)
+
+
+def _portraits(manifest: Path, census: Census) -> list[ClassPortrait]:
+    first = census.classes[:CLASSES]
+    means = mean_maps(
+        read_rows(manifest, maps=True),
+        {each.key: each.grid for each in first if each.grid is not None},
+    )
+    return [
+        ClassPortrait(position, each, mean, draw_map(mean.values) if mean else None)
+        for position, each in enumerate(first)
+        for mean in (means.get(each.key),)
+    ]
+
+
+def _shown(
+    manifest: Path, output: Path, page: Path, census: Census, sample: Sample
+) -> Iterator[dict[str, Any]]:
+    """The maps on the page, in the manifest's order, as its script wants them."""
+    positions = {each.key: position for position, each in enumerate(census.classes)}
+    least = {number: rank for rank, number in enumerate(census.least)}
+    most = {number: rank for rank, number in enumerate(census.most)}
+
+    def describe(chosen: Chosen) -> dict[str, Any]:
+        shown = show(chosen.row.picture, output, page)
+        # A batch may be told to make no pictures: the map alone is better than none.
+        alone = scaled_map(chosen.row) if shown.thumbnail is None else None
+        return {
+            **_facts(chosen.row, positions),
+            "thumbnail": shown.thumbnail if alone is None else draw_map(alone),
+            "alone": alone is not None,
+            "link": shown.link,
+            "sampled": chosen.sampled,
+            "least": least.get(chosen.number),
+            "most": most.get(chosen.number),
+        }
+
+    def choose() -> Iterator[Chosen]:
+        for number, row in enumerate(read_rows(manifest, maps=True)):
+            if row.error is None:
+                sampled = sample.takes(class_of(row))
+                if sampled or number in least or number in most:
+                    yield Chosen(number, row, sampled)
+
+    return in_order(describe, choose())
+
+
+def _facts(row: Row, positions: dict[ClassKey, int]) -> dict[str, Any]:
+    return {
+        "id": row.id,
+        "number": row.number,
+        "class": positions[class_of(row)],
+        "probability": _number(row.probability),
+        "score": _number(row.score),
+        "method": row.method,
+        "layer": row.layer,
+        "peak": None if row.peak_x is None or row.peak_y is None else [row.peak_x, row.peak_y],
+        "mass": _number(row.mass),
+        "concentration": _number(row.concentration),
+        "size": None if row.width is None or row.height is None else [row.width, row.height],
+        "warning": row.warning,
+    }
+
+
+def _number(value: float | None) -> float | None:
+    """JSON has no NaN; and six digits are as many as a float32 has."""
+    return float(f"{value:.6g}") if value is not None and math.isfinite(value) else None
+
+
+def _blocks(shown: Iterator[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:
+    while block := list(islice(shown, BLOCK)):
+        yield block
+
+
+def _environment() -> Environment:
+    environment = Environment(
+        loader=FileSystemLoader(Path(__file__).parent),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters.update(counted=_counted, decimal=_decimal, digest=_digest)
+    # Ours, not a stranger's: they go into the page as they are.
+    for name in ("report_style.css", "report_script.js"):
+        source = Path(__file__).with_name(name).read_text(encoding="utf-8")
+        environment.globals[name.partition(".")[0]] = Markup(source)  # noqa: S704
+    return environment
+
+
+def _counted(count: int, noun: str, plural: str | None = None) -> str:
+    """1 map, 2,000 maps."""
+    return f"{count:,} {noun if count == 1 else plural or noun + 's'}"
+
+
+def _decimal(value: float | None) -> str:
+    return "–" if value is None else f"{value:.2f}"
+
+
+def _digest(text: str) -> str:
+    """Of an inline script or style, as a Content-Security-Policy names it."""
+    return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()

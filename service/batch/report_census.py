@@ -1,0 +1,171 @@
+"""What a manifest holds, counted: images, maps, classes, failures, and which maps stand out."""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple
+
+from service.batch.rows import Row
+
+BINS: Final = 20
+"""Of the probabilities' histogram."""
+EXTREMES: Final = 12
+"""Maps at either end of concentration."""
+LISTED: Final = 200
+"""Failures of a kind that are told one by one; the others are counted."""
+
+
+@dataclass(frozen=True, slots=True)
+class ClassKey:
+    """What a map explains. A label alone does not say: two classes may be called crane."""
+
+    index: int | None
+    label: str | None
+
+    @property
+    def name(self) -> str:
+        if self.label:
+            return self.label
+        return "no class" if self.index is None else f"class {self.index}"
+
+
+class Grid(NamedTuple):
+    height: int
+    width: int
+
+
+@dataclass(slots=True)
+class Mean:
+    """Of the numbers that are there: neither missing nor infinite."""
+
+    count: int = 0
+    total: float = 0.0
+
+    def add(self, value: float | None) -> None:
+        if value is not None and math.isfinite(value):
+            self.count += 1
+            self.total += value
+
+    @property
+    def value(self) -> float | None:
+        return self.total / self.count if self.count else None
+
+
+@dataclass(slots=True)
+class ClassCount:
+    key: ClassKey
+    maps: int = 0
+    probability: Mean = field(default_factory=Mean)
+    concentration: Mean = field(default_factory=Mean)
+    grids: Counter[Grid] = field(default_factory=Counter)
+
+    @property
+    def grid(self) -> Grid | None:
+        """The commonest one, of equally common ones the finest; None if no map has any."""
+        return max(self.grids, key=lambda grid: (self.grids[grid], grid), default=None)
+
+
+@dataclass(slots=True)
+class FailureKind:
+    problem: str | None
+    count: int = 0
+    first: list[tuple[str, str]] = field(default_factory=list)
+    """Ids and sentences, at most LISTED."""
+
+    @property
+    def name(self) -> str:
+        """The last part of its urn in words."""
+        words = (self.problem or "").rpartition(":")[2].replace("-", " ").strip()
+        return words[:1].upper() + words[1:] if words else "Of no kind"
+
+
+@dataclass
+class Census:
+    """Row numbers count from 0 in the manifest's order."""
+
+    images: int = 0
+    maps: int = 0
+    failures: int = 0
+    warnings: int = 0
+    methods: Counter[str] = field(default_factory=Counter)
+    layers: Counter[str] = field(default_factory=Counter)
+    histogram: list[int] = field(default_factory=lambda: [0] * BINS)
+    """Of all maps' probabilities, 0 … 1 in equal steps."""
+    classes: list[ClassCount] = field(default_factory=list)
+    """Those with the most maps first."""
+    kinds: list[FailureKind] = field(default_factory=list)
+    """Likewise."""
+    least: list[int] = field(default_factory=list)
+    """Row numbers of the maps of least concentration, the least one first."""
+    most: list[int] = field(default_factory=list)
+    """Likewise of most."""
+
+
+def class_of(row: Row) -> ClassKey:
+    return ClassKey(row.index, row.label)
+
+
+def take_census(rows: Iterable[Row]) -> Census:
+    """Count the rows of a manifest. Memory grows with the classes, not with the rows."""
+    census = Census()
+    classes: dict[ClassKey, ClassCount] = {}
+    kinds: dict[str | None, FailureKind] = {}
+    # Heaps, whose first is the one that yields to a better one: (goodness, −row number).
+    least: list[tuple[float, int]] = []
+    most: list[tuple[float, int]] = []
+    for number, row in enumerate(rows):
+        # Each image has one row of number 0, so nobody need remember all ids.
+        census.images += row.number == 0
+        if row.error is not None:
+            _count_failure(census, kinds, row)
+            continue
+        census.maps += 1
+        census.warnings += row.warning is not None
+        _count_map(census, classes, row)
+        if row.concentration is not None and math.isfinite(row.concentration):
+            _offer(least, -row.concentration, number)
+            _offer(most, row.concentration, number)
+    census.classes = sorted(classes.values(), key=lambda each: (-each.maps, each.key.name))
+    census.kinds = sorted(kinds.values(), key=lambda each: (-each.count, each.name))
+    for kind in census.kinds:
+        kind.first.sort()
+    # Of few maps none is at both ends.
+    half = census.maps // 2
+    census.least = [-number for _, number in sorted(least, reverse=True)][:half]
+    census.most = [-number for _, number in sorted(most, reverse=True)][:half]
+    return census
+
+
+def _count_failure(census: Census, kinds: dict[str | None, FailureKind], row: Row) -> None:
+    census.failures += 1
+    kind = kinds.setdefault(row.problem, FailureKind(row.problem))
+    kind.count += 1
+    if len(kind.first) < LISTED:
+        kind.first.append((row.id, row.error or ""))
+
+
+def _count_map(census: Census, classes: dict[ClassKey, ClassCount], row: Row) -> None:
+    if row.method is not None:
+        census.methods[row.method] += 1
+    if row.layer is not None:
+        census.layers[row.layer] += 1
+    key = class_of(row)
+    counted = classes.get(key)
+    if counted is None:
+        counted = classes[key] = ClassCount(key)
+    counted.maps += 1
+    counted.probability.add(row.probability)
+    counted.concentration.add(row.concentration)
+    if row.map_height and row.map_width:
+        counted.grids[Grid(row.map_height, row.map_width)] += 1
+    if row.probability is not None and 0 <= row.probability <= 1:
+        census.histogram[min(int(row.probability * BINS), BINS - 1)] += 1
+
+
+def _offer(heap: list[tuple[float, int]], goodness: float, number: int) -> None:
+    push = heapq.heappush if len(heap) < EXTREMES else heapq.heappushpop
+    push(heap, (goodness, -number))

@@ -1,0 +1,90 @@
+"""The mean map of each class: where the model looks for it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+import cv2
+import numpy as np
+from numpy.typing import NDArray
+
+from cam.heatmap import minmax, resize
+from service.batch.report_census import ClassKey, Grid, class_of
+from service.batch.rows import Row
+
+Float = NDArray[np.float32]
+
+FINEST: Final = 64
+"""Longest side of a mean map. What is finer, as maps at the photo's pixels are, is made coarser:
+the mean of thousands of photos has no details, and a thousand classes have a thousand of them."""
+
+
+@dataclass(frozen=True, eq=False)
+class MeanMap:
+    values: Float
+    """float32 (h, w), 0 … 1."""
+    maps: int
+    """How many it is the mean of, at least 1."""
+
+
+def mean_maps(rows: Iterable[Row], grids: Mapping[ClassKey, Grid]) -> dict[ClassKey, MeanMap]:
+    """The mean of each class's maps, each min-max scaled to 0 … 1 and resized to its class's grid.
+
+    A map that is the same everywhere, zero for one, has nothing to show: it is left out, and so is
+    one with a number in it that is none, or whose bytes are not what its height and width say.
+
+    Args:
+        rows: with their maps.
+        grids: of the classes that are wanted.
+
+    Returns:
+        Those classes of which a map is left.
+    """
+    bounded = {key: _bounded(grid) for key, grid in grids.items()}
+    totals = {key: np.zeros(grid, np.float64) for key, grid in bounded.items()}
+    counts = dict.fromkeys(bounded, 0)
+    for row in rows:
+        key = class_of(row)
+        if row.error is not None or key not in bounded:
+            continue
+        found = scaled_map(row)
+        if found is not None:
+            totals[key] += _onto(found, bounded[key])
+            counts[key] += 1
+    return {
+        key: MeanMap((totals[key] / count).astype(np.float32), count)
+        for key, count in counts.items()
+        if count
+    }
+
+
+def scaled_map(row: Row) -> Float | None:
+    """A row's map, float32 (h, w), 0 … 1, or None where there is nothing to show."""
+    height, width = row.map_height or 0, row.map_width or 0
+    if row.map is None or height <= 0 or width <= 0 or len(row.map) != 4 * height * width:
+        return None
+    values = np.frombuffer(row.map, "<f4").reshape(height, width)
+    if not np.isfinite(values).all():
+        return None
+    scaled = minmax(values)
+    return scaled if scaled.any() else None
+
+
+def _bounded(grid: Grid) -> Grid:
+    longest = max(grid)
+    if longest <= FINEST:
+        return grid
+    return Grid(*(max(round(side * FINEST / longest), 1) for side in grid))
+
+
+def _onto(found: Float, grid: Grid) -> Float:
+    """Resized to a grid: each cell the mean of what lies in it where that makes it coarser,
+    bilinearly where it does not."""
+    if found.shape == tuple(grid):
+        return found
+    if found.shape[0] >= grid.height and found.shape[1] >= grid.width:
+        coarse = cv2.resize(found, (grid.width, grid.height), interpolation=cv2.INTER_AREA)
+        return coarse.astype(np.float32, copy=False)
+    return resize(found, grid.height, grid.width)

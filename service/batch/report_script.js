@@ -1,0 +1,203 @@
+
+"use strict";
+const $ = (id) => document.getElementById(id);
+const classes = JSON.parse($("options").textContent);
+const rows = [];
+for (const block of document.querySelectorAll("script.block")) {
+  for (const row of JSON.parse(block.textContent)) rows.push(row);
+  block.remove();
+}
+for (const row of rows) row.text = `${row.id}\n${classes[row.class].name}`.toLowerCase();
+// The manifest has them as they were done.
+const { compare } = new Intl.Collator("en", { numeric: true });
+rows.sort((a, b) => compare(a.id, b.id) || a.number - b.number);
+const sampled = rows.filter((row) => row.sampled);
+
+const AT_ONCE = 60;
+const count = (number) => number.toLocaleString("en");
+const decimal = (value, digits = 2) => (value === null ? "–" : value.toFixed(digits));
+const nameOf = (row) => classes[row.class].name;
+const titleOf = (row) => (row.number ? `${row.id} (map ${row.number + 1})` : row.id);
+
+function element(tag, className, ...children) {
+  const made = document.createElement(tag);
+  if (className) made.className = className;
+  made.append(...children);
+  return made;
+}
+
+function card(row, list, value) {
+  const frame = element("span", "frame");
+  if (row.thumbnail) {
+    const picture = element("img");
+    picture.src = row.thumbnail;
+    picture.alt = "";
+    frame.append(picture);
+  } else {
+    frame.classList.add("none");
+    frame.append("no picture");
+  }
+  const label = element("bdi", "label", nameOf(row));
+  const id = element("bdi", "id", titleOf(row));
+  const button = element("button", "map", frame,
+    element("span", "line", label, element("span", "value", decimal(row[value]))), id);
+  if (row.warning) id.before(element("span", "id warned", row.warning));
+  button.type = "button";
+  button.title = `${titleOf(row)}\n${nameOf(row)}`;
+  button.setAttribute("aria-label", [titleOf(row), nameOf(row),
+    row[value] === null ? "" : `${value} ${decimal(row[value])}`, row.warning ?? ""]
+    .filter(Boolean).join(", "));
+  button.setAttribute("aria-haspopup", "dialog");
+  button.onclick = () => open(list, list.indexOf(row));
+  return element("li", "", button);
+}
+
+/* The large one. */
+let among = [], at = 0;
+
+function open(list, index) {
+  among = list;
+  tell(index);
+  $("large").showModal();
+  $("large").scrollTop = 0;
+}
+
+function tell(index) {
+  at = index;
+  const row = among[at];
+  const { index: number } = classes[row.class];
+  $("large-place").textContent = `${count(at + 1)} of ${count(among.length)}`;
+  $("large-title").replaceChildren(element("bdi", "", nameOf(row)));
+  $("large-id").textContent = row.id;
+  $("large-picture").hidden = !row.thumbnail;
+  $("large-none").hidden = Boolean(row.thumbnail);
+  if (row.thumbnail) $("large-picture").src = row.thumbnail;
+  $("large-picture").alt = `${row.id}, coloured where the model sees ${nameOf(row)}`;
+  $("large-alone").hidden = !row.alone;
+  $("large-warning").textContent = row.warning ?? "";
+  $("large-warning").hidden = !row.warning;
+  $("full").hidden = !row.link;
+  if (row.link) $("full").href = row.link; else $("full").removeAttribute("href");
+  const facts = [
+    ["Probability", row.probability === null ? null : decimal(row.probability, 3)],
+    ["Concentration", row.concentration === null ? null : decimal(row.concentration, 3)],
+    ["Mean heat", row.mass === null ? null : decimal(row.mass, 3)],
+    ["Score", row.score === null ? null : String(+row.score.toPrecision(4))],
+    ["Hottest at", row.peak && `x ${count(row.peak[0])}, y ${count(row.peak[1])}`],
+    ["Photo", row.size && `${count(row.size[0])} × ${count(row.size[1])} pixels`],
+    ["Class", number],
+    ["Map of the image", row.number ? `number ${row.number + 1}` : null],
+    ["Method", row.method],
+    ["Layer", row.layer],
+  ];
+  $("facts").replaceChildren(...facts.filter(([, fact]) => fact !== null).flatMap(
+    ([name, fact]) => [element("dt", "", name), element("dd", "", String(fact))]));
+  $("before").disabled = at === 0;
+  $("after").disabled = at === among.length - 1;
+}
+
+function step(by) {
+  if (!among[at + by]) return;
+  tell(at + by);
+  // What is hidden or disabled hears no key.
+  const held = document.activeElement;
+  if (!$("large").contains(held) || held.disabled || held.hidden) $("close").focus();
+}
+
+$("before").onclick = () => step(-1);
+$("after").onclick = () => step(1);
+$("large").onkeydown = (event) => {
+  if (event.altKey || event.ctrlKey || event.metaKey) return;
+  if (event.key === "ArrowLeft") step(-1);
+  if (event.key === "ArrowRight") step(1);
+};
+$("large").onclick = (event) => { if (event.target === $("large")) $("large").close(); };
+
+/* Both ends of concentration. */
+for (const end of ["most", "least"]) {
+  const list = rows.filter((row) => row[end] !== null).sort((a, b) => a[end] - b[end]);
+  $(end)?.append(...list.map((row) => card(row, list, "concentration")));
+}
+
+/* All maps, as they are filtered and sorted; made as they come into view. */
+let shown = [], made = 0;
+
+function extend() {
+  const value = $("sort").value.endsWith("concentration") ? "concentration" : "probability";
+  const next = shown.slice(made, made + AT_ONCE);
+  $("gallery").append(...next.map((row) => card(row, shown, value)));
+  made += next.length;
+}
+
+function sorted(list, by) {
+  if (!by) return list;
+  const key = by.replace("-", ""), sign = by.startsWith("-") ? -1 : 1;
+  const known = list.filter((row) => row[key] !== null);
+  const unknown = list.filter((row) => row[key] === null);
+  return [...known.sort((a, b) => sign * (a[key] - b[key])), ...unknown];
+}
+
+function wanted() {
+  const position = $("class").value, text = $("search").value.trim().toLowerCase();
+  const low = +$("low").value, high = +$("high").value, whole = low <= 0 && high >= 1;
+  const warned = $("warned")?.checked;
+  return sampled.filter((row) =>
+    (position === "" || row.class === +position) && (!text || row.text.includes(text)) &&
+    (whole || (row.probability !== null && row.probability >= low && row.probability <= high)) &&
+    (!warned || row.warning));
+}
+
+function update() {
+  shown = sorted(wanted(), $("sort").value);
+  made = 0;
+  $("gallery").replaceChildren();
+  extend();
+  watcher.unobserve($("end"));
+  watcher.observe($("end"));
+  const low = +$("low").value, high = +$("high").value;
+  $("between").textContent = `${decimal(low)} – ${decimal(high)}`;
+  const bars = $("histogram").children;
+  for (const [place, bar] of [...bars].entries()) {
+    const middle = (place + 0.5) / bars.length;
+    bar.classList.toggle("in", middle >= low && middle <= high);
+  }
+  const all = shown.length === sampled.length;
+  $("found").textContent = all ? `${count(shown.length)} ${shown.length === 1 ? "map" : "maps"}`
+    : `${count(shown.length)} of ${count(sampled.length)} maps`;
+  $("everything").hidden = all && !$("sort").value;
+  $("nothing").hidden = shown.length > 0;
+  for (const each of document.querySelectorAll(".portrait")) {
+    each.setAttribute("aria-pressed", each.dataset.class === $("class").value);
+  }
+}
+
+const watcher = new IntersectionObserver((entries) => {
+  if (!entries.at(-1).isIntersecting || made >= shown.length) return;
+  extend();
+  // It tells of a change alone, and the end may still be in view.
+  watcher.unobserve($("end"));
+  watcher.observe($("end"));
+}, { rootMargin: "1200px" });
+
+if ($("tools")) {
+  const present = new Set(sampled.map((row) => row.class));
+  for (const each of document.querySelectorAll(".portrait")) present.add(+each.dataset.class);
+  $("class").append(...[...present].sort((a, b) => a - b).map((position) =>
+    new Option(`${classes[position].name} (${count(classes[position].maps)})`, position)));
+  if (rows.every((row) => row.probability === null)) $("range").hidden = true;
+  // The one that is moved pushes the other one along.
+  $("low").oninput = () => { if (+$("low").value > +$("high").value) $("high").value = $("low").value; };
+  $("high").oninput = () => { if (+$("high").value < +$("low").value) $("low").value = $("high").value; };
+  $("tools").oninput = update;
+  $("tools").onreset = () => setTimeout(update);
+  $("tools").onsubmit = (event) => event.preventDefault();
+  for (const portrait of document.querySelectorAll(".portrait")) {
+    portrait.onclick = () => {
+      $("tools").reset();
+      $("class").value = portrait.dataset.class;
+      update();
+      $("maps").scrollIntoView();
+    };
+  }
+  update();
+}

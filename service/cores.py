@@ -1,0 +1,22 @@
+"""With how many cores torch computes."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+
+import torch
+
+
+def bind(cores: Sequence[int]) -> None:
+    """This thread, and those that torch starts from it, to some cores; else the threads of several
+    engines would each expect to have all of them."""
+    if hasattr(os, "sched_setaffinity"):  # not on macOS
+        os.sched_setaffinity(0, cores)
+    torch.set_num_threads(len(cores))
+
+
+def use_all() -> None:
+    """Compute with every core, where there is no accelerator to do it; whatever the host said."""
+    if not torch.accelerator.is_available():
+        torch.set_num_threads(os.cpu_count() or 1)

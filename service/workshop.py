@@ -1,0 +1,70 @@
+"""A model and all that explains with it, without a server."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from time import monotonic
+from typing import Final
+
+from service.app import make_explainer
+from service.catalog import read_catalog
+from service.crew import Crew
+from service.errors import RETRY_AFTER_SECONDS
+from service.explainer import Explainer
+from service.fleet import Fleet
+from service.metrics import Metrics
+from service.settings import Settings
+from service.threads import one_each
+
+UNBOUNDED: Final = 2**31
+REVIVAL_SECONDS: Final = 120.0
+"""That a model may take to be loaded anew."""
+
+
+@dataclass(frozen=True, eq=False)
+class Workshop:
+    crew: Crew
+    explainer: Explainer
+    fleet: Fleet
+
+    @property
+    def stuck(self) -> bool:
+        """Whether a worker hangs that was given up."""
+        return self.fleet.given_up > 0
+
+    @property
+    def at_once(self) -> int:
+        """So many images under way keep every engine in full batches."""
+        return 2 * sum(engine.model.max_batch for engine in self.crew.engines)
+
+    async def revival(self) -> None:
+        """Wait until an engine works, where all were given up and are being replaced; not for
+        ever."""
+        until = monotonic() + REVIVAL_SECONDS
+        while not self.crew.alive and monotonic() < until:  # noqa: ASYNC110 - no event tells
+            await asyncio.sleep(RETRY_AFTER_SECONDS)
+
+
+@asynccontextmanager
+async def workshop(settings: Settings, model: str | None) -> AsyncIterator[Workshop]:
+    """Load a model of the catalog, the first unless one is named; leaving finishes its work.
+
+    Raises:
+        ConfigError, UnknownModel
+    """
+    # Whoever works here asks for no more at once than there is work for; nobody is turned away.
+    settings = settings.model_copy(update={"max_queue": UNBOUNDED})
+    entries = read_catalog(settings.models)
+    wanted = model or entries[0].name
+    chosen = [entry for entry in entries if entry.name == wanted] or list(entries)
+    metrics = Metrics()
+    fleet = Fleet(chosen, settings=settings, metrics=metrics)
+    explainer = make_explainer(settings, metrics)
+    with one_each():
+        async with explainer, fleet:
+            if wanted in fleet.names:
+                await fleet.loaded
+            yield Workshop(fleet.crew(wanted), explainer, fleet)

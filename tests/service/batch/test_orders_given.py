@@ -1,0 +1,274 @@
+"""What may be said after `gradcam batch`, with a model so small that it takes no time."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from zipfile import ZipFile
+
+import numpy as np
+import psutil
+import pytest
+from PIL import Image
+
+from service.batch import command
+from tests.service.batch.batches import Shell, catalog, rows, small_photos
+from tests.service.batch.factories import Stuck
+from tests.service.conftest import noise
+
+
+@pytest.fixture
+def gradcam(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Shell:
+    return Shell(monkeypatch, capsys)
+
+
+@pytest.fixture
+def models(tmp_path: Path) -> str:
+    return catalog(tmp_path)
+
+
+def test_what_failed_is_tried_again_where_that_is_asked_for(
+    gradcam: Shell, models: str, tmp_path: Path
+) -> None:
+    folder, output = small_photos(tmp_path / "photos", 5), tmp_path / "out"
+    (folder / "late.png").write_bytes(b"not yet")
+    line = (folder, "--output", output, "--models", models)
+    code, said = gradcam(*line)
+    assert (code, said.startswith("5 of 6 images explained, 1 failed: ")) == (1, True)
+    noise(32, 32, 99).save(folder / "late.png")
+    manifest = (output / "manifest.parquet").read_bytes()
+    code, said = gradcam(*line)
+    assert (code, said.startswith("5 of 6 images explained, 1 failed: ")) == (1, True)
+    assert (output / "manifest.parquet").read_bytes() == manifest
+    before = {file: file.stat().st_mtime_ns for file in (output / "pictures").iterdir()}
+    code, said = gradcam(*line, "--retry-failed")
+    assert (code, said.startswith("6 of 6 images explained, 0 failed: ")) == (0, True)
+    assert [row["id"] for row in rows(output)] == sorted(each.name for each in folder.iterdir())
+    assert before == {file: file.stat().st_mtime_ns for file in before}
+
+
+def test_images_that_came_later_are_done_and_those_that_went_count_no_more(
+    gradcam: Shell, models: str, tmp_path: Path
+) -> None:
+    folder, output = small_photos(tmp_path / "photos", 3), tmp_path / "out"
+    for name in ("x.png", "y.png"):
+        (folder / name).write_text("no image")
+    line = (folder, "--output", output, "--models", models)
+    assert gradcam(*line)[0] == 1
+    for name in ("x.png", "y.png"):
+        (folder / name).unlink()
+    noise(32, 32, 99).save(folder / "later.png")
+    code, said = gradcam(*line)
+    assert said.startswith("4 of 4 images explained, 0 failed: ")
+    assert code == 0
+    assert len(rows(output)) == 6
+
+
+def test_parameters_and_several_targets(gradcam: Shell, models: str, tmp_path: Path) -> None:
+    folder, output = small_photos(tmp_path / "photos", 3), tmp_path / "out"
+    code, said = gradcam(
+        *(folder, "--output", output, "--models", models, "--target", 2, "--target", "0"),
+        *("--layer", "conv1", "--layer", "conv2", "--method", "layercam", "--fit", "squash"),
+        *("--set", "output=mask", "--set", "size=model", "--pictures", "png"),
+    )
+    assert code == 0, said
+    found = rows(output)
+    assert [(row["id"], row["number"]) for row in found] == [
+        (f"00{turn}.png", number) for turn in range(3) for number in range(4)
+    ]
+    said_of = [(row["index"], row["layer"]) for row in found[:4]]
+    assert said_of == [(2, "conv1"), (2, "conv2"), (0, "conv1"), (0, "conv2")]
+    assert {row["method"] for row in found} == {"layercam"}
+    assert [row["picture"] for row in found[:2]] == [
+        *("pictures/000.png.png", "pictures/000.png.1.png")
+    ]
+    for row in found:
+        with Image.open(output / row["picture"]) as picture:
+            assert (picture.format, picture.mode, picture.size) == ("PNG", "L", (8, 8))
+            gray = np.asarray(picture)
+        if not row["warning"]:
+            assert (gray[row["peak_y"], row["peak_x"]], gray.max()) == (255, 255)
+
+
+def test_own_targets_of_a_table(gradcam: Shell, models: str, tmp_path: Path) -> None:
+    small_photos(tmp_path / "photos", 3)
+    table = tmp_path / "table.csv"
+    lines = ["a,photos/000.png,2", "b,photos/000.png,", "c,photos/001.png,tabby", "d,none.png,1"]
+    lines += ["e,photos/002.png,3", "f,photos/001.png,0"]
+    table.write_text("\n".join(["id,path,target", *lines]))
+    output = tmp_path / "out"
+    code, said = gradcam(
+        *(table, "--output", output, "--models", models, "--target", 1, "--pictures", "none")
+    )
+    assert code == 1
+    assert said.startswith("3 of 6 images explained, 3 failed: ")
+    found = {row["id"]: row for row in rows(output)}
+    assert [found[name]["index"] for name in "abcdef"] == [2, 1, None, None, None, 0]
+    assert "'tabby'" in found["c"]["error"]
+    assert "none.png cannot be read: No such file" in found["d"]["error"]
+    assert found["e"]["problem"] == "urn:gradcam-service:class-out-of-range"
+    assert not (output / "pictures").exists()
+    assert found["a"]["picture"] is None
+
+
+def test_a_zip_and_names_of_all_kinds(gradcam: Shell, models: str, tmp_path: Path) -> None:
+    folder = small_photos(tmp_path / "photos", 1)
+    photo = (folder / "000.png").read_bytes()
+    names = ["../../a.png", "/a.png", "a.png", "a.png.jpg/b.png", "[bold]/é\n.png", "x" * 251]
+    names[-1] += ".png"
+    with ZipFile(tmp_path / "photos.zip", "w") as archive:
+        for name in names:
+            archive.writestr(name, photo)
+    output = tmp_path / "out [bold] [/x]"
+    code, said = gradcam(tmp_path / "photos.zip", "--output", output, "--models", models)
+    assert code == 0, said
+    assert said == f"6 of 6 images explained, 0 failed: {output}/manifest.parquet\n"
+    assert [row["id"] for row in rows(output)] == sorted(names)
+    assert len({row["picture"] for row in rows(output)}) == 6
+    for row in rows(output):
+        assert (output / row["picture"]).is_relative_to(output / "pictures")
+        assert (output / row["picture"]).is_file()
+    assert not (tmp_path / "a.png").exists()
+
+
+def test_a_name_that_is_no_text(gradcam: Shell, models: str, tmp_path: Path) -> None:
+    folder = small_photos(tmp_path / "photos", 1)
+    (folder / "000.png").rename(os.fsdecode(os.fsencode(folder) + b"/caf\xe9.png"))
+    code, said = gradcam(folder, "--output", tmp_path / "out", "--models", models)
+    assert code == 0, said
+    assert [row["id"] for row in rows(tmp_path / "out")] == [r"caf\xe9.png"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--set", "opacity"], "--set opacity: it should be NAME=VALUE"),
+        (["--set", "opacity=2"], "opacity is '2': it should be less than or equal to 1"),
+        (["--set", "colour=red"], "there is no parameter 'colour'; the parameters are "),
+        (["--set", "=red"], "there is no parameter ''; the parameters are "),
+        (["--set", "output=values"], "output=values is no picture"),
+        (["--pictures", "gif"], "--pictures=gif: it should be jpg, png, webp, none"),
+        (["--method", "gradcam2"], "there is no method 'gradcam2'; the methods are gradcam,"),
+        (["--model", "resnet"], "there is no model 'resnet'; the models are tiny"),
+        (["--models", "missing.toml"], "missing.toml: cannot be read"),
+    ],
+)
+def test_a_mistake_is_a_sentence_and_exit_code_2(
+    gradcam: Shell, models: str, tmp_path: Path, arguments: list[str], words: str
+) -> None:
+    folder, output = small_photos(tmp_path / "photos", 1), tmp_path / "out"
+    code, said = gradcam(folder, "--output", output, "--models", models, *arguments)
+    assert code == 2
+    assert said.startswith(f"gradcam: {words}")
+    assert said.count("\n") == 1
+    assert not output.exists()
+
+
+def test_a_mistake_in_input_or_output_is_one_too(
+    gradcam: Shell, models: str, tmp_path: Path
+) -> None:
+    folder = small_photos(tmp_path / "photos", 1)
+    full = ("--output", folder, "--models", models)
+    assert gradcam(tmp_path / "none", *full)[1].startswith(f"gradcam: {tmp_path}/none is neither")
+    code, said = gradcam(folder, *full)
+    assert code == 2
+    assert said == f"gradcam: {folder} is not empty, and no batch has begun there\n"
+    line = (folder, "--output", tmp_path / "out", "--models", models)
+    assert gradcam(*line)[0] == 0
+    code, said = gradcam(*line, "--target", 1)
+    assert code == 2
+    assert said.startswith(f"gradcam: {tmp_path}/out holds a batch with parameters {{")
+    assert "'target': ['1']" in said
+
+
+@contextmanager
+def mounted(folder: Path, size: str) -> Iterator[None]:
+    """A disk of that size."""
+    folder.mkdir()
+    line = ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(folder)]
+    try:
+        done = subprocess.run(line, capture_output=True, text=True)
+    except OSError as error:
+        pytest.skip(f"no small disk can be had: {error}")
+    if done.returncode:
+        pytest.skip(f"no small disk can be had: {done.stderr.strip()}")
+    try:
+        yield
+    finally:
+        subprocess.run(["umount", str(folder)], check=True)
+
+
+@pytest.mark.parametrize(("form", "part_rows"), [("png", 500), ("png", 4), ("none", 1)])
+def test_a_full_disk_stops_it_with_a_sentence_and_it_goes_on_when_there_is_room(
+    gradcam: Shell,
+    models: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    form: str,
+    part_rows: int,
+) -> None:
+    monkeypatch.setattr(command, "PART_ROWS", part_rows)
+    folder, disk = small_photos(tmp_path / "photos", 40, size=100), tmp_path / "disk"
+    line = (folder, "--output", disk / "out", "--models", models, "--pictures", form)
+    with mounted(disk, "256k"):
+        code, said = gradcam(*line)
+        assert code == 2
+        assert said.startswith(f"gradcam: {disk}/out/")
+        assert "No space left on device; the same command goes on from here\n" in said
+        assert said.count("\n") == 1
+        assert not list(disk.rglob("*.tmp"))
+        code, said = gradcam(*line)  # there is no more room now
+        assert code == 2
+        subprocess.run(["mount", "-o", "remount,size=20m", str(disk)], check=True)
+        code, said = gradcam(*line)
+        assert code == 0, said
+        assert [row["id"] for row in rows(disk / "out")] == [f"{turn:03}.png" for turn in range(40)]
+        for row in rows(disk / "out"):
+            if row["picture"]:
+                with Image.open(disk / "out" / row["picture"]) as picture:
+                    picture.load()
+
+
+def test_a_short_queue_refuses_no_image(
+    gradcam: Shell, models: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GRADCAM_MAX_QUEUE", "1")
+    folder = small_photos(tmp_path / "photos", 40)
+    code, said = gradcam(folder, "--output", tmp_path / "out", "--models", models)
+    assert code == 0, said
+
+
+def test_a_worker_that_hangs_is_replaced_and_no_image_fails_for_it(
+    gradcam: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GRADCAM_HANG_SECONDS", "0.5")
+    monkeypatch.setattr(Stuck, "gone", False)
+    folder = small_photos(tmp_path / "photos", 40)
+    Image.new("RGB", (32, 32), "white").save(folder / "005.png")
+    models = catalog(tmp_path, "stuck", max_batch=4)
+    code, said = gradcam(folder, "--output", tmp_path / "out", "--models", models)
+    assert Stuck.gone
+    assert "40 of 40 images explained, 0 failed" in said
+    assert code == 0
+
+
+def test_two_thousand_images_take_no_more_memory_than_a_few_hundred(
+    gradcam: Shell, models: str, tmp_path: Path
+) -> None:
+    small_photos(tmp_path / "photos", 20, size=200)
+    grown = []
+    for count in (300, 2000):
+        table = tmp_path / f"{count}.csv"
+        paths = (f"{turn},photos/{turn % 20:03}.png\n" for turn in range(count))
+        table.write_text("id,path\n" + "".join(paths))
+        code, said = gradcam(
+            *(table, "--output", tmp_path / f"{count}", "--models", models, "--pictures", "none")
+        )
+        assert code == 0, said
+        assert len(rows(tmp_path / f"{count}")) == count
+        grown.append(psutil.Process().memory_info().rss)
+    # A photo and its map are 280 kB: were they all kept, it would be half a gigabyte.
+    assert grown[1] - grown[0] < 60e6
