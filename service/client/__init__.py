@@ -1,0 +1,49 @@
+"""A typed client of the service: `pip install 'gradcam-service[client]'`.
+
+    with Client("http://127.0.0.1:8000") as client:
+        explanation = client.explain("cat.jpg", target="tabby", fit="squash")
+        explanation.map, explanation.overlay, explanation.target.label
+
+`AsyncClient` is the same, awaited. Neither loads PyTorch.
+"""
+
+from service.client.async_client import AsyncClient
+from service.client.async_job import AsyncJob
+from service.client.client import Client
+from service.client.explanation import Explanation
+from service.client.failures import (
+    ClientError,
+    Failure,
+    NotFinished,
+    NotFound,
+    Overloaded,
+    Refused,
+    ServiceError,
+    UnexpectedAnswer,
+    Unreachable,
+)
+from service.client.job import Job
+from service.client.job_documents import JobDocument, Result
+from service.client.options import Options, PredictOptions, TargetObject
+
+__all__ = [
+    "AsyncClient",
+    "AsyncJob",
+    "Client",
+    "ClientError",
+    "Explanation",
+    "Failure",
+    "Job",
+    "JobDocument",
+    "NotFinished",
+    "NotFound",
+    "Options",
+    "Overloaded",
+    "PredictOptions",
+    "Refused",
+    "Result",
+    "ServiceError",
+    "TargetObject",
+    "UnexpectedAnswer",
+    "Unreachable",
+]

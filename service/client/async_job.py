@@ -1,0 +1,180 @@
+"""A job of the service, from the outside, awaited."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator
+from os import PathLike
+from pathlib import Path
+from typing import Literal
+
+import httpx2
+
+from service.client import job_calls
+from service.client.answers import Answer, parsed
+from service.client.calls import Call
+from service.client.job_documents import Counts, JobDocument, Result, State, result_of
+from service.client.lines import FAILURES, AsyncLine
+from service.client.options import MediaType
+from service.client.retries import Tries
+
+
+class AsyncJob:
+    """Many photos, explained while nobody waits; it outlives its caller.
+
+    Attributes:
+        document: how it stood when it was last looked at.
+    """
+
+    def __init__(self, line: AsyncLine, document: JobDocument) -> None:
+        self._line = line
+        self.document = document
+
+    @property
+    def id(self) -> str:
+        """By which `AsyncClient.job` finds it again."""
+        return self.document.id
+
+    @property
+    def state(self) -> State:
+        """waiting, running, done or cancelled, when it was last looked at."""
+        return self.document.state
+
+    @property
+    def counts(self) -> Counts:
+        """How many of its items are done, failed and left, when it was last looked at."""
+        return self.document.counts
+
+    async def refresh(self) -> JobDocument:
+        """Look at it.
+
+        Raises:
+            NotFound: if it is gone.
+        """
+        await self._look(job_calls.document(self.id))
+        return self.document
+
+    async def wait(self, timeout: float | None = None) -> JobDocument:  # noqa: ASYNC109 - as Job has it
+        """Until it has ended, by looking at it as often as the service says.
+
+        Raises:
+            TimeoutError: if that takes more than `timeout` seconds.
+        """
+        begun, rhythm = time.monotonic(), job_calls.Rhythm()
+        while True:
+            answer = await self._look(job_calls.document(self.id))
+            if self.document.ended:
+                return self.document
+            pause = rhythm.pause(answer)
+            if timeout is not None:
+                left = timeout - (time.monotonic() - begun)
+                if left <= 0:
+                    raise TimeoutError(job_calls.not_yet(self.document, timeout))
+                pause = min(pause, left)
+            await asyncio.sleep(pause)
+
+    async def events(self) -> AsyncGenerator[JobDocument]:
+        """How it stands, whenever that changes, until it has ended; through connections that
+        break.
+
+        Raises:
+            Unreachable: if there is none for too long.
+        """
+        tries = Tries(self._line.rule, bulky=True)
+        told: JobDocument | None = None
+        while True:
+            try:
+                async with self._line.listen(job_calls.events(self.id), tries) as source:
+                    async for event in source:
+                        self.document = parsed(JobDocument, event.data)
+                        tries = Tries(self._line.rule, bulky=True)  # from anew: it works
+                        if self.document != told:  # a new connection begins with what is known
+                            told = self.document
+                            yield told
+                        if event.event == "end":
+                            return
+                raise httpx2.RemoteProtocolError(job_calls.BROKEN)
+            except FAILURES as error:
+                pause = tries.pause(error)
+            await asyncio.sleep(pause)
+
+    async def results(self, after: int = 0, *, page: int = 50) -> AsyncGenerator[Result]:
+        """What came out, each item as it is finished, until the job has ended: each exactly once,
+        also if connections break meanwhile.
+
+        Args:
+            after: the cursor of the last result that is known already.
+            page: how many to fetch, and hold, at a time.
+        """
+        rhythm = job_calls.Rhythm()
+        while True:
+            ended = self.document.ended  # known before the page: nothing is added behind it
+            answer = await self._line.send(job_calls.results(self.id, after, page))
+            lines = job_calls.lines_of(answer)
+            for line in lines:
+                result = result_of(line)
+                after = result.cursor
+                yield result
+            if lines:
+                rhythm = job_calls.Rhythm()
+            elif ended:
+                return
+            else:
+                looked = await self._look(job_calls.document(self.id))
+                if not self.document.ended:
+                    await asyncio.sleep(rhythm.pause(looked))
+
+    async def result(self, item: str) -> Result:
+        """What came out of one item, by its id.
+
+        Raises:
+            NotFound: if there is no such item.
+            NotFinished: if it has none yet.
+        """
+        answer = await self._line.send(job_calls.result(self.id, item))
+        return result_of(answer.body)
+
+    async def picture(self, item: str, media_type: MediaType = "image/png") -> bytes:
+        """The picture of an item that has one map.
+
+        Raises:
+            NotFound, NotFinished: as `result`.
+        """
+        call = job_calls.result(self.id, item, media_type)
+        answer = await self._line.send(call)
+        return answer.require_picture()
+
+    async def archive(
+        self,
+        path: str | PathLike[str],
+        format: Literal["zip", "parquet"] | None = None,  # noqa: A002 - the contract's name
+    ) -> Path:
+        """Everything that came out, as a file: pictures and results.ndjson (.zip), or a table
+        (.parquet). The file is there once it is whole.
+
+        Raises:
+            NotFinished: if the job has not ended.
+        """
+        target = Path(path)
+        call = job_calls.archive(self.id, target, format)
+        with job_calls.arriving(target) as file:
+            await self._line.send(call, into=file)
+        return target
+
+    async def cancel(self) -> JobDocument:
+        """Stop it; what is finished stays. One that has ended stays as it is."""
+        await self._look(job_calls.cancel(self.id))
+        return self.document
+
+    async def purge(self) -> None:
+        """Stop it, and have its results deleted."""
+        await self._line.send(job_calls.purge(self.id))
+
+    async def _look(self, call: Call) -> Answer:
+        answer = await self._line.send(call)
+        self.document = parsed(JobDocument, answer.body)
+        return answer
+
+    def __repr__(self) -> str:
+        return f"<AsyncJob {self.id}, {self.state}, {self.counts}>"

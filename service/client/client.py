@@ -1,0 +1,254 @@
+"""The client that waits for its answers."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterable, Mapping
+from contextlib import closing
+from types import TracebackType
+from typing import Any, Self, TypeVar, Unpack
+
+import httpx2
+
+from service import portraits, schemas
+from service.client import answers, calls, job_calls
+from service.client.explanation import Explanation
+from service.client.failures import ClientError, Failure, Overloaded, Unreachable
+from service.client.job import Job
+from service.client.job_documents import JobDocument, JobList, State
+from service.client.lines import Line, settings
+from service.client.many import Rest, in_threads, require_some
+from service.client.options import MediaType, Options, PredictOptions
+from service.client.photos import Photo
+from service.client.retries import Retries
+
+P = TypeVar("P", bound=Photo)
+
+
+class Client:
+    """A gradcam-service, from Python: `with Client("http://127.0.0.1:8000") as client: …`
+
+    Calls are made again where the service has no room or is not ready (429, 503), as it says when,
+    and where the connection fails; never after any other error. Several threads may use it.
+
+    Args:
+        address: of the service, http://… or https://…; a path in it comes before all routes.
+        key: an API key.
+        model: which calls ask that name none; without it the service's first, asked for once.
+        timeout: seconds that a call may take in all, tries and pauses. What uploads or downloads a
+            whole job, or follows one, may take longer: it is then of silence.
+        retries: tries after the first one.
+        transport: how requests travel, where that is not httpx2's own way: for other certificates
+            or proxies, for tests.
+
+    Raises:
+        ValueError: if an argument is none of that.
+    """
+
+    def __init__(
+        self,
+        address: str = "http://127.0.0.1:8000",
+        *,
+        key: str | None = None,
+        model: str | None = None,
+        timeout: float = 60.0,
+        retries: int = 5,
+        transport: httpx2.BaseTransport | None = None,
+    ) -> None:
+        rule = Retries(retries, timeout)
+        self._http = httpx2.Client(transport=transport, **settings(address, key))
+        self._line = Line(self._http, rule)
+        self._model = model
+
+    def __enter__(self) -> Self:
+        try:
+            self._http.__enter__()
+        except BaseException:
+            self._http.close()
+            raise
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._http.__exit__(kind, error, trace)
+
+    def close(self) -> None:
+        """Close its connections, where there is no `with`."""
+        self._http.close()
+
+    def ready(self) -> bool:
+        """Whether the service can explain now; False also where nobody answers. One try."""
+        once = Line(self._http, Retries(0, self._line.rule.timeout))
+        try:
+            once.send(calls.get("/readyz"))
+        except (Overloaded, Unreachable):
+            return False
+        return True
+
+    def models(self) -> list[str]:
+        """The models' names."""
+        answer = self._line.send(calls.get("/v1/models"))
+        return answers.parsed(portraits.ModelList, answer.body).models
+
+    def model(self, name: str | None = None) -> portraits.ModelDescription:
+        """A model's input, classes, labels, default layer and methods."""
+        answer = self._line.send(calls.get(calls.model_path(self._named(name))))
+        return answers.parsed(portraits.ModelDescription, answer.body)
+
+    def layers(self, name: str | None = None) -> list[portraits.LayerDescription]:
+        """A model's modules in the order in which they run, and which can be explained."""
+        path = calls.model_path(self._named(name))
+        answer = self._line.send(calls.get(f"{path}/layers"))
+        return answers.parsed(portraits.LayerList, answer.body).layers
+
+    def predict(
+        self, photo: Photo, *, model: str | None = None, **parameters: Unpack[PredictOptions]
+    ) -> schemas.Prediction:
+        """The top classes of a photo (segments of a segmenter, detections of a detector).
+
+        Raises:
+            OSError, TypeError, ValueError: if the photo cannot be read here.
+            ClientError: if there is no answer, or it is an error.
+        """
+        call = calls.about_photo("predict", self._named(model), photo, parameters, calls.JSON)
+        return answers.prediction(self._line.send(call))
+
+    def explain(
+        self, photo: Photo, *, model: str | None = None, **parameters: Unpack[Options]
+    ) -> Explanation:
+        """Where in a photo the model sees a class: one map, with an overlay unless `output` says
+        otherwise.
+
+        Raises:
+            OSError, TypeError, ValueError: if the photo cannot be read here, or several maps were
+                asked for.
+            ClientError: if there is no answer, or it is an error.
+        """
+        return answers.only(self.explain_each(photo, model=model, **parameters))
+
+    def explain_each(
+        self, photo: Photo, *, model: str | None = None, **parameters: Unpack[Options]
+    ) -> list[Explanation]:
+        """As `explain`, a map for each of the targets and layers, targets first, from one forward
+        pass."""
+        asked: Mapping[str, Any] = {"output": "overlay", **parameters}
+        call = calls.about_photo("explain", self._named(model), photo, asked, calls.JSON)
+        return answers.explanations(self._line.send(call))
+
+    def overlay(
+        self,
+        photo: Photo,
+        *,
+        model: str | None = None,
+        media_type: MediaType = "image/png",
+        **parameters: Unpack[Options],
+    ) -> bytes:
+        """The picture of `explain` alone, as a file of `media_type` has it.
+
+        Raises:
+            As `explain`.
+        """
+        call = calls.about_photo("explain", self._named(model), photo, parameters, media_type)
+        return self._line.send(call).require_picture()
+
+    def explain_many(
+        self,
+        photos: Iterable[P],
+        *,
+        model: str | None = None,
+        in_flight: int = 8,
+        ordered: bool = True,
+        **parameters: Unpack[Options],
+    ) -> Generator[tuple[P, Explanation | Failure]]:
+        """Each photo with its explanation, as they become ready, in their order; of several
+        targets or layers one after the other. Where one fails, the error stands in its place, not
+        raised, and the others go on.
+
+        However many there are, at most `in_flight` requests are under way, and photos are read at
+        most as many ahead. Without an `output` there is the map alone, and no overlay.
+
+        Args:
+            photos: as `explain` takes them; they may have no end.
+            ordered: False gives each as soon as it is ready, whatever its place.
+
+        Raises:
+            TypeError, ValueError: if one of the photos is no photo.
+            ClientError: if `model` is to be asked for, and there is no answer.
+        """
+        require_some(in_flight)
+
+        def work(photo: P, rest: Rest) -> list[Explanation] | Failure:
+            try:
+                call = calls.about_photo("explain", name, photo, parameters, calls.JSON)
+                return answers.explanations(self._line.send(call, rest=rest))
+            except (ClientError, OSError) as error:
+                return error
+
+        name = self._named(model)
+        found = in_threads(work, photos, in_flight, ordered=ordered)
+        return _spread(found)
+
+    def submit(
+        self,
+        photos: job_calls.Photos,
+        *,
+        model: str | None = None,
+        idempotency_key: str | None = None,
+        **parameters: Unpack[Options],
+    ) -> Job:
+        """Have many photos explained while nobody waits.
+
+        Args:
+            photos: an archive's or a manifest's path, photos by their ids, or photos, whose paths
+                are their ids. An iterator is read into a list, so give paths rather than pixels.
+            idempotency_key: the same key and content give the same job again; without one each
+                call makes its own job, once, however often it has to be sent.
+
+        Raises:
+            OSError, TypeError, ValueError: if what is submitted cannot be read here.
+            ClientError: if there is no answer, or it is an error.
+        """
+        call = job_calls.submit(photos, model or self._model, parameters, idempotency_key)
+        return self._job(self._line.send(call))
+
+    def job(self, name: str) -> Job:
+        """A job by its id.
+
+        Raises:
+            NotFound: if there is none.
+        """
+        return self._job(self._line.send(job_calls.document(name)))
+
+    def jobs(self, state: State | None = None, *, page: int = 50) -> Generator[Job]:
+        """The jobs that there are, the latest first, `page` of them fetched at a time."""
+        call = job_calls.listed(state, page)
+        while True:
+            found = answers.parsed(JobList, self._line.send(call).body)
+            for document in found.jobs:
+                yield Job(self._line, document)
+            if found.next is None:
+                return
+            call = job_calls.listed_next(found.next)
+
+    def _job(self, answer: answers.Answer) -> Job:
+        return Job(self._line, answers.parsed(JobDocument, answer.body))
+
+    def _named(self, model: str | None) -> str:
+        if model is None and self._model is None:
+            self._model = answers.first(self.models())
+        return model or self._model or ""
+
+    def __repr__(self) -> str:
+        return f"<Client of {self._http.base_url}>"
+
+
+def _spread(
+    found: Generator[tuple[P, list[Explanation] | Failure]],
+) -> Generator[tuple[P, Explanation | Failure]]:
+    with closing(found):
+        for photo, result in found:
+            for each in result if isinstance(result, list) else [result]:
+                yield photo, each

@@ -1,0 +1,112 @@
+"""Work on many things, some of them at a time, however many there are."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterable,
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Generator,
+    Iterable,
+)
+from concurrent.futures import FIRST_COMPLETED, CancelledError, Future, ThreadPoolExecutor, wait
+from itertools import islice
+from threading import Event
+from typing import Any, TypeVar
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+Rest = Callable[[float], object]
+
+
+def require_some(in_flight: int) -> None:
+    if in_flight < 1:
+        raise ValueError(f"in_flight is {in_flight}; it should be 1 or more")
+
+
+def in_threads(
+    work: Callable[[Item, Rest], Result], items: Iterable[Item], in_flight: int, *, ordered: bool
+) -> Generator[tuple[Item, Result]]:
+    """Each item with its result: in the items' order, or as each is ready. Items are read when
+    there is room for them, at most `in_flight` ahead of what was taken.
+
+    Args:
+        work: gets an item, and how to sleep: it ends where nobody waits for the result any more.
+    """
+    left = Event()
+
+    def rest(seconds: float) -> None:
+        if left.wait(seconds):
+            raise CancelledError
+
+    source = iter(items)
+    pending: dict[Future[Result], Item] = {}  # in the items' order
+    with ThreadPoolExecutor(in_flight, thread_name_prefix="gradcam-client") as pool:
+        try:
+            while True:
+                for item in islice(source, in_flight - len(pending)):
+                    pending[pool.submit(work, item, rest)] = item
+                if not pending:
+                    return
+                first = [next(iter(pending))]
+                ready = first if ordered else wait(pending, return_when=FIRST_COMPLETED).done
+                for future in ready:
+                    result = future.result()
+                    yield pending.pop(future), result
+        finally:
+            left.set()
+            for future in pending:
+                future.cancel()
+
+
+async def in_tasks(
+    work: Callable[[Item], Awaitable[Result]],
+    items: Iterable[Item] | AsyncIterable[Item],
+    in_flight: int,
+    *,
+    ordered: bool,
+) -> AsyncGenerator[tuple[Item, Result]]:
+    """As `in_threads`, in tasks of the running loop."""
+    unread = aiter(items if isinstance(items, AsyncIterable) else _each(items))
+    pending: dict[asyncio.Future[Result], Item] = {}  # in the items' order
+    reading: set[asyncio.Future[tuple[Item] | None]] = set()  # the next item, or none
+    more = True
+    try:
+        while True:
+            if more and not reading and len(pending) < in_flight:
+                reading.add(asyncio.ensure_future(_next(unread)))
+            wanted = list(islice(pending, 1 if ordered else None))
+            awaited: list[asyncio.Future[Any]] = [*wanted, *reading]
+            if not awaited:
+                return
+            # An item that is long in coming holds up no result.
+            done, _ = await asyncio.wait(awaited, return_when=asyncio.FIRST_COMPLETED)
+            while reading & done:
+                read = reading.pop().result()
+                more = read is not None
+                if read is not None:
+                    pending[asyncio.ensure_future(work(*read))] = read[0]
+            for future in wanted:
+                if future in done:
+                    result = future.result()
+                    yield pending.pop(future), result
+    finally:
+        left: list[asyncio.Future[Any]] = [*pending, *reading]
+        for unfinished in left:
+            unfinished.cancel()
+        await asyncio.gather(*left, return_exceptions=True)
+
+
+async def _next(unread: AsyncIterator[Item]) -> tuple[Item] | None:
+    try:
+        return (await anext(unread),)
+    except StopAsyncIteration:
+        return None
+
+
+async def _each(items: Iterable[Item]) -> AsyncIterator[Item]:
+    for item in items:
+        yield item

@@ -1,0 +1,60 @@
+"""The parameters of a call, by name and type, so that editors complete them.
+
+They are those of service.parameters, which this does not import: that would load PyTorch. A test
+compares the two.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal, TypedDict
+
+
+class EncodedImage(TypedDict):
+    b64: str
+
+
+TargetObject = TypedDict(
+    "TargetObject",
+    {
+        "class": int | str,
+        "minus": int | str,
+        "against": bool,
+        "of": Literal["logit", "probability"],
+        "box": Sequence[float],
+        "mask": EncodedImage,
+        "layer": str,
+        "channel": int,
+        "like": EncodedImage,
+    },
+    total=False,
+)
+"""A target that is more than a class's own score: see the README's table of targets."""
+
+MediaType = Literal["image/png", "image/jpeg", "image/webp"]
+Target = int | str | TargetObject
+
+
+class PredictOptions(TypedDict, total=False):
+    """Parameters of `predict`."""
+
+    top_k: int
+    fit: Literal["crop", "squash", "pad"]
+
+
+class Options(PredictOptions, total=False):
+    """Parameters of `explain`, `overlay`, `explain_many` and `submit`."""
+
+    method: str
+    layer: str | Sequence[str]
+    target: Target | Sequence[Target]
+    budget: int
+    signed: bool
+    smooth: Literal["none", "eigen", "augment", "both"]
+    fuse: Literal["none", "mean", "max"]
+    output: Literal["overlay", "heatmap", "mask", "values", "contour", "panel"]
+    threshold: float
+    colormap: str
+    opacity: float
+    normalize: Literal["minmax", "none"]
+    size: Literal["image", "model", "layer"]

@@ -1,0 +1,107 @@
+"""Whether a call that failed is tried again, and when.
+
+tenacity and httpx's retrying transports were looked at: `Retry-After`, a budget of time over all
+tries and the same rule for blocking and awaiting callers would each be written here all the same,
+and their loop is the four lines that the two lines in lines.py have.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from dataclasses import dataclass, field
+
+import httpx2
+
+from service.client.failures import ClientError, Overloaded, Unreachable
+
+FIRST_PAUSE, LONGEST_PAUSE = 0.25, 8.0
+"""Seconds, where the service does not say how long."""
+CONNECT_SECONDS = 5.0
+PASSING = (httpx2.NetworkError, httpx2.TimeoutException, httpx2.RemoteProtocolError)
+"""Failures of a connection that the next one may not have."""
+
+
+@dataclass(frozen=True)
+class Retries:
+    """How often, and how long.
+
+    Attributes:
+        retries: tries after the first one, at most.
+        timeout: seconds in all, tries and pauses.
+    """
+
+    retries: int
+    timeout: float
+
+    def __post_init__(self) -> None:
+        if self.retries < 0:
+            raise ValueError(f"retries is {self.retries}; it should be 0 or more")
+        if not self.timeout > 0:
+            raise ValueError(f"timeout is {self.timeout}; it should be a number of seconds above 0")
+
+
+@dataclass
+class Tries:
+    """One call's.
+
+    Attributes:
+        bulky: a call that may take as long as it needs, while something comes or goes: `timeout` is
+            then of silence, and of a single pause.
+    """
+
+    rule: Retries
+    bulky: bool = False
+    _failed: int = 0
+    _begun: float = field(default_factory=time.monotonic)
+
+    def limits(self) -> httpx2.Timeout:
+        """Of the next try."""
+        left = max(self._left(), 0.001)
+        return httpx2.Timeout(left, connect=min(left, CONNECT_SECONDS))
+
+    def require_time(self) -> None:
+        """
+        Raises:
+            httpx2.ReadTimeout: if an answer is still coming in when the time is over.
+        """
+        if self._left() <= 0:
+            raise httpx2.ReadTimeout("the answer comes in too slowly")
+
+    def pause(self, error: ClientError | httpx2.RequestError) -> float:
+        """Seconds until the next try, after one that failed: what `Retry-After` says and up to a
+        quarter more, so that all who were sent away do not come back at once; else between half
+        and all of 0.25, 0.5, 1 … 8.
+
+        Raises:
+            ClientError: the error as ours, if there is no next try.
+        """
+        self._failed += 1
+        raised = error if isinstance(error, ClientError) else self._unreachable(error)
+        cause = raised.__cause__ if isinstance(raised, Unreachable) else None
+        passing = isinstance(raised, Overloaded) or isinstance(cause, PASSING)
+        asked = raised.retry_after if isinstance(raised, Overloaded) else None
+        if asked is not None:
+            pause = asked * random.uniform(1, 1.25)  # noqa: S311 - nobody's secret
+            pause = asked if pause >= self._left() else pause
+        else:
+            longest = min(FIRST_PAUSE * 2 ** (self._failed - 1), LONGEST_PAUSE)
+            pause = random.uniform(longest / 2, longest)  # noqa: S311
+        if not passing or self._failed > self.rule.retries or pause >= self._left():
+            raise raised
+        return pause
+
+    def _left(self) -> float:
+        spent = 0.0 if self.bulky else time.monotonic() - self._begun
+        return self.rule.timeout - spent
+
+    def _unreachable(self, error: httpx2.RequestError) -> Unreachable:
+        try:
+            where = f" from {error.request.method} {error.request.url.copy_with(query=None)}"
+        except RuntimeError:  # it has no request
+            where = ""
+        times = f" after {self._failed} tries" if self._failed > 1 else ""
+        said = " ".join(str(error).split()) or type(error).__name__
+        raised = Unreachable(f"no answer{where}{times}: {said}")
+        raised.__cause__ = error
+        return raised
