@@ -34,6 +34,8 @@ from service.guard.access import Access
 from service.guard.admission import Admission
 from service.guard.fetch import Fetcher
 from service.guard.keys import read_keys
+from service.jobs.host import Jobs
+from service.jobs.routes import make_jobs_router
 from service.metrics import Metrics
 from service.middleware import Cors, LimitBody, Observe
 from service.reception import Reception
@@ -41,9 +43,11 @@ from service.routes import make_router
 from service.settings import Settings
 from service.threads import one_each
 
-OWN_HEADERS = ("X-API-Key", "X-Request-ID", "X-Request-Timeout")
+OWN_HEADERS = ("X-API-Key", "X-Request-ID", "X-Request-Timeout", "Idempotency-Key")
+SHOWN_HEADERS = ("Server-Timing", "X-Request-ID", "X-Next-Cursor")
 
 
+JOBS = "/v1/jobs"
 REST_SECONDS = 5
 PARSERS = 4
 """Threads that read bodies and write answers in JSON."""
@@ -77,13 +81,20 @@ def create_app(settings: Settings, entries: Sequence[ModelEntry] = (EMBEDDED,)) 
     explainer = make_explainer(settings, metrics)
     fetcher = Fetcher(hosts=settings.image_hosts, max_bytes=settings.max_body_bytes)
     admission = Admission(settings.max_queue, metrics=metrics)
+    jobs = Jobs(
+        fleet=fleet,
+        explainer=make_explainer(settings, metrics, patient=True),
+        fetcher=fetcher,
+        admission=admission,
+        settings=settings,
+    )
     reception = Reception(fleet=fleet, admission=admission, fetcher=fetcher, settings=settings)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         to_thread.current_default_thread_limiter().total_tokens = PARSERS
         with one_each():
-            async with explainer, fetcher, fleet:
+            async with explainer, fetcher, fleet, jobs:
                 resting = asyncio.create_task(_rest(admission), name="rest")
                 yield
                 resting.cancel()
@@ -101,11 +112,13 @@ def create_app(settings: Settings, entries: Sequence[ModelEntry] = (EMBEDDED,)) 
     app.state.fleet = fleet
     app.state.metrics = metrics
     app.state.admission = admission
+    app.state.jobs = jobs
     # The onion, from the inside out.
     app.add_middleware(
         LimitBody,
         max_bytes=settings.max_body_bytes,
         max_bytes_in_all=settings.max_bodies_bytes,
+        streamed={JOBS: settings.max_job_bytes},
         metrics=metrics,
     )
     app.add_middleware(Access, keys=keys, metrics=metrics)
@@ -114,14 +127,15 @@ def create_app(settings: Settings, entries: Sequence[ModelEntry] = (EMBEDDED,)) 
         app.add_middleware(
             Cors,
             allow_origins=list(settings.cors_origins),
-            allow_methods=["GET", "POST"],
+            allow_methods=["GET", "POST", "DELETE"],
             allow_headers=["Authorization", "Content-Type", "If-None-Match", *OWN_HEADERS],
-            expose_headers=["ETag", "Retry-After", "Server-Timing", "X-Request-ID"],
+            expose_headers=["ETag", "Location", "Retry-After", *SHOWN_HEADERS],
         )
     app.add_exception_handler(Problem, _on_problem)
     app.add_exception_handler(HTTPException, _on_http_exception)
     app.include_router(make_about_router(fleet=fleet, metrics=metrics))
     app.include_router(make_router(reception=reception, explainer=explainer))
+    app.include_router(make_jobs_router(jobs=jobs, fleet=fleet))
     app.include_router(
         make_administration_router(fleet=fleet, allowed_sources=settings.allowed_sources)
     )

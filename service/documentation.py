@@ -47,6 +47,7 @@ SECURITY: Final[list[dict[str, list[str]]]] = [{"bearer": []}, {"header": []}, {
 """One of them, or none: a service may have no keys."""
 TAGS: Final = [
     {"name": "explain", "description": "Predictions and explanations."},
+    {"name": "jobs", "description": "Many images, when there is time."},
     {"name": "models", "description": "What is served."},
     {"name": "operations", "description": "Health and metrics."},
 ]
@@ -71,10 +72,11 @@ _REASONS: Final = {
     429: ("Too many requests are waiting", "queue-full", "256 items are waiting"),
     503: ("The service is not ready", "unavailable", "still loading: efficientnet-lite0"),
     504: ("The answer took too long", "deadline-exceeded", "not ready after 30 s"),
+    507: ("There is no room on the disk", "insufficient-storage", "the disk is full"),
 }
 
 
-def _problems(*statuses: int) -> dict[int | str, dict[str, Any]]:
+def problems(*statuses: int) -> dict[int | str, dict[str, Any]]:
     """OpenAPI responses for these statuses."""
     found: dict[int | str, dict[str, Any]] = {}
     for status in statuses:
@@ -141,7 +143,7 @@ HEALTHZ: Final[dict[str, Any]] = {
 READYZ: Final[dict[str, Any]] = {
     "tags": ["operations"],
     "summary": "Whether it can explain: models warm, workers alive, not draining",
-    "responses": {**_ok({"status": "ok"}), **_problems(503)},
+    "responses": {**_ok({"status": "ok"}), **problems(503)},
 }
 METRICS: Final[dict[str, Any]] = {
     "tags": ["operations"],
@@ -165,12 +167,12 @@ MODELS: Final[dict[str, Any]] = {
 MODEL: Final[dict[str, Any]] = {
     "tags": ["models"],
     "summary": "One model: its input, classes, default layer and methods",
-    "responses": {**_ok(MODEL_EXAMPLE), **_problems(401, 404, 503)},
+    "responses": {**_ok(MODEL_EXAMPLE), **problems(401, 404, 503)},
 }
 LAYERS: Final[dict[str, Any]] = {
     "tags": ["models"],
     "summary": "The model's layers in execution order, and which can be explained",
-    "responses": {**_ok({"layers": [LAYER_EXAMPLE]}), **_problems(401, 404, 503)},
+    "responses": {**_ok({"layers": [LAYER_EXAMPLE]}), **problems(401, 404, 503)},
 }
 ADD_MODEL: Final[dict[str, Any]] = {
     "tags": ["models"],
@@ -188,7 +190,7 @@ ADD_MODEL: Final[dict[str, Any]] = {
                 "Retry-After": {"description": "Seconds.", "schema": {"type": "integer"}},
             },
         },
-        **_problems(400, 401, 403, 408, 409, 413, 415, 422, 429, 431),
+        **problems(400, 401, 403, 408, 409, 413, 415, 422, 429, 431),
     },
     "response_model": ModelState,
     "openapi_extra": {
@@ -207,7 +209,7 @@ REMOVE_MODEL: Final[dict[str, Any]] = {
     "tags": ["models"],
     "summary": "Finish a model's requests and let it go",
     "description": "For keys of scope `admin`. Answers when the last request is done.",
-    "responses": {204: {"description": "It is gone."}, **_problems(401, 403, 404, 409, 429)},
+    "responses": {204: {"description": "It is gone."}, **problems(401, 403, 404, 409, 429)},
 }
 PREDICT: Final[dict[str, Any]] = {
     "tags": ["explain"],
@@ -215,7 +217,7 @@ PREDICT: Final[dict[str, Any]] = {
     "response_model": PredictResponse,
     "responses": {
         **_ok({"predictions": EXPLAINED["predictions"]}),
-        **_problems(*_SERVING),
+        **problems(*_SERVING),
     },
     "openapi_extra": _body(
         PredictRequest,
@@ -240,7 +242,7 @@ ACTIVATIONS: Final[dict[str, Any]] = {
                 "application/x-npz": _BYTES,
             },
         },
-        **_problems(*_SERVING),
+        **problems(*_SERVING),
     },
     "openapi_extra": _body(
         ActivationRequest,
@@ -274,7 +276,7 @@ EXPLAIN: Final[dict[str, Any]] = {
             },
         },
         304: {"description": "The caller's `If-None-Match` names this very answer."},
-        **_problems(*_SERVING),
+        **problems(*_SERVING),
     },
     "openapi_extra": _body(
         ExplainRequest,

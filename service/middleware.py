@@ -6,6 +6,7 @@ import asyncio
 import json
 import logging
 import re
+from collections.abc import Mapping
 from time import perf_counter
 from uuid import uuid4
 
@@ -142,13 +143,24 @@ async def _send_problem(problem: Problem, send: Send) -> None:
 class LimitBody:
     """Ends a request whose body is larger than allowed: at its Content-Length, or as soon as more
     has streamed in, whatever it claims to be; and one that comes while others hold as much
-    together as the service may hold."""
+    together as the service may hold.
+
+    Args:
+        streamed: addresses whose bodies go to the disk as they come, and how large they may be.
+    """
 
     def __init__(
-        self, app: ASGIApp, *, max_bytes: int, max_bytes_in_all: int, metrics: Metrics
+        self,
+        app: ASGIApp,
+        *,
+        max_bytes: int,
+        max_bytes_in_all: int,
+        streamed: Mapping[str, int],
+        metrics: Metrics,
     ) -> None:
         self._app = app
         self._max_bytes = max_bytes
+        self._streamed = streamed
         self._max_bytes_in_all = max(max_bytes_in_all, max_bytes)
         self._held = 0
         self._metrics = metrics
@@ -158,18 +170,23 @@ class LimitBody:
             await self._app(scope, receive, send)
             return
         claimed = Headers(scope=scope).get("content-length", "")
-        received = 0
+        streams = scope["path"] in self._streamed
+        most = self._streamed[scope["path"]] if streams else self._max_bytes
+        received = held = 0
 
         async def receive_bounded() -> Message:
-            nonlocal received
-            if claimed.isdecimal() and int(claimed) > self._max_bytes:
-                raise self._too_large(f"the body has {claimed[:20]} bytes")
+            nonlocal received, held
+            if claimed.isdecimal() and int(claimed[:20]) > most:
+                raise self._too_large(f"the body has {claimed[:20]} bytes", most)
             message = await receive()
             more = len(message.get("body", b""))
             received += more
+            if received > most:
+                raise self._too_large("the body is larger", most)
+            if streams:
+                return message
+            held += more
             self._held += more
-            if received > self._max_bytes:
-                raise self._too_large("the body is larger")
             if self._held > self._max_bytes_in_all:
                 self._metrics.rejected.labels(reason="bodies too large").inc()
                 raise Overloaded(
@@ -182,8 +199,8 @@ class LimitBody:
         try:
             await self._app(scope, receive_bounded, send)
         finally:
-            self._held -= received
+            self._held -= held
 
-    def _too_large(self, what: str) -> BodyTooLarge:
+    def _too_large(self, what: str, most: int) -> BodyTooLarge:
         self._metrics.rejected.labels(reason="body too large").inc()
-        return BodyTooLarge(f"{what}; at most {self._max_bytes} bytes are allowed")
+        return BodyTooLarge(f"{what}; at most {most} bytes are allowed")

@@ -23,6 +23,7 @@ from service.catalog import ModelEntry
 from service.errors import ConfigError
 from service.fleet import Fleet
 from service.guard.protocol import Patience, PatientProtocol
+from service.jobs.host import Jobs
 from service.logs import logging_set_up
 from service.metrics import Metrics
 from service.pulse import ALIVE, LISTENING, READY, REPLACE_ME, Pulse
@@ -110,6 +111,7 @@ async def _serve(
     app = create_app(settings, entries)
     server = _server(settings, app)
     fleet: Fleet = app.state.fleet
+    jobs: Jobs = app.state.jobs
     serving = asyncio.create_task(server.serve([listening]))
     await asyncio.wait(
         [asyncio.create_task(server.opened.wait()), serving], return_when=asyncio.FIRST_COMPLETED
@@ -133,7 +135,7 @@ async def _serve(
             server.drain()
         if fleet.loaded.done() and not said_hello and not server.should_exit:
             said_hello = True
-            failure = _failure(fleet.loaded)
+            failure = jobs.failure or _failure(fleet.loaded)
             if failure:
                 server.should_exit = True
             else:

@@ -116,6 +116,39 @@ class Settings(BaseModel):
         "`torchvision:resnet*`; none: no model is added",
     )
     max_models: int = Field(16, ge=1, description="most models at a time, those added included")
+    jobs: Path | None = Field(
+        None,
+        description="folder in which jobs and their results are kept; without it `gradcam/jobs` in "
+        "the user's folder for such things",
+    )
+    jobs_database: str | None = Field(
+        None,
+        description="SQLAlchemy's URL of a PostgreSQL database that several replicas share, with "
+        "the folder; without it SQLite in the folder",
+    )
+    max_jobs: int = Field(
+        100, ge=0, description="most unfinished jobs at a time; beyond it a job gets a 429"
+    )
+    max_job_items: int = Field(1_000_000, ge=1, description="most images of one job")
+    max_job_bytes: int = Field(
+        2_000_000_000, ge=1, description="largest body of a job, and what an archive unpacks to"
+    )
+    jobs_bytes: int = Field(
+        20_000_000_000,
+        ge=1,
+        description="of the disk that all jobs and results may take; beyond it a job gets a 507",
+    )
+    job_retention_seconds: float = Field(
+        604_800.0, gt=0, description="how long a job and its results are kept when it has ended"
+    )
+    inputs: Path | None = Field(
+        None, description="folder below which a job may name its images by `path`"
+    )
+    input_uris: Names = Field(
+        (),
+        description="patterns of places from which a job may name its images by `uri`, like "
+        "`s3://bucket/*`, read through fsspec",
+    )
     supervise: bool = Field(
         True, description="serve in a process of its own, which is replaced when it dies"
     )

@@ -55,6 +55,7 @@ class Access:
             self._metrics.rejected.labels(reason="no key").inc()
             raise Unauthorized("send an API key: Authorization: Bearer KEY, or X-API-Key: KEY")
         scope["state"]["key"] = key.name
+        scope["state"]["admin"] = "admin" in key.scopes
         needed = "admin" if wants_admin else "explain"
         if needed not in key.scopes and (wants_admin or scope["method"] not in READING):
             self._metrics.rejected.labels(reason="scope").inc()

@@ -1,0 +1,128 @@
+"""The items of a job that comes in, on their way to the disk and into the tables."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections import Counter
+from typing import Any
+
+from service.errors import ImageTooLarge, MalformedRequest, Problem, TooManyInstances
+from service.jobs.folder import Blob
+from service.jobs.records import LONGEST_ID, NewItem, Source, storable
+from service.jobs.register import CHUNK, Register
+
+
+class Collector:
+    """Takes one item after the other; not more of them are in memory than are written at a time.
+
+    Args:
+        blob: for the bytes of those that come with the request.
+        max_items: of one job.
+        max_image_bytes: of one image; a larger one fails alone.
+    """
+
+    def __init__(
+        self, job: str, blob: Blob, register: Register, *, max_items: int, max_image_bytes: int
+    ) -> None:
+        self._job = job
+        self._blob = blob
+        self._register = register
+        self._max_items = max_items
+        self.max_image_bytes = max_image_bytes
+        self._waiting: list[NewItem] = []
+        self._written = 0
+        self._digest = hashlib.sha256()
+        self._skipped: Counter[str] = Counter()
+        self._start = 0
+        self._image = hashlib.sha256()
+
+    @property
+    def count(self) -> int:
+        return self._written + len(self._waiting)
+
+    @property
+    def warnings(self) -> list[str]:
+        return [f"{count} {what} left out" for what, count in self._skipped.items()]
+
+    def digest(self, *asked: object) -> str:
+        """Equal for the same items in the same order, and the same that was asked of them."""
+        whole = self._digest.copy()
+        whole.update(repr(asked).encode())
+        return whole.hexdigest()
+
+    def begin(self) -> None:
+        """An image comes in pieces."""
+        self._start = self._blob.size
+        self._image = hashlib.sha256()
+
+    def piece(self, data: bytes) -> None:
+        if self._blob.size - self._start <= self.max_image_bytes:
+            self._blob.write(data)
+            self._image.update(data)
+
+    def end(self, name: str | None, own: dict[str, Any] | None = None) -> None:
+        """All its pieces are here."""
+        size = self._blob.size - self._start
+        if size > self.max_image_bytes:
+            self._blob.truncate(self._start)
+            problem = ImageTooLarge(
+                f"the image has more than the {self.max_image_bytes} bytes allowed"
+            )
+            self.fail(name, problem, own)
+            return
+        self._digest.update(self._image.digest())
+        self._add(name, {"blob": [self._start, size]}, own, known=b"")
+
+    def image(self, name: str | None, data: bytes, own: dict[str, Any] | None = None) -> None:
+        """An image that is here whole."""
+        self.begin()
+        self.piece(data)
+        self.end(name, own)
+
+    def reference(self, name: str | None, source: Source, own: dict[str, Any] | None) -> None:
+        """An image that is only named."""
+        self._add(name, source, own, known=json.dumps(source).encode())
+
+    def fail(self, name: str | None, problem: Problem, own: dict[str, Any] | None = None) -> None:
+        """An image that has come to nothing already."""
+        body = problem.body()
+        self._add(name, {"problem": body}, own, known=json.dumps(body).encode())
+
+    def skip(self, what: str) -> None:
+        """Something that is no item."""
+        self._skipped[what] += 1
+
+    def close(self) -> None:
+        """
+        Raises:
+            MalformedRequest: if nothing was collected.
+        """
+        if not self.count:
+            raise MalformedRequest("the job has no images; send at least one")
+        self._flush()
+        self._blob.sync()
+
+    def _add(
+        self, name: str | None, source: Source, own: dict[str, Any] | None, *, known: bytes
+    ) -> None:
+        if self.count >= self._max_items:
+            raise TooManyInstances(
+                f"the job has more than {self._max_items} instances, as many as are allowed; send "
+                "several jobs"
+            )
+        name = str(self.count) if name is None else name
+        if not name or len(name) > LONGEST_ID:
+            raise MalformedRequest(
+                f"instance {self.count} has an id of {len(name)} characters; 1 to {LONGEST_ID} are "
+                "allowed"
+            )
+        self._digest.update(f"|{name!r}|{json.dumps(own)}|".encode("utf-8", "replace") + known)
+        self._waiting.append(NewItem(storable(name), source, own or {}))
+        if len(self._waiting) >= CHUNK:
+            self._flush()
+
+    def _flush(self) -> None:
+        self._register.add(self._job, self._written, self._waiting)
+        self._written += len(self._waiting)
+        self._waiting = []

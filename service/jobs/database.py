@@ -1,0 +1,148 @@
+"""The database of jobs: SQLite beside the results, or a PostgreSQL that several replicas share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Final
+
+from sqlalchemy import Connection, Engine, create_engine, event, func, insert, select
+from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError, SQLAlchemyError
+
+from service.errors import ConfigError, InsufficientStorage, Unavailable, one_line
+from service.jobs.tables import VERSION, meta, metadata
+
+FILE: Final = "jobs.sqlite"
+BUSY_SECONDS: Final = 5
+DATABASE_SECONDS: Final = 5
+FULL_SECONDS: Final = 60
+"""After which to come back."""
+MAKING: Final = 7_163_921_044
+"""PostgreSQL's lock for those who make the tables."""
+UNUSABLE: Final = ("unable to open database file", "readonly database")
+FULL: Final = ("disk is full", "No space left", "disk I/O error", "could not extend file")
+"""How databases say that the disk is; SQLite calls some of it an I/O error."""
+
+
+class Database:
+    """Use with `with`: leaving it closes every connection.
+
+    Args:
+        url: as SQLAlchemy has it; without one SQLite in `folder`.
+
+    Raises:
+        ConfigError: on entering, if it cannot be used, or was written by another version.
+        InsufficientStorage, Unavailable: if it could perhaps be used later.
+    """
+
+    def __init__(self, folder: Path, url: str | None) -> None:
+        self._url = url or f"sqlite:///{folder / FILE}"
+        self._engine: Engine | None = None
+
+    def __enter__(self) -> Database:
+        try:
+            self._engine = _engine(self._url)
+            with self.write() as connection:
+                if connection.dialect.name == "postgresql":
+                    connection.execute(select(func.pg_advisory_xact_lock(MAKING)))
+                metadata.create_all(connection)
+                self._check(connection)
+        except (SQLAlchemyError, ImportError, Unavailable) as error:
+            self.__exit__()
+            if isinstance(error, Unavailable) and not any(
+                words in error.detail for words in UNUSABLE
+            ):
+                raise
+            raise ConfigError(
+                f"the database of jobs, {self.name}, cannot be used: {one_line(error)}"
+            ) from None
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        if self._engine is not None:
+            self._engine.dispose()
+            self._engine = None
+
+    @property
+    def name(self) -> str:
+        """Without its password."""
+        return str(self._engine.url) if self._engine is not None else self._url.split("://")[0]
+
+    @contextmanager
+    def read(self) -> Iterator[Connection]:
+        """
+        Raises:
+            Unavailable: if the database cannot be reached.
+        """
+        assert self._engine is not None
+        with _as_problems(), self._engine.connect() as connection:
+            yield connection
+
+    @contextmanager
+    def write(self) -> Iterator[Connection]:
+        """A transaction: all of the block's changes are on the disk when it is left, or none are.
+
+        Raises:
+            InsufficientStorage: if there is no room for them.
+            Unavailable: if the database cannot be reached.
+        """
+        assert self._engine is not None
+        writes = self._engine.execution_options(writes=True)
+        with _as_problems(), writes.begin() as connection:
+            yield connection
+
+    def _check(self, connection: Connection) -> None:
+        found = connection.execute(select(meta.c.version)).scalar()
+        if found is None:
+            connection.execute(insert(meta).values(version=VERSION))
+        elif found != VERSION:
+            newer = "a newer" if found > VERSION else "an older"
+            raise ConfigError(
+                f"the database of jobs, {self.name}, was written by {newer} version of the service "
+                f"(its tables are of version {found}, these are of version {VERSION})"
+            )
+
+
+def _engine(url: str) -> Engine:
+    engine = create_engine(url, pool_pre_ping=True)
+    if engine.dialect.name == "sqlite":
+        event.listen(engine, "connect", _set_up_sqlite)
+        event.listen(engine, "begin", _begin_sqlite)
+    return engine
+
+
+def _set_up_sqlite(connection: Any, record: object) -> None:
+    connection.isolation_level = None  # the driver begins no transaction of its own
+    connection.execute(f"PRAGMA busy_timeout = {BUSY_SECONDS * 1000}")
+    connection.execute("PRAGMA journal_mode = WAL")
+    connection.execute("PRAGMA synchronous = FULL")
+    connection.execute("PRAGMA foreign_keys = ON")
+
+
+def _begin_sqlite(connection: Connection) -> None:
+    # A transaction that reads first and writes later fails where another has written in between.
+    writes = connection.get_execution_options().get("writes", False)
+    connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
+
+
+@contextmanager
+def _as_problems() -> Iterator[None]:
+    try:
+        yield
+    except DBAPIError as error:
+        said = one_line(error.orig or error)
+        if any(words in said for words in FULL):
+            raise InsufficientStorage(
+                f"the database of jobs has no room: {said}; try again later",
+                retry_after=FULL_SECONDS,
+            ) from None
+        if isinstance(error, OperationalError | InterfaceError) or error.connection_invalidated:
+            raise Unavailable(
+                f"the database of jobs does not answer: {said}; try again",
+                retry_after=DATABASE_SECONDS,
+            ) from None
+        raise

@@ -1,0 +1,47 @@
+"""What else may be answered about jobs.
+
+- Problem
+  - 404 UnknownJob, UnknownItem
+  - 409 NotFinished           what is asked for is not there yet, or never will be
+  - 422 DuplicateId, IdempotencyConflict, InvalidArchive
+  - 429 TooManyJobs           with Retry-After
+"""
+
+from __future__ import annotations
+
+from service.errors import Problem
+
+
+class UnknownJob(Problem):
+    status = 404
+    title = "There is no such job"
+
+
+class UnknownItem(Problem):
+    status = 404
+    title = "The job has no such item"
+
+
+class NotFinished(Problem):
+    status = 409
+    title = "It is not finished"
+
+
+class DuplicateId(Problem):
+    status = 422
+    title = "Two instances have the same id"
+
+
+class IdempotencyConflict(Problem):
+    status = 422
+    title = "The idempotency key belongs to another job"
+
+
+class InvalidArchive(Problem):
+    status = 422
+    title = "The archive cannot be taken"
+
+
+class TooManyJobs(Problem):
+    status = 429
+    title = "Too many jobs are unfinished"

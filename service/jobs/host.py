@@ -1,0 +1,199 @@
+"""All that jobs need, opened and closed with the app."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, ExitStack, asynccontextmanager
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Final
+from uuid import uuid4
+
+import platformdirs
+
+from service.errors import ConfigError, InsufficientStorage, Unavailable
+from service.explainer import Explainer
+from service.fleet import Fleet
+from service.guard.admission import Admission
+from service.guard.fetch import Fetcher
+from service.jobs.database import Database
+from service.jobs.documents import JobDocument, describe_job
+from service.jobs.folder import Folder
+from service.jobs.intake import Intake
+from service.jobs.keeper import enlisted, kept
+from service.jobs.records import Job
+from service.jobs.register import Register
+from service.jobs.runner import Runner
+from service.jobs.sources import Sources
+from service.jobs.store import Store
+from service.pool import Pool
+from service.settings import Settings
+
+THREADS: Final = 4
+AGAIN_SECONDS: Final = 5.0
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, eq=False)
+class Workplace:
+    """Where jobs are taken in, worked on and looked up."""
+
+    register: Register
+    store: Store
+    folder: Folder
+    intake: Intake
+    runner: Runner
+    pool: Pool
+    fleet: Fleet
+    retention_seconds: float
+
+    async def describe(self, job: Job) -> JobDocument:
+        rate = await self.pool.run(lambda: self.store.speed(job))
+        return describe_job(
+            job, rate=rate, stalled=self._stalled(job), retention_seconds=self.retention_seconds
+        )
+
+    def _stalled(self, job: Job) -> str | None:
+        if job.model not in self.fleet.names:
+            return f"there is no model {job.model!r} any more"
+        if not self.fleet.model_ready(job.model):
+            return f"the model {job.model!r} is not ready"
+        if self.fleet.crew(job.model).model.fingerprint != job.weights:
+            return f"the model {job.model!r} has other weights than when the job came"
+        return self.runner.stalled
+
+
+class Jobs:
+    """Use with `async with`. Where jobs cannot be kept entering succeeds all the same, and who
+    wants one is told why: explanations need none of this. Where that may pass, the disk being full
+    or the database away, it is tried again.
+
+    Args:
+        explainer: a patient one, entered and left here.
+    """
+
+    def __init__(
+        self,
+        *,
+        fleet: Fleet,
+        explainer: Explainer,
+        fetcher: Fetcher,
+        admission: Admission,
+        settings: Settings,
+    ) -> None:
+        self._fleet = fleet
+        self._explainer = explainer
+        self._fetcher = fetcher
+        self._admission = admission
+        self._settings = settings
+        self._scope = AsyncExitStack()
+        self._place: Workplace | None = None
+        self._opening: asyncio.Task[None] | None = None
+        self._why_not = "the service is not there yet"
+        self.failure: ConfigError | None = None
+        """Why they cannot be kept where the settings say."""
+
+    async def __aenter__(self) -> Jobs:
+        if not await self._opened():
+            self._opening = asyncio.create_task(self._keep_trying(), name="open jobs")
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._place, self._why_not = None, "the service is shutting down"
+        if self._opening is not None:
+            self._opening.cancel()
+            await asyncio.wait([self._opening])
+        await self._scope.aclose()
+
+    @property
+    def place(self) -> Workplace:
+        """
+        Raises:
+            Unavailable: saying why there is none.
+        """
+        if self._place is None:
+            raise Unavailable(f"there are no jobs here: {self._why_not}", retry_after=60)
+        return self._place
+
+    async def _opened(self) -> bool:
+        """Whether there is nothing more to try."""
+        try:
+            self._place = await self._scope.enter_async_context(self._open())
+        except ConfigError as error:
+            self._why_not = str(error)
+            if self._settings.jobs or self._settings.jobs_database:
+                self.failure = error
+            else:
+                log.warning("no jobs are taken: %s", error)
+        except (InsufficientStorage, Unavailable) as problem:
+            if self._why_not != problem.detail:
+                log.warning("no jobs are taken yet: %s", problem.detail)
+            self._why_not = problem.detail
+            return False
+        return True
+
+    async def _keep_trying(self) -> None:
+        while True:
+            await asyncio.sleep(AGAIN_SECONDS)
+            if await self._opened():
+                return
+
+    @asynccontextmanager
+    async def _open(self) -> AsyncIterator[Workplace]:
+        settings, name = self._settings, uuid4().hex
+        path = settings.jobs or platformdirs.user_state_path("gradcam", False) / "jobs"
+        with ExitStack() as scope:
+            # Who asks how far a job is waits neither for an archive to be unpacked nor for a store
+            # of images that does not answer.
+            pool, intake_pool, image_pool = (
+                scope.enter_context(Pool(each, THREADS))
+                for each in ("jobs", "job intake", "job images")
+            )
+
+            def open_files() -> tuple[Folder, Register, Store]:
+                folder = Folder(path)
+                database = scope.enter_context(Database(path, settings.jobs_database))
+                store = Store(database)
+                scope.enter_context(enlisted(name, store, folder))
+                return folder, Register(database), store
+
+            folder, register, store = await pool.run(open_files)
+            runner = Runner(
+                name,
+                store=store,
+                folder=folder,
+                sources=Sources(folder, self._fetcher, settings, image_pool),
+                fleet=self._fleet,
+                explainer=self._explainer,
+                admission=self._admission,
+                pool=pool,
+            )
+            intake = Intake(
+                runner=name,
+                folder=folder,
+                register=register,
+                fleet=self._fleet,
+                settings=settings,
+                pool=intake_pool,
+            )
+            retention = settings.job_retention_seconds
+            keeping = kept(
+                runner,
+                store,
+                register,
+                folder,
+                pool,
+                retention_seconds=retention,
+                clear_up=intake.clear_up,
+            )
+            async with self._explainer, runner, keeping:
+                yield Workplace(
+                    register, store, folder, intake, runner, pool, self._fleet, retention
+                )

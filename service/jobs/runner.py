@@ -1,0 +1,290 @@
+"""Works on jobs when nobody waits for the models; each item is a transaction of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import AsyncGenerator, Callable
+from contextlib import suppress
+from time import monotonic
+from types import TracebackType
+from typing import Final, TypeVar
+
+from service.errors import (
+    DeadlineExceeded,
+    InsufficientStorage,
+    InternalError,
+    InvalidParameter,
+    OutOfMemory,
+    Problem,
+    QueueFull,
+    Unavailable,
+)
+from service.explainer import Explainer
+from service.fleet import Fleet
+from service.guard.admission import Admission
+from service.jobs.documents import ItemAnswer
+from service.jobs.folder import Folder
+from service.jobs.records import Leased
+from service.jobs.sources import Sources
+from service.jobs.store import Store
+from service.many import explain_many
+from service.pool import Pool
+from service.requests import Instance
+from service.schemas import dump
+from service.targets import MAX_MAPS
+from service.timings import Timings
+
+LEASE_ITEMS: Final = 16
+AT_ONCE: Final = 32
+"""Items under way: enough for full batches while others are decoded and drawn."""
+LOOK_SECONDS: Final = 1.0
+"""How often to look for items where nobody said that there are some."""
+PAUSE_SECONDS: Final = 5.0
+"""After the disk was full, or the database away."""
+MOST_TRIES: Final = 5
+"""Of an item that fails for a reason that may pass."""
+HEADSTART_SECONDS: Final = 1.0
+"""Of a new process, in which it tells that it is there: one that an item kills over and over is
+replaced for as long as it did."""
+PASSING: Final = (DeadlineExceeded, OutOfMemory, QueueFull, Unavailable)
+YIELD_SECONDS: Final = 2.0
+"""Longest that an item waits for the others to be done; so many others there may be that they are
+never."""
+CALM_SECONDS: Final = 0.02
+"""For which there has been nobody else, before an item is begun."""
+TICK_SECONDS: Final = 0.005
+log = logging.getLogger(__name__)
+Result = TypeVar("Result")
+
+
+class Runner:
+    """Use with `async with`: leaving it withdraws what is under way; it is begun anew later.
+
+    Args:
+        explainer: a patient one.
+        admission: of those who come before jobs.
+        pool: for what blocks.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        store: Store,
+        folder: Folder,
+        sources: Sources,
+        fleet: Fleet,
+        explainer: Explainer,
+        admission: Admission,
+        pool: Pool,
+    ) -> None:
+        self.name = name
+        self._store = store
+        self._folder = folder
+        self._sources = sources
+        self._fleet = fleet
+        self._explainer = explainer
+        self._admission = admission
+        self._pool = pool
+        self._wake = asyncio.Event()
+        self._idle = asyncio.Event()
+        self._under_way: dict[tuple[str, int], asyncio.Task[bytes] | None] = {}
+        self._tries: Counter[tuple[str, int]] = Counter()
+        self._doubtful = False
+        self._dropped: set[str] = set()
+        self._pause_until = 0.0
+        self._headstart = HEADSTART_SECONDS
+        self.stalled: str | None = None
+        """Why nothing goes on."""
+
+    async def __aenter__(self) -> Runner:
+        self._working = asyncio.create_task(self._work(), name="work on jobs")
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._working.cancel()
+        await asyncio.wait([self._working])
+
+    def wake(self) -> None:
+        """There may be something to do."""
+        self._wake.set()
+
+    def drop(self, job: str) -> None:
+        """Withdraw what is under way of a job."""
+        self._dropped.add(job)
+        for (of, _), task in self._under_way.items():
+            if of == job and task is not None:
+                task.cancel()
+
+    async def _work(self) -> None:
+        while True:
+            try:
+                async with explain_many(self._leased(), self._finish, at_once=AT_ONCE) as finished:
+                    async for _, result in finished:
+                        assert not isinstance(result, Problem), result
+            except Exception:
+                log.exception("the work on jobs failed; it begins anew")
+                self._under_way.clear()
+                self._doubtful = True
+                await asyncio.sleep(LOOK_SECONDS)
+
+    async def _leased(self) -> AsyncGenerator[Leased]:
+        await asyncio.wait([self._fleet.loaded])
+        await asyncio.sleep(self._headstart)
+        self._headstart = 0.0
+        while True:
+            await asyncio.sleep(max(self._pause_until - monotonic(), 0))
+            self._wake.clear()
+            self._dropped.clear()
+            for item in await self._lease():
+                if item.alone:
+                    await self._until_alone()
+                await self._until_calm()
+                if item.job in self._dropped:
+                    await self._release(item)
+                    continue
+                self._under_way[item.job, item.number] = None
+                yield item
+                if item.alone:
+                    await self._until_alone()
+
+    async def _lease(self) -> list[Leased]:
+        """Items to work on; waits a while where there are none."""
+        leased: list[Leased] = []
+        if self._doubtful:
+            await self._let_go()
+        ready = [name for name in self._fleet.names if self._fleet.model_ready(name)]
+        if ready and not self._fleet.draining:
+            models = [(name, self._fleet.crew(name).model.fingerprint) for name in ready]
+            try:
+                leased = await self._run(lambda: self._store.lease(self.name, models, LEASE_ITEMS))
+                if not leased:
+                    self.stalled = None
+            except Problem as problem:
+                self._doubtful = True  # they may be leased all the same
+                self._stall(problem)
+        if not leased:
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._wake.wait(), LOOK_SECONDS)
+        return leased
+
+    async def _let_go(self) -> None:
+        """Return what the store says that this runner has and it has not."""
+        held = list(self._under_way)
+        self._doubtful = False
+        try:
+            await self._run(lambda: self._store.keep_only(self.name, held))
+        except Problem:
+            self._doubtful = True
+
+    async def _until_alone(self) -> None:
+        while self._under_way:
+            self._idle.clear()
+            await self._idle.wait()
+
+    async def _until_calm(self) -> None:
+        """Wait until those who wait for an answer have it, for a moment at least."""
+        if self._admission.at_rest and not self._admission.lately(CALM_SECONDS):
+            return
+        latest = monotonic() + YIELD_SECONDS
+        while monotonic() < latest:
+            await asyncio.sleep(TICK_SECONDS)
+            if self._admission.at_rest and not self._admission.lately(CALM_SECONDS):
+                return
+
+    async def _finish(self, item: Leased) -> None:
+        key = item.job, item.number
+        try:
+            await self._settle(item, await self._explained(item))
+        except Withdrawn:
+            await self._release(item)
+        except (InsufficientStorage, Unavailable) as problem:
+            self._stall(problem)
+            await self._release(item)
+        finally:
+            del self._under_way[key]
+            if not self._under_way:
+                self._idle.set()
+
+    async def _explained(self, item: Leased) -> bytes | Problem:
+        """The item's answer, or what keeps it from having one.
+
+        Raises:
+            Withdrawn: if its job was cancelled, or it may fare better later.
+        """
+        key = item.job, item.number
+        task = self._under_way[key] = asyncio.create_task(self._explain(item))
+        try:
+            return await task
+        except asyncio.CancelledError:
+            task.cancel()
+            current = asyncio.current_task()
+            if current is not None and current.cancelling():
+                await asyncio.wait([task])
+                raise
+            raise Withdrawn from None
+        except PASSING as problem:
+            self._tries[key] += 1
+            if self._tries[key] < MOST_TRIES:
+                await asyncio.sleep(LOOK_SECONDS)
+                raise Withdrawn from None
+            return problem
+        except Problem as problem:
+            return problem
+        except Exception:
+            log.exception("item %d of job %s failed", item.number, item.job)
+            return InternalError("the service failed at this image; its log has the cause")
+
+    async def _explain(self, item: Leased) -> bytes:
+        if item.parameters.maps > MAX_MAPS:  # with those of its own
+            raise InvalidParameter(
+                f"the image would have {item.parameters.maps} maps; at most {MAX_MAPS} are allowed"
+            )
+        crew = self._fleet.crew(item.model)
+        data = await self._sources.read(item)
+        instance = Instance(item.number, item.id, data, "", item.parameters)
+        async with self._explainer.case(crew, instance, Timings()) as case:
+            explained = await self._explainer.explain(case)
+            described = await self._explainer.describe(case, explained)
+            prediction = self._explainer.predictions(case, explained)
+        answer = ItemAnswer(
+            index=item.number, item=item.id, prediction=prediction, explanations=described
+        )
+        return await self._run(lambda: dump(answer))
+
+    async def _settle(self, item: Leased, result: bytes | Problem) -> None:
+        def keep() -> bool:
+            if isinstance(result, Problem):
+                return self._store.settle(self.name, item, result, 0)
+            self._folder.write_result(item.job, item.number, result)
+            return self._store.settle(self.name, item, None, len(result))
+
+        await self._run(keep)
+        self._tries.pop((item.job, item.number), None)
+        self.stalled = None
+
+    async def _release(self, leased: Leased) -> None:
+        try:
+            await self._run(lambda: self._store.release(self.name, leased))
+        except Problem:
+            self._doubtful = True
+
+    def _stall(self, problem: Problem) -> None:
+        if self.stalled != problem.detail:
+            log.warning("jobs wait: %s", problem.detail)
+        self.stalled = problem.detail
+        self._pause_until = monotonic() + PAUSE_SECONDS
+
+    async def _run(self, work: Callable[[], Result]) -> Result:
+        return await self._pool.run(work)
+
+
+class Withdrawn(Exception):
+    """An item is given back unfinished."""

@@ -1,0 +1,106 @@
+"""Where a job's images are: with the job, in a folder, in an object store, at an address."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from fnmatch import fnmatchcase
+from pathlib import PurePosixPath
+from typing import Any
+
+import fsspec
+
+from service.errors import (
+    Forbidden,
+    ImageTooLarge,
+    Problem,
+    UndecodableImage,
+    UnfetchableImage,
+    one_line,
+)
+from service.guard.fetch import Allowance, Fetcher
+from service.jobs.folder import Folder
+from service.jobs.records import Leased
+from service.pool import Pool
+from service.settings import Settings
+
+
+class Sources:
+    """Gets the bytes of items, none of more than `max_body_bytes`."""
+
+    def __init__(self, folder: Folder, fetcher: Fetcher, settings: Settings, pool: Pool) -> None:
+        self._folder = folder
+        self._fetcher = fetcher
+        self._root = settings.inputs
+        self._uris = settings.input_uris
+        self._most = settings.max_body_bytes
+        self._pool = pool
+
+    async def read(self, item: Leased) -> bytes:
+        """
+        Raises:
+            Problem: of this item alone.
+        """
+        source = item.source
+        if "problem" in source:
+            raise Retold(source["problem"])
+        if "url" in source:
+            return await self._fetcher.fetch(source["url"], Allowance(self._most))
+        read: Callable[[], bytes]
+        if "blob" in source:
+            offset, length = source["blob"]
+            read = lambda: self._folder.read_blob(item.job, offset, length)  # noqa: E731
+        elif "path" in source:
+            read = lambda: self._of_path(source["path"])  # noqa: E731
+        else:
+            read = lambda: self._of_uri(source["uri"])  # noqa: E731
+        return await self._pool.run(read)
+
+    def _of_path(self, path: str) -> bytes:
+        if self._root is None:
+            raise Forbidden(
+                "this service reads no images from a folder; send their bytes, or see "
+                "GRADCAM_INPUTS"
+            )
+        named = PurePosixPath(path.replace("\\", "/"))
+        if named.is_absolute() or ".." in named.parts or "\x00" in path:
+            raise Forbidden(f"{path[:200]!r} is no path below the folder of inputs")
+        root = self._root.resolve()
+        try:
+            file = (root / named).resolve(strict=True)
+            if not file.is_relative_to(root):
+                raise Forbidden(f"{path[:200]!r} leads out of the folder of inputs")
+            with file.open("rb") as opened:
+                return self._bounded(opened.read(self._most + 1))
+        except (OSError, RuntimeError) as error:
+            reason = error.strerror if isinstance(error, OSError) else "it is a circle of links"
+            raise UndecodableImage(f"{path[:200]} cannot be read: {reason}") from None
+
+    def _of_uri(self, uri: str) -> bytes:
+        # Chained and local protocols would be a way around the patterns.
+        odd = "::" in uri or ".." in PurePosixPath(uri).parts
+        if odd or not any(fnmatchcase(uri, pattern) for pattern in self._uris):
+            known = ", ".join(self._uris) or "none; see GRADCAM_INPUT_URIS"
+            raise Forbidden(f"images may not come from {uri[:200]!r}; allowed are {known}")
+        try:
+            with fsspec.open(uri, "rb") as opened:
+                return self._bounded(opened.read(self._most + 1))
+        except Problem:
+            raise
+        except Exception as error:  # every kind of store has its own
+            raise UnfetchableImage(f"{uri[:200]} cannot be read: {one_line(error)}") from None
+
+    def _bounded(self, data: bytes) -> bytes:
+        if len(data) > self._most:
+            raise ImageTooLarge(f"the image has more than the {self._most} bytes allowed")
+        return data
+
+
+class Retold(Problem):
+    """A problem that was found when the job came in."""
+
+    def __init__(self, body: dict[str, Any]) -> None:
+        super().__init__(str(body.get("detail", "")))
+        self._body = body
+
+    def body(self) -> dict[str, Any]:
+        return self._body

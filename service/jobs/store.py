@@ -1,0 +1,294 @@
+"""What is kept of jobs: each method one transaction, on the disk when it returns.
+
+Nothing here is told twice: an item is leased by one runner at a time, and settled once, in the same
+transaction that counts it.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+import time
+from collections.abc import Collection, Sequence
+from typing import Any, Final
+
+from sqlalchemy import Connection, Row, delete, func, insert, or_, select, update
+
+from service.errors import InternalError, Problem
+from service.jobs.database import Database
+from service.jobs.records import Finished, Job, Leased, parameters_of
+from service.jobs.tables import (
+    DONE,
+    FREE,
+    LEASED,
+    OPEN,
+    RUNNING,
+    SETTLED,
+    items,
+    jobs,
+    results,
+    runners,
+)
+
+LEASE_SECONDS: Final = 20.0
+"""A runner that was not heard of for so long has lost its items."""
+SUSPICIOUS: Final = 2
+"""Times that an item's process may die before it is worked on alone."""
+HOPELESS: Final = 10
+"""And before it is given up."""
+
+
+class Store:
+    """The tables as those see them who work on jobs."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def lease(self, runner: str, models: Sequence[tuple[str, str]], most: int) -> list[Leased]:
+        """Take items of a job that has waited longest for its turn.
+
+        Args:
+            models: names and fingerprints of those that are ready.
+        """
+        with self._database.write() as connection:
+            job = connection.execute(_next_job(models)).one_or_none()
+            if job is None:
+                return []
+            found = connection.execute(
+                select(items)
+                .where(items.c.job == job.id, items.c.state == FREE)
+                .order_by(items.c.attempts >= SUSPICIOUS, items.c.number)
+                .limit(most)
+                .with_for_update(skip_locked=True)
+            ).all()
+            alone = bool(found) and found[0].attempts >= SUSPICIOUS
+            taken = found[:1] if alone else [row for row in found if row.attempts < SUSPICIOUS]
+            if taken:
+                connection.execute(
+                    update(items)
+                    .where(items.c.job == job.id, items.c.number.in_(row.number for row in taken))
+                    .values(state=LEASED, runner=runner)
+                )
+            turn = connection.execute(select(func.max(jobs.c.turn))).scalar_one() + 1
+            started = job.started or time.time()
+            connection.execute(
+                update(jobs)
+                .where(jobs.c.id == job.id)
+                .values(state=RUNNING, turn=turn, started=started)
+            )
+        return [_leased(job, row, alone=alone) for row in taken]
+
+    def settle(self, runner: str, leased: Leased, problem: Problem | None, size: int) -> bool:
+        """Keep that an item is finished.
+
+        Args:
+            size: bytes of its result, which is on the disk already.
+
+        Returns:
+            Whether it still was the runner's to finish: its job was not cancelled meanwhile.
+        """
+        with self._database.write() as connection:
+            mine = connection.execute(
+                update(items)
+                .where(
+                    items.c.job == leased.job,
+                    items.c.number == leased.number,
+                    items.c.state == LEASED,
+                    items.c.runner == runner,
+                )
+                .values(state=SETTLED, runner=None)
+            )
+            if mine.rowcount != 1:
+                return False
+            return _settled(connection, leased.job, leased.number, problem, size)
+
+    def release(self, runner: str, leased: Leased) -> None:
+        """Give an item back unfinished, by no fault of its own."""
+        with self._database.write() as connection:
+            connection.execute(
+                _freed(runner).where(items.c.job == leased.job, items.c.number == leased.number)
+            )
+
+    def keep_only(self, runner: str, held: Collection[tuple[str, int]]) -> None:
+        """The same of all that the runner has but these: jobs and numbers."""
+        with self._database.write() as connection:
+            found = connection.execute(
+                select(items.c.job, items.c.number).where(
+                    items.c.runner == runner, items.c.state == LEASED
+                )
+            ).all()
+            for job, number in {(row.job, row.number) for row in found}.difference(held):
+                connection.execute(
+                    _freed(runner).where(items.c.job == job, items.c.number == number)
+                )
+
+    def enlist(self, runner: str) -> None:
+        """Make a runner known; again and again, as a sign of life."""
+        with self._database.write() as connection:
+            known = connection.execute(
+                update(runners).where(runners.c.id == runner).values(seen=time.time())
+            )
+            if known.rowcount == 0:
+                connection.execute(
+                    insert(runners).values(id=runner, host=socket.gethostname(), seen=time.time())
+                )
+
+    def neighbours(self, runner: str) -> list[str]:
+        """The other runners of this machine."""
+        with self._database.read() as connection:
+            host = runners.c.host == socket.gethostname()
+            return list(
+                connection.execute(
+                    select(runners.c.id).where(host, runners.c.id != runner)
+                ).scalars()
+            )
+
+    def runners(self) -> set[str]:
+        """All that are known."""
+        with self._database.read() as connection:
+            return set(connection.execute(select(runners.c.id)).scalars())
+
+    def silent(self) -> list[str]:
+        """The runners that were not heard of for too long."""
+        with self._database.read() as connection:
+            late = runners.c.seen < time.time() - LEASE_SECONDS
+            return list(connection.execute(select(runners.c.id).where(late)).scalars())
+
+    def bury(self, runner: str) -> None:
+        """Let a dead runner's items be worked on by others, and what it was receiving go; an item
+        at which too many died has failed."""
+        with self._database.write() as connection:
+            # Who finds it dead at the same moment gets none of these rows.
+            held = connection.execute(
+                _freed(runner)
+                .values(attempts=items.c.attempts + 1)
+                .returning(items.c.job, items.c.number, items.c.attempts)
+            ).all()
+            for row in held:
+                if row.attempts >= HOPELESS:
+                    one = (items.c.job == row.job) & (items.c.number == row.number)
+                    connection.execute(update(items).where(one).values(state=SETTLED))
+                    _settled(connection, row.job, row.number, _hopeless(), 0)
+            connection.execute(delete(runners).where(runners.c.id == runner))
+
+    def dismiss(self, runner: str) -> None:
+        """A runner ends as it should: what it has is free again, and it is forgotten."""
+        with self._database.write() as connection:
+            connection.execute(_freed(runner))
+            connection.execute(delete(runners).where(runners.c.id == runner))
+
+    def results(self, job: Job, after: int, most: int) -> list[Finished]:
+        """What was finished after a cursor, in that order."""
+        with self._database.read() as connection:
+            found = connection.execute(
+                _results()
+                .where(results.c.job == job.id, results.c.cursor > after)
+                .order_by(results.c.cursor)
+                .limit(most)
+            )
+            return [_finished(row) for row in found]
+
+    def result(self, job: Job, item: str) -> Finished | bool:
+        """Of one item; whether there is such an item where it has none."""
+        with self._database.read() as connection:
+            here = (items.c.job == job.id) & (items.c.id == item)
+            row = connection.execute(_results().where(here)).one_or_none()
+            if row is not None:
+                return _finished(row)
+            return connection.execute(select(items.c.number).where(here)).first() is not None
+
+    def speed(self, job: Job, of: int = 100) -> float | None:
+        """Images per second: of the latest ones while it runs, of all when it has ended."""
+        if job.settled == 0 or job.started is None:
+            return None
+        if job.finished is not None:
+            return job.settled / max(job.finished - job.started, 1e-3)
+        if job.settled <= of:
+            return job.settled / max(time.time() - job.started, 1e-3)
+        with self._database.read() as connection:
+            before = results.c.cursor == job.settled - of
+            since = connection.execute(
+                select(results.c.at).where(results.c.job == job.id, before)
+            ).scalar()
+        return None if since is None else of / max(time.time() - since, 1e-3)
+
+
+def _next_job(models: Sequence[tuple[str, str]]) -> Any:
+    ready = or_(*((jobs.c.model == name) & (jobs.c.weights == marked) for name, marked in models))
+    free = select(items.c.number).where(items.c.job == jobs.c.id, items.c.state == FREE).exists()
+    return (
+        select(jobs)
+        .where(jobs.c.state.in_(OPEN), ready, free)
+        .order_by(jobs.c.turn, jobs.c.created)
+        .limit(1)
+    )
+
+
+def _freed(runner: str) -> Any:
+    return (
+        update(items)
+        .where(items.c.runner == runner, items.c.state == LEASED)
+        .values(state=FREE, runner=None)
+    )
+
+
+def _settled(
+    connection: Connection, job: str, number: int, problem: Problem | None, size: int
+) -> bool:
+    """Count an item. The job's row is locked from here on, so cursors come in the order in which
+    they can be seen."""
+    failed = int(problem is not None)
+    counted = connection.execute(
+        update(jobs)
+        .where(jobs.c.id == job, jobs.c.state.in_(OPEN))
+        .values(
+            done=jobs.c.done + 1 - failed, failed=jobs.c.failed + failed, bytes=jobs.c.bytes + size
+        )
+        .returning(jobs.c.total, jobs.c.done, jobs.c.failed)
+    ).one_or_none()
+    if counted is None:
+        return False
+    cursor = counted.done + counted.failed
+    said = None if problem is None else json.dumps(problem.body())
+    now = time.time()
+    connection.execute(
+        insert(results).values(
+            job=job, number=number, cursor=cursor, at=now, ok=not failed, problem=said
+        )
+    )
+    if cursor == counted.total:
+        connection.execute(update(jobs).where(jobs.c.id == job).values(state=DONE, finished=now))
+    return True
+
+
+def _hopeless() -> Problem:
+    return InternalError(
+        f"the service died {HOPELESS} times while it worked on this image, so it is given up"
+    )
+
+
+def _leased(job: Row[Any], item: Row[Any], *, alone: bool) -> Leased:
+    own = json.loads(item.own) if item.own else {}
+    return Leased(
+        job=job.id,
+        model=job.model,
+        number=item.number,
+        id=item.id,
+        source=json.loads(item.source),
+        parameters=parameters_of(job.parameters, own),
+        alone=alone,
+    )
+
+
+def _results() -> Any:
+    joined = results.join(
+        items, (items.c.job == results.c.job) & (items.c.number == results.c.number)
+    )
+    return select(results.c.cursor, results.c.number, results.c.problem, items.c.id).select_from(
+        joined
+    )
+
+
+def _finished(row: Row[Any]) -> Finished:
+    problem = json.loads(row.problem) if row.problem else None
+    return Finished(row.cursor, row.number, row.id, problem)
