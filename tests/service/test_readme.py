@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import subprocess
 import sys
 import time
+import zipfile
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -55,7 +57,7 @@ def test_curl(line: str, address: str, clone: Path) -> None:
     if "-o overlay.png" in line:
         assert (clone / "overlay.png").read_bytes().startswith(b"\x89PNG")
     else:
-        assert '"label":' in done.stdout
+        assert ('"id":' if "/v1/jobs" in line else '"label":') in done.stdout
 
 
 def test_with_keys(tmp_path: Path) -> None:
@@ -101,10 +103,38 @@ def python(text: str, folder: Path) -> str:
 
 
 def test_the_python_client(address: str, clone: Path) -> None:
-    (text,) = fences("python", "requests")
+    once, awaited = fences("python", 'explain("docs/photos')
+    said = python(once.replace("http://127.0.0.1:8000", address), clone)
+    assert re.match(r"tabby 0\.0\d+ .*\n\(300, 451\) 1\.0\n", said), said
+    assert sorted(said.splitlines()[2:]) == ["chelsea.png Egyptian cat", "coffee.png espresso"]
+    assert (clone / "chelsea.png").read_bytes().startswith(b"\x89PNG")
+    said = python(awaited.replace("http://127.0.0.1:8000", address), clone)
+    assert said == "espresso\n"
+
+
+def test_jobs_in_python(address: str, clone: Path) -> None:
+    (text,) = fences("python", "client.submit")
     said = python(text.replace("http://127.0.0.1:8000", address), clone)
-    assert re.search(r"285 Egyptian cat 0\.7\d+ \{'x': \d+, 'y': \d+\}\n281 tabby 0\.0\d+ ", said)
-    assert (clone / "chelsea.285.png").read_bytes() != (clone / "chelsea.281.png").read_bytes()
+    assert sorted(said.splitlines()) == [
+        "docs/photos/chelsea.png Egyptian cat",
+        "docs/photos/coffee.png espresso",
+    ]
+    assert zipfile.is_zipfile(clone / "job.zip")
+
+
+def test_a_batch(clone: Path) -> None:
+    (line,) = [line for line in commands("gradcam batch") if "/shared" not in line]
+    words = line.replace("gradcam", f"{sys.executable} -m service", 1).split()
+    done = subprocess.run(
+        words,
+        cwd=clone,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    assert (clone / "explained" / "manifest.parquet").exists()
+    assert "Egyptian cat" in (clone / "explained" / "report.html").read_text()
 
 
 def test_the_library(tmp_path: Path) -> None:
@@ -192,7 +222,7 @@ def test_the_models_example_is_a_catalog(tmp_path: Path) -> None:
 
 def test_the_house_names_every_room() -> None:
     house = README[README.index("## The house") :]
-    for file in [*ROOT.glob("cam/**/*.py"), *ROOT.glob("service/*.py")]:
+    for file in [*ROOT.glob("cam/**/*.py"), *ROOT.glob("service/**/*.py")]:
         if file.stem != "__init__":
             assert re.search(rf"\b{file.stem}\b", house), file
 
