@@ -133,9 +133,12 @@ async def _serve(
         if fleet.worn_out and not server.should_exit:
             log.error("too many workers hang; only a new process helps")
             server.drain()
+        if jobs.failure and not server.should_exit:
+            failure = jobs.failure
+            server.should_exit = True
         if fleet.loaded.done() and not said_hello and not server.should_exit:
             said_hello = True
-            failure = jobs.failure or _failure(fleet.loaded)
+            failure = _failure(fleet.loaded)
             if failure:
                 server.should_exit = True
             else:

@@ -6,7 +6,10 @@ import json
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
+from pydantic import ValidationError
+
 from service.parameters import Parameters
+from service.requests import parameter_problem
 
 LONGEST_ID: Final = 1000
 """Characters of an item's id: archives hold whole paths."""
@@ -120,5 +123,12 @@ def parameters_json(parameters: Parameters) -> str:
 
 
 def parameters_of(sent: str, own: dict[str, Any]) -> Parameters:
-    """As they were sent, with an item's own."""
-    return Parameters.model_validate({**json.loads(sent), **own})
+    """As they were sent, with an item's own.
+
+    Raises:
+        Problem: if they are none, as an item's own may be.
+    """
+    try:
+        return Parameters.model_validate({**json.loads(sent), **own})
+    except ValidationError as error:
+        raise parameter_problem(error, Parameters) from None

@@ -69,6 +69,8 @@ class Sources:
             file = (root / named).resolve(strict=True)
             if not file.is_relative_to(root):
                 raise Forbidden(f"{path[:200]!r} leads out of the folder of inputs")
+            if not file.is_file():  # of a pipe nothing ever comes
+                raise UndecodableImage(f"{path[:200]} cannot be read: it is no file")
             with file.open("rb") as opened:
                 return self._bounded(opened.read(self._most + 1))
         except (OSError, RuntimeError) as error:

@@ -29,6 +29,7 @@ from service.jobs.tables import (
     results,
     runners,
 )
+from service.parameters import Parameters
 
 LEASE_SECONDS: Final = 20.0
 """A runner that was not heard of for so long has lost its items."""
@@ -268,14 +269,18 @@ def _hopeless() -> Problem:
 
 
 def _leased(job: Row[Any], item: Row[Any], *, alone: bool) -> Leased:
-    own = json.loads(item.own) if item.own else {}
+    source = json.loads(item.source)
+    try:
+        parameters = parameters_of(job.parameters, json.loads(item.own) if item.own else {})
+    except Problem as problem:  # it is the item's: raised here, it would stop all jobs
+        parameters, source = Parameters(), {"problem": problem.body()}
     return Leased(
         job=job.id,
         model=job.model,
         number=item.number,
         id=item.id,
-        source=json.loads(item.source),
-        parameters=parameters_of(job.parameters, own),
+        source=source,
+        parameters=parameters,
         alone=alone,
     )
 
