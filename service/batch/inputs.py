@@ -152,6 +152,11 @@ def _unpacked(archive: zipfile.ZipFile, name: str) -> bytes:
     entry = archive.getinfo(name)
     if entry.file_size > LARGEST:
         raise ImageTooLarge(f"{name} has {entry.file_size} bytes; at most {LARGEST} are allowed")
+    if entry.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+        # Some six hundred bytes of bzip2 unpack to a gigabyte before the first of them is read.
+        raise UndecodableImage(
+            f"{name} cannot be unpacked: its compression is neither none nor deflate"
+        )
     try:
         with archive.open(entry) as file:
             return file.read(LARGEST)

@@ -39,7 +39,7 @@ def test_an_empty_folder_that_is_there_will_do(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        ({"method": "gradcam"}, ["parameters", "'layercam'", "'gradcam'"]),
+        ({"method": "gradcam"}, ["parameters", "'layercam'"]),
         ({"target": ["285"]}, ["parameters", "['285', 'tabby'] ", "['285'] "]),
         ({"target": None}, ["parameters"]),
         ({"fit": "pad"}, ["'squash'", "'pad'"]),

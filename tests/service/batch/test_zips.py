@@ -127,3 +127,13 @@ def test_however_a_zip_is_broken_there_is_a_sentence(tmp_path: Path) -> None:
             sentences.add(str(error).partition(": ")[0])
     assert unpacked > 100
     assert f"{file} is not a readable zip" in sentences
+
+
+def test_an_entry_in_bzip2_fails_alone(tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "a.zip", "w") as archive:
+        archive.writestr("bomb.png", bytes(10_000_000), zipfile.ZIP_BZIP2)
+        archive.writestr("fine.png", b"fine", zipfile.ZIP_DEFLATED)
+    with open_inputs(str(tmp_path / "a.zip")) as inputs:
+        assert inputs.read("fine.png") == b"fine"
+        with pytest.raises(UndecodableImage, match="compression is neither none nor deflate"):
+            inputs.read("bomb.png")
