@@ -1,0 +1,296 @@
+"""More than is allowed, of anything; nowhere to keep it; and callers who leave in the middle."""
+
+from __future__ import annotations
+
+import sqlite3
+import time
+from collections.abc import Iterator, MutableMapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+import schemathesis
+from starlette.testclient import TestClient
+
+from service.app import create_app
+from service.jobs.database import FILE
+from service.jobs.host import Jobs
+from service.jobs.register import CHUNK
+from service.jobs.tables import VERSION
+from service.settings import Settings
+from tests.service.conftest import encoded, noise
+from tests.service.jobs.conftest import MOST_BYTES, SLOW, TINY, app_with
+from tests.service.jobs.forms import (
+    FORMS,
+    NDJSON,
+    TAR,
+    ZIP,
+    accepted,
+    check,
+    done,
+    ended,
+    files_of,
+    form_of,
+    inline,
+    lines,
+    raw_form,
+    results,
+    states,
+)
+from tests.service.live import serving
+
+DOT = encoded(noise(9, 9))
+GOOD = {"image": inline(DOT)}
+TINILY = {"model": "tiny"}
+LARGE = bytes(MOST_BYTES + 1)
+
+pytestmark = pytest.mark.usefixtures("nothing_is_left")
+
+
+# Too much
+
+
+def test_more_items_than_are_allowed(jobs: TestClient) -> None:
+    """They are counted as they stream in: a million lines are not waited for."""
+    sent = 0
+
+    def stream() -> Iterator[bytes]:
+        nonlocal sent
+        for at in range(10_000):
+            sent += 1
+            yield b'{"image": {"path": "%d.png"}}\n' % at
+
+    response = jobs.post("/v1/jobs", content=stream(), headers=NDJSON)
+    check(response, 413, "too-many-instances", "more than 6000 instances", "several jobs")
+    most = b'{"image": {"path": "x.png"}}\n' * 6000
+    job = accepted(jobs.post("/v1/jobs", params=TINILY, content=most, headers=NDJSON))
+    assert job["counts"]["total"] == 6000
+    assert jobs.delete(f"/v1/jobs/{job['id']}").json()["state"] == "cancelled"
+
+
+@pytest.mark.parametrize("kind", ["ndjson", "form", "zip", "tar", "tar.gz"])
+def test_a_large_image_fails_alone(jobs: TestClient, kind: str) -> None:
+    images = {"good.png": DOT, "large.png": LARGE, "other.png": DOT}
+    job = accepted(jobs.post("/v1/jobs", params=TINILY, **form_of(kind, images)))["id"]
+    ended(jobs, job)
+    found = results(jobs, job)
+    assert found["large.png"]["problem"]["type"] == "urn:gradcam-service:image-too-large"
+    assert f"{MOST_BYTES}" in found["large.png"]["error"]
+    assert "error" not in found["good.png"]
+    assert "error" not in found["other.png"]
+
+
+def test_an_image_as_large_as_may_be(jobs: TestClient) -> None:
+    """PNG may be followed by anything."""
+    image = DOT + bytes(MOST_BYTES - len(DOT))
+    for kind in ("ndjson", "form", "zip", "tar"):
+        found = done(jobs, params=TINILY, **form_of(kind, {"a.png": image}))
+        assert "error" not in found["a.png"], kind
+
+
+def test_what_is_in_memory_whole_is_small(jobs: TestClient) -> None:
+    body = jobs.post("/v1/jobs", **form_of("json", {"a": LARGE}))
+    check(body, 413, "body-too-large", f"a job in JSON may have {MOST_BYTES} bytes", "x-ndjson")
+    line = lines([{"id": "a", **GOOD}, {"image": inline(LARGE * 2)}])
+    long = jobs.post("/v1/jobs", content=line, headers=NDJSON)
+    check(long, 413, "body-too-large", f"line 2 has more than the {2 * MOST_BYTES} bytes")
+    field = [('form-data; name="target"', b"x" * 1_000_001)]
+    check(jobs.post("/v1/jobs", **raw_form(field)), 400, "malformed-request", "'target'", "1000000")
+    fields = [('form-data; name="target"', b"x" * 100_000)] * 11
+    check(jobs.post("/v1/jobs", **raw_form(fields)), 400, "malformed-request", "1000000 bytes")
+
+
+def test_a_body_larger_than_a_job_s(jobs: TestClient) -> None:
+    told = jobs.post("/v1/jobs", content=bytes(20_000_001), headers=TAR)
+    check(told, 413, "body-too-large", "the body has 20000001 bytes; at most 20000000")
+    streamed = jobs.post("/v1/jobs", content=(bytes(1_000_000) for _ in range(21)), headers=NDJSON)
+    assert streamed.status_code == 413
+    streamed = jobs.post("/v1/jobs", content=(bytes(1_000_000) for _ in range(21)), headers=ZIP)
+    check(streamed, 413, "body-too-large", "the body is larger; at most 20000000")
+
+
+def test_too_many_jobs(tmp_path: Path) -> None:
+    with app_with((SLOW,), Settings(jobs=tmp_path, max_jobs=2)) as client:
+        request = form_of("json", {str(at): DOT for at in range(40)})
+        named = {**request, "headers": {"Idempotency-Key": "first"}}
+        first = accepted(client.post("/v1/jobs", **named))["id"]
+        second = accepted(client.post("/v1/jobs", **request))["id"]
+        refused = client.post("/v1/jobs", **request)
+        check(refused, 429, "too-many-jobs", "2 jobs are unfinished")
+        assert int(refused.headers["Retry-After"]) >= 1
+        # Who missed the answer still gets it, and nothing more.
+        assert accepted(client.post("/v1/jobs", **named))["id"] == first
+        client.delete(f"/v1/jobs/{second}")
+
+        def bring(_: int) -> int:
+            return client.post("/v1/jobs", **request).status_code
+
+        with ThreadPoolExecutor(6) as pool:  # at the same moment, for one place
+            assert sorted(pool.map(bring, range(6))) == [202] + [429] * 5
+        assert len(files_of(tmp_path)) < 3 + 20
+
+
+def test_the_disk_s_share_is_used_up(tmp_path: Path) -> None:
+    picture = encoded(noise(60, 60))
+    quota = 5 * len(picture)
+    with app_with((TINY,), Settings(jobs=tmp_path, jobs_bytes=quota)) as client:
+        for kind in FORMS:
+            request = form_of(kind, {str(at): picture for at in range(6)})
+            refused = client.post("/v1/jobs", **request)
+            check(refused, 507, "insufficient-storage", "as much of the disk as they may", "delete")
+            assert files_of(tmp_path) == []
+            assert states(tmp_path) == {}
+        named = {**form_of("json", {"a": picture}), "headers": {"Idempotency-Key": "a"}}
+        job = accepted(client.post("/v1/jobs", **named))["id"]
+        ended(client, job)
+        while (refused := client.post("/v1/jobs", **form_of("json", {"b": picture}))).is_success:
+            ended(client, refused.json()["id"])
+        check(refused, 507, "insufficient-storage", "delete one, or wait until they expire")
+        assert accepted(client.post("/v1/jobs", **named))["id"] == job
+        for each in client.get("/v1/jobs").json()["jobs"]:
+            client.delete(f"/v1/jobs/{each['id']}?purge=true")
+        deadline = time.monotonic() + 30
+        while not (again := client.post("/v1/jobs", **form_of("json", {"b": picture}))).is_success:
+            assert time.monotonic() < deadline, again.text
+            time.sleep(0.5)
+
+
+# Where jobs cannot be kept
+
+
+@pytest.fixture
+def tiny_catalog(tmp_path: Path) -> str:
+    file = tmp_path / "models.toml"
+    file.write_text(
+        '[[models]]\nname = "tiny"\nsource = "factory:tests.service.factories:tiny"\n'
+        'weights = "none"\ninput_size = 8\n'
+    )
+    return str(file)
+
+
+def test_a_folder_that_cannot_be_written_stops_the_start(tmp_path: Path, tiny_catalog: str) -> None:
+    (tmp_path / "file").write_bytes(b"")
+    folder = tmp_path / "file" / "jobs"
+    with serving(GRADCAM_JOBS=str(folder), GRADCAM_MODELS=tiny_catalog) as (process, _):
+        _, errors = process.communicate(timeout=120)
+        assert process.returncode == 2
+    assert f"gradcam: jobs cannot be kept in {folder}: Not a directory" in errors
+    assert "GRADCAM_JOBS names another folder" in errors
+    assert "Traceback" not in errors
+
+
+def test_a_database_of_a_newer_version_stops_the_start(tmp_path: Path) -> None:
+    with app_with((TINY,), Settings(jobs=tmp_path)) as client:
+        accepted(client.post("/v1/jobs", **form_of("json", {"a": DOT})))
+    with closing(sqlite3.connect(tmp_path / FILE)) as connection, connection:
+        connection.execute("update gradcam_meta set version = version + 1")
+    before = (tmp_path / FILE).read_bytes()
+    with app_with((TINY,), Settings(jobs=tmp_path)) as client:
+        kept: Jobs = client.app.state.jobs  # type: ignore[attr-defined]
+        said = str(kept.failure)  # with which `serve` exits, as above
+    assert said.endswith(
+        f"was written by a newer version of the service (its tables are of version {VERSION + 1}, "
+        f"these are of version {VERSION})"
+    )
+    assert (tmp_path / FILE).read_bytes() == before
+
+
+@pytest.mark.parametrize("what", ["folder", "database"])
+def test_without_a_setting_explanations_work_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    if what == "folder":
+        (tmp_path / "gradcam").write_bytes(b"")
+        words = ["jobs cannot be kept in", "GRADCAM_JOBS"]
+    else:
+        folder = tmp_path / "gradcam" / "jobs"
+        folder.mkdir(parents=True)
+        (folder / FILE).write_bytes(b"no database, but some text" * 99)
+        words = ["the database of jobs", "cannot be used"]
+    with app_with((TINY,), Settings()) as client:
+        png = {"Content-Type": "image/png"}
+        assert client.post("/v1/models/tiny:explain", content=DOT, headers=png).status_code == 200
+        for verb, path in (
+            ("POST", "/v1/jobs"),
+            ("GET", "/v1/jobs"),
+            ("GET", "/v1/jobs/x/results"),
+            ("DELETE", "/v1/jobs/x"),
+        ):
+            response = client.request(verb, path)
+            check(response, 503, "unavailable", "there are no jobs here", *words)
+            assert int(response.headers["Retry-After"]) >= 1
+
+
+# Who leaves in the middle
+
+
+@pytest.mark.parametrize("kind", [k for k in FORMS if k != "json"])
+def test_who_leaves_in_the_middle_of_an_upload_leaves_nothing(
+    jobs: TestClient, place: Path, kind: str
+) -> None:
+    """Thousands of items of it were written already."""
+    before = states(place)
+    if kind == "ndjson":
+        body = b'{"image": {"path": "x.png"}}\n' * (CHUNK + 1)
+        content_type = "application/x-ndjson"
+    else:
+        request = jobs.build_request("POST", "http://test", **form_of(kind, {"a": DOT, "b": DOT}))
+        request.read()
+        body, content_type = request.content[:-40], request.headers["Content-Type"]
+    seen: list[int] = []
+
+    async def leave() -> list[dict[str, Any]]:
+        messages: list[dict[str, Any]] = [
+            {"type": "http.request", "body": body, "more_body": True},
+            {"type": "http.disconnect"},
+        ]
+        sent: list[dict[str, Any]] = []
+
+        async def receive() -> dict[str, Any]:
+            seen.append(len(files_of(place)))
+            return messages.pop(0)
+
+        async def send(message: MutableMapping[str, Any]) -> None:
+            sent.append(dict(message))
+
+        scope = {
+            "type": "http",
+            "asgi": {"version": "3.0", "spec_version": "2.3"},
+            "http_version": "1.1",
+            "method": "POST",
+            "path": "/v1/jobs",
+            "raw_path": b"/v1/jobs",
+            "query_string": b"model=tiny",
+            "headers": [(b"content-type", content_type.encode())],
+            "root_path": "",
+            "scheme": "http",
+            "state": {},
+        }
+        await jobs.app(scope, receive, send)
+        return sent
+
+    assert jobs.portal is not None
+    assert jobs.portal.call(leave) == []
+    assert seen[0] > 0  # it had begun to be kept
+    assert states(place) == before
+
+
+# The contract
+
+
+def test_the_contract_is_one() -> None:
+    """That every answer here is in it, `tests.service.jobs.conftest` sees to."""
+    document = create_app(Settings()).openapi()
+    schemathesis.openapi.from_dict(document).validate()
+    paths = [path for path in document["paths"] if path.startswith("/v1/jobs")]
+    assert paths == [
+        "/v1/jobs",
+        "/v1/jobs/{job}",
+        "/v1/jobs/{job}/events",
+        "/v1/jobs/{job}/results",
+        "/v1/jobs/{job}/results/{item}",
+        "/v1/jobs/{job}/archive",
+    ]
