@@ -82,8 +82,10 @@ def main() -> None:
         print(
             f"{row['photos']} photos: at most {row['megabytes']:.0f} MB, {row['rate']:.0f} a second"
         )
-    found: dict[str, Any] = {"photos": asked.photos, "rounds": asked.rounds, "speeds": speeds}
-    record("batch", **found, memory=memory)
+    if speeds:
+        record("batch", photos=asked.photos, rounds=asked.rounds, speeds=speeds)
+    if memory:
+        record("batch_memory", memory=memory)
 
 
 def show(model: str, rows: dict[str, dict[str, float]]) -> None:

@@ -18,16 +18,18 @@ import io
 import itertools
 import json
 import os
+import platform
 import statistics
 import tempfile
 import zipfile
 from time import perf_counter, sleep
 from typing import Any
 
+import torch
 from rich.console import Console
 from rich.table import Table
 
-from bench.library import record
+from bench.library import RESULTS
 from bench.load import Connections, closed, poisson
 from bench.service import SERVE, photographs, request, started
 
@@ -84,8 +86,19 @@ def main() -> None:
     summary = [summed(share, rows) for share in arguments.shares]
     show(capacity, speeds, summary)
     if arguments.write:
-        found = {"capacity_per_second": capacity, "job_alone_per_second": speeds}
-        record(arguments.write, **found, summary=summary, rows=rows)
+        found = {
+            "machine": {
+                "processor": platform.processor() or platform.machine(),
+                "cores": os.cpu_count(),
+                "load": os.getloadavg(),  # what else it did shows in every number
+                "torch": torch.__version__,
+            },
+            "capacity_per_second": capacity,
+            "job_alone_per_second": speeds,
+            "summary": summary,
+            "rows": rows,
+        }
+        (RESULTS / f"{arguments.write}.json").write_text(json.dumps(found, indent=1) + "\n")
 
 
 class Service:

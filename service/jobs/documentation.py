@@ -171,7 +171,6 @@ EVENTS: Final[dict[str, Any]] = {
         200: {
             "content": {
                 "text/event-stream": {
-                    "schema": {"type": "string"},
                     "example": 'event: progress\ndata: {"id": "…"}\n\n',
                 }
             }

@@ -192,7 +192,12 @@ async def _kill(attack: Attack, stage: Stage) -> bool:
             if both:
                 await asyncio.to_thread(stage.process.wait)
                 return True
-    return False
+        if stage.process.poll() is not None:
+            attack.given_up += 1
+            return True
+    ended = not await asyncio.to_thread(_ready, stage)
+    attack.given_up += ended
+    return ended
 
 
 async def _random_instant(attack: Attack) -> None:
