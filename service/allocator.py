@@ -9,10 +9,14 @@ from __future__ import annotations
 import ctypes
 import platform
 
+import torch
+
 M_TRIM_THRESHOLD, M_MMAP_MAX, M_ARENA_MAX = -1, -4, -8
 """Of mallopt(3)."""
 KEPT_BYTES = 2**31 - 1
 """Most that is kept free for the next batch: as much as mallopt can be told."""
+NO_MEMORY = "can't allocate memory"
+"""How torch's allocator for the CPU says so, in a RuntimeError."""
 
 
 def keep_memory() -> bool:
@@ -35,3 +39,8 @@ def give_back_memory() -> None:
     megapixels would else be remembered by its gigabyte."""
     if platform.libc_ver()[0] == "glibc":
         ctypes.CDLL(None).malloc_trim(0)
+
+
+def is_of_memory(error: Exception) -> bool:
+    """Whether it says that there is none left."""
+    return isinstance(error, MemoryError | torch.OutOfMemoryError) or NO_MEMORY in str(error)

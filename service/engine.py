@@ -30,6 +30,7 @@ from cam import (
 )
 from cam.fast import FastPath
 from cam.methods.subject import Progress
+from service.allocator import is_of_memory
 from service.batcher import Batcher, Closed, Full, Outcome
 from service.cores import bind
 from service.errors import RETRY_AFTER_SECONDS, OutOfMemory, QueueFull, Unavailable, Unexplainable
@@ -37,8 +38,9 @@ from service.metrics import Metrics
 from service.registry import ServedModel
 from service.warming import warm_fast_path
 
-NO_MEMORY = "can't allocate memory"
-"""How torch's allocator for the CPU says so, in a RuntimeError."""
+PATIENT_GROUP = 4
+"""Images that are always computed together, of those that nobody waits for: as fast a CPU's core as
+any more, and not long for who comes meanwhile."""
 
 Looked = list[Observation] | list[Concept] | Tensor
 Worked = Answer | Progress | Looked
@@ -75,6 +77,8 @@ class Engine:
     ) -> None:
         self.model = model
         self._fullest = min(model.max_batch, max_queue)
+        on_cpu = model.device.type == "cpu"
+        self._group = min(PATIENT_GROUP, model.max_batch) if on_cpu else model.max_batch
         self._metrics = metrics
         self._fast: FastPath | None = None
         self.fidelity: float | None = None
@@ -251,7 +255,7 @@ class Engine:
         except CamError as error:
             raise Unexplainable(f"model {self.model.name!r} cannot explain it: {error}") from None
         except (MemoryError, RuntimeError) as error:
-            if not _is_of_memory(error):
+            if not is_of_memory(error):
                 raise
             self._metrics.rejected.labels(reason="out of memory").inc()
             raise OutOfMemory(
@@ -264,7 +268,7 @@ class Engine:
         try:
             return self._work(items)
         except (MemoryError, RuntimeError) as error:
-            if _is_of_memory(error) and self.model.device.type != "cpu":
+            if is_of_memory(error) and self.model.device.type != "cpu":
                 torch.accelerator.memory.empty_cache()
             raise  # the batcher halves the batch
 
@@ -276,22 +280,24 @@ class Engine:
                     return [next(items[0].steps)]
                 except StopIteration as stop:
                     return [stop.value]
-            images = torch.stack([item.tensor for item in items])
-            questions = [item.question for item in items]
-            if items[0].patient and len(items) == 1:
-                # Kernels for one image add up in another order than those for several: bits would
-                # differ where a job goes on after a crash, its images in other company.
-                images, questions = images.expand(2, -1, -1, -1), questions * 2
-            if self._fast and self._is_fast(items[0]):
-                found = self._fast.explain(images.to(self.model.device), questions)
-                return [*found[: len(items)]]
-            images = images.to(self.model.device, self.model.dtype)
-            if self.model.channels_last:
-                images = images.contiguous(memory_format=torch.channels_last)
-            head = self.model.head
-            found = explain_batch(self.model.module, images, questions, head=head)
-            return [*found[: len(items)]]
+            if not items[0].patient:
+                return self._explained(items)
+            # The last bits of a result depend on how many images share its batch, not on which:
+            # of a job that goes on after a crash, in other company, none shall differ.
+            found = []
+            for start in range(0, len(items), self._group):
+                some = items[start : start + self._group]
+                full = some + some[:1] * (self._group - len(some))
+                found += self._explained(full)[: len(some)]
+            return found
 
-
-def _is_of_memory(error: Exception) -> bool:
-    return isinstance(error, MemoryError | torch.OutOfMemoryError) or NO_MEMORY in str(error)
+    def _explained(self, items: list[_Item]) -> list[Worked | CamError]:
+        images = torch.stack([item.tensor for item in items])
+        questions = [item.question for item in items]
+        if self._fast and self._is_fast(items[0]):
+            return [*self._fast.explain(images.to(self.model.device), questions)]
+        images = images.to(self.model.device, self.model.dtype)
+        if self.model.channels_last:
+            images = images.contiguous(memory_format=torch.channels_last)
+        head = self.model.head
+        return [*explain_batch(self.model.module, images, questions, head=head)]

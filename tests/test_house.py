@@ -107,7 +107,17 @@ def test_leaves_import_nothing_but_leaves(leaf: str) -> None:
 
 
 def test_torch_stays_behind_the_engine() -> None:
-    behind = {"placement", "cores", "crew", "engine", "warming", "registry", "sources", "weights"}
+    behind = {
+        "allocator",
+        "placement",
+        "cores",
+        "crew",
+        "engine",
+        "warming",
+        "registry",
+        "sources",
+        "weights",
+    }
     behind.add("preprocessing")
     users = {
         name
