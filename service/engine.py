@@ -39,8 +39,7 @@ from service.registry import ServedModel
 from service.warming import warm_fast_path
 
 PATIENT_GROUP = 4
-"""Images that are always computed together, of those that nobody waits for: as fast a CPU's core as
-any more, and not long for who comes meanwhile."""
+"""Of images that nobody waits for, so many at a time: on a CPU as fast as more, and soon done."""
 
 Looked = list[Observation] | list[Concept] | Tensor
 Worked = Answer | Progress | Looked
@@ -77,8 +76,8 @@ class Engine:
     ) -> None:
         self.model = model
         self._fullest = min(model.max_batch, max_queue)
-        on_cpu = model.device.type == "cpu"
-        self._group = min(PATIENT_GROUP, model.max_batch) if on_cpu else model.max_batch
+        group = PATIENT_GROUP if model.device.type == "cpu" else model.max_batch
+        self._group = min(group, model.max_batch)
         self._metrics = metrics
         self._fast: FastPath | None = None
         self.fidelity: float | None = None
@@ -204,7 +203,6 @@ class Engine:
         Raises:
             QueueFull, Unavailable, Unexplainable
         """
-
         return await self._look(
             tensor, lambda image: observe(self.model.module, image, layers, target)
         )
@@ -282,8 +280,8 @@ class Engine:
                     return [stop.value]
             if not items[0].patient:
                 return self._explained(items)
-            # The last bits of a result depend on how many images share its batch, not on which:
-            # of a job that goes on after a crash, in other company, none shall differ.
+            # The last bits depend on how many images share a batch, not on which: where a job goes
+            # on after a crash, in other company, none shall differ.
             found = []
             for start in range(0, len(items), self._group):
                 some = items[start : start + self._group]
@@ -299,5 +297,4 @@ class Engine:
         images = images.to(self.model.device, self.model.dtype)
         if self.model.channels_last:
             images = images.contiguous(memory_format=torch.channels_last)
-        head = self.model.head
-        return [*explain_batch(self.model.module, images, questions, head=head)]
+        return [*explain_batch(self.model.module, images, questions, head=self.model.head)]
