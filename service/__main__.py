@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import threading
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -24,6 +25,7 @@ cli = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
+LAST_SECONDS = 5.0
 Models = Annotated[
     Path | None, typer.Option(help="The TOML file that names the models; else the embedded one.")
 ]
@@ -145,17 +147,28 @@ def batch(
     from service.batch.order import Order
 
     order = Order({**given, **_pairs(other or [])}, output, pictures)
-    raise typer.Exit(
-        explain_all(
-            source,
-            settings,
-            order,
-            model=model,
-            retry_failed=retry_failed,
-            report=report,
-            ray=ray,
-        )
+    code = explain_all(
+        source,
+        settings,
+        order,
+        model=model,
+        retry_failed=retry_failed,
+        report=report,
+        ray=ray,
     )
+    _end(code)
+
+
+def _end(code: int) -> None:
+    """End the process, also where a worker hangs whose thread nothing ends."""
+    for thread in threading.enumerate():
+        if thread is not threading.main_thread() and not thread.daemon:
+            thread.join(LAST_SECONDS)
+            if thread.is_alive():
+                sys.stdout.flush()
+                sys.stderr.flush()
+                os._exit(code)
+    raise typer.Exit(code)
 
 
 def _pairs(given: list[str]) -> dict[str, str]:

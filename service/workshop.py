@@ -28,12 +28,6 @@ REVIVAL_SECONDS: Final = 120.0
 class Workshop:
     crew: Crew
     explainer: Explainer
-    fleet: Fleet
-
-    @property
-    def stuck(self) -> bool:
-        """Whether a worker hangs that was given up."""
-        return self.fleet.given_up > 0
 
     @property
     def at_once(self) -> int:
@@ -67,4 +61,4 @@ async def workshop(settings: Settings, model: str | None) -> AsyncIterator[Works
         async with explainer, fleet:
             if wanted in fleet.names:
                 await fleet.loaded
-            yield Workshop(fleet.crew(wanted), explainer, fleet)
+            yield Workshop(fleet.crew(wanted), explainer)

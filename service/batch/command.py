@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import signal
 from collections.abc import Callable
 from contextlib import nullcontext, suppress
@@ -86,10 +85,7 @@ def batch(
         served = order.model()
         write_report(manifest, order.output, report, title=source, model=served)
         console.print(f"Report: {report}", highlight=False, markup=False, soft_wrap=True)
-    code = 1 if tally.failed else 0
-    if tally.stuck:  # a thread that hangs would keep the process for ever
-        os._exit(code)
-    return code
+    return 1 if tally.failed else 0
 
 
 def _explained(
@@ -163,7 +159,6 @@ async def _explain(
                         tally.done += 1
                         show()
             parts.merge()
-            tally.stuck = shop.stuck
     return tally
 
 

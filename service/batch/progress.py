@@ -33,8 +33,6 @@ class Tally:
     done: int = 0
     """Those that failed included."""
     failed: int = 0
-    stuck: bool = False
-    """Whether a thread is still at work that nothing ends."""
 
 
 def begun(inputs: Inputs, parts: Parts, *, retry_failed: bool) -> tuple[list[str], Tally]:

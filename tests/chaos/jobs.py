@@ -28,10 +28,8 @@ EMBEDDED = """
 name = "lite"
 source = "embedded:efficientnet-lite0"
 layout = "channels-last"
-max_batch = 1
 """
-"""Last bits differ with the layout, which else is chosen at the start, by time, and with the size
-of a batch, which is whatever waits: by 2e-6 of a logit. Neither is what is shown here."""
+"""Last bits differ with the layout, which else is chosen at the start, by time."""
 LETHAL = """
 name = "lethal"
 source = "factory:tests.service.factories:lethal"
