@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+import os
+import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import chain
 from pathlib import Path
 from typing import Any, Final
 
@@ -19,7 +21,6 @@ from service.parameters import Parameters
 from service.requests import parameter_problem
 
 RECORD: Final = "run.json"
-LOCK: Final = ".lock"
 FORMATS: Final = {"jpg": "image/jpeg", "png": "image/png", "webp": "image/webp", "none": None}
 
 
@@ -86,23 +87,17 @@ class Order:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """While it is open, no other batch works in the output folder.
+        """While it is open, no other batch of this machine works in the output folder.
 
         Raises:
-            ConfigError: if another one does, or the folder cannot be made.
+            ConfigError: if another one does.
         """
-        lock = FileLock(self.output / LOCK, timeout=0)
+        digest = hashlib.blake2b(os.fsencode(self.output.resolve()), digest_size=12).hexdigest()
         try:
-            self.output.mkdir(parents=True, exist_ok=True)
-            lock.acquire()
+            with FileLock(Path(tempfile.gettempdir()) / f"gradcam-{digest}.lock", timeout=0):
+                yield
         except Timeout:
             raise ConfigError(f"another batch is at work in {self.output}") from None
-        except OSError as error:
-            raise ConfigError(f"{self.output} cannot be used: {error.strerror}") from None
-        try:
-            yield
-        finally:
-            lock.release()
 
     def model(self) -> str:
         """That the batch in the output folder is made with."""
@@ -110,7 +105,7 @@ class Order:
 
     def _leftovers(self) -> Iterator[Path]:
         """Of a batch that was killed as it began."""
-        return chain(self.output.glob(f".{RECORD}.*.tmp"), self.output.glob(LOCK))
+        return self.output.glob(f".{RECORD}.*.tmp")
 
     def _compare(self, former: Any, record: dict[str, Any]) -> None:
         if not isinstance(former, dict):

@@ -177,3 +177,15 @@ def test_mistakes_are_told_before_anything_is_made(tmp_path: Path) -> None:
 def test_every_form_is_an_order() -> None:
     for form in FORMATS:
         Order({}, Path("out"), form)
+
+
+def test_two_batches_do_not_share_a_folder(tmp_path: Path) -> None:
+    order = Order({}, tmp_path / "out")
+    with order.locked():
+        with pytest.raises(ConfigError, match="another batch is at work in"), order.locked():
+            pass
+        with Order({}, tmp_path / "other").locked():
+            pass
+    with order.locked():
+        pass
+    assert not (tmp_path / "out").exists()
