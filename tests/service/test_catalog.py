@@ -23,6 +23,7 @@ std = [1, 1, 1]
 device = "cpu"
 dtype = "bfloat16"
 max_batch = 4
+layout = "contiguous"
 mode = "fast"
 
 [[models]]
@@ -54,6 +55,7 @@ def test_every_key_is_read(tmp_path: Path) -> None:
         "device": "cpu",
         "dtype": "bfloat16",
         "mode": "fast",
+        "layout": "contiguous",
         "max_batch": 4,
     }
     assert mine.source == "factory:package.module:function"
