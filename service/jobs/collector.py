@@ -8,9 +8,10 @@ from collections import Counter
 from typing import Any
 
 from service.errors import ImageTooLarge, MalformedRequest, Problem, TooManyInstances
+from service.jobs.arrivals import Arrivals
 from service.jobs.folder import Blob
 from service.jobs.records import LONGEST_ID, NewItem, Source, storable
-from service.jobs.register import CHUNK, Register
+from service.jobs.tables import CHUNK
 
 
 class Collector:
@@ -23,11 +24,11 @@ class Collector:
     """
 
     def __init__(
-        self, job: str, blob: Blob, register: Register, *, max_items: int, max_image_bytes: int
+        self, job: str, blob: Blob, arrivals: Arrivals, *, max_items: int, max_image_bytes: int
     ) -> None:
         self._job = job
         self._blob = blob
-        self._register = register
+        self._arrivals = arrivals
         self._max_items = max_items
         self.max_image_bytes = max_image_bytes
         self._waiting: list[NewItem] = []
@@ -123,6 +124,6 @@ class Collector:
             self._flush()
 
     def _flush(self) -> None:
-        self._register.add(self._job, self._written, self._waiting)
+        self._arrivals.add(self._job, self._written, self._waiting)
         self._written += len(self._waiting)
         self._waiting = []

@@ -18,6 +18,7 @@ from service.explainer import Explainer
 from service.fleet import Fleet
 from service.guard.admission import Admission
 from service.guard.fetch import Fetcher
+from service.jobs.arrivals import Arrivals
 from service.jobs.database import Database
 from service.jobs.documents import JobDocument, describe_job
 from service.jobs.folder import Folder
@@ -157,14 +158,14 @@ class Jobs:
                 for each in ("jobs", "job intake", "job images")
             )
 
-            def open_files() -> tuple[Folder, Register, Store]:
+            def open_files() -> tuple[Folder, Arrivals, Register, Store]:
                 folder = Folder(path)
                 database = scope.enter_context(Database(path, settings.jobs_database))
                 store = Store(database)
                 scope.enter_context(enlisted(name, store, folder))
-                return folder, Register(database), store
+                return folder, Arrivals(database), Register(database), store
 
-            folder, register, store = await pool.run(open_files)
+            folder, arrivals, register, store = await pool.run(open_files)
             runner = Runner(
                 name,
                 store=store,
@@ -178,6 +179,7 @@ class Jobs:
             intake = Intake(
                 runner=name,
                 folder=folder,
+                arrivals=arrivals,
                 register=register,
                 fleet=self._fleet,
                 settings=settings,

@@ -19,6 +19,7 @@ from service.errors import (
     UnsupportedMediaType,
 )
 from service.fleet import Fleet
+from service.jobs.arrivals import Arrivals
 from service.jobs.collector import Collector
 from service.jobs.folder import Folder
 from service.jobs.readers import ArchiveReader, FormReader, JsonReader, LinesReader, Reader
@@ -54,6 +55,7 @@ class Intake:
         *,
         runner: str,
         folder: Folder,
+        arrivals: Arrivals,
         register: Register,
         fleet: Fleet,
         settings: Settings,
@@ -61,6 +63,7 @@ class Intake:
     ) -> None:
         self._runner = runner
         self._folder = folder
+        self._arrivals = arrivals
         self._register = register
         self._fleet = fleet
         self._settings = settings
@@ -88,7 +91,8 @@ class Intake:
         accepted = None
         try:
             order = await self._read(request, job, draft, room)
-            accepted = await self._run(lambda: self._register.accept(job, **order))
+            most = self._settings.jobs_bytes
+            accepted = await self._run(lambda: self._arrivals.accept(job, **order, most_bytes=most))
             return accepted
         finally:
             if accepted is None or accepted.id != job:
@@ -96,13 +100,13 @@ class Intake:
                 await asyncio.shield(self._run(lambda: self._discard(job)))
 
     async def _read(self, request: Request, job: str, draft: NewJob, room: int) -> dict[str, Any]:
-        """What is to be accepted, as `Register.accept` takes it; its images are on the disk."""
+        """What is to be accepted, as `Arrivals.accept` takes it; its images are on the disk."""
         with ExitStack() as scope:
             blob = scope.enter_context(self._folder.blob(job, room))
             collector = Collector(
                 job,
                 blob,
-                self._register,
+                self._arrivals,
                 max_items=self._settings.max_job_items,
                 max_image_bytes=self._settings.max_body_bytes,
             )
@@ -176,17 +180,17 @@ class Intake:
     def _begin(self, new: NewJob) -> tuple[str, int]:
         """The job's id, and how many bytes of the disk it may take."""
         settings = self._settings
-        if new.idempotency is not None and self._register.knows(new.owner, new.idempotency):
+        if new.idempotency is not None and self._arrivals.knows(new.owner, new.idempotency):
             # It only looks for the answer that it missed, which is no reason to turn it away.
             most, left = 2 * settings.max_jobs, settings.max_job_bytes
         else:
-            most, left = settings.max_jobs, settings.jobs_bytes - self._register.bytes()
+            most, left = settings.max_jobs, settings.jobs_bytes - self._arrivals.bytes()
         if left <= 0:
             raise InsufficientStorage(
                 f"jobs take {settings.jobs_bytes - left} bytes of the disk, and at most "
                 f"{settings.jobs_bytes} are allowed; delete one, or wait until they expire"
             )
-        return self._register.begin(self._runner, new, most), left
+        return self._arrivals.begin(self._runner, new, most), left
 
     def clear_up(self) -> None:
         """Remove what was not accepted and could not be removed then."""

@@ -27,6 +27,8 @@ OPEN: Final = (WAITING, RUNNING)
 SHOWN: Final = (*OPEN, DONE, CANCELLED)
 """States of a job that callers see. Before them it is not accepted, after them it is removed."""
 FREE, LEASED, SETTLED = "free", "leased", "settled"
+CHUNK: Final = 5000
+"""Rows of a transaction: who wants to write meanwhile waits for no more than these."""
 
 metadata = MetaData()
 

@@ -11,6 +11,7 @@ from typing import Any
 
 from sqlalchemy import func, select, update
 
+from service.jobs.arrivals import Arrivals
 from service.jobs.database import Database
 from service.jobs.folder import Folder
 from service.jobs.records import Finished, Job, Leased, NewItem, NewJob
@@ -25,6 +26,7 @@ MODEL = ("m", "w")
 @dataclass(frozen=True)
 class Desk:
     database: Database
+    arrivals: Arrivals
     register: Register
     store: Store
     folder: Folder
@@ -32,8 +34,8 @@ class Desk:
     def begun(self, count: int, runner: str = "receiver", key: str | None = None) -> str:
         """A job that is on its way in."""
         draft = self.draft(key)
-        job = self.register.begin(runner, draft)
-        self.register.add(
+        job = self.arrivals.begin(runner, draft)
+        self.arrivals.add(
             job, 0, [NewItem(f"item {n}", {"path": f"{n}.png"}) for n in range(count)]
         )
         return job
@@ -42,7 +44,7 @@ class Desk:
         return NewJob(*MODEL, Parameters(), "", key)
 
     def accepted(self, job: str, count: int, key: str | None = None) -> Job:
-        return self.register.accept(
+        return self.arrivals.accept(
             job, self.draft(key), total=count, size=0, digest="same", warnings=()
         )
 
@@ -91,4 +93,4 @@ class Desk:
 def desk_at(folder: Path, url: str | None = None) -> Iterator[Desk]:
     files = Folder(folder)
     with Database(folder, url) as database:
-        yield Desk(database, Register(database), Store(database), files)
+        yield Desk(database, Arrivals(database), Register(database), Store(database), files)

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from starlette.testclient import TestClient
 
-from service.jobs.register import CHUNK
+from service.jobs.tables import CHUNK
 from service.settings import Settings
 from tests.service.conftest import encoded, noise
 from tests.service.jobs.conftest import app_with
