@@ -7,6 +7,7 @@ from typing import Any
 
 from tests.chaos import (
     access,
+    arrivals,
     asking,
     corrupt_jobs,
     forgery,
@@ -35,6 +36,7 @@ ATTACKS: dict[str, Callable[[float], Coroutine[Any, Any, list[Finding]]]] = {
     "killed": kills.killed,
     "drained": kills.drained,
     "jobs-killed": jobs.killed,
+    "jobs-arriving": arrivals.arriving,
     "jobs-deadly": jobs.deadly,
     "jobs-corrupt": corrupt_jobs.corrupt,
     "leaks": leaks.leaks,

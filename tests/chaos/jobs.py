@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import random
 import signal
-import sqlite3
 import tempfile
 import time
 from contextlib import suppress
@@ -17,11 +15,11 @@ from typing import Any
 
 import psutil
 
-from service.jobs.database import FILE
 from service.jobs.store import HOPELESS
 from tests.chaos.bringing import ask, bring, lines_of, told, until_done
 from tests.chaos.crops import Crops, crops
 from tests.chaos.finding import Finding
+from tests.chaos.remains import remains
 from tests.chaos.stage import Client, Stage, photo, plain, staged, until_ready
 
 EMBEDDED = """
@@ -48,8 +46,6 @@ LONGEST_LIFE = 3.0
 """Seconds after it is ready."""
 EARLY = 0.3
 """Part of the kills that come without waiting for that."""
-AMBUSHES = 3
-"""Kills, of those, while a job may still be on its way in."""
 WHITE = 255
 
 
@@ -63,15 +59,10 @@ class Attack:
     rng: random.Random = field(default_factory=lambda: random.Random(1))
     dead: int = 0
     supervisors: int = 0
-    early: int = 0
-    """Kills while a job was on its way in."""
     again: int = 0
     """Times that one was sent again."""
     given_up: int = 0
     """Times that the supervisor ended after too many failed starts."""
-    ambushes: int = 0
-    """Kills still to come while the present job comes in."""
-    bringing: bool = False
     jobs: list[str] = field(default_factory=list)
     documents: list[dict[str, Any]] = field(default_factory=list)
     lines: list[list[dict[str, Any]]] = field(default_factory=list)
@@ -92,7 +83,8 @@ async def killed(scale: float) -> list[Finding]:
         attack = Attack(Path(rough), images, kills)
         await _survive(attack)
         took = time.monotonic() - attack.begun
-        state = _on_the_disk(attack)
+        done = sum(document["counts"]["done"] for document in attack.documents)
+        state = remains(attack.folder, images, jobs=len(attack.jobs), results=done)
     count, jobs = len(images.images), len(attack.jobs)
     counts = [document["counts"] for document in attack.documents]
     right = {"total": count, "done": count - len(images.corrupt), "failed": len(images.corrupt)}
@@ -109,8 +101,7 @@ async def killed(scale: float) -> list[Finding]:
     return [
         Finding(
             f"{jobs} × a job of {count:,} photos, 3 % corrupt, and {attack.dead} × SIGKILL at "
-            f"random: {attack.supervisors} of the supervisor, too, {attack.early} while a job "
-            "came in",
+            f"random, {attack.supervisors} of the supervisor, too",
             "accepted = finished, none lost, none twice, none given up, counts exact, every "
             "result byte for byte as without kills, nothing left behind",
             f"{attack.listed} accepted, {len(counts)} finished; of them with exact counts {exact}, "
@@ -160,9 +151,7 @@ async def _work(attack: Attack, client: Client) -> None:
         if len(attack.documents) == len(attack.jobs):
             if attack.jobs and attack.over:
                 return
-            attack.bringing, attack.ambushes = True, AMBUSHES
             job, tries = await bring(client, body, f"job {len(attack.jobs)}")
-            attack.bringing = False
             attack.again += tries - 1
             attack.jobs.append(job)
         attack.documents.append(await until_done(client, attack.jobs[-1]))
@@ -175,7 +164,7 @@ async def _kill(attack: Attack, stage: Stage) -> bool:
         if rng.random() >= EARLY and not await asyncio.to_thread(_ready, stage):
             attack.given_up += 1
             return True
-        await _random_instant(attack)
+        await asyncio.sleep(LONGEST_LIFE * rng.random())
         with suppress(psutil.NoSuchProcess, ValueError):
             server = stage.server
             if server.ppid() == stage.process.pid:
@@ -186,7 +175,6 @@ async def _kill(attack: Attack, stage: Stage) -> bool:
                 attack.supervisors += 1
             server.kill()
             attack.dead += 1
-            attack.early += attack.bringing
             if both:
                 await asyncio.to_thread(stage.process.wait)
                 return True
@@ -196,17 +184,6 @@ async def _kill(attack: Attack, stage: Stage) -> bool:
     ended = not await asyncio.to_thread(_ready, stage)
     attack.given_up += ended
     return ended
-
-
-async def _random_instant(attack: Attack) -> None:
-    """Sooner while a job is on its way in, which does not take long."""
-    until = time.monotonic() + LONGEST_LIFE * attack.rng.random()
-    while time.monotonic() < until:
-        await asyncio.sleep(0.02)
-        if attack.bringing and attack.ambushes:
-            attack.ambushes -= 1
-            await asyncio.sleep(0.3 * attack.rng.random())
-            return
 
 
 def _ready(stage: Stage) -> bool:
@@ -225,35 +202,6 @@ async def _account(attack: Attack, client: Client) -> None:
     attack.listed = len((await ask(client, "/v1/jobs?limit=200")).json()["jobs"])
     for job in attack.jobs:
         attack.lines.append(await lines_of(client, job))
-
-
-def _on_the_disk(attack: Attack) -> dict[str, Any]:
-    """When everybody has gone."""
-    folder = attack.folder
-    with sqlite3.connect(folder / FILE) as connection:
-        ((integrity,),) = connection.execute("PRAGMA integrity_check").fetchall()
-        items = connection.execute("SELECT job, id, source, attempts FROM items").fetchall()
-        runners = connection.execute("SELECT count(*) FROM runners").fetchone()[0]
-    connection.close()
-    unread = sum(not _readable(attack, *each[:3]) for each in items)
-    files = [each for each in folder.rglob("*") if each.is_file() and FILE not in each.name]
-    done = sum(document["counts"]["done"] for document in attack.documents)
-    more = len(files) - done - len(attack.jobs)
-    worst = max(each[3] for each in items)
-    return {
-        "integrity": integrity,
-        "images that cannot be read any more": unread,
-        "files too many": more,
-        "most deaths of an item": f"{worst} of {HOPELESS}",
-        "kept": integrity == "ok" and not unread and not more and not runners and worst < HOPELESS,
-    }
-
-
-def _readable(attack: Attack, job: str, name: str, source: str) -> bool:
-    offset, size = json.loads(source)["blob"]
-    with (attack.folder / "blobs" / job).open("rb") as blob:
-        blob.seek(offset)
-        return blob.read(size) == attack.images.images[name]
 
 
 async def deadly(scale: float) -> list[Finding]:
