@@ -242,6 +242,7 @@ def inside(words: list[str], around: dict[str, str]) -> float:
 
 def engine(source: Path) -> float:
     """Seconds from the first photo to the last overlay, the model loaded."""
+    from service.allocator import keep_memory
     from service.batch.inputs import open_inputs
     from service.many import explain_many
     from service.parameters import Parameters
@@ -268,6 +269,7 @@ def engine(source: Path) -> float:
                     pass
             return time.perf_counter() - begun
 
+    keep_memory()
     return asyncio.run(explain())
 
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 from contextlib import AsyncExitStack
 from time import perf_counter
 
 from service.catalog import ModelEntry
+from service.cores import usable
 from service.crew import Crew
 from service.engine import Engine
 from service.errors import one_line
@@ -54,6 +54,9 @@ class Berth:
         self._metrics = metrics
         self._open: dict[Engine, AsyncExitStack] = {}
         """Each engine in its own scope: one that hangs keeps no other from leaving."""
+        self._layouts: dict[str, str] = {}
+        """Of copies on each kind of device: the first one's. Else the last bits of a map would
+        depend on which of them computed it."""
 
     @property
     def ready(self) -> bool:
@@ -138,11 +141,16 @@ class Berth:
         return engine
 
     def _load(self, copy: ModelEntry) -> ServedModel:
+        kind = copy.device.split(":")[0] if isinstance(copy.device, str) else ""
+        if copy.layout == "auto" and kind in self._layouts:
+            copy = copy.model_copy(update={"layout": self._layouts[kind]})
         self.loading = True
         try:
-            return load(copy)
+            model = load(copy)
         finally:
             self.loading = False
+        self._layouts[kind] = "channels-last" if model.channels_last else "contiguous"
+        return model
 
 
 def _cores(entry: ModelEntry) -> list[list[int] | None]:
@@ -155,8 +163,7 @@ def _cores(entry: ModelEntry) -> list[list[int] | None]:
     on_cpu = [copy.device == "cpu" for copy in entry.copies]
     if sum(on_cpu) < 2:
         return [None] * len(on_cpu)
-    affinity = getattr(os, "sched_getaffinity", None)
-    cores = sorted(affinity(0)) if affinity else list(range(os.cpu_count() or 1))
+    cores = usable()
     if len(cores) < sum(on_cpu):
         raise entry.mistake(
             "device", f"{sum(on_cpu)} copies on the CPU need as many cores; there are {len(cores)}"

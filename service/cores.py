@@ -8,6 +8,13 @@ from collections.abc import Sequence
 import torch
 
 
+def usable() -> list[int]:
+    """The cores that this process may use."""
+    if hasattr(os, "sched_getaffinity"):  # not on macOS
+        return sorted(os.sched_getaffinity(0))
+    return list(range(os.cpu_count() or 1))
+
+
 def bind(cores: Sequence[int]) -> None:
     """This thread, and those that torch starts from it, to some cores; else the threads of several
     engines would each expect to have all of them."""

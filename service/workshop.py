@@ -9,8 +9,11 @@ from dataclasses import dataclass
 from time import monotonic
 from typing import Final
 
+import torch
+
 from service.app import make_explainer
-from service.catalog import read_catalog
+from service.catalog import ModelEntry, read_catalog
+from service.cores import usable
 from service.crew import Crew
 from service.errors import RETRY_AFTER_SECONDS
 from service.explainer import Explainer
@@ -22,6 +25,8 @@ from service.threads import one_each
 UNBOUNDED: Final = 2**31
 REVIVAL_SECONDS: Final = 120.0
 """That a model may take to be loaded anew."""
+MOST_COPIES: Final = 4
+"""On the CPU: each is loaded, and takes its memory."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,7 +58,7 @@ async def workshop(settings: Settings, model: str | None) -> AsyncIterator[Works
     settings = settings.model_copy(update={"max_queue": UNBOUNDED})
     entries = read_catalog(settings.models)
     wanted = model or entries[0].name
-    chosen = [entry for entry in entries if entry.name == wanted] or list(entries)
+    chosen = [_spread(entry) for entry in entries if entry.name == wanted] or list(entries)
     metrics = Metrics()
     fleet = Fleet(chosen, settings=settings, metrics=metrics)
     explainer = make_explainer(settings, metrics)
@@ -62,3 +67,20 @@ async def workshop(settings: Settings, model: str | None) -> AsyncIterator[Works
             if wanted in fleet.names:
                 await fleet.loaded
             yield Workshop(fleet.crew(wanted), explainer)
+
+
+def _spread(entry: ModelEntry) -> ModelEntry:
+    """On every accelerator there is, or else on shares of the cores, unless it says where.
+
+    Nobody waits for a single image here, and copies that compute apart do more together than one
+    whose threads wait for each other after each layer.
+    """
+    if entry.device != "auto":
+        return entry
+    accelerator = torch.accelerator.current_accelerator(check_available=True)
+    if accelerator is None:
+        devices = ["cpu"] * min(len(usable()), MOST_COPIES)
+    else:
+        count = torch.accelerator.device_count()
+        devices = [f"{accelerator.type}:{index}" for index in range(count)]
+    return entry if len(devices) < 2 else entry.model_copy(update={"device": devices})

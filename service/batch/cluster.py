@@ -25,6 +25,7 @@ import ray
 from ray.data import ActorPoolStrategy, DataContext, from_arrow
 from rich.console import Console
 
+from service.allocator import keep_memory
 from service.batch.inputs import open_inputs
 from service.batch.order import Order
 from service.batch.parts import Parts
@@ -146,6 +147,7 @@ class Explainers:
     """Pixels to maps: an actor for a GPU, or for a machine without one."""
 
     def __init__(self, settings: Settings, order: Order, model: str | None) -> None:
+        keep_memory()
         use_all()  # Ray says one, for each CPU that it counts
         self._order = order
         self._parts = Parts(order.output)

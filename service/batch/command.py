@@ -13,6 +13,7 @@ from typing import Final
 
 from rich.console import Console
 
+from service.allocator import keep_memory
 from service.batch.inputs import open_inputs
 from service.batch.order import Order
 from service.batch.parts import Parts
@@ -52,6 +53,7 @@ def batch(
     Raises:
         ConfigError, Problem: where nothing can be explained at all, or nothing more be written.
     """
+    keep_memory()
     # The memory of answers is for those who ask again.
     settings = settings.model_copy(update={"cache_bytes": 0})
     console = Console(stderr=True)

@@ -1,0 +1,64 @@
+"""A model that works through many images has all of the machine."""
+
+from __future__ import annotations
+
+import asyncio
+from itertools import cycle
+from pathlib import Path
+
+import pytest
+import torch
+
+from service.cores import usable
+from service.settings import Settings
+from service.workshop import MOST_COPIES, workshop
+
+CORES = min(len(usable()), MOST_COPIES)
+
+
+def opened(folder: Path, device: str) -> tuple[list[str], set[bool], int]:
+    """Each engine's device, their layouts, how many images are under way at once."""
+    catalog = folder / "models.toml"
+    catalog.write_text(
+        '[[models]]\nname = "tiny"\nsource = "timm:test_resnet"\nweights = "none"\n'
+        f"max_batch = 3\n{device}"
+    )
+
+    async def look() -> tuple[list[str], set[bool], int]:
+        async with workshop(Settings(models=catalog), None) as shop:
+            models = [engine.model for engine in shop.crew.engines]
+            devices = [str(model.device) for model in models]
+            return devices, {model.channels_last for model in models}, shop.at_once
+
+    return asyncio.run(look())
+
+
+@pytest.mark.skipif(torch.accelerator.is_available(), reason="it is the accelerator's")
+def test_copies_share_the_cores_in_one_layout(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    faster = cycle([True, False])  # as two trials on a busy machine may say
+    monkeypatch.setattr("service.registry.laid_out", lambda module, image: next(faster))
+    assert opened(tmp_path, "") == (["cpu"] * CORES, {True}, 2 * 3 * CORES)
+
+
+def test_where_it_is_said_it_is_there(tmp_path: Path) -> None:
+    devices, _, at_once = opened(tmp_path, 'device = "cpu"')
+    assert devices == ["cpu"]
+    assert at_once == 2 * 3
+
+
+@pytest.mark.skipif(torch.accelerator.is_available(), reason="there are some")
+def test_each_accelerator_has_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = []
+
+    def load(entry: object) -> object:
+        seen.append(entry.device)  # type: ignore[attr-defined]
+        raise RuntimeError("it is not there")
+
+    monkeypatch.setattr("torch.accelerator.current_accelerator", lambda **_: torch.device("cuda"))
+    monkeypatch.setattr("torch.accelerator.device_count", lambda: 3)
+    monkeypatch.setattr("service.berth.load", load)
+    with pytest.raises(RuntimeError, match="not there"):
+        opened(tmp_path, "")
+    assert seen == ["cuda:0"]
