@@ -1,7 +1,8 @@
 """A folder of photos: `gradcam batch`, a job, Ray, the engine alone, a plain pytorch-grad-cam loop.
 
     python -m bench.batch [--models resnet50 efficientnet-lite0] [--photos 300] [--rounds 3]
-                          [--ray 1 2] [--memory 1000 20000]
+                          [--only engine folder job loop] [--ray 1 2] [--memory 1000 20000]
+                          [--write batch]
 
 Real photos, no two alike, 400 × 400 pixels, as JPEG; of each an overlay as JPEG. Each contender is
 a process of its own, alone; they take turns, and the medians are compared. What a process takes to
@@ -66,13 +67,15 @@ def main() -> None:
     parser.add_argument("--models", nargs="*", default=["resnet50", "efficientnet-lite0"])
     parser.add_argument("--photos", type=int, default=300)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--only", nargs="*", default=["engine", "folder", "job", "loop"])
     parser.add_argument("--ray", nargs="*", type=int, default=[])
     parser.add_argument("--memory", nargs="*", type=int, default=[])
+    parser.add_argument("--write", default="batch", help="a name for bench/results/NAME.json")
     asked = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         speeds = {
-            model: compare(model, folder / model, asked.photos, asked.rounds, asked.ray)
+            model: compare(model, folder / model, asked.photos, asked.rounds, asked.only, asked.ray)
             for model in asked.models
         }
         memory = [measure_memory(count, folder / f"memory{count}") for count in asked.memory]
@@ -83,7 +86,7 @@ def main() -> None:
             f"{row['photos']} photos: at most {row['megabytes']:.0f} MB, {row['rate']:.0f} a second"
         )
     if speeds:
-        record("batch", photos=asked.photos, rounds=asked.rounds, speeds=speeds)
+        record(asked.write, photos=asked.photos, rounds=asked.rounds, speeds=speeds)
     if memory:
         record("batch_memory", memory=memory)
 
@@ -91,15 +94,16 @@ def main() -> None:
 def show(model: str, rows: dict[str, dict[str, float]]) -> None:
     table = Table("contender", "images/s", "of the engine", "of the loop", "start, s", title=model)
     for name, row in rows.items():
-        of = [row["rate"] / rows[other]["rate"] for other in ("engine", "loop")]
-        table.add_row(
-            name, f"{row['rate']:.1f}", f"{of[0]:.2f}", f"{of[1]:.2f}", f"{row['start']:.1f}"
-        )
+        of = [
+            f"{row['rate'] / rows[other]['rate']:.2f}" if other in rows else ""
+            for other in ("engine", "loop")
+        ]
+        table.add_row(name, f"{row['rate']:.1f}", *of, f"{row['start']:.1f}")
     Console().print(table)
 
 
 def compare(
-    model: str, folder: Path, photos: int, rounds: int, nodes: list[int]
+    model: str, folder: Path, photos: int, rounds: int, only: list[str], nodes: list[int]
 ) -> dict[str, dict[str, float]]:
     many, one = folder / "photos", folder / "one"
     make_photos(many, photos)
@@ -109,13 +113,14 @@ def compare(
     around = {**os.environ, "PYTHONPATH": str(ROOT)}
     if model == "resnet50":
         around["GRADCAM_MODELS"] = str(catalog)
-    contenders: dict[str, Callable[[Path], float]] = {
+    known: dict[str, Callable[[Path], float]] = {
         "engine": lambda source: inside(["engine", str(source)], around),
         "folder": lambda source: batch(source, around),
         "job": lambda source: job(source, catalog if model == "resnet50" else None),
         "loop": lambda source: inside(["loop", str(source), model], around),
         **{f"ray {count}": partial(ray, around, count) for count in nodes},
     }
+    contenders = {name: run for name, run in known.items() if name in only or "ray" in name}
     seconds: dict[str, list[float]] = {name: [] for name in contenders}
     starts: dict[str, list[float]] = {name: [] for name in contenders}
     for _ in range(rounds):
