@@ -36,7 +36,6 @@ from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from service import __version__
-from service.allocator import keep_memory
 from service.catalog import ModelEntry, read_catalog
 from service.errors import RETRY_AFTER_SECONDS, ConfigError, Unavailable
 from service.guard.keys import read_keys
@@ -116,7 +115,9 @@ class Replica:
         self._settled = False
 
     def __serve_build_asgi_app__(self) -> FastAPI:
-        from service.app import create_app  # imports torch, which whoever builds needs not
+        # They import torch, which whoever builds needs not.
+        from service.allocator import keep_memory
+        from service.app import create_app
 
         keep_memory()
         self._scope.enter_context(logging_set_up(self._settings))
