@@ -244,6 +244,7 @@ def drain(serve: Any, url: str) -> list[dict[str, Any]]:
 
 def kill(url: str) -> list[dict[str, Any]]:
     """End a replica while it has work; then ask again until another one answers."""
+    ask(url, 59)  # once it is free: what still waits for one is given to the next
     with ThreadPoolExecutor(1) as threads:
         future = threads.submit(ask, url, 60, 30)
         time.sleep(0.7)
