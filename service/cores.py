@@ -1,4 +1,4 @@
-"""With how many cores torch computes."""
+"""With which devices, and how many cores, torch computes."""
 
 from __future__ import annotations
 
@@ -13,6 +13,14 @@ def usable() -> list[int]:
     if hasattr(os, "sched_getaffinity"):  # not on macOS
         return sorted(os.sched_getaffinity(0))
     return list(range(os.cpu_count() or 1))
+
+
+def devices(most_shares: int) -> list[str]:
+    """Every accelerator that there is, or else "cpu" for each share of the cores."""
+    accelerator = torch.accelerator.current_accelerator(check_available=True)
+    if accelerator is None:
+        return ["cpu"] * min(len(usable()), most_shares)
+    return [f"{accelerator.type}:{index}" for index in range(torch.accelerator.device_count())]
 
 
 def bind(cores: Sequence[int]) -> None:

@@ -9,11 +9,9 @@ from dataclasses import dataclass
 from time import monotonic
 from typing import Final
 
-import torch
-
 from service.app import make_explainer
 from service.catalog import ModelEntry, read_catalog
-from service.cores import usable
+from service.cores import devices
 from service.crew import Crew
 from service.errors import RETRY_AFTER_SECONDS
 from service.explainer import Explainer
@@ -77,10 +75,5 @@ def _spread(entry: ModelEntry) -> ModelEntry:
     """
     if entry.device != "auto":
         return entry
-    accelerator = torch.accelerator.current_accelerator(check_available=True)
-    if accelerator is None:
-        devices = ["cpu"] * min(len(usable()), MOST_COPIES)
-    else:
-        count = torch.accelerator.device_count()
-        devices = [f"{accelerator.type}:{index}" for index in range(count)]
-    return entry if len(devices) < 2 else entry.model_copy(update={"device": devices})
+    found = devices(MOST_COPIES)
+    return entry if len(found) < 2 else entry.model_copy(update={"device": found})
