@@ -5,6 +5,7 @@ from __future__ import annotations
 from io import BytesIO
 from pathlib import Path
 
+import numpy as np
 import pytest
 from PIL import Image
 from starlette.testclient import TestClient
@@ -39,8 +40,12 @@ def test_it_writes_what_the_service_answers(client: TestClient, tmp_path: Path) 
         content=Path(CAT).read_bytes(),
         headers={"Content-Type": "image/png", "Accept": "image/png"},
     )
-    served = Image.open(BytesIO(response.content))
-    assert Image.open(written).tobytes() == served.tobytes()
+    served = np.asarray(Image.open(BytesIO(response.content)), np.int16)
+    differs = np.abs(np.asarray(Image.open(written), np.int16) - served)
+    # Each has its own copy of the model, in the memory layout in which it found it faster: the last
+    # bits of a map may be others, and so may be the colour that it is rounded to.
+    assert differs.max() <= 4
+    assert (differs > 0).mean() < 0.01
 
 
 def test_several_targets_and_layers_make_a_file_each(tmp_path: Path) -> None:
