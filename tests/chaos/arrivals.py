@@ -20,7 +20,7 @@ from tests.chaos.stage import Client, Stage, staged, until_ready
 
 COUNT = 300
 """Photos of a job: it takes long enough to come in for a kill at any point of it."""
-KILLS = 100
+KILLS = 40
 MODEL = "calm"
 IN_PEACE = 5
 """Jobs before, to know how long one takes."""
