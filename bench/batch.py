@@ -25,6 +25,7 @@ import argparse
 import asyncio
 import json
 import os
+import secrets
 import statistics
 import subprocess
 import sys
@@ -317,6 +318,8 @@ def on_ray(source: Path, nodes: int) -> float:
 
     os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    os.environ.setdefault("RAY_AUTH_MODE", "token")
+    os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
     cluster = Cluster(
         initialize_head=True, head_node_args={"num_cpus": 3, "include_dashboard": False}
     )
