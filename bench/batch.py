@@ -314,12 +314,12 @@ def loop(source: Path, model: str) -> float:
 
 def on_ray(source: Path, nodes: int) -> float:
     """Seconds of the whole command on a cluster that runs."""
-    from ray.cluster_utils import Cluster
-
     os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_AUTH_MODE", "token")
     os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
+    from ray.cluster_utils import Cluster  # reads them
+
     cluster = Cluster(
         initialize_head=True, head_node_args={"num_cpus": 3, "include_dashboard": False}
     )
