@@ -44,11 +44,11 @@ class Arrivals:
         with self._database.write() as connection:
             if most is not None:
                 _one_at_a_time(connection)
-            if most is not None and (there := _unfinished(connection)) >= most:
-                raise TooManyJobs(
-                    f"{there} jobs are unfinished, as many as may be; try again",
-                    retry_after=BUSY_SECONDS,
-                )
+                if (there := _unfinished(connection)) >= most:
+                    raise TooManyJobs(
+                        f"{there} jobs are unfinished, as many as may be; try again",
+                        retry_after=BUSY_SECONDS,
+                    )
             connection.execute(
                 insert(jobs).values(
                     id=name,
