@@ -142,14 +142,15 @@ async def _serve(
             if failure:
                 server.should_exit = True
             else:
+                if pulse:
+                    pulse.tell(READY)  # before anything that may be the end of this process
                 # What is there now stays: to search it for garbage, a third of a second each time,
                 # would hold up every request.
                 gc.collect()
                 gc.freeze()
-                if pulse:
-                    pulse.tell(READY)
                 _say_hello(url(listening), fleet)
-        await asyncio.wait([serving], timeout=LOOK_SECONDS)
+        awaited = {serving} if fleet.loaded.done() else {serving, fleet.loaded}
+        await asyncio.wait(awaited, timeout=LOOK_SECONDS, return_when=asyncio.FIRST_COMPLETED)
     await serving
     if failure:
         raise failure
