@@ -261,7 +261,7 @@ def engine(source: Path) -> float:
         settings = read_settings(os.environ, cache_bytes=0)
         with open_inputs(str(source)) as inputs:
             images = {name: inputs.read(name) for name in inputs.ids}
-        async with workshop(settings, None) as shop:
+        async with workshop(settings, None, spread=True) as shop:
 
             async def work(name: str) -> bytes:
                 instance = Instance(0, name, images[name], "", Parameters())

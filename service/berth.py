@@ -141,7 +141,8 @@ class Berth:
         return engine
 
     def _load(self, copy: ModelEntry) -> ServedModel:
-        kind = copy.device.split(":")[0] if isinstance(copy.device, str) else ""
+        assert isinstance(copy.device, str)
+        kind = copy.device.split(":")[0]
         if copy.layout == "auto" and kind in self._layouts:
             copy = copy.model_copy(update={"layout": self._layouts[kind]})
         self.loading = True

@@ -15,12 +15,17 @@ def usable() -> list[int]:
     return list(range(os.cpu_count() or 1))
 
 
-def devices(most_shares: int) -> list[str]:
-    """Every accelerator that there is, or else "cpu" for each share of the cores."""
+def accelerators() -> list[str]:
+    """Every accelerator that there is, as torch names it: "cuda:0" …"""
     accelerator = torch.accelerator.current_accelerator(check_available=True)
     if accelerator is None:
-        return ["cpu"] * min(len(usable()), most_shares)
+        return []
     return [f"{accelerator.type}:{index}" for index in range(torch.accelerator.device_count())]
+
+
+def devices(most_shares: int) -> list[str]:
+    """Every accelerator that there is, or else "cpu" for each share of the cores."""
+    return accelerators() or ["cpu"] * min(len(usable()), most_shares)
 
 
 def bind(cores: Sequence[int]) -> None:

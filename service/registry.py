@@ -15,6 +15,7 @@ from cam.head import PooledHead, pooled_head
 from cam.layout import laid_out, lay_out
 from cam.output import Kind, Output, outputs_of
 from service.catalog import EMBEDDED, MEASURED, ModelEntry
+from service.cores import accelerators
 from service.errors import ConfigError, one_line
 from service.labels import Labels, imagenet, read_labels
 from service.preprocessing import Preprocessing
@@ -155,17 +156,12 @@ def _checked(entry: ModelEntry, labels: Labels | None, built: Built, classes: in
 
 def _device(entry: ModelEntry) -> torch.device:
     assert isinstance(entry.device, str)  # of one of an entry's copies
-    accelerator = torch.accelerator.current_accelerator(check_available=True)
     if entry.device == "auto":
-        return accelerator or torch.device("cpu")
-    device = torch.device(entry.device)
-    count = torch.accelerator.device_count() if accelerator else 0
-    missing = accelerator is None or device.type != accelerator.type or (device.index or 0) >= count
-    if device.type != "cpu" and missing:
-        have = ["cpu", *(f"{accelerator}:{index}" for index in range(count))]
-        raise entry.mistake(
-            "device", f"{entry.device!r} is not on this machine; it has {', '.join(have)}"
-        )
+        return torch.accelerator.current_accelerator(check_available=True) or torch.device("cpu")
+    device, here = torch.device(entry.device), accelerators()
+    if device.type != "cpu" and f"{device.type}:{device.index or 0}" not in here:
+        have = ", ".join(["cpu", *here])
+        raise entry.mistake("device", f"{entry.device!r} is not on this machine; it has {have}")
     return device
 
 

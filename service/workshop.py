@@ -46,8 +46,15 @@ class Workshop:
 
 
 @asynccontextmanager
-async def workshop(settings: Settings, model: str | None) -> AsyncIterator[Workshop]:
+async def workshop(
+    settings: Settings, model: str | None, *, spread: bool = False
+) -> AsyncIterator[Workshop]:
     """Load a model of the catalog, the first unless one is named; leaving finishes its work.
+
+    Args:
+        spread: it has all of the machine, unless its entry says where it is: a copy on every
+            accelerator, or several that share the cores. Of many images they explain more together
+            than one whose threads wait for each other after each layer; a single one takes longer.
 
     Raises:
         ConfigError, UnknownModel
@@ -56,7 +63,9 @@ async def workshop(settings: Settings, model: str | None) -> AsyncIterator[Works
     settings = settings.model_copy(update={"max_queue": UNBOUNDED})
     entries = read_catalog(settings.models)
     wanted = model or entries[0].name
-    chosen = [_spread(entry) for entry in entries if entry.name == wanted] or list(entries)
+    chosen = [entry for entry in entries if entry.name == wanted] or list(entries)
+    if spread:
+        chosen = [_spread(entry) for entry in chosen]
     metrics = Metrics()
     fleet = Fleet(chosen, settings=settings, metrics=metrics)
     explainer = make_explainer(settings, metrics)
@@ -68,11 +77,6 @@ async def workshop(settings: Settings, model: str | None) -> AsyncIterator[Works
 
 
 def _spread(entry: ModelEntry) -> ModelEntry:
-    """On every accelerator there is, or else on shares of the cores, unless it says where.
-
-    Nobody waits for a single image here, and copies that compute apart do more together than one
-    whose threads wait for each other after each layer.
-    """
     if entry.device != "auto":
         return entry
     found = devices(MOST_COPIES)

@@ -162,7 +162,7 @@ class Explainers:
         return pa.Table.from_pylist([{"images": block.num_rows, "failed": failed}], TOLD)
 
     async def _opened(self, settings: Settings, model: str | None) -> Workshop:
-        return await self._scope.enter_async_context(workshop(settings, model))
+        return await self._scope.enter_async_context(workshop(settings, model, spread=True))
 
     async def _explained(self, block: list[dict[str, Any]]) -> list[Row]:
         shop, order = self._shop, self._order

@@ -140,7 +140,7 @@ async def _explain(
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
     parts = Parts(order.output)
     with open_inputs(source) as inputs:
-        async with workshop(settings, model) as shop:
+        async with workshop(settings, model, spread=True) as shop:
             served = shop.crew.model
             order.open(served.name, served.fingerprint)
             left, tally = begun(inputs, parts, retry_failed=retry_failed)

@@ -9,14 +9,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from service.cores import usable
+from service.cores import devices, usable
 from service.settings import Settings
 from service.workshop import MOST_COPIES, workshop
 
 CORES = min(len(usable()), MOST_COPIES)
 
 
-def opened(folder: Path, device: str) -> tuple[list[str], set[bool], int]:
+def opened(folder: Path, device: str, *, spread: bool = True) -> tuple[list[str], set[bool], int]:
     """Each engine's device, their layouts, how many images are under way at once."""
     catalog = folder / "models.toml"
     catalog.write_text(
@@ -25,10 +25,10 @@ def opened(folder: Path, device: str) -> tuple[list[str], set[bool], int]:
     )
 
     async def look() -> tuple[list[str], set[bool], int]:
-        async with workshop(Settings(models=catalog), None) as shop:
+        async with workshop(Settings(models=catalog), None, spread=spread) as shop:
             models = [engine.model for engine in shop.crew.engines]
-            devices = [str(model.device) for model in models]
-            return devices, {model.channels_last for model in models}, shop.at_once
+            where = [str(model.device) for model in models]
+            return where, {model.channels_last for model in models}, shop.at_once
 
     return asyncio.run(look())
 
@@ -42,9 +42,13 @@ def test_copies_share_the_cores_in_one_layout(
     assert opened(tmp_path, "") == (["cpu"] * CORES, {True}, 2 * 3 * CORES)
 
 
+def test_whoever_has_one_image_has_one_copy(tmp_path: Path) -> None:
+    assert len(opened(tmp_path, "", spread=False)[0]) == 1
+
+
 def test_where_it_is_said_it_is_there(tmp_path: Path) -> None:
-    devices, _, at_once = opened(tmp_path, 'device = "cpu"')
-    assert devices == ["cpu"]
+    where, _, at_once = opened(tmp_path, 'device = "cpu"')
+    assert where == ["cpu"]
     assert at_once == 2 * 3
 
 
@@ -61,4 +65,5 @@ def test_each_accelerator_has_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr("service.berth.load", load)
     with pytest.raises(RuntimeError, match="not there"):
         opened(tmp_path, "")
+    assert devices(MOST_COPIES) == ["cuda:0", "cuda:1", "cuda:2"]
     assert seen == ["cuda:0"]
