@@ -14,9 +14,8 @@ import logging
 import os
 import signal
 from collections.abc import Iterator
-from contextlib import AsyncExitStack, ExitStack, contextmanager, suppress
+from contextlib import AsyncExitStack, contextmanager, suppress
 from dataclasses import replace
-from io import BytesIO
 from types import FrameType
 from typing import Any, Final
 
@@ -26,6 +25,7 @@ from ray.data import ActorPoolStrategy, DataContext, from_arrow
 from rich.console import Console
 
 from service.allocator import keep_memory
+from service.batch.decoder import Decoder
 from service.batch.inputs import open_inputs
 from service.batch.order import Order
 from service.batch.parts import Parts
@@ -34,24 +34,12 @@ from service.batch.rows import Row, failed_row
 from service.batch.work import Item, explain_item
 from service.cores import use_all
 from service.errors import ConfigError, InsufficientStorage, Problem
-from service.images import decode
 from service.many import explain_many
 from service.settings import Settings
 from service.workshop import Workshop, workshop
 
 BLOCK: Final = 64
 """Images of a part, which is what is lost when a worker dies."""
-MOST_PIXELS: Final = 4_000_000
-"""Of a photo that travels decoded: a larger one's pixels would fill the object store."""
-DECODED: Final = pa.schema(
-    [
-        pa.field("id", pa.string()),
-        pa.field("target", pa.string()),
-        pa.field("image", pa.large_binary()),
-        pa.field("error", pa.string()),
-        pa.field("problem", pa.string()),
-    ]
-)
 TOLD: Final = pa.schema([pa.field("images", pa.int64()), pa.field("failed", pa.int64())])
 
 
@@ -117,30 +105,6 @@ def explain_on_ray(
                     show()
         parts.merge()
         return tally
-
-
-class Decoder:
-    """Where images lie, to their pixels: an actor for CPUs."""
-
-    def __init__(self, source: str, max_pixels: int) -> None:
-        self._scope = ExitStack()  # for as long as the actor lives
-        self._inputs = self._scope.enter_context(open_inputs(source))
-        self._max_pixels = max_pixels
-
-    def __call__(self, block: pa.Table) -> pa.Table:
-        return pa.Table.from_pylist([self._decoded(row) for row in block.to_pylist()], DECODED)
-
-    def _decoded(self, row: dict[str, Any]) -> dict[str, Any]:
-        try:
-            image = self._inputs.read(row["id"])
-            photo = decode(image, max_pixels=self._max_pixels)
-        except Problem as problem:
-            return {**row, "error": problem.detail, "problem": problem.type()}
-        if photo.width * photo.height <= MOST_PIXELS:
-            plain = BytesIO()
-            photo.save(plain, "BMP")  # the same pixels, for the cost of copying them
-            image = plain.getvalue()
-        return {**row, "image": image}
 
 
 class Explainers:

@@ -111,8 +111,9 @@ def test_mistakes_are_told_before_anything_starts(
         assert word in str(raised.value)
 
 
-def test_whoever_builds_or_forwards_loads_no_torch() -> None:
-    code = "import service.ray_serve, service.ray_proxy, sys; sys.exit('torch' in sys.modules)"
+def test_whoever_builds_forwards_or_decodes_loads_no_torch() -> None:
+    modules = "service.ray_serve, service.ray_proxy, service.batch.decoder"
+    code = f"import {modules}, sys; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT).returncode == 0
 
 

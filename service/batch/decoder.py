@@ -1,0 +1,49 @@
+"""The part of a batch on Ray that needs no model: it starts without loading torch."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from io import BytesIO
+from typing import Any, Final
+
+import pyarrow as pa
+
+from service.batch.inputs import open_inputs
+from service.errors import Problem
+from service.images import decode
+
+MOST_PIXELS: Final = 4_000_000
+"""Of a photo that travels decoded: a larger one's pixels would fill the object store."""
+DECODED: Final = pa.schema(
+    [
+        pa.field("id", pa.string()),
+        pa.field("target", pa.string()),
+        pa.field("image", pa.large_binary()),
+        pa.field("error", pa.string()),
+        pa.field("problem", pa.string()),
+    ]
+)
+
+
+class Decoder:
+    """Where images lie, to their pixels: an actor for CPUs."""
+
+    def __init__(self, source: str, max_pixels: int) -> None:
+        self._scope = ExitStack()  # for as long as the actor lives
+        self._inputs = self._scope.enter_context(open_inputs(source))
+        self._max_pixels = max_pixels
+
+    def __call__(self, block: pa.Table) -> pa.Table:
+        return pa.Table.from_pylist([self._decoded(row) for row in block.to_pylist()], DECODED)
+
+    def _decoded(self, row: dict[str, Any]) -> dict[str, Any]:
+        try:
+            image = self._inputs.read(row["id"])
+            photo = decode(image, max_pixels=self._max_pixels)
+        except Problem as problem:
+            return {**row, "error": problem.detail, "problem": problem.type()}
+        if photo.width * photo.height <= MOST_PIXELS:
+            plain = BytesIO()
+            photo.save(plain, "BMP")  # the same pixels, for the cost of copying them
+            image = plain.getvalue()
+        return {**row, "image": image}
