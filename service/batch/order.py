@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
-import os
-import tempfile
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any, Final
 
@@ -21,6 +19,7 @@ from service.parameters import Parameters
 from service.requests import parameter_problem
 
 RECORD: Final = "run.json"
+LOCK: Final = ".lock"
 FORMATS: Final = {"jpg": "image/jpeg", "png": "image/png", "webp": "image/webp", "none": None}
 
 
@@ -87,17 +86,28 @@ class Order:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """While it is open, no other batch of this machine works in the output folder.
+        """While it is open, no other batch works in the output folder.
 
         Raises:
-            ConfigError: if another one does.
+            ConfigError: if another one does, or the folder cannot be made.
         """
-        digest = hashlib.blake2b(os.fsencode(self.output.resolve()), digest_size=12).hexdigest()
+        file = self.output / LOCK
+        lock = FileLock(file, timeout=0)
         try:
-            with FileLock(Path(tempfile.gettempdir()) / f"gradcam-{digest}.lock", timeout=0):
-                yield
+            self.output.mkdir(parents=True, exist_ok=True)
+            lock.acquire()
         except Timeout:
             raise ConfigError(f"another batch is at work in {self.output}") from None
+        except OSError as error:
+            raise ConfigError(f"{self.output} cannot be used: {error.strerror}") from None
+        try:
+            yield
+        finally:
+            with suppress(OSError):
+                file.unlink()  # while it is held: whoever has opened it meanwhile sees that
+            lock.release()
+            with suppress(OSError):
+                self.output.rmdir()  # where no batch began
 
     def model(self) -> str:
         """That the batch in the output folder is made with."""
@@ -105,7 +115,7 @@ class Order:
 
     def _leftovers(self) -> Iterator[Path]:
         """Of a batch that was killed as it began."""
-        return self.output.glob(f".{RECORD}.*.tmp")
+        return chain(self.output.glob(f".{RECORD}.*.tmp"), self.output.glob(LOCK))
 
     def _compare(self, former: Any, record: dict[str, Any]) -> None:
         if not isinstance(former, dict):

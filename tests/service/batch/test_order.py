@@ -189,3 +189,21 @@ def test_two_batches_do_not_share_a_folder(tmp_path: Path) -> None:
     with order.locked():
         pass
     assert not (tmp_path / "out").exists()
+
+
+def test_a_lock_leaves_nothing(tmp_path: Path) -> None:
+    order = Order({}, tmp_path / "out")
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / ".lock").touch()  # of one that was killed
+    with order.locked():
+        order.open("m", "w")
+    assert [file.name for file in (tmp_path / "out").iterdir()] == ["run.json"]
+
+
+def test_a_folder_that_cannot_be_made(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with (
+        pytest.raises(ConfigError, match="file/out cannot be used: Not a directory"),
+        Order({}, tmp_path / "file" / "out").locked(),
+    ):
+        pass
