@@ -93,7 +93,8 @@ class Explainer:
             raise problem.at(instance.pointer) from None
         async with AsyncExitStack() as scope:
             with timings.phase("room", self._metrics):
-                lane = await scope.enter_async_context(self._lanes.room(pixels))
+                room = self._lanes.room(pixels, crew.model.name)
+                lane = await scope.enter_async_context(room)
             yield Case(crew, instance, timings, lane)
 
     async def explain(self, case: Case[Parameters], progress: Listener | None = None) -> Explained:

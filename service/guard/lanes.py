@@ -7,9 +7,10 @@ bounded number of pixels at a time and threads of its own, so that no small phot
 from __future__ import annotations
 
 import asyncio
-from collections import deque
+from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
 from types import TracebackType
 from typing import TypeVar
 
@@ -18,13 +19,22 @@ from service.pool import Pool
 Result = TypeVar("Result")
 
 
+@dataclass(eq=False)
+class Place:
+    pixels: int
+    whose: str
+    turn: asyncio.Future[None]
+
+
 class Lane:
-    """Room for so many pixels at a time, first come, first served, and threads to work on them."""
+    """Room for so many pixels at a time, and threads to work on them. Who holds least comes next;
+    among equals, who came first."""
 
     def __init__(self, name: str, *, pixels: int, threads: int, patient: bool = False) -> None:
         self._free = self._room = pixels
         self._pool = Pool(name, threads, patient=patient)
-        self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
+        self._waiting: list[Place] = []
+        self._held: Counter[str] = Counter()
 
     def open(self) -> None:
         self._pool.open()
@@ -37,36 +47,43 @@ class Lane:
         return await self._pool.run(work)
 
     @asynccontextmanager
-    async def hold(self, pixels: int) -> AsyncIterator[None]:
+    async def hold(self, pixels: int, whose: str = "") -> AsyncIterator[None]:
         """Wait for room; it is free again when the block is left."""
-        pixels = min(pixels, self._room)
-        if self._waiting or pixels > self._free:
-            turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            self._waiting.append((pixels, turn))
-            try:
-                await turn
-            except asyncio.CancelledError:
-                if turn.done() and not turn.cancelled():  # its turn came as it gave up
-                    self._release(pixels)
-                else:
-                    with suppress(ValueError):  # it may have been passed over already
-                        self._waiting.remove((pixels, turn))
-                    self._release(0)
-                raise
-        else:
-            self._free -= pixels
+        turn = asyncio.get_running_loop().create_future()
+        place = Place(min(pixels, self._room), whose, turn)
+        self._waiting.append(place)
+        self._let_in()
+        try:
+            await turn
+        except asyncio.CancelledError:
+            if turn.done() and not turn.cancelled():  # its turn came as it gave up
+                self._release(place)
+            else:
+                with suppress(ValueError):  # it may have been passed over already
+                    self._waiting.remove(place)
+                self._let_in()
+            raise
         try:
             yield
         finally:
-            self._release(pixels)
+            self._release(place)
 
-    def _release(self, pixels: int) -> None:
-        self._free += pixels
-        while self._waiting and self._waiting[0][0] <= self._free:
-            needed, turn = self._waiting.popleft()
-            if not turn.done():
-                self._free -= needed
-                turn.set_result(None)
+    def _release(self, place: Place) -> None:
+        self._free += place.pixels
+        self._held[place.whose] -= place.pixels
+        self._held += Counter()  # drops those that hold nothing
+        self._let_in()
+
+    def _let_in(self) -> None:
+        while self._waiting:
+            place = min(self._waiting, key=lambda each: self._held[each.whose])
+            if place.pixels > self._free:
+                break
+            self._waiting.remove(place)
+            if not place.turn.done():
+                self._free -= place.pixels
+                self._held[place.whose] += place.pixels
+                place.turn.set_result(None)
 
 
 class Lanes:
@@ -101,8 +118,12 @@ class Lanes:
             lane.close()
 
     @asynccontextmanager
-    async def room(self, pixels: int) -> AsyncIterator[Lane]:
-        """The lane for a photo of that size, which has its room while the block is open."""
+    async def room(self, pixels: int, whose: str = "") -> AsyncIterator[Lane]:
+        """The lane for a photo of that size, which has its room while the block is open.
+
+        Args:
+            whose: a model's name, so that one which is slow does not keep the room to itself.
+        """
         lane = self.large if pixels > self._bound else self.small
-        async with lane.hold(pixels):
+        async with lane.hold(pixels, whose):
             yield lane

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import sys
 from collections import Counter
 from collections.abc import AsyncGenerator, Callable
 from contextlib import suppress
@@ -29,6 +30,7 @@ from service.jobs.folder import Folder
 from service.jobs.records import Leased
 from service.jobs.sources import Sources
 from service.jobs.store import Store
+from service.jobs.underway import UnderWay
 from service.many import explain_many
 from service.pool import Pool
 from service.requests import Instance
@@ -37,8 +39,6 @@ from service.targets import MAX_MAPS
 from service.timings import Timings
 
 LEASE_ITEMS: Final = 16
-AT_ONCE: Final = 32
-"""Items under way: enough for full batches while others are decoded and drawn."""
 LOOK_SECONDS: Final = 1.0
 """How often to look for items where nobody said that there are some."""
 PAUSE_SECONDS: Final = 5.0
@@ -89,8 +89,7 @@ class Runner:
         self._admission = admission
         self._pool = pool
         self._wake = asyncio.Event()
-        self._idle = asyncio.Event()
-        self._under_way: dict[tuple[str, int], asyncio.Task[bytes] | None] = {}
+        self._under_way = UnderWay()
         self._tries: Counter[tuple[str, int]] = Counter()
         self._doubtful = False
         self._dropped: set[str] = set()
@@ -119,14 +118,16 @@ class Runner:
     def drop(self, job: str) -> None:
         """Withdraw what is under way of a job."""
         self._dropped.add(job)
-        for (of, _), task in self._under_way.items():
-            if of == job and task is not None:
-                task.cancel()
+        self._under_way.cancel(job)
 
     async def _work(self) -> None:
         while True:
             try:
-                async with explain_many(self._leased(), self._finish, at_once=AT_ONCE) as finished:
+                async with explain_many(
+                    self._leased(),  # no more than there is room for
+                    self._finish,
+                    at_once=sys.maxsize,
+                ) as finished:
                     async for _, result in finished:
                         assert not isinstance(result, Problem), result
             except Exception:
@@ -145,22 +146,26 @@ class Runner:
             self._dropped.clear()
             for item in await self._lease():
                 if item.alone:
-                    await self._until_alone()
+                    await self._under_way.until_none()
                 await self._until_calm()
                 if item.job in self._dropped:
                     await self._release(item)
                     continue
-                self._under_way[item.job, item.number] = None
+                self._under_way.begin(item)
                 yield item
                 if item.alone:
-                    await self._until_alone()
+                    await self._under_way.until_none()
 
     async def _lease(self) -> list[Leased]:
         """Items to work on; waits a while where there are none."""
         leased: list[Leased] = []
         if self._doubtful:
             await self._let_go()
-        ready = [name for name in self._fleet.names if self._fleet.model_ready(name)]
+        ready = [
+            name
+            for name in self._fleet.names
+            if self._fleet.model_ready(name) and self._under_way.room(name) >= LEASE_ITEMS
+        ]
         if ready and not self._fleet.draining:
             models = [(name, self._fleet.crew(name).model.fingerprint) for name in ready]
             try:
@@ -177,17 +182,12 @@ class Runner:
 
     async def _let_go(self) -> None:
         """Return what the store says that this runner has and it has not."""
-        held = list(self._under_way)
+        held = self._under_way.held()
         self._doubtful = False
         try:
             await self._run(lambda: self._store.keep_only(self.name, held))
         except Problem:
             self._doubtful = True
-
-    async def _until_alone(self) -> None:
-        while self._under_way:
-            self._idle.clear()
-            await self._idle.wait()
 
     async def _until_calm(self) -> None:
         """Wait until those who wait for an answer have it, for a moment at least."""
@@ -200,7 +200,6 @@ class Runner:
                 return
 
     async def _finish(self, item: Leased) -> None:
-        key = item.job, item.number
         try:
             await self._settle(item, await self._explained(item))
         except Withdrawn:
@@ -209,9 +208,9 @@ class Runner:
             self._stall(problem)
             await self._release(item)
         finally:
-            del self._under_way[key]
-            if not self._under_way:
-                self._idle.set()
+            self._under_way.end(item)
+            if self._under_way.room(item.model) == LEASE_ITEMS:
+                self.wake()  # there was not room enough
 
     async def _explained(self, item: Leased) -> bytes | Problem:
         """The item's answer, or what keeps it from having one.
@@ -220,7 +219,8 @@ class Runner:
             Withdrawn: if its job was cancelled, or it may fare better later.
         """
         key = item.job, item.number
-        task = self._under_way[key] = asyncio.create_task(self._explain(item))
+        task = asyncio.create_task(self._explain(item))
+        self._under_way.explain(item, task)
         try:
             return await task
         except asyncio.CancelledError:

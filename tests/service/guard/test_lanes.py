@@ -109,6 +109,33 @@ async def test_who_comes_first_is_served_first_even_where_a_later_one_would_fit(
     await asyncio.gather(*tasks)
 
 
+async def test_who_holds_least_comes_next() -> None:
+    lane, order = lane_of(4), []
+    leaving = asyncio.Event()
+
+    async def stay(whose: str) -> None:
+        async with lane.hold(2, whose):
+            order.append(whose)
+            await leaving.wait()
+            await asyncio.sleep(0)
+
+    slow = [asyncio.create_task(stay("slow")) for _ in range(6)]
+    await settled()
+    quick = [asyncio.create_task(stay("quick")) for _ in range(2)]
+    await settled()
+    assert order == ["slow", "slow"]
+    slow[0].cancel()
+    await settled()
+    assert order == ["slow", "slow", "quick"]  # before four that came earlier
+    slow[1].cancel()
+    await settled()
+    assert order == ["slow", "slow", "quick", "slow"]  # each has one now
+    leaving.set()
+    await asyncio.gather(*slow, *quick, return_exceptions=True)
+    assert sorted(order) == ["quick"] * 2 + ["slow"] * 6
+    assert await is_empty(lane, 4)
+
+
 async def test_room_is_given_back_after_an_exception_and_by_one_who_is_cancelled() -> None:
     holders = Holders(lane_of(10))
     with pytest.raises(ZeroDivisionError):

@@ -109,6 +109,17 @@ def ended(client: TestClient, job: str, seconds: float = 60) -> dict[str, Any]:
         time.sleep(0.05)
 
 
+def until_settled(client: TestClient, job: str, count: int) -> dict[str, Any]:
+    """The document of a job, as soon as so many of its items are done or failed."""
+    deadline = time.monotonic() + 60
+    while True:
+        document: dict[str, Any] = client.get(f"/v1/jobs/{job}").json()
+        if document["counts"]["done"] + document["counts"]["failed"] >= count:
+            return document
+        assert time.monotonic() < deadline, document
+        time.sleep(0.05)
+
+
 def results(client: TestClient, job: str) -> dict[str, dict[str, Any]]:
     """Each item's line."""
     response = client.get(f"/v1/jobs/{job}/results")

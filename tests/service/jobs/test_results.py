@@ -36,6 +36,7 @@ from tests.service.jobs.forms import (
     inline,
     instances,
     results,
+    until_settled,
 )
 from tests.service.jobs.leisurely import SECONDS
 
@@ -82,16 +83,6 @@ def slow_job(client: TestClient, count: int) -> str:
         client.post("/v1/jobs", params={"model": "slow"}, **form_of("json", images))
     )["id"]
     return job
-
-
-def until_settled(client: TestClient, job: str, count: int) -> dict[str, Any]:
-    deadline = time.monotonic() + 60
-    while True:
-        document: dict[str, Any] = client.get(f"/v1/jobs/{job}").json()
-        if document["counts"]["done"] + document["counts"]["failed"] >= count:
-            return document
-        assert time.monotonic() < deadline, document
-        time.sleep(0.05)
 
 
 def moment(text: str) -> datetime:
