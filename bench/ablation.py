@@ -27,7 +27,7 @@ from cam.stepwise import finish
 LAYER, WANTED, CHUNK = "layer4", 285, 32
 
 
-class SomeChannels(AblationLayer):  # type: ignore[misc]
+class SomeChannels(AblationLayer):
     """The peer's layer, told how many channels to ablate: the first ones."""
 
     def __init__(self, channels: int) -> None:

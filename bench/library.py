@@ -144,7 +144,7 @@ def ours(
 ) -> dict[str, Callable[[], Any]]:
     questions = [Question((ClassTarget(),), "gradcam", (layer,))] * len(images)
     plain = copy.deepcopy(model).requires_grad_(False)
-    last = copy.deepcopy(plain).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    last = copy.deepcopy(plain).to(memory_format=torch.channels_last)
     half = copy.deepcopy(last).to(torch.bfloat16)
     size = [len(images)]
     head = head_of(last, images[:1], layer)

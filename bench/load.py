@@ -24,7 +24,7 @@ class Connections:
     async def __aenter__(self) -> Connections:
         return self
 
-    async def __aexit__(self, *_: object) -> None:
+    async def __aexit__(self, *raised: object) -> None:
         for _, _, writer in self._free:
             writer.close()
 

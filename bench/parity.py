@@ -478,11 +478,11 @@ def main() -> None:
     shown = track(arguments.names, console=Console(stderr=True))
     layers = {name: compare(name, rows, cells) for name in shown}
     heads = ["method", "peer", *layers]
-    rows = [[*row, *(str(cells.get((*row, name), "—")) for name in layers)] for row in rows]
+    cells_of = [[*row, *(str(cells.get((*row, name), "—")) for name in layers)] for row in rows]
     lines = notes(cells, layers)
     table = Table(*heads)
-    for row in rows:
-        table.add_row(*row)
+    for each in cells_of:
+        table.add_row(*each)
     console = Console()
     console.width = max(console.width, 130)  # of a table folded to 80 no number is whole
     console.print(table)
@@ -492,7 +492,9 @@ def main() -> None:
             f"# Parity\n\nMade by `python -m bench.parity --write {arguments.write}`: the greatest "
             "difference between cam's maps and a peer's, rectified and min-max normalised before "
             "they are resized, in float32, over all inputs and classes asked.\n\n"
-            + "".join(f"| {' | '.join(row)} |\n" for row in (heads, ["---"] * len(heads), *rows))
+            + "".join(
+                f"| {' | '.join(row)} |\n" for row in (heads, ["---"] * len(heads), *cells_of)
+            )
             + "\n"
             + "\n".join(lines)
             + "\n"

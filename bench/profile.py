@@ -118,7 +118,7 @@ def ask(port: int, accept: str, count: int, spent: dict[str, list[float]]) -> li
     """Seconds of each request; the first ten warm up."""
     connection = http.client.HTTPConnection("127.0.0.1", port)
     headers = {"Content-Type": "image/jpeg", "Accept": accept}
-    walls = []
+    walls: list[float] = []
     for turn, photo in zip(range(count + 10), photographs(), strict=False):
         if turn == 10:
             walls.clear()

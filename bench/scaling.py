@@ -30,10 +30,10 @@ from service.batch.rows import Row
 from service.batch.work import Item, explain_item
 from service.explainer import Explained, Explainer
 from service.images import decode
+from service.jobs.arrivals import Arrivals
 from service.jobs.database import Database
 from service.jobs.folder import Folder
 from service.jobs.records import NewItem, NewJob
-from service.jobs.register import Register
 from service.jobs.store import Store
 from service.many import explain_many
 from service.parameters import Parameters
@@ -147,12 +147,12 @@ def measure_keeping(folder: Path, count: int = 300) -> dict[str, float]:
     place = folder / "jobs"
     files = Folder(place)
     with Database(place, None) as database:
-        register, store = Register(database), Store(database)
+        arrivals, store = Arrivals(database), Store(database)
         store.enlist("bench")
         new = NewJob("m", "w", Parameters(), "")
-        job = register.begin("bench", new)
-        register.add(job, 0, [NewItem(str(number), {"blob": [0, 0]}) for number in range(count)])
-        register.accept(job, new, total=count, size=0, digest="", warnings=[])
+        job = arrivals.begin("bench", new)
+        arrivals.add(job, 0, [NewItem(str(number), {"blob": [0, 0]}) for number in range(count)])
+        arrivals.accept(job, new, total=count, size=0, digest="", warnings=[])
         begun = time.perf_counter()
         while leased := store.lease("bench", [("m", "w")], 16):
             for item in leased:

@@ -25,7 +25,7 @@ from pytorch_grad_cam.utils.image import show_cam_on_image
 from torchvision import transforms
 
 
-class GradCamApi(litserve.LitAPI):  # type: ignore[misc]
+class GradCamApi(litserve.LitAPI):
     def setup(self, device: str) -> None:
         torch.manual_seed(0)
         self.model = torchvision.models.resnet50(weights=None).eval().to(device)
