@@ -75,7 +75,7 @@ class Attack:
 
 
 async def killed(scale: float) -> list[Finding]:
-    """SIGKILL at random instants, while a job comes in and while it is worked on."""
+    """SIGKILL at random instants while jobs are worked on."""
     images = crops(max(int(COUNT * scale), 40))
     kills = max(int(KILLS * scale), 4)
     with tempfile.TemporaryDirectory() as calm, tempfile.TemporaryDirectory() as rough:
