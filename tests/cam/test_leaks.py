@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import gc
 import weakref
+from collections.abc import Iterator
 
 import pytest
 import torch
@@ -15,6 +16,15 @@ from tests.cam.nets import Small, hook_count, images, small
 from tests.cam.test_attention import of_timm
 
 ATTENTION = ("rollout", "chefer", "legrad")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def only_what_is_new() -> Iterator[None]:
+    """To look through all that other tests and libraries hold takes a second each time."""
+    gc.collect()
+    gc.freeze()
+    yield
+    gc.unfreeze()
 
 
 def tensors() -> int:
