@@ -113,8 +113,8 @@ class Leaky(Small):
 
     def forward(self, x: Tensor) -> Tensor:
         self.conv2.register_forward_hook(lambda module, args, out: None)
-        self.kept.append(bytearray(os.urandom(5_000)))
-        if len(self.kept) % 50 == 0:
+        self.kept.append(bytearray(os.urandom(50_000)))
+        if len(self.kept) % 20 == 0:
             self.kept.append(Path(os.devnull).open())  # noqa: SIM115
             threading.Thread(target=time.sleep, args=(HANG_SECONDS,), daemon=True).start()
         return super().forward(x)
