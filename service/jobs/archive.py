@@ -16,8 +16,8 @@ import pyarrow.parquet as pq
 from service.batch.rows import picture_path
 from service.jobs.folder import Folder
 from service.jobs.lines import line_of, picture_of_explanation
+from service.jobs.outcomes import Outcomes
 from service.jobs.records import Job
-from service.jobs.store import Store
 from service.rendering import encode_values
 
 PAGE: Final = 100
@@ -46,18 +46,18 @@ SCHEMA: Final = pa.schema(
 """`map` is a PNG or float32, as `map_encoding` says; `overlay` a PNG."""
 
 
-def zipped(store: Store, folder: Folder, job: Job) -> Iterator[bytes]:
+def zipped(outcomes: Outcomes, folder: Folder, job: Job) -> Iterator[bytes]:
     """A zip: a picture for each map (or .npy, where numbers were asked for), and `results.ndjson`
     with all that is said of them."""
     sink = _Sink()
     with zipfile.ZipFile(sink, "w", zipfile.ZIP_STORED) as archive:
-        for line in _documents(store, folder, job):
+        for line in _documents(outcomes, folder, job):
             for number, explanation in enumerate(line.get("explanations", ())):
                 name, data = _file_of(line["item"], number, explanation)
                 archive.writestr(name, data)
             yield from sink.taken()
         with archive.open("results.ndjson", "w", force_zip64=True) as lines:
-            for line in _documents(store, folder, job):
+            for line in _documents(outcomes, folder, job):
                 for number, explanation in enumerate(line.get("explanations", ())):
                     explanation["file"] = _file_of(line["item"], number, explanation)[0]
                     explanation.pop("overlay", None)
@@ -67,12 +67,12 @@ def zipped(store: Store, folder: Folder, job: Job) -> Iterator[bytes]:
     yield from sink.taken()
 
 
-def parquet(store: Store, folder: Folder, job: Job) -> Iterator[bytes]:
+def parquet(outcomes: Outcomes, folder: Folder, job: Job) -> Iterator[bytes]:
     """A Parquet file: a row for each map, and for each item that failed."""
     sink = _Sink()
     with pq.ParquetWriter(pa.PythonFile(sink, mode="w"), SCHEMA, compression="zstd") as writer:
         rows: list[dict[str, Any]] = []
-        for line in _documents(store, folder, job):
+        for line in _documents(outcomes, folder, job):
             rows += _rows(line)
             if len(rows) >= PAGE:
                 writer.write_table(pa.Table.from_pylist(rows, SCHEMA))
@@ -102,9 +102,9 @@ class _Sink(io.RawIOBase):
         yield from pieces
 
 
-def _documents(store: Store, folder: Folder, job: Job) -> Iterator[dict[str, Any]]:
+def _documents(outcomes: Outcomes, folder: Folder, job: Job) -> Iterator[dict[str, Any]]:
     after = 0
-    while page := store.results(job, after, PAGE):
+    while page := outcomes.results(job, after, PAGE):
         for finished in page:
             yield json.loads(line_of(folder, job, finished))
         after = page[-1].cursor

@@ -24,6 +24,7 @@ from service.jobs.documents import JobDocument, describe_job
 from service.jobs.folder import Folder
 from service.jobs.intake import Intake
 from service.jobs.keeper import enlisted, kept
+from service.jobs.outcomes import Outcomes
 from service.jobs.records import Job
 from service.jobs.register import Register
 from service.jobs.runner import Runner
@@ -42,7 +43,7 @@ class Workplace:
     """Where jobs are taken in, worked on and looked up."""
 
     register: Register
-    store: Store
+    outcomes: Outcomes
     folder: Folder
     intake: Intake
     runner: Runner
@@ -51,7 +52,7 @@ class Workplace:
     retention_seconds: float
 
     async def describe(self, job: Job) -> JobDocument:
-        rate = await self.pool.run(lambda: self.store.speed(job))
+        rate = await self.pool.run(lambda: self.outcomes.speed(job))
         return describe_job(
             job, rate=rate, stalled=self._stalled(job), retention_seconds=self.retention_seconds
         )
@@ -158,14 +159,15 @@ class Jobs:
                 for each in ("jobs", "job intake", "job images")
             )
 
-            def open_files() -> tuple[Folder, Arrivals, Register, Store]:
+            def open_files() -> tuple[Database, Folder, Store]:
                 folder = Folder(path)
                 database = scope.enter_context(Database(path, settings.jobs_database))
                 store = Store(database)
                 scope.enter_context(enlisted(name, store, folder))
-                return folder, Arrivals(database), Register(database), store
+                return database, folder, store
 
-            folder, arrivals, register, store = await pool.run(open_files)
+            database, folder, store = await pool.run(open_files)
+            register = Register(database)
             runner = Runner(
                 name,
                 store=store,
@@ -179,7 +181,7 @@ class Jobs:
             intake = Intake(
                 runner=name,
                 folder=folder,
-                arrivals=arrivals,
+                arrivals=Arrivals(database),
                 register=register,
                 fleet=self._fleet,
                 settings=settings,
@@ -197,5 +199,12 @@ class Jobs:
             )
             async with self._explainer, runner, keeping:
                 yield Workplace(
-                    register, store, folder, intake, runner, pool, self._fleet, retention
+                    register,
+                    Outcomes(database),
+                    folder,
+                    intake,
+                    runner,
+                    pool,
+                    self._fleet,
+                    retention,
                 )

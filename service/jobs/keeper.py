@@ -82,10 +82,11 @@ async def kept(
 
     def tidy_up() -> None:
         clear_up()
-        for job in register.leaving(time.time() - retention_seconds):
-            register.leave(job)
-            folder.remove(job)
-            register.remove(job)
+        ended_before = time.time() - retention_seconds
+        for job in register.leaving(ended_before):
+            if register.expire(job, ended_before):
+                folder.remove(job)
+                register.remove(job)
 
     async def keep(work: Callable[[], None]) -> None:
         while True:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from typing import Any
+from typing import Any, Final
 
 from sqlalchemy import delete, or_, select, update
 
@@ -24,6 +24,8 @@ from service.jobs.tables import (
     results,
     runners,
 )
+
+LEFT: Final = {"state": LEAVING, "idempotency": None}  # a new job may have its key
 
 
 class Register:
@@ -79,29 +81,22 @@ class Register:
             Whether it will be.
         """
         states = (RECEIVING, LEAVING, *(SHOWN if accepted else ()))
-        left = {"state": LEAVING, "idempotency": None}  # a new job may have its key
         with self._database.write() as connection:
             where = (jobs.c.id == job) & jobs.c.state.in_(states)
-            return connection.execute(update(jobs).where(where).values(left)).rowcount == 1
+            return connection.execute(update(jobs).where(where).values(LEFT)).rowcount == 1
 
     def leaving(self, ended_before: float) -> list[str]:
         """The jobs to remove: those that are leaving, that ended too long ago, or that somebody
         was receiving who is dead. Not while someone is at work on one, and might write a result."""
-        alive = select(runners.c.id).where(runners.c.id == jobs.c.runner).exists()
-        in_work = select(items.c.number).where(items.c.job == jobs.c.id, items.c.state == LEASED)
         with self._database.read() as connection:
-            return list(
-                connection.execute(
-                    select(jobs.c.id).where(
-                        ~in_work.exists(),
-                        or_(
-                            jobs.c.state == LEAVING,
-                            jobs.c.state.in_((DONE, CANCELLED)) & (jobs.c.finished < ended_before),
-                            (jobs.c.state == RECEIVING) & ~alive,
-                        ),
-                    )
-                ).scalars()
-            )
+            return list(connection.execute(select(jobs.c.id).where(*_over(ended_before))).scalars())
+
+    def expire(self, job: str, ended_before: float) -> bool:
+        """A job that was `leaving` is to be removed, if it still is: who received it may have been
+        taken for dead, and has brought it since."""
+        with self._database.write() as connection:
+            where = (jobs.c.id == job, *_over(ended_before))
+            return connection.execute(update(jobs).where(*where).values(LEFT)).rowcount == 1
 
     def remove(self, job: str) -> None:
         """The rows of a job whose files are gone, the job's own last."""
@@ -117,6 +112,16 @@ class Register:
                     break
         with self._database.write() as connection:
             connection.execute(delete(jobs).where(jobs.c.id == job))
+
+
+def _over(ended_before: float) -> tuple[Any, ...]:
+    alive = select(runners.c.id).where(runners.c.id == jobs.c.runner).exists()
+    in_work = select(items.c.number).where(items.c.job == jobs.c.id, items.c.state == LEASED)
+    return ~in_work.exists(), or_(
+        jobs.c.state == LEAVING,
+        jobs.c.state.in_((DONE, CANCELLED)) & (jobs.c.finished < ended_before),
+        (jobs.c.state == RECEIVING) & ~alive,
+    )
 
 
 def _of(owner: str | None) -> Any:

@@ -134,7 +134,7 @@ def make_jobs_router(*, jobs: Jobs, fleet: Fleet) -> APIRouter:
         place = jobs.place
         form = choose(request.headers.get("accept"), [JSON, *EXTENSIONS])
         found = await _job(place, job, request)
-        finished = await place.pool.run(lambda: place.store.result(found, storable(item)))
+        finished = await place.pool.run(lambda: place.outcomes.result(found, storable(item)))
         if finished is False:
             raise UnknownItem(f"job {job} has no item {item[:200]!r}")
         if finished is True:
@@ -167,7 +167,7 @@ def make_jobs_router(*, jobs: Jobs, fleet: Fleet) -> APIRouter:
             )
         pack = zipped if form == "zip" else parquet
         headers = {"Content-Disposition": f'attachment; filename="{job}.{form}"'}
-        body = pack(place.store, place.folder, found)
+        body = pack(place.outcomes, place.folder, found)
         return StreamingResponse(body, media_type=media_type, headers=headers)
 
     async def _events(
@@ -202,7 +202,7 @@ async def _lines(place: Workplace, job: Job, after: int, last: int) -> AsyncIter
 
 
 def _page(place: Workplace, job: Job, after: int, count: int) -> bytes:
-    found = place.store.results(job, after, count)
+    found = place.outcomes.results(job, after, count)
     return b"".join(line_of(place.folder, job, each) + b"\n" for each in found)
 
 

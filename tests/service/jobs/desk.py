@@ -14,6 +14,7 @@ from sqlalchemy import func, select, update
 from service.jobs.arrivals import Arrivals
 from service.jobs.database import Database
 from service.jobs.folder import Folder
+from service.jobs.outcomes import Outcomes
 from service.jobs.records import Finished, Job, Leased, NewItem, NewJob
 from service.jobs.register import Register
 from service.jobs.store import LEASE_SECONDS, Store
@@ -29,6 +30,7 @@ class Desk:
     arrivals: Arrivals
     register: Register
     store: Store
+    outcomes: Outcomes
     folder: Folder
 
     def begun(self, count: int, runner: str = "receiver", key: str | None = None) -> str:
@@ -60,8 +62,14 @@ class Desk:
     def now(self, job: Job) -> Job:
         return self.register.get(job.id, None)
 
+    def state(self, job: Job) -> str:
+        """Also of one that nobody sees."""
+        with self.database.read() as connection:
+            query = select(jobs.c.state).where(jobs.c.id == job.id)
+            return str(connection.execute(query).scalar_one())
+
     def finished(self, job: Job) -> list[Finished]:
-        return self.store.results(self.now(job), 0, 100_000)
+        return self.outcomes.results(self.now(job), 0, 100_000)
 
     def attempts(self, job: Job) -> list[int]:
         with self.database.read() as connection:
@@ -93,4 +101,5 @@ class Desk:
 def desk_at(folder: Path, url: str | None = None) -> Iterator[Desk]:
     files = Folder(folder)
     with Database(folder, url) as database:
-        yield Desk(database, Arrivals(database), Register(database), Store(database), files)
+        arrivals, register = Arrivals(database), Register(database)
+        yield Desk(database, arrivals, register, Store(database), Outcomes(database), files)

@@ -1,0 +1,103 @@
+"""What one replica does while another one is in the middle of something."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor, wait
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from sqlalchemy import Engine, event
+
+from service.errors import Unavailable
+from service.jobs.records import Job
+from tests.service.jobs.desk import Desk, desk_at
+from tests.service.jobs.postgres import Postgres, postgres
+
+MOMENT = 0.3
+"""Seconds in which a statement that waits for no lock is over."""
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Postgres]:
+    with postgres() as running:
+        yield running
+
+
+@pytest.fixture
+def desk(server: Postgres, tmp_path: Path) -> Iterator[Desk]:
+    with desk_at(tmp_path, server.fresh()) as desk:
+        yield desk
+
+
+@contextmanager
+def halted(work: Callable[[], object], before: str) -> Iterator[None]:
+    """Work in another thread, which halts before its statement that begins so, while the block
+    runs; when the block is left it is over."""
+    arrived, go = threading.Event(), threading.Event()
+    thread = threading.Thread(target=work)
+
+    def halt(connection: object, cursor: object, statement: str, *rest: object) -> None:
+        if threading.current_thread() is thread and statement.startswith(before):
+            arrived.set()
+            go.wait()
+
+    event.listen(Engine, "before_cursor_execute", halt)
+    try:
+        thread.start()
+        assert arrived.wait(10)
+        yield
+    finally:
+        go.set()
+        thread.join()
+        event.remove(Engine, "before_cursor_execute", halt)
+
+
+def finish(desk: Desk) -> None:
+    for item in desk.lease("quick"):
+        desk.settle("quick", item)
+
+
+ENDINGS: dict[str, Callable[[Desk, Job], object]] = {
+    "cancelled": lambda desk, job: desk.register.cancel(job.id),
+    "leaving": lambda desk, job: desk.register.leave(job.id),
+    "done": lambda desk, job: finish(desk),
+}
+
+
+@pytest.mark.parametrize("before", ["SELECT items", "UPDATE jobs"])
+@pytest.mark.parametrize("ending", ENDINGS)
+def test_what_has_ended_does_not_run_again(desk: Desk, ending: str, before: str) -> None:
+    job = desk.job(1)
+    with ThreadPoolExecutor(1) as pool:
+        with halted(lambda: desk.lease("slow"), before):
+            ended = pool.submit(ENDINGS[ending], desk, job)
+            wait([ended], MOMENT)
+        ended.result()
+    desk.store.keep_only("slow", [])
+    finish(desk)  # if the lease came first
+    assert desk.state(job) == ending
+
+
+def test_a_job_that_is_accepted_after_all_is_not_removed(desk: Desk) -> None:
+    """Who received it was silent, was taken for dead, and is back."""
+    desk.store.enlist("receiver")
+    job = desk.begun(3)
+    desk.store.bury("receiver")
+    found = desk.register.leaving(time.time())
+    assert found == [job]
+    desk.store.enlist("receiver")
+    accepted = desk.accepted(job, 3)
+    assert not desk.register.expire(job, time.time())
+    assert desk.now(accepted).state == "waiting"
+    assert desk.rows(job) == {"jobs": 1, "items": 3, "results": 0}
+
+
+def test_a_job_that_is_removed_is_not_accepted_after_all(desk: Desk) -> None:
+    job = desk.begun(3)
+    assert desk.register.expire(job, time.time())
+    with pytest.raises(Unavailable, match="was lost on its way in"):
+        desk.accepted(job, 3)
