@@ -33,7 +33,15 @@ class Full(Exception):
 
 
 class Closed(Exception):
-    """The batcher has been closed, or its worker has ended."""
+    """The batcher has been closed, or its worker has ended.
+
+    Attributes:
+        blamed: the worker was given up while it had the item, or others of its batch, in hand.
+    """
+
+    def __init__(self, words: str, *, blamed: bool = False) -> None:
+        super().__init__(words)
+        self.blamed = blamed
 
 
 @dataclass(frozen=True)
@@ -186,8 +194,9 @@ class Batcher(Generic[Item, Result]):
                     try:
                         await self._process(batch)
                     finally:  # where the worker itself is being cancelled, nobody is left waiting
+                        ended = Closed("the worker has ended", blamed=self._abandoned)
                         for entry in batch:
-                            self._settle(entry, Closed("the worker has ended"), 0, len(batch))
+                            self._settle(entry, ended, 0, len(batch))
                 elif self._closing:
                     return
                 else:

@@ -181,8 +181,7 @@ class Engine:
             return (yield from explain_in_steps(self.model.module, image, question, chunk=chunk))
 
         item = _Item(tensor, question, in_steps() if question.in_steps else None, patient)
-        queued = ran = 0.0
-        admitted = False
+        queued, ran, admitted = 0.0, 0.0, False
         while True:
             # Between two steps others have their turn, and a caller who has gone ends the work.
             outcome = await self._submit(item, admitted=admitted)
@@ -245,10 +244,11 @@ class Engine:
                 f"{error} for model {self.model.name!r}, as many as may; try again",
                 retry_after=RETRY_AFTER_SECONDS,
             ) from None
-        except Closed:
+        except Closed as error:
             raise Unavailable(
                 f"model {self.model.name!r} takes no more requests; try again",
                 retry_after=RETRY_AFTER_SECONDS,
+                blamed=error.blamed,
             ) from None
         except CamError as error:
             raise Unexplainable(f"model {self.model.name!r} cannot explain it: {error}") from None

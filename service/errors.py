@@ -250,8 +250,25 @@ class InternalError(Problem):
 
 
 class Unavailable(Problem):
+    """
+    Args:
+        blamed: the model's worker was given up, and this image, or another one of its batch, is to
+            blame.
+    """
+
     status = 503
     title = "The service is not ready"
+
+    def __init__(
+        self,
+        detail: str,
+        *,
+        pointer: str | None = None,
+        retry_after: int | None = None,
+        blamed: bool = False,
+    ) -> None:
+        super().__init__(detail, pointer=pointer, retry_after=retry_after)
+        self.blamed = blamed
 
 
 class OutOfMemory(Problem):

@@ -5,11 +5,12 @@
   - 409 NotFinished           what is asked for is not there yet, or never will be
   - 422 DuplicateId, IdempotencyConflict, InvalidArchive
   - 429 TooManyJobs           with Retry-After
+  - 503 FolderAway            which a job tells as the reason why it waits
 """
 
 from __future__ import annotations
 
-from service.errors import Problem
+from service.errors import Problem, Unavailable
 
 
 class UnknownJob(Problem):
@@ -40,6 +41,10 @@ class IdempotencyConflict(Problem):
 class InvalidArchive(Problem):
     status = 422
     title = "The archive cannot be taken"
+
+
+class FolderAway(Unavailable):
+    """The files of jobs cannot be read; all jobs wait until they can."""
 
 
 class TooManyJobs(Problem):

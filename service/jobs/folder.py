@@ -16,6 +16,7 @@ from filelock import FileLock, Timeout
 
 from service.errors import ConfigError, InsufficientStorage
 from service.files import sync_folder, written_whole
+from service.jobs.errors import FolderAway
 
 PER_FOLDER: Final = 1000
 OLD_SECONDS: Final = 60
@@ -106,9 +107,19 @@ class Folder:
         return Blob(self.path / "blobs" / job, room)
 
     def read_blob(self, job: str, offset: int, length: int) -> bytes:
-        with (self.path / "blobs" / job).open("rb") as file:
-            file.seek(offset)
-            return file.read(length)
+        """
+        Raises:
+            FolderAway: if it cannot be read just now.
+            FileNotFoundError: if it is not there.
+        """
+        try:
+            with (self.path / "blobs" / job).open("rb") as file:
+                file.seek(offset)
+                return file.read(length)
+        except FileNotFoundError:
+            raise
+        except OSError as error:
+            raise FolderAway(f"{self.path} cannot be read: {error.strerror}") from None
 
     @contextmanager
     def incoming(self) -> Iterator[BinaryIO]:

@@ -30,6 +30,7 @@ from service.jobs.register import Register
 from service.jobs.runner import Runner
 from service.jobs.sources import Sources
 from service.jobs.store import Store
+from service.jobs.tries import Tries
 from service.pool import Pool
 from service.settings import Settings
 
@@ -168,13 +169,18 @@ class Jobs:
 
             database, folder, store = await pool.run(open_files)
             register = Register(database)
+            tries = Tries(
+                fleet=self._fleet,
+                explainer=self._explainer,
+                sources=Sources(folder, self._fetcher, settings, image_pool),
+                pool=pool,
+            )
             runner = Runner(
                 name,
                 store=store,
                 folder=folder,
-                sources=Sources(folder, self._fetcher, settings, image_pool),
+                tries=tries,
                 fleet=self._fleet,
-                explainer=self._explainer,
                 admission=self._admission,
                 pool=pool,
             )

@@ -76,6 +76,8 @@ class Leased:
 
     job: str
     model: str
+    weights: str
+    """The model's fingerprint."""
     number: int
     id: str
     source: Source

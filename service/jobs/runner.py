@@ -5,50 +5,31 @@ from __future__ import annotations
 import asyncio
 import logging
 import sys
-from collections import Counter
 from collections.abc import AsyncGenerator, Callable
 from contextlib import suppress
 from time import monotonic
 from types import TracebackType
 from typing import Final, TypeVar
 
-from service.errors import (
-    DeadlineExceeded,
-    InsufficientStorage,
-    InternalError,
-    InvalidParameter,
-    OutOfMemory,
-    Problem,
-    QueueFull,
-    Unavailable,
-)
-from service.explainer import Explainer
+from service.errors import InsufficientStorage, Problem, Unavailable
 from service.fleet import Fleet
 from service.guard.admission import Admission
-from service.jobs.documents import ItemAnswer
 from service.jobs.folder import Folder
 from service.jobs.records import Leased
-from service.jobs.sources import Sources
 from service.jobs.store import Store
+from service.jobs.tries import Tries, Withdrawn
 from service.jobs.underway import UnderWay
 from service.many import explain_many
 from service.pool import Pool
-from service.requests import Instance
-from service.schemas import dump
-from service.targets import MAX_MAPS
-from service.timings import Timings
 
 LEASE_ITEMS: Final = 16
 LOOK_SECONDS: Final = 1.0
 """How often to look for items where nobody said that there are some."""
 PAUSE_SECONDS: Final = 5.0
 """After the disk was full, or the database away."""
-MOST_TRIES: Final = 5
-"""Of an item that fails for a reason that may pass."""
 HEADSTART_SECONDS: Final = 1.0
 """Of a new process, in which it tells that it is there: one that an item kills over and over is
 replaced for as long as it did."""
-PASSING: Final = (DeadlineExceeded, OutOfMemory, QueueFull, Unavailable)
 YIELD_SECONDS: Final = 2.0
 """Longest that an item waits for the others to be done; so many others there may be that they are
 never."""
@@ -63,7 +44,6 @@ class Runner:
     """Use with `async with`: leaving it withdraws what is under way; it is begun anew later.
 
     Args:
-        explainer: a patient one.
         admission: of those who come before jobs.
         pool: for what blocks.
     """
@@ -74,23 +54,20 @@ class Runner:
         *,
         store: Store,
         folder: Folder,
-        sources: Sources,
+        tries: Tries,
         fleet: Fleet,
-        explainer: Explainer,
         admission: Admission,
         pool: Pool,
     ) -> None:
         self.name = name
         self._store = store
         self._folder = folder
-        self._sources = sources
         self._fleet = fleet
-        self._explainer = explainer
         self._admission = admission
         self._pool = pool
         self._wake = asyncio.Event()
         self._under_way = UnderWay()
-        self._tries: Counter[tuple[str, int]] = Counter()
+        self._tries = tries
         self._doubtful = False
         self._dropped: set[str] = set()
         self._pause_until = 0.0
@@ -119,6 +96,7 @@ class Runner:
         """Withdraw what is under way of a job."""
         self._dropped.add(job)
         self._under_way.cancel(job)
+        self._tries.forget(job)
 
     async def _work(self) -> None:
         while True:
@@ -150,6 +128,8 @@ class Runner:
                 await self._until_calm()
                 if item.job in self._dropped:
                     await self._release(item)
+                    continue
+                if self._under_way.has(item):  # it was taken for dead, and went on
                     continue
                 self._under_way.begin(item)
                 yield item
@@ -201,9 +181,9 @@ class Runner:
 
     async def _finish(self, item: Leased) -> None:
         try:
-            await self._settle(item, await self._explained(item))
-        except Withdrawn:
-            await self._release(item)
+            await self._settle(item, await self._answered(item))
+        except Withdrawn as withdrawn:
+            await self._release(item, blamed=withdrawn.blamed)
         except (InsufficientStorage, Unavailable) as problem:
             self._stall(problem)
             await self._release(item)
@@ -212,15 +192,13 @@ class Runner:
             if self._under_way.room(item.model) == LEASE_ITEMS:
                 self.wake()  # there was not room enough
 
-    async def _explained(self, item: Leased) -> bytes | Problem:
-        """The item's answer, or what keeps it from having one.
-
+    async def _answered(self, item: Leased) -> bytes | Problem:
+        """
         Raises:
             Withdrawn: if its job was cancelled, or it may fare better later.
         """
-        key = item.job, item.number
-        task = asyncio.create_task(self._explain(item))
-        self._under_way.explain(item, task)
+        task = asyncio.create_task(self._tries.answer(item))
+        self._under_way.answer(item, task)
         try:
             return await task
         except asyncio.CancelledError:
@@ -230,34 +208,6 @@ class Runner:
                 await asyncio.wait([task])
                 raise
             raise Withdrawn from None
-        except PASSING as problem:
-            self._tries[key] += 1
-            if self._tries[key] < MOST_TRIES:
-                await asyncio.sleep(LOOK_SECONDS)
-                raise Withdrawn from None
-            return problem
-        except Problem as problem:
-            return problem
-        except Exception:
-            log.exception("item %d of job %s failed", item.number, item.job)
-            return InternalError("the service failed at this image; its log has the cause")
-
-    async def _explain(self, item: Leased) -> bytes:
-        if item.parameters.maps > MAX_MAPS:  # with those of its own
-            raise InvalidParameter(
-                f"the image would have {item.parameters.maps} maps; at most {MAX_MAPS} are allowed"
-            )
-        crew = self._fleet.crew(item.model)
-        data = await self._sources.read(item)
-        instance = Instance(item.number, item.id, data, "", item.parameters)
-        async with self._explainer.case(crew, instance, Timings()) as case:
-            explained = await self._explainer.explain(case)
-            described = await self._explainer.describe(case, explained)
-            prediction = self._explainer.predictions(case, explained)
-        answer = ItemAnswer(
-            index=item.number, item=item.id, prediction=prediction, explanations=described
-        )
-        return await self._run(lambda: dump(answer))
 
     async def _settle(self, item: Leased, result: bytes | Problem) -> None:
         def keep() -> bool:
@@ -267,12 +217,11 @@ class Runner:
             return self._store.settle(self.name, item, None, len(result))
 
         await self._run(keep)
-        self._tries.pop((item.job, item.number), None)
         self.stalled = None
 
-    async def _release(self, leased: Leased) -> None:
+    async def _release(self, leased: Leased, *, blamed: bool = False) -> None:
         try:
-            await self._run(lambda: self._store.release(self.name, leased))
+            await self._run(lambda: self._store.release(self.name, leased, blamed=blamed))
         except Problem:
             self._doubtful = True
 
@@ -284,7 +233,3 @@ class Runner:
 
     async def _run(self, work: Callable[[], Result]) -> Result:
         return await self._pool.run(work)
-
-
-class Withdrawn(Exception):
-    """An item is given back unfinished."""

@@ -37,6 +37,9 @@ SUSPICIOUS: Final = 2
 """Times that an item's process may die before it is worked on alone."""
 HOPELESS: Final = 10
 """And before it is given up."""
+HANGS: Final = 4
+"""Deaths that it counts for when an item hangs the model which it has to itself: whoever kills a
+process may be somebody else, and this is nobody else."""
 
 
 class Store:
@@ -103,12 +106,18 @@ class Store:
                 return False
             return _settled(connection, leased.job, leased.number, problem, size)
 
-    def release(self, runner: str, leased: Leased) -> None:
-        """Give an item back unfinished, by no fault of its own."""
+    def release(self, runner: str, leased: Leased, *, blamed: bool = False) -> None:
+        """Give an item back unfinished.
+
+        Args:
+            blamed: it hung the model, or another item that was at hand with it.
+        """
+        one = (items.c.job == leased.job) & (items.c.number == leased.number)
         with self._database.write() as connection:
-            connection.execute(
-                _freed(runner).where(items.c.job == leased.job, items.c.number == leased.number)
-            )
+            if blamed:
+                _blame(connection, _freed(runner).where(one), HANGS if leased.alone else 1)
+            else:
+                connection.execute(_freed(runner).where(one))
 
     def keep_only(self, runner: str, held: Collection[tuple[str, int]]) -> None:
         """The same of all that the runner has but these: jobs and numbers."""
@@ -160,16 +169,7 @@ class Store:
         at which too many died has failed."""
         with self._database.write() as connection:
             # Who finds it dead at the same moment gets none of these rows.
-            held = connection.execute(
-                _freed(runner)
-                .values(attempts=items.c.attempts + 1)
-                .returning(items.c.job, items.c.number, items.c.attempts)
-            ).all()
-            for row in held:
-                if row.attempts >= HOPELESS:
-                    one = (items.c.job == row.job) & (items.c.number == row.number)
-                    connection.execute(update(items).where(one).values(state=SETTLED))
-                    _settled(connection, row.job, row.number, _hopeless(), 0)
+            _blame(connection, _freed(runner), 1)
             connection.execute(delete(runners).where(runners.c.id == runner))
 
     def dismiss(self, runner: str) -> None:
@@ -197,6 +197,20 @@ def _freed(runner: str) -> Any:
         .where(items.c.runner == runner, items.c.state == LEASED)
         .values(state=FREE, runner=None)
     )
+
+
+def _blame(connection: Connection, freed: Any, deaths: int) -> None:
+    """Count deaths against items that are given back; those that have too many have failed."""
+    held = connection.execute(
+        freed.values(attempts=items.c.attempts + deaths).returning(
+            items.c.job, items.c.number, items.c.attempts
+        )
+    ).all()
+    for row in held:
+        if row.attempts >= HOPELESS:
+            one = (items.c.job == row.job) & (items.c.number == row.number)
+            connection.execute(update(items).where(one).values(state=SETTLED))
+            _settled(connection, row.job, row.number, _hopeless(), 0)
 
 
 def _settled(
@@ -230,7 +244,7 @@ def _settled(
 
 def _hopeless() -> Problem:
     return InternalError(
-        f"the service died {HOPELESS} times while it worked on this image, so it is given up"
+        "the service died or hung over and over while it worked on this image, so it is given up"
     )
 
 
@@ -243,6 +257,7 @@ def _leased(job: Row[Any], item: Row[Any], *, alone: bool) -> Leased:
     return Leased(
         job=job.id,
         model=job.model,
+        weights=job.weights,
         number=item.number,
         id=item.id,
         source=source,

@@ -73,7 +73,7 @@ items = Table(
     Column("own", Text),  # parameters of its own
     Column("state", String(8), nullable=False),
     Column("runner", String(32)),
-    Column("attempts", Integer, nullable=False),  # how often a runner had it and never came back
+    Column("attempts", Integer, nullable=False),  # deaths of runners that had it in hand
     UniqueConstraint("job", "id"),
     Index("items_to_do", "job", "state", "attempts", "number"),
     Index("items_of_runner", "runner"),

@@ -6,6 +6,7 @@ import asyncio
 from dataclasses import dataclass
 from typing import Final
 
+from service.errors import Problem
 from service.jobs.records import Leased
 
 AT_ONCE: Final = 32
@@ -16,8 +17,8 @@ that none waits for another that is slow."""
 @dataclass
 class Item:
     model: str
-    task: asyncio.Task[bytes] | None = None
-    """What explains it, as soon as something does."""
+    task: asyncio.Task[bytes | Problem] | None = None
+    """What answers it, as soon as something does."""
 
 
 class UnderWay:
@@ -30,7 +31,7 @@ class UnderWay:
         self._items[item.job, item.number] = Item(item.model)
         self._none.clear()
 
-    def explain(self, item: Leased, task: asyncio.Task[bytes]) -> None:
+    def answer(self, item: Leased, task: asyncio.Task[bytes | Problem]) -> None:
         """It is this task that does it, which `cancel` withdraws."""
         self._items[item.job, item.number].task = task
 
@@ -43,6 +44,9 @@ class UnderWay:
         self._items.clear()
         self._none.set()
 
+    def has(self, item: Leased) -> bool:
+        return (item.job, item.number) in self._items
+
     def room(self, model: str) -> int:
         """How many more of a model there may be."""
         return AT_ONCE - sum(each.model == model for each in self._items.values())
@@ -52,7 +56,7 @@ class UnderWay:
         return list(self._items)
 
     def cancel(self, job: str) -> None:
-        """Withdraw what is explained of a job."""
+        """Withdraw what is at work of a job."""
         for (of, _), each in self._items.items():
             if of == job and each.task is not None:
                 each.task.cancel()

@@ -1,0 +1,126 @@
+"""What keeps items from being done for a while, and none of them from being done at last."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from starlette.testclient import TestClient
+
+from service.app import create_app
+from service.guard.keys import new_key
+from service.jobs.database import Database
+from service.jobs.runner import LEASE_ITEMS, Runner
+from service.jobs.store import Store
+from service.settings import Settings
+from tests.chaos.models import SICK
+from tests.chaos.stage import photo, plain, staged
+from tests.service.conftest import wait_until_ready
+from tests.service.jobs.apps import answers, app_at, job_of, packed, post, until, until_done
+from tests.service.jobs.conftest import TINY
+from tests.service.jobs.test_postgres import http
+
+COUNT = 40
+PHOTOS = [photo(seed) for seed in range(COUNT)]
+
+
+@contextmanager
+def two_models(folder: Path) -> Iterator[TestClient]:
+    """Called tiny and other, with a key that may remove and add one."""
+    key, keys = new_key("operator", ["explain", "admin"], None)
+    (folder / "keys.toml").write_text(keys)
+    settings = Settings(jobs=folder / "jobs", keys=folder / "keys.toml")
+    app = create_app(settings, [TINY, TINY.model_copy(update={"name": "other"})])
+    with TestClient(app) as client:
+        client.headers["X-API-Key"] = key
+        wait_until_ready(client)
+        yield client
+
+
+def test_a_model_that_goes_leaves_its_items_undone(tmp_path: Path) -> None:
+    """Those too that were leased already, and waited until nobody else did."""
+    with two_models(tmp_path) as client:
+        with client.app.state.admission.hold("other", 1, costly=0):  # type: ignore[attr-defined]
+            job = job_of(post(client, PHOTOS, "?model=tiny"))
+            until(client, job, lambda document: document["counts"]["done"] >= 2)
+            assert client.delete("/v1/models/tiny").status_code == 204
+            document = until(client, job, lambda document: document.get("stalled"))
+        assert document["stalled"] == "there is no model 'tiny' any more"
+        time.sleep(1)  # now whoever waited for its turn has it
+        document = client.get(job).json()
+        assert document["state"] == "running"
+        assert document["counts"]["failed"] == 0
+        assert document["counts"]["done"] <= 2 + LEASE_ITEMS
+
+
+def test_a_photo_that_hangs_the_model_is_given_up(tmp_path: Path) -> None:
+    """Though the process is replaced after three such."""
+    images = [*PHOTOS[:20], plain(SICK), *PHOTOS[20:]]
+    with (
+        staged("stuck", hang_seconds="1", jobs=str(tmp_path)) as stage,
+        http(stage) as client,
+    ):
+        sent = {"Content-Type": "application/zip"}
+        job = job_of(client.post("/v1/jobs", content=packed(images), headers=sent))
+
+        def counts() -> dict[str, int]:
+            answer = client.get(job)  # 503 while the model has no worker
+            found: dict[str, int] = answer.json().get("counts", {"left": -1})
+            return found
+
+        deadline = time.monotonic() + 120
+        while counts()["left"]:
+            assert time.monotonic() < deadline, counts()
+            time.sleep(0.5)
+        assert counts() == {"total": COUNT + 1, "done": COUNT, "failed": 1, "left": 0}
+        found = answers(client, job)
+        assert [name for name, line in found.items() if "error" in line] == ["20.png"]
+        assert "died or hung" in found["20.png"]["error"]
+
+
+def test_a_folder_that_cannot_be_read_for_a_while_fails_no_item(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("service.jobs.runner.PAUSE_SECONDS", 0.5)
+    opened = Path.open
+    away = threading.Event()
+    away.set()
+
+    def busy(file: Path, *how: Any, **more: Any) -> Any:
+        if file.parent.name == "blobs" and "rb" in how and away.is_set():
+            raise OSError(errno.EMFILE, "Too many open files")
+        return opened(file, *how, **more)
+
+    monkeypatch.setattr(Path, "open", busy)
+    with app_at(tmp_path) as client:
+        job = job_of(post(client, PHOTOS))
+        document = until(client, job, lambda document: document.get("stalled"))
+        assert document["stalled"] == f"{tmp_path} cannot be read: Too many open files"
+        away.clear()
+        document = until_done(client, job)
+        assert document["counts"] == {"total": COUNT, "done": COUNT, "failed": 0, "left": 0}
+
+
+def test_a_runner_that_was_taken_for_dead_goes_on(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Another replica, whose clock is wrong say, frees what it has in hand; it leases it again."""
+    with app_at(tmp_path) as client:
+        runner: Runner = client.app.state.jobs.place.runner  # type: ignore[attr-defined]
+        job = job_of(post(client, PHOTOS))
+        for most in (COUNT - 2, COUNT - 20):
+            while client.get(job).json()["counts"]["left"] > most:
+                time.sleep(0.05)
+            with Database(tmp_path, None) as database:
+                Store(database).bury(runner.name)
+        document = until_done(client, job)
+        assert document["counts"] == {"total": COUNT, "done": COUNT, "failed": 0, "left": 0}
+        assert len(answers(client, job)) == COUNT
+    assert [r.message for r in caplog.records if r.levelno >= logging.ERROR] == []
