@@ -195,6 +195,9 @@ class Client:
         except (OSError, EOFError, asyncio.IncompleteReadError) as error:
             writer.close()
             raise NoReply(repr(error)) from None
+        except BaseException:  # cancelled, say
+            writer.close()
+            raise
         if headers.get("connection") == "close":
             writer.close()
         else:
