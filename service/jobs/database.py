@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from time import monotonic, sleep
 from typing import Any, Final
 
 from sqlalchemy import Connection, Engine, create_engine, event, func, insert, select
@@ -15,6 +17,7 @@ from service.jobs.tables import VERSION, meta, metadata
 
 FILE: Final = "jobs.sqlite"
 BUSY_SECONDS: Final = 5
+AGAIN_SECONDS: Final = 0.01
 DATABASE_SECONDS: Final = 5
 FULL_SECONDS: Final = 60
 """After which to come back."""
@@ -118,9 +121,22 @@ def _engine(url: str) -> Engine:
 def _set_up_sqlite(connection: Any, record: object) -> None:
     connection.isolation_level = None  # the driver begins no transaction of its own
     connection.execute(f"PRAGMA busy_timeout = {BUSY_SECONDS * 1000}")
-    connection.execute("PRAGMA journal_mode = WAL")
+    _write_ahead(connection)
     connection.execute("PRAGMA synchronous = FULL")
     connection.execute("PRAGMA foreign_keys = ON")
+
+
+def _write_ahead(connection: Any) -> None:
+    """For this alone SQLite does not wait where another one does the same."""
+    latest = monotonic() + BUSY_SECONDS
+    while True:
+        try:
+            connection.execute("PRAGMA journal_mode = WAL")
+            return
+        except sqlite3.OperationalError as error:
+            if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY or monotonic() > latest:
+                raise
+        sleep(AGAIN_SECONDS)
 
 
 def _begin_sqlite(connection: Connection) -> None:
