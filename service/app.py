@@ -33,6 +33,7 @@ from service.fleet import Fleet
 from service.guard.access import Access
 from service.guard.admission import Admission
 from service.guard.fetch import Fetcher
+from service.guard.holding import Holding
 from service.guard.keys import read_keys
 from service.jobs.host import Jobs
 from service.jobs.routes import make_jobs_router
@@ -81,11 +82,13 @@ def create_app(settings: Settings, entries: Sequence[ModelEntry] = (EMBEDDED,)) 
     explainer = make_explainer(settings, metrics)
     fetcher = Fetcher(hosts=settings.image_hosts, max_bytes=settings.max_body_bytes)
     admission = Admission(settings.max_queue, metrics=metrics)
+    holding = Holding(max(settings.max_bodies_bytes, settings.max_body_bytes), metrics)
     jobs = Jobs(
         fleet=fleet,
         explainer=make_explainer(settings, metrics, patient=True),
         fetcher=fetcher,
         admission=admission,
+        holding=holding,
         settings=settings,
     )
     reception = Reception(fleet=fleet, admission=admission, fetcher=fetcher, settings=settings)
@@ -117,7 +120,7 @@ def create_app(settings: Settings, entries: Sequence[ModelEntry] = (EMBEDDED,)) 
     app.add_middleware(
         LimitBody,
         max_bytes=settings.max_body_bytes,
-        max_bytes_in_all=settings.max_bodies_bytes,
+        holding=holding,
         streamed={JOBS: settings.max_job_bytes},
         metrics=metrics,
     )

@@ -17,7 +17,8 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from service.errors import BodyTooLarge, InternalError, Overloaded, Problem, Unavailable
+from service.errors import BodyTooLarge, InternalError, Problem, Unavailable
+from service.guard.holding import Holding
 from service.metrics import Metrics
 from service.tracing import request_span
 
@@ -146,7 +147,8 @@ class LimitBody:
     together as the service may hold.
 
     Args:
-        streamed: addresses whose bodies go to the disk as they come, and how large they may be.
+        streamed: addresses whose bodies go to the disk as they come, and how large they may be;
+            they tell themselves what they hold.
     """
 
     def __init__(
@@ -154,15 +156,14 @@ class LimitBody:
         app: ASGIApp,
         *,
         max_bytes: int,
-        max_bytes_in_all: int,
+        holding: Holding,
         streamed: Mapping[str, int],
         metrics: Metrics,
     ) -> None:
         self._app = app
         self._max_bytes = max_bytes
         self._streamed = streamed
-        self._max_bytes_in_all = max(max_bytes_in_all, max_bytes)
-        self._held = 0
+        self._holding = holding
         self._metrics = metrics
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -172,34 +173,22 @@ class LimitBody:
         claimed = Headers(scope=scope).get("content-length", "")
         streams = scope["path"] in self._streamed
         most = self._streamed[scope["path"]] if streams else self._max_bytes
-        received = held = 0
+        received = 0
 
         async def receive_bounded() -> Message:
-            nonlocal received, held
+            nonlocal received
             if claimed.isdecimal() and int(claimed[:20]) > most:
                 raise self._too_large(f"the body has {claimed[:20]} bytes", most)
             message = await receive()
-            more = len(message.get("body", b""))
-            received += more
+            received += len(message.get("body", b""))
             if received > most:
                 raise self._too_large("the body is larger", most)
-            if streams:
-                return message
-            held += more
-            self._held += more
-            if self._held > self._max_bytes_in_all:
-                self._metrics.rejected.labels(reason="bodies too large").inc()
-                raise Overloaded(
-                    "the bodies of all requests together are larger than the service may hold; "
-                    "try again",
-                    retry_after=1,
-                )
+            if not streams:
+                hold(received)
             return message
 
-        try:
+        with self._holding.share() as hold:
             await self._app(scope, receive_bounded, send)
-        finally:
-            self._held -= held
 
     def _too_large(self, what: str, most: int) -> BodyTooLarge:
         self._metrics.rejected.labels(reason="body too large").inc()

@@ -32,6 +32,7 @@ from service.errors import (
     Unavailable,
     UnknownRoute,
 )
+from service.guard.holding import Holding
 from service.metrics import Metrics
 from service.middleware import PROBLEM_JSON, REQUEST_ID, SECURITY, LimitBody
 from service.settings import read_settings
@@ -55,13 +56,14 @@ class Gate:
     STRIPPED = (b"x-request-id", b"x-request-timeout-seconds", b"x-request-disconnect-disabled")
 
     def __init__(self, app: ASGIApp, *, max_bytes: int, max_bytes_in_all: int) -> None:
+        metrics = Metrics()
         self._app = app
         self._bounded = LimitBody(
             self._forward,
             max_bytes=max_bytes,
-            max_bytes_in_all=max_bytes_in_all,
+            holding=Holding(max(max_bytes_in_all, max_bytes), metrics),
             streamed={},  # the proxy holds a body whole, whatever the replica does with it
-            metrics=Metrics(),
+            metrics=metrics,
         )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

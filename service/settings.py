@@ -56,7 +56,8 @@ class Settings(BaseModel):
     max_bodies_bytes: int = Field(
         250_000_000,
         ge=1,
-        description="of all request bodies held at a time; beyond it requests get a 503",
+        description="of all request bodies held at a time, and of jobs as far as they are not on "
+        "the disk yet; beyond it requests get a 503",
     )
     pixel_budget: int = Field(
         100_000_000,
@@ -136,7 +137,8 @@ class Settings(BaseModel):
     jobs_bytes: int = Field(
         20_000_000_000,
         ge=1,
-        description="of the disk that all jobs and results may take; beyond it a job gets a 507",
+        description="of the disk that all jobs and results may take; beyond it a job gets a 507, "
+        "and those under way wait",
     )
     job_retention_seconds: float = Field(
         604_800.0, gt=0, description="how long a job and its results are kept when it has ended"

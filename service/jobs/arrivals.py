@@ -12,9 +12,10 @@ from typing import Final
 from sqlalchemy import Connection, func, insert, select, update
 from sqlalchemy.exc import IntegrityError
 
-from service.errors import InsufficientStorage, Unavailable
+from service.errors import Unavailable
 from service.jobs.database import Database
 from service.jobs.errors import DuplicateId, IdempotencyConflict, TooManyJobs
+from service.jobs.quota import bytes_of_jobs, no_room
 from service.jobs.records import Job, NewItem, NewJob, job_of, parameters_json
 from service.jobs.tables import FREE, OPEN, RECEIVING, WAITING, items, jobs, meta
 
@@ -152,8 +153,10 @@ class Arrivals:
                     mine = (jobs.c.id == job) & (jobs.c.state == RECEIVING)
                     if connection.execute(update(jobs).where(mine).values(values)).rowcount != 1:
                         raise _forgotten()
-                    if most_bytes is not None and _bytes(connection) > most_bytes:
-                        raise _no_room(most_bytes)
+                    if most_bytes is not None:
+                        taken = bytes_of_jobs(connection)
+                        if taken > most_bytes:
+                            raise no_room(taken, most_bytes)
                     before = job_of(connection.execute(select(jobs).where(jobs.c.id == job)).one())
                 return before
         except IntegrityError:  # the same key came twice at the same moment
@@ -169,9 +172,9 @@ class Arrivals:
             return connection.execute(brought).first() is not None
 
     def bytes(self) -> int:
-        """What all jobs together take of the disk, the database aside."""
+        """What all jobs together take of the disk."""
         with self._database.read() as connection:
-            return _bytes(connection)
+            return bytes_of_jobs(connection)
 
     def _before(self, connection: Connection, new: NewJob, digest: str) -> Job | None:
         if new.idempotency is None:
@@ -210,17 +213,6 @@ def _forgotten() -> Unavailable:
 def _one_at_a_time(connection: Connection) -> None:
     """What is counted from here on stays so to the transaction's end, whoever else brings a job."""
     connection.execute(select(meta.c.version).with_for_update())
-
-
-def _no_room(most: int) -> InsufficientStorage:
-    return InsufficientStorage(
-        f"with this one jobs would take more of the disk than the {most} bytes that they may; "
-        "delete one, or wait until they expire"
-    )
-
-
-def _bytes(connection: Connection) -> int:
-    return int(connection.execute(select(func.sum(jobs.c.bytes))).scalar() or 0)
 
 
 def _unfinished(connection: Connection) -> int:

@@ -5,13 +5,16 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import Counter
-from typing import Any
+from typing import Any, Final
 
 from service.errors import ImageTooLarge, MalformedRequest, Problem, TooManyInstances
 from service.jobs.arrivals import Arrivals
 from service.jobs.folder import Blob
-from service.jobs.records import LONGEST_ID, NewItem, Source, storable
+from service.jobs.records import LONGEST_ID, MOST_ID_BYTES, NewItem, Source, storable
 from service.jobs.tables import CHUNK
+
+CHUNK_BYTES: Final = 4_000_000
+"""Of items that are written at a time, or they are CHUNK in number."""
 
 
 class Collector:
@@ -32,6 +35,10 @@ class Collector:
         self._max_items = max_items
         self.max_image_bytes = max_image_bytes
         self._waiting: list[NewItem] = []
+        self.held = 0
+        """Bytes of those that are not written yet, their images aside."""
+        self.told = 0
+        """Bytes that all of them take in the tables."""
         self._written = 0
         self._digest = hashlib.sha256()
         self._skipped: Counter[str] = Counter()
@@ -118,12 +125,23 @@ class Collector:
                 f"instance {self.count} has an id of {len(name)} characters; 1 to {LONGEST_ID} are "
                 "allowed"
             )
-        self._digest.update(f"|{name!r}|{json.dumps(own)}|".encode("utf-8", "replace") + known)
-        self._waiting.append(NewItem(storable(name), source, own or {}))
-        if len(self._waiting) >= CHUNK:
+        kept, said = storable(name), json.dumps(own)
+        if len(kept.encode()) > MOST_ID_BYTES:
+            raise MalformedRequest(
+                f"instance {self.count} has an id of {len(kept.encode())} bytes in UTF-8; at most "
+                f"{MOST_ID_BYTES} are allowed"
+            )
+        self._digest.update(f"|{name!r}|{said}|".encode("utf-8", "replace") + known)
+        size = len(kept) + len(said) + len(json.dumps(source))
+        self._blob.reserve(size)
+        self.told += size
+        self.held += size
+        self._waiting.append(NewItem(kept, source, own or {}))
+        if len(self._waiting) >= CHUNK or self.held >= CHUNK_BYTES:
             self._flush()
 
     def _flush(self) -> None:
         self._arrivals.add(self._job, self._written, self._waiting)
         self._written += len(self._waiting)
         self._waiting = []
+        self.held = 0

@@ -57,13 +57,18 @@ class Blob:
             InsufficientStorage: if jobs may take no more of the disk, or it is full.
         """
         self.size += len(data)
-        if self.size > self._room:
-            raise InsufficientStorage(
-                "the jobs that there are take as much of the disk as they may; delete one, or wait "
-                "until they expire"
-            )
+        self._require_room()
         with as_problem(self._file):
             self._opened.write(data)
+
+    def reserve(self, size: int) -> None:
+        """Of what the job may take, so many bytes lie elsewhere.
+
+        Raises:
+            InsufficientStorage: if jobs may take no more of the disk.
+        """
+        self._room -= size
+        self._require_room()
 
     def truncate(self, size: int) -> None:
         """Forget what was written after the first `size` bytes."""
@@ -79,6 +84,13 @@ class Blob:
             self._opened.flush()
             os.fsync(self._opened.fileno())
         sync_folder(self._file.parent)
+
+    def _require_room(self) -> None:
+        if self.size > self._room:
+            raise InsufficientStorage(
+                "the jobs that there are take as much of the disk as they may; delete one, or wait "
+                "until they expire"
+            )
 
 
 class Folder:

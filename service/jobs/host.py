@@ -18,6 +18,7 @@ from service.explainer import Explainer
 from service.fleet import Fleet
 from service.guard.admission import Admission
 from service.guard.fetch import Fetcher
+from service.guard.holding import Holding
 from service.jobs.arrivals import Arrivals
 from service.jobs.database import Database
 from service.jobs.documents import JobDocument, describe_job
@@ -84,12 +85,14 @@ class Jobs:
         explainer: Explainer,
         fetcher: Fetcher,
         admission: Admission,
+        holding: Holding,
         settings: Settings,
     ) -> None:
         self._fleet = fleet
         self._explainer = explainer
         self._fetcher = fetcher
         self._admission = admission
+        self._holding = holding
         self._settings = settings
         self._scope = AsyncExitStack()
         self._place: Workplace | None = None
@@ -163,7 +166,7 @@ class Jobs:
             def open_files() -> tuple[Database, Folder, Store]:
                 folder = Folder(path)
                 database = scope.enter_context(Database(path, settings.jobs_database))
-                store = Store(database)
+                store = Store(database, settings.jobs_bytes)
                 scope.enter_context(enlisted(name, store, folder))
                 return database, folder, store
 
@@ -190,6 +193,7 @@ class Jobs:
                 arrivals=Arrivals(database),
                 register=register,
                 fleet=self._fleet,
+                holding=self._holding,
                 settings=settings,
                 pool=intake_pool,
             )

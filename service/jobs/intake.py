@@ -12,16 +12,18 @@ from starlette.datastructures import ImmutableMultiDict
 from starlette.requests import Request
 
 from service.errors import (
-    InsufficientStorage,
+    BodyTooLarge,
     InvalidParameter,
     MalformedRequest,
     Problem,
     UnsupportedMediaType,
 )
 from service.fleet import Fleet
+from service.guard.holding import Holding
 from service.jobs.arrivals import Arrivals
 from service.jobs.collector import Collector
 from service.jobs.folder import Folder
+from service.jobs.quota import no_room
 from service.jobs.readers import ArchiveReader, FormReader, JsonReader, LinesReader, Reader
 from service.jobs.records import Job, NewJob, parameters_json
 from service.jobs.register import Register
@@ -39,6 +41,8 @@ ACCEPTED = (
     "application/x-tar or application/gzip"
 )
 LONGEST_KEY = 200
+MOST_PARAMETERS = 250_000
+"""Bytes: they are part of whatever is said of a job."""
 Result = TypeVar("Result")
 
 
@@ -47,6 +51,7 @@ class Intake:
 
     Args:
         runner: in whose name; what it has not accepted goes when it dies.
+        holding: of bodies, those of other requests, too.
         pool: for what blocks.
     """
 
@@ -58,6 +63,7 @@ class Intake:
         arrivals: Arrivals,
         register: Register,
         fleet: Fleet,
+        holding: Holding,
         settings: Settings,
         pool: Pool,
     ) -> None:
@@ -66,6 +72,7 @@ class Intake:
         self._arrivals = arrivals
         self._register = register
         self._fleet = fleet
+        self._holding = holding
         self._settings = settings
         self._pool = pool
         self._undone: set[str] = set()
@@ -111,17 +118,25 @@ class Intake:
                 max_image_bytes=self._settings.max_body_bytes,
             )
             reader = self._reader(request, collector, scope)
+            hold = scope.enter_context(self._holding.share())
             async for data in request.stream():
                 if data:
                     await self._run(lambda data=data: reader.feed(data))  # type: ignore[misc]
+                    hold(reader.held + collector.held)
             await self._run(reader.end)
             await self._run(collector.close)
             new = self._asked(draft, reader)
-            digest = collector.digest(new.model, parameters_json(new.parameters))
+            parameters = parameters_json(new.parameters)
+            if len(parameters) > MOST_PARAMETERS:
+                raise BodyTooLarge(
+                    f"the parameters of all instances have {len(parameters)} bytes in JSON; at "
+                    f"most {MOST_PARAMETERS} are allowed: send smaller pictures with them"
+                )
+            digest = collector.digest(new.model, parameters)
             return {
                 "new": new,
                 "total": collector.count,
-                "size": blob.size,
+                "size": blob.size + collector.told + len(parameters),
                 "digest": digest,
                 "warnings": collector.warnings,
             }
@@ -186,10 +201,7 @@ class Intake:
         else:
             most, left = settings.max_jobs, settings.jobs_bytes - self._arrivals.bytes()
         if left <= 0:
-            raise InsufficientStorage(
-                f"jobs take {settings.jobs_bytes - left} bytes of the disk, and at most "
-                f"{settings.jobs_bytes} are allowed; delete one, or wait until they expire"
-            )
+            raise no_room(settings.jobs_bytes - left, settings.jobs_bytes)
         return self._arrivals.begin(self._runner, new, most), left
 
     def clear_up(self) -> None:

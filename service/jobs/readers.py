@@ -31,6 +31,11 @@ class Reader(Protocol):
     parameters: Parameters | None
     """Parameters as JSON."""
 
+    @property
+    def held(self) -> int:
+        """Bytes of the body that are in memory."""
+        ...
+
     def feed(self, data: bytes) -> None: ...
 
     def end(self) -> None: ...
@@ -50,6 +55,10 @@ class JsonReader:
         self.model: str | None = None
         self.fields: dict[str, list[str]] = {}
         self.parameters: Parameters | None = None
+
+    @property
+    def held(self) -> int:
+        return len(self._body)
 
     def feed(self, data: bytes) -> None:
         self._body += data
@@ -81,6 +90,10 @@ class LinesReader:
         self.model: str | None = None
         self.fields: dict[str, list[str]] = {}
         self.parameters: Parameters | None = None
+
+    @property
+    def held(self) -> int:
+        return len(self._rest)
 
     def feed(self, data: bytes) -> None:
         first, *others = data.split(b"\n")
@@ -125,6 +138,10 @@ class ArchiveReader:
         self.fields: dict[str, list[str]] = {}
         self.parameters: Parameters | None = None
 
+    @property
+    def held(self) -> int:
+        return 0  # it is on the disk
+
     def feed(self, data: bytes) -> None:
         self._file.write(data)
 
@@ -164,6 +181,10 @@ class FormReader:
             self._parser = MultipartParser(boundary, callbacks)
         except FormParserError as error:
             raise MalformedRequest(f"the form cannot be read: {error}") from None
+
+    @property
+    def held(self) -> int:
+        return self._text
 
     def feed(self, data: bytes) -> None:
         try:

@@ -13,6 +13,8 @@ from service.requests import parameter_problem
 
 LONGEST_ID: Final = 1000
 """Characters of an item's id: archives hold whole paths."""
+MOST_ID_BYTES: Final = 2500
+"""And in UTF-8: PostgreSQL has no more in an index."""
 State = Literal["waiting", "running", "done", "cancelled"]
 Source = dict[str, Any]
 """Where an item's image is: {"blob": [offset, length]}, {"path": …}, {"uri": …}, {"url": …}, or

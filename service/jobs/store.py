@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import socket
+import sys
 import time
 from collections.abc import Collection, Sequence
 from typing import Any, Final
@@ -16,6 +17,7 @@ from sqlalchemy import Connection, Row, delete, func, insert, or_, select, updat
 
 from service.errors import InternalError, Problem
 from service.jobs.database import Database
+from service.jobs.quota import bytes_of_jobs, no_room
 from service.jobs.records import Leased, parameters_of
 from service.jobs.tables import (
     DONE,
@@ -43,18 +45,28 @@ process may be somebody else, and this is nobody else."""
 
 
 class Store:
-    """The tables as those see them who work on jobs."""
+    """The tables as those see them who work on jobs.
 
-    def __init__(self, database: Database) -> None:
+    Args:
+        most_bytes: of the disk that all jobs may take with their results.
+    """
+
+    def __init__(self, database: Database, most_bytes: int = sys.maxsize) -> None:
         self._database = database
+        self._most_bytes = most_bytes
 
     def lease(self, runner: str, models: Sequence[tuple[str, str]], most: int) -> list[Leased]:
         """Take items of a job that has waited longest for its turn.
 
         Args:
             models: names and fingerprints of those that are ready.
+
+        Raises:
+            InsufficientStorage: if there is no room for results.
         """
         with self._database.write() as connection:
+            if (size := bytes_of_jobs(connection)) > self._most_bytes:
+                raise no_room(size, self._most_bytes)
             job = connection.execute(_next_job(models)).one_or_none()
             if job is None:
                 return []
