@@ -156,8 +156,7 @@ class Jobs:
         settings, name = self._settings, uuid4().hex
         path = settings.jobs or platformdirs.user_state_path("gradcam", False) / "jobs"
         with ExitStack() as scope:
-            # Who asks how far a job is waits neither for an archive to be unpacked nor for a store
-            # of images that does not answer.
+            # Who asks how far a job is waits neither for an archive to be unpacked nor for images.
             pool, intake_pool, image_pool = (
                 scope.enter_context(Pool(each, THREADS))
                 for each in ("jobs", "job intake", "job images")

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import re
 from fnmatch import fnmatchcase
 from pathlib import PurePosixPath
 from typing import Any
+from urllib.parse import unquote
 
 import fsspec
 
@@ -19,6 +20,7 @@ from service.errors import (
 )
 from service.guard.fetch import Allowance, Fetcher
 from service.jobs.folder import Folder
+from service.jobs.reads import Reads
 from service.jobs.records import Leased
 from service.pool import Pool
 from service.settings import Settings
@@ -34,6 +36,7 @@ class Sources:
         self._uris = settings.input_uris
         self._most = settings.max_body_bytes
         self._pool = pool
+        self._reads = Reads()
 
     async def read(self, item: Leased) -> bytes:
         """
@@ -45,15 +48,14 @@ class Sources:
             raise Retold(source["problem"])
         if "url" in source:
             return await self._fetcher.fetch(source["url"], Allowance(self._most))
-        read: Callable[[], bytes]
-        if "blob" in source:
-            offset, length = source["blob"]
-            read = lambda: self._folder.read_blob(item.job, offset, length)  # noqa: E731
-        elif "path" in source:
-            read = lambda: self._of_path(source["path"])  # noqa: E731
-        else:
-            read = lambda: self._of_uri(source["uri"])  # noqa: E731
-        return await self._pool.run(read)
+        if "path" in source:
+            path = source["path"]
+            return await self._reads.run(lambda: self._of_path(path), path[:200])
+        if "uri" in source:
+            uri = source["uri"]
+            return await self._reads.run(lambda: self._of_uri(uri), uri[:200])
+        offset, length = source["blob"]
+        return await self._pool.run(lambda: self._folder.read_blob(item.job, offset, length))
 
     def _of_path(self, path: str) -> bytes:
         if self._root is None:
@@ -78,11 +80,13 @@ class Sources:
             raise UndecodableImage(f"{path[:200]} cannot be read: {reason}") from None
 
     def _of_uri(self, uri: str) -> bytes:
-        # Chained and local protocols would be a way around the patterns.
-        odd = "::" in uri or ".." in PurePosixPath(uri).parts
-        if odd or not any(fnmatchcase(uri, pattern) for pattern in self._uris):
+        if _leads_away(uri) or not any(fnmatchcase(uri, pattern) for pattern in self._uris):
             known = ", ".join(self._uris) or "none; see GRADCAM_INPUT_URIS"
             raise Forbidden(f"images may not come from {uri[:200]!r}; allowed are {known}")
+        if uri.lower().startswith(("http:", "https:")):  # which may lead on to anywhere
+            raise Forbidden(
+                f"{uri[:200]!r} is an address: name it as 'url', of a host in GRADCAM_IMAGE_HOSTS"
+            )
         try:
             with fsspec.open(uri, "rb") as opened:
                 return self._bounded(opened.read(self._most + 1))
@@ -95,6 +99,13 @@ class Sources:
         if len(data) > self._most:
             raise ImageTooLarge(f"the image has more than the {self._most} bytes allowed")
         return data
+
+
+def _leads_away(uri: str) -> bool:
+    """Chained protocols and ways up, however they are written, lead around the patterns."""
+    while (plain := unquote(uri)) != uri:
+        uri = plain
+    return "::" in uri or not uri.isprintable() or ".." in re.split(r"[/\\]", uri)
 
 
 class Retold(Problem):

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import os
+import threading
+import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import fsspec
 import pytest
+from fsspec.implementations.memory import MemoryFileSystem
 from starlette.testclient import TestClient
 
+from service.jobs.reads import AT_ONCE, READ_SECONDS
 from service.settings import Settings
 from tests.service.conftest import encoded, noise
 from tests.service.jobs.conftest import MOST_BYTES, TINY, app_with
@@ -90,6 +95,10 @@ URIS = {
     "memory://shown/x::file:///etc/passwd": "may not come from",
     "simplecache::memory://shown/a.png": "may not come from",
     "zip://a.png::memory://shown/a.zip": "may not come from",
+    "memory://shown/%2e%2e/hidden/a.png": "may not come from",
+    "memory://shown/%252e%252e/hidden/a.png": "may not come from",
+    "memory://shown/.\t./hidden/a.png": "may not come from",
+    "memory://shown/x%3a%3afile:///etc/passwd": "may not come from",
 }
 
 
@@ -114,6 +123,63 @@ def test_uris(jobs: TestClient) -> None:
         assert "memory://shown/*" in found[uri]["error"]
     for uri, kind in others.items():
         assert found[uri]["problem"]["type"] == f"urn:gradcam-service:{kind}", found[uri]
+
+
+def test_addresses_are_no_uris(tmp_path: Path) -> None:
+    """As such they are fetched with care, wherever they lead."""
+    with app_with((TINY,), Settings(jobs=tmp_path, input_uris=("http*",))) as client:
+        for address in ("http://127.0.0.1:9/a.png", "HTTPS://example.org/a.png"):
+            found = done(client, json={"instances": [{"id": "a", "image": {"uri": address}}]})
+            assert "name it as 'url', of a host in GRADCAM_IMAGE_HOSTS" in found["a"]["error"]
+            assert found["a"]["problem"]["status"] == 403
+
+
+class Mute(MemoryFileSystem):  # type: ignore[misc]
+    """A store that does not answer before the test is over."""
+
+    protocol = "mute"
+    over = threading.Event()
+
+    def _open(self, *path: object, **how: object) -> object:
+        self.over.wait()
+        raise FileNotFoundError
+
+
+@pytest.fixture
+def mute(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    fsspec.register_implementation("mute", Mute, clobber=True)
+    Mute.over.clear()
+    yield "mute://store/{}.png"
+    Mute.over.set()
+
+
+def test_a_store_that_does_not_answer_holds_up_nobody_else(
+    tmp_path: Path, mute: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("service.jobs.reads.READ_SECONDS", 4.0)
+    with app_with((TINY,), Settings(jobs=tmp_path, input_uris=("mute://*",))) as client:
+        named = [{"image": {"uri": mute.format(at)}} for at in range(AT_ONCE - 1)]
+        waiting = accepted(client.post("/v1/jobs", json={"instances": named}))["id"]
+        found = done(client, json={"instances": [{"id": "mine", **GOOD}]})
+        assert "error" not in found["mine"]
+        assert client.get(f"/v1/jobs/{waiting}").json()["counts"]["left"] == len(named)
+        ended(client, waiting)
+        for line in results(client, waiting).values():
+            assert line["problem"]["type"] == "urn:gradcam-service:unfetchable-image"
+            assert "it has not come within 4 s" in line["error"]
+
+
+def test_a_store_that_does_not_answer_holds_up_no_end(tmp_path: Path, mute: str) -> None:
+    with app_with((TINY,), Settings(jobs=tmp_path, input_uris=("mute://*",))) as client:
+        named = [{"image": {"uri": mute.format(at)}} for at in range(3)]
+        job = accepted(client.post("/v1/jobs", json={"instances": named}))["id"]
+        deadline = time.monotonic() + 30
+        while not [one for one in threading.enumerate() if one.name.startswith("read mute:")]:
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        assert client.get(f"/v1/jobs/{job}").json()["state"] == "running"
+        begun = time.monotonic()
+    assert time.monotonic() - begun < READ_SECONDS / 4
 
 
 def test_places_that_the_service_is_not_set_up_to_read(tmp_path: Path) -> None:
