@@ -14,6 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from service.batch.rows import picture_path
+from service.jobs.errors import UnknownJob
 from service.jobs.folder import Folder
 from service.jobs.lines import line_of, picture_of_explanation
 from service.jobs.outcomes import Outcomes
@@ -108,6 +109,8 @@ def _documents(outcomes: Outcomes, folder: Folder, job: Job) -> Iterator[dict[st
         for finished in page:
             yield json.loads(line_of(folder, job, finished))
         after = page[-1].cursor
+    if after < job.settled:
+        raise UnknownJob(f"job {job.id} was removed while its results were read")
 
 
 def _file_of(item: str, number: int, explanation: dict[str, Any]) -> tuple[str, bytes]:

@@ -162,7 +162,8 @@ class Arrivals:
         except IntegrityError:  # the same key came twice at the same moment
             with self._database.read() as connection:
                 same = self._before(connection, new, digest)
-            assert same is not None
+            if same is None:  # it is gone already
+                raise _forgotten() from None
             return same
 
     def knows(self, owner: str, idempotency: str) -> bool:

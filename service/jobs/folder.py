@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
-from typing import BinaryIO, Final
+from typing import Any, BinaryIO, Final
 from uuid import uuid4
 
 from filelock import FileLock, Timeout
@@ -163,9 +163,15 @@ class Folder:
         return self._result(job, number).read_bytes()
 
     def remove(self, job: str) -> None:
-        """All files of a job."""
-        shutil.rmtree(self.path / "results" / job, ignore_errors=True)
-        (self.path / "blobs" / job).unlink(missing_ok=True)
+        """All files of a job.
+
+        Raises:
+            InsufficientStorage: if one cannot be.
+        """
+        results = self.path / "results" / job
+        with as_problem(results):
+            shutil.rmtree(results, onerror=_unless_it_is_gone)
+            (self.path / "blobs" / job).unlink(missing_ok=True)
 
     @contextmanager
     def alive(self, runner: str) -> Iterator[None]:
@@ -217,6 +223,12 @@ class Folder:
 
     def _lock(self, runner: str) -> Path:
         return self.path / "runners" / f"{runner}.lock"
+
+
+def _unless_it_is_gone(function: object, path: str, raised: Any) -> None:
+    """Another replica may remove the same."""
+    if not isinstance(raised[1], FileNotFoundError):
+        raise raised[1]
 
 
 @contextmanager

@@ -60,6 +60,8 @@ class Workplace:
         )
 
     def _stalled(self, job: Job) -> str | None:
+        if self.fleet.draining:
+            return "the service is shutting down"
         if job.model not in self.fleet.names:
             return f"there is no model {job.model!r} any more"
         if not self.fleet.model_ready(job.model):

@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager, contextmanager, suppress
 from time import monotonic
 from typing import Final
 
-from service.errors import Problem
+from service.errors import InsufficientStorage, Problem
 from service.jobs.folder import Folder
 from service.jobs.register import Register
 from service.jobs.runner import Runner
@@ -25,7 +25,8 @@ log = logging.getLogger(__name__)
 def enlisted(name: str, store: Store, folder: Folder) -> Iterator[None]:
     """While it is open, a runner of that name is known to be alive; before, those of this machine
     that died are buried, so that a service that starts anew goes on at once."""
-    bury_dead(name, store, folder)
+    # Nobody else could say that it is alive where the database was away until now.
+    bury_dead(name, store, folder, silent=False)
     with folder.alive(name):
         store.enlist(name)
         try:
@@ -85,8 +86,12 @@ async def kept(
         ended_before = time.time() - retention_seconds
         for job in register.leaving(ended_before):
             if register.expire(job, ended_before):
-                folder.remove(job)
-                register.remove(job)
+                try:
+                    folder.remove(job)
+                except InsufficientStorage as problem:  # the others go all the same
+                    log.warning("job %s cannot be removed: %s", job, problem.detail)
+                else:
+                    register.remove(job)
 
     async def keep(work: Callable[[], None]) -> None:
         while True:

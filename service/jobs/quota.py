@@ -15,6 +15,6 @@ def bytes_of_jobs(connection: Connection) -> int:
 
 def no_room(taken: int, most: int) -> InsufficientStorage:
     return InsufficientStorage(
-        f"jobs take {taken} bytes of the disk, and at most {most} are allowed; delete one, or wait "
+        f"jobs need {taken} bytes of the disk, and at most {most} are allowed; delete one, or wait "
         "until they expire"
     )

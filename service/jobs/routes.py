@@ -194,6 +194,10 @@ def make_jobs_router(*, jobs: Jobs, fleet: Fleet) -> APIRouter:
 
 
 async def _lines(place: Workplace, job: Job, after: int, last: int) -> AsyncIterator[bytes]:
+    """
+    Raises:
+        UnknownJob: if it was removed meanwhile: an answer that ended here would look whole.
+    """
     while after < last:
         start, count = after, min(PAGE, last - after)
         page = await place.pool.run(lambda: _page(place, job, start, count))  # noqa: B023
@@ -203,6 +207,8 @@ async def _lines(place: Workplace, job: Job, after: int, last: int) -> AsyncIter
 
 def _page(place: Workplace, job: Job, after: int, count: int) -> bytes:
     found = place.outcomes.results(job, after, count)
+    if len(found) < count:
+        raise UnknownJob(f"job {job.id} was removed while its results were read")
     return b"".join(line_of(place.folder, job, each) + b"\n" for each in found)
 
 

@@ -147,12 +147,13 @@ class Store:
     def enlist(self, runner: str) -> None:
         """Make a runner known; again and again, as a sign of life."""
         with self._database.write() as connection:
+            now = _time(connection)
             known = connection.execute(
-                update(runners).where(runners.c.id == runner).values(seen=time.time())
+                update(runners).where(runners.c.id == runner).values(seen=now)
             )
             if known.rowcount == 0:
                 connection.execute(
-                    insert(runners).values(id=runner, host=socket.gethostname(), seen=time.time())
+                    insert(runners).values(id=runner, host=socket.gethostname(), seen=now)
                 )
 
     def neighbours(self, runner: str) -> list[str]:
@@ -173,7 +174,7 @@ class Store:
     def silent(self) -> list[str]:
         """The runners that were not heard of for too long."""
         with self._database.read() as connection:
-            late = runners.c.seen < time.time() - LEASE_SECONDS
+            late = runners.c.seen < _time(connection) - LEASE_SECONDS
             return list(connection.execute(select(runners.c.id).where(late)).scalars())
 
     def bury(self, runner: str) -> None:
@@ -189,6 +190,14 @@ class Store:
         with self._database.write() as connection:
             connection.execute(_freed(runner))
             connection.execute(delete(runners).where(runners.c.id == runner))
+
+
+def _time(connection: Connection) -> float:
+    """The database's where several machines share it, whose clocks may differ."""
+    if connection.dialect.name == "sqlite":
+        return time.time()
+    epoch = func.extract("epoch", func.clock_timestamp())
+    return float(connection.execute(select(epoch)).scalar_one())
 
 
 def _next_job(models: Sequence[tuple[str, str]]) -> Any:

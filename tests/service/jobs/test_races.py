@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 from sqlalchemy import Engine, event
 
 from service.errors import Unavailable
+from service.jobs.archive import PAGE, parquet, zipped
+from service.jobs.errors import UnknownJob
+from service.jobs.keeper import kept
 from service.jobs.records import Job
+from service.jobs.runner import Runner
+from service.jobs.store import LEASE_SECONDS
+from service.pool import Pool
 from tests.service.jobs.desk import Desk, desk_at
 from tests.service.jobs.postgres import Postgres, postgres
 
@@ -101,3 +110,57 @@ def test_a_job_that_is_removed_is_not_accepted_after_all(desk: Desk) -> None:
     assert desk.register.expire(job, time.time())
     with pytest.raises(Unavailable, match="was lost on its way in"):
         desk.accepted(job, 3)
+
+
+def test_results_of_a_job_that_goes_meanwhile_do_not_end_as_if_they_were_whole(
+    desk: Desk,
+) -> None:
+    job = desk.job(PAGE + 1)
+    while leased := desk.lease("runner", PAGE):
+        for item in leased:
+            desk.folder.write_result(item.job, item.number, b'{"explanations":[]}')
+            desk.settle("runner", item)
+    job = desk.now(job)
+    for pack in (zipped, parquet):
+        pieces = pack(desk.outcomes, desk.folder, job)
+        desk.register.leave(job.id)
+        desk.register.remove(job.id)
+        with pytest.raises(UnknownJob, match="was removed while its results were read"):
+            list(pieces)
+
+
+def test_one_whose_clock_is_wrong_takes_nobody_for_dead(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    desk.store.enlist("other")
+    ahead = time.time() + 2 * LEASE_SECONDS
+    monkeypatch.setattr(time, "time", lambda: ahead)
+    assert desk.store.silent() == []
+    desk.store.enlist("other")
+    monkeypatch.undo()
+    assert desk.store.silent() == []
+    desk.hush("other")
+    assert desk.store.silent() == ["other"]
+
+
+def test_files_that_cannot_be_removed_keep_no_other_job_s(desk: Desk) -> None:
+    """Nor are its rows, by which they are known."""
+    first, second = desk.job(1), desk.job(1)
+    blobs = desk.folder.path / "blobs"
+    (blobs / first.id).mkdir()  # unlink refuses it
+    for job in (first, second):
+        (blobs / second.id).touch()
+        desk.register.leave(job.id)
+
+    async def keep() -> None:
+        with Pool("keeper", 1) as pool:
+            runner = cast(Runner, SimpleNamespace(name="me"))
+            async with kept(
+                runner, desk.store, desk.register, desk.folder, pool, retention_seconds=60
+            ):
+                while desk.rows(second.id)["jobs"]:  # noqa: ASYNC110
+                    await asyncio.sleep(0.05)
+
+    asyncio.run(asyncio.wait_for(keep(), 20))
+    assert desk.rows(first.id)["jobs"] == 1
+    assert not (blobs / second.id).exists()

@@ -127,7 +127,7 @@ def test_uris(jobs: TestClient) -> None:
 
 def test_addresses_are_no_uris(tmp_path: Path) -> None:
     """As such they are fetched with care, wherever they lead."""
-    with app_with((TINY,), Settings(jobs=tmp_path, input_uris=("http*",))) as client:
+    with app_with((TINY,), Settings(jobs=tmp_path, input_uris=("http*", "HTTPS*"))) as client:
         for address in ("http://127.0.0.1:9/a.png", "HTTPS://example.org/a.png"):
             found = done(client, json={"instances": [{"id": "a", "image": {"uri": address}}]})
             assert "name it as 'url', of a host in GRADCAM_IMAGE_HOSTS" in found["a"]["error"]

@@ -328,7 +328,7 @@ def test_jobs_that_come_at_once_share_the_disk_and_the_places(desk: Desk) -> Non
     at_once(bring)
     assert len(accepted) == 2
     assert len(refused) == THREADS - 2
-    assert "the 1000 bytes" in refused[0]
+    assert "at most 1000 are allowed" in refused[0]
     assert desk.arrivals.bytes() == 800
 
     begun: list[str] = []

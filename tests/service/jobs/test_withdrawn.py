@@ -15,8 +15,13 @@ import pytest
 from starlette.testclient import TestClient
 
 from service.app import create_app
+from service.fleet import Fleet
 from service.guard.keys import new_key
+from service.jobs.arrivals import Arrivals
 from service.jobs.database import Database
+from service.jobs.outcomes import Outcomes
+from service.jobs.records import Job
+from service.jobs.routes import PAGE
 from service.jobs.runner import LEASE_ITEMS, Runner
 from service.jobs.store import Store
 from service.settings import Settings
@@ -124,3 +129,40 @@ def test_a_runner_that_was_taken_for_dead_goes_on(
         assert document["counts"] == {"total": COUNT, "done": COUNT, "failed": 0, "left": 0}
         assert len(answers(client, job)) == COUNT
     assert [r.message for r in caplog.records if r.levelno >= logging.ERROR] == []
+
+
+def test_a_job_that_comes_at_the_last_moment_is_accepted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who was told that it is not, would bring it again."""
+    accept = Arrivals.accept
+    with app_at(tmp_path) as client:
+        fleet: Fleet = client.app.state.fleet  # type: ignore[attr-defined]
+
+        def accept_last(*what: Any, **more: Any) -> Job:
+            job = accept(*what, **more)
+            fleet.draining = True
+            return job
+
+        monkeypatch.setattr(Arrivals, "accept", accept_last)
+        answer = post(client, PHOTOS[:1])
+        assert answer.status_code == 202
+        assert answer.json()["stalled"] == "the service is shutting down"
+
+
+def test_results_that_go_while_they_are_read_cut_the_answer_off(
+    jobs: TestClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sent = {"Content-Type": "application/zip"}
+    images = packed([PHOTOS[0]] * (PAGE + 10))
+    job = job_of(jobs.post("/v1/jobs?model=tiny", content=images, headers=sent))
+    until_done(jobs, job)
+    look = Outcomes.results
+    monkeypatch.setattr(
+        Outcomes,
+        "results",
+        lambda self, job, after, most: [] if after else look(self, job, 0, most),
+    )
+    with pytest.raises(RuntimeError, match="response already started"):
+        jobs.get(f"{job}/results")
+    jobs.delete(f"{job}?purge=true")
