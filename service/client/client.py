@@ -171,7 +171,10 @@ class Client:
         most as many ahead. Without an `output` there is the map alone, and no overlay.
 
         Args:
-            photos: as `explain` takes them; they may have no end.
+            photos: as `explain` takes them; they may have no end. They are read in the caller's
+                thread. An iterator is asked for the next one once all that is ready has been taken,
+                so one that is long in coming holds up only what gets ready meanwhile; one that
+                waits for the results of earlier photos needs `in_flight=1`, or `AsyncClient`.
             ordered: False gives each as soon as it is ready, whatever its place.
 
         Raises:

@@ -31,7 +31,8 @@ def in_threads(
     work: Callable[[Item, Rest], Result], items: Iterable[Item], in_flight: int, *, ordered: bool
 ) -> Generator[tuple[Item, Result]]:
     """Each item with its result: in the items' order, or as each is ready. Items are read when
-    there is room for them, at most `in_flight` ahead of what was taken.
+    there is room for them, at most `in_flight` ahead of what was taken, in the caller's thread:
+    generators may expect no other one. Whatever is ready is given before the next item is read.
 
     Args:
         work: gets an item, and how to sleep: it ends where nobody waits for the result any more.
@@ -44,22 +45,35 @@ def in_threads(
 
     source = iter(items)
     pending: dict[Future[Result], Item] = {}  # in the items' order
+    # A list never keeps anybody waiting: there, room is filled after each result.
+    at_hand = isinstance(items, (list, tuple))
+    more = True
     with ThreadPoolExecutor(in_flight, thread_name_prefix="gradcam-client") as pool:
         try:
-            while True:
-                for item in islice(source, in_flight - len(pending)):
+            while more or pending:
+                try:
+                    item = next(source)
+                except StopIteration:
+                    more = False
+                else:
                     pending[pool.submit(work, item, rest)] = item
-                if not pending:
-                    return
-                first = [next(iter(pending))]
-                ready = first if ordered else wait(pending, return_when=FIRST_COMPLETED).done
-                for future in ready:
-                    result = future.result()
-                    yield pending.pop(future), result
+                while ready := _ready(pending, ordered, more and len(pending) < in_flight):
+                    for future in ready:
+                        result = future.result()
+                        yield pending.pop(future), result
+                    if at_hand:
+                        break
         finally:
             left.set()
             for future in pending:
                 future.cancel()
+
+
+def _ready(pending: Iterable[Future[Result]], ordered: bool, room: bool) -> list[Future[Result]]:
+    """Those that are done and have their turn; it waits for one only if there is no room."""
+    wanted = list(islice(pending, 1 if ordered else None))
+    done = wait(wanted, 0 if room else None, FIRST_COMPLETED).done
+    return [future for future in wanted if future in done]
 
 
 async def in_tasks(

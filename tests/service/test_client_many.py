@@ -238,6 +238,62 @@ def test_memory_stays_flat() -> None:
     assert held[1] - held[0] < 3_000_000
 
 
+def test_what_is_ready_is_given_before_the_next_photo_is_read() -> None:
+    others = threading.Event()
+
+    def answer(asked: Asked) -> Reply:
+        if asked.body == b"0":
+            assert others.wait(10)
+        if asked.body == b"20":
+            others.set()
+        return explained(asked)
+
+    def dripping() -> Iterator[bytes]:
+        for photo in numbers(read, 100):
+            time.sleep(0.03)
+            yield photo
+
+    read: list[int] = []
+    taken = []
+    with (
+        scripted(answer) as script,
+        Client(script.address, model="m") as client,
+        closing(client.explain_many(dripping(), in_flight=100)) as found,
+    ):
+        for _ in zip(range(21), found, strict=False):
+            taken.append(len(read))
+    assert taken[0] < 100
+    # The first held up all of the others, which were given with it.
+    assert taken[-1] - taken[0] < 10
+
+
+def test_of_a_list_the_next_photo_is_read_after_each_result() -> None:
+    class Listed(list[bytes]):
+        def __iter__(self) -> Iterator[bytes]:
+            return numbers(read, len(self))
+
+    second = threading.Event()
+
+    def answer(asked: Asked) -> Reply:
+        if asked.body == b"0":
+            assert second.wait(10)
+            time.sleep(0.2)  # so that both are ready
+        if asked.body == b"1":
+            second.set()
+        return explained(asked)
+
+    read: list[int] = []
+    taken = []
+    with (
+        scripted(answer) as script,
+        Client(script.address, model="m") as client,
+        closing(client.explain_many(Listed([b""] * 9), in_flight=2)) as found,
+    ):
+        for _ in found:
+            taken.append(len(read))
+    assert taken == [2, 3, 4, 5, 6, 7, 8, 9, 9]
+
+
 def test_photos_that_are_long_in_coming_hold_up_no_result() -> None:
     async def slow() -> AsyncIterator[bytes]:
         yield b"1"
