@@ -182,6 +182,7 @@ class AsyncClient:
         Raises:
             TypeError, ValueError: if one of the photos is no photo.
             ClientError: if `model` is to be asked for, and there is no answer.
+            Exception: whatever reading `photos` raises, after the results of those read before.
         """
         require_some(in_flight)
         return self._explained(photos, model, in_flight, ordered, parameters)

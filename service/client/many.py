@@ -33,6 +33,7 @@ def in_threads(
     """Each item with its result: in the items' order, or as each is ready. Items are read when
     there is room for them, at most `in_flight` ahead of what was taken, in the caller's thread:
     generators may expect no other one. Whatever is ready is given before the next item is read.
+    Where that fails, the results of what was read before come first, and then the error.
 
     Args:
         work: gets an item, and how to sleep: it ends where nobody waits for the result any more.
@@ -47,6 +48,7 @@ def in_threads(
     pending: dict[Future[Result], Item] = {}  # in the items' order
     # A list never keeps anybody waiting: there, room is filled after each result.
     at_hand = isinstance(items, (list, tuple))
+    broken: list[Exception] = []  # the source's error
     more = True
     with ThreadPoolExecutor(in_flight, thread_name_prefix="gradcam-client") as pool:
         try:
@@ -55,6 +57,9 @@ def in_threads(
                     item = next(source)
                 except StopIteration:
                     more = False
+                except Exception as error:
+                    more = False
+                    broken.append(error)
                 else:
                     pending[pool.submit(work, item, rest)] = item
                 while ready := _ready(pending, ordered, more and len(pending) < in_flight):
@@ -63,6 +68,8 @@ def in_threads(
                         yield pending.pop(future), result
                     if at_hand:
                         break
+            if broken:
+                raise broken.pop()
         finally:
             left.set()
             for future in pending:
@@ -87,6 +94,7 @@ async def in_tasks(
     unread = aiter(items if isinstance(items, AsyncIterable) else _each(items))
     pending: dict[asyncio.Future[Result], Item] = {}  # in the items' order
     reading: set[asyncio.Future[tuple[Item] | None]] = set()  # the next item, or none
+    broken: list[Exception] = []  # the source's error
     more = True
     try:
         while True:
@@ -95,11 +103,15 @@ async def in_tasks(
             wanted = list(islice(pending, 1 if ordered else None))
             awaited: list[asyncio.Future[Any]] = [*wanted, *reading]
             if not awaited:
-                return
+                break
             # An item that is long in coming holds up no result.
             done, _ = await asyncio.wait(awaited, return_when=asyncio.FIRST_COMPLETED)
             while reading & done:
-                read = reading.pop().result()
+                try:
+                    read = reading.pop().result()
+                except Exception as error:
+                    read = None
+                    broken.append(error)
                 more = read is not None
                 if read is not None:
                     pending[asyncio.ensure_future(work(*read))] = read[0]
@@ -107,6 +119,8 @@ async def in_tasks(
                 if future in done:
                     result = future.result()
                     yield pending.pop(future), result
+        if broken:
+            raise broken.pop()
     finally:
         left: list[asyncio.Future[Any]] = [*pending, *reading]
         for unfinished in left:

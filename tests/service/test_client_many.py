@@ -53,19 +53,24 @@ def scores(results: list[tuple[bytes, Explanation | Failure]]) -> list[float]:
 Take = Callable[..., list[tuple[bytes, Explanation | Failure]]]
 
 
-def taken_waiting(script: Script, photos: Any, limit: int, **options: Any) -> Any:
+def taken_waiting(
+    script: Script, photos: Any, limit: int, into: list[Any] | None = None, **options: Any
+) -> Any:
+    results = [] if into is None else into
     with (
         Client(script.address, model="m", timeout=20) as client,
         closing(client.explain_many(photos, **options)) as found,
     ):
-        return [
-            each for _, each in zip(range(limit), found, strict=False)
-        ]  # in this order: no more
+        for _, each in zip(range(limit), found, strict=False):  # in this order: no more
+            results.append(each)
+    return results
 
 
-def taken_awaiting(script: Script, photos: Any, limit: int, **options: Any) -> Any:
+def taken_awaiting(
+    script: Script, photos: Any, limit: int, into: list[Any] | None = None, **options: Any
+) -> Any:
     async def take() -> list[Any]:
-        results: list[Any] = []
+        results = [] if into is None else into
         async with (
             AsyncClient(script.address, model="m", timeout=20) as client,
             aclosing(client.explain_many(photos, **options)) as found,
@@ -175,15 +180,24 @@ def test_a_photo_that_is_none_is_raised(take: Take) -> None:
 
 
 @both
-def test_an_error_of_the_photos_iterator_is_raised(take: Take) -> None:
+@pytest.mark.parametrize("ordered", [True, False])
+def test_an_error_of_the_photos_iterator_is_raised_after_the_results(
+    take: Take, ordered: bool
+) -> None:
     def broken() -> Iterator[bytes]:
-        yield b"1"
+        yield from numbers([], 3)
         raise LookupError("no more")
 
-    with scripted(explained) as script:
+    def answer(asked: Asked) -> Reply:
+        time.sleep(0.1)  # all are under way when it breaks
+        return explained(asked)
+
+    taken: list[tuple[bytes, Explanation | Failure]] = []
+    with scripted(answer) as script:
         with pytest.raises(LookupError, match="no more"):
-            take(script, broken(), 3)
+            take(script, broken(), 9, taken, ordered=ordered)
         script.until_unconnected()
+    assert sorted(scores(taken)) == [0, 1, 2]
 
 
 @both
