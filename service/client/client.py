@@ -170,6 +170,9 @@ class Client:
         However many there are, at most `in_flight` requests are under way, and photos are read at
         most as many ahead. Without an `output` there is the map alone, and no overlay.
 
+        Closing it early ends pauses between tries, and waits for the requests that are under way:
+        up to `in_flight` of them, for up to the client's `timeout`. `AsyncClient` breaks them off.
+
         Args:
             photos: as `explain` takes them; they may have no end. They are read in the caller's
                 thread. An iterator is asked for the next one once all that is ready has been taken,
