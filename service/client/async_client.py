@@ -16,11 +16,12 @@ from service.client.async_job import AsyncJob
 from service.client.explanation import Explanation
 from service.client.failures import ClientError, Failure, Overloaded, Unreachable
 from service.client.job_documents import JobDocument, JobList, State
-from service.client.lines import AsyncLine, settings
+from service.client.lines import AsyncLine
 from service.client.many import in_tasks, require_some
 from service.client.options import MediaType, Options, PredictOptions
 from service.client.photos import Photo
 from service.client.retries import Retries
+from service.client.settings import settings
 
 P = TypeVar("P", bound=Photo)
 

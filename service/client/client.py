@@ -15,11 +15,12 @@ from service.client.explanation import Explanation
 from service.client.failures import ClientError, Failure, Overloaded, Unreachable
 from service.client.job import Job
 from service.client.job_documents import JobDocument, JobList, State
-from service.client.lines import Line, settings
+from service.client.lines import Line
 from service.client.many import Rest, in_threads, require_some
 from service.client.options import MediaType, Options, PredictOptions
 from service.client.photos import Photo
 from service.client.retries import Retries
+from service.client.settings import settings
 
 P = TypeVar("P", bound=Photo)
 

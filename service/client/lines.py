@@ -6,35 +6,16 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 import httpx2
 
-from service import __version__
 from service.client.answers import Answer
 from service.client.calls import Call
 from service.client.failures import ClientError
 from service.client.retries import Retries, Tries
 
 FAILURES = (ClientError, httpx2.RequestError)
-
-
-def settings(address: str, key: str | None) -> dict[str, Any]:
-    """Of httpx2's clients. Redirects are not followed: the key goes nowhere else.
-
-    Raises:
-        ValueError: if the address is none.
-    """
-    if not address.lower().startswith(("http://", "https://")):
-        raise ValueError(f"the address is {address!r}; it should start with http:// or https://")
-    try:
-        url = httpx2.URL(address)
-    except httpx2.InvalidURL as error:
-        raise ValueError(f"the address is {address!r}: {error}") from None
-    headers = {"User-Agent": f"gradcam-service/{__version__}"}
-    if key is not None:
-        headers["Authorization"] = f"Bearer {key}"
-    return {"base_url": url, "headers": headers}
 
 
 class Line:
