@@ -34,7 +34,7 @@ class AsyncClient:
 
     Args:
         address: of the service, http://… or https://…; a path in it comes before all routes.
-        key: an API key.
+        key: an API key; spaces and line ends around it are left out.
         model: which calls ask that name none; without it the service's first, asked for once.
         timeout: seconds that a call may take in all, tries and pauses. What uploads or downloads a
             whole job, or follows one, may take longer: it is then of silence.

@@ -206,6 +206,30 @@ def test_the_key_is_in_no_text() -> None:
 
 
 @both
+def test_a_key_may_be_what_a_file_has(kind: str) -> None:
+    with scripted(lambda asked: MODELS) as script:
+        assert models(kind, script.address, key=" secret\r\n") == ["a", "b"]
+    assert script.asked[0].headers["authorization"] == "Bearer secret"
+
+
+@pytest.mark.parametrize(
+    ("key", "said"),
+    [
+        ("", "is empty"),
+        (" \n", "is empty"),
+        ("Zq9\nZq9", "characters other than printable ASCII"),
+        ("Zq9\0Zq9", "characters other than printable ASCII"),
+        ("Zq9é", "characters other than printable ASCII"),
+    ],
+)
+def test_a_key_that_is_none_is_refused_and_not_told(key: str, said: str) -> None:
+    for kind in (Client, AsyncClient):
+        with pytest.raises(ValueError, match=said) as caught:
+            kind(key=key)
+        assert "Zq9" not in str(caught.value)
+
+
+@both
 def test_an_address_may_have_a_path(kind: str) -> None:
     with scripted(lambda asked: MODELS) as script:
         models(kind, f"{script.address}/heat/")
