@@ -16,15 +16,27 @@ def settings(address: str, key: str | None) -> dict[str, Any]:
         ValueError: if the address or the key is none.
     """
     if not address.lower().startswith(("http://", "https://")):
-        raise ValueError(f"the address is {address!r}; it should start with http:// or https://")
+        raise ValueError(f"{_told(address)}; it should start with http:// or https://")
     try:
         url = httpx2.URL(address)
     except httpx2.InvalidURL as error:
-        raise ValueError(f"the address is {address!r}: {error}") from None
+        # The error may quote a piece of the password.
+        why = "a name and a password in it need %-escapes" if "@" in address else error
+        raise ValueError(f"{_told(address)}: {why}") from None
     headers = {"User-Agent": f"gradcam-service/{__version__}"}
     if key is not None:
         headers["Authorization"] = f"Bearer {_sound(key)}"
-    return {"base_url": url, "headers": headers}
+    # Apart from the address, which errors and logs tell.
+    auth = (url.username, url.password) if url.userinfo else None
+    bare = url.copy_with(username=None, password=None)
+    return {"base_url": bare, "headers": headers, "auth": auth}
+
+
+def _told(address: str) -> str:
+    """Without a name and a password, wherever they end in what is no address."""
+    scheme, mark, _ = address.partition("://")
+    start = scheme + mark if mark and scheme.isalpha() else ""
+    return f"the address is {start + address.removeprefix(start).rpartition('@')[2]!r}"
 
 
 def _sound(key: str) -> str:

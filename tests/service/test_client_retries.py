@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import gc
 import pickle
 import time
@@ -226,6 +227,35 @@ def test_a_key_that_is_none_is_refused_and_not_told(key: str, said: str) -> None
     for kind in (Client, AsyncClient):
         with pytest.raises(ValueError, match=said) as caught:
             kind(key=key)
+        assert "Zq9" not in str(caught.value)
+
+
+@both
+def test_a_password_in_the_address_is_sent_and_in_no_text(
+    kind: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    replies = in_turn(MODELS, Reply(reset=True))
+    with scripted(replies) as script:
+        address = script.address.replace("//", "//ann:Zq9%40@")
+        assert models(kind, address) == ["a", "b"]
+        with pytest.raises(Unreachable, match=f"from GET {script.address}/v1/models") as caught:
+            models(kind, address, retries=0)
+    basic = base64.b64encode(b"ann:Zq9@").decode()
+    assert [asked.headers["authorization"] for asked in script.asked] == [f"Basic {basic}"] * 2
+    assert script.address in caplog.text
+    for told in (str(caught.value), caplog.text, repr(Client(address)), repr(AsyncClient(address))):
+        assert "Zq9" not in told
+
+
+@pytest.mark.parametrize(
+    "address",
+    ["ann:Zq9@host", "ftp://ann:Zq9@host", "http://ann:Zq9/Zq9@host", "http://ann:Zq9@host:bad"],
+)
+def test_a_password_is_not_told_of_an_address_that_is_none(address: str) -> None:
+    for kind in (Client, AsyncClient):
+        with pytest.raises(ValueError, match="the address is") as caught:
+            kind(address)
         assert "Zq9" not in str(caught.value)
 
 
