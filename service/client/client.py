@@ -34,6 +34,7 @@ class Client:
     Args:
         address: of the service, http://… or https://…; a path in it comes before all routes, and
             `name:password@` before the host is sent as `Authorization: Basic`, in place of a key.
+            It has no query and no fragment.
         key: an API key; spaces and line ends around it are left out.
         model: which calls ask that name none; without it the service's first, asked for once.
         timeout: seconds that a call may take in all, tries and pauses. What uploads or downloads a

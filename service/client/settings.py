@@ -15,6 +15,17 @@ def settings(address: str, key: str | None) -> dict[str, Any]:
     Raises:
         ValueError: if the address or the key is none.
     """
+    url = _url(address)
+    headers = {"User-Agent": f"gradcam-service/{__version__}"}
+    if key is not None:
+        headers["Authorization"] = f"Bearer {_sound(key)}"
+    # Apart from the address, which errors and logs tell.
+    auth = (url.username, url.password) if url.userinfo else None
+    bare = url.copy_with(username=None, password=None)
+    return {"base_url": bare, "headers": headers, "auth": auth}
+
+
+def _url(address: str) -> httpx2.URL:
     if not address.lower().startswith(("http://", "https://")):
         raise ValueError(f"{_told(address)}; it should start with http:// or https://")
     try:
@@ -23,13 +34,18 @@ def settings(address: str, key: str | None) -> dict[str, Any]:
         # The error may quote a piece of the password.
         why = "a name and a password in it need %-escapes" if "@" in address else error
         raise ValueError(f"{_told(address)}: {why}") from None
-    headers = {"User-Agent": f"gradcam-service/{__version__}"}
-    if key is not None:
-        headers["Authorization"] = f"Bearer {_sound(key)}"
-    # Apart from the address, which errors and logs tell.
-    auth = (url.username, url.password) if url.userinfo else None
-    bare = url.copy_with(username=None, password=None)
-    return {"base_url": bare, "headers": headers, "auth": auth}
+    if "?" in address or "#" in address:
+        raise ValueError(f"{_told(address)}; it should have no query and no fragment")
+    if not (_is_a_host(url.raw_host) and (url.port is None or 0 < url.port < 1 << 16)):
+        raise ValueError(f"{_told(address)}; it should name a host, and a port up to 65535")
+    return url
+
+
+def _is_a_host(name: bytes) -> bool:
+    try:
+        return bool(name.decode("ascii").encode("idna"))  # which a socket would do
+    except UnicodeError:
+        return False
 
 
 def _told(address: str) -> str:

@@ -270,6 +270,22 @@ def test_an_address_may_have_a_path(kind: str) -> None:
     ("options", "said"),
     [
         ({"address": "127.0.0.1:8000"}, "'127.0.0.1:8000'; it should start with http:// or https"),
+        ({"address": ""}, "the address is ''; it should start with http:// or https"),
+        (
+            {"address": "http://h/?x=1"},
+            r"'http://h/\?x=1'; it should have no query and no fragment",
+        ),
+        ({"address": "http://h?"}, r"'http://h\?'; it should have no query"),
+        ({"address": "http://h/#x"}, "'http://h/#x'; it should have no query"),
+        ({"address": "http://"}, "'http://'; it should name a host"),
+        ({"address": "https:///v1"}, "'https:///v1'; it should name a host"),
+        ({"address": "http://:8000"}, "'http://:8000'; it should name a host"),
+        ({"address": "http://a..b"}, "'http://a..b'; it should name a host"),
+        (
+            {"address": "http://h:65536"},
+            "'http://h:65536'; it should name a host, and a port up to",
+        ),
+        ({"address": "http://h:0"}, "a port up to 65535"),
         ({"retries": -1}, "retries is -1; it should be 0 or more"),
         ({"timeout": 0}, "timeout is 0; it should be a number of seconds above 0"),
     ],
