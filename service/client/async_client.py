@@ -14,7 +14,7 @@ from service import portraits, schemas
 from service.client import answers, calls, job_calls
 from service.client.async_job import AsyncJob
 from service.client.explanation import Explanation
-from service.client.failures import ClientError, Failure, Overloaded, Unreachable
+from service.client.failures import ClientError, Failure, Overloaded, ServiceError, Unreachable
 from service.client.job_documents import JobDocument, JobList, State
 from service.client.lines import AsyncLine
 from service.client.many import in_tasks, require_some
@@ -84,11 +84,20 @@ class AsyncClient:
         await self._http.aclose()
 
     async def ready(self) -> bool:
-        """Whether the service can explain now; False also where nobody answers. One try."""
+        """Whether the service can explain now; False also where nobody answers, or a proxy says
+        that nobody does (5xx). One try.
+
+        Raises:
+            ServiceError: if it refuses to say so: 401, 403, 404.
+        """
         once = AsyncLine(self._http, Retries(0, self._line.rule.timeout))
         try:
             await once.send(calls.get("/readyz"))
-        except (Overloaded, Unreachable):
+        except Unreachable:
+            return False
+        except ServiceError as error:
+            if error.status < 500 and not isinstance(error, Overloaded):
+                raise
             return False
         return True
 

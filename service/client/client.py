@@ -12,7 +12,7 @@ import httpx2
 from service import portraits, schemas
 from service.client import answers, calls, job_calls
 from service.client.explanation import Explanation
-from service.client.failures import ClientError, Failure, Overloaded, Unreachable
+from service.client.failures import ClientError, Failure, Overloaded, ServiceError, Unreachable
 from service.client.job import Job
 from service.client.job_documents import JobDocument, JobList, State
 from service.client.lines import Line
@@ -83,11 +83,20 @@ class Client:
         self._http.close()
 
     def ready(self) -> bool:
-        """Whether the service can explain now; False also where nobody answers. One try."""
+        """Whether the service can explain now; False also where nobody answers, or a proxy says
+        that nobody does (5xx). One try.
+
+        Raises:
+            ServiceError: if it refuses to say so: 401, 403, 404.
+        """
         once = Line(self._http, Retries(0, self._line.rule.timeout))
         try:
             once.send(calls.get("/readyz"))
-        except (Overloaded, Unreachable):
+        except Unreachable:
+            return False
+        except ServiceError as error:
+            if error.status < 500 and not isinstance(error, Overloaded):
+                raise
             return False
         return True
 

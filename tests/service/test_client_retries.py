@@ -30,7 +30,7 @@ from service.client import (
 from service.client.failures import failure_of, seconds_until
 from service.client.retries import Retries, Tries
 from tests.service.live import free_port
-from tests.service.scripted import Asked, Reply, Script, in_json, problem, scripted
+from tests.service.scripted import Asked, Reply, in_json, problem, scripted
 
 MODELS = in_json({"models": ["a", "b"]})
 
@@ -296,26 +296,45 @@ def test_arguments_that_are_none_are_refused(options: dict[str, Any], said: str)
             kind(**options)
 
 
-def test_ready_is_one_try() -> None:
-    loading = problem(503, "loading", Retry_After="5")
-    with (
-        scripted(in_turn(loading, in_json({"status": "ok"}))) as script,
-        Client(script.address) as client,
-    ):
-        assert client.ready() is False
-        assert client.ready() is True
-    with Client(script.address) as client:  # it is gone
-        assert client.ready() is False
+def ready(kind: str, address: str) -> bool:
+    """Whether either client says that the service is ready."""
+    if kind == "waiting":
+        with Client(address) as client:
+            return client.ready()
+
+    async def ask() -> bool:
+        async with AsyncClient(address) as client:
+            return await client.ready()
+
+    return asyncio.run(ask())
 
 
-def test_ready_is_one_try_for_those_who_await() -> None:
-    async def ask(script: Script) -> list[bool]:
-        async with AsyncClient(script.address) as client:
-            return [await client.ready(), await client.ready()]
-
+@both
+def test_ready_is_one_try(kind: str) -> None:
     loading = problem(503, "loading", Retry_After="5")
     with scripted(in_turn(loading, in_json({"status": "ok"}))) as script:
-        assert asyncio.run(ask(script)) == [False, True]
+        assert ready(kind, script.address) is False
+        assert ready(kind, script.address) is True
+    assert ready(kind, script.address) is False  # it is gone
+
+
+@both
+@pytest.mark.parametrize("status", [429, 500, 502, 504, 520])
+def test_not_ready_is_also_what_a_proxy_says_meanwhile(kind: str, status: int) -> None:
+    with scripted(lambda asked: Reply(status, body=b"<h1>no</h1>")) as script:
+        assert ready(kind, script.address) is False
+    assert len(script.asked) == 1
+
+
+@both
+@pytest.mark.parametrize("status", [307, 401, 403, 404])
+def test_who_is_not_told_whether_it_is_ready_hears_why(kind: str, status: int) -> None:
+    with (
+        scripted(lambda asked: problem(status, "not you")) as script,
+        pytest.raises(ServiceError, match="not you") as caught,
+    ):
+        ready(kind, script.address)
+    assert caught.value.status == status
 
 
 @both
