@@ -38,8 +38,8 @@ class AsyncClient:
             It has no query and no fragment.
         key: an API key; spaces and line ends around it are left out.
         model: which calls ask that name none; without it the service's first, asked for once.
-        timeout: seconds that a call may take in all, tries and pauses. What uploads or downloads a
-            whole job, or follows one, may take longer: it is then of silence.
+        timeout: seconds that a call may take in all, tries and pauses; up to a day. What uploads or
+            downloads a whole job, or follows one, may take longer: it is then of silence.
         retries: tries after the first one.
         transport: how requests travel, where that is not httpx2's own way: for other certificates
             or proxies, for tests.

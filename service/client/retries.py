@@ -18,6 +18,8 @@ from service.client.failures import ClientError, Overloaded, Unreachable
 FIRST_PAUSE, LONGEST_PAUSE = 0.25, 8.0
 """Seconds, where the service does not say how long."""
 CONNECT_SECONDS = 5.0
+LONGEST_TIMEOUT = 86_400.0
+"""Seconds, a day: sockets and locks overflow at some point beyond."""
 PASSING = (httpx2.NetworkError, httpx2.TimeoutException, httpx2.RemoteProtocolError)
 """Failures of a connection that the next one may not have."""
 
@@ -28,7 +30,10 @@ class Retries:
 
     Attributes:
         retries: tries after the first one, at most.
-        timeout: seconds in all, tries and pauses.
+        timeout: seconds in all, tries and pauses; above 0, up to a day.
+
+    Raises:
+        ValueError: if one of them is not that.
     """
 
     retries: int
@@ -37,8 +42,11 @@ class Retries:
     def __post_init__(self) -> None:
         if self.retries < 0:
             raise ValueError(f"retries is {self.retries}; it should be 0 or more")
-        if not self.timeout > 0:
-            raise ValueError(f"timeout is {self.timeout}; it should be a number of seconds above 0")
+        if not 0 < self.timeout <= LONGEST_TIMEOUT:
+            raise ValueError(
+                f"timeout is {self.timeout}; it should be a number of seconds above 0, up to "
+                f"{LONGEST_TIMEOUT:.0f}, a day"
+            )
 
 
 @dataclass

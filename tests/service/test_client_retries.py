@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import gc
+import math
 import pickle
 import time
 from collections.abc import Callable, Iterator
@@ -161,6 +162,13 @@ def test_the_time_is_for_all_tries_together(kind: str) -> None:
 
 
 @both
+def test_a_day_is_not_too_long(kind: str) -> None:
+    full = problem(429, "full", Retry_After="1")
+    with scripted(in_turn(full, MODELS)) as script:
+        assert models(kind, script.address, timeout=86_400) == ["a", "b"]
+
+
+@both
 def test_an_answer_that_drips_ends_with_the_time(kind: str) -> None:
     def drops() -> Iterator[bytes]:
         with suppress(OSError):
@@ -287,7 +295,13 @@ def test_an_address_may_have_a_path(kind: str) -> None:
         ),
         ({"address": "http://h:0"}, "a port up to 65535"),
         ({"retries": -1}, "retries is -1; it should be 0 or more"),
-        ({"timeout": 0}, "timeout is 0; it should be a number of seconds above 0"),
+        (
+            {"timeout": 0},
+            "timeout is 0; it should be a number of seconds above 0, up to 86400, a day",
+        ),
+        ({"timeout": math.nan}, "timeout is nan; it should be"),
+        ({"timeout": math.inf}, "timeout is inf; it should be"),
+        ({"timeout": 1e12}, "timeout is 1000000000000.0; it should be"),
     ],
 )
 def test_arguments_that_are_none_are_refused(options: dict[str, Any], said: str) -> None:
