@@ -141,7 +141,7 @@ def failure_of(status: int, headers: Mapping[str, str], body: bytes) -> ServiceE
 
 def seconds_until(retry_after: str | None) -> float | None:
     """A `Retry-After` (RFC 9110, 10.2.3), seconds or a date, as seconds from now, at least 0; None
-    without one, or where it is neither."""
+    without one, or where it is neither, or no calendar has it."""
     if retry_after is None:
         return None
     text = retry_after.strip()
@@ -149,7 +149,7 @@ def seconds_until(retry_after: str | None) -> float | None:
         return float(text)
     try:
         moment = parsedate_to_datetime(text)
-    except ValueError:
+    except (ValueError, OverflowError):
         return None
     if moment.tzinfo is None:  # the obsolete form without a zone means UTC
         moment = moment.replace(tzinfo=UTC)

@@ -410,7 +410,17 @@ def test_a_failed_enter_leaves_nothing_open_for_those_who_await() -> None:
 
 @pytest.mark.parametrize(
     ("header", "seconds"),
-    [(None, None), ("3", 3), (" 120 ", 120), ("0", 0), ("soon", None), ("-1", None), ("1.5", None)],
+    [
+        (None, None),
+        ("3", 3),
+        (" 120 ", 120),
+        ("0", 0),
+        ("soon", None),
+        ("-1", None),
+        ("1.5", None),
+        ("Wed, 21 Oct 2015 07:28:00 +99999999999999", None),
+        ("Wed, 99999999999999999999 Oct 2015 07:28:00 GMT", None),
+    ],
 )
 def test_retry_after_in_seconds(header: str | None, seconds: float | None) -> None:
     assert seconds_until(header) == seconds
