@@ -29,8 +29,9 @@ P = TypeVar("P", bound=Photo)
 class AsyncClient:
     """A gradcam-service, from asyncio: `async with AsyncClient("http://…:8000") as client: …`
 
-    Calls are made again where the service has no room or is not ready (429, 503), as it says when,
-    and where the connection fails; never after any other error. For one asyncio loop.
+    Calls are made again where the service has no room or is not ready (429, 503), no sooner than
+    it says, and where the connection fails; never after any other error.
+    For one asyncio loop.
 
     Args:
         address: of the service, http://… or https://…; a path in it comes before all routes, and

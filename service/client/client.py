@@ -28,8 +28,9 @@ P = TypeVar("P", bound=Photo)
 class Client:
     """A gradcam-service, from Python: `with Client("http://127.0.0.1:8000") as client: …`
 
-    Calls are made again where the service has no room or is not ready (429, 503), as it says when,
-    and where the connection fails; never after any other error. Several threads may use it.
+    Calls are made again where the service has no room or is not ready (429, 503), no sooner than
+    it says, and where the connection fails; never after any other error.
+    Several threads may use it.
 
     Args:
         address: of the service, http://… or https://…; a path in it comes before all routes, and

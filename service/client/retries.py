@@ -77,9 +77,9 @@ class Tries:
             raise httpx2.ReadTimeout("the answer comes in too slowly")
 
     def pause(self, error: ClientError | httpx2.RequestError) -> float:
-        """Seconds until the next try, after one that failed: what `Retry-After` says and up to a
-        quarter more, so that all who were sent away do not come back at once; else between half
-        and all of 0.25, 0.5, 1 … 8.
+        """Seconds until the next try, after one that failed: between half and all of 0.25, 0.5,
+        1 … 8; or what `Retry-After` says, if that is more, and up to a quarter more still, so that
+        all who were sent away do not come back at once.
 
         Raises:
             ClientError: the error as ours, if there is no next try.
@@ -89,12 +89,12 @@ class Tries:
         cause = raised.__cause__ if isinstance(raised, Unreachable) else None
         passing = isinstance(raised, Overloaded) or isinstance(cause, PASSING)
         asked = raised.retry_after if isinstance(raised, Overloaded) else None
+        longest = min(FIRST_PAUSE * 2 ** (self._failed - 1), LONGEST_PAUSE)
+        pause = random.uniform(longest / 2, longest)  # noqa: S311 - nobody's secret
         if asked is not None:
-            pause = asked * random.uniform(1, 1.25)  # noqa: S311 - nobody's secret
-            pause = asked if pause >= self._left() else pause
-        else:
-            longest = min(FIRST_PAUSE * 2 ** (self._failed - 1), LONGEST_PAUSE)
-            pause = random.uniform(longest / 2, longest)  # noqa: S311
+            later = asked * random.uniform(1, 1.25)  # noqa: S311
+            # A hint of 0 would use up all tries at once.
+            pause = max(pause, asked if later >= self._left() else later)
         if not passing or self._failed > self.rule.retries or pause >= self._left():
             raise raised
         return pause

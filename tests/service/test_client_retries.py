@@ -450,6 +450,17 @@ def test_pauses_are_what_the_formula_says() -> None:
     assert all(4 <= Tries(Retries(1, 4.02)).pause(told) <= 4.02 for _ in range(50))
 
 
+@pytest.mark.parametrize(
+    ("hint", "seconds"), [("0", 0), ("Sun, 06 Nov 1994 08:49:37 GMT", 0), ("1", 1)]
+)
+def test_no_hint_makes_a_pause_shorter(hint: str, seconds: float) -> None:
+    told = failure_of(429, {"retry-after": hint}, b"")
+    tries = Tries(Retries(5, 1000))
+    for longest in (0.25, 0.5, 1.0, 2.0, 4.0):
+        pause = tries.pause(told)
+        assert max(longest / 2, seconds) <= pause <= max(longest, seconds * 1.25)
+
+
 def test_an_error_that_is_no_problem_is_told_all_the_same() -> None:
     error = failure_of(502, {"x-request-id": "r1"}, b"<h1>Bad\n gateway</h1>")
     assert str(error) == "the answer is 502 Bad Gateway: <h1>Bad gateway</h1>"
