@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import errno
 from collections.abc import Mapping
 from dataclasses import dataclass
 from io import BytesIO
@@ -48,7 +49,7 @@ def read(photo: Photo) -> bytes | Named:
         scheme = photo.partition("://")[0].lower()
         return Named("url" if scheme in ("http", "https") else "uri", photo)
     if isinstance(photo, (str, PathLike)):
-        return Path(photo).read_bytes()
+        return _content(Path(photo))
     raise TypeError(
         f"a photo is a {type(photo).__name__}; it should be a path, an address, bytes, a Pillow "
         "image or a uint8 array"
@@ -75,6 +76,13 @@ def instance_of(item: Photo | Mapping[str, Any], index: int) -> dict[str, Any]:
         return {"id": str(index), **item, "image": sent}
     name = fspath(item) if isinstance(item, (str, PathLike)) else str(index)
     return {"id": name, "image": field_of(item)}
+
+
+def _content(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except ValueError as error:  # with a NUL, or half a character, no file is named so
+        raise OSError(errno.EINVAL, str(error), str(path)) from error
 
 
 def _picture(array: NDArray[Any]) -> Image.Image:

@@ -9,7 +9,9 @@ import time
 import tracemalloc
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import aclosing, closing
+from errno import EINVAL
 from itertools import count
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -162,15 +164,20 @@ def test_failures_are_values_and_the_others_stand(take: Take) -> None:
             return problem(422, "five is no photo")
         return Reply(reset=True) if asked.body == b"9" else explained(asked)
 
-    photos: list[Any] = [*numbers([], 12), "no/such/file.png"]
+    photos: list[Any] = [*numbers([], 12), "no/such/file.png", "a\0.png", Path("\ud800.png")]
     with scripted(answer) as script:
-        results = take(script, photos, 13, in_flight=4)
+        results = take(script, photos, 15, in_flight=4)
     assert [photo for photo, _ in results] == photos
     assert isinstance(results[5][1], ServiceError)
     assert str(results[5][1]) == "five is no photo"
     assert type(results[9][1]).__name__ == "Unreachable"
     assert isinstance(results[12][1], FileNotFoundError)
-    assert scores([each for turn, each in enumerate(results) if turn not in (5, 9, 12)])
+    for turn, name in ((13, r"'a\x00.png'"), (14, r"'\ud800.png'")):
+        error = results[turn][1]
+        assert isinstance(error, OSError)
+        assert error.errno == EINVAL
+        assert name in str(error)
+    assert scores([each for turn, each in enumerate(results) if turn not in (5, 9, 12, 13, 14)])
 
 
 @both
