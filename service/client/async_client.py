@@ -124,7 +124,8 @@ class AsyncClient:
         """The top classes of a photo (segments of a segmenter, detections of a detector).
 
         Raises:
-            OSError, TypeError, ValueError: if the photo cannot be read here.
+            OSError, TypeError, ValueError: if the photo cannot be read here, or the parameters are
+                too long.
             ClientError: if there is no answer, or it is an error.
         """
         name = await self._named(model)
@@ -138,8 +139,8 @@ class AsyncClient:
         otherwise.
 
         Raises:
-            OSError, TypeError, ValueError: if the photo cannot be read here, or several maps were
-                asked for.
+            OSError, TypeError, ValueError: if the photo cannot be read here, several maps were
+                asked for, or the parameters are too long.
             ClientError: if there is no answer, or it is an error.
         """
         return answers.only(await self.explain_each(photo, model=model, **parameters))
@@ -193,7 +194,7 @@ class AsyncClient:
             ordered: False gives each as soon as it is ready, whatever its place.
 
         Raises:
-            TypeError, ValueError: if one of the photos is no photo.
+            TypeError, ValueError: if one of the photos is no photo, or the parameters are too long.
             ClientError: if `model` is to be asked for, and there is no answer.
             Exception: whatever reading `photos` raises, after the results of those read before.
         """
@@ -239,7 +240,8 @@ class AsyncClient:
                 call makes its own job, once, however often it has to be sent.
 
         Raises:
-            OSError, TypeError, ValueError: if what is submitted cannot be read here.
+            OSError, TypeError, ValueError: if what is submitted cannot be read here, or the
+                parameters are too long.
             ClientError: if there is no answer, or it is an error.
         """
         call = job_calls.submit(photos, model or self._model, parameters, idempotency_key)

@@ -123,7 +123,8 @@ class Client:
         """The top classes of a photo (segments of a segmenter, detections of a detector).
 
         Raises:
-            OSError, TypeError, ValueError: if the photo cannot be read here.
+            OSError, TypeError, ValueError: if the photo cannot be read here, or the parameters are
+                too long.
             ClientError: if there is no answer, or it is an error.
         """
         call = calls.about_photo("predict", self._named(model), photo, parameters, calls.JSON)
@@ -136,8 +137,8 @@ class Client:
         otherwise.
 
         Raises:
-            OSError, TypeError, ValueError: if the photo cannot be read here, or several maps were
-                asked for.
+            OSError, TypeError, ValueError: if the photo cannot be read here, several maps were
+                asked for, or the parameters are too long.
             ClientError: if there is no answer, or it is an error.
         """
         return answers.only(self.explain_each(photo, model=model, **parameters))
@@ -194,7 +195,7 @@ class Client:
             ordered: False gives each as soon as it is ready, whatever its place.
 
         Raises:
-            TypeError, ValueError: if one of the photos is no photo.
+            TypeError, ValueError: if one of the photos is no photo, or the parameters are too long.
             ClientError: if `model` is to be asked for, and there is no answer.
             Exception: whatever reading `photos` raises, after the results of those read before.
         """
@@ -228,7 +229,8 @@ class Client:
                 call makes its own job, once, however often it has to be sent.
 
         Raises:
-            OSError, TypeError, ValueError: if what is submitted cannot be read here.
+            OSError, TypeError, ValueError: if what is submitted cannot be read here, or the
+                parameters are too long.
             ClientError: if there is no answer, or it is an error.
         """
         call = job_calls.submit(photos, model or self._model, parameters, idempotency_key)

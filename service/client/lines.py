@@ -36,6 +36,7 @@ class Line:
         one.
 
         Raises:
+            ValueError: if the call's names and parameters are longer than an address may be.
             ClientError: if none of the tries did.
         """
         tries = Tries(self.rule, call.bulky)
@@ -71,14 +72,15 @@ class Line:
     @contextmanager
     def _opened(self, call: Call, tries: Tries) -> Iterator[httpx2.Response]:
         content = call.body() if callable(call.body) else call.body
-        with self.http.stream(
+        opening = self.http.stream(
             call.method,
             call.path,
             params=call.query or None,
             headers=call.headers,
             content=content,
             timeout=tries.limits(),
-        ) as response:
+        )
+        with _fitting(), opening as response:
             yield response
 
 
@@ -120,15 +122,27 @@ class AsyncLine:
     @asynccontextmanager
     async def _opened(self, call: Call, tries: Tries) -> AsyncIterator[httpx2.Response]:
         content = _awaited(call.body()) if callable(call.body) else call.body
-        async with self.http.stream(
+        opening = self.http.stream(
             call.method,
             call.path,
             params=call.query or None,
             headers=call.headers,
             content=content,
             timeout=tries.limits(),
-        ) as response:
-            yield response
+        )
+        with _fitting():
+            async with opening as response:
+                yield response
+
+
+@contextmanager
+def _fitting() -> Iterator[None]:
+    try:
+        yield
+    except httpx2.InvalidURL as error:
+        raise ValueError(
+            f"the names and parameters of the call do not fit into an address: {error}"
+        ) from None
 
 
 def _keep(chunk: bytes, body: bytearray, sink: BinaryIO | None) -> None:

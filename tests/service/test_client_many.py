@@ -187,6 +187,14 @@ def test_a_photo_that_is_none_is_raised(take: Take) -> None:
 
 
 @both
+def test_parameters_that_no_address_has_room_for_are_raised(take: Take) -> None:
+    with scripted(explained) as script:
+        with pytest.raises(ValueError, match="do not fit into an address: URL component 'query'"):
+            take(script, [b"1"], 1, target="x" * 100_000)
+        assert not script.asked
+
+
+@both
 @pytest.mark.parametrize("ordered", [True, False])
 def test_an_error_of_the_photos_iterator_is_raised_after_the_results(
     take: Take, ordered: bool
