@@ -252,6 +252,7 @@ class AsyncClient:
 
         Raises:
             NotFound: if there is none.
+            ValueError: if the id is empty.
         """
         return self._job(await self._line.send(job_calls.document(name)))
 

@@ -131,6 +131,7 @@ class AsyncJob:
         Raises:
             NotFound: if there is no such item.
             NotFinished: if it has none yet.
+            ValueError: if the id is empty.
         """
         answer = await self._line.send(job_calls.result(self.id, item))
         return result_of(answer.body)

@@ -38,8 +38,24 @@ def get(path: str, **query: str | int | None) -> Call:
     return Call("GET", path, given)
 
 
+def step(name: str) -> str:
+    """A name as one step of a path."""
+    # Dots would be taken for a way up, and lost on the way.
+    return name.replace(".", "%2E") if name in (".", "..") else quote(name, safe="")
+
+
+def require_name(what: str, name: str) -> None:
+    """
+    Raises:
+        ValueError: if it is empty: the path would be another one's.
+    """
+    if not name:
+        raise ValueError(f"the {what} is empty")
+
+
 def model_path(model: str) -> str:
-    return f"/v1/models/{quote(model, safe='')}"
+    require_name("name of the model", model)
+    return f"/v1/models/{step(model)}"
 
 
 def about_photo(

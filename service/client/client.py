@@ -241,6 +241,7 @@ class Client:
 
         Raises:
             NotFound: if there is none.
+            ValueError: if the id is empty.
         """
         return self._job(self._line.send(job_calls.document(name)))
 

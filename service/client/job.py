@@ -130,6 +130,7 @@ class Job:
         Raises:
             NotFound: if there is no such item.
             NotFinished: if it has none yet.
+            ValueError: if the id is empty.
         """
         return result_of(self._line.send(job_calls.result(self.id, item)).body)
 

@@ -8,13 +8,13 @@ from contextlib import contextmanager
 from os import PathLike, fspath
 from pathlib import Path
 from typing import Any, BinaryIO
-from urllib.parse import parse_qsl, quote, urlsplit
+from urllib.parse import parse_qsl, urlsplit
 
 import numpy as np
 from PIL import Image
 
 from service.client.answers import Answer
-from service.client.calls import JSON, Call, get, query_of, to_json
+from service.client.calls import JSON, Call, get, query_of, require_name, step, to_json
 from service.client.failures import seconds_until
 from service.client.job_documents import JobDocument
 from service.client.photos import Photo, instance_of
@@ -99,12 +99,8 @@ def lines_of(answer: Answer) -> list[bytes]:
 
 
 def result(job: str, item: str, accept: str = JSON) -> Call:
-    # A step of dots would be taken for a way up, and lost on the way.
-    steps = (
-        step.replace(".", "%2E") if step in (".", "..") else quote(step, safe="")
-        for step in item.split("/")
-    )
-    path = f"{_path(job)}/results/{'/'.join(steps)}"
+    require_name("id of the item", item)
+    path = f"{_path(job)}/results/{'/'.join(map(step, item.split('/')))}"
     return Call("GET", path, headers={"Accept": accept})
 
 
@@ -166,7 +162,8 @@ def not_yet(seen: JobDocument, seconds: float) -> str:
 
 
 def _path(job: str) -> str:
-    return f"/v1/jobs/{quote(job, safe='')}"
+    require_name("id of the job", job)
+    return f"/v1/jobs/{step(job)}"
 
 
 def _chunks(path: Path) -> Iterator[bytes]:

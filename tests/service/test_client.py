@@ -263,6 +263,8 @@ def test_an_error_has_the_services_sentence_and_whereabouts(client: Client, cat:
         client.model("ghost")
     with pytest.raises(NotFound):
         client.model("gh/ost?x#y")
+    with pytest.raises(NotFound, match=r"'\.\.'"):
+        client.model("..")
     with pytest.raises(ServiceError) as empty:
         client.explain_each(cat, target=[])
     assert empty.value.status == 422

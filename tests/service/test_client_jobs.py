@@ -505,6 +505,37 @@ def test_one_result(open_client: Any, script: Script, jobs: Jobs) -> None:
 
 
 @both
+def test_names_of_dots_lead_nowhere_else(open_client: Any) -> None:
+    with (
+        scripted(lambda asked: problem(404, "there is none")) as script,
+        open_client(script.address) as client,
+    ):
+        for name in (".", ".."):
+            for ask in (client.job, client.model, client.layers):
+                with pytest.raises(NotFound, match="there is none"):
+                    ask(name)
+    paths = ["/v1/jobs/{}", "/v1/models/{}", "/v1/models/{}/layers"]
+    assert [asked.raw_path for asked in script.asked] == [
+        path.format(name) for name in ("%2E", "%2E%2E") for path in paths
+    ]
+
+
+@both
+def test_names_that_are_empty_are_not_sent(open_client: Any, script: Script) -> None:
+    with open_client(script.address) as client:
+        job = client.submit([b"x"])
+        for said, ask in (
+            ("the id of the job is empty", client.job),
+            ("the id of the item is empty", job.result),
+            ("the id of the item is empty", job.picture),
+            ("the name of the model is empty", client.model),
+        ):
+            with pytest.raises(ValueError, match=said):
+                ask("")
+    assert len(script.asked) == 1
+
+
+@both
 def test_an_archive_is_there_once_it_is_whole(
     open_client: Any, script: Script, jobs: Jobs, tmp_path: Path
 ) -> None:
