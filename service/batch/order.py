@@ -94,6 +94,7 @@ class Order:
         file = self.output / LOCK
         lock = FileLock(file, timeout=0)
         try:
+            made = not self.output.exists()
             self.output.mkdir(parents=True, exist_ok=True)
             lock.acquire()
         except Timeout:
@@ -106,8 +107,9 @@ class Order:
             with suppress(OSError):
                 file.unlink()  # while it is held: whoever has opened it meanwhile sees that
             lock.release()
-            with suppress(OSError):
-                self.output.rmdir()  # where no batch began
+            if made:
+                with suppress(OSError):
+                    self.output.rmdir()  # where no batch began
 
     def model(self) -> str:
         """That the batch in the output folder is made with."""

@@ -200,6 +200,13 @@ def test_a_lock_leaves_nothing(tmp_path: Path) -> None:
     assert [file.name for file in (tmp_path / "out").iterdir()] == ["run.json"]
 
 
+def test_an_empty_folder_that_was_there_before_stays(tmp_path: Path) -> None:
+    with Order({}, tmp_path).locked():
+        pass
+    assert tmp_path.exists()
+    assert not list(tmp_path.iterdir())
+
+
 def test_a_folder_that_cannot_be_made(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with (
