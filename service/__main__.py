@@ -139,6 +139,7 @@ def batch(
 ) -> None:
     """Explain images without a server, as many as there are: writes a picture of each and a table
     of all."""
+    former = {*threading.enumerate()}
     settings = read_settings(os.environ, models=models)
     given: dict[str, Any] = {"method": method, "layer": layer or "auto", "fit": fit}
     if target:
@@ -156,13 +157,17 @@ def batch(
         report=report,
         ray=ray,
     )
-    _end(code)
+    _end(code, former)
 
 
-def _end(code: int) -> None:
-    """End the process, also where a worker hangs whose thread nothing ends."""
-    for thread in threading.enumerate():
-        if thread is not threading.main_thread() and not thread.daemon:
+def _end(code: int, former: set[threading.Thread]) -> None:
+    """End the process, also where a worker hangs whose thread nothing ends.
+
+    Args:
+        former: those that were there before the command began: their end is not its to wait for.
+    """
+    for thread in {*threading.enumerate()} - former:
+        if not thread.daemon:
             thread.join(LAST_SECONDS)
             if thread.is_alive():
                 sys.stdout.flush()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -253,6 +254,25 @@ def test_a_worker_that_hangs_is_replaced_and_no_image_fails_for_it(
     assert Stuck.gone
     assert "40 of 40 images explained, 0 failed" in said
     assert code == 0
+
+
+def test_threads_that_were_there_before_are_not_waited_for(
+    gradcam: Shell, models: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    endings: list[int] = []
+    monkeypatch.setattr(os, "_exit", endings.append)
+    monkeypatch.setattr("service.__main__.LAST_SECONDS", 0.1)
+    folder = small_photos(tmp_path / "photos", 1)
+    enough = threading.Event()
+    thread = threading.Thread(target=enough.wait)
+    thread.start()
+    try:
+        code, said = gradcam(folder, "--output", tmp_path / "out", "--models", models)
+    finally:
+        enough.set()
+        thread.join()
+    assert code == 0, said
+    assert not endings
 
 
 def test_two_thousand_images_take_no_more_memory_than_a_few_hundred(
