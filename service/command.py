@@ -14,9 +14,10 @@ from rich.table import Column, Table
 
 from service.case import Case
 from service.descriptions import caption_of, describe_target
-from service.errors import Problem, UndecodableImage
+from service.errors import Problem
 from service.explainer import Explained, Explainer
 from service.parameters import Parameters
+from service.photo_file import read_file
 from service.rendering import encode
 from service.requests import Instance, parameter_problem
 from service.settings import Settings
@@ -65,7 +66,7 @@ async def _explain(
     async with workshop(settings, model) as shop:
         for index, photo in enumerate(photos):
             try:
-                instance = Instance(index, photo.name, _read(photo), "", parameters)
+                instance = Instance(index, photo.name, read_file(photo), "", parameters)
                 async with shop.explainer.case(shop.crew, instance, Timings()) as case:
                     explained = await shop.explainer.explain(case)
                     for row in _drawn(case, explained, photo, output):
@@ -94,10 +95,3 @@ def _drawn(
             name = f"{target.index} {name}"
         sure = "" if target.probability is None else f"{target.probability:.3f}"
         yield str(photo), name, sure, str(file)
-
-
-def _read(photo: Path) -> bytes:
-    try:
-        return photo.read_bytes()
-    except OSError as error:
-        raise UndecodableImage(f"{photo} cannot be read: {error.strerror}") from None

@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import math
 import os
-import stat
 import zipfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -18,13 +17,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from service.errors import ConfigError, ImageTooLarge, UndecodableImage, one_line
+from service.photo_file import LARGEST, read_file
 
 JPEG: Final = (".jpg", ".jpeg", ".jpe", ".jfif")
 SUFFIXES: Final = (*JPEG, ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff", ".avif")
 WILDCARDS: Final = "*?["
 COLUMNS: Final = ("path", "id", "target")
-LARGEST: Final = 256_000_000
-"""Bytes of one file, within a zip unpacked: more is a bomb, or no photo."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -72,24 +70,6 @@ def open_inputs(source: str) -> Iterator[Inputs]:
         if not found.ids:
             raise ConfigError(what)
         yield found
-
-
-def read_file(path: Path) -> bytes:
-    """
-    Raises:
-        UndecodableImage: if it cannot be read.
-        ImageTooLarge: if it is too large to be a photo.
-    """
-    try:
-        status = path.stat()
-        if not stat.S_ISREG(status.st_mode):  # a pipe would be waited for, a device has no end
-            raise UndecodableImage(f"{path} cannot be read: it is no file")
-        if status.st_size > LARGEST:
-            raise ImageTooLarge(f"{path} has {status.st_size} bytes; at most {LARGEST} are allowed")
-        return path.read_bytes()
-    except (OSError, ValueError) as error:  # a ValueError of a name with a zero in it
-        reason = error.strerror if isinstance(error, OSError) else one_line(error)
-        raise UndecodableImage(f"{path} cannot be read: {reason}") from None
 
 
 def _suffixes() -> str:

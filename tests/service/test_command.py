@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from io import BytesIO
 from pathlib import Path
 
@@ -82,6 +83,14 @@ def test_a_photo_that_fails_leaves_the_others(tmp_path: Path) -> None:
     assert "the 10 bytes are not a JPEG" in text
     assert "No such file" in text
     assert (tmp_path / "out" / "chelsea.gradcam.png").exists()
+
+
+def test_what_has_no_end_is_no_photo(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.png")
+    code, text = explain(str(tmp_path / "pipe.png"), "/dev/zero", CAT, "--output", str(tmp_path))
+    assert code == 1
+    assert text.count("cannot be read: it is no file") == 2
+    assert (tmp_path / "chelsea.gradcam.png").exists()
 
 
 @pytest.mark.parametrize(
