@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
+from itertools import chain, count
 from pathlib import Path
 from typing import Any
 
@@ -63,13 +64,14 @@ async def _explain(
         Column("file", overflow="fold"),
     )
     failures = 0
+    names = Names()
     async with workshop(settings, model) as shop:
         for index, photo in enumerate(photos):
             try:
                 instance = Instance(index, photo.name, read_file(photo), "", parameters)
                 async with shop.explainer.case(shop.crew, instance, Timings()) as case:
                     explained = await shop.explainer.explain(case)
-                    for row in _drawn(case, explained, photo, output):
+                    for row in _drawn(case, explained, photo, output / names.of(photo)):
                         table.add_row(*map(escape, row))
             except Problem as problem:
                 failures += 1
@@ -78,16 +80,35 @@ async def _explain(
     return 1 if failures else 0
 
 
+class Names:
+    """What the pictures of a run's photos are called: no two photos' alike."""
+
+    def __init__(self) -> None:
+        self._taken: set[str] = set()
+
+    def of(self, photo: Path) -> str:
+        """The photo's own name, with a number where another one has it already."""
+        choices = chain([photo.stem], (f"{photo.stem}-{turn}" for turn in count(2)))
+        # Not every file system tells capitals from small letters.
+        name = next(each for each in choices if each.casefold() not in self._taken)
+        self._taken.add(name.casefold())
+        return name
+
+
 def _drawn(
-    case: Case[Parameters], explained: Explained, photo: Path, output: Path
+    case: Case[Parameters], explained: Explained, photo: Path, start: Path
 ) -> Iterator[tuple[str, str, str, str]]:
-    """Draws each map into a file, and yields its row of the table."""
+    """Draws each map into a file, and yields its row of the table.
+
+    Args:
+        start: of the files' paths.
+    """
     model, parameters = case.crew.model, case.instance.parameters
     for number, explanation in enumerate(explained.answer.explanations):
         drawing = Explainer.draw(explained, explanation, parameters)
         picture = Explainer.picture(model, explained, explanation, drawing, parameters)
         suffix = f".{number}" if number else ""
-        file = output / f"{photo.stem}.{parameters.method}{suffix}.png"
+        file = start.with_name(f"{start.name}.{parameters.method}{suffix}.png")
         file.write_bytes(encode(picture, "image/png"))
         target = describe_target(explanation, model.labels, explained.seen)
         name = caption_of(explanation, target, model).title

@@ -85,6 +85,22 @@ def test_a_photo_that_fails_leaves_the_others(tmp_path: Path) -> None:
     assert (tmp_path / "out" / "chelsea.gradcam.png").exists()
 
 
+def test_photos_of_one_name_have_a_picture_each(tmp_path: Path) -> None:
+    names = ["a/cat.png", "b/cat.jpg", "CAT.png", "cat-2.png"]
+    for shade, name in enumerate(names):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        Image.new("RGB", (30 + shade, 30), (60 * shade, 0, 0)).save(tmp_path / name)
+    output = tmp_path / "out"
+    code, _ = explain(*(str(tmp_path / name) for name in names), "--output", str(output))
+    assert code == 0
+    widths = {}
+    for file in output.iterdir():
+        with Image.open(file) as picture:
+            widths[file.name] = picture.width
+    written = ["cat", "cat-2", "CAT-3", "cat-2-2"]
+    assert widths == {f"{name}.gradcam.png": 30 + turn for turn, name in enumerate(written)}
+
+
 def test_what_has_no_end_is_no_photo(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe.png")
     code, text = explain(str(tmp_path / "pipe.png"), "/dev/zero", CAT, "--output", str(tmp_path))
