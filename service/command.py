@@ -15,7 +15,7 @@ from rich.table import Column, Table
 
 from service.case import Case
 from service.descriptions import caption_of, describe_target
-from service.errors import Problem
+from service.errors import ConfigError, Problem
 from service.explainer import Explained, Explainer
 from service.parameters import Parameters
 from service.photo_file import read_file
@@ -46,7 +46,6 @@ def explain_files(
         parameters = Parameters.model_validate(given)
     except ValidationError as error:
         raise parameter_problem(error, Parameters) from None
-    output.mkdir(parents=True, exist_ok=True)
     return asyncio.run(_explain(photos, settings, model, parameters, output))
 
 
@@ -66,6 +65,7 @@ async def _explain(
     failures = 0
     names = Names()
     async with workshop(settings, model) as shop:
+        _make(output)
         for index, photo in enumerate(photos):
             try:
                 instance = Instance(index, photo.name, read_file(photo), "", parameters)
@@ -109,10 +109,32 @@ def _drawn(
         picture = Explainer.picture(model, explained, explanation, drawing, parameters)
         suffix = f".{number}" if number else ""
         file = start.with_name(f"{start.name}.{parameters.method}{suffix}.png")
-        file.write_bytes(encode(picture, "image/png"))
+        _write(file, encode(picture, "image/png"))
         target = describe_target(explanation, model.labels, explained.seen)
         name = caption_of(explanation, target, model).title
         if target.index is not None and target.label:
             name = f"{target.index} {name}"
         sure = "" if target.probability is None else f"{target.probability:.3f}"
         yield str(photo), name, sure, str(file)
+
+
+def _make(folder: Path) -> None:
+    """
+    Raises:
+        ConfigError: where it cannot be made.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"{folder} cannot be used: {error.strerror}") from None
+
+
+def _write(file: Path, picture: bytes) -> None:
+    """
+    Raises:
+        ConfigError: where it cannot be written.
+    """
+    try:
+        file.write_bytes(picture)
+    except OSError as error:
+        raise ConfigError(f"{file} cannot be written: {error.strerror}") from None

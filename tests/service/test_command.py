@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 from service.__main__ import cli, main
 from service.app import create_app
 from service.catalog import read_catalog
+from service.errors import ConfigError
 from service.settings import Settings
 from tests.service.conftest import MODEL, wait_until_ready
 
@@ -125,10 +126,28 @@ def test_a_mistake_is_a_sentence_and_exit_code_2(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    command = ["gradcam", "explain", CAT, "--output", str(tmp_path), *arguments]
+    output = tmp_path / "out"
+    command = ["gradcam", "explain", CAT, "--output", str(output), *arguments]
     monkeypatch.setattr("sys.argv", command)
     with pytest.raises(SystemExit) as ended:
         main()
     assert ended.value.code == 2
     assert f"gradcam: {words}" in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("output", "words"),
+    [
+        ("file", "file cannot be used: File exists"),
+        ("file/out", "file/out cannot be used: Not a directory"),
+        ("/proc/out", "/proc/out cannot be used: "),
+        ("out", "out/chelsea.gradcam.png cannot be written: Is a directory"),
+    ],
+)
+def test_pictures_that_cannot_be_written_are_told(tmp_path: Path, output: str, words: str) -> None:
+    (tmp_path / "file").touch()
+    (tmp_path / "out" / "chelsea.gradcam.png").mkdir(parents=True)
+    with pytest.raises(ConfigError) as error:
+        explain(CAT, "--output", str(tmp_path / output))
+    assert words in str(error.value)
