@@ -19,6 +19,7 @@ from service.errors import ConfigError, Problem
 from service.explainer import Explained, Explainer
 from service.parameters import Parameters
 from service.photo_file import read_file
+from service.questions import question_of
 from service.rendering import encode
 from service.requests import Instance, parameter_problem
 from service.settings import Settings
@@ -65,6 +66,7 @@ async def _explain(
     failures = 0
     names = Names()
     async with workshop(settings, model) as shop:
+        question_of(shop.crew.model, parameters)  # a mistake in it would be every photo's
         _make(output)
         for index, photo in enumerate(photos):
             try:

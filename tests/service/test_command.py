@@ -115,6 +115,10 @@ def test_what_has_no_end_is_no_photo(tmp_path: Path) -> None:
     [
         (["--method", "gradcam2"], "there is no method 'gradcam2'; the methods are gradcam,"),
         (["--model", "resnet"], "there is no model 'resnet'; the models are efficientnet-lite0"),
+        (["--target", "kitten"], "no class is called 'kitten'; the nearest labels are"),
+        (["--target", "1000"], "class index 1000 is out of range; model 'efficientnet-lite0'"),
+        (["--layer", "conv9"], "model 'efficientnet-lite0' has no layer 'conv9'; the nearest"),
+        (["--method", "rollout"], "model 'efficientnet-lite0' cannot do rollout: it needs a"),
         (["--opacity", "2"], "opacity is '2.0': it should be less than or equal to 1"),
         (["--models", "missing.toml"], "missing.toml: cannot be read"),
     ],
