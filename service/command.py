@@ -10,8 +10,8 @@ from typing import Any
 
 from pydantic import ValidationError
 from rich.console import Console
-from rich.markup import escape
 from rich.table import Column, Table
+from rich.text import Text
 
 from service.case import Case
 from service.descriptions import caption_of, describe_target
@@ -65,6 +65,7 @@ async def _explain(
     )
     failures = 0
     names = Names()
+    console = Console()
     async with workshop(settings, model) as shop:
         question_of(shop.crew.model, parameters)  # a mistake in it would be every photo's
         _make(output)
@@ -74,12 +75,19 @@ async def _explain(
                 async with shop.explainer.case(shop.crew, instance, Timings()) as case:
                     explained = await shop.explainer.explain(case)
                     for row in _drawn(case, explained, photo, output / names.of(photo)):
-                        table.add_row(*map(escape, row))
+                        table.add_row(*(_cell(each, console) for each in row))
             except Problem as problem:
                 failures += 1
-                table.add_row(escape(str(photo)), f"[red]{escape(problem.detail)}[/red]", "", "")
-    Console().print(table)
+                told = _cell(problem.detail, console, "red")
+                table.add_row(_cell(str(photo), console), told, "", "")
+    console.print(table)
     return 1 if failures else 0
+
+
+def _cell(text: str, console: Console, style: str = "") -> Text:
+    """A name of a file need be no text, nor in the terminal's letters: others are escaped."""
+    encoding = console.encoding
+    return Text(text.encode(encoding, "backslashreplace").decode(encoding), style)
 
 
 class Names:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import shutil
+import subprocess
+import sys
 from io import BytesIO
 from pathlib import Path
 
@@ -17,6 +20,7 @@ from service.catalog import read_catalog
 from service.errors import ConfigError
 from service.settings import Settings
 from tests.service.conftest import MODEL, wait_until_ready
+from tests.service.live import ROOT
 
 CAT = "docs/photos/chelsea.png"
 
@@ -138,6 +142,36 @@ def test_a_mistake_is_a_sentence_and_exit_code_2(
     assert ended.value.code == 2
     assert f"gradcam: {words}" in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "ascii"])
+def test_names_that_are_no_text_are_escaped_when_they_are_printed(
+    tmp_path: Path, encoding: str
+) -> None:
+    names = [os.fsdecode(b"caf\xe9.png"), "été [b].png"]
+    for name in names:
+        shutil.copy(CAT, tmp_path / name)
+    photos = [str(tmp_path / name) for name in names]
+    done = subprocess.run(
+        [sys.executable, "-m", "service", "explain", *photos, "/caf\udce9", "--output", "out"],
+        cwd=tmp_path,
+        env={
+            **os.environ,
+            "PYTHONPATH": str(ROOT),
+            "PYTHONIOENCODING": f"{encoding}:strict",
+            "COLUMNS": "400",
+        },
+        capture_output=True,
+    )
+    assert done.returncode == 1, done.stderr
+    said = done.stdout.decode(encoding)
+    assert said.count("caf\\udce9.png") == 1
+    assert "out/caf\\udce9.gradcam.png" in said
+    assert "/caf\\udce9 cannot be read: No such file" in said
+    assert ("été [b].png" if encoding == "utf-8" else r"\xe9t\xe9 [b].png") in said
+    assert {os.fsencode(file.name) for file in (tmp_path / "out").iterdir()} == {
+        *(b"caf\xe9.gradcam.png", "été [b].gradcam.png".encode())
+    }
 
 
 @pytest.mark.parametrize(
