@@ -192,7 +192,8 @@ def openapi() -> None:
     """Print the HTTP contract as an OpenAPI document."""
     from service.app import create_app
 
-    print(json.dumps(create_app(Settings()).openapi(), indent=2, ensure_ascii=False))
+    document = json.dumps(create_app(Settings()).openapi(), indent=2, ensure_ascii=False)
+    sys.stdout.buffer.write(f"{document}\n".encode())  # JSON is UTF-8, whatever the terminal is
 
 
 def main() -> None:

@@ -174,6 +174,16 @@ def test_names_that_are_no_text_are_escaped_when_they_are_printed(
     }
 
 
+def test_the_contract_is_utf_8_whatever_the_terminal_is() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "service", "openapi"],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONIOENCODING": "ascii:strict"},
+        capture_output=True,
+    )
+    assert done.stdout == (ROOT / "openapi" / "openapi.json").read_bytes(), done.stderr
+
+
 @pytest.mark.parametrize(
     ("output", "words"),
     [
