@@ -2,27 +2,22 @@
 
 from __future__ import annotations
 
-import csv
-import math
 import os
 import zipfile
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
-import pyarrow as pa
-import pyarrow.parquet as pq
-
+from service.batch.tables import rows_of
 from service.errors import ConfigError, ImageTooLarge, UndecodableImage, one_line
 from service.photo_file import LARGEST, read_file
 
 JPEG: Final = (".jpg", ".jpeg", ".jpe", ".jfif")
 SUFFIXES: Final = (*JPEG, ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff", ".avif")
 WILDCARDS: Final = "*?["
-COLUMNS: Final = ("path", "id", "target")
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,8 +51,7 @@ def open_inputs(source: str) -> Iterator[Inputs]:
             archive = scope.enter_context(_zip(path))
             found, what = _of_zip(archive), f"the zip {source} has no images ({_suffixes()})"
         elif is_file and kind in (".csv", ".parquet"):
-            rows = _rows_of_csv(path) if kind == ".csv" else _rows_of_parquet(path)
-            found, what = _of_rows(rows, path), f"the table {source} has no rows"
+            found, what = _of_table(path), f"the table {source} has no rows"
         elif is_file and kind in SUFFIXES:
             found, what = Inputs([path.name], lambda name: read_file(path)), ""
         elif any(sign in source for sign in WILDCARDS):
@@ -144,51 +138,10 @@ def _unpacked(archive: zipfile.ZipFile, name: str) -> bytes:
         raise UndecodableImage(f"{name} cannot be unpacked: {one_line(error)}") from None
 
 
-def _rows_of_csv(path: Path) -> Iterator[dict[str, str | None]]:
-    try:
-        with path.open(newline="", encoding="utf-8-sig") as file:
-            reader = csv.DictReader(file)
-            _require_path(path, reader.fieldnames or [])
-            for row in reader:
-                yield {name: row.get(name) or None for name in COLUMNS}
-    except (csv.Error, UnicodeDecodeError, OSError) as error:
-        raise ConfigError(f"{path} is not a readable CSV file: {one_line(error)}") from None
-
-
-def _rows_of_parquet(path: Path) -> Iterator[dict[str, str | None]]:
-    try:
-        with pq.ParquetFile(path) as file:
-            names = file.schema_arrow.names
-            _require_path(path, names)
-            columns = [name for name in COLUMNS if name in names]
-            for batch in file.iter_batches(columns=columns):
-                for row in batch.to_pylist():
-                    yield {name: _text(row.get(name)) for name in COLUMNS}
-    except (pa.ArrowException, OSError) as error:
-        raise ConfigError(f"{path} is not a readable Parquet file: {one_line(error)}") from None
-
-
-def _text(value: Any) -> str | None:
-    """A cell as a CSV file has it. A column of whole numbers of which one is missing is a column
-    of floats with a NaN in it where it comes from pandas."""
-    if isinstance(value, float):
-        if math.isnan(value):
-            return None
-        value = int(value) if value.is_integer() else value
-    return None if value is None else str(value) or None
-
-
-def _require_path(table: Path, columns: Sequence[str]) -> None:
-    if "path" not in columns:
-        raise ConfigError(
-            f"{table} has no column 'path'; it has {', '.join(map(repr, columns[:20])) or 'none'}"
-        )
-
-
-def _of_rows(rows: Iterator[dict[str, str | None]], table: Path) -> Inputs:
+def _of_table(table: Path) -> Inputs:
     paths: dict[str, str] = {}
     targets = {}
-    for number, row in enumerate(rows, start=1):
+    for number, row in enumerate(rows_of(table), start=1):
         path = row["path"]
         if path is None:
             raise ConfigError(f"row {number} of {table} has no path")

@@ -121,6 +121,64 @@ def test_a_parquet_table(tmp_path: Path) -> None:
         assert [found.read(name) for name in found.ids] == [b"a.jpg", b"b.jpg"] * 2
 
 
+def test_spaces_around_a_tables_columns_are_no_part_of_them(tmp_path: Path) -> None:
+    text = 'path , target, id\na.jpg, 285, one\nb.jpg,, " two"\n'
+    with open_inputs(str(table(tmp_path, text))) as found:
+        assert found.ids == ["one", " two"]
+        assert dict(found.targets) == {"one": "285"}
+
+
+def test_bytes_in_a_parquet_table_are_text(tmp_path: Path) -> None:
+    lay(tmp_path, "ä.jpg")
+    columns = {"path": ["ä.jpg".encode()], "id": ["é".encode()], "target": [b"tabby"]}
+    pq.write_table(pa.table(columns), tmp_path / "t.parquet")
+    with open_inputs(str(tmp_path / "t.parquet")) as found:
+        assert found.ids == ["é"]
+        assert dict(found.targets) == {"é": "tabby"}
+        assert found.read("é").decode() == "ä.jpg"
+
+
+def test_a_struct_is_a_target(tmp_path: Path) -> None:
+    targets = [
+        {"class": "tabby", "minus": None, "box": None},
+        {"class": None, "minus": 282.0, "box": [1.0, 2.5]},
+        {"class": None, "minus": None, "box": None},
+        None,
+    ]
+    columns = {"path": ["1", "2", "3", "4"], "target": targets}
+    pq.write_table(pa.table(columns), tmp_path / "t.parquet")
+    with open_inputs(str(tmp_path / "t.parquet")) as found:
+        assert dict(found.targets) == {
+            "1": '{"class": "tabby"}',
+            "2": '{"minus": 282, "box": [1, 2.5]}',
+        }
+
+
+@pytest.mark.parametrize(
+    ("columns", "words"),
+    [
+        ({"target": [None, ["285", "281"]]}, "row 2 of {file} has a list as its target; it should"),
+        ({"id": [[1], [2]]}, "row 1 of {file} has a list as its id; it should be text or a number"),
+        ({"id": [{"a": 1}, None]}, "row 1 of {file} has a struct as its id; it should be text"),
+        ({"id": [b"a", b"\xff"]}, "{file} is not a readable Parquet file: 'utf-8' codec"),
+        (
+            {"id": pa.array([1, 2], pa.timestamp("ns"))},
+            "{file} is not a readable Parquet file: its column id is timestamp[ns]",
+        ),
+        (
+            {"path": pa.array([b"\xff.jpg", b"b.jpg"]).view(pa.string())},
+            "{file} is not a readable Parquet file: 'utf-8' codec can't decode",
+        ),
+    ],
+)
+def test_cells_that_are_none_are_told(
+    tmp_path: Path, columns: dict[str, object], words: str
+) -> None:
+    file = tmp_path / "t.parquet"
+    pq.write_table(pa.table({"path": ["a.jpg", "b.jpg"], **columns}), file)
+    assert refused(file).startswith(words.format(file=file))
+
+
 def test_empty_text_in_a_parquet_table_is_as_missing_as_in_a_csv(tmp_path: Path) -> None:
     columns = {"path": ["a.jpg", "b.jpg"], "id": ["", "x"], "target": ["", "tabby"]}
     pq.write_table(pa.table(columns), tmp_path / "t.parquet")
