@@ -29,7 +29,7 @@ from service.batch.decoder import Decoder
 from service.batch.inputs import open_inputs
 from service.batch.order import Order
 from service.batch.parts import Parts
-from service.batch.progress import Tally, begun, shown
+from service.batch.progress import Tally, begun, say, shown
 from service.batch.rows import Row, failed_row
 from service.batch.work import Item, explain_item
 from service.cores import use_all
@@ -74,6 +74,8 @@ def explain_on_ray(
         begin = ray.remote(**placed)(_begin)
         with _as_here():
             ray.get(begin.remote(settings, order, model))
+        if inputs.warning:
+            say(inputs.warning, console)
         left, tally = begun(inputs, parts, retry_failed=retry_failed)
         if left:
             targets = [inputs.targets.get(name) for name in left]

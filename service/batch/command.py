@@ -17,7 +17,7 @@ from service.allocator import keep_memory
 from service.batch.inputs import open_inputs
 from service.batch.order import Order
 from service.batch.parts import Parts
-from service.batch.progress import Tally, begun, shown
+from service.batch.progress import Tally, begun, say, shown
 from service.batch.rows import Row, failed_row
 from service.batch.work import Item, explain_item
 from service.errors import ConfigError, InsufficientStorage, Problem, Unavailable
@@ -74,19 +74,14 @@ def batch(
         console.print(f"Stopped; {GO_ON}.")
         return INTERRUPTED
     manifest = Parts(order.output).manifest
-    console.print(
-        f"{tally.done - tally.failed} of {tally.total} images explained, {tally.failed} failed: "
-        f"{manifest}",
-        highlight=False,
-        markup=False,
-        soft_wrap=True,
-    )
+    explained = f"{tally.done - tally.failed} of {tally.total} images explained"
+    say(f"{explained}, {tally.failed} failed: {manifest}", console)
     if report:
         from service.batch.report import write_report
 
         served = order.model()
         write_report(manifest, order.output, report, title=source, model=served)
-        console.print(f"Report: {report}", highlight=False, markup=False, soft_wrap=True)
+        say(f"Report: {report}", console)
     return 1 if tally.failed else 0
 
 
@@ -143,6 +138,8 @@ async def _explain(
         async with workshop(settings, model, spread=True) as shop:
             served = shop.crew.model
             order.open(served.name, served.fingerprint)
+            if inputs.warning:
+                say(inputs.warning, console)
             left, tally = begun(inputs, parts, retry_failed=retry_failed)
             items = (Item(name, inputs.read, inputs.targets.get(name)) for name in left)
             with Shelf(parts) as shelf, shown(tally, console) as show:

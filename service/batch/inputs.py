@@ -4,20 +4,16 @@ from __future__ import annotations
 
 import os
 import zipfile
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Final
 
+from service.batch.folders import SUFFIXES, WILDCARDS, Search, is_image
 from service.batch.tables import rows_of
 from service.errors import ConfigError, ImageTooLarge, UndecodableImage, one_line
 from service.photo_file import LARGEST, read_file
-
-JPEG: Final = (".jpg", ".jpeg", ".jpe", ".jfif")
-SUFFIXES: Final = (*JPEG, ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff", ".avif")
-WILDCARDS: Final = "*?["
 
 
 @dataclass(frozen=True, eq=False)
@@ -30,6 +26,8 @@ class Inputs:
     """The bytes of an id's image; blocks, and raises a Problem where they cannot be had."""
     targets: Mapping[str, str] = field(default_factory=dict)
     """Of those that have their own."""
+    warning: str = ""
+    """What a person should know of them."""
 
 
 @contextmanager
@@ -43,10 +41,12 @@ def open_inputs(source: str) -> Iterator[Inputs]:
     """
     path = Path(source)
     kind = path.suffix.lower()
-    is_file = _is_file(path)
+    is_file = os.path.isfile(path)  # noqa: PTH113 - Path's own raises where it is forbidden
+    search = Search()
     with ExitStack() as scope:
         if os.path.isdir(path):  # noqa: PTH112 - Path's own raises where a name is too long
-            found, what = _of_folder(path), f"the folder {source} has no images ({_suffixes()})"
+            found = _of_files(search.images(path), search.warning)
+            what = f"the folder {source} has no images ({_suffixes()})"
         elif is_file and kind == ".zip":
             archive = scope.enter_context(_zip(path))
             found, what = _of_zip(archive), f"the zip {source} has no images ({_suffixes()})"
@@ -55,14 +55,15 @@ def open_inputs(source: str) -> Iterator[Inputs]:
         elif is_file and kind in SUFFIXES:
             found, what = Inputs([path.name], lambda name: read_file(path)), ""
         elif any(sign in source for sign in WILDCARDS):
-            found, what = _of_pattern(source), f"no image fits {source} ({_suffixes()})"
+            found = _of_files(search.fitting(source), search.warning)
+            what = f"no image fits {source} ({_suffixes()})"
         else:
             raise ConfigError(
                 f"{source} is neither a folder, a pattern like 'photos/**/*.jpg', a .zip, nor a "
                 ".csv or .parquet with a column 'path'"
             )
         if not found.ids:
-            raise ConfigError(what)
+            raise ConfigError("; ".join(filter(None, (what, search.warning))))
         yield found
 
 
@@ -70,44 +71,8 @@ def _suffixes() -> str:
     return ", ".join(SUFFIXES)
 
 
-def _is_image(name: str) -> bool:
-    """By its name; those that the system hides are none."""
-    *folders, last = name.replace("\\", "/").split("/")
-    hidden = any(part[0:1] == "." and part not in (".", "..") for part in (*folders, last))
-    return not hidden and "__MACOSX" not in folders and Path(last).suffix.lower() in SUFFIXES
-
-
-def _is_file(path: Path) -> bool:
-    """False too of what may not be looked at."""
-    return os.path.isfile(path)  # noqa: PTH113 - Path's own raises there
-
-
-def _of_folder(folder: Path) -> Inputs:
-    # Links to folders are not followed, so there is no way in a circle.
-    return _of_files(folder, folder.rglob("*"))
-
-
-def _of_pattern(pattern: str) -> Inputs:
-    fixed = Path(pattern)
-    while any(sign in str(fixed) for sign in WILDCARDS):
-        fixed = fixed.parent
-    try:
-        return _of_files(fixed, fixed.glob(str(Path(pattern).relative_to(fixed))))
-    except ValueError as error:  # of ** beside other signs
-        raise ConfigError(f"{pattern} is not a pattern: {one_line(error)}") from None
-
-
-def _of_files(folder: Path, files: Iterable[Path]) -> Inputs:
-    paths: dict[str, Path] = {}
-    for file in files:
-        name = file.relative_to(folder).as_posix()
-        if not _is_image(name) or not _is_file(file):
-            continue
-        # A name that is no UTF-8 could stand in no table.
-        name = os.fsencode(name).decode(errors="backslashreplace")
-        if paths.setdefault(name, file) != file:
-            raise ConfigError(f"two files of {folder} are called {name}; rename one of them")
-    return Inputs(sorted(paths), lambda name: read_file(paths[name]))
+def _of_files(paths: Mapping[str, Path], warning: str) -> Inputs:
+    return Inputs(sorted(paths), lambda name: read_file(paths[name]), warning=warning)
 
 
 def _zip(path: Path) -> zipfile.ZipFile:
@@ -119,7 +84,7 @@ def _zip(path: Path) -> zipfile.ZipFile:
 
 def _of_zip(archive: zipfile.ZipFile) -> Inputs:
     names = {entry.filename for entry in archive.infolist() if not entry.is_dir()}
-    return Inputs(sorted(filter(_is_image, names)), partial(_unpacked, archive))
+    return Inputs(sorted(filter(is_image, names)), partial(_unpacked, archive))
 
 
 def _unpacked(archive: zipfile.ZipFile, name: str) -> bytes:

@@ -49,6 +49,11 @@ def begun(inputs: Inputs, parts: Parts, *, retry_failed: bool) -> tuple[list[str
     return left, Tally(len(inputs.ids), len(inputs.ids) - len(left), failed)
 
 
+def say(sentence: str, console: Console) -> None:
+    """In one line, however long it is and whatever it quotes."""
+    console.print(sentence, highlight=False, markup=False, soft_wrap=True)
+
+
 @contextmanager
 def shown(tally: Tally, console: Console) -> Iterator[Callable[[], None]]:
     """While it is open, calling what it gives shows the tally: as a bar with rate and time left in

@@ -84,16 +84,26 @@ def test_a_file_that_may_not_be_read_is_its_own_problem() -> None:
                 found.read("secret.jpg")
 
 
-def test_a_folder_that_may_not_be_looked_into_is_passed_over() -> None:
+def test_folders_that_may_not_be_looked_into_are_passed_over_and_told() -> None:
     with readable_by_nobody() as folder:
-        lay(folder, "cat.jpg", "locked/dog.jpg", "listed/dog.jpg")
+        lay(folder, "cat.jpg", "locked/dog.jpg", "x/listed/dog.jpg", "x/.locked/dog.jpg")
         (folder / "locked").chmod(0o600)
-        (folder / "listed").chmod(0o644)  # its names can be had, and nothing else
-        with as_nobody(), open_inputs(str(folder)) as found:
-            assert "cat.jpg" in found.ids
-            for name in {*found.ids} - {"cat.jpg"}:
-                with pytest.raises(UndecodableImage, match="Permission denied"):
-                    found.read(name)
+        (folder / "x" / ".locked").chmod(0o600)  # there would be no image in it
+        (folder / "x" / "listed").chmod(0o644)  # its names can be had, and nothing else
+        for source in (str(folder), f"{folder}/**/*.jpg"):
+            with as_nobody(), open_inputs(source) as found:
+                assert found.ids == ["cat.jpg"]
+                assert found.warning == (
+                    "2 folders cannot be looked into and are passed over, the first is "
+                    f"{folder}/locked"
+                )
+        with as_nobody(), open_inputs(f"{folder}/*.jpg") as found:
+            assert found.warning == ""
+        with as_nobody():
+            said = refused(f"{folder}/x/*/*.jpg")
+        told = f"1 folder cannot be looked into and is passed over: {folder}/x/listed"
+        assert said.startswith("no image fits ")
+        assert said.endswith(f"; {told}")
 
 
 def test_a_file_that_has_gone_meanwhile_is_its_own_problem(tmp_path: Path) -> None:
@@ -110,6 +120,11 @@ def test_patterns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert ids(f"{tmp_path}/photos/*.jpg") == ["a.jpg"]
     assert ids(f"{tmp_path}/photos/**/*.jpg") == ["a.jpg", "x/c.jpg", "x/y/d.jpg"]
     assert ids(f"{tmp_path}/photos/**/*") == ["a.jpg", "b.png", "x/c.jpg", "x/y/d.jpg"]
+    assert ids(f"{tmp_path}/photos/**") == ["a.jpg", "b.png", "x/c.jpg", "x/y/d.jpg"]
+    assert ids(f"{tmp_path}/photos/*/**") == ["x/c.jpg", "x/y/d.jpg"]
+    assert ids(f"{tmp_path}/photos/**/x/**/*.jpg") == ["x/c.jpg", "x/y/d.jpg"]
+    assert ids(f"{tmp_path}/photos/**/c.jpg") == ["x/c.jpg"]
+    assert ids(f"{tmp_path}/photos/*/../a.jpg") == ["x/../a.jpg"]
     assert ids(f"{tmp_path}/photos/x/?.*") == ["c.jpg"]
     assert ids(f"{tmp_path}/photos/[ab].*") == ["a.jpg", "b.png"]
     assert ids(f"{tmp_path}/p*/x/*") == ["photos/x/c.jpg"]
@@ -132,10 +147,18 @@ def test_a_pattern_that_fits_nothing_is_refused(tmp_path: Path) -> None:
     assert refused(f"{tmp_path}/no/such/**/*.jpg").startswith("no image fits ")
 
 
-@pytest.mark.parametrize("pattern", ["**.jpg", "x**/a.jpg"])
+@pytest.mark.parametrize("pattern", ["**.jpg", "x**/a.jpg", "***/*.jpg"])
 def test_a_pattern_that_is_none_is_refused(tmp_path: Path, pattern: str) -> None:
     lay(tmp_path, "a.txt", "x1/a.txt")
     assert f"{tmp_path}/{pattern}" in refused(f"{tmp_path}/{pattern}")
+
+
+def test_a_pattern_follows_links_to_folders_where_it_names_them(tmp_path: Path) -> None:
+    elsewhere = lay(tmp_path / "elsewhere", "dog.jpg")
+    folder = lay(tmp_path / "photos", "cat.jpg")
+    (folder / "link").symlink_to(elsewhere)
+    assert ids(f"{folder}/*/*.jpg") == ["link/dog.jpg"]
+    assert ids(f"{folder}/**/*.jpg") == ["cat.jpg"]
 
 
 def test_a_single_image(tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from PIL import Image
 from service.batch import command
 from tests.service.batch.batches import Shell, catalog, rows, small_photos
 from tests.service.batch.factories import Stuck
+from tests.service.batch.laid import as_nobody, lay, readable_by_nobody
 from tests.service.conftest import noise
 
 
@@ -183,6 +184,22 @@ def test_a_mistake_in_input_or_output_is_one_too(
     assert code == 2
     assert said.startswith(f"gradcam: {tmp_path}/out holds a batch with parameters {{")
     assert "'target': ['1']" in said
+
+
+def test_folders_that_were_passed_over_are_told(gradcam: Shell) -> None:
+    with readable_by_nobody() as folder:
+        folder.chmod(0o777)
+        lay(small_photos(folder / "photos", 1), "locked/cat.png")
+        (folder / "photos" / "locked").chmod(0)
+        line = (folder / "photos", "--output", folder / "out", "--models", catalog(folder))
+        with as_nobody():
+            code, said = gradcam(*line)
+        (folder / "photos" / "locked").chmod(0o755)
+    assert code == 0, said
+    told, counted = said.splitlines()
+    assert told.startswith("1 folder cannot be looked into and is passed over: ")
+    assert told.endswith("/photos/locked")
+    assert counted.startswith("1 of 1 images explained")
 
 
 @contextmanager

@@ -1,0 +1,131 @@
+"""Images below a folder, and those that a pattern fits."""
+
+from __future__ import annotations
+
+import fnmatch
+import os
+import re
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+from service.errors import ConfigError
+
+JPEG: Final = (".jpg", ".jpeg", ".jpe", ".jfif")
+SUFFIXES: Final = (*JPEG, ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff", ".avif")
+WILDCARDS: Final = "*?["
+ALL: Final = ("**", "*")
+
+
+def is_image(name: str) -> bool:
+    """By its name; those that the system hides are none."""
+    parts = name.replace("\\", "/").split("/")
+    shown = not any(_is_hidden(part) for part in parts)
+    return shown and Path(parts[-1]).suffix.lower() in SUFFIXES
+
+
+def _is_hidden(part: str) -> bool:
+    return part == "__MACOSX" or (part[:1] == "." and part not in (".", ".."))
+
+
+class Search:
+    """Looks for images, and remembers which folders it could not look into."""
+
+    def __init__(self) -> None:
+        self._closed: set[Path] = set()
+
+    @property
+    def warning(self) -> str:
+        """What a person should know of it; empty where there is nothing."""
+        if not self._closed:
+            return ""
+        first, count = min(self._closed), len(self._closed)
+        if count == 1:
+            return f"1 folder cannot be looked into and is passed over: {first}"
+        return f"{count} folders cannot be looked into and are passed over, the first is {first}"
+
+    def fitting(self, pattern: str) -> dict[str, Path]:
+        """The images that a pattern fits, by their names below its part without wildcards.
+
+        Raises:
+            ConfigError: if it is none, or two of them would have one name.
+        """
+        fixed = Path(pattern)
+        while any(sign in str(fixed) for sign in WILDCARDS):
+            fixed = fixed.parent
+        parts = Path(pattern).relative_to(fixed).parts
+        if any("**" in part and part != "**" for part in parts):
+            raise ConfigError(f"{pattern} is not a pattern: ** stands alone between two slashes")
+        return self.images(fixed, parts)
+
+    def images(self, folder: Path, pattern: tuple[str, ...] = ALL) -> dict[str, Path]:
+        """The images below a folder that a pattern's parts fit, by their names below it.
+
+        Raises:
+            ConfigError: if two of them would have one name.
+        """
+        found: dict[str, Path] = {}
+        for file in self._fitting(folder, pattern):
+            name = file.relative_to(folder).as_posix()
+            if not is_image(name) or not self._is_file(file):
+                continue
+            # A name that is no UTF-8 could stand in no table.
+            name = os.fsencode(name).decode(errors="backslashreplace")
+            if found.setdefault(name, file) != file:
+                raise ConfigError(f"two files of {folder} are called {name}; rename one of them")
+        return found
+
+    def _fitting(self, folder: Path, pattern: tuple[str, ...]) -> Iterator[Path]:
+        part, rest = pattern[0], pattern[1:]
+        if part == "**":
+            for below in self._with_all_below(folder):
+                yield from self._fitting(below, rest or ("*",))
+        elif any(sign in part for sign in WILDCARDS):
+            fits = re.compile(fnmatch.translate(os.path.normcase(part))).match
+            for entry in self._entries(folder):
+                if not fits(os.path.normcase(entry.name)):
+                    continue
+                if not rest:
+                    yield folder / entry.name
+                elif os.path.isdir(entry):  # noqa: PTH112 - Path's own raises where it is forbidden
+                    yield from self._fitting(folder / entry.name, rest)
+        elif rest:
+            yield from self._fitting(folder / part, rest)
+        else:
+            yield folder / part
+
+    def _with_all_below(self, folder: Path) -> Iterator[Path]:
+        left = [folder]
+        while left:
+            folder = left.pop()
+            yield folder
+            # Links to folders are not followed, so there is no way in a circle.
+            left += [folder / each.name for each in self._entries(folder) if _is_own_folder(each)]
+
+    def _entries(self, folder: Path) -> list[os.DirEntry[str]]:
+        try:
+            with os.scandir(folder) as entries:
+                return [entry for entry in entries if not _is_hidden(entry.name)]
+        except (FileNotFoundError, NotADirectoryError):
+            return []
+        except OSError:
+            self._closed.add(folder)
+            return []
+
+    def _is_file(self, file: Path) -> bool:
+        try:
+            return stat.S_ISREG(file.stat().st_mode)
+        except PermissionError:  # the folder may be listed, and no more
+            link = os.path.islink(file)  # noqa: PTH114 - Path's own raises here
+            self._closed.add(Path(os.path.realpath(file)).parent if link else file.parent)
+        except OSError:
+            pass
+        return False
+
+
+def _is_own_folder(entry: os.DirEntry[str]) -> bool:
+    try:
+        return entry.is_dir(follow_symlinks=False)
+    except OSError:
+        return False
