@@ -65,7 +65,7 @@ def explain_on_ray(
         update={"models": None if settings.models is None else settings.models.resolve()}
     )
     order = replace(order, output=order.output.resolve())
-    source = os.path.abspath(source)  # noqa: PTH100 - a pattern is no path
+    source = source and os.path.abspath(source)  # noqa: PTH100 - a pattern is no path
     parts = Parts(order.output)
     with open_inputs(source) as inputs, _connected(address), _terminated_as_interrupted():
         gpus = int(ray.cluster_resources().get("GPU", 0))

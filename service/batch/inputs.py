@@ -39,6 +39,8 @@ def open_inputs(source: str) -> Iterator[Inputs]:
     Raises:
         ConfigError: if there is nothing to explain, or it is none of these.
     """
+    if not source:
+        raise ConfigError("INPUT is empty; the folder that you are in is called .")
     path = Path(source)
     kind = path.suffix.lower()
     is_file = os.path.isfile(path)  # noqa: PTH113 - Path's own raises where it is forbidden

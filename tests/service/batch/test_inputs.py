@@ -161,6 +161,13 @@ def test_a_pattern_follows_links_to_folders_where_it_names_them(tmp_path: Path) 
     assert ids(f"{folder}/**/*.jpg") == ["cat.jpg"]
 
 
+def test_an_input_of_no_letters_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lay(tmp_path, "cat.jpg")
+    monkeypatch.chdir(tmp_path)
+    assert refused("").startswith("INPUT is empty; ")
+    assert ids(".") == ["cat.jpg"]
+
+
 def test_a_single_image(tmp_path: Path) -> None:
     lay(tmp_path, "Cat.JPG")
     assert ids(tmp_path / "Cat.JPG") == ["Cat.JPG"]
