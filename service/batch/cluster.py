@@ -67,7 +67,11 @@ def explain_on_ray(
     order = replace(order, output=order.output.resolve())
     source = source and os.path.abspath(source)  # noqa: PTH100 - a pattern is no path
     parts = Parts(order.output)
-    with open_inputs(source) as inputs, _connected(address), _terminated_as_interrupted():
+    with (
+        open_inputs(source, order.output) as inputs,
+        _connected(address),
+        _terminated_as_interrupted(),
+    ):
         gpus = int(ray.cluster_resources().get("GPU", 0))
         placed: dict[str, float] = {"num_gpus": 1} if gpus else {"num_cpus": 1}
         workers = gpus or len([node for node in ray.nodes() if node["Alive"]])
@@ -85,7 +89,7 @@ def explain_on_ray(
                 from_arrow(blocks)
                 .map_batches(
                     Decoder,
-                    fn_constructor_args=(source, settings.max_pixels),
+                    fn_constructor_args=(source, order.output, settings.max_pixels),
                     batch_size=None,
                     batch_format="pyarrow",
                     compute=ActorPoolStrategy(min_size=1, max_size=max(workers, 1) * 4),

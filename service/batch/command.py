@@ -134,7 +134,7 @@ async def _explain(
     with suppress(NotImplementedError):  # Windows' loops have no signals
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
     parts = Parts(order.output)
-    with open_inputs(source) as inputs:
+    with open_inputs(source, order.output) as inputs:
         async with workshop(settings, model, spread=True) as shop:
             served = shop.crew.model
             order.open(served.name, served.fingerprint)

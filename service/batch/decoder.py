@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contextlib import ExitStack
 from io import BytesIO
+from pathlib import Path
 from typing import Any, Final
 
 import pyarrow as pa
@@ -28,9 +29,9 @@ DECODED: Final = pa.schema(
 class Decoder:
     """Where images lie, to their pixels: an actor for CPUs."""
 
-    def __init__(self, source: str, max_pixels: int) -> None:
+    def __init__(self, source: str, besides: Path, max_pixels: int) -> None:
         self._scope = ExitStack()  # for as long as the actor lives
-        self._inputs = self._scope.enter_context(open_inputs(source))
+        self._inputs = self._scope.enter_context(open_inputs(source, besides))
         self._max_pixels = max_pixels
 
     def __call__(self, block: pa.Table) -> pa.Table:

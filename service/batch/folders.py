@@ -30,10 +30,21 @@ def _is_hidden(part: str) -> bool:
 
 
 class Search:
-    """Looks for images, and remembers which folders it could not look into."""
+    """Looks for images, and remembers which folders it could not look into.
 
-    def __init__(self) -> None:
+    Args:
+        besides: a folder that is left out with all that is below it, by whatever way it is reached.
+    """
+
+    def __init__(self, besides: Path | None = None) -> None:
+        self._besides = besides and Path(os.path.realpath(besides))
+        self._apart: dict[Path, bool] = {}
         self._closed: set[Path] = set()
+
+    @property
+    def left_out(self) -> bool:
+        """Whether it came by what it leaves out."""
+        return any(self._apart.values())
 
     @property
     def warning(self) -> str:
@@ -77,6 +88,8 @@ class Search:
         return found
 
     def _fitting(self, folder: Path, pattern: tuple[str, ...]) -> Iterator[Path]:
+        if self._is_apart(folder):
+            return
         part, rest = pattern[0], pattern[1:]
         if part == "**":
             for below in self._with_all_below(folder):
@@ -99,9 +112,18 @@ class Search:
         left = [folder]
         while left:
             folder = left.pop()
+            if self._is_apart(folder):
+                continue
             yield folder
             # Links to folders are not followed, so there is no way in a circle.
             left += [folder / each.name for each in self._entries(folder) if _is_own_folder(each)]
+
+    def _is_apart(self, folder: Path) -> bool:
+        if self._besides is None:
+            return False
+        if folder not in self._apart:
+            self._apart[folder] = Path(os.path.realpath(folder)).is_relative_to(self._besides)
+        return self._apart[folder]
 
     def _entries(self, folder: Path) -> list[os.DirEntry[str]]:
         try:

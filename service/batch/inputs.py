@@ -31,10 +31,14 @@ class Inputs:
 
 
 @contextmanager
-def open_inputs(source: str) -> Iterator[Inputs]:
+def open_inputs(source: str, besides: Path | None = None) -> Iterator[Inputs]:
     """The images that `source` names. Their ids are paths below the folder (or below the part of a
     pattern that has no wildcard), names in the zip, or what the table says. While the block is open
     they can be read.
+
+    Args:
+        besides: of a folder or a pattern, a folder whose images are left out: those that a batch
+            draws itself.
 
     Raises:
         ConfigError: if there is nothing to explain, or it is none of these.
@@ -44,7 +48,7 @@ def open_inputs(source: str) -> Iterator[Inputs]:
     path = Path(source)
     kind = path.suffix.lower()
     is_file = os.path.isfile(path)  # noqa: PTH113 - Path's own raises where it is forbidden
-    search = Search()
+    search = Search(besides)
     with ExitStack() as scope:
         if os.path.isdir(path):  # noqa: PTH112 - Path's own raises where a name is too long
             found = _of_files(search.images(path), search.warning)
@@ -65,7 +69,8 @@ def open_inputs(source: str) -> Iterator[Inputs]:
                 ".csv or .parquet with a column 'path'"
             )
         if not found.ids:
-            raise ConfigError("; ".join(filter(None, (what, search.warning))))
+            out = f"what is below {besides} is left out" if search.left_out else ""
+            raise ConfigError("; ".join(filter(None, (what, out, search.warning))))
         yield found
 
 

@@ -25,17 +25,17 @@ def lay(folder: Path, *names: str) -> Path:
     return folder
 
 
-def ids(source: Path | str) -> list[str]:
+def ids(source: Path | str, besides: Path | None = None) -> list[str]:
     """What there is; each can be read and holds its own name."""
-    with open_inputs(str(source)) as found:
+    with open_inputs(str(source), besides) as found:
         for name in found.ids:
             assert found.read(name).decode() == name.rpartition("/")[2]
         assert not found.targets
         return found.ids
 
 
-def refused(source: Path | str) -> str:
-    with pytest.raises(ConfigError) as error, open_inputs(str(source)):
+def refused(source: Path | str, besides: Path | None = None) -> str:
+    with pytest.raises(ConfigError) as error, open_inputs(str(source), besides):
         pass
     assert "\n" not in str(error.value)
     return str(error.value)

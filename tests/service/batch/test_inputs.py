@@ -153,6 +153,21 @@ def test_a_pattern_that_is_none_is_refused(tmp_path: Path, pattern: str) -> None
     assert f"{tmp_path}/{pattern}" in refused(f"{tmp_path}/{pattern}")
 
 
+def test_what_a_batch_draws_is_none_of_its_images(tmp_path: Path) -> None:
+    folder = lay(tmp_path / "photos", "a.jpg", "out.jpg", "out/pictures/a.jpg", "x/b.jpg")
+    (tmp_path / "link").symlink_to(folder)
+    (folder / "x" / "way").symlink_to(folder / "out")
+    kept = ["a.jpg", "out.jpg", "x/b.jpg"]
+    for besides in (folder / "out", tmp_path / "link" / "out", folder / "x" / ".." / "out"):
+        for source in (folder, tmp_path / "link", f"{folder}/**/*.jpg"):
+            assert ids(source, besides) == kept
+        assert ids(f"{tmp_path}/photos/*.jpg", besides) == kept[:2]
+        assert "no image fits" in refused(f"{folder}/x/*/pictures/*", besides)
+    said = refused(folder / "out" / "pictures", folder / "out")
+    assert said.endswith(f"; what is below {folder}/out is left out")
+    assert ids(folder / "out" / "pictures" / "a.jpg", folder / "out") == ["a.jpg"]
+
+
 def test_a_pattern_follows_links_to_folders_where_it_names_them(tmp_path: Path) -> None:
     elsewhere = lay(tmp_path / "elsewhere", "dog.jpg")
     folder = lay(tmp_path / "photos", "cat.jpg")

@@ -69,6 +69,18 @@ def test_images_that_came_later_are_done_and_those_that_went_count_no_more(
     assert len(rows(output)) == 6
 
 
+def test_an_output_within_the_input_is_none_of_it(
+    gradcam: Shell, models: str, tmp_path: Path
+) -> None:
+    folder = small_photos(tmp_path / "photos", 3)
+    line = (folder, "--output", folder / "out", "--models", models)
+    for _ in range(2):
+        code, said = gradcam(*line)
+        assert said.startswith("3 of 3 images explained, 0 failed: ")
+        assert code == 0
+    assert [row["id"] for row in rows(folder / "out")] == ["000.png", "001.png", "002.png"]
+
+
 def test_parameters_and_several_targets(gradcam: Shell, models: str, tmp_path: Path) -> None:
     folder, output = small_photos(tmp_path / "photos", 3), tmp_path / "out"
     code, said = gradcam(
@@ -177,7 +189,11 @@ def test_a_mistake_in_input_or_output_is_one_too(
     assert gradcam(tmp_path / "none", *full)[1].startswith(f"gradcam: {tmp_path}/none is neither")
     code, said = gradcam(folder, *full)
     assert code == 2
-    assert said == f"gradcam: {folder} is not empty, and no batch has begun there\n"
+    assert said.endswith(f"; what is below {folder} is left out\n")
+    thesis = small_photos(tmp_path / "thesis", 1)
+    code, said = gradcam(folder, "--output", thesis, "--models", models)
+    assert code == 2
+    assert said == f"gradcam: {thesis} is not empty, and no batch has begun there\n"
     line = (folder, "--output", tmp_path / "out", "--models", models)
     assert gradcam(*line)[0] == 0
     code, said = gradcam(*line, "--target", 1)
