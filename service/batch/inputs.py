@@ -9,11 +9,14 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 from service.batch.folders import SUFFIXES, WILDCARDS, Search, is_image
 from service.batch.tables import rows_of
 from service.errors import ConfigError, ImageTooLarge, UndecodableImage, one_line
 from service.photo_file import LARGEST, read_file
+
+Place = TypeVar("Place")
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,12 +77,22 @@ def open_inputs(source: str, besides: Path | None = None) -> Iterator[Inputs]:
         yield found
 
 
+def _known(found: Mapping[str, Place], name: str) -> Place:
+    """
+    Raises:
+        UndecodableImage: if it is not among them: somebody else saw it, and it has gone since.
+    """
+    if name not in found:
+        raise UndecodableImage(f"{name} is not there any more")
+    return found[name]
+
+
 def _suffixes() -> str:
     return ", ".join(SUFFIXES)
 
 
 def _of_files(paths: Mapping[str, Path], warning: str) -> Inputs:
-    return Inputs(sorted(paths), lambda name: read_file(paths[name]), warning=warning)
+    return Inputs(sorted(paths), lambda name: read_file(_known(paths, name)), warning=warning)
 
 
 def _zip(path: Path) -> zipfile.ZipFile:
@@ -90,12 +103,12 @@ def _zip(path: Path) -> zipfile.ZipFile:
 
 
 def _of_zip(archive: zipfile.ZipFile) -> Inputs:
-    names = {entry.filename for entry in archive.infolist() if not entry.is_dir()}
-    return Inputs(sorted(filter(is_image, names)), partial(_unpacked, archive))
+    entries = {entry.filename: entry for entry in archive.infolist() if not entry.is_dir()}
+    return Inputs(sorted(filter(is_image, entries)), partial(_unpacked, archive, entries))
 
 
-def _unpacked(archive: zipfile.ZipFile, name: str) -> bytes:
-    entry = archive.getinfo(name)
+def _unpacked(archive: zipfile.ZipFile, entries: Mapping[str, zipfile.ZipInfo], name: str) -> bytes:
+    entry = _known(entries, name)
     if entry.file_size > LARGEST:
         raise ImageTooLarge(f"{name} has {entry.file_size} bytes; at most {LARGEST} are allowed")
     if entry.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
@@ -124,4 +137,4 @@ def _of_table(table: Path) -> Inputs:
         if row["target"] is not None:
             targets[name] = row["target"]
     # An absolute path stays one.
-    return Inputs(list(paths), lambda name: read_file(table.parent / paths[name]), targets)
+    return Inputs(list(paths), lambda name: read_file(table.parent / _known(paths, name)), targets)
