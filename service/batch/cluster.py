@@ -31,9 +31,9 @@ from service.batch.order import Order
 from service.batch.parts import Parts
 from service.batch.progress import Tally, begun, say, shown
 from service.batch.rows import Row, failed_row
-from service.batch.work import Item, explain_item
+from service.batch.work import Item, explain_item, raise_last
 from service.cores import use_all
-from service.errors import ConfigError, InsufficientStorage, Problem
+from service.errors import ConfigError, Problem
 from service.many import explain_many
 from service.settings import Settings
 from service.workshop import Workshop, workshop
@@ -151,8 +151,7 @@ class Explainers:
             items, lambda item: explain_item(shop, order, item), at_once=shop.at_once
         ) as results:
             async for item, result in results:
-                if isinstance(result, InsufficientStorage):
-                    raise result
+                raise_last(shop, result)
                 rows += [failed_row(item.id, result)] if isinstance(result, Problem) else result
         return rows
 

@@ -19,7 +19,7 @@ from service.batch.order import Order
 from service.batch.parts import Parts
 from service.batch.progress import Tally, begun, say, shown
 from service.batch.rows import Row, failed_row
-from service.batch.work import Item, explain_item
+from service.batch.work import Item, explain_item, raise_last
 from service.errors import ConfigError, InsufficientStorage, Problem, Unavailable
 from service.many import explain_many
 from service.settings import Settings
@@ -147,10 +147,7 @@ async def _explain(
                     items, lambda item: explain_item(shop, order, item), at_once=shop.at_once
                 ) as results:
                     async for item, result in results:
-                        if isinstance(result, InsufficientStorage):
-                            raise result
-                        if isinstance(result, Unavailable) and not shop.crew.alive:
-                            raise result  # it would be every image's
+                        raise_last(shop, result)
                         if isinstance(result, Problem):
                             tally.failed += 1
                             result = [failed_row(item.id, result)]

@@ -35,6 +35,18 @@ class Item:
     """Its own."""
 
 
+def raise_last(workshop: Workshop, result: object) -> None:
+    """
+    Raises:
+        InsufficientStorage, Unavailable: if the result is a problem that each further image would
+            have: no room, or a model that is dead.
+    """
+    if isinstance(result, InsufficientStorage):
+        raise result
+    if isinstance(result, Unavailable) and not workshop.crew.alive:
+        raise result
+
+
 async def explain_item(workshop: Workshop, order: Order, item: Item) -> list[Row]:
     """The rows of an image's maps.
 

@@ -16,6 +16,7 @@ import pytest
 from PIL import Image
 
 from service.batch import command
+from service.registry import load
 from tests.service.batch.batches import Shell, catalog, rows, small_photos
 from tests.service.batch.factories import Stuck
 from tests.service.batch.laid import as_nobody, lay, readable_by_nobody
@@ -287,6 +288,26 @@ def test_a_worker_that_hangs_is_replaced_and_no_image_fails_for_it(
     assert Stuck.gone
     assert "40 of 40 images explained, 0 failed" in said
     assert code == 0
+
+
+def test_a_model_that_stays_dead_stops_it_and_no_image_fails_for_it(
+    gradcam: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GRADCAM_HANG_SECONDS", "0.5")
+    monkeypatch.setattr("service.workshop.REVIVAL_SECONDS", 0.2)
+    monkeypatch.setattr(Stuck, "gone", False)
+    folder = small_photos(tmp_path / "photos", 10)
+    Image.new("RGB", (32, 32), "white").save(folder / "005.png")
+    models = catalog(tmp_path, "stuck", max_batch=4)
+    line = (folder, "--output", tmp_path / "out", "--models", models)
+    with monkeypatch.context() as patched:
+        loads = [load]  # the second time there is none
+        patched.setattr("service.berth.load", lambda entry: loads.pop()(entry))
+        code, said = gradcam(*line)
+    assert code == 2
+    assert said.splitlines()[-1].endswith("; the same command goes on from here")
+    code, said = gradcam(*line)
+    assert "10 of 10 images explained, 0 failed" in said
 
 
 def test_threads_that_were_there_before_are_not_waited_for(

@@ -1,0 +1,66 @@
+"""What an actor of a batch does with blocks of photos, without a cluster.
+
+    python -m tests.ray.actors FOLDER
+
+says in JSON what came of it. It is a process of its own, for an actor lives as long as its process.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+from PIL import Image
+
+import service.berth
+import service.workshop
+from service.batch.cluster import Explainers
+from service.batch.decoder import DECODED
+from service.batch.order import Order
+from service.batch.parts import Parts
+from service.errors import Problem
+from service.registry import load
+from service.settings import Settings
+from tests.service.batch.batches import catalog
+
+
+def main(folder: Path) -> None:
+    print(json.dumps({"dead": _dead(folder)}), flush=True)
+    os._exit(0)  # with all that the actors hold
+
+
+def _dead(folder: Path) -> dict[str, Any]:
+    """A model that hangs at a white image, and cannot be loaded a second time."""
+    service.workshop.REVIVAL_SECONDS = 0.2  # type: ignore[misc]
+    loads = [load]
+    service.berth.load = lambda entry: loads.pop()(entry)  # type: ignore[attr-defined]
+    output = folder / "dead"
+    explainers = _explainers(folder, "stuck", output)
+    explainers(pa.Table.from_pylist([_photo("black")], DECODED))
+    try:
+        explainers(pa.Table.from_pylist([_photo("white"), _photo("gray")], DECODED))
+    except Problem as problem:
+        raised = type(problem).__name__
+    else:
+        raised = ""
+    return {"raised": raised, "finished": sorted(Parts(output).finished())}
+
+
+def _explainers(folder: Path, model: str, output: Path) -> Explainers:
+    models = Path(catalog(folder, model, max_batch=1))
+    return Explainers(Settings(models=models, hang_seconds=0.5), Order({}, output), None)
+
+
+def _photo(colour: str) -> dict[str, Any]:
+    image = BytesIO()
+    Image.new("RGB", (32, 32), colour).save(image, "BMP")
+    return {"id": colour, "image": image.getvalue()}
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
