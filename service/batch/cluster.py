@@ -31,7 +31,7 @@ from service.batch.order import Order
 from service.batch.parts import Parts
 from service.batch.progress import Tally, begun, say, shown
 from service.batch.rows import Row, failed_row
-from service.batch.work import Item, explain_item, raise_last
+from service.batch.work import Item, check, explain_item, raise_last
 from service.cores import use_all
 from service.errors import ConfigError, Problem
 from service.many import explain_many
@@ -77,7 +77,8 @@ def explain_on_ray(
         workers = gpus or len([node for node in ray.nodes() if node["Alive"]])
         begin = ray.remote(**placed)(_begin)
         with _as_here():
-            ray.get(begin.remote(settings, order, model))
+            needed = len(inputs.targets) < len(inputs.ids)
+            ray.get(begin.remote(settings, order, model, target=needed))
         if inputs.warning:
             say(inputs.warning, console)
         left, tally = begun(inputs, parts, retry_failed=retry_failed)
@@ -156,11 +157,13 @@ class Explainers:
         return rows
 
 
-def _begin(settings: Settings, order: Order, model: str | None) -> None:
-    """Load the model where it will work, and see that the output is this batch's."""
+def _begin(settings: Settings, order: Order, model: str | None, *, target: bool) -> None:
+    """Load the model where it will work, and see that it can do what is asked, `target` included
+    where some images need it, and that the output is this batch's."""
 
     async def begin() -> None:
         async with workshop(settings, model) as shop:
+            check(shop, order, target=target)
             order.open(shop.crew.model.name, shop.crew.model.fingerprint)
 
     asyncio.run(begin())

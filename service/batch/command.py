@@ -19,7 +19,7 @@ from service.batch.order import Order
 from service.batch.parts import Parts
 from service.batch.progress import Tally, begun, say, shown
 from service.batch.rows import Row, failed_row
-from service.batch.work import Item, explain_item, raise_last
+from service.batch.work import Item, check, explain_item, raise_last
 from service.errors import ConfigError, InsufficientStorage, Problem, Unavailable
 from service.many import explain_many
 from service.settings import Settings
@@ -137,6 +137,7 @@ async def _explain(
     with open_inputs(source, order.output) as inputs:
         async with workshop(settings, model, spread=True) as shop:
             served = shop.crew.model
+            check(shop, order, target=len(inputs.targets) < len(inputs.ids))
             order.open(served.name, served.fingerprint)
             if inputs.warning:
                 say(inputs.warning, console)

@@ -15,6 +15,7 @@ from service.case import Case
 from service.errors import InsufficientStorage, Unavailable
 from service.explainer import Explained, Explainer
 from service.parameters import Parameters
+from service.questions import question_of
 from service.rendering import EXTENSIONS, encode
 from service.requests import Instance
 from service.timings import Timings
@@ -33,6 +34,21 @@ class Item:
     """Its id to its bytes; blocks."""
     target: str | None = None
     """Its own."""
+
+
+def check(workshop: Workshop, order: Order, *, target: bool) -> None:
+    """See that the model can do what all images are asked for.
+
+    Args:
+        target: the order's own is asked of some, too; others have one each.
+
+    Raises:
+        Problem: naming what it cannot.
+    """
+    parameters = order.parameters()
+    if not target:
+        parameters = parameters.model_copy(update={"target": None})
+    question_of(workshop.crew.model, parameters)
 
 
 def raise_last(workshop: Workshop, result: object) -> None:

@@ -129,6 +129,22 @@ def test_own_targets_of_a_table(gradcam: Shell, models: str, tmp_path: Path) -> 
     assert found["a"]["picture"] is None
 
 
+def test_a_target_that_no_image_needs_is_not_looked_at(
+    gradcam: Shell, models: str, tmp_path: Path
+) -> None:
+    small_photos(tmp_path / "photos", 2)
+    table, output = tmp_path / "table.csv", tmp_path / "out"
+    line = (table, "--output", output, "--models", models, "--target", "kitten")
+    table.write_text("path,target\nphotos/000.png,1\nphotos/001.png,\n")
+    assert gradcam(*line)[0] == 2
+    table.write_text("path,target\nphotos/000.png,1\nphotos/001.png,2\n")
+    code, said = gradcam(*line, "--layer", "conv9")
+    assert said.startswith("gradcam: model 'tiny' has no layer 'conv9'")
+    assert code == 2
+    assert not output.exists()
+    assert gradcam(*line)[0] == 0
+
+
 def test_a_zip_and_names_of_all_kinds(gradcam: Shell, models: str, tmp_path: Path) -> None:
     folder = small_photos(tmp_path / "photos", 1)
     photo = (folder / "000.png").read_bytes()
@@ -167,6 +183,11 @@ def test_a_name_that_is_no_text(gradcam: Shell, models: str, tmp_path: Path) -> 
         (["--set", "output=values"], "output=values is no picture"),
         (["--pictures", "gif"], "--pictures=gif: it should be jpg, png, webp, none"),
         (["--method", "gradcam2"], "there is no method 'gradcam2'; the methods are gradcam,"),
+        (["--method", "rollout"], "model 'tiny' cannot do rollout: it needs a transformer"),
+        (["--target", "kitten"], "the model has no labels, so no class is called 'kitten'"),
+        (["--target", "0", "--target", "3"], "class index 3 is out of range; model 'tiny' has"),
+        (["--layer", "conv9"], "model 'tiny' has no layer 'conv9'; the nearest are "),
+        (["--set", "signed=true", "--method", "rise"], "rise has nothing below 0 to show;"),
         (["--model", "resnet"], "there is no model 'resnet'; the models are tiny"),
         (["--models", "missing.toml"], "missing.toml: cannot be read"),
     ],
