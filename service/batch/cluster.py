@@ -78,7 +78,7 @@ def explain_on_ray(
         begin = ray.remote(**placed)(_begin)
         with _as_here():
             needed = len(inputs.targets) < len(inputs.ids)
-            ray.get(begin.remote(settings, order, model, target=needed))
+            ray.get(begin.remote(source, settings, order, model, target=needed))
         if inputs.warning:
             say(inputs.warning, console)
         left, tally = begun(inputs, parts, retry_failed=retry_failed)
@@ -157,14 +157,16 @@ class Explainers:
         return rows
 
 
-def _begin(settings: Settings, order: Order, model: str | None, *, target: bool) -> None:
+def _begin(
+    source: str, settings: Settings, order: Order, model: str | None, *, target: bool
+) -> None:
     """Load the model where it will work, and see that it can do what is asked, `target` included
     where some images need it, and that the output is this batch's."""
 
     async def begin() -> None:
         async with workshop(settings, model) as shop:
             check(shop, order, target=target)
-            order.open(shop.crew.model.name, shop.crew.model.fingerprint)
+            order.open(source, shop.crew.model.name, shop.crew.model.fingerprint)
 
     asyncio.run(begin())
 

@@ -138,7 +138,7 @@ async def _explain(
         async with workshop(settings, model, spread=True) as shop:
             served = shop.crew.model
             check(shop, order, target=len(inputs.targets) < len(inputs.ids))
-            order.open(served.name, served.fingerprint)
+            order.open(source, served.name, served.fingerprint)
             if inputs.warning:
                 say(inputs.warning, console)
             left, tally = begun(inputs, parts, retry_failed=retry_failed)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -62,14 +63,23 @@ class Order:
         except ValidationError as error:
             raise parameter_problem(error, Parameters) from None
 
-    def open(self, model: str, fingerprint: str) -> None:
+    def open(self, source: str, model: str, fingerprint: str) -> None:
         """Make the output folder; of one that is there, see that it holds the same batch.
+
+        Args:
+            source: a folder, a pattern or a file, from the current folder.
 
         Raises:
             ConfigError: if it holds another one, something else, or cannot be written.
         """
         asked = json.loads(self.parameters().model_dump_json(exclude_defaults=True))
-        record = {"model": model, "weights": fingerprint, "parameters": asked, "form": self.form}
+        record = {
+            "model": model,
+            "weights": fingerprint,
+            "parameters": asked,
+            "form": self.form,
+            "source": os.path.abspath(source),  # noqa: PTH100 - a pattern is no path
+        }
         file = self.output / RECORD
         try:
             if file.exists():

@@ -72,6 +72,7 @@ def test_it_says_how_many_and_where(finished: Finished) -> None:
     record = json.loads((finished.output / "run.json").read_text())
     assert record["model"] == "efficientnet-lite0"
     assert record["parameters"] == {}
+    assert record["source"] == str(finished.folder)
 
 
 def test_each_row_is_what_the_service_answers(finished: Finished, client: TestClient) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ GIVEN = {"method": "layercam", "layer": "auto", "fit": "squash", "target": ["285
 
 
 def opened(output: Path, **given: Any) -> None:
-    Order({**GIVEN, **given}, output).open("efficientnet", "abc")
+    Order({**GIVEN, **given}, output).open("photos", "efficientnet", "abc")
 
 
 def test_a_new_folder_is_made_and_the_same_batch_goes_on(tmp_path: Path) -> None:
@@ -61,20 +62,37 @@ def test_other_parameters_are_refused(
 
 
 def test_another_model_other_weights_and_another_form_are_refused(tmp_path: Path) -> None:
-    Order(GIVEN, tmp_path).open("resnet", "abc")
+    Order(GIVEN, tmp_path).open("photos", "resnet", "abc")
     for model, weights, form, words in (
         ("vit", "abc", "jpg", "model resnet, and this one has vit;"),
         ("resnet", "abd", "jpg", "weights abc, and this one has abd;"),
         ("resnet", "abc", "png", "form jpg, and this one has png;"),
     ):
         with pytest.raises(ConfigError, match=words):
-            Order(GIVEN, tmp_path, form).open(model, weights)
-    Order(GIVEN, tmp_path).open("resnet", "abc")
+            Order(GIVEN, tmp_path, form).open("photos", model, weights)
+    Order(GIVEN, tmp_path).open("photos", "resnet", "abc")
+
+
+def test_another_source_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    order = Order(GIVEN, tmp_path / "out")
+    for folder in ("a", "b"):
+        (tmp_path / folder).mkdir()
+    monkeypatch.chdir(tmp_path / "a")
+    order.open("photos/*.jpg", "resnet", "abc")
+    for same in ("./photos/*.jpg", f"{tmp_path}/a/photos/*.jpg"):
+        order.open(same, "resnet", "abc")
+    words = re.escape(f"holds a batch with source {tmp_path}/a/photos/*.jpg, and this one has ")
+    with pytest.raises(ConfigError, match=f"{words}{tmp_path}/a/photos;"):
+        order.open("photos", "resnet", "abc")
+    monkeypatch.chdir(tmp_path / "b")
+    with pytest.raises(ConfigError, match=words):
+        order.open("photos/*.jpg", "resnet", "abc")
+    order.open("../a/photos/*.jpg", "resnet", "abc")
 
 
 def test_the_same_said_otherwise_is_the_same(tmp_path: Path) -> None:
-    Order({"opacity": "0.40", "target": ["cat"]}, tmp_path).open("resnet", "abc")
-    Order({"target": ["cat"], "opacity": 0.4}, tmp_path).open("resnet", "abc")
+    Order({"opacity": "0.40", "target": ["cat"]}, tmp_path).open("photos", "resnet", "abc")
+    Order({"target": ["cat"], "opacity": 0.4}, tmp_path).open("photos", "resnet", "abc")
 
 
 def test_a_folder_with_something_else_is_refused_and_left_alone(tmp_path: Path) -> None:
@@ -196,7 +214,7 @@ def test_a_lock_leaves_nothing(tmp_path: Path) -> None:
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / ".lock").touch()  # of one that was killed
     with order.locked():
-        order.open("m", "w")
+        order.open("photos", "m", "w")
     assert [file.name for file in (tmp_path / "out").iterdir()] == ["run.json"]
 
 

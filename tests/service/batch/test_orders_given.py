@@ -218,6 +218,9 @@ def test_a_mistake_in_input_or_output_is_one_too(
     assert said == f"gradcam: {thesis} is not empty, and no batch has begun there\n"
     line = (folder, "--output", tmp_path / "out", "--models", models)
     assert gradcam(*line)[0] == 0
+    code, said = gradcam(folder / "*.png", *line[1:])
+    assert code == 2
+    assert said.startswith(f"gradcam: {tmp_path}/out holds a batch with source {folder}, and this")
     code, said = gradcam(*line, "--target", 1)
     assert code == 2
     assert said.startswith(f"gradcam: {tmp_path}/out holds a batch with parameters {{")
