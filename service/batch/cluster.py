@@ -144,7 +144,7 @@ class Explainers:
             if row["error"] is None
         ]
         rows = [
-            Row(id=row["id"], error=row["error"], problem=row["problem"])
+            Row(**{name: row[name] for name in ("id", "error", "problem")}, asked=row["target"])
             for row in block
             if row["error"] is not None
         ]
@@ -153,7 +153,9 @@ class Explainers:
         ) as results:
             async for item, result in results:
                 raise_last(shop, result)
-                rows += [failed_row(item.id, result)] if isinstance(result, Problem) else result
+                if isinstance(result, Problem):
+                    result = [failed_row(item.id, result, item.target)]
+                rows += result
         return rows
 
 

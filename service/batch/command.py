@@ -151,7 +151,7 @@ async def _explain(
                         raise_last(shop, result)
                         if isinstance(result, Problem):
                             tally.failed += 1
-                            result = [failed_row(item.id, result)]
+                            result = [failed_row(item.id, result, item.target)]
                         shelf.put(result)
                         tally.done += 1
                         show()

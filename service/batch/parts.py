@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Container, Iterator
+from collections.abc import Iterator, Mapping, Set
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
@@ -64,31 +64,45 @@ class Parts:
             for name in batch.column("id").to_pylist()
         }
 
-    def failed(self, among: Container[str] | None = None) -> int:
-        """How many images, of all unless some are named, have no map.
+    def failed(self) -> set[str]:
+        """The ids of those images that have no map.
 
         Raises:
             ConfigError: as `finished`.
         """
-        failures = {
+        return {
             name
             for file in self._files()
             for batch in _batches(file, ["id", "error"])
             for name in batch.filter(pc.is_valid(batch.column("error"))).column("id").to_pylist()
         }
-        return sum(among is None or name in among for name in failures)
 
-    def forget_failed(self) -> None:
-        """Let those images that have no map be tried again.
+    def asked_otherwise(self, targets: Mapping[str, str]) -> set[str]:
+        """The ids of those images that a table named another target for than these.
+
+        Raises:
+            ConfigError: as `finished`.
+        """
+        return {
+            name
+            for file in self._files()
+            for batch in _batches(file, ["id", "asked"])
+            for name, asked in zip(*(each.to_pylist() for each in batch.columns), strict=True)
+            if asked != targets.get(name)
+        }
+
+    def forget(self, names: Set[str]) -> None:
+        """Let these images be done again.
 
         Raises:
             ConfigError: as `finished`.
             InsufficientStorage: if the others cannot be written anew; nothing is lost.
         """
-        for file in self._files():
+        for file in self._files() if names else []:
             with _written(file) as temporary, _writer(temporary) as writer:
                 for rows in _batches(file):
-                    writer.write_batch(rows.filter(pc.is_null(rows.column("error"))))
+                    kept = [name not in names for name in rows.column("id").to_pylist()]
+                    writer.write_batch(rows.filter(pa.array(kept, pa.bool_())))
 
     def merge(self) -> None:
         """Make `manifest.parquet` of all rows, each image's once, and let the parts go.

@@ -36,16 +36,18 @@ class Tally:
 
 
 def begun(inputs: Inputs, parts: Parts, *, retry_failed: bool) -> tuple[list[str], Tally]:
-    """The ids of the images that are left to do, and how far the batch is.
+    """The ids of the images that are left to do, and how far the batch is. What was done for
+    another target than the table names now is done again.
 
     Args:
         retry_failed: those that failed before are left, too.
     """
-    if retry_failed:
-        parts.forget_failed()
+    names = {*inputs.ids}
+    again = parts.asked_otherwise(inputs.targets) & names
+    parts.forget(again | parts.failed() if retry_failed else again)
     finished = parts.finished()
     left = [name for name in inputs.ids if name not in finished]
-    failed = parts.failed({*inputs.ids}) if len(left) < len(inputs.ids) else 0
+    failed = len(parts.failed() & names)
     return left, Tally(len(inputs.ids), len(inputs.ids) - len(left), failed)
 
 

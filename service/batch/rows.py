@@ -22,6 +22,7 @@ SCHEMA: Final = pa.schema(
     [
         pa.field("id", pa.string(), nullable=False),
         pa.field("number", pa.int32(), nullable=False),
+        pa.field("asked", pa.string()),
         pa.field("index", pa.int32()),
         pa.field("label", pa.string()),
         pa.field("probability", pa.float32()),
@@ -55,6 +56,8 @@ class Row:
     id: str
     number: int = 0
     """Which of the image's maps."""
+    asked: str | None = None
+    """The target that a table named for this image, as it did."""
     index: int | None = None
     label: str | None = None
     """Of what is explained, in words."""
@@ -139,9 +142,9 @@ def _warning(drawing: Drawing, explanation: Explanation) -> str | None:
     return f"the map is {'the same' if explanation.map.any() else 'zero'} everywhere"
 
 
-def failed_row(name: str, problem: Problem) -> Row:
+def failed_row(name: str, problem: Problem, asked: str | None) -> Row:
     """The row of an image that has no map."""
-    return Row(id=name, error=problem.detail, problem=problem.type())
+    return Row(id=name, asked=asked, error=problem.detail, problem=problem.type())
 
 
 def table_of(rows: list[Row]) -> pa.Table:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
@@ -74,18 +74,22 @@ async def explain_item(workshop: Workshop, order: Order, item: Item) -> list[Row
     instance = Instance(0, item.id, image, "", parameters)
     for _ in range(TRIES - 1):
         with suppress(Unavailable):
-            return await _explained(workshop, order, instance)
+            return await _explained(workshop, order, instance, item.target)
         await workshop.revival()
-    return await _explained(workshop, order, instance)
+    return await _explained(workshop, order, instance, item.target)
 
 
-async def _explained(workshop: Workshop, order: Order, instance: Instance[Parameters]) -> list[Row]:
+async def _explained(
+    workshop: Workshop, order: Order, instance: Instance[Parameters], asked: str | None
+) -> list[Row]:
     async with workshop.explainer.case(workshop.crew, instance, Timings()) as case:
         explained = await workshop.explainer.explain(case)
-        return await case.lane.run(lambda: _recorded(case, explained, order))
+        return await case.lane.run(lambda: _recorded(case, explained, order, asked))
 
 
-def _recorded(case: Case[Parameters], explained: Explained, order: Order) -> list[Row]:
+def _recorded(
+    case: Case[Parameters], explained: Explained, order: Order, asked: str | None
+) -> list[Row]:
     model, parameters = case.crew.model, case.instance.parameters
     name = case.instance.id or ""
     rows = []
@@ -96,7 +100,8 @@ def _recorded(case: Case[Parameters], explained: Explained, order: Order) -> lis
             picture = Explainer.picture(model, explained, explanation, drawing, parameters)
             path = picture_path(name, number, EXTENSIONS[media_type])
             _write(order.output / path, encode(picture, media_type))
-        rows.append(row_of(name, number, explained, explanation, drawing, model, path))
+        row = row_of(name, number, explained, explanation, drawing, model, path)
+        rows.append(replace(row, asked=asked))
     return rows
 
 

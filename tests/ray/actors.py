@@ -30,8 +30,19 @@ from tests.service.batch.batches import catalog
 
 
 def main(folder: Path) -> None:
-    print(json.dumps({"dead": _dead(folder)}), flush=True)
+    print(json.dumps({"targets": _targets(folder), "dead": _dead(folder)}), flush=True)
     os._exit(0)  # with all that the actors hold
+
+
+def _targets(folder: Path) -> dict[str, Any]:
+    """A block of a table: two images, one of them with a target that there is not, and a song."""
+    fake = {"id": "fake", "target": "1", "error": "it is a song", "problem": "urn:…"}
+    block = [_photo("black", "2"), _photo("gray", "7"), _photo("red"), fake]
+    output = folder / "targets"
+    explainers = _explainers(folder, "tiny", output)
+    told = explainers(pa.Table.from_pylist(block, DECODED)).to_pylist()
+    otherwise = Parts(output).asked_otherwise({"black": "2", "gray": "7", "fake": "1"})
+    return {"told": told, "failed": sorted(Parts(output).failed()), "otherwise": sorted(otherwise)}
 
 
 def _dead(folder: Path) -> dict[str, Any]:
@@ -56,10 +67,10 @@ def _explainers(folder: Path, model: str, output: Path) -> Explainers:
     return Explainers(Settings(models=models, hang_seconds=0.5), Order({}, output), None)
 
 
-def _photo(colour: str) -> dict[str, Any]:
+def _photo(colour: str, target: str | None = None) -> dict[str, Any]:
     image = BytesIO()
     Image.new("RGB", (32, 32), colour).save(image, "BMP")
-    return {"id": colour, "image": image.getvalue()}
+    return {"id": colour, "target": target, "image": image.getvalue()}
 
 
 if __name__ == "__main__":

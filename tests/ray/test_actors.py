@@ -30,5 +30,13 @@ def actors(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return found
 
 
+def test_each_row_says_what_the_table_asked_for(actors: dict[str, Any]) -> None:
+    assert actors["targets"] == {
+        "told": [{"images": 4, "failed": 2}],
+        "failed": ["fake", "gray"],
+        "otherwise": [],
+    }
+
+
 def test_a_model_that_stays_dead_ends_the_batch(actors: dict[str, Any]) -> None:
     assert actors["dead"] == {"raised": "Unavailable", "finished": ["black"]}

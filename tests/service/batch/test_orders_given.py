@@ -129,6 +129,33 @@ def test_own_targets_of_a_table(gradcam: Shell, models: str, tmp_path: Path) -> 
     assert found["a"]["picture"] is None
 
 
+def test_a_target_that_is_corrected_in_a_table_counts(
+    gradcam: Shell, models: str, tmp_path: Path
+) -> None:
+    small_photos(tmp_path / "photos", 4)
+    table, output = tmp_path / "table.csv", tmp_path / "out"
+    line = (table, "--output", output, "--models", models)
+
+    def explained(*targets: str) -> dict[str, tuple[str | None, int | None, int]]:
+        """Of each image the target asked for, the class explained, when it was drawn."""
+        lines = [f"photos/00{turn}.png,{each}" for turn, each in enumerate(targets)]
+        table.write_text("\n".join(["path,target", *lines]))
+        gradcam(*line)
+        drawn = {
+            row["id"]: (output / row["picture"]).stat().st_mtime_ns if row["picture"] else 0
+            for row in rows(output)
+        }
+        return {row["id"]: (row["asked"], row["index"], drawn[row["id"]]) for row in rows(output)}
+
+    first = list(explained("1", "7", "2", "").values())
+    assert [each[:2] for each in first[:3]] == [("1", 1), ("7", None), ("2", 2)]
+    assert first[3][0] is None
+    second = list(explained("1", "2", "0", "1").values())
+    assert second[0] == first[0]
+    assert [each[:2] for each in second[1:]] == [("2", 2), ("0", 0), ("1", 1)]
+    assert all(now[2] > then[2] for then, now in zip(first[1:], second[1:], strict=True))
+
+
 def test_a_target_that_no_image_needs_is_not_looked_at(
     gradcam: Shell, models: str, tmp_path: Path
 ) -> None:

@@ -84,7 +84,8 @@ def test_what_fails_between_writing_and_renaming_leaves_the_former_rows(
 
     with monkeypatch.context() as patched:
         patched.setattr(os, "fsync", fail)
-        for work in (partial(parts.add, rows("a", "b")), parts.merge, parts.forget_failed):
+        forget = partial(parts.forget, {"a"})
+        for work in (partial(parts.add, rows("a", "b")), parts.merge, forget):
             with pytest.raises(InsufficientStorage, match="Input/output error"):
                 work()
         assert not parts.manifest.exists()
@@ -172,8 +173,8 @@ def test_no_rows_are_no_part(tmp_path: Path) -> None:
     parts = Parts(tmp_path / "out")
     parts.add([])
     assert parts.finished() == set()
-    assert parts.failed() == 0
-    parts.forget_failed()
+    assert parts.failed() == set()
+    parts.forget({"a"})
     assert not (tmp_path / "out").exists()
 
 
@@ -214,17 +215,30 @@ def test_failures_are_counted_and_can_be_forgotten(tmp_path: Path, merged: bool)
     parts.add(failures("c"))
     if merged:
         parts.merge()
-    assert parts.failed() == 2
-    assert parts.failed({"a", "c"}) == 1
-    parts.forget_failed()
-    assert parts.failed() == 0
+    assert parts.failed() == {"b", "c"}
+    parts.forget(parts.failed())
+    assert parts.failed() == set()
     assert parts.finished() == {"a"}
     parts.add(rows("c"))
     parts.add(failures("b"))
-    assert parts.failed() == 1
+    assert parts.failed() == {"b"}
     parts.merge()
     assert sorted(name for name, _, _ in manifest(parts)) == ["a", "a", "b", "c"]
     assert files(tmp_path) == ["manifest.parquet"]
+
+
+@pytest.mark.parametrize("merged", [False, True])
+def test_images_that_were_asked_for_another_target(tmp_path: Path, merged: bool) -> None:
+    parts = Parts(tmp_path)
+    parts.add([Row(id=name, asked="1", number=number) for name in "ab" for number in range(2)])
+    parts.add([Row(id="c"), Row(id="d"), Row(id="e", asked="7", error="there is no class 7")])
+    if merged:
+        parts.merge()
+    assert parts.asked_otherwise({"a": "1", "b": "1", "e": "7", "f": "1"}) == set()
+    assert parts.asked_otherwise({"a": "1", "b": "2", "c": "1"}) == {"b", "c", "e"}
+    parts.forget({"b", "e"})
+    parts.merge()
+    assert sorted(name for name, _, _ in manifest(parts)) == ["a", "a", "c", "d"]
 
 
 def test_what_it_says_is_written_is_on_the_disk(
@@ -258,7 +272,8 @@ def test_a_part_that_cannot_be_read_is_told(tmp_path: Path, name: str, kind: str
         pq.write_table(pa.table({id_: ["a"], "price": [3]}), file)
     else:
         file.write_bytes({"truncated": whole[:-30], "text": b"cats", "empty": b""}[kind])
-    for work in (parts.finished, parts.failed, parts.forget_failed, parts.merge):
+    forget, asked = partial(parts.forget, {"a"}), partial(parts.asked_otherwise, {})
+    for work in (parts.finished, parts.failed, asked, forget, parts.merge):
         with pytest.raises(ConfigError, match=r"cannot be read: .+; move it away") as error:
             work()
         assert str(error.value).startswith(f"{file} cannot")
@@ -278,7 +293,7 @@ def test_merging_takes_little_memory_however_much_there_is(tmp_path: Path) -> No
     try:
         parts.merge()
         parts.add([Row(id="one more", error="no")])
-        parts.forget_failed()
+        parts.forget(parts.failed())
         parts.add([Row(id="one more", error="no")])
         parts.merge()
     finally:

@@ -26,6 +26,16 @@ def test_what_is_left_and_what_is_done(tmp_path: Path) -> None:
     assert begun(inputs, Parts(tmp_path / "new"), retry_failed=True)[1] == Tally(total=3)
 
 
+def test_what_the_table_names_another_target_for_is_left(tmp_path: Path) -> None:
+    parts = Parts(tmp_path)
+    parts.add([Row(id="a", asked="1"), Row(id="b"), Row(id="gone", asked="1")])
+    inputs = Inputs(["a", "b"], lambda name: b"", {"a": "1"})
+    assert begun(inputs, parts, retry_failed=False) == ([], Tally(total=2, done=2))
+    inputs = Inputs(["a", "b"], lambda name: b"", {"b": "1"})
+    assert begun(inputs, parts, retry_failed=False) == (["a", "b"], Tally(total=2))
+    assert parts.finished() == {"gone"}
+
+
 def test_a_log_has_a_line_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 1000.0
     monkeypatch.setattr(progress, "monotonic", lambda: now)

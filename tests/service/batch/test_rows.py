@@ -149,16 +149,15 @@ def test_the_size_that_is_asked_for(model: ServedModel) -> None:
 
 
 def test_a_failed_row() -> None:
-    found = failed_row("a.jpg", UndecodableImage("it is a song", pointer="/x"))
-    assert found == Row(
-        id="a.jpg", error="it is a song", problem="urn:gradcam-service:undecodable-image"
-    )
+    found = failed_row("a.jpg", UndecodableImage("it is a song", pointer="/x"), "tabby")
+    problem = "urn:gradcam-service:undecodable-image"
+    assert found == Row(id="a.jpg", asked="tabby", error="it is a song", problem=problem)
 
 
 def test_rows_come_back_as_they_went() -> None:
     rows = [
         Row(id="ä\n,\0☃", number=2, index=1, label="cat", probability=0.5, map=b"\0\1"),
-        failed_row("", UndecodableImage("no")),
+        failed_row("", UndecodableImage("no"), None),
     ]
     table = table_of(rows)
     assert table.schema.equals(SCHEMA)
