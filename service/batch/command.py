@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
 from collections.abc import Callable
 from contextlib import nullcontext, suppress
@@ -15,10 +16,10 @@ from rich.console import Console
 
 from service.allocator import keep_memory
 from service.batch.inputs import open_inputs
-from service.batch.order import Order
-from service.batch.parts import Parts
+from service.batch.order import LOCK, RECORD, Order
+from service.batch.parts import MANIFEST, PARTS, Parts
 from service.batch.progress import Tally, begun, say, shown
-from service.batch.rows import Row, failed_row
+from service.batch.rows import PICTURES, Row, failed_row
 from service.batch.work import Item, check, explain_item, raise_last
 from service.errors import ConfigError, InsufficientStorage, Problem, Unavailable
 from service.many import explain_many
@@ -53,6 +54,8 @@ def batch(
     Raises:
         ConfigError, Problem: where nothing can be explained at all, or nothing more be written.
     """
+    if report:
+        _check_place(report, order.output)
     keep_memory()
     # The memory of answers is for those who ask again.
     settings = settings.model_copy(update={"cache_bytes": 0})
@@ -80,9 +83,25 @@ def batch(
         from service.batch.report import write_report
 
         served = order.model()
-        write_report(manifest, order.output, report, title=source, model=served)
+        try:
+            write_report(manifest, order.output, report, title=source, model=served)
+        except OSError as error:
+            raise ConfigError(f"{report} cannot be written: {error.strerror}") from None
         say(f"Report: {report}", console)
     return 1 if tally.failed else 0
+
+
+def _check_place(report: Path, output: Path) -> None:
+    """
+    Raises:
+        ConfigError: if a report cannot be there: it is a folder, or something of the batch's own.
+    """
+    place, folder = (Path(os.path.realpath(each)) for each in (report, output))
+    own = [folder / name for name in (MANIFEST, RECORD, LOCK, PARTS, PICTURES)]
+    if os.path.isdir(place):  # noqa: PTH112 - Path's own raises where a name is too long
+        raise ConfigError(f"--report={report} is a folder; it should be a file")
+    if any(place.is_relative_to(each) for each in own):
+        raise ConfigError(f"--report={report} is the batch's own; it should be another file")
 
 
 def _explained(

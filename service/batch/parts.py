@@ -21,6 +21,7 @@ from service.errors import ConfigError, InsufficientStorage, one_line
 from service.files import written_whole
 
 MANIFEST: Final = "manifest.parquet"
+PARTS: Final = "parts"
 COMPRESSION: Final = "zstd"
 LEFTOVERS: Final = ".*.tmp"
 """What `written_whole` leaves behind where the process is killed."""
@@ -34,7 +35,7 @@ class Parts:
     """The rows that a batch has finished, below its output folder."""
 
     def __init__(self, output: Path) -> None:
-        self._folder = output / "parts"
+        self._folder = output / PARTS
         self.manifest = output / MANIFEST
 
     def add(self, rows: list[Row]) -> None:

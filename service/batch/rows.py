@@ -44,6 +44,7 @@ SCHEMA: Final = pa.schema(
         pa.field("problem", pa.string()),
     ]
 )
+PICTURES: Final = "pictures"
 LONGEST_NAME: Final = 200
 """Bytes of a folder's or a picture's name, before what is appended to it; 255 are allowed."""
 LONGEST_PATH: Final = 1000
@@ -167,7 +168,7 @@ def picture_path(name: str, number: int, extension: str) -> str:
     if path != name or re.search(r"\.(\d+|[0-9a-f]{12})$", path):
         digest = hashlib.blake2b(name.encode("utf-8", "surrogatepass"), digest_size=6)
         path += f".{digest.hexdigest()}"
-    return f"pictures/{path}{f'.{number}' if number else ''}{extension}"
+    return f"{PICTURES}/{path}{f'.{number}' if number else ''}{extension}"
 
 
 def _safe(part: str) -> str:

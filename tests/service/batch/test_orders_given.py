@@ -230,6 +230,40 @@ def test_a_mistake_is_a_sentence_and_exit_code_2(
     assert not output.exists()
 
 
+@pytest.mark.parametrize(
+    ("report", "words"),
+    [
+        ("photos", "photos is a folder; it should be a file"),
+        ("out/manifest.parquet", "out/manifest.parquet is the batch's own; it should be another"),
+        ("out/../out/run.json", "run.json is the batch's own; it should be another file"),
+        ("link/pictures/000.png.jpg", "000.png.jpg is the batch's own; it should be another file"),
+        ("out/parts", "out/parts is the batch's own; it should be another file"),
+    ],
+)
+def test_a_report_in_a_place_that_is_taken_is_refused(
+    gradcam: Shell, models: str, tmp_path: Path, report: str, words: str
+) -> None:
+    (tmp_path / "link").symlink_to(tmp_path / "out")
+    line = (small_photos(tmp_path / "photos", 1), "--output", tmp_path / "out", "--models", models)
+    code, said = gradcam(*line, "--report", tmp_path / report)
+    assert code == 2
+    assert said.startswith(f"gradcam: --report={tmp_path}/")
+    assert words in said
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_report_that_cannot_be_written_is_told(
+    gradcam: Shell, models: str, tmp_path: Path
+) -> None:
+    line = (small_photos(tmp_path / "photos", 1), "--output", tmp_path / "out", "--models", models)
+    for report, why in (("tiny.toml/x.html", "File exists"), ("x" * 300, "File name too long")):
+        code, said = gradcam(*line, "--report", tmp_path / report)
+        assert said.startswith("1 of 1 images explained, 0 failed: ")
+        assert said.endswith(f"\ngradcam: {tmp_path}/{report} cannot be written: {why}\n")
+        assert code == 2
+    assert gradcam(*line, "--report", tmp_path / "out" / "report.html")[0] == 0
+
+
 def test_a_mistake_in_input_or_output_is_one_too(
     gradcam: Shell, models: str, tmp_path: Path
 ) -> None:
