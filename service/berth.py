@@ -16,6 +16,8 @@ from service.metrics import Metrics
 from service.registry import ServedModel, load
 
 LOOK_SECONDS = 0.25
+AGAIN_SECONDS = 5.0
+"""Before a worker is made once more that could not be."""
 log = logging.getLogger(__name__)
 
 
@@ -102,19 +104,24 @@ class Berth:
                 hangs = engine.running_seconds > self._hang_seconds
                 if engine.alive and not hangs:
                     continue
-                log.error(
-                    "a worker of model %s %s; it is replaced",
-                    self.entry.name,
-                    f"hangs for {engine.running_seconds:.0f} s" if hangs else "has ended",
-                )
-                self.given_up += hangs
-                await engine.abandon()
-                await self._open.pop(engine).aclose()
-                self._metrics.worker_restarts.labels(model=self.entry.name).inc()
+                if engine in self._open:  # or it is given up, and there is no other one yet
+                    await self._give_up(engine, hangs=hangs)
                 try:
                     self.crew.replace(turn, await self._engine(turn, self.entry.copies[turn]))
-                except Exception:  # the next look tries again
+                except Exception:
                     log.exception("model %s: its worker cannot be replaced", self.entry.name)
+                    await asyncio.sleep(AGAIN_SECONDS)
+
+    async def _give_up(self, engine: Engine, *, hangs: bool) -> None:
+        log.error(
+            "a worker of model %s %s; it is replaced",
+            self.entry.name,
+            f"hangs for {engine.running_seconds:.0f} s" if hangs else "has ended",
+        )
+        self.given_up += hangs
+        await engine.abandon()
+        await self._open.pop(engine).aclose()
+        self._metrics.worker_restarts.labels(model=self.entry.name).inc()
 
     async def leave(self, seconds: float) -> None:
         """Take nothing new, finish what is queued, for so long at most; then end the workers."""
@@ -137,7 +144,11 @@ class Berth:
         )
         scope = self._open[engine] = AsyncExitStack()
         await scope.enter_async_context(engine)
-        await engine.warm()
+        try:
+            await engine.warm()
+        except Exception:  # one who is cancelled leaves it to `leave`, which does not wait for ever
+            await self._open.pop(engine).aclose()
+            raise
         return engine
 
     def _load(self, copy: ModelEntry) -> ServedModel:
