@@ -90,6 +90,9 @@ class _Attention(TorchFunctionMode):
                 scale=scale,
                 enable_gqa=enable_gqa,
             )
+        if query.ndim == 3:  # one head
+            of_it = query[:, None], key[:, None], value[:, None]
+            return self._scaled_dot_product(*of_it, scale=scale)[:, 0]
         factor = query.shape[-1] ** -0.5 if scale is None else scale
         return self._note((query * factor @ key.transpose(-2, -1)).softmax(-1)) @ value
 

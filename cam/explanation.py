@@ -136,8 +136,14 @@ class Found:
     completeness: Completeness | None = None
 
 
-def _own(target: Target, output: Output) -> Tensor:
-    return target.score(output)
+def score_of(question: Question, target: Target, output: Output) -> Tensor:
+    """What the question's method explains of a target: its own score, unless it has another.
+
+    Raises:
+        CamError: if it cannot with this target.
+    """
+    own = METHODS[question.method].score
+    return own(target, output) if own else target.score(output)
 
 
 def compose(
@@ -164,7 +170,7 @@ def compose(
         explanations += [
             Explanation(
                 target=target,
-                score=float((METHODS[question.method].score or _own)(target, output)),
+                score=float(score_of(question, target, output)),
                 probability=target.probability(output),
                 method=question.method,
                 layer=name,

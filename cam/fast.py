@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch._dynamo import config as dynamo
 from torch._inductor import config as inductor
 
-from cam.errors import CamError, LayerNotSpatial, NoGradientPath
+from cam.errors import CamError, LayerNotSpatial
 from cam.explanation import Answer, Question
 from cam.grids import grids_of
 from cam.head import PooledHead
@@ -201,10 +201,8 @@ class _AtProbe:
         return {self._layer: self._activation}
 
     @property
-    def gradients(self) -> dict[str, Tensor]:
-        if self._gradient is None:
-            raise NoGradientPath(f"the target does not depend on layer {self._layer!r}")
-        return {self._layer: self._gradient}
+    def reached(self) -> dict[str, Tensor]:
+        return {} if self._gradient is None else {self._layer: self._gradient}
 
     def backward(self, score: Tensor, *, retain_graph: bool = False) -> None:
         (self._gradient,) = torch.autograd.grad(

@@ -71,7 +71,7 @@ def grids_of(activations: Mapping[str, Tensor], images: Tensor) -> dict[str, Gri
     grids = {}
     for layer, activation in activations.items():
         shape = tuple(activation.shape)
-        grid = grid_of(shape, size) if len(activation) == len(images) else None
+        grid = grid_of(shape, size) if shape[:1] == (len(images),) else None
         if grid is None:
             raise LayerNotSpatial(f"layer {layer!r} has output {shape[1:]}, {NO_GRID}")
         grids[layer] = grid

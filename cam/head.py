@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from cam.errors import MethodUnsuited, NoGradientPath
+from cam.errors import MethodUnsuited
 from cam.evaluation import evaluating
 from cam.grids import Grid
 from cam.output import logits_of
@@ -61,10 +61,8 @@ class HeadSignals:
         return {self._head.layer: self._activations}
 
     @property
-    def gradients(self) -> dict[str, Tensor]:
-        if self._gradients is None:
-            raise NoGradientPath(f"the target does not depend on layer {self._head.layer!r}")
-        return {self._head.layer: self._gradients}
+    def reached(self) -> dict[str, Tensor]:
+        return {} if self._gradients is None else {self._head.layer: self._gradients}
 
     def backward(self, score: Tensor, *, retain_graph: bool = False) -> None:
         (of_logits,) = torch.autograd.grad(score, self.logits, retain_graph=retain_graph)
@@ -117,6 +115,8 @@ def pooled_head(model: nn.Module, image: Tensor, layer: str, grid: Grid) -> Pool
             read = given[name].float().flatten()
             weights = modules[name].weight
             assert isinstance(weights, Tensor)
+            if weights[0].numel() != read.numel():  # a window's, or a group's
+                continue
             for rectified in (False, True):
                 mean = (a.relu() if rectified else a).mean(dim=(2, 3)).flatten()
                 if mean.shape == read.shape and _equal(mean, read):

@@ -134,7 +134,7 @@ def _grids(outputs: dict[str, Any], image: tuple[int, int]) -> dict[str, Grid]:
     """The outputs that lie on the image."""
     grids = {}
     for name, output in outputs.items():
-        if isinstance(output, Tensor) and output.is_floating_point() and len(output) == 1:
+        if isinstance(output, Tensor) and output.is_floating_point() and output.shape[:1] == (1,):
             grid = grid_of(tuple(output.shape), image)
             if grid:
                 grids[name] = grid

@@ -98,9 +98,9 @@ def observe(
                 layer=layer,
                 type=types[layer],
                 input=_array(inputs.get(layer)),
-                output=output.float().cpu().numpy()[0],
+                output=_of_one(output),
                 gradient=_array(gradients.get(layer)),
-                grid=grid_of(tuple(output.shape), size) if len(output) == 1 else None,
+                grid=grid_of(tuple(output.shape), size) if output.shape[:1] == (1,) else None,
             )
             for layer, output in capture.activations.items()
         ]
@@ -129,8 +129,10 @@ def statistics(values: NDArray[np.float32]) -> Statistics:
 
 
 def _array(tensor: Tensor | None) -> NDArray[np.float32] | None:
-    """Of one image: without the batch, where there is one."""
-    if tensor is None:
-        return None
+    return None if tensor is None else _of_one(tensor)
+
+
+def _of_one(tensor: Tensor) -> NDArray[np.float32]:
+    """Of one image: without the batch, where there is one; windows of it are all there."""
     values: NDArray[np.float32] = tensor.float().cpu().numpy()
-    return values[0] if len(values) == 1 else values
+    return values[0] if values.ndim and len(values) == 1 else values

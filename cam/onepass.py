@@ -13,13 +13,14 @@ import torch
 from torch import Tensor, nn
 
 from cam.capture import Capture
-from cam.errors import CamError, LayerDidNotRun, MethodUnsuited, NonFinite
+from cam.errors import CamError, LayerDidNotRun, MethodUnsuited, NoGradientPath, NonFinite
 from cam.evaluation import evaluating
-from cam.explanation import Answer, Found, Question, compose
+from cam.explanation import Answer, Found, Question, compose, score_of
 from cam.grids import Grid, grids_of
 from cam.head import PooledHead
 from cam.methods import METHODS
 from cam.output import Output, detached, logits_of, looked_at, outputs_of, size_of, watching
+from cam.targets import Target
 
 
 def explain_batch(
@@ -107,8 +108,8 @@ class Signals(Protocol):
         """Layer name → its output for the batch."""
 
     @property
-    def gradients(self) -> dict[str, Tensor]:
-        """Layer name → the gradient of the last `backward` there."""
+    def reached(self) -> dict[str, Tensor]:
+        """Layer name → the gradient of the last `backward` there, if it came so far."""
 
     def backward(self, score: Tensor, *, retain_graph: bool = False) -> None:
         """Differentiate a scalar back to the layers."""
@@ -134,11 +135,13 @@ def answer(
             if not isinstance(targets, CamError) and turn < len(targets)
         }
         numbers = []
-        for item, target in chosen.items():
-            method = METHODS[questions[item].method]
-            if method.differentiates:
-                score = method.score or (lambda target, output: target.score(output))
-                numbers.append(score(target, outputs[item]).float())
+        for item, target in list(chosen.items()):
+            if METHODS[questions[item].method].differentiates:
+                try:
+                    numbers.append(_score(questions[item], target, outputs[item]))
+                except CamError as error:
+                    asked[item] = error
+                    del chosen[item]
         if numbers:
             signals.backward(torch.stack(numbers).sum(), retain_graph=turn + 1 < rounds)
         # A map that knows no class is the same for every target.
@@ -158,6 +161,18 @@ def answer(
     ]
 
 
+def _score(question: Question, target: Target, output: Output) -> Tensor:
+    """
+    Raises:
+        CamError: of this item alone.
+    """
+    score = score_of(question, target, output).float()
+    if not score.requires_grad:
+        layers = ", ".join(map(repr, question.layers))
+        raise NoGradientPath(f"the target does not depend on layer {layers}")
+    return score
+
+
 def _maps(
     signals: Signals, grids: dict[str, Grid], questions: Sequence[Question], items: list[int]
 ) -> dict[int, dict[str, Found | CamError]]:
@@ -168,14 +183,20 @@ def _maps(
         asked = questions[item]
         for layer in asked.layers:
             groups[asked.method, asked.signed, asked.smooth == "eigen", layer].append(item)
-    activations = signals.activations
+    activations, reached = signals.activations, signals.reached
     found: dict[int, dict[str, Found | CamError]] = {item: {} for item in items}
     for (name, signed, eigen, layer), members in groups.items():
         a = _of(members, grids[layer].apply(activations[layer]))
         g = a.new_zeros(()).expand(a.shape)
         finite = _finite(a)
         if METHODS[name].differentiates:
-            g = _of(members, grids[layer].apply(signals.gradients[layer]))
+            if layer not in reached:
+                for item in members:
+                    found[item][layer] = NoGradientPath(
+                        f"the target does not depend on layer {layer!r}"
+                    )
+                continue
+            g = _of(members, grids[layer].apply(reached[layer]))
             finite &= _finite(g)
         if not finite.all():
             a = torch.where(finite[:, None, None, None], a, 0)

@@ -192,7 +192,7 @@ def looked_at(
     size = (int(images.shape[-2]), int(images.shape[-1]))
     found = {}
     for name in layers:
-        if name not in seen or len(seen[name]) != len(images):
+        if name not in seen or seen[name].shape[:1] != (len(images),):
             raise LayerDidNotRun(f"layer {name!r} returned no tensor for each image in this pass")
         grid = grid_of(tuple(seen[name].shape), size)
         found[name] = grid.apply(seen[name]) if grid else seen[name]

@@ -35,7 +35,7 @@ def explain_in_steps(
     if not method.steps:
         return (yield from explain_augmented(model, image, question, chunk=chunk))
     layers = (INPUT,) if method.at == "input" else question.layers
-    one = image[None]
+    one = image.detach()[None]
     with (
         evaluating(model),
         Capture(model, [] if layers == (INPUT,) else layers) as capture,

@@ -33,7 +33,7 @@ def rollout(subject: Subject) -> Steps:
         mixed = matrix.detach()[0].float().mean(0)
         mixed = mixed + torch.eye(len(mixed), device=mixed.device)
         relevance = mixed / mixed.sum(-1, keepdim=True) @ relevance
-    row = _read(matrices[-1], scores.sum()) @ relevance
+    row = _read(matrices[-1], scores[0]) @ relevance  # of the sum it may be nothing
     yield Progress(1, 1)
     return Attribution(_on_patches(subject, row.expand(len(subject.targets), -1)))
 
@@ -86,14 +86,15 @@ def legrad(subject: Subject) -> Steps:
     return Attribution(_on_patches(subject, torch.stack(rows)))
 
 
-def _attended(subject: Subject) -> tuple[list[Tensor], Tensor]:
-    """The matrices (1, heads, N, N) of a pass and each target's score (targets,), with a graph.
+def _attended(subject: Subject) -> tuple[list[Tensor], tuple[Tensor, ...]]:
+    """The matrices (1, heads, N, N) of a pass and each target's score, with a graph.
 
     Raises:
         MethodUnsuited: if the model has no attention between all tokens of an image.
     """
     with attending() as matrices:
-        scores = subject.scores_of(subject.outputs(subject.image))[0]
+        # Taken apart here: after it the caller's mode counts, in which nothing may have a graph.
+        scores = subject.scores_of(subject.outputs(subject.image))[0].unbind()
     require_global(matrices, subject.size)
     return matrices, scores
 

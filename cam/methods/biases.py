@@ -10,12 +10,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import interpolate
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.instancenorm import _InstanceNorm
 
 from cam.errors import MethodUnsuited
 from cam.methods.subject import Attribution, Completeness, Progress, Steps, Subject
 
 _CONVOLUTIONS = (nn.Conv2d, nn.ConvTranspose2d)
-_NORMALISATIONS = (nn.BatchNorm2d,)
+_WITHOUT = (nn.LayerNorm, nn.GroupNorm, _InstanceNorm, nn.RMSNorm)
+"""Normalisations for which no bias stands: what they take away depends on the image."""
 
 
 def fullgrad(subject: Subject) -> Steps:
@@ -29,7 +32,7 @@ def fullgrad(subject: Subject) -> Steps:
 
     Raises:
         MethodUnsuited: if no convolution or batch normalisation of the model has a bias, or it has
-            layer normalisation, which no bias stands for.
+            a normalisation for which no bias stands.
     """
     require_biases(subject.model)
     maps, complete = [], []
@@ -57,8 +60,10 @@ def require_biases(model: nn.Module) -> None:
         MethodUnsuited: if FullGrad has nothing to share the score out among.
     """
     modules = list(model.modules())
-    if any(isinstance(module, nn.LayerNorm) for module in modules):
-        raise MethodUnsuited("it needs a convolutional network without layer normalisation")
+    if any(isinstance(module, _WITHOUT) for module in modules):
+        raise MethodUnsuited(
+            "it needs a convolutional network without layer, group or instance normalisation"
+        )
     if not any(bias.ndim == 4 for module in modules if (bias := _bias(module)) is not None):
         raise MethodUnsuited("it needs convolutions with biases: this model has none")
 
@@ -80,6 +85,8 @@ def _biased(model: nn.Module) -> Iterator[dict[str, tuple[Tensor, list[Tensor]]]
 
     def note(name: str, bias: Tensor, output: Any) -> None:
         if isinstance(output, Tensor) and output.requires_grad:
+            if output.ndim == 2:  # a normalisation's of vectors
+                bias = bias.flatten()
             _, gradients = at.setdefault(name, (bias, []))
             # Set at once: an in-place rectifier that follows is not in this gradient.
             output.register_hook(gradients.append)  # type: ignore[no-untyped-call]
@@ -95,7 +102,7 @@ def _biased(model: nn.Module) -> Iterator[dict[str, tuple[Tensor, list[Tensor]]]
             bias = _bias(module)
             if bias is None:
                 continue
-            inner = next(module.children(), None)
+            inner = next(module.children(), None) if isinstance(module, _BatchNorm) else None
             if inner is None:
                 handle = module.register_forward_hook(partial(after, name, bias))
             else:  # timm's normalisations hold their activation: what goes into it is theirs
@@ -106,7 +113,7 @@ def _biased(model: nn.Module) -> Iterator[dict[str, tuple[Tensor, list[Tensor]]]
 
 def _bias(module: nn.Module) -> Tensor | None:
     """What the module adds, (1, K, 1, 1) or of a linear layer (K,); None if nothing."""
-    if isinstance(module, _NORMALISATIONS) and module.running_mean is not None:
+    if isinstance(module, _BatchNorm) and module.running_mean is not None:
         assert module.running_var is not None
         scale = (module.running_var + module.eps).rsqrt()
         if module.weight is not None:

@@ -33,6 +33,7 @@ def finer(target: Target, output: Output) -> Tensor:
     far = (logits - logits[target.index]).detach().abs()
     far[target.index] = torch.inf
     rivals = far.topk(min(RIVALS, len(logits) - 1), largest=False).indices
-    weights = logits.softmax(0)[rivals]
-    score = (weights * (logits[target.index] - logits[rivals])).sum() / (weights.sum() + 1e-9)
+    # Their probabilities over their sum, also where both are too small for a number.
+    weights = logits[rivals].softmax(0)
+    score = (weights * (logits[target.index] - logits[rivals])).sum()
     return -score if target.against else score

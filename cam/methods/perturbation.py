@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import interpolate
 
+from cam.errors import MethodUnsuited
 from cam.methods.subject import Attribution, Progress, Steps, Subject
 
 SAMPLES = 10
@@ -113,7 +114,14 @@ def rise(subject: Subject) -> Steps:
     Petsiuk et al., "RISE", BMVC 2018, equation 6: masks of 7 × 7 cells, each open with p = 0.5,
     enlarged smoothly and shifted by a random part of a cell. The masks come from a fixed seed, so
     the same photo gets the same map.
+
+    Raises:
+        MethodUnsuited: of a target that is against a class: no probability is below 0.
     """
+    if any(getattr(target, "against", False) for target in subject.targets):
+        raise MethodUnsuited(
+            "rise weighs what speaks for a class, which its probability says; leave out against"
+        )
     height, width = subject.size
     cells, opened = 7, 0.5
     rng = torch.Generator().manual_seed(0)

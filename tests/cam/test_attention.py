@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ import torchvision
 from torch import Tensor, nn
 from transformers import ViTConfig, ViTForImageClassification
 
-from cam import explain
+from cam import ClassTarget, explain
 from cam.attention import attending
 from cam.errors import MethodUnsuited
 from tests.cam.nets import hook_count, images, small
@@ -203,3 +204,52 @@ def test_the_grad_mode_is_the_callers_again_after_an_exception() -> None:
         with attending():
             pass
         assert not torch.is_grad_enabled()
+
+
+def test_rollout_knows_no_class_also_where_targets_cancel() -> None:
+    plain = mapped("rollout", Tiny())
+    assert plain.max() > 0
+    both = [ClassTarget(1), ClassTarget(1, against=True)]
+    for found in explain(Tiny(), PHOTO, target=both, method="rollout"):
+        np.testing.assert_array_equal(found.map, plain)
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+@pytest.mark.parametrize("method", METHODS)
+def test_the_callers_mode_changes_nothing(method: str, mode: Callable[[], Any]) -> None:
+    plain = mapped(method, Tiny())
+    with mode():
+        np.testing.assert_array_equal(mapped(method, Tiny()), plain)
+
+
+class OneHead(nn.Module):
+    """Attention over (B, N, D) as such, or as one head of four dimensions."""
+
+    def __init__(self, heads: bool) -> None:
+        super().__init__()
+        torch.manual_seed(5)
+        self.heads = heads
+        self.patches = nn.Conv2d(3, 8, 4, 4)
+        self.blocks = nn.ModuleList(nn.Linear(8, 24) for _ in range(2))
+        self.head = nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        tokens = self.patches(x).flatten(2).transpose(1, 2)
+        for block in self.blocks:
+            q, k, v = block(tokens).chunk(3, -1)
+            if self.heads:
+                q, k, v = q[:, None], k[:, None], v[:, None]
+            mixed = nn.functional.scaled_dot_product_attention(q, k, v)
+            tokens = tokens + (mixed[:, 0] if self.heads else mixed)
+        out: Tensor = self.head(tokens.mean(1))
+        return out
+
+
+@pytest.mark.parametrize("method", ["rollout", "chefer"])
+def test_one_head_needs_no_dimension_of_its_own(method: str) -> None:
+    x = images(1, size=16)
+    (plain,), (expected,) = (
+        explain(OneHead(heads).eval(), x, target=1, method=method) for heads in (False, True)
+    )
+    assert np.ptp(plain.map) > 0
+    np.testing.assert_allclose(plain.map, expected.map, rtol=1e-5, atol=1e-7)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 import timm
 import torch
 import torchvision
 from torch import Tensor, nn
+from torch.nn.utils.parametrizations import spectral_norm, weight_norm
 
 from cam import explain
 from cam.errors import MethodUnsuited
@@ -72,9 +75,50 @@ def test_the_shares_add_up_to_the_score() -> None:
 
 def test_layer_normalisation_is_refused() -> None:
     model = torchvision.models.convnext_tiny().eval()
-    with pytest.raises(MethodUnsuited, match="without layer normalisation"):
+    with pytest.raises(MethodUnsuited, match="without layer, group or instance normalisation"):
         explain(model, images(1, size=64), method="fullgrad")
     bare = nn.Sequential(nn.Conv2d(3, 2, 1, bias=False), nn.AdaptiveAvgPool2d(1), nn.Flatten())
     with pytest.raises(MethodUnsuited, match="convolutions with biases"):
         explain(bare, images(1), method="fullgrad")
     assert hook_count(bare) == 0
+
+
+@pytest.mark.parametrize("norm", [weight_norm, spectral_norm])
+def test_parametrised_layers_keep_their_biases(norm: Callable[[nn.Module], nn.Module]) -> None:
+    model = small()
+    for name in ("conv1", "conv2", "head"):
+        norm(model.get_submodule(name))
+    (found,) = explain(model, images(1), target=2, method="fullgrad")
+    assert found.completeness is not None
+    attributed, wanted = found.completeness.attributed, found.completeness.difference
+    assert attributed == pytest.approx(wanted, rel=1e-4)
+
+
+def test_normalised_vectors_add_their_biases_too() -> None:
+    torch.manual_seed(3)
+    norm = nn.BatchNorm1d(6)
+    nn.init.normal_(norm.running_mean)  # type: ignore[arg-type]
+    nn.init.uniform_(norm.running_var, 0.5, 2)  # type: ignore[arg-type]
+    nn.init.normal_(norm.bias)
+    model = nn.Sequential(
+        nn.Conv2d(3, 4, 3),
+        nn.ReLU(),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+        nn.Linear(4, 6),
+        norm,
+        nn.ReLU(),
+        nn.Linear(6, 3),
+    ).eval()
+    (found,) = explain(model, images(1), target=1, method="fullgrad")
+    assert found.completeness is not None
+    assert found.completeness.attributed == pytest.approx(found.completeness.difference, rel=1e-4)
+
+
+@pytest.mark.parametrize("norm", [nn.GroupNorm(2, 4), nn.InstanceNorm2d(4)])
+def test_what_normalises_each_image_is_refused(norm: nn.Module) -> None:
+    model = nn.Sequential(
+        nn.Conv2d(3, 4, 3), norm, nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten()
+    )
+    with pytest.raises(MethodUnsuited, match="without layer, group or instance normalisation"):
+        explain(model.eval(), images(1), method="fullgrad")

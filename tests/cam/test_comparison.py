@@ -46,3 +46,14 @@ def test_it_equals_pytorch_grad_cams() -> None:
 def test_what_is_no_class_is_refused() -> None:
     with pytest.raises(MethodUnsuited, match="it needs a classifier's class"):
         explain(small(), images(1), method="finercam", target=UnitTarget("relu1", 0), layer="conv1")
+
+
+@pytest.mark.parametrize("gap", [1, 15, 19, 25, 40, 110])
+def test_the_surer_the_model_the_better_it_holds(gap: float) -> None:
+    """∂y/∂z_c = 1, however small the rivals' probabilities are: their weights sum to 1."""
+    logits = torch.tensor([gap, 0, -0.5, -1, -2], requires_grad=True)
+    score = finer(ClassTarget(0), Output(logits=logits))
+    (gradient,) = torch.autograd.grad(score, logits)
+    assert float(gradient[0]) == pytest.approx(1, rel=1e-5)
+    weights = np.exp([0, -0.5, -1]) / np.exp([0, -0.5, -1]).sum()
+    assert score.item() == pytest.approx(gap - (weights * [0, -0.5, -1]).sum(), rel=1e-5)

@@ -13,9 +13,26 @@ import torchvision
 from torch import Tensor, nn
 from torch.nn import functional
 
-from cam import METHODS, Answer, CamError, ClassTarget, Question, explain, explain_batch
-from cam.errors import ClassOutOfRange, LayerNotSpatial, NonFinite, NotLogits, UnknownMethod
-from tests.cam.nets import hook_count, images, small
+from cam import (
+    METHODS,
+    Answer,
+    CamError,
+    ClassTarget,
+    Question,
+    UnitTarget,
+    explain,
+    explain_batch,
+)
+from cam.errors import (
+    ClassOutOfRange,
+    LayerNotSpatial,
+    MethodUnsuited,
+    NoGradientPath,
+    NonFinite,
+    NotLogits,
+    UnknownMethod,
+)
+from tests.cam.nets import Small, hook_count, images, small
 
 
 def test_equals_the_paper_written_out() -> None:
@@ -183,3 +200,63 @@ def test_the_model_after_a_thousand_explanations_a_hundred_of_them_failing() -> 
         assert parameter.grad is None
         assert parameter.requires_grad
         torch.testing.assert_close(parameter, before[name], rtol=0, atol=0)
+
+
+class Fork(Small):
+    """Two branches: conv1 is before both, conv2 and the head in one of them; a number besides."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.side = nn.Conv2d(4, 5, 1)
+        self.scale = Constant()
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.relu1(self.conv1(x))
+        self.side(x)
+        x = self.relu2(self.conv2(x)) * self.scale(x)
+        out: Tensor = self.head(x.mean(dim=(2, 3)))
+        return out
+
+
+class Constant(nn.Module):
+    """Returns a number that is not the batch's."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.tensor(2.0)
+
+
+def test_what_one_asks_in_vain_is_not_its_neighbours_error() -> None:
+    """A target before its layer, one beside it, and one that the method cannot compare."""
+    model, x = Fork().eval(), images(4)
+    questions = [
+        Question((ClassTarget(1), ClassTarget(2)), "gradcam", ("conv2",)),
+        Question((UnitTarget("side", 0), UnitTarget("side", 1)), "gradcam", ("conv1",)),
+        Question((UnitTarget("conv1", 0),), "gradcam", ("conv2",)),
+        Question((ClassTarget(1, minus=2),), "finercam", ("conv2",)),
+    ]
+    good, other, before, minus = explain_batch(model, x, questions)
+    for at, found in ((0, good), (1, other)):
+        assert isinstance(found, Answer)
+        (alone,) = explain_batch(model, x[at : at + 1], [questions[at]])
+        assert isinstance(alone, Answer)
+        for mine, theirs in zip(found.explanations, alone.explanations, strict=True):
+            assert np.ptp(theirs.map) > 0
+            np.testing.assert_allclose(mine.map, theirs.map, rtol=1e-4, atol=1e-7)
+    assert isinstance(minus, MethodUnsuited)
+    if not isinstance(before, NoGradientPath):  # its neighbour's target reached that layer
+        assert isinstance(before, Answer)
+        assert not before.explanations[0].map.any()
+
+
+def test_the_automatic_layer_passes_over_what_is_no_activation() -> None:
+    (found,) = explain(Fork().eval(), images(1), target=1)
+    assert found.layer == "relu2"
+
+
+@pytest.mark.parametrize("method", ["integratedgradients", "fullgrad", "occlusion", "gradcam"])
+def test_an_image_that_wants_a_gradient_gets_none(method: str) -> None:
+    x = images(1).requires_grad_()
+    (found,) = explain(small(), x, target=1, method=method)
+    (plain,) = explain(small(), x.detach(), target=1, method=method)
+    np.testing.assert_array_equal(found.map, plain.map)
+    assert x.grad is None

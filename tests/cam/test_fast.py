@@ -153,7 +153,7 @@ def test_compiled_it_is_kept_only_if_faster(monkeypatch: pytest.MonkeyPatch) -> 
         return work
 
     for compiler_, why in (
-        (slower, r"^5\d ms an image compiled, \d ms not"),
+        (slower, r"^\d+ ms an image compiled, \d+ ms not"),
         (broken, "^no compiler at all"),
     ):
         monkeypatch.setattr(torch, "compile", compiler_)

@@ -106,9 +106,9 @@ def test_its_gradient_by_hand() -> None:
     assert head.weights.tolist() == [[2, -1], [1, 3]]
     signals = head.signals(PHOTO[:, :2], model(PHOTO))
     signals.backward(signals.logits[0, 0], retain_graph=True)
-    assert signals.gradients["layer"].tolist() == [[[[0.5] * 2] * 2, [[-0.25] * 2] * 2]]
+    assert signals.reached["layer"].tolist() == [[[[0.5] * 2] * 2, [[-0.25] * 2] * 2]]
     signals.backward(signals.logits[0, 0] - signals.logits[0, 1])
-    assert signals.gradients["layer"].tolist() == [[[[0.25] * 2] * 2, [[-1.0] * 2] * 2]]
+    assert signals.reached["layer"].tolist() == [[[[0.25] * 2] * 2, [[-1.0] * 2] * 2]]
 
 
 @pytest.mark.parametrize(
@@ -192,3 +192,14 @@ def test_a_layer_that_does_not_run_this_time() -> None:
     question = Question((ClassTarget(0),), "gradcam", ("layer",))
     with pytest.raises(LayerDidNotRun):
         explain_batch(model, PHOTO.repeat(2, 1, 1, 1), [question] * 2, head=head)
+
+
+@pytest.mark.parametrize(
+    "head", [nn.Conv2d(8, 4, 3, padding=1), nn.Conv2d(8, 4, 1, groups=4)], ids=["window", "groups"]
+)
+def test_a_head_that_is_no_linear_map_of_the_mean_is_none(head: nn.Conv2d) -> None:
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.AdaptiveAvgPool2d(1), head, nn.Flatten()).eval()
+    with pytest.raises(MethodUnsuited, match="cam needs a linear head"):
+        head_of(model, "0", images(1))
+    (found,) = explain(model, images(1), target=1, layer="0")
+    assert found.map.shape == (6, 6)

@@ -125,3 +125,29 @@ def test_a_tile_shows_its_map_cell_by_cell() -> None:
     assert tile[:10, 10:].min() > 700
     assert tile[10:, :10].min() > 700
     assert (picture[:6] == 255).all()
+
+
+class Windows(nn.Module):
+    """Looks at four windows of the image by themselves."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(6)
+        self.each = nn.Linear(16, 5)
+        self.head = nn.Linear(5, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        windows = x[:, 0].unfold(1, 4, 4).unfold(2, 4, 4).reshape(-1, 16)
+        out: Tensor = self.head(self.each(windows).mean(0, keepdim=True))
+        return out
+
+
+def test_all_windows_are_shown() -> None:
+    model, x = Windows().eval(), torch.randn(1, 3, 8, 8)
+    (found,) = observe(model, x, ("each",), ClassTarget(1))
+    assert found.input is not None
+    assert found.gradient is not None
+    assert found.input.shape == (4, 16)
+    assert found.output.shape == found.gradient.shape == (4, 5)
+    expected = model.each(torch.from_numpy(found.input)).detach().numpy()
+    np.testing.assert_allclose(found.output, expected, rtol=1e-5)

@@ -15,7 +15,7 @@ from pytorch_grad_cam.utils.model_targets import ClassifierOutputTarget
 from torch import Tensor, nn
 
 from cam import ClassTarget, Question, Replay, explain, explain_in_steps
-from cam.errors import LayerReused, UnknownLayer
+from cam.errors import LayerReused, MethodUnsuited, UnknownLayer
 from cam.heatmap import minmax
 from cam.methods.subject import Progress
 from tests.cam.nets import hook_count, small
@@ -206,3 +206,14 @@ def test_a_budget_takes_the_channels_that_vary_most() -> None:
     assert not found.map.any()  # the third channel alone was tried, and class 0 does not need it
     (found,) = explain(Identity(), photo, target=0, method="ablationcam", layer="layer", budget=2)
     np.testing.assert_allclose(found.map, [[4, 0], [0, 0]])
+
+
+def test_rise_knows_nothing_against_a_class() -> None:
+    with pytest.raises(MethodUnsuited, match="leave out against"):
+        explain(
+            Corner(),
+            torch.zeros(1, 1, 16, 16),
+            target=ClassTarget(0, against=True),
+            method="rise",
+            budget=10,
+        )
