@@ -11,20 +11,21 @@ import json
 from asyncio import TimerHandle
 from collections.abc import Callable
 from dataclasses import dataclass
-from time import monotonic
 from typing import Any, Final
 from uuid import uuid4
 
-from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from service.errors import HeadTooLarge, MalformedRequest, Overloaded, Problem, TooSlow
+from service.guard.flow import Flow
 
 LEAST_RATE: Final = 64_000
 """Bytes a second: a body at this speed or above has all the time that it takes."""
 LINGER_SECONDS: Final = 0.5
 MAX_HEAD: Final = 32_768
 MAX_HEADERS: Final = 100
+MOST_PIPELINED: Final = 8
+"""Requests of a connection that wait for the answer to an earlier one."""
 FRAMING: Final = 16
 """Bytes around a byte of a body that comes in chunks."""
 
@@ -52,28 +53,6 @@ class Patience:
     turn_away: Callable[[bytes], Problem | None] = lambda path: None
 
 
-class _Flow(FlowControl):
-    """Knows how long it was we who did not read."""
-
-    def __init__(self, transport: asyncio.Transport) -> None:
-        super().__init__(transport)
-        self._paused_at = self._paused = 0.0
-
-    def pause_reading(self) -> None:
-        if not self.read_paused:
-            self._paused_at = monotonic()
-        super().pause_reading()
-
-    def resume_reading(self) -> None:
-        if self.read_paused:
-            self._paused += monotonic() - self._paused_at
-        super().resume_reading()
-
-    @property
-    def paused_seconds(self) -> float:
-        return self._paused + (monotonic() - self._paused_at if self.read_paused else 0.0)
-
-
 class PatientProtocol(HttpToolsProtocol):
     """One connection. `patience` is set by a subclass: uvicorn makes the instances."""
 
@@ -92,10 +71,14 @@ class PatientProtocol(HttpToolsProtocol):
         self._refusal: Problem | None = None
         self._ending = False
         self._turned_away = False
+        self._begun_message = 0
+        """The latest one that is a request already."""
+        self._last_word: Problem | None = None
+        """To be said when all earlier requests are answered."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        self.flow = self._flow = _Flow(transport)
+        self.flow = self._flow = Flow(transport)
         transport.set_write_buffer_limits(0)  # so that resuming means: all of it was read
         if len(self.connections) > self.patience.max_connections:
             self._refuse(Overloaded("there are too many connections; try again", retry_after=1))
@@ -108,7 +91,7 @@ class PatientProtocol(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        if self.transport.is_closing():
+        if self.transport.is_closing() or self._last_word:
             return
         if not self._in_body:
             self._head_bytes += len(data)
@@ -141,6 +124,12 @@ class PatientProtocol(HttpToolsProtocol):
         if size > MAX_HEAD or len(self.headers) > MAX_HEADERS:
             self._refusal = _large_head(f"{size} bytes in {len(self.headers)} headers")
             raise ValueError("the head is too large")  # uvicorn sends its 400, which is ours
+        if len(self.pipeline) >= MOST_PIPELINED:
+            self._refusal = Overloaded(
+                f"more than {MOST_PIPELINED} requests of the connection wait for an earlier one",
+                retry_after=1,
+            )
+            raise ValueError("too many requests wait")
         self._in_body = True
         room = not self.flow.write_paused and self.parser.get_method() != b"HEAD"
         if self._idle and room and (problem := self.patience.turn_away(self.url)):
@@ -151,6 +140,7 @@ class PatientProtocol(HttpToolsProtocol):
                 self.transport.close()
             return
         super().on_headers_complete()
+        self._begun_message = self._message
         if self._ending:
             self.cycle.keep_alive = False
 
@@ -176,6 +166,13 @@ class PatientProtocol(HttpToolsProtocol):
         self._in_body = False
         self._head_bytes = 0
         self._cancel_receiving()
+
+    def on_response_complete(self) -> None:
+        was_last = not self.pipeline
+        super().on_response_complete()
+        if self._last_word and was_last and not self.transport.is_closing():
+            self.transport.write(_response(self._last_word))
+            self.transport.close()
 
     def shutdown(self) -> None:
         """Let an idle connection linger: what is on its way meanwhile gets an answer."""
@@ -260,11 +257,19 @@ class PatientProtocol(HttpToolsProtocol):
             self._sending = None
 
     def _refuse(self, problem: Problem) -> None:
-        """Answer, unless an answer has begun, and hang up."""
+        """Answer, unless an answer has begun, and hang up; first come earlier requests."""
         self._cancel_receiving()
+        if self._last_word:
+            return
         self.patience.refused(problem.title.lower())
         cycle = self.cycle
         answering = cycle is not None and not cycle.response_complete
+        begun = self._begun_message == self._message
+        if answering and (self.pipeline or not begun):
+            self._last_word = problem
+            if begun:
+                self.pipeline.popleft()  # it will never be whole
+            return
         if not (answering and cycle.response_started):
             self.transport.write(_response(problem))
         if answering:

@@ -284,3 +284,42 @@ async def test_a_request_that_runs_when_the_server_ends_is_finished() -> None:
         assert (head.split()[1], body) == (b"200", b"3")
         assert b"connection: close" in head
         await caller.hung_up_on()
+
+
+async def test_requests_that_wait_for_an_earlier_one_are_few() -> None:
+    """A chunk of a quarter of a megabyte may hold ten thousand, each with objects of its own."""
+    async with serving() as house:
+        caller = await house.caller()
+        await caller.say(upload(3, b"/later") + b"123" + HELLO * 10_000)
+        await until(lambda: house.refusals)
+        (connection,) = house.server.server_state.connections
+        assert isinstance(connection, protocol.PatientProtocol)
+        assert len(connection.pipeline) == protocol.MOST_PIPELINED
+        assert (await caller.answer())[1] == b"3"
+        for _ in range(protocol.MOST_PIPELINED):
+            head, _ = await caller.answer()
+            assert head.startswith(b"HTTP/1.1 200")
+        assert await caller.refused() == (503, "overloaded")
+        assert house.asked == ["/later", *["/"] * protocol.MOST_PIPELINED]
+
+
+@pytest.mark.parametrize("between", [b"", HELLO], ids=["at once", "one between"])
+@pytest.mark.parametrize(
+    ("last", "told"),
+    [
+        (b"BAD\x01 / HTTP/1.1\r\n\r\n", (400, "malformed-request")),
+        (b"GET / HTTP/1.1\r\nX: " + b"x" * 40_000 + b"\r\n\r\n", (431, "head-too-large")),
+        (b"GET /", (408, "too-slow")),
+    ],
+)
+async def test_a_request_that_is_none_takes_no_other_ones_answer(
+    last: bytes, told: tuple[int, str], between: bytes
+) -> None:
+    async with serving() as house:
+        caller = await house.caller()
+        await caller.say(upload(3, b"/later") + b"123" + between + last)
+        head, body = await caller.answer()
+        assert (head.split()[1], body) == (b"200", b"3")
+        if between:
+            assert (await caller.answer())[0].startswith(b"HTTP/1.1 200")
+        assert await caller.refused() == told

@@ -7,6 +7,7 @@ import json
 
 import pytest
 
+from service.guard import protocol
 from tests.service.guard.callers import HELLO, LATER, SHORT, SOON, VAST, serving, until, upload
 
 pytestmark = pytest.mark.anyio
@@ -119,7 +120,10 @@ async def test_a_request_behind_it_has_all_the_time_that_its_answer_takes() -> N
         assert (await caller.answer())[1] == b"3"
 
 
-async def test_one_who_asks_and_asks_and_reads_no_answer_fills_no_memory() -> None:
+async def test_one_who_asks_and_asks_and_reads_no_answer_fills_no_memory(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(protocol, "MOST_PIPELINED", 1_000_000)  # which would end it sooner
     async with serving() as house:
         house.full = True
         caller = await house.caller()
