@@ -20,14 +20,18 @@ from service.errors import (
     Problem,
     UnknownParameter,
     UnsupportedMediaType,
+    step,
 )
 from service.fleet import Fleet
+from service.guard.admission import Admission
 from service.schemas import dump
 
 MAX_BYTES = 10_000
 
 
-def make_administration_router(*, fleet: Fleet, allowed_sources: Sequence[str]) -> APIRouter:
+def make_administration_router(
+    *, fleet: Fleet, admission: Admission, allowed_sources: Sequence[str]
+) -> APIRouter:
     router = APIRouter()
 
     @router.post("/v1/models", status_code=202, **documentation.ADD_MODEL)
@@ -43,7 +47,7 @@ def make_administration_router(*, fleet: Fleet, allowed_sources: Sequence[str]) 
 
     @router.delete("/v1/models/{model:model}", status_code=204, **documentation.REMOVE_MODEL)
     async def remove_model(model: str) -> Response:
-        await fleet.remove(model)
+        await fleet.remove(model, lambda: admission.in_work(model))
         return Response(status_code=204)
 
     return router
@@ -74,13 +78,14 @@ def _problem(error: ValidationError) -> Problem:
     if not first["loc"]:
         return MalformedRequest('the body is no object; send {"name": …, "source": …}')
     key = str(first["loc"][0])[:80]
+    pointer = f"/{step(key)}"
     if first["type"] == "extra_forbidden":
         keys = ", ".join(NewModel.model_fields)
-        return UnknownParameter(f"there is no key {key!r}; the keys are {keys}", pointer=f"/{key}")
+        return UnknownParameter(f"there is no key {key!r}; the keys are {keys}", pointer=pointer)
     if first["type"] == "missing":
-        return InvalidParameter(f"{key} is required", pointer=f"/{key}")
+        return InvalidParameter(f"{key} is required", pointer=pointer)
     # Of a key that may have several forms, what each of them wants.
     of_key = [each for each in error.errors() if each["loc"][0] == first["loc"][0]]
     wanted = " or ".join(dict.fromkeys(each["msg"].replace("Input", "it", 1) for each in of_key))
     value = str(first["input"])[:80]
-    return InvalidParameter(f"{key} is {value!r}: {wanted}"[:390], pointer=f"/{key}")
+    return InvalidParameter(f"{key} is {value!r}: {wanted}"[:390], pointer=pointer)

@@ -140,7 +140,9 @@ def create_app(settings: Settings, entries: Sequence[ModelEntry] = (EMBEDDED,)) 
     app.include_router(make_router(reception=reception, explainer=explainer))
     app.include_router(make_jobs_router(jobs=jobs, fleet=fleet))
     app.include_router(
-        make_administration_router(fleet=fleet, allowed_sources=settings.allowed_sources)
+        make_administration_router(
+            fleet=fleet, admission=admission, allowed_sources=settings.allowed_sources
+        )
     )
     return app
 

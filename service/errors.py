@@ -39,6 +39,11 @@ def one_line(error: Exception) -> str:
     return " ".join(str(error).split())[:300]
 
 
+def step(name: str) -> str:
+    """A name as a part of a JSON pointer (RFC 6901, section 3)."""
+    return name[:80].replace("~", "~0").replace("/", "~1")
+
+
 class ConfigError(Exception):
     """A mistake in the configuration: one sentence that names it and what is allowed."""
 

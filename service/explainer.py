@@ -95,7 +95,7 @@ class Explainer:
             with timings.phase("room", self._metrics):
                 room = self._lanes.room(pixels, crew.model.name)
                 lane = await scope.enter_async_context(room)
-            yield Case(crew, instance, timings, lane)
+            yield Case(crew, instance, timings, lane, pixels)
 
     async def explain(self, case: Case[Parameters], progress: Listener | None = None) -> Explained:
         """Ask the engine for the maps that the instance's parameters ask for.

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from time import monotonic
 from types import TracebackType
 
 from service.berth import Berth
@@ -13,6 +14,8 @@ from service.crew import Crew
 from service.errors import RETRY_AFTER_SECONDS, ConfigError, Conflict, Unavailable, UnknownModel
 from service.metrics import Metrics
 from service.settings import Settings
+
+LOOK_SECONDS = 0.05
 
 MOST_GIVEN_UP = 3
 """Hung workers, each a thread and a model that stay until the process ends."""
@@ -140,8 +143,11 @@ class Fleet:
         self._berths[entry.name] = self._berth(entry, essential=False)
         self._tasks[entry.name] = asyncio.create_task(self._join(entry.name), name="add a model")
 
-    async def remove(self, name: str) -> None:
-        """Take no new requests for a model, finish those that wait, and let it go.
+    async def remove(self, name: str, in_work: Callable[[], int] = lambda: 0) -> None:
+        """Take no new requests for a model, finish those that there are, and let it go.
+
+        Args:
+            in_work: images of it, those too that are decoded, or between two of many passes.
 
         Raises:
             UnknownModel, Conflict: if it is not there, or on its way out.
@@ -153,7 +159,10 @@ class Fleet:
         if task := self._tasks.pop(name, None):
             task.cancel()
             await asyncio.wait([task])
-        await berth.leave(self._settings.drain_seconds)
+        latest = monotonic() + self._settings.drain_seconds
+        while in_work() and monotonic() < latest:  # noqa: ASYNC110 - nothing tells
+            await asyncio.sleep(LOOK_SECONDS)
+        await berth.leave(max(latest - monotonic(), 0))
         self._given_up += berth.given_up
         self._gone.append(berth)
         del self._berths[name]
@@ -192,7 +201,11 @@ class Fleet:
         for name, berth in list(self._berths.items()):
             async with self._one_at_a_time:
                 if not berth.leaving:
-                    await berth.load()
+                    try:
+                        await berth.load()
+                    except Exception:
+                        if not berth.leaving:  # meanwhile; then nobody misses it
+                            raise
             if berth.leaving:  # it was removed before it was there
                 await berth.leave(0)
                 continue

@@ -22,6 +22,7 @@ from service.errors import (
     UnknownMethod,
     UnknownParameter,
     UnsupportedMediaType,
+    step,
 )
 from service.parameters import (
     MAX_INSTANCES,
@@ -158,7 +159,7 @@ async def _from_form(request: Request, base: P, origins: Mapping[str, str]) -> l
             if isinstance(value, UploadFile):
                 raise UnknownParameter(
                     f"the form has a file {name[:80]!r}; images are in parts named 'image'",
-                    pointer=f"/form/{name[:80]}",
+                    pointer=f"/form/{step(name)}",
                 )
         given = read_parameters(type(base), ImmutableMultiDict(fields), "/form")
         common = base.model_copy(update=_set(given))
@@ -233,7 +234,7 @@ def _body_problem(error: ValidationError, parameters: type[PredictParameters]) -
         return parameter_problem(error, parameters, "/parameters", depth=1)
     if where[:1] == ["instances"] and len(where) > 2 and where[2] in OWN:
         return parameter_problem(error, parameters, f"/instances/{where[1]}", depth=2)
-    pointer = "/" + "/".join(part[:80] for part in where[:4]) if where else ""
+    pointer = "/" + "/".join(step(part) for part in where[:4]) if where else ""
     if first["type"] == "extra_forbidden":
         fields = {1: ["instances", "parameters"], 3: ["image", "id", *OWN], 4: ["b64", "url"]}
         known = ", ".join(fields.get(len(where), fields[1]))
@@ -255,7 +256,7 @@ def parameter_problem(
     way = error.errors()[0]["loc"][: depth + 1]
     name = str(way[-1])
     errors = [each for each in error.errors() if each["loc"][: depth + 1] == way]
-    pointer = f"{where}/{name[:80]}"
+    pointer = f"{where}/{step(name)}"
     if errors[0]["type"] == "extra_forbidden":
         known = ", ".join(names_of(schema))
         return UnknownParameter(

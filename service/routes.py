@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Callable
 from functools import partial
 
@@ -21,7 +22,7 @@ from service.answers import (
     require_one_map,
     together,
 )
-from service.case import Case
+from service.case import Case, require_few_numbers
 from service.engine import Listener
 from service.errors import InvalidParameter, NotAcceptable, Problem
 from service.explainer import Explainer
@@ -44,6 +45,8 @@ JSON, NDJSON, NPY = "application/json", "application/x-ndjson", "application/x-n
 NPZ = "application/x-npz"
 ACTIVATION_FORMS = (JSON, *EXTENSIONS, NPZ)
 FORMS = (JSON, *EXTENSIONS, NPY, NDJSON)
+LOOKS = 2
+"""At layers at a time, until they are told: of all layers of a model, some hundred megabytes."""
 
 
 def make_router(*, reception: Reception, explainer: Explainer) -> APIRouter:
@@ -126,7 +129,13 @@ def make_router(*, reception: Reception, explainer: Explainer) -> APIRouter:
         headers = {"Server-Timing": inquiry.timings.header(), "Vary": "Accept"}
         return Response(body, media_type=form, headers=headers)
 
+    looks = asyncio.Semaphore(LOOKS)
+
     async def _look(case: Case[ActivationParameters]) -> list[schemas.LayerActivation]:
+        async with looks:
+            return await _looked(case)
+
+    async def _looked(case: Case[ActivationParameters]) -> list[schemas.LayerActivation]:
         seen = await explainer.observe(case)
         concepts: dict[str, list[Concept]] = {}
         if case.instance.parameters.concepts is not None:
@@ -153,10 +162,11 @@ def make_router(*, reception: Reception, explainer: Explainer) -> APIRouter:
                 labels = inquiry.crew.model.labels
                 draw = partial(draw_concepts, looked.photo, looked.seen, concepts, labels, form)
                 return await case.lane.run(draw)
-            seen = await explainer.observe(case)
-        if form == NPZ:
-            return await to_thread.run_sync(pack_arrays, seen)
-        return await to_thread.run_sync(draw_gallery, seen, parameters, form)
+            async with looks:
+                seen = await explainer.observe(case)
+                if form == NPZ:
+                    return await to_thread.run_sync(pack_arrays, seen)
+                return await to_thread.run_sync(draw_gallery, seen, parameters, form)
 
     async def _draw(inquiry: Inquiry[Parameters], form: str) -> bytes:
         (instance,) = inquiry.instances
@@ -169,6 +179,7 @@ def make_router(*, reception: Reception, explainer: Explainer) -> APIRouter:
         progress: Listener | None = None,
     ) -> tuple[schemas.Prediction, list[schemas.Explanation]]:
         async with explainer.case(inquiry.crew, instance, inquiry.timings) as case:
+            require_few_numbers(case, len(inquiry.instances))
             found = await explainer.explain(case, progress)
             described = await explainer.describe(case, found)
             return explainer.predictions(case, found), described

@@ -31,6 +31,10 @@ class Admission:
         self._costly: Counter[str] = Counter()
         self._left = 0.0
 
+    def in_work(self, model: str) -> int:
+        """Images of a model that were let in and are not done."""
+        return self._all[model]
+
     @property
     def at_rest(self) -> bool:
         """Whether nothing is in work."""

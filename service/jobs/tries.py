@@ -7,6 +7,7 @@ import logging
 from collections import Counter
 from typing import Final
 
+from service.case import require_few_numbers
 from service.crew import Crew
 from service.errors import (
     DeadlineExceeded,
@@ -95,6 +96,7 @@ class Tries:
         crew = self._crew(item)
         instance = Instance(item.number, item.id, data, "", item.parameters)
         async with self._explainer.case(crew, instance, Timings()) as case:
+            require_few_numbers(case)
             explained = await self._explainer.explain(case)
             described = await self._explainer.describe(case, explained)
             prediction = self._explainer.predictions(case, explained)

@@ -287,3 +287,48 @@ def test_there_are_so_many_models_and_no_more(tmp_path: Path) -> None:
         assert client.delete(MODEL).status_code == 204
         add(client, name="third")
         until(client, 200, "/v1/models/third")
+
+
+def test_a_model_leaves_when_those_that_take_many_passes_are_done(tmp_path: Path) -> None:
+    """Between two of them nothing of theirs is in its queue."""
+    with served(tmp_path) as client, ThreadPoolExecutor(2) as threads:
+        add(client, source=f"{HERE}:paused", max_batch=1)
+        until(client, 200)
+        may_run.clear()
+        running.clear()
+        address = f"{MODEL}:explain?method=rise&budget=64&size=layer"
+        asking = threads.submit(client.post, address, content=PHOTO, headers=PNG)
+        assert running.wait(SECONDS)
+        leaving = threads.submit(client.delete, MODEL)
+        until(client, 503)
+        may_run.set()
+        assert asking.result().status_code == 200
+        assert leaving.result().status_code == 204
+
+
+def fails_when_it_may() -> nn.Module:
+    building.set()
+    may_build.wait(SECONDS)
+    raise RuntimeError("no such weights")
+
+
+def test_one_that_is_removed_while_it_loads_ends_nothing(tmp_path: Path) -> None:
+    """Though it could not have been loaded: the next one is."""
+    building.clear()
+    may_build.clear()
+    file = tmp_path / "keys.toml"
+    key, entry = new_key("operator", ["admin", "explain"], None)
+    file.write_text(entry)
+    late, tiny = (ModelEntry(**{**NEW, "name": name}) for name in ("late", "tiny"))
+    late = late.model_copy(update={"source": f"{HERE}:fails_when_it_may"})
+    app = create_app(Settings(keys=file), [late, tiny])
+    with TestClient(app, headers={"X-API-Key": key}) as client:
+        assert building.wait(SECONDS)
+        with ThreadPoolExecutor(1) as threads:
+            leaving = threads.submit(client.delete, "/v1/models/late")
+            time.sleep(0.2)
+            may_build.set()
+            assert leaving.result().status_code == 204
+        wait_until_ready(client)
+        assert client.get("/v1/models").json() == {"models": ["tiny"]}
+        assert app.state.fleet.loaded.exception() is None

@@ -412,3 +412,33 @@ def test_an_instances_own_mistake_says_where(client: TestClient) -> None:
     explanations = client.post(EXPLAIN, json=body).json()["explanations"]
     assert explanations[1]["problem"]["pointer"] == "/instances/1/target"
     assert "nearest" in explanations[1]["error"]
+
+
+def test_half_a_character_in_a_target(client: TestClient) -> None:
+    target = json.dumps({"like": {"b64": "\ud800"}})
+    answer = client.post(EXPLAIN, params={"target": target}, content=SMALL, headers=PNG)
+    check(answer, 422, "invalid-parameter", "it should be a JSON object", pointer="/query/target")
+
+
+def test_a_pointer_is_one_whatever_a_key_is_called(client: TestClient) -> None:
+    sent = {"instances": [GOOD], "a/b~c": 1}
+    answer = client.post(EXPLAIN, json=sent)
+    check(answer, 422, "unknown-parameter", "there is no field 'a/b~c'", pointer="/a~1b~0c")
+
+
+@pytest.mark.parametrize("numbers", [{"output": "values"}, {"normalize": "none"}])
+def test_more_numbers_than_an_answer_may_have(client: TestClient, numbers: dict[str, str]) -> None:
+    """Of 13 classes, 104 million; as pictures they take a thousandth."""
+    plain = encoded(Image.new("RGB", (4000, 2000)))
+    query = {"target": list(map(str, range(13))), "size": "image", **numbers}
+    answer = client.post(EXPLAIN, params=query, content=plain, headers=PNG)
+    words = ("13 maps of 8000000 pixels are 104000000 numbers", "take size=model")
+    check(answer, 422, "invalid-parameter", *words, pointer="/query/size")
+    query["size"] = "layer"
+    assert client.post(EXPLAIN, params=query, content=plain, headers=PNG).status_code == 200
+    image = {"b64": base64.b64encode(plain).decode()}
+    parameters = {"target": list(range(7)), **numbers}
+    several = client.post(
+        EXPLAIN, json={"instances": [{"image": image}] * 2, "parameters": parameters}
+    )
+    assert "of 2 images each its part" in several.text
