@@ -22,11 +22,10 @@ def unsuited(model: nn.Module, image: Tensor, layer: str, grid: Grid) -> dict[st
     """
     found: dict[str, str] = {}
     matrices: list[Tensor] = []
-    size = (int(image.shape[-2]), int(image.shape[-1]))
     try:
         with evaluating(model), GuidedRectifiers() as guided, attending() as matrices:
             (output,) = outputs_of(model(image))
-        require_global(matrices, size)
+        require_global(model, matrices, image)
     except MethodUnsuited as error:
         found |= dict.fromkeys(("rollout", "chefer", "legrad"), str(error))
         with evaluating(model), GuidedRectifiers() as guided:
