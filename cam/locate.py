@@ -94,9 +94,6 @@ def locate(model: nn.Module, image: Tensor, layers: Iterable[str] | None = None)
     Args:
         image: float (1, C, H, W), preprocessed, on the model's device and in its dtype.
         layers: names; without, all that the model has, and then no shape is trusted.
-
-    Raises:
-        LayerNotSpatial: if a declared reshape does not fit the layer's output.
     """
     size = (int(image.shape[-2]), int(image.shape[-1]))
     known = _FOUND.setdefault(model, {})
@@ -146,7 +143,7 @@ def _locations(
     for name, output in outputs.items():
         shape, reshape = tuple(output.shape), reshapes[name]
         if reshape is not None:
-            found[name] = Location(shape[1:], _reshaped(name, reshape, output))
+            found[name] = _reshaped(reshape, output)
             continue
         clear = None if layers is None else grid_of_map(shape, size)
         if clear:
@@ -243,25 +240,23 @@ def _reshape(model: nn.Module, layer: str) -> Reshape | None:
     return None
 
 
-def _reshaped(layer: str, reshape: Reshape, output: Tensor) -> Grid:
-    """The grid that a declared reshape gives a layer.
-
-    Raises:
-        LayerNotSpatial: if it does not fit the output.
-    """
+def _reshaped(reshape: Reshape, output: Tensor) -> Location:
+    """Where a layer lies whose output is reshaped as it was declared."""
+    shape = tuple(output.shape[1:])
     if isinstance(reshape, str):
         grid = grid_in_words(reshape)
         last = grid.prefix + grid.height * grid.width
-        if output.ndim != 3 or last > output.shape[1]:
-            raise LayerNotSpatial(
-                f"layer {layer!r} has output {tuple(output.shape[1:])}; {reshape!r} needs "
-                f"{last} tokens, each with its channels"
-            )
-        return grid
-    shaped: Any = reshape(output)
+        if output.ndim == 3 and last <= output.shape[1]:
+            return Location(shape, grid)
+        return Location(shape, None, f"its output {shape} has no {last} tokens for {reshape!r}")
+    try:
+        shaped: Any = reshape(output)
+    except Exception as error:  # it is the user's, and a pattern may match what it was not made for
+        return Location(shape, None, f"its output {shape} cannot be reshaped: {error}")
     if not isinstance(shaped, Tensor) or shaped.ndim != 4 or len(shaped) != len(output):
         what = tuple(shaped.shape) if isinstance(shaped, Tensor) else type(shaped).__name__
-        raise LayerNotSpatial(
-            f"the reshape of layer {layer!r} returns {what}, not (batch, channels, height, width)"
-        )
-    return Grid("custom", int(shaped.shape[2]), int(shaped.shape[3]), reshape=reshape)
+        problem = f"its reshape returns {what}, not (batch, channels, height, width)"
+        return Location(shape, None, problem)
+    return Location(
+        shape, Grid("custom", int(shaped.shape[2]), int(shaped.shape[3]), reshape=reshape)
+    )

@@ -20,6 +20,10 @@ Std = Annotated[float, Field(gt=0, le=1000, allow_inf_nan=False)]
 Device = Annotated[str, Field(pattern=r"^(auto|cpu|(cuda|mps|xpu)(:\d+)?)$")]
 
 
+LayerName = Annotated[str, Field(max_length=200)]
+ReshapeWords = Annotated[str, Field(max_length=100)]
+
+
 class ModelEntry(BaseModel):
     """One `[[models]]` entry. What is not set follows from the source."""
 
@@ -61,6 +65,14 @@ class ModelEntry(BaseModel):
     layer: str = Field("auto", min_length=1, description="the default target layer")
     method_layers: dict[str, str] = Field(
         {}, description="the default target layer of single methods, as a table of their names"
+    )
+    reshape: str | dict[str, str] = Field(
+        {},
+        description=(
+            "how the outputs of layers lie whose tokens cannot be located by themselves: "
+            "`tokens HEIGHT WIDTH PREFIX`, such as `tokens 14 14 1`, or a table of such words for "
+            "names or patterns of layers"
+        ),
     )
     input_size: tuple[Side, Side] | Side | None = Field(
         None, description="height and width of the model's input in pixels, or one for both"
@@ -130,6 +142,7 @@ class NewModel(BaseModel):
     seed: int = 0
     labels: Literal["imagenet"] | None = None
     layer: str = Field("auto", max_length=200)
+    reshape: ReshapeWords | dict[LayerName, ReshapeWords] = Field({}, max_length=100)
     input_size: tuple[Side, Side] | Side | None = None
     mean: tuple[Mean, Mean, Mean] | None = None
     std: tuple[Std, Std, Std] | None = None

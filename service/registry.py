@@ -13,6 +13,7 @@ from cam.abilities import unsuited
 from cam.fast import FastPath
 from cam.head import PooledHead, pooled_head
 from cam.layout import laid_out, lay_out
+from cam.locate import declare
 from cam.output import Kind, Output, outputs_of
 from service.catalog import EMBEDDED, MEASURED, ModelEntry
 from service.cores import accelerators
@@ -77,6 +78,11 @@ def load(entry: ModelEntry) -> ServedModel:
     shape = (1, 3, preprocessing.height, preprocessing.width)
     noise = torch.randn(shape, generator=torch.Generator().manual_seed(0))
     image = noise.to(device, dtype)
+    reshape = {"*": entry.reshape} if isinstance(entry.reshape, str) else entry.reshape
+    try:
+        declare(module, reshape)
+    except CamError as error:
+        raise entry.mistake("reshape", str(error)) from None
     try:
         layers = tuple(survey(module, image))
         default = _default_layer(entry, built, layers)
@@ -239,7 +245,7 @@ def _fingerprint(
 ) -> str:
     digest = hashlib.blake2b(digest_size=16)
     digest.update(
-        f"{entry.source}|{entry.dtype}|{preprocessing}|{entry.method_layers}|{entry.mode}|{layer}|"
+        f"{entry.source}|{entry.dtype}|{preprocessing}|{entry.method_layers}|{entry.reshape}|{entry.mode}|{layer}|"
         f"{labels.names}".encode()
     )
     for name, tensor in module.state_dict().items():

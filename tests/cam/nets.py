@@ -37,6 +37,27 @@ class Small(nn.Module):
         return out
 
 
+class Tokens(nn.Module):
+    """Patches of 8 pixels, other tokens among them, and a head on the mean of all."""
+
+    def __init__(self, *, extra: int = 0, at: str = "front", turned: bool = False) -> None:
+        super().__init__()
+        self.embed = nn.Conv2d(3, 16, 8, 8)
+        self.other = nn.Parameter(torch.randn(1, extra, 16))
+        self.block = nn.Sequential(nn.Linear(16, 16), nn.GELU(), nn.Linear(16, 16))
+        self.head = nn.Linear(16, 5)
+        self.at, self.turned = at, turned
+
+    def forward(self, x: Tensor) -> Tensor:
+        grid = self.embed(x)
+        tokens = (grid.transpose(2, 3) if self.turned else grid).flatten(2).transpose(1, 2)
+        count = {"front": 0, "middle": tokens.shape[1] // 2, "behind": tokens.shape[1]}[self.at]
+        other = self.other.expand(len(x), -1, -1)
+        tokens = torch.cat([tokens[:, :count], other, tokens[:, count:]], 1)
+        out: Tensor = self.head(self.block(tokens).mean(1))
+        return out
+
+
 def small(*, inplace: bool = False, seed: int = 0) -> Small:
     torch.manual_seed(seed)
     return Small(inplace=inplace).eval()

@@ -19,28 +19,7 @@ from cam.errors import LayerNotSpatial, MethodUnsuited
 from cam.explanation import Answer
 from cam.grids import Grid
 from cam.locate import declare, locate
-from tests.cam.nets import hook_count, images, small
-
-
-class Tokens(nn.Module):
-    """Patches of 8 pixels, other tokens among them, and a head on the mean of all."""
-
-    def __init__(self, *, extra: int = 0, at: str = "front", turned: bool = False) -> None:
-        super().__init__()
-        self.embed = nn.Conv2d(3, 16, 8, 8)
-        self.other = nn.Parameter(torch.randn(1, extra, 16))
-        self.block = nn.Sequential(nn.Linear(16, 16), nn.GELU(), nn.Linear(16, 16))
-        self.head = nn.Linear(16, 5)
-        self.at, self.turned = at, turned
-
-    def forward(self, x: Tensor) -> Tensor:
-        grid = self.embed(x)
-        tokens = (grid.transpose(2, 3) if self.turned else grid).flatten(2).transpose(1, 2)
-        count = {"front": 0, "middle": tokens.shape[1] // 2, "behind": tokens.shape[1]}[self.at]
-        other = self.other.expand(len(x), -1, -1)
-        tokens = torch.cat([tokens[:, :count], other, tokens[:, count:]], 1)
-        out: Tensor = self.head(self.block(tokens).mean(1))
-        return out
+from tests.cam.nets import Tokens, hook_count, images, small
 
 
 def built(model: nn.Module) -> nn.Module:
@@ -253,10 +232,11 @@ def test_a_users_own_reshape() -> None:
 @pytest.mark.parametrize(
     ("reshape", "words"),
     [
-        ("tokens 5 6", "'tokens 5 6' needs 30 tokens"),
+        ("tokens 5 6", "has no 30 tokens for 'tokens 5 6'"),
         ("rows 5 5", "not 'rows 5 5'"),
         (lambda output: output, r"returns \(2, 25, 16\), not \(batch, channels, height, width\)"),
         (lambda output: None, "returns NoneType"),
+        (lambda output: output[9, 9], "cannot be reshaped: index 9"),
     ],
 )
 def test_a_reshape_that_does_not_fit(reshape: object, words: str) -> None:

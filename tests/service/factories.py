@@ -10,7 +10,7 @@ import torch
 import torchvision
 from torch import Tensor, nn
 
-from tests.cam.nets import Small, detector, segmenter, small
+from tests.cam.nets import Small, Tokens, detector, segmenter, small
 
 __all__ = ["detector", "segmenter"]
 
@@ -93,3 +93,8 @@ def lethal() -> nn.Module:
             return super().forward(x)
 
     return Lethal().eval()
+
+
+def turned() -> nn.Module:
+    """Tokens column by column behind another one: nobody can find out where they lie."""
+    return Tokens(extra=1, turned=True)

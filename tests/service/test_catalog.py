@@ -17,6 +17,7 @@ seed = 7
 labels = "imagenet"
 layer = "layer4"
 method_layers = {layercam = "layer3"}
+reshape = {"blocks.*" = "tokens 14 14 1"}
 input_size = [224, 320]
 mean = [0.1, 0.2, 0.3]
 std = [1, 1, 1]
@@ -49,6 +50,7 @@ def test_every_key_is_read(tmp_path: Path) -> None:
         "labels": "imagenet",
         "layer": "layer4",
         "method_layers": {"layercam": "layer3"},
+        "reshape": {"blocks.*": "tokens 14 14 1"},
         "input_size": (224, 320),
         "mean": (0.1, 0.2, 0.3),
         "std": (1, 1, 1),
