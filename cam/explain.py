@@ -9,6 +9,7 @@ for explanation in explain(model, images):            # one per image: the predi
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Literal
 
 from torch import Tensor, nn
 
@@ -17,6 +18,8 @@ from cam.explanation import Explanation, Fusion, Question, Smoothing
 from cam.layers import default_layer, survey
 from cam.methods import method_named
 from cam.onepass import explain_batch
+from cam.output import resolve_reading
+from cam.reading import Activation, Reading
 from cam.stepwise import explain_in_steps, finish
 from cam.targets import ClassTarget, Target
 
@@ -34,6 +37,8 @@ def explain(
     signed: bool = False,
     smooth: Smoothing = "none",
     fuse: Fusion = "none",
+    output: str | int | None = None,
+    activation: Activation | Literal["auto"] = "auto",
 ) -> list[Explanation]:
     """Explain what `model` sees in `images`.
 
@@ -47,6 +52,12 @@ def explain(
             and takes the last layer with a spatial output.
         budget: most forward passes of each image, for a method that needs many.
         signed, smooth, fuse: see `Question`.
+        output: the name or index of the logits, where the model returns them in a mapping, an
+            object or a tuple beside other tensors that could be logits; "logits" and "out" are
+            found without.
+        activation: what makes probabilities of the logits: "softmax"; "sigmoid" of a model with
+            one output, or with labels that do not exclude each other; "none" of outputs that are
+            probabilities already. "auto" tells by the model: see `cam.reading.activation_of`.
 
     Returns:
         Explanations image by image, within an image target by target, then layer by layer.
@@ -54,18 +65,22 @@ def explain(
     Raises:
         CamError: see `cam.errors`. The model is left as found in any case.
     """
+    reading = Reading(output, activation)
     targets = target if isinstance(target, Sequence) else [target]
     layers = [layer] if isinstance(layer, str) else list(layer)
     if "auto" in layers and method_named(method).at == "layer":
-        automatic = default_layer(survey(model, images[:1]))
+        automatic = default_layer(survey(model, images[:1], reading))
         layers = [automatic if name == "auto" else name for name in layers]
     asked = tuple(ClassTarget(t) if t is None or isinstance(t, int) else t for t in targets)
     question = Question(asked, method, tuple(layers), budget, signed, smooth, fuse)
     question.check()
     if question.in_steps:
-        answers = [finish(explain_in_steps(model, image, question)) for image in images]
+        reading, _ = resolve_reading(model, images[:1], reading)
+        answers = [
+            finish(explain_in_steps(model, image, question, reading=reading)) for image in images
+        ]
     else:
-        answers = explain_batch(model, images, [question] * len(images))
+        answers = explain_batch(model, images, [question] * len(images), reading=reading)
     found: list[Explanation] = []
     for answer in answers:
         if isinstance(answer, CamError):
