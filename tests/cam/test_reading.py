@@ -72,7 +72,7 @@ def test_the_two_classes_of_one_logit_by_hand(
 
 
 def test_one_logit_has_no_third_class() -> None:
-    with pytest.raises(ClassOutOfRange, match="class index 2 is out of range; .* classes 0 to 1"):
+    with pytest.raises(ClassOutOfRange, match=r"class index 2 is out of range; .* classes 0 to 1"):
         explain(Headed(-9), PHOTO, target=2, layer="layer")
 
 
@@ -361,7 +361,7 @@ def test_the_fast_path_reads_the_same(compiled: bool) -> None:
             np.testing.assert_allclose(found.map, expected.map, atol=1e-6)
 
 
-Named = namedtuple("Named", "features scores")  # noqa: PYI024
+Named = namedtuple("Named", "features scores")
 FEATURES, LOGITS, TOKENS = torch.zeros(2, 512), torch.ones(2, 10), torch.zeros(2, 7, 512)
 
 
@@ -400,8 +400,7 @@ def test_where_the_logits_are(raw: Any, output: str | int | None) -> None:
         (
             (FEATURES, LOGITS),
             None,
-            r"the model returns 2 tensors that could be its logits: 0 of shape \(2, 512\), 1 of "
-            r"shape \(2, 10\); say which with output",
+            r"2 tensors that could be its logits: 0 of shape \(2, 512\), 1 of shape \(2, 10\); say",
         ),
         ({"a": FEATURES, "b": LOGITS}, None, r"a of shape \(2, 512\), b of shape \(2, 10\)"),
         ((FEATURES, LOGITS), 2, "has no 2: it is a tuple with 0, 1"),
