@@ -123,9 +123,9 @@ def activation_of(logits: Tensor, reading: Reading = AUTO) -> tuple[Activation, 
 
 
 def shows_ending(logits: Tensor) -> bool:
-    """Whether the graph of `logits` goes back beyond the shapes to what computed the numbers."""
+    """Whether the graph of `logits` goes back to the operation that would be its ending."""
     node = logits.grad_fn
-    while node is not None and _operation(node) in RESHAPING:
+    while node is not None and _operation(node) in RESHAPING | AVERAGING:
         node = node.next_functions[0][0]
     return node is not None and _operation(node) not in ("AccumulateGrad", "CompiledFunction")
 

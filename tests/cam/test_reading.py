@@ -444,3 +444,28 @@ def test_an_activation_that_cannot_be() -> None:
         explain(small(), images(1), layer="relu2", activation="relu")  # type: ignore[arg-type]
     with pytest.raises(UnsuitedActivation, match="softmax of one logit is always 1"):
         explain(Headed(1), PHOTO, layer="layer", activation="softmax")
+
+
+def test_features_beside_logits_behind_something_of_the_models_own() -> None:
+    """What a module before the layer returns may be of a class that nobody can repeat for many
+    images; the model is then replayed image by image."""
+
+    class Kept:
+        def __init__(self, x: Tensor) -> None:
+            self.x = x
+
+    class Stem(nn.Module):
+        def forward(self, x: Tensor) -> Kept:
+            return Kept(x)
+
+    class Odd(Paired):
+        def __init__(self, *weights: float) -> None:
+            super().__init__(*weights)
+            self.stem = Stem()
+
+        def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+            return super().forward(self.stem(x).x)
+
+    (found,) = explain(Odd(1, -2), images(1), method="ablationcam", layer="layer", output=1)
+    (wanted,) = explain(Headed(1, -2), images(1), method="ablationcam", layer="layer")
+    np.testing.assert_allclose(found.map, wanted.map, atol=1e-6)
