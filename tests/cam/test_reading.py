@@ -467,7 +467,7 @@ def test_features_beside_logits_behind_something_of_the_models_own() -> None:
             super().__init__(*weights)
             self.stem = Stem()
 
-        def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        def forward(self, x: Tensor) -> Any:
             return super().forward(self.stem(x).x)
 
     (found,) = explain(Odd(1, -2), images(1), method="ablationcam", layer="layer", output=1)
