@@ -6,6 +6,7 @@
   - UnknownColormap       no such colour map
   - ModelError            the model cannot be explained as it stands
     - NotLogits           its output holds no logits and no detections
+    - UnsuitedActivation  that activation does not fit its output, or there is no such activation
     - NoTargetLayer       no layer of it has a spatial output
   - LayerError            a layer that was named cannot be used
     - UnknownLayer        the model has no such module
@@ -50,6 +51,10 @@ class ModelError(CamError):
 
 class NotLogits(ModelError):
     """The model's output holds neither logits nor detections."""
+
+
+class UnsuitedActivation(ModelError):
+    """The activation does not fit the model's output, or there is none of that name."""
 
 
 class NoTargetLayer(ModelError):

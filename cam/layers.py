@@ -16,6 +16,7 @@ from cam.evaluation import evaluating
 from cam.grids import NO_GRID, Grid, Location
 from cam.locate import locate
 from cam.output import outputs_of, total
+from cam.reading import AUTO, Reading
 
 _POOLING = (nn.AdaptiveAvgPool2d, nn.AdaptiveMaxPool2d)
 
@@ -43,7 +44,7 @@ class Layer:
         return self.problem is None
 
 
-def survey(model: nn.Module, image: Tensor) -> list[Layer]:
+def survey(model: nn.Module, image: Tensor, reading: Reading = AUTO) -> list[Layer]:
     """Every module of `model` in the order in which they finish on `image`; then those that never
     ran.
 
@@ -52,6 +53,7 @@ def survey(model: nn.Module, image: Tensor) -> list[Layer]:
 
     Args:
         image: one image, float (1, C, H, W), on the model's device and in its dtype.
+        reading: how the model's output is read.
 
     Raises:
         NotLogits: if the model's output holds neither logits nor detections.
@@ -73,7 +75,7 @@ def survey(model: nn.Module, image: Tensor) -> list[Layer]:
             scope.callback(module.register_forward_hook(partial(note, name)).remove)
         probe = image.detach().clone().requires_grad_()
         # The clone: a leaf may not be changed in place.
-        said = outputs_of(model(probe.clone()))
+        said = outputs_of(model(probe.clone()), reading=reading, batch=len(image))
         gradients = _gradients(total(said), outputs)
         # In noise a detector may find nothing: then nothing is known of what it depends on.
         known = said[0].detections is None or bool(len(said[0].detections.scores))

@@ -21,7 +21,6 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
-from cam.errors import LayerNotSpatial
 from cam.evaluation import evaluating
 from cam.grids import (
     NO_GRID,

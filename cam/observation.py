@@ -15,7 +15,8 @@ from cam.evaluation import evaluating
 from cam.grids import Grid
 from cam.likeness import embedding_of
 from cam.locate import locate
-from cam.output import detached, looked_at, outputs_of, size_of, watching
+from cam.output import detached, looked_at, outputs_of, resolve_reading, size_of, watching
+from cam.reading import AUTO, Reading
 from cam.targets import Target
 
 
@@ -70,17 +71,24 @@ class Observation:
 
 
 def observe(
-    model: nn.Module, image: Tensor, layers: Sequence[str], target: Target
+    model: nn.Module,
+    image: Tensor,
+    layers: Sequence[str],
+    target: Target,
+    *,
+    reading: Reading = AUTO,
 ) -> list[Observation]:
     """Look at `layers` while `model` sees `image`, and while `target` is differentiated.
 
     Args:
         image: float (1, C, H, W), preprocessed, on the model's device and in its dtype.
+        reading: how the model's output is read; one more pass tells an activation that is `auto`.
 
     Raises:
         CamError: if a layer or the target cannot be looked at. The model is left as found.
     """
     located = locate(model, image, [*layers, *target.layers])
+    reading, _ = resolve_reading(model, image, reading)
     types = {name: type(module).__name__ for name, module in model.named_modules()}
     with (
         evaluating(model),
@@ -88,8 +96,8 @@ def observe(
         watching(model, target.layers) as seen,
     ):
         raw = model(image)
-        looks = looked_at(seen, target.layers, image, located)
-        (output,) = outputs_of(raw, looks, size=size_of(image))
+        looked = looked_at(seen, target.layers, image, located)
+        (output,) = outputs_of(raw, looked, size=size_of(image), reading=reading, batch=1)
         (said,) = detached([output])
         score = target.resolve(said).score(output)
         if score.requires_grad:

@@ -20,7 +20,17 @@ from cam.grids import Grid
 from cam.head import PooledHead
 from cam.locate import locate
 from cam.methods import METHODS
-from cam.output import Output, detached, logits_of, looked_at, outputs_of, size_of, watching
+from cam.output import (
+    Output,
+    detached,
+    looked_at,
+    outputs_of,
+    resolve_reading,
+    size_of,
+    tells_activation,
+    watching,
+)
+from cam.reading import AUTO, Reading, logits_of
 from cam.targets import Target
 
 
@@ -30,6 +40,7 @@ def explain_batch(
     questions: Sequence[Question],
     *,
     head: PooledHead | None = None,
+    reading: Reading = AUTO,
 ) -> list[Answer | CamError]:
     """Answer a question for each image of a batch with one forward pass, and one backward pass
     for as many targets as the longest question has.
@@ -42,6 +53,8 @@ def explain_batch(
         questions: one for each image; they may differ in everything.
         head: the model's, from `pooled_head`: where the questions are about its layer alone there
             is no backward pass, and no graph.
+        reading: how the model's output is read. Where its activation is `auto` and the pass does
+            not show it, one more pass of one image tells: see `resolve_reading`.
 
     Returns:
         For each image its answer, or the error that is its own: a target that cannot be, or numbers
@@ -55,18 +68,19 @@ def explain_batch(
         if question.in_steps:
             raise MethodUnsuited(f"{question.method} takes many steps: see explain_in_steps")
     if not any(question.targets for question in questions):  # predictions alone
+        reading, _ = resolve_reading(model, images[:1], reading)
         with evaluating(model), torch.inference_mode():
-            said = detached(outputs_of(model(images)))
+            said = detached(outputs_of(model(images), reading=reading, batch=len(images)))
         return [
             compose(question, question.resolve(each), each, [])
             for question, each in zip(questions, said, strict=True)
         ]
     if head and all(_by_head(head, question) for question in questions):
         with evaluating(model), watching(model, [head.layer]) as seen, torch.inference_mode():
-            logits = logits_of(model(images))
+            logits = logits_of(model(images), reading, batch=len(images))
             if head.layer not in seen:
                 raise LayerDidNotRun(f"layer {head.layer!r} did not run in this forward pass")
-        return answer_by_head(head, questions, seen[head.layer], logits, images)
+        return answer_by_head(head, questions, seen[head.layer], logits, images, reading)
     layers = dict.fromkeys(
         name for question in questions if question.targets for name in question.layers
     )
@@ -78,8 +92,17 @@ def explain_batch(
         watching(model, looks) as seen,
     ):
         raw = model(images)
-        outputs = outputs_of(raw, looked_at(seen, looks, images, located), size=size_of(images))
-        return answer(questions, outputs, capture, located.grids(capture.activations, images))
+        if tells_activation(raw, reading, len(images)):
+            outputs = outputs_of(
+                raw,
+                looked_at(seen, looks, images, located),
+                size=size_of(images),
+                reading=reading,
+                batch=len(images),
+            )
+            return answer(questions, outputs, capture, located.grids(capture.activations, images))
+    reading, _ = resolve_reading(model, images[:1], reading)
+    return explain_batch(model, images, questions, head=head, reading=reading)
 
 
 def _by_head(head: PooledHead, question: Question) -> bool:
@@ -93,12 +116,13 @@ def answer_by_head(
     output: Tensor,
     logits: Tensor,
     images: Tensor,
+    reading: Reading = AUTO,
 ) -> list[Answer | CamError]:
     """Answer a question for each image from the output of the head's layer and the logits that a
     forward pass without a graph left, (B, …) both."""
     with torch.inference_mode(False), torch.enable_grad():
         signals = head.signals(output, logits)
-        outputs = outputs_of(signals.logits, size=size_of(images))
+        outputs = outputs_of(signals.logits, size=size_of(images), reading=reading.of_logits)
         return answer(questions, outputs, signals, signals.grids)
 
 

@@ -13,11 +13,17 @@ from cam.grids import Grid
 from cam.locate import locate
 from cam.methods import INPUT, method_named
 from cam.methods.subject import Subject
-from cam.output import detached, looked_at, outputs_of, size_of, watching
+from cam.output import detached, looked_at, outputs_of, resolve_reading, size_of, watching
+from cam.reading import AUTO, Reading
 
 
 def explain_in_steps(
-    model: nn.Module, image: Tensor, question: Question, *, chunk: int = 16
+    model: nn.Module,
+    image: Tensor,
+    question: Question,
+    *,
+    chunk: int = 16,
+    reading: Reading = AUTO,
 ) -> AnswerSteps:
     """Answer a question that takes more than one pass (`question.in_steps`).
 
@@ -27,14 +33,16 @@ def explain_in_steps(
 
     Args:
         image: float (C, H, W), preprocessed, on the model's device and in its dtype.
+        reading: how the model's output is read; one more pass tells an activation that is `auto`.
 
     Raises:
         CamError: that concerns more than the image: a layer or method that cannot be used.
     """
     question.check()
     method = method_named(question.method)
+    reading, _ = resolve_reading(model, image[None], reading)
     if not method.steps:
-        return (yield from explain_augmented(model, image, question, chunk=chunk))
+        return (yield from explain_augmented(model, image, question, chunk=chunk, reading=reading))
     layers = (INPUT,) if method.at == "input" else question.layers
     one = image.detach()[None]
     named = [] if layers == (INPUT,) else layers
@@ -45,8 +53,8 @@ def explain_in_steps(
         watching(model, question.looks_at) as seen,
     ):
         raw = model(one)
-        looks = looked_at(seen, question.looks_at, one, located)
-        (output,) = outputs_of(raw, looks, size=size_of(one))
+        looked = looked_at(seen, question.looks_at, one, located)
+        (output,) = outputs_of(raw, looked, size=size_of(one), reading=reading, batch=1)
         outputs = capture.activations
     grids = located.grids(outputs, one)
     (said,) = detached([output])
@@ -66,6 +74,7 @@ def explain_in_steps(
             located=located,
             budget=question.budget or method.budget,
             chunk=chunk,
+            reading=reading,
         )
         found = yield from method.steps(subject)
         values = found.maps if question.signed else found.maps.relu()

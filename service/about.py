@@ -63,6 +63,8 @@ def make_about_router(*, fleet: Fleet, metrics: Metrics) -> APIRouter:
             device=crew.devices,
             dtype=str(served.dtype).removeprefix("torch."),
             kind=served.kind,
+            activation=served.activation,
+            activation_reason=served.activation_reason,
             input=portraits.InputDescription(
                 height=seen.height, width=seen.width, mean=seen.mean, std=seen.std
             ),

@@ -17,6 +17,8 @@ Mean = Annotated[float, Field(ge=-1000, le=1000, allow_inf_nan=False)]
 Std = Annotated[float, Field(gt=0, le=1000, allow_inf_nan=False)]
 
 
+Index = Annotated[int, Field(strict=True, ge=0, le=1000)]
+Name = Annotated[str, Field(min_length=1, max_length=200)]
 Device = Annotated[str, Field(pattern=r"^(auto|cpu|(cuda|mps|xpu)(:\d+)?)$")]
 
 
@@ -59,7 +61,24 @@ class ModelEntry(BaseModel):
         min_length=1,
         description=(
             "`imagenet`, or a file, one label a line; without it ImageNet's if there are 1000 "
-            "classes, else numbers"
+            "classes, else numbers; of a model with one output the labels of the negative and the "
+            "positive class, or of the positive one alone"
+        ),
+    )
+    output: Index | Name | None = Field(
+        None,
+        description=(
+            "the name or index of the logits, where the model returns several tensors; `logits` "
+            "and `out` are found without"
+        ),
+    )
+    activation: Literal["auto", "softmax", "sigmoid", "none"] = Field(
+        "auto",
+        description=(
+            "what makes probabilities of the logits: `softmax`; `sigmoid` of one output, or of "
+            "labels that do not exclude each other; `none` where they are probabilities already; "
+            "`auto`: `none` of a model that ends in a softmax or a sigmoid, else `sigmoid` of one "
+            "output, else `softmax`"
         ),
     )
     layer: str = Field("auto", min_length=1, description="the default target layer")
@@ -141,6 +160,8 @@ class NewModel(BaseModel):
     weights: Literal["default", "none"] = "default"
     seed: int = 0
     labels: Literal["imagenet"] | None = None
+    output: Index | Name | None = None
+    activation: Literal["auto", "softmax", "sigmoid", "none"] = "auto"
     layer: str = Field("auto", max_length=200)
     reshape: ReshapeWords | dict[LayerName, ReshapeWords] = Field({}, max_length=100)
     input_size: tuple[Side, Side] | Side | None = None

@@ -46,6 +46,13 @@ class ModelDescription(Open):
     kind: Literal["classes", "segments", "detections"] = Field(
         description="What it predicts: of the image, of each pixel, or boxes."
     )
+    activation: Literal["softmax", "sigmoid", "none"] = Field(
+        description=(
+            "What makes probabilities of its outputs; `none`: they are probabilities already. A "
+            "model of one output has two classes, the negative one first."
+        )
+    )
+    activation_reason: str = Field(description="Why it is that one.")
     input: InputDescription
     classes: int
     labels: list[str]

@@ -39,7 +39,9 @@ def warm_fast_path(model: ServedModel) -> float | None:
             raise RuntimeError(why)
         for count in fast.sizes if fast.compiled else [1]:
             found = fast.explain(image.expand(count, -1, -1, -1), [question] * count)
-        exact = explain_batch(model.module, image, [question], head=model.head)
+        exact = explain_batch(
+            model.module, image, [question], head=model.head, reading=model.reading
+        )
         fidelity = likeness(found[0], exact[0])
         if fidelity < LEAST_FIDELITY:
             raise RuntimeError(f"its maps correlate {fidelity:.3f} with the exact ones")

@@ -15,7 +15,7 @@ from cam.attention import attending
 from cam.errors import MethodUnsuited, NoGradientPath
 from cam.locate import locate, token_grid
 from cam.methods.subject import Attribution, Progress, Steps, Subject
-from cam.output import outputs_of, watching
+from cam.output import watching
 from cam.replay import Replay
 
 ONE_EACH = "it needs a transformer of blocks with one attention each"
@@ -76,7 +76,7 @@ def legrad(subject: Subject) -> Steps:
     rows = []
     with torch.inference_mode(False), torch.enable_grad():
         tokens = torch.cat([left[name] for name in blocks])
-        scores = subject.scores_of(outputs_of(replay.output(tokens)))  # (layers, targets)
+        scores = subject.scores_of(subject.replayed_outputs(replay, tokens))  # (layers, targets)
         for turn in range(len(subject.targets)):
             total = torch.zeros(matrices[0].shape[-1], device=tokens.device)
             for matrix, score in zip(matrices, scores[:, turn], strict=True):

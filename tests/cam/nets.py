@@ -96,3 +96,43 @@ def detector() -> nn.Module:
         box_detections_per_img=6,
     )
     return model.eval()
+
+
+class Headed(nn.Module):
+    """Outputs W · (the means of the image's channels), with no bias, and then `ending` of them.
+
+    Of an image whose first channel has the mean 1 and whose others are 0 they are `ending` of W's
+    first column.
+    """
+
+    def __init__(self, *weights: float, ending: nn.Module | None = None) -> None:
+        super().__init__()
+        self.layer = nn.Identity()
+        self.head = nn.Linear(3, len(weights), bias=False)
+        self.ending = ending or nn.Identity()
+        with torch.no_grad():
+            self.head.weight.copy_(torch.tensor(weights)[:, None] * torch.tensor([1.0, 2, 3]))
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.ending(self.head(self.layer(x).mean(dim=(2, 3))))
+        return out
+
+
+class Paired(Headed):
+    """Returns its features, (B, 3), beside its logits."""
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
+        features = self.layer(x).mean(dim=(2, 3))
+        return features, self.ending(self.head(features))
+
+
+class Foreground(nn.Module):
+    """One logit at each pixel: the first channel less a half."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Identity()
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.layer(x)[:, :1] - 0.5
+        return out

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from pathlib import Path
@@ -10,7 +11,7 @@ import torch
 import torchvision
 from torch import Tensor, nn
 
-from tests.cam.nets import Small, Tokens, detector, segmenter, small
+from tests.cam.nets import Foreground, Headed, Paired, Small, Tokens, detector, segmenter, small
 
 __all__ = ["detector", "segmenter"]
 
@@ -70,6 +71,30 @@ def vit() -> nn.Module:
     )
     nn.init.normal_(model.get_parameter("heads.head.weight"), std=0.1)
     return model
+
+
+def binary() -> nn.Module:
+    """Of a white picture one logit of −9."""
+    return Headed(-1.5)
+
+
+def multilabel() -> nn.Module:
+    """Of a white picture five logits whose sigmoids are 0.51."""
+    return Headed(*[math.log(0.51 / 0.49) / 6] * 5)
+
+
+def softmaxed() -> nn.Module:
+    """Of a white picture probabilities of 0.51 and 0.49."""
+    return Headed(math.log(0.51) / 6, math.log(0.49) / 6, ending=nn.Softmax(1))
+
+
+def paired() -> nn.Module:
+    """Its three features beside four logits."""
+    return Paired(1, -2, 3, 4)
+
+
+def foreground() -> nn.Module:
+    return Foreground()
 
 
 def sluggish() -> nn.Module:
