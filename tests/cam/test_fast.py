@@ -19,7 +19,7 @@ from torch import nn
 from cam import Answer, ClassTarget, Question, UnitTarget, explain_batch
 from cam.errors import ClassOutOfRange, LayerNotSpatial
 from cam.fast import FastPath
-from cam.fidelity import likeness
+from cam.fidelity import likeness, roundings_apart
 from cam.grids import Grid
 from cam.head import pooled_head
 from cam.layout import laid_out
@@ -260,6 +260,18 @@ def test_the_layout_changes_no_number() -> None:
     assert isinstance(chosen, bool)
     torch.testing.assert_close(model(x), expected, rtol=1e-5, atol=1e-6)
     assert not laid_out(nn.Linear(3, 2), torch.zeros(1, 3))
+
+
+def test_roundings_apart_by_hand() -> None:
+    """bfloat16 has an eps of 2^-7, so 3.875 is (4 - 3.875) / (8 / 128) = 2 roundings below 4 where
+    the largest logit is -8, and 4 roundings where it is 4."""
+    said = torch.tensor(1)
+    assert roundings_apart(torch.tensor([4, 3.875, -8]), said, torch.bfloat16) == 2
+    assert roundings_apart(torch.tensor([4, 3.875, 0]), said, torch.bfloat16) == 4
+    assert roundings_apart(torch.tensor([4, 3.875, 0]), torch.tensor(0), torch.bfloat16) == 0
+    pixels = torch.tensor([[4, 1.0], [3.875, 1], [-8, 0]])
+    found = roundings_apart(pixels, torch.tensor([1, 1]), torch.bfloat16)
+    assert found.tolist() == [2, 0]
 
 
 def test_likeness_by_hand() -> None:
