@@ -24,6 +24,7 @@
     - BoxOutside          the box has no pixel of the image
     - ChannelOutOfRange   the layer has no such channel
   - NonFinite             a logit, an activation or a gradient is NaN or infinite
+  - Unfaithful            a fast path does not say what the exact one says
 
 Every message is one sentence that names the bad value and, where there is a list, what is allowed.
 """
@@ -123,3 +124,7 @@ class ChannelOutOfRange(TargetError):
 
 class NonFinite(CamError):
     """A logit, an activation or a gradient is NaN or infinite."""
+
+
+class Unfaithful(CamError):
+    """A fast path does not say what the exact one says."""

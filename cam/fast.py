@@ -76,10 +76,12 @@ class FastPath:
         self._shape: torch.Size | None = None
 
     def takes(self, question: Question) -> bool:
-        """Whether it can answer the question."""
+        """Whether it can answer the question. How well its methods do, `cam.fidelity` tells: not
+        of components by `smooth`, which it therefore leaves to the exact way."""
         return (
             bool(question.targets)
             and not question.in_steps
+            and question.smooth == "none"
             and set(question.layers) == {self.layer}
             and not question.looks_at
         )
@@ -107,11 +109,11 @@ class FastPath:
         return None
 
     def explain(self, images: Tensor, questions: Sequence[Question]) -> list[Answer | CamError]:
-        """Answer a question for each image, as `explain_batch` does.
+        """Answer a question for each image, or several, as `explain_batch` does.
 
         Args:
             images: float (B, C, H, W), B at most the largest size; on the model's device.
-            questions: such as it `takes`.
+            questions: such as it `takes`; one for each image, or the same number for each.
         """
         count = len(images)
         if not self.compiled:

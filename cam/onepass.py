@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
+from itertools import cycle
 from typing import Protocol
 
 import torch
@@ -50,15 +51,16 @@ def explain_batch(
 
     Args:
         images: float (B, C, H, W), preprocessed, on the model's device and in its dtype.
-        questions: one for each image; they may differ in everything.
+        questions: one for each image, or the same number for each: the first of every image, the
+            second of every image, and so on. They may differ in everything.
         head: the model's, from `pooled_head`: where the questions are about its layer alone there
             is no backward pass, and no graph.
         reading: how the model's output is read. Where its activation is `auto` and the pass does
             not show it, one more pass of one image tells: see `resolve_reading`.
 
     Returns:
-        For each image its answer, or the error that is its own: a target that cannot be, or numbers
-        that are not finite.
+        For each question its answer, or the error that is its own: a target that cannot be, or
+        numbers that are not finite.
 
     Raises:
         CamError: that concerns the batch: a layer or method that cannot be used.
@@ -73,7 +75,7 @@ def explain_batch(
             said = detached(outputs_of(model(images), reading=reading, batch=len(images)))
         return [
             compose(question, question.resolve(each), each, [])
-            for question, each in zip(questions, said, strict=True)
+            for question, each in zip(questions, cycle(said), strict=False)
         ]
     if head and all(_by_head(head, question) for question in questions):
         with evaluating(model), watching(model, [head.layer]) as seen, torch.inference_mode():
@@ -147,7 +149,24 @@ def answer(
     signals: Signals,
     grids: dict[str, Grid],
 ) -> list[Answer | CamError]:
-    """Answer a question for each image of a batch from what its forward pass left."""
+    """Answer a question for each image of a batch, or several, from what its forward pass left:
+    see `explain_batch`."""
+    found: list[Answer | CamError] = []
+    for start in range(0, len(questions), max(len(outputs), 1)):
+        some = questions[start : start + len(outputs)]
+        more = start + len(some) < len(questions)
+        found += _answer_one_each(some, outputs, signals, grids, retain_graph=more)
+    return found
+
+
+def _answer_one_each(
+    questions: Sequence[Question],
+    outputs: list[Output],
+    signals: Signals,
+    grids: dict[str, Grid],
+    *,
+    retain_graph: bool,
+) -> list[Answer | CamError]:
     said = detached(outputs)
     asked = [question.resolve(each) for question, each in zip(questions, said, strict=True)]
     rounds = max(
@@ -169,7 +188,8 @@ def answer(
                     asked[item] = error
                     del chosen[item]
         if numbers:
-            signals.backward(torch.stack(numbers).sum(), retain_graph=turn + 1 < rounds)
+            keep = retain_graph or turn + 1 < rounds
+            signals.backward(torch.stack(numbers).sum(), retain_graph=keep)
         # A map that knows no class is the same for every target.
         known = [
             item

@@ -29,6 +29,7 @@ from cam import (
     observe,
 )
 from cam.fast import FastPath
+from cam.fidelity import Fidelity
 from cam.methods.subject import Progress
 from service.allocator import is_of_memory
 from service.batcher import Batcher, Closed, Full, Outcome
@@ -80,8 +81,8 @@ class Engine:
         self._group = min(group, model.max_batch)
         self._metrics = metrics
         self._fast: FastPath | None = None
-        self.fidelity: float | None = None
-        """How much the fast maps are like the exact ones: Pearson's correlation; None without."""
+        self.fidelities: dict[str, Fidelity] = {}
+        """Method → how much its fast maps are like the exact ones; empty without a fast path."""
         self._batcher: Batcher[_Item, Worked] = Batcher(
             self._run,
             # Each target costs the whole batch a backward pass: one target waits for no hundred,
@@ -150,13 +151,22 @@ class Engine:
             await self._submit(_Item(image, Question((), "gradcam", ()), self._settle_fast()))
 
     def _settle_fast(self) -> Steps:
-        self.fidelity = warm_fast_path(self.model)
-        self._fast = None if self.fidelity is None else self.model.fast
+        self.fidelities = warm_fast_path(self.model)
+        self._fast = self.model.fast if self.fidelities else None
         yield from ()
         return []
 
+    def is_fast(self, method: str) -> bool:
+        """Whether the method's maps at the default layer come from the fast path."""
+        return method in self.fidelities and self.fidelities[method].enough
+
     def _is_fast(self, item: _Item) -> bool:
-        return self._fast is not None and item.steps is None and self._fast.takes(item.question)
+        return (
+            self._fast is not None
+            and item.steps is None
+            and self.is_fast(item.question.method)
+            and self._fast.takes(item.question)
+        )
 
     async def answer(
         self,
