@@ -87,6 +87,7 @@ def make_about_router(*, fleet: Fleet, metrics: Metrics) -> APIRouter:
             mode="exact" if crew.fidelity is None else "fast",
             fidelity=crew.fidelity,
             max_batch=served.max_batch,
+            batching=served.batching,
             fingerprint=served.fingerprint,
         )
 

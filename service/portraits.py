@@ -58,6 +58,9 @@ class ModelDescription(Open):
         None, description="Pearson's correlation of a fast map with the exact one."
     )
     max_batch: int
+    batching: str | None = Field(
+        None, description="Why images are run one by one, where `max_batch` is 1 for that."
+    )
     fingerprint: str = Field(description="Changes when the weights or the preprocessing do.")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 from dataclasses import dataclass
 
 import torch
@@ -10,6 +11,7 @@ from torch import nn
 
 from cam import METHODS, CamError, Layer, default_layer, survey
 from cam.abilities import unsuited
+from cam.company import sees_company
 from cam.fast import FastPath
 from cam.head import PooledHead, pooled_head
 from cam.layout import laid_out, lay_out
@@ -20,6 +22,8 @@ from service.errors import ConfigError, one_line
 from service.labels import Labels, imagenet, read_labels
 from service.preprocessing import Preprocessing
 from service.sources import Built, build
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,6 +47,8 @@ class ServedModel:
     unsuited: dict[str, str]
     """Method → why the model cannot do it."""
     max_batch: int
+    batching: str | None
+    """Why images are given to it one by one, whatever its entry says."""
     channels_last: bool
     """Whether images should be laid out with their channels last."""
     head: PooledHead | None
@@ -86,8 +92,12 @@ def load(entry: ModelEntry) -> ServedModel:
         assert grid  # of an explainable layer
         cannot = unsuited(module, image, default, grid)
         head = None if "cam" in cannot else pooled_head(module, image, default, grid)
+        batching = sees_company(module, image, default) if entry.max_batch > 1 else None
+        if batching:
+            log.warning("model %s is given images one by one: %s", entry.name, batching)
+            entry = entry.model_copy(update={"max_batch": 1})
         if entry.layout == "auto":
-            channels_last = laid_out(module, image)
+            channels_last = laid_out(module, image, batch=min(entry.max_batch, 4))
         else:
             channels_last = entry.layout == "channels-last"
             lay_out(module, channels_last=channels_last)
@@ -117,6 +127,7 @@ def load(entry: ModelEntry) -> ServedModel:
         method_layers=_method_layers(entry, layers, default),
         unsuited=cannot,
         max_batch=entry.max_batch,
+        batching=batching,
         channels_last=channels_last,
         head=head,
         fast=_fast(entry, module, default, said.kind, device, head),
