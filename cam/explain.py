@@ -45,7 +45,9 @@ def explain(
     """Explain what `model` sees in `images`.
 
     Args:
-        images: float (B, C, H, W), preprocessed, on the model's device and in its dtype.
+        images: float (B, C, H, W), preprocessed, on the model's device and in its dtype. They share
+            forward passes; give a model that lets the images of a batch see each other (see
+            `cam.company.sees_company`) one image a call.
         target: the class to explain, the same for every image; None for each image's predicted
             class; a Target for contrasts, masks, boxes, units and more; several for several maps
             from the same forward pass. For a target of each image's own see `explain_batch`.

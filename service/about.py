@@ -24,7 +24,9 @@ PAGE_HEADERS = {"Content-Security-Policy": PAGE_POLICY}
 
 
 def _fidelity(found: Fidelity | None) -> portraits.FidelityDescription | None:
-    return found and portraits.FidelityDescription(median=found.median, worst=found.worst)
+    if found is None:
+        return None
+    return portraits.FidelityDescription(median=found.median, worst=found.worst)
 
 
 def make_about_router(*, fleet: Fleet, metrics: Metrics) -> APIRouter:
@@ -96,6 +98,7 @@ def make_about_router(*, fleet: Fleet, metrics: Metrics) -> APIRouter:
             mode="exact" if crew.fidelity is None else "fast",
             fidelity=crew.fidelity,
             max_batch=served.max_batch,
+            batching=served.batching,
             fingerprint=served.fingerprint,
         )
 

@@ -100,7 +100,7 @@ class Engine:
             max_batch=model.max_batch,
             max_queue=max_queue,
             name=f"engine {model.name}",
-            prepare=None if cores is None else partial(bind, cores),
+            prepare=partial(bind, cores),
         )
 
     async def __aenter__(self) -> Engine:

@@ -83,6 +83,9 @@ class ModelDescription(Open):
         "methods that are served fast.",
     )
     max_batch: int
+    batching: str | None = Field(
+        None, description="Why images are run one by one, where `max_batch` is 1 for that."
+    )
     fingerprint: str = Field(description="Changes when the weights or the preprocessing do.")
 
 

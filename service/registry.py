@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 from dataclasses import dataclass
 
 import torch
@@ -10,6 +11,7 @@ from torch import nn
 
 from cam import METHODS, CamError, Layer, Reading, default_layer, resolve_reading, survey
 from cam.abilities import unsuited
+from cam.company import sees_company
 from cam.errors import UnsuitedActivation
 from cam.fast import FastPath
 from cam.head import PooledHead, pooled_head
@@ -23,6 +25,8 @@ from service.errors import ConfigError, one_line
 from service.labels import Labels, imagenet, read_labels
 from service.preprocessing import Preprocessing
 from service.sources import Built, build
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,6 +54,8 @@ class ServedModel:
     unsuited: dict[str, str]
     """Method → why the model cannot do it."""
     max_batch: int
+    batching: str | None
+    """Why images are given to it one by one, whatever its entry says."""
     channels_last: bool
     """Whether images should be laid out with their channels last."""
     head: PooledHead | None
@@ -107,8 +113,14 @@ def load(entry: ModelEntry) -> ServedModel:
         assert grid  # of an explainable layer
         cannot = unsuited(module, image, default, grid, reading)
         head = None if "cam" in cannot else pooled_head(module, image, default, grid, reading)
+        batching = None
+        if entry.max_batch > 1:
+            batching = sees_company(module, image, default, reading)
+        if batching:
+            log.warning("model %s is given images one by one: %s", entry.name, batching)
+            entry = entry.model_copy(update={"max_batch": 1})
         if entry.layout == "auto":
-            channels_last = laid_out(module, image)
+            channels_last = laid_out(module, image, batch=min(entry.max_batch, 4))
         else:
             channels_last = entry.layout == "channels-last"
             lay_out(module, channels_last=channels_last)
@@ -142,6 +154,7 @@ def load(entry: ModelEntry) -> ServedModel:
         method_layers=_method_layers(entry, layers, default),
         unsuited=cannot,
         max_batch=entry.max_batch,
+        batching=batching,
         channels_last=channels_last,
         head=head,
         fast=_fast(entry, module, default, said.kind, device, head, reading),

@@ -76,7 +76,12 @@ def legrad(subject: Subject) -> Steps:
     rows = []
     with torch.inference_mode(False), torch.enable_grad():
         tokens = torch.cat([left[name] for name in blocks])
-        scores = subject.scores_of(subject.replayed_outputs(replay, tokens))  # (layers, targets)
+        scores = torch.cat(  # (layers, targets)
+            [
+                subject.scores_of(subject.replayed_outputs(replay, some))
+                for some in torch.split(tokens, subject.chunk)
+            ]
+        )
         for turn in range(len(subject.targets)):
             total = torch.zeros(matrices[0].shape[-1], device=tokens.device)
             for matrix, score in zip(matrices, scores[:, turn], strict=True):

@@ -101,9 +101,12 @@ class Subject:
             return self._read(raw, len(images), looked)
 
     def scores(self, images: Tensor) -> Tensor:
-        """Each target's number for each image (n, C, H, W): float32 (n, targets)."""
+        """Each target's number for each image (n, C, H, W), a chunk at a time: float32
+        (n, targets)."""
         with torch.no_grad():
-            return self.scores_of(self.outputs(images))
+            return torch.cat(
+                [self.scores_of(self.outputs(some)) for some in torch.split(images, self.chunk)]
+            )
 
     def scores_of(self, outputs: list[Output]) -> Tensor:
         """n outputs → float32 (n, targets)."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import logging
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -166,7 +166,7 @@ def served(factory: str = "tiny", size: int = 32) -> ServedModel:
 
 
 def with_fast_path(
-    model: ServedModel, kind: type[FastPath] = Uncompiled, module: nn.Module | None = None
+    model: ServedModel, kind: Callable[..., FastPath] = Uncompiled, module: nn.Module | None = None
 ) -> ServedModel:
     path = kind(
         module or model.module,
