@@ -26,6 +26,14 @@ def test_by_hand() -> None:
     assert float(finer(ClassTarget(0, against=True), said)) == pytest.approx(-expected, rel=1e-5)
 
 
+def test_a_model_of_few_classes_has_fewer_rivals() -> None:
+    assert float(finer(ClassTarget(0), Output(logits=torch.tensor([1.0, 3])))) == -2
+    # Of three classes both others: e^z = 1 and 2 weight the differences ln 4 and ln 2.
+    logits = torch.tensor([0, math.log(4), math.log(2)])
+    score = finer(ClassTarget(1), Output(logits=logits))
+    assert float(score) == pytest.approx((math.log(4) + 2 * math.log(2)) / 3)
+
+
 @pytest.mark.filterwarnings("ignore")
 def test_it_equals_pytorch_grad_cams() -> None:
     torch.manual_seed(4)
@@ -42,6 +50,20 @@ def test_it_equals_pytorch_grad_cams() -> None:
         wanted = np.maximum(expected, 0)
         assert wanted.max() > 0
         np.testing.assert_allclose(explanation.map, wanted, atol=1e-5 * float(wanted.max()))
+
+
+@pytest.mark.parametrize(
+    ("target", "said", "words"),
+    [
+        (ClassTarget(0), Output(logits=torch.tensor([1.0])), "it needs a classifier's class"),
+        (ClassTarget(0), Output(segments=torch.ones(3, 2, 2)), "it needs a classifier's class"),
+        (ClassTarget(0, minus=1), Output(logits=torch.ones(3)), "leave out minus and of"),
+        (ClassTarget(0, of="probability"), Output(logits=torch.ones(3)), "leave out minus and of"),
+    ],
+)
+def test_what_it_cannot_compare(target: ClassTarget, said: Output, words: str) -> None:
+    with pytest.raises(MethodUnsuited, match=words):
+        finer(target, said)
 
 
 def test_what_is_no_class_is_refused() -> None:
