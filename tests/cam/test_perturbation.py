@@ -52,101 +52,18 @@ def test_ablationcam_of_a_negative_score_keeps_its_sign() -> None:
     np.testing.assert_allclose(found.map, [[-4, 0], [0, 0]])
 
 
-class Second(nn.Module):
-    """The layer halves 4 × 4 pixels to 2 × 2; y is the second pixel of the first row."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.AvgPool2d(2)
-
-    def forward(self, x: Tensor) -> Tensor:
-        self.layer(x)
-        y = x[:, 0, 0, 1]
-        return torch.stack([y, 0 * y], 1)
-
-
-def test_scorecam_resizes_its_masks_bilinearly_between_pixel_centres() -> None:
-    # Enlarged twice, (1, 0) becomes (1, 3/4, 1/4, 0) and (0, 1) its reverse: the second pixel of
-    # the first row is 3/4 through the first channel and 0 through the other. Aligned corners would
-    # make it 2/3, a cubic 0.88.
-    photo = torch.ones(1, 3, 4, 4)
-    photo[0, 1, :2, :2], photo[0, 2, 2:, 2:] = 5, 5
-    (found,) = explain(Second(), photo, target=0, method="scorecam", layer="layer")
-    first = math.exp(0.75) / (math.exp(0.75) + 2)
-    other = 1 / (math.exp(0.75) + 2)  # so does the flat channel, whose mask is 0
-    expected = [[5 * first + 2 * other, 1], [1, first + 6 * other]]
-    np.testing.assert_allclose(found.map, expected, rtol=1e-6)
-
-
-class Spy(nn.Module):
-    """Keeps the images that it sees. y is the mean of their right half."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.Identity()
-        self.seen: list[Tensor] = []
-
-    def forward(self, x: Tensor) -> Tensor:
-        self.seen.append(x.clone())
-        x = self.layer(x)
-        y = x[..., x.shape[-1] // 2 :].mean(dim=(1, 2, 3))
-        return torch.stack([y, 0 * y], 1)
-
-
-def through_masks(method: str, photo: Tensor) -> tuple[Tensor, np.ndarray]:
-    """What a method of masks shows the model, divided by the photo: (samples, channels, H, W); and
-    its map, which the mean over the samples must weight."""
-    model = Spy()
-    (found,) = explain(model, photo, target=0, method=method, layer="layer")
-    _, *samples = model.seen
-    seen = torch.stack(samples)  # (samples, channels, colours, H, W)
-    scores = seen[..., photo.shape[-1] // 2 :].mean(dim=(2, 3, 4))
-    weights = scores.mean(0).softmax(0)
-    expected = torch.einsum("k,khw->hw", weights, photo[0])
-    np.testing.assert_allclose(found.map, expected, rtol=1e-4)
-    masks = seen / photo
-    torch.testing.assert_close(masks[:, :, 0], masks[:, :, 1])  # each colour through the same one
-    return masks[:, :, 0], found.map
-
-
-def test_sscam_adds_noise_of_two_to_each_of_ten_samples() -> None:
-    photo = torch.ones(1, 2, 64, 64)
-    photo[0, 0, :, 32:], photo[0, 1, :32] = 9, 9
-    masks, _ = through_masks("sscam", photo)
-    assert masks.shape == (10, 2, 64, 64)
-    assert (masks.amin((2, 3)) == 0).all()
-    torch.testing.assert_close(masks.amax((2, 3)), torch.ones(10, 2))
-    # A mask is (A + δ) scaled. A is 1 in one half and 9 in the other, so whatever the scale, the
-    # deviation within a half over the distance between the halves is σ / 8.
-    noise = []
-    for channel, (low, high) in enumerate(
-        [(masks[:, 0, :, :32], masks[:, 0, :, 32:]), (masks[:, 1, 32:], masks[:, 1, :32])]
-    ):
-        distance = high.mean((1, 2)) - low.mean((1, 2))
-        for half in (low, high):
-            ratio = half.std((1, 2)) / distance
-            assert float(ratio.mean()) == pytest.approx(2 / 8, rel=0.02)
-            assert ratio.min() > 0.23, channel
-            assert ratio.max() < 0.27, channel
-            noise.append(half.reshape(10, -1) - half.mean((1, 2))[:, None])
-    # Each sample of each channel has its own noise: of 2,048 pixels, none is like another.
-    likeness = torch.corrcoef(torch.cat([torch.cat(noise[:2], 1), torch.cat(noise[2:], 1)]))
-    assert (likeness - torch.eye(20)).abs().max() < 0.1
-
-
-def test_iscam_by_hand() -> None:
-    # Factors 0.1, 0.3, 0.6, 1, 1.5, 2.1, 2.8, 3.6, 4.5, 5.5 have the mean 2.2; class 0 scores 1
-    # times each through the first channel, 0 through the others.
-    (found,) = explain(Identity(), PHOTO, target=0, method="iscam", layer="layer")
-    total = math.exp(2.2) + 2
-    expected = np.array([[4 * math.exp(2.2) / total, 8 / total], [0, 0]])
-    np.testing.assert_allclose(found.map, expected, rtol=1e-5)
-    photo = torch.ones(1, 2, 2, 4)
-    photo[0, 0, :, 2:], photo[0, 1, 0, 3] = 3, 2
-    masks, _ = through_masks("iscam", photo)
-    factors = torch.tensor([0.1, 0.3, 0.6, 1, 1.5, 2.1, 2.8, 3.6, 4.5, 5.5])
-    whole = torch.tensor([[[0.0, 0, 1, 1]] * 2, [[0, 0, 0, 1], [0, 0, 0, 0]]])
-    torch.testing.assert_close(masks, factors[:, None, None, None] * whole)
+def test_ablationcam_of_a_score_of_zero_divides_by_one() -> None:
+    # y = 1 - 1 = 0; without the first channel -1, without the second 1.
+    photo = torch.tensor([[[[4.0, 0], [0, 0]], [[0, 4], [0, 0]], [[0, 0], [0, 0]]]])
+    (found,) = explain(
+        Identity(),
+        photo,
+        target=ClassTarget(0, minus=1),
+        method="ablationcam",
+        layer="layer",
+        signed=True,
+    )
+    np.testing.assert_allclose(found.map, [[4, -4], [0, 0]])
 
 
 class Corner(nn.Module):
