@@ -68,7 +68,7 @@ def fem(activations: Tensor, gradients: Tensor) -> Tensor:
     positions.
 
     Fuad et al., "Features Understanding in 3D CNNs", IPTA 2020. pytorch-grad-cam weights the
-    activations by each channel's share of positions over the threshold instead. Needs ten
+    activations by each channel's share of positions over the threshold instead. Needs five
     positions or more: of fewer none can be two standard deviations above the mean of all.
     """
     a = activations.float()

@@ -7,6 +7,7 @@ the caller, who may want the other side, too.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 
 import torch
@@ -155,12 +156,10 @@ def occlusion(subject: Subject) -> Steps:
     2 × 2 cells and moves by one. Gray is the preprocessing's mean, 0.
     """
     height, width = subject.size
-    longer = max(int((subject.budget * max(height, width) / min(height, width)) ** 0.5) + 1, 2)
-    cell = -(-max(height, width) // min(longer, 28))
-    rows, columns = max(-(-height // cell), 2), max(-(-width // cell), 2)
-    while (rows - 1) * (columns - 1) > subject.budget:
-        cell += 1
+    for cell in itertools.count(-(-max(height, width) // 28)):
         rows, columns = max(-(-height // cell), 2), max(-(-width // cell), 2)
+        if (rows - 1) * (columns - 1) <= max(subject.budget, 1):
+            break
     windows = [(y, x) for y in range(rows - 1) for x in range(columns - 1)]
     likely = subject.of_probabilities()
     (whole,) = likely.scores(subject.image)

@@ -43,6 +43,31 @@ def test_by_hand() -> None:
     assert found.completeness.difference == pytest.approx(2.75)
 
 
+class TwoMaps(nn.Module):
+    """Feature maps relu(2x + 1) and x + 3, the sum of their means."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(1, 2, 1)
+        with torch.no_grad():
+            self.conv.weight.copy_(torch.tensor([2.0, 1])[:, None, None, None])
+            self.conv.bias.copy_(torch.tensor([1.0, 3]))  # type: ignore[union-attr]
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.conv(x).relu().mean(dim=(2, 3)).sum(1)
+        return torch.stack([y, -y], 1)
+
+
+@pytest.mark.parametrize("target", [0, 1])
+def test_a_layers_maps_are_scaled_together(target: int) -> None:
+    # Z = (3, -3, 1, 7), (4, 1, 3, 6). b ⊙ ∂y/∂Z = (¼, 0, ¼, ¼), (¾, ¾, ¾, ¾) → thirds of ¾, one
+    # minimum and one maximum for both: (⅓, 0, ⅓, ⅓), (1, 1, 1, 1); the second alone would be 0.
+    # X ⊙ ∂y/∂X = (1, -2, 0, 3) ⊙ (¾, ¼, ¾, ¾) = (¾, -½, 0, 9/4) → (⅓, 2/9, 0, 1).
+    photo = torch.tensor([[[[1.0, -2], [0, 3]]]])
+    (found,) = explain(TwoMaps(), photo, target=target, method="fullgrad")
+    np.testing.assert_allclose(found.map, np.array([[5 / 3, 11 / 9], [4 / 3, 7 / 3]]), rtol=1e-6)
+
+
 def networks() -> dict[str, nn.Module]:
     torch.manual_seed(0)
     found: dict[str, nn.Module] = {

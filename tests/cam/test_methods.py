@@ -151,6 +151,17 @@ def test_computes_in_float32(method: str) -> None:
     torch.testing.assert_close(half, torch.tensor([BY_HAND[method]], dtype=torch.float32))
 
 
+@pytest.mark.parametrize("method", ONE_PASS)
+def test_half_precision_costs_nothing_but_its_own_rounding(method: str) -> None:
+    """Sums over many positions in bfloat16 would keep two digits."""
+    rng = torch.Generator().manual_seed(5)
+    a = torch.rand(2, 3, 8, 8, generator=rng).bfloat16()
+    g = torch.randn(2, 3, 8, 8, generator=rng).bfloat16()
+    found = ONE_PASS[method](a, g)
+    assert found.dtype == torch.float32
+    torch.testing.assert_close(found, ONE_PASS[method](a.float(), g.float()))
+
+
 def test_gradcam_plusplus_is_exact_where_the_cube_of_the_gradient_underflows() -> None:
     # α = 1 / (2 + 1e-20 · 10) = 1/2 at each G > 0, so w_1 = 1.5e-20 and w_2 = 0.5e-20.
     found = ONE_PASS["gradcam++"](A, G * 1e-20) * 1e20
@@ -158,9 +169,9 @@ def test_gradcam_plusplus_is_exact_where_the_cube_of_the_gradient_underflows() -
 
 
 def test_gradcam_plusplus_has_no_weight_where_the_denominator_is_zero() -> None:
-    # Σ A = -2 and G = 1: 2 + 1·(-2) = 0.
-    found = ONE_PASS["gradcam++"](torch.full((1, 1, 1, 2), -1.0), torch.ones(1, 1, 1, 2))
-    torch.testing.assert_close(found, torch.zeros(1, 1, 2))
+    # Σ A = -2 and G = 1: 2 + 1·(-2) = 0. Nothing is left, below 0 neither.
+    a, g = torch.full((1, 1, 1, 2), -1.0), torch.ones(1, 1, 1, 2)
+    torch.testing.assert_close(METHODS["gradcam++"].apply(a, g), torch.zeros(1, 1, 2))
 
 
 def test_xgradcam_ignores_a_channel_without_activation() -> None:
@@ -169,6 +180,28 @@ def test_xgradcam_ignores_a_channel_without_activation() -> None:
         torch.cat([A, silent], 1), torch.cat([G, torch.ones(1, 1, 2, 2)], 1)
     )
     torch.testing.assert_close(found, torch.tensor([BY_HAND["xgradcam"]]))
+
+
+def weights_of(method: str, a: Tensor, g: Tensor) -> Tensor:
+    weights = METHODS[method].weights
+    assert weights
+    return weights(a, g)
+
+
+def test_weights_by_hand() -> None:
+    """Of channels that hold zeros, sum to 0 or sum to 1."""
+    a = torch.tensor([[[[0.0, 2, -1]], [[1, -1, 0]], [[1, 0, 0]]]])
+    g = torch.tensor([[[[1.0, 3, -2]], [[1, 0, 0]], [[3, 5, 7]]]])
+    expected = torch.tensor([[[[0.0, 3, -2]], [[1, 0, 0]], [[3, 0, 0]]]])
+    torch.testing.assert_close(weights_of("elementwise", a, g), expected)
+    # (0·1 + 2·3 + -1·-2) / 1; Σ A = 0, so nothing; 1·3 / 1.
+    expected = torch.tensor([8.0, 0, 3])[None, :, None, None]
+    torch.testing.assert_close(weights_of("xgradcam", a, g), expected)
+
+
+@pytest.mark.parametrize("method", [name for name in METHODS if METHODS[name].weights])
+def test_weights_are_float32(method: str) -> None:
+    assert weights_of(method, A.bfloat16(), G.bfloat16()).dtype == torch.float32
 
 
 def test_without_the_relu_both_sides_are_there() -> None:
