@@ -25,12 +25,12 @@ def unsuited(model: nn.Module, image: Tensor, layer: str, grid: Grid) -> dict[st
     size = (int(image.shape[-2]), int(image.shape[-1]))
     try:
         with evaluating(model), GuidedRectifiers() as guided, attending() as matrices:
-            (output,) = outputs_of(model(image))
+            (output,) = outputs_of(model(image), size=size)
         require_global(matrices, size)
     except MethodUnsuited as error:
         found |= dict.fromkeys(("rollout", "chefer", "legrad"), str(error))
         with evaluating(model), GuidedRectifiers() as guided:
-            (output,) = outputs_of(model(image))
+            (output,) = outputs_of(model(image), size=size)
     if not guided.count:
         reason = "it needs rectifiers (ReLU): this model has none"
         found |= dict.fromkeys(("guidedbackprop", "guidedgradcam"), reason)

@@ -13,7 +13,7 @@ from cam.capture import Capture
 from cam.errors import MethodUnsuited
 from cam.evaluation import evaluating
 from cam.grids import grids_of
-from cam.output import outputs_of
+from cam.output import outputs_of, size_of
 from cam.replay import Replay
 
 ITERATIONS = 200
@@ -49,7 +49,7 @@ def factorise(model: nn.Module, image: Tensor, layer: str, count: int) -> list[C
         CamError: if the layer cannot be used, or has fewer channels or positions than `count`.
     """
     with evaluating(model), Capture(model, [layer]) as capture:
-        said = outputs_of(model(image))[0]
+        said = outputs_of(model(image), size=size_of(image))[0]
         output = capture.activations[layer]
     grid = grids_of({layer: output}, image)[layer]
     features = grid.apply(output)[0].double().cpu()
@@ -73,7 +73,7 @@ def factorise(model: nn.Module, image: Tensor, layer: str, count: int) -> list[C
         with torch.no_grad():
             logits = [
                 each.logits.cpu().numpy()
-                for each in outputs_of(replay.output(changed))
+                for each in outputs_of(replay.output(changed), size=size_of(image))
                 if each.logits is not None
             ]
     return [

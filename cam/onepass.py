@@ -55,7 +55,7 @@ def explain_batch(
             raise MethodUnsuited(f"{question.method} takes many steps: see explain_in_steps")
     if not any(question.targets for question in questions):  # predictions alone
         with evaluating(model), torch.inference_mode():
-            said = detached(outputs_of(model(images)))
+            said = detached(outputs_of(model(images), size=size_of(images)))
         return [
             compose(question, question.resolve(each), each, [])
             for question, each in zip(questions, said, strict=True)

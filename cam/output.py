@@ -11,22 +11,12 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from cam.detection import Detections as Detections
+from cam.detection import detections_of
 from cam.errors import LayerDidNotRun, NotLogits, UnknownLayer
 from cam.grids import grid_of
 
 Kind = Literal["classes", "segments", "detections"]
-
-
-@dataclass(frozen=True, eq=False)
-class Detections:
-    """The boxes that a detector found in one image, best first."""
-
-    boxes: Tensor
-    """float (N, 4): left, top, right, bottom in the input's pixels."""
-    labels: Tensor
-    """int (N,)."""
-    scores: Tensor
-    """float (N,), 0 … 1."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,8 +63,8 @@ def outputs_of(
     """A model's output for a batch, image by image.
 
     Logits (B, C) or (B, C, H, W) are the tensor itself, its `.logits`, its "logits" or "out"
-    entry, or the first item of a tuple; detections are a list of a dictionary for each image, with
-    "boxes", "labels" and "scores", as torchvision's detectors return them.
+    entry, or the first item of a tuple; detections have one of the forms of
+    `cam.detection.DetectionForm`.
 
     Args:
         layers: the outputs (B, …) of layers that targets look at.
@@ -84,14 +74,15 @@ def outputs_of(
         NotLogits: if it is none of these.
     """
     looked = layers or {}
-    if _are_detections(raw):
+    found = detections_of(raw, size)
+    if found is not None:
         return [
             Output(
-                detections=Detections(each["boxes"], each["labels"], each["scores"].float()),
+                detections=each,
                 size=size,
                 layers={name: value[item] for name, value in looked.items()},
             )
-            for item, each in enumerate(raw)
+            for item, each in enumerate(found)
         ]
     logits = logits_of(raw)
     kind = "logits" if logits.ndim == 2 else "segments"
@@ -116,12 +107,7 @@ def detached(outputs: list[Output]) -> list[Output]:
         Output(
             logits=row,
             segments=None if each.segments is None else each.segments.detach(),
-            detections=each.detections
-            and Detections(
-                each.detections.boxes.detach().cpu(),
-                each.detections.labels.cpu(),
-                each.detections.scores.detach().cpu(),
-            ),
+            detections=each.detections and each.detections.detached(),
             size=each.size,
             layers={name: value.detach() for name, value in each.layers.items()},
         )
@@ -197,15 +183,6 @@ def looked_at(
         grid = grid_of(tuple(seen[name].shape), size)
         found[name] = grid.apply(seen[name]) if grid else seen[name]
     return found
-
-
-def _are_detections(raw: Any) -> bool:
-    keys = {"boxes", "labels", "scores"}
-    return (
-        isinstance(raw, list)
-        and bool(raw)
-        and all(isinstance(each, Mapping) and keys <= set(each) for each in raw)
-    )
 
 
 def total(outputs: list[Output]) -> Tensor:

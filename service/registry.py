@@ -13,7 +13,7 @@ from cam.abilities import unsuited
 from cam.fast import FastPath
 from cam.head import PooledHead, pooled_head
 from cam.layout import laid_out, lay_out
-from cam.output import Kind, Output, outputs_of
+from cam.output import Kind, Output, outputs_of, size_of
 from service.catalog import EMBEDDED, MEASURED, ModelEntry
 from service.cores import accelerators
 from service.errors import ConfigError, one_line
@@ -81,7 +81,7 @@ def load(entry: ModelEntry) -> ServedModel:
         layers = tuple(survey(module, image))
         default = _default_layer(entry, built, layers)
         with torch.no_grad():
-            (said,) = outputs_of(module(image))
+            (said,) = outputs_of(module(image), size=size_of(image))
         grid = next(layer.grid for layer in layers if layer.name == default)
         assert grid  # of an explainable layer
         cannot = unsuited(module, image, default, grid)

@@ -75,7 +75,8 @@ def legrad(subject: Subject) -> Steps:
     rows = []
     with torch.inference_mode(False), torch.enable_grad():
         tokens = torch.cat([left[name] for name in blocks])
-        scores = subject.scores_of(outputs_of(replay.output(tokens)))  # (layers, targets)
+        said = outputs_of(replay.output(tokens), size=subject.size)
+        scores = subject.scores_of(said)  # (layers, targets)
         for turn in range(len(subject.targets)):
             total = torch.zeros(matrices[0].shape[-1], device=tokens.device)
             for matrix, score in zip(matrices, scores[:, turn], strict=True):
