@@ -43,6 +43,8 @@ def unsuited(model: nn.Module, image: Tensor, layer: str, grid: Grid) -> dict[st
         require_biases(model)
     except MethodUnsuited as error:
         found["fullgrad"] = str(error)
+    if output.detections is None:
+        found |= dict.fromkeys(("odam", "drise"), "it explains a box: it needs a detector")
     if output.logits is None:
         found["finercam"] = "it compares a class with others: it needs a classifier"
         found["cam"] = "it needs a classifier with a linear head"

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from cam.errors import CamError, NothingDetected
 from cam.explanation import Answer, AnswerSteps, Question
+from cam.heatmap import resize
 from cam.methods.subject import Progress
 from cam.onepass import explain_batch
 from cam.targets import mirrored
@@ -55,7 +56,9 @@ def explain_augmented(
             if isinstance(answer, CamError):
                 return answer
             for total, each in zip(sums, answer.explanations, strict=True):
-                total += each.map[:, ::-1] if flipped else each.map
+                # A changed image may have a box made from another level.
+                same_size = resize(each.map, *total.shape)
+                total += same_size[:, ::-1] if flipped else same_size
         yield Progress(min(start + len(some), len(others)) + 1, variants)
     explanations = tuple(
         replace(each, map=(total / variants).astype(np.float32))

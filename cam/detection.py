@@ -63,6 +63,11 @@ class Detections:
     classes: Tensor | None = None
     """float32 (N, C), the probability of each class, where the model says it."""
 
+    def rows(self, chosen: list[int]) -> Detections:
+        """Those of them."""
+        classes = None if self.classes is None else self.classes[chosen]
+        return Detections(self.boxes[chosen], self.labels[chosen], self.scores[chosen], classes)
+
     def detached(self) -> Detections:
         """The same without a graph, on the CPU."""
         classes = None if self.classes is None else self.classes.detach().cpu()

@@ -77,6 +77,8 @@ class Question:
             )
         if self.fuse != "none" and method.at == "input":
             raise MethodUnsuited(f"{method.name} has one map, at the input; there is none to fuse")
+        if self.fuse != "none" and method.levels:
+            raise MethodUnsuited(f"{method.name} makes one map of all layers itself")
 
     def resolve(self, output: Output) -> list[Target] | CamError:
         """Its targets, their classes filled in, given what the model said about the image."""
@@ -134,6 +136,8 @@ class Found:
 
     map: Map
     completeness: Completeness | None = None
+    reached: bool = True
+    """Whether the score has a gradient at the layer that is not all zero."""
 
 
 def score_of(question: Question, target: Target, output: Output) -> Tensor:
@@ -159,6 +163,8 @@ def compose(
     explanations = []
     for target, at in zip(targets, found, strict=True):
         names = [INPUT] if INPUT in at else list(dict.fromkeys(question.layers))
+        if METHODS[question.method].levels:
+            names = list(at)  # what became of the levels: one map, or why there is none
         maps = [at[name] for name in names]
         for each in maps:
             if isinstance(each, CamError):

@@ -191,13 +191,19 @@ class ClassTarget:
         left, top, right, bottom = (float(edge) for edge in found.boxes[best].tolist())
         return replace(self, index=int(found.labels[best]), box=(left, top, right, bottom))
 
-    def _best(self, found: Detections) -> Tensor:
+    def find(self, found: Detections) -> int | None:
+        """Which of the detections a resolved target is about; None if none of its class overlaps
+        its box by half."""
         assert self.box is not None
         overlaps = _overlaps(found.boxes.detach(), self.box)
         usable = (found.labels == self.index) & (overlaps >= OVERLAP)
         if not usable.any():
-            return found.scores.sum() * 0
-        return found.scores[int(torch.where(usable, overlaps, -1.0).argmax())]
+            return None
+        return int(torch.where(usable, overlaps, -1.0).argmax())
+
+    def _best(self, found: Detections) -> Tensor:
+        best = self.find(found)
+        return found.scores.sum() * 0 if best is None else found.scores[best]
 
 
 def mirrored(target: Target, width: int) -> Target:

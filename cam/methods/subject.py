@@ -13,7 +13,7 @@ from cam.capture import Capture
 from cam.errors import MethodUnsuited
 from cam.evaluation import evaluating
 from cam.grids import Grid
-from cam.output import Output, looked_at, outputs_of, size_of, watching
+from cam.output import Output, detached, looked_at, outputs_of, size_of, watching
 from cam.replay import Replay
 from cam.targets import ClassTarget, Target
 
@@ -92,6 +92,11 @@ class Subject:
         with evaluating(self.model), watching(self.model, looks) as seen:
             raw = self.model(images)
             return outputs_of(raw, looked_at(seen, looks, images), size=size_of(images))
+
+    def said(self, images: Tensor) -> list[Output]:
+        """The same without a graph, on the CPU."""
+        with torch.no_grad():
+            return detached(self.outputs(images))
 
     def scores(self, images: Tensor) -> Tensor:
         """Each target's number for each image (n, C, H, W): float32 (n, targets)."""
