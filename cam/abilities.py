@@ -12,7 +12,7 @@ from cam.guidance import GuidedRectifiers
 from cam.head import pooled_head
 from cam.methods.attention import ONE_EACH, blocks_of, require_global
 from cam.methods.biases import require_biases
-from cam.output import outputs_of
+from cam.output import outputs_of, size_of
 
 
 def unsuited(model: nn.Module, image: Tensor, layer: str, grid: Grid) -> dict[str, str]:
@@ -22,15 +22,14 @@ def unsuited(model: nn.Module, image: Tensor, layer: str, grid: Grid) -> dict[st
     """
     found: dict[str, str] = {}
     matrices: list[Tensor] = []
-    size = (int(image.shape[-2]), int(image.shape[-1]))
     try:
         with evaluating(model), GuidedRectifiers() as guided, attending() as matrices:
-            (output,) = outputs_of(model(image), size=size)
-        require_global(matrices, size)
+            (output,) = outputs_of(model(image), size=size_of(image))
+        require_global(model, matrices, image)
     except MethodUnsuited as error:
         found |= dict.fromkeys(("rollout", "chefer", "legrad"), str(error))
         with evaluating(model), GuidedRectifiers() as guided:
-            (output,) = outputs_of(model(image), size=size)
+            (output,) = outputs_of(model(image), size=size_of(image))
     if not guided.count:
         reason = "it needs rectifiers (ReLU): this model has none"
         found |= dict.fromkeys(("guidedbackprop", "guidedgradcam"), reason)

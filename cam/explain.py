@@ -8,13 +8,14 @@ for explanation in explain(model, images):            # one per image: the predi
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from torch import Tensor, nn
 
 from cam.errors import CamError
 from cam.explanation import Explanation, Fusion, Question, Smoothing
 from cam.layers import default_layer, level_layers, survey
+from cam.locate import Reshape, declared
 from cam.methods import method_named
 from cam.onepass import explain_batch
 from cam.stepwise import explain_in_steps, finish
@@ -34,6 +35,7 @@ def explain(
     signed: bool = False,
     smooth: Smoothing = "none",
     fuse: Fusion = "none",
+    reshape: Reshape | Mapping[str, Reshape] | None = None,
 ) -> list[Explanation]:
     """Explain what `model` sees in `images`.
 
@@ -48,6 +50,9 @@ def explain(
             box depends on, and for odam all that boxes are made from.
         budget: most forward passes of each image, for a method that needs many.
         signed, smooth, fuse: see `Question`.
+        reshape: how a layer's output (B, …) becomes (B, K, h, w), where that cannot be found: a
+            function, or words such as "tokens 14 14 1" (rows, columns, other tokens before them);
+            for all layers, or for each name or pattern in a mapping.
 
     Returns:
         Explanations image by image, within an image target by target, then layer by layer.
@@ -55,6 +60,20 @@ def explain(
     Raises:
         CamError: see `cam.errors`. The model is left as found in any case.
     """
+    if reshape is not None:
+        each = reshape if isinstance(reshape, Mapping) else {"*": reshape}
+        with declared(model, each):
+            return explain(
+                model,
+                images,
+                target=target,
+                method=method,
+                layer=layer,
+                budget=budget,
+                signed=signed,
+                smooth=smooth,
+                fuse=fuse,
+            )
     targets = target if isinstance(target, Sequence) else [target]
     layers = [layer] if isinstance(layer, str) else list(layer)
     if "auto" in layers and method_named(method).at == "layer":

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from cam.capture import Capture
 from cam.errors import MethodUnsuited
 from cam.evaluation import evaluating
-from cam.grids import grids_of
+from cam.locate import locate
 from cam.output import outputs_of, size_of
 from cam.replay import Replay
 
@@ -48,10 +48,11 @@ def factorise(model: nn.Module, image: Tensor, layer: str, count: int) -> list[C
     Raises:
         CamError: if the layer cannot be used, or has fewer channels or positions than `count`.
     """
+    located = locate(model, image, [layer])
     with evaluating(model), Capture(model, [layer]) as capture:
         said = outputs_of(model(image), size=size_of(image))[0]
         output = capture.activations[layer]
-    grid = grids_of({layer: output}, image)[layer]
+    grid = located.grids({layer: output}, image)[layer]
     features = grid.apply(output)[0].double().cpu()
     channels, height, width = features.shape
     if count > min(channels, height * width):
@@ -69,7 +70,7 @@ def factorise(model: nn.Module, image: Tensor, layer: str, count: int) -> list[C
         replay = Replay(model, layer, image)
         columns = (w * h.amax(1) + offset).T[order].to(output)  # as strong as it ever is
         changed = replay.activation.repeat(count, *[1] * (output.ndim - 1))
-        grid.apply(changed)[:] = columns[:, :, None, None]
+        changed = grid.put(changed, columns[:, :, None, None].expand(-1, -1, height, width))
         with torch.no_grad():
             logits = [
                 each.logits.cpu().numpy()

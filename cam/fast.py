@@ -23,9 +23,9 @@ from torch._inductor import config as inductor
 
 from cam.errors import CamError, LayerNotSpatial
 from cam.explanation import Answer, Question
-from cam.grids import grids_of
 from cam.head import PooledHead
 from cam.layout import fastest
+from cam.locate import inherit, locate
 from cam.onepass import answer, answer_by_head, explain_batch
 from cam.output import logits_of, outputs_of, size_of
 from cam.targets import ClassTarget
@@ -62,6 +62,7 @@ class FastPath:
         """Whether what runs is compiled."""
         self._head = head
         self._copy = copy.deepcopy(model).eval().requires_grad_(False)
+        inherit(model, self._copy)
         self._copy.to(dtype=dtype, memory_format=torch.channels_last)  # type: ignore[call-overload]
         self._probed = _Probed(self._copy, layer)
         self._run: Callable[[Tensor, Tensor | None], tuple[Tensor, Tensor]] = self._probed
@@ -131,7 +132,8 @@ class FastPath:
                 probe = self._probe(filled)
                 logits, activation = self._run(filled, probe)
                 at_probe = _AtProbe(self.layer, probe, activation.detach())
-                grids = grids_of(at_probe.activations, filled)
+                located = locate(self._copy, filled[:1], [self.layer])
+                grids = located.grids(at_probe.activations, filled)
                 outputs = outputs_of(logits, size=size_of(images))[:count]
                 return answer(questions, outputs, at_probe, grids)
 

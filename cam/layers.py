@@ -14,8 +14,9 @@ from torch import Tensor, nn
 from cam.detection import unfiltered
 from cam.errors import NoTargetLayer
 from cam.evaluation import evaluating
-from cam.grids import NO_GRID, Grid, grid_of
+from cam.grids import NO_GRID, Grid, Location
 from cam.levels import levels_of
+from cam.locate import locate
 from cam.output import outputs_of, size_of, total
 
 _POOLING = (nn.AdaptiveAvgPool2d, nn.AdaptiveMaxPool2d)
@@ -87,17 +88,19 @@ def survey(model: nn.Module, image: Tensor) -> list[Layer]:
 
     found = []
     modules = dict(model.named_modules())
-    grids = _grids(outputs, (int(image.shape[-2]), int(image.shape[-1])))
+    located = locate(model, image)
     for name in [*outputs, *(name for name in names.values() if name not in outputs)]:
-        output, grid = outputs.get(name), grids.get(name)
+        output = outputs.get(name)
         found.append(
             Layer(
                 name=name,
                 type=type(modules[name]).__name__,
                 shape=tuple(output.shape[1:]) if isinstance(output, Tensor) else None,
-                problem=_problem(output, runs[name], grid, gradients.get(name), known=known),
-                grid=grid,
-                natural=_natural(modules[name], grid),
+                problem=_problem(
+                    output, runs[name], located.found.get(name), gradients.get(name), known=known
+                ),
+                grid=located.grid(name),
+                natural=_natural(modules[name], located.grid(name)),
             )
         )
     if said[0].detections is not None:
@@ -163,23 +166,6 @@ def _gradients(score: Tensor, outputs: dict[str, Any]) -> dict[str, Tensor]:
     return {name: g for name, g in zip(tensors, gradients, strict=True) if g is not None}
 
 
-def _grids(outputs: dict[str, Any], image: tuple[int, int]) -> dict[str, Grid]:
-    """The outputs that lie on the image."""
-    grids = {}
-    for name, output in outputs.items():
-        if isinstance(output, Tensor) and output.is_floating_point() and output.shape[:1] == (1,):
-            grid = grid_of(tuple(output.shape), image)
-            if grid:
-                grids[name] = grid
-    tokens = {outputs[name].shape[1] for name, grid in grids.items() if grid.kind == "tokens"}
-    return {
-        name: grid
-        for name, grid in grids.items()
-        # A matrix of attention between tokens may have the image's proportions, too.
-        if grid.kind == "tokens" or not {grid.height, grid.width} <= tokens
-    }
-
-
 def _natural(module: nn.Module, grid: Grid | None) -> bool:
     if grid is None or grid.kind == "channels first":
         return not isinstance(module, _POOLING)
@@ -187,20 +173,22 @@ def _natural(module: nn.Module, grid: Grid | None) -> bool:
 
 
 def _problem(
-    output: Any, runs: int, grid: Grid | None, gradient: Tensor | None, *, known: bool
+    output: Any, runs: int, location: Location | None, gradient: Tensor | None, *, known: bool
 ) -> str | None:
     if runs == 0:
         return "it does not run in a forward pass"
     if not isinstance(output, Tensor):
         return f"its output is a {type(output).__name__}, not a tensor"
-    if grid is None:
-        return f"its output {tuple(output.shape[1:])} is {NO_GRID}"
     if runs > 1:
         return f"it runs {runs} times in a forward pass; name the block around it"
+    if location is None or location.grid is None:
+        return (
+            location.problem if location else f"its output {tuple(output.shape[1:])} is {NO_GRID}"
+        )
     if not known:
         return None
     if gradient is None:
         return "the model's output does not depend on it"
-    if gradient.any() and not grid.apply(gradient).any():
+    if gradient.any() and not location.grid.apply(gradient).any():
         return "the model's output depends on its class token alone"
     return None

@@ -16,9 +16,10 @@ from cam.capture import Capture
 from cam.errors import CamError, LayerDidNotRun, MethodUnsuited, NoGradientPath, NonFinite
 from cam.evaluation import evaluating
 from cam.explanation import Answer, Found, Question, compose, score_of
-from cam.grids import Grid, grids_of
+from cam.grids import Grid
 from cam.head import PooledHead
 from cam.levels import ancestors, ends
+from cam.locate import locate
 from cam.methods import METHODS
 from cam.methods.detection import fused_levels
 from cam.output import Output, detached, logits_of, looked_at, outputs_of, size_of, watching
@@ -72,14 +73,15 @@ def explain_batch(
         name for question in questions if question.targets for name in question.layers
     )
     looks = dict.fromkeys(name for question in questions for name in question.looks_at)
+    located = locate(model, images[:1], [*layers, *looks])
     with (
         evaluating(model),
         Capture(model, layers) as capture,
         watching(model, looks) as seen,
     ):
         raw = model(images)
-        outputs = outputs_of(raw, looked_at(seen, looks, images), size=size_of(images))
-        return answer(questions, outputs, capture, grids_of(capture.activations, images))
+        outputs = outputs_of(raw, looked_at(seen, looks, images, located), size=size_of(images))
+        return answer(questions, outputs, capture, located.grids(capture.activations, images))
 
 
 def _by_head(head: PooledHead, question: Question) -> bool:

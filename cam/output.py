@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from cam.detection import Detections as Detections
 from cam.detection import detections_of
 from cam.errors import LayerDidNotRun, NotLogits, UnknownLayer
-from cam.grids import grid_of
+from cam.grids import Located
 
 Kind = Literal["classes", "segments", "detections"]
 
@@ -167,7 +167,7 @@ def size_of(images: Tensor) -> tuple[int, int]:
 
 
 def looked_at(
-    seen: Mapping[str, Tensor], layers: Iterable[str], images: Tensor
+    seen: Mapping[str, Tensor], layers: Iterable[str], images: Tensor, located: Located
 ) -> dict[str, Tensor]:
     """The outputs that targets look at: (B, K, h, w) where they lie on the images (B, C, H, W),
     else as they are.
@@ -175,12 +175,11 @@ def looked_at(
     Raises:
         LayerDidNotRun: if one of the layers has returned no tensor.
     """
-    size = (int(images.shape[-2]), int(images.shape[-1]))
     found = {}
     for name in layers:
         if name not in seen or seen[name].shape[:1] != (len(images),):
             raise LayerDidNotRun(f"layer {name!r} returned no tensor for each image in this pass")
-        grid = grid_of(tuple(seen[name].shape), size)
+        grid = located.grid(name)
         found[name] = grid.apply(seen[name]) if grid else seen[name]
     return found
 

@@ -9,7 +9,8 @@ from cam.capture import Capture
 from cam.errors import CamError, NonFinite
 from cam.evaluation import evaluating
 from cam.explanation import Answer, AnswerSteps, Found, Question, compose
-from cam.grids import Grid, grids_of
+from cam.grids import Grid
+from cam.locate import locate
 from cam.methods import INPUT, method_named
 from cam.methods.subject import Subject
 from cam.output import detached, looked_at, outputs_of, size_of, watching
@@ -36,20 +37,23 @@ def explain_in_steps(
         return (yield from explain_augmented(model, image, question, chunk=chunk))
     layers = (INPUT,) if method.at == "input" else question.layers
     one = image.detach()[None]
+    named = [] if layers == (INPUT,) else layers
+    located = locate(model, one, [*named, *question.looks_at])
     with (
         evaluating(model),
-        Capture(model, [] if layers == (INPUT,) else layers) as capture,
+        Capture(model, named) as capture,
         watching(model, question.looks_at) as seen,
     ):
         raw = model(one)
-        (output,) = outputs_of(raw, looked_at(seen, question.looks_at, one), size=size_of(one))
+        looks = looked_at(seen, question.looks_at, one, located)
+        (output,) = outputs_of(raw, looks, size=size_of(one))
         outputs = capture.activations
-    grids = grids_of(outputs, one)
+    grids = located.grids(outputs, one)
     (said,) = detached([output])
     targets = question.resolve(said)
     if isinstance(targets, CamError):
         return targets
-    whole = Grid("channels first", *map(int, image.shape[-2:]))
+    whole = Grid("channels first", *size_of(one))
     maps: list[dict[str, Found | CamError]] = [{} for _ in targets]
     for layer in layers:
         subject = Subject(
@@ -59,6 +63,7 @@ def explain_in_steps(
             layer=layer,
             grid=grids.get(layer, whole),
             output=outputs.get(layer, one),
+            located=located,
             budget=question.budget or method.budget,
             chunk=chunk,
         )

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from cam.capture import Capture
 from cam.errors import MethodUnsuited
 from cam.evaluation import evaluating
-from cam.grids import Grid
+from cam.grids import Grid, Located
 from cam.output import Output, detached, looked_at, outputs_of, size_of, watching
 from cam.replay import Replay
 from cam.targets import ClassTarget, Target
@@ -67,6 +67,8 @@ class Subject:
     """Most forward passes of one image."""
     chunk: int
     """Most images in one forward pass."""
+    located: Located
+    """Where the layers lie that the targets look at."""
 
     @property
     def share(self) -> int:
@@ -91,7 +93,9 @@ class Subject:
         looks = dict.fromkeys(name for target in self.targets for name in target.layers)
         with evaluating(self.model), watching(self.model, looks) as seen:
             raw = self.model(images)
-            return outputs_of(raw, looked_at(seen, looks, images), size=size_of(images))
+            return outputs_of(
+                raw, looked_at(seen, looks, images, self.located), size=size_of(images)
+            )
 
     def said(self, images: Tensor) -> list[Output]:
         """The same without a graph, on the CPU."""
