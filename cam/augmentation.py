@@ -34,9 +34,8 @@ def explain_augmented(
     yield Progress(1, variants)
     if isinstance(first, CamError):
         return first
-    targets = tuple(
-        each.target for each in first.explanations[:: _maps_of_a_target(first, question)]
-    )
+    # Not all that were asked for may be there, and one may be in several maps.
+    targets = tuple({id(each.target): each.target for each in first.explanations}.values())
     width = int(image.shape[-1])
     same = replace(plain, targets=targets)
     turned = replace(plain, targets=tuple(mirrored(target, width) for target in targets))
@@ -65,7 +64,3 @@ def explain_augmented(
         for each, total in zip(first.explanations, sums, strict=True)
     )
     return Answer(first.output, explanations)
-
-
-def _maps_of_a_target(answer: Answer, question: Question) -> int:
-    return len(answer.explanations) // len(question.targets)

@@ -15,7 +15,7 @@ from cam.heatmap import fuse
 from cam.methods import INPUT, METHODS, method_named
 from cam.methods.subject import Completeness, Progress
 from cam.output import Output
-from cam.targets import Target
+from cam.targets import ClassTarget, Target
 
 Map = NDArray[np.float32]
 Smoothing = Literal["none", "eigen", "augment", "both"]
@@ -81,13 +81,20 @@ class Question:
             raise MethodUnsuited(f"{method.name} makes one map of all layers itself")
 
     def resolve(self, output: Output) -> list[Target] | CamError:
-        """Its targets, their classes filled in, given what the model said about the image."""
+        """Its targets, their classes filled in, given what the model said about the image. Of a
+        detector's best boxes those that there are, if any."""
         if not output.finite:
             return NonFinite("the model's output for this image is not finite")
+        found: list[Target] = []
         try:
-            return [target.resolve(output) for target in self.targets]
+            for target in self.targets:
+                if isinstance(target, ClassTarget) and target.rank and output.detections:
+                    if target.rank >= len(output.detections.scores):
+                        continue
+                found.append(target.resolve(output))
         except CamError as error:
             return error
+        return found
 
 
 @dataclass(frozen=True, eq=False)

@@ -10,6 +10,7 @@ from torch import nn
 
 from cam import METHODS, CamError, Layer, default_layer, survey
 from cam.abilities import unsuited
+from cam.detection import LEAST_SCORE, read_detections
 from cam.fast import FastPath
 from cam.head import PooledHead, pooled_head
 from cam.layout import laid_out, lay_out
@@ -38,6 +39,8 @@ class ServedModel:
     """0 where nobody knows: of a detector without labels."""
     layers: tuple[Layer, ...]
     default_layer: str
+    levels: tuple[str, ...]
+    """The layers that a detector's boxes are made from; of other models the default one."""
     method_layers: dict[str, str]
     """Of methods whose default layer is another."""
     unsuited: dict[str, str]
@@ -58,9 +61,11 @@ class ServedModel:
         first = self.labels.name(0) or ""
         return 0 if self.kind == "segments" and first.strip("_") == "background" else None
 
-    def layer_of(self, method: str) -> str:
-        """The default layer of a method."""
-        return self.method_layers.get(method, self.default_layer)
+    def layers_of(self, method: str) -> tuple[str, ...]:
+        """The default layer of a method, or layers."""
+        if METHODS[method].levels and method not in self.method_layers:
+            return self.levels
+        return (self.method_layers.get(method, self.default_layer),)
 
 
 def load(entry: ModelEntry) -> ServedModel:
@@ -74,6 +79,9 @@ def load(entry: ModelEntry) -> ServedModel:
     device, dtype = _device(entry), getattr(torch, entry.dtype)
     preprocessing = built.preprocessing
     module = built.module.eval().requires_grad_(False).to(device, dtype)
+    if entry.detections != "auto" or entry.min_score is not None:
+        least = LEAST_SCORE if entry.min_score is None else entry.min_score
+        read_detections(module, entry.detections, least=least)
     shape = (1, 3, preprocessing.height, preprocessing.width)
     noise = torch.randn(shape, generator=torch.Generator().manual_seed(0))
     image = noise.to(device, dtype)
@@ -114,6 +122,7 @@ def load(entry: ModelEntry) -> ServedModel:
         classes=classes if classes is not None else len(labels),
         layers=layers,
         default_layer=default,
+        levels=tuple(layer.name for layer in layers if layer.level) or (default,),
         method_layers=_method_layers(entry, layers, default),
         unsuited=cannot,
         max_batch=entry.max_batch,
@@ -240,6 +249,7 @@ def _fingerprint(
     digest = hashlib.blake2b(digest_size=16)
     digest.update(
         f"{entry.source}|{entry.dtype}|{preprocessing}|{entry.method_layers}|{entry.mode}|{layer}|"
+        f"{entry.detections}|{entry.min_score}|"
         f"{labels.names}".encode()
     )
     for name, tensor in module.state_dict().items():
