@@ -88,9 +88,9 @@ class Question:
         found: list[Target] = []
         try:
             for target in self.targets:
-                if isinstance(target, ClassTarget) and target.rank and output.detections:
-                    if target.rank >= len(output.detections.scores):
-                        continue
+                ranked = output.detections and isinstance(target, ClassTarget) and target.rank
+                if output.detections and ranked and ranked >= len(output.detections.scores):
+                    continue
                 found.append(target.resolve(output))
         except CamError as error:
             return error

@@ -20,7 +20,7 @@ from torchvision.ops.feature_pyramid_network import LastLevelMaxPool, LastLevelP
 
 SIDE = 128
 """Of the images: every detector's own size, so that none resizes them, but for ssdlite's 320."""
-WIDTH = 16
+WIDTH = 32
 """Channels of the pyramid."""
 
 
@@ -182,3 +182,99 @@ def blurry(side: int, count: int = 1, seed: int = 1) -> Tensor:
     coarse = torch.rand(count, 3, 8, 8, generator=rng)
     image = nn.functional.interpolate(coarse, size=(side, side), mode="bicubic").clamp(0, 1)
     return image + 0.1 * torch.rand(count, 3, side, side, generator=rng)
+
+
+class Yolo(nn.Module):
+    """Strides 8 and 16, each with a head of its own: boxes of twice the stride around each cell,
+    and `classes` probabilities, in the form that YOLOs of that version return."""
+
+    def __init__(self, form: str, classes: int = 3) -> None:
+        super().__init__()
+        self.form, self.classes = form, classes
+        self.stem = trunk(3)
+        self.deep = Stage(64)
+        self.up = nn.Conv2d(64, 32, 1)
+        self.fuse = nn.Conv2d(64, 32, 3, padding=1)
+        channels = 4 + classes + (form == "yolov5")
+        self.heads = nn.ModuleList([self._head(32, channels), self._head(64, channels)])
+
+    def _head(self, width: int, channels: int) -> nn.Module:
+        """Places and classes by branches of their own."""
+        return nn.ModuleList([nn.Conv2d(width, 4, 1), nn.Conv2d(width, channels - 4, 1)])
+
+    def forward(self, x: Tensor) -> Tensor | tuple[Tensor, list[Tensor]]:
+        fine = self.stem(x)
+        coarse = self.deep(fine)
+        up = nn.functional.interpolate(self.up(coarse), scale_factor=2)
+        fine = self.fuse(torch.cat([fine, up], 1)).relu()
+        rows = []
+        for stride, features, (places, classes) in zip(
+            (8, 16), (fine, coarse), self.heads, strict=True
+        ):
+            height, width = features.shape[-2:]
+            y, x_ = torch.meshgrid(torch.arange(height), torch.arange(width), indexing="ij")
+            cells = torch.stack([x_, y]).to(features) + 0.5
+            where = places(features)
+            centres = (cells + where[:, :2].tanh() / 2) * stride
+            sides = 2 * stride * where[:, 2:].exp().clamp(max=4)
+            said = torch.cat([centres, sides, classes(features).sigmoid()], 1)
+            rows.append(said.flatten(2))
+        found = torch.cat(rows, 2)
+        if self.form == "yolov8":
+            return found, rows
+        return found.transpose(1, 2)
+
+
+def yolo_like(form: str, classes: int = 3) -> nn.Module:
+    torch.manual_seed(0)
+    return Yolo(form, classes).eval()
+
+
+def scenes(count: int, *, seed: int) -> tuple[Tensor, list[dict[str, Tensor]]]:
+    """Photos (count, 3, SIDE, SIDE) of a textured ground with three coloured shapes that do not
+    overlap, and for each their boxes and labels: a square, a disc, a diamond."""
+    rng = torch.Generator().manual_seed(seed)
+    images, truths = [], []
+    y, x = torch.meshgrid(torch.arange(SIDE), torch.arange(SIDE), indexing="ij")
+    for _ in range(count):
+        image = 0.35 + 0.3 * blurry(SIDE, seed=int(torch.randint(0, 2**31, (1,), generator=rng)))[0]
+        quarters = torch.randperm(4, generator=rng)[:3].tolist()
+        boxes = []
+        for label, quarter in enumerate(quarters):
+            half = int(torch.randint(9, 22, (1,), generator=rng))
+            space = SIDE // 2 - 2 * half - 2
+            dy, dx = torch.randint(0, space, (2,), generator=rng).tolist()
+            cy, cx = (
+                (quarter // 2) * SIDE // 2 + half + 1 + dy,
+                (quarter % 2) * SIDE // 2 + half + 1 + dx,
+            )
+            inside = (
+                (abs(y - cy) <= half) & (abs(x - cx) <= half),
+                (y - cy) ** 2 + (x - cx) ** 2 <= half**2,
+                abs(y - cy) + abs(x - cx) <= half,
+            )[label]
+            colour = torch.tensor([[0.9, 0.1, 0.1], [0.1, 0.9, 0.1], [0.1, 0.1, 0.9]][label])
+            image[:, inside] = colour[:, None] + 0.05 * torch.randn(
+                3, int(inside.sum()), generator=rng
+            )
+            boxes.append([cx - half, cy - half, cx + half + 1, cy + half + 1])
+        images.append(image.clamp(0, 1))
+        truths.append({"boxes": torch.tensor(boxes).float(), "labels": torch.tensor([1, 2, 3])})
+    return torch.stack(images), truths
+
+
+def trained(steps: int) -> nn.Module:
+    """A small FCOS that has seen so many batches of `scenes`."""
+    torch.manual_seed(0)
+    model = fcos()
+    model.train()
+    optimizer = torch.optim.Adam(model.parameters(), lr=2e-3)
+    for step in range(steps):
+        images, truths = scenes(8, seed=step)
+        loss = sum(model(list(images), truths).values())
+        optimizer.zero_grad()
+        loss.backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 5.0)
+        optimizer.step()
+    model.score_thresh = 0.05
+    return model.eval().requires_grad_(False)

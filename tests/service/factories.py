@@ -10,6 +10,7 @@ import torch
 import torchvision
 from torch import Tensor, nn
 
+from tests.cam.detectors import retinanet, yolo_like
 from tests.cam.nets import Small, detector, segmenter, small
 
 __all__ = ["detector", "segmenter"]
@@ -93,3 +94,11 @@ def lethal() -> nn.Module:
             return super().forward(x)
 
     return Lethal().eval()
+
+
+def pyramid_detector() -> nn.Module:
+    return retinanet()
+
+
+def yolo() -> nn.Module:
+    return yolo_like("yolov8")
