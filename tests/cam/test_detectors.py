@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 import cam
+from bench.detectors import measure
 from cam.detection import DetectionForm, detections_of, form_of, read_detections
 from cam.errors import NoGradientPath, NothingDetected, NotLogits
 from cam.grids import Grid, Located
@@ -21,7 +22,7 @@ from cam.methods.detection import fused_levels
 from cam.methods.perturbation import random_masks
 from cam.methods.subject import Subject
 from cam.output import outputs_of, size_of
-from tests.cam.detectors import TORCHVISION, blurry, torchvision_detector, yolo_like
+from tests.cam.detectors import TORCHVISION, blurry, torchvision_detector, trained, yolo_like
 from tests.cam.nets import hook_count
 
 LEVELS = {
@@ -273,3 +274,13 @@ def random_masks_of(image: Tensor, count: int) -> Tensor:
         chunk=16,
     )
     return torch.cat(list(random_masks(subject, cells=16, opened=0.5)))[:, 0]
+
+
+def test_a_trained_detectors_boxes_have_their_heat_inside() -> None:
+    """Smaller than bench/detectors.py, which says how much."""
+    model = trained(30)
+    records = list(measure(model, 2, 32))
+    assert len(records) >= 3
+    assert all(each["passes"] <= 1.3 for each in records)
+    own = [each["own"] > each["other"] for each in records]
+    assert sum(own) >= 0.6 * len(own)
