@@ -50,7 +50,8 @@ def boxes_of(model: nn.Module, image: Tensor, count: int) -> list[cam.ClassTarge
         (said,) = outputs_of(model(image), size=size_of(image))
     assert said.detections is not None
     boxes, labels = said.detections.boxes, said.detections.labels
-    order = (boxes[:, 2:] - boxes[:, :2]).prod(1).argsort()
+    areas = (boxes[:, 2:] - boxes[:, :2]).prod(1)
+    order = areas.argsort()[int((areas < 4).sum()) :]  # a box without an area overlaps nothing
     chosen = order[torch.linspace(0, len(order) - 1, count).long()]
     return [
         cam.ClassTarget(int(labels[turn]), box=tuple(boxes[turn].tolist()))

@@ -24,10 +24,18 @@ from cam.output import outputs_of, size_of
 from tests.cam.detectors import blurry
 
 SMALL = {
-    "d_model": 32, "encoder_layers": 2, "decoder_layers": 2, "num_queries": 9,
-    "encoder_ffn_dim": 32, "decoder_ffn_dim": 32, "num_labels": 3,
-    "encoder_attention_heads": 2, "decoder_attention_heads": 2,
-    "use_timm_backbone": False, "use_pretrained_backbone": False, "backbone": None,
+    "d_model": 32,
+    "encoder_layers": 2,
+    "decoder_layers": 2,
+    "num_queries": 9,
+    "encoder_ffn_dim": 32,
+    "decoder_ffn_dim": 32,
+    "num_labels": 3,
+    "encoder_attention_heads": 2,
+    "decoder_attention_heads": 2,
+    "use_timm_backbone": False,
+    "use_pretrained_backbone": False,
+    "backbone": None,
 }
 
 
