@@ -39,8 +39,8 @@ def levels_of(model: nn.Module, image: Tensor, layers: Sequence[str]) -> Levels 
 
     A layer of the head on which scores depend but places do not, or the reverse, is no level. The
     model says all that it has, however unsure, while it is looked at: see
-    `cam.detection.unfiltered`. One forward pass, and a backward pass through the head for each of
-    a few boxes, small ones and large ones.
+    `cam.detection.unfiltered`. One forward pass, two backward passes, and one through the head for
+    each of a few boxes, small ones and large ones.
 
     Args:
         image: float (1, C, H, W), preprocessed, on the model's device and in its dtype.
@@ -55,8 +55,12 @@ def levels_of(model: nn.Module, image: Tensor, layers: Sequence[str]) -> Levels 
     said = output.detections
     if said is None or not len(said.scores):
         return None
-    of_scores, of_boxes = _behind(said.scores, outputs), _behind(said.boxes, outputs)
-    both = [name for name in layers if name in of_scores & of_boxes]
+    graph = _behind(said.scores, outputs) & _behind(said.boxes, outputs)
+    # The graph does not tell enough: a head may put scores and places into one tensor.
+    weights = torch.linspace(1, 2, said.boxes.numel()).to(said.boxes).reshape(said.boxes.shape)
+    of_scores = _reached_by(said.scores.sum(), outputs)
+    of_boxes = _reached_by((said.boxes * weights).sum(), outputs)
+    both = [name for name in layers if name in graph and name not in of_scores ^ of_boxes]
     nearest = _behind(said.scores, {name: outputs[name] for name in both}, nearest=True)
     direct = tuple(name for name in both if name in nearest)
     lineage = ancestors({name: outputs[name] for name in both})
@@ -121,12 +125,19 @@ def _reached_by_each(said: Detections, outputs: Mapping[str, Tensor]) -> list[se
     places = torch.linspace(0, len(areas) - 1, min(_SAMPLE, len(areas))).round().long()
     found = []
     for score in said.scores[areas.argsort()[places.to(areas.device)]]:
-        gradients = torch.autograd.grad(
-            score, list(outputs.values()), retain_graph=True, allow_unused=True
-        )
-        pairs = zip(outputs, gradients, strict=True)
-        found.append({name for name, each in pairs if each is not None and bool(each.any())})
+        found.append(_reached_by(score, outputs))
     return [each for each in found if each]
+
+
+def _reached_by(number: Tensor, outputs: Mapping[str, Tensor]) -> set[str]:
+    """The layers at which a number has a gradient that is not all zero."""
+    if not number.requires_grad or not outputs:
+        return set()
+    gradients = torch.autograd.grad(
+        number, list(outputs.values()), retain_graph=True, allow_unused=True
+    )
+    pairs = zip(outputs, gradients, strict=True)
+    return {name for name, each in pairs if each is not None and bool(each.any())}
 
 
 def _behind(end: Tensor, outputs: Mapping[str, Tensor], *, nearest: bool = False) -> set[str]:
