@@ -103,7 +103,7 @@ def pooled_head(model: nn.Module, image: Tensor, layer: str, grid: Grid) -> Pool
         scope.enter_context(torch.no_grad())
         for name in {*heads, layer}:
             scope.callback(modules[name].register_forward_hook(partial(note, name)).remove)
-        logits = logits_of(model(image))
+        logits = logits_of(model(image.clone()))  # which the model may change in place
     if logits.ndim == 2 and isinstance(outputs.get(layer), Tensor):
         a = grid.apply(outputs[layer]).float()
         for name in reversed(heads):

@@ -41,7 +41,7 @@ def explain_in_steps(
         Capture(model, [] if layers == (INPUT,) else layers) as capture,
         watching(model, question.looks_at) as seen,
     ):
-        raw = model(one)
+        raw = model(one.clone())  # which the model may change in place
         (output,) = outputs_of(raw, looked_at(seen, question.looks_at, one), size=size_of(one))
         outputs = capture.activations
     grids = grids_of(outputs, one)
