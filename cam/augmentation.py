@@ -35,7 +35,7 @@ def explain_augmented(
     turned back first.
     """
     plain = replace(question, smooth="eigen" if question.smooth == "both" else "none")
-    (first,) = explain_batch(model, image[None], [plain], reading=reading)
+    (first,) = explain_batch(model, image[None].clone(), [plain], reading=reading)
     variants = 2 * len(BRIGHTNESS)
     yield Progress(1, variants)
     if isinstance(first, CamError):

@@ -110,7 +110,8 @@ def pooled_head(
         scope.enter_context(torch.no_grad())
         for name in {*heads, layer}:
             scope.callback(modules[name].register_forward_hook(partial(note, name)).remove)
-        logits = logits_of(model(image), reading, batch=len(image))
+        # The clone: the model may change it in place.
+        logits = logits_of(model(image.clone()), reading, batch=len(image))
     if logits.ndim == 2 and isinstance(outputs.get(layer), Tensor):
         a = grid.apply(outputs[layer]).float()
         for name in reversed(heads):

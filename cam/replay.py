@@ -59,7 +59,7 @@ class Replay:
             for name, module in modules.items():
                 if name:
                     scope.callback(module.register_forward_hook(partial(note, name)).remove)
-            model(image)
+            model(image.clone())  # which the model may change in place
         if runs != 1:
             why = "did not run" if not runs else "runs more than once"
             raise (LayerReused if runs else LayerDidNotRun)(f"layer {layer!r} {why} in this pass")

@@ -52,7 +52,7 @@ def explain_in_steps(
         Capture(model, named) as capture,
         watching(model, question.looks_at) as seen,
     ):
-        raw = model(one)
+        raw = model(one.clone())  # which the model may change in place
         looked = looked_at(seen, question.looks_at, one, located)
         (output,) = outputs_of(raw, looked, size=size_of(one), reading=reading, batch=1)
         outputs = capture.activations

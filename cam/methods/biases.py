@@ -38,7 +38,7 @@ def fullgrad(subject: Subject) -> Steps:
     maps, complete = [], []
     with torch.inference_mode(False), torch.enable_grad(), _biased(subject.model) as at:
         probe = subject.image.detach().clone().requires_grad_()
-        scores = subject.scores_of(subject.outputs(probe.clone()))[0]
+        scores = subject.scores_of(subject.outputs(probe))[0]
         for score in scores:
             for _, gradients in at.values():
                 gradients.clear()

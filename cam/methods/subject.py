@@ -96,7 +96,8 @@ class Subject:
         are on."""
         looks = dict.fromkeys(name for target in self.targets for name in target.layers)
         with evaluating(self.model), watching(self.model, looks) as seen:
-            raw = self.model(images)
+            # The clone: the model may change it in place, which a leaf may not be.
+            raw = self.model(images.clone())
             looked = looked_at(seen, looks, images, self.located)
             return self._read(raw, len(images), looked)
 
@@ -146,8 +147,7 @@ class Subject:
         """Each target's gradient at each image (n, C, H, W): float32 (targets, n, C, H, W)."""
         with torch.inference_mode(False), torch.enable_grad():
             probe = images.detach().clone().requires_grad_()
-            # The clone: a leaf may not be changed in place, as a model's first layer might.
-            sums = self.scores_of(self.outputs(probe.clone())).sum(0)
+            sums = self.scores_of(self.outputs(probe)).sum(0)
             return torch.stack(
                 [torch.autograd.grad(each, probe, retain_graph=True)[0] for each in sums]
             ).float()

@@ -147,3 +147,80 @@ def test_what_normalises_each_image_is_refused(norm: nn.Module) -> None:
     )
     with pytest.raises(MethodUnsuited, match="without layer, group or instance normalisation"):
         explain(model.eval(), images(1), method="fullgrad")
+
+
+@pytest.mark.parametrize(
+    "layers",
+    [
+        # Nothing scaled and nothing added after the mean is taken away: -μ / σ.
+        [nn.Conv2d(3, 4, 3, bias=False), nn.BatchNorm2d(4, affine=False)],
+        [nn.ConvTranspose2d(3, 4, 2, stride=2), nn.Identity()],
+        [nn.Conv2d(3, 4, 3, bias=False), nn.BatchNorm2d(4, eps=0.5)],
+    ],
+)
+def test_whatever_adds_a_bias_is_complete(layers: list[nn.Module]) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        *layers,
+        nn.ReLU(),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+        nn.Linear(4, 5, bias=False),
+        nn.ReLU(),
+        nn.Linear(5, 3),
+    ).eval()
+    norm = model[1]
+    if isinstance(norm, nn.BatchNorm2d):
+        assert norm.running_mean is not None
+        assert norm.running_var is not None
+        nn.init.normal_(norm.running_mean)
+        nn.init.uniform_(norm.running_var, 0.5, 2)
+    if isinstance(norm, nn.BatchNorm2d) and norm.affine:
+        nn.init.normal_(norm.weight)
+        nn.init.normal_(norm.bias)
+    (found,) = explain(model, images(1), target=1, method="fullgrad")
+    assert found.completeness is not None
+    assert found.completeness.attributed == pytest.approx(found.completeness.difference, rel=1e-4)
+    with torch.no_grad():
+        assert found.completeness.difference == pytest.approx(float(model(images(1))[0, 1]))
+
+
+def test_a_layer_whose_shares_are_all_alike_adds_nothing() -> None:
+    # Each pixel's bias has the same share, ¼, so its ψ is 0; what is left is the photo's.
+    photo = torch.tensor([[[[1.0, 2], [0, 3]]]])
+    (found,) = explain(Plain(), photo, target=0, method="fullgrad")
+    np.testing.assert_allclose(found.map, np.array([[1 / 3, 2 / 3], [0, 1]]), rtol=1e-6)
+
+
+class Halved(Plain):
+    """The same on a quarter of the pixels: its feature map is smaller than the photo."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = super().forward(x[..., ::2, ::2])
+        return out
+
+
+def test_feature_maps_are_enlarged_bilinearly() -> None:
+    # Z = 3 and -3 at the first row's ends, 1 and 7 at the second's: b ⊙ ∂y/∂Z → [[1, 0], [1, 1]],
+    # enlarged to weights (1, 3/4, 1/4, 0) of the left and the upper side. X ⊙ ∂y/∂X is 0 but for
+    # 1·½ → 1/3 and 3·½ → 1 where they are read.
+    photo = torch.zeros(1, 1, 4, 4)
+    photo[0, 0, ::2, ::2] = torch.tensor([[1.0, -2], [0, 3]])
+    (found,) = explain(Halved(), photo, target=0, method="fullgrad")
+    side = torch.tensor([1, 0.75, 0.25, 0])
+    expected = 1 - torch.outer(side, 1 - side)  # all but the upper right
+    expected[0, 0] += 1 / 3
+    expected[2, 2] += 1
+    np.testing.assert_allclose(found.map, expected, rtol=1e-6)
+
+
+def test_root_mean_square_normalisation_is_refused() -> None:
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten(2), nn.RMSNorm(36), nn.Flatten())
+    with pytest.raises(MethodUnsuited, match="without layer, group or instance normalisation"):
+        explain(model.eval(), images(1), method="fullgrad")
+
+
+def test_a_bias_of_vectors_alone_is_not_enough() -> None:
+    model = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(3, 2))
+    with pytest.raises(MethodUnsuited, match="convolutions with biases: this model has none"):
+        explain(model.eval(), images(1), method="fullgrad")
