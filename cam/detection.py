@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -161,7 +161,7 @@ def unfiltered(model: nn.Module) -> Iterator[None]:
             own = vars(module).get("score_thresh")
             if isinstance(own, float):
                 scope.callback(setattr, module, "score_thresh", own)
-                module.score_thresh = 0.0
+                setattr(module, "score_thresh", 0.0)  # noqa: B010  # modules have no such type
         token = _least.set(0.0)
         scope.callback(_least.reset, token)
         yield
@@ -227,7 +227,11 @@ def _is_end2end(values: Tensor) -> bool:
     return ordered and _are_shares(scores) and bool(((labels >= 0) & (labels % 1 == 0)).all())
 
 
-_YOLO: Final = {"yolov5": _is_yolov5, "yolov8": _is_yolov8, "yolo-end2end": _is_end2end}
+_YOLO: Final[dict[DetectionForm, Callable[[Tensor], bool]]] = {
+    "yolov5": _is_yolov5,
+    "yolov8": _is_yolov8,
+    "yolo-end2end": _is_end2end,
+}
 
 
 def _are_shares(values: Tensor) -> bool:

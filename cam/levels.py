@@ -150,10 +150,12 @@ def _behind(end: Tensor, outputs: Mapping[str, Tensor], *, nearest: bool = False
     found, seen, waiting = set(), {end.grad_fn}, [end.grad_fn]
     while waiting:
         node = waiting.pop()
+        if node is None:
+            continue
         name = nodes.get(node) or leaves.get(id(getattr(node, "variable", None)))
         if name:
             found.add(name)
-        if node is None or (name and nearest):
+        if name and nearest:
             continue
         for each, _ in node.next_functions:
             if each not in seen:

@@ -279,7 +279,7 @@ def _maps(
 
 def _of_levels(found: dict[str, Found | CamError], signals: Signals) -> dict[str, Found | CamError]:
     """One map of all the levels that the score reaches, named after them."""
-    failed = {
+    failed: dict[str, Found | CamError] = {
         name: each
         for name, each in found.items()
         if isinstance(each, CamError) and not isinstance(each, NoGradientPath)

@@ -49,7 +49,7 @@ def pyramid(stages: tuple[int, ...], top: nn.Module) -> BackboneWithFPN:
 
 def of_regions(kind: type[FasterRCNN], **more: Any) -> nn.Module:
     """Two stages: boxes at strides 4 … 32, as their size is."""
-    return kind(
+    model: nn.Module = kind(
         pyramid((2, 3, 4, 5), LastLevelMaxPool()),
         min_size=SIDE,
         max_size=SIDE,
@@ -67,6 +67,7 @@ def of_regions(kind: type[FasterRCNN], **more: Any) -> nn.Module:
         box_score_thresh=0.0,
         box_detections_per_img=30,
     )
+    return model
 
 
 def region_head() -> dict[str, Any]:
@@ -101,7 +102,7 @@ def keypoint_rcnn() -> nn.Module:
 def retinanet(classes: int = 4) -> nn.Module:
     """One stage: strides 4 … 64 (LastLevelP6P7's names are those of strides 64 and 128)."""
     sizes = tuple((x, int(x * 2 ** (1 / 2))) for x in (8, 16, 32, 64, 128))
-    return RetinaNet(
+    model: nn.Module = RetinaNet(
         pyramid((2, 3, 4), LastLevelP6P7(WIDTH, WIDTH)),
         classes,
         min_size=SIDE,
@@ -110,10 +111,11 @@ def retinanet(classes: int = 4) -> nn.Module:
         score_thresh=0.0,
         topk_candidates=30,
     )
+    return model
 
 
 def fcos(classes: int = 4) -> nn.Module:
-    return FCOS(
+    model: nn.Module = FCOS(
         pyramid((2, 3, 4), LastLevelP6P7(WIDTH, WIDTH)),
         classes,
         min_size=SIDE,
@@ -122,6 +124,7 @@ def fcos(classes: int = 4) -> nn.Module:
         score_thresh=0.0,
         topk_candidates=30,
     )
+    return model
 
 
 class Scales(nn.Module):
@@ -141,7 +144,7 @@ class Scales(nn.Module):
 
 
 def ssd() -> nn.Module:
-    return SSD(
+    model: nn.Module = SSD(
         Scales(),
         DefaultBoxGenerator([[2]] * 3),
         (SIDE, SIDE),
@@ -149,13 +152,15 @@ def ssd() -> nn.Module:
         score_thresh=0.0,
         topk_candidates=30,
     )
+    return model
 
 
 def ssdlite() -> nn.Module:
     limits: dict[str, Any] = {"score_thresh": 0.0, "topk_candidates": 30}
-    return ssdlite320_mobilenet_v3_large(
+    model: nn.Module = ssdlite320_mobilenet_v3_large(
         weights=None, weights_backbone=None, num_classes=4, **limits
     )
+    return model
 
 
 TORCHVISION: dict[str, Callable[[], nn.Module]] = {
@@ -208,9 +213,8 @@ class Yolo(nn.Module):
         up = nn.functional.interpolate(self.up(coarse), scale_factor=2)
         fine = self.fuse(torch.cat([fine, up], 1)).relu()
         rows = []
-        for stride, features, (places, classes) in zip(
-            (8, 16), (fine, coarse), self.heads, strict=True
-        ):
+        for stride, features, head in zip((8, 16), (fine, coarse), self.heads, strict=True):
+            places, classes = head.children()
             height, width = features.shape[-2:]
             y, x_ = torch.meshgrid(torch.arange(height), torch.arange(width), indexing="ij")
             cells = torch.stack([x_, y]).to(features) + 0.5
@@ -276,5 +280,5 @@ def trained(steps: int) -> nn.Module:
         loss.backward()
         nn.utils.clip_grad_norm_(model.parameters(), 5.0)
         optimizer.step()
-    model.score_thresh = 0.05
+    setattr(model, "score_thresh", 0.05)  # noqa: B010  # torchvision's own attribute
     return model.eval().requires_grad_(False)

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from cam import METHODS, ClassTarget, UnitTarget, explain
+from cam import METHODS, ClassTarget, Target, UnitTarget, explain
 from cam.errors import MethodUnsuited
 from tests.cam.nets import images, small
 
@@ -101,6 +101,6 @@ def test_occlusion_of_a_unit_is_of_its_activation() -> None:
 
 def test_a_unit_is_not_ablated() -> None:
     """It may lie before the layer from which the model is run again."""
-    target = [ClassTarget(0), UnitTarget("conv1", 1)]
+    target: list[int | Target | None] = [ClassTarget(0), UnitTarget("conv1", 1)]
     with pytest.raises(MethodUnsuited, match="a target made of the model's output"):
         explain(small(), images(1), target=target, method="ablationcam", layer="relu2")

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from cam import Detections, Output
 from cam.errors import LayerDidNotRun, NotLogits, UnknownLayer
+from cam.grids import Grid, Located, Location
 from cam.output import detached, logits_of, looked_at, outputs_of, size_of, total, watching
 from tests.cam.nets import hook_count, images, small
 
@@ -202,11 +203,17 @@ def test_what_targets_look_at_lies_on_the_image_where_it_can() -> None:
     assert size_of(x[0]) == (8, 4)
     tokens = torch.arange(2.0 * 9 * 5).reshape(2, 9, 5)  # a class token and 4 × 2 cells
     seen = {"maps": torch.ones(2, 6, 4, 2), "tokens": tokens, "vector": torch.ones(2, 6)}
-    found = looked_at(seen, ["tokens", "vector"], x)
+    located = Located(
+        {
+            "maps": Location((6, 4, 2), Grid("channels first", 4, 2)),
+            "tokens": Location((9, 5), Grid("tokens", 4, 2, prefix=1)),
+        }
+    )
+    found = looked_at(seen, ["tokens", "vector"], x, located)
     assert list(found) == ["tokens", "vector"]
     torch.testing.assert_close(found["tokens"], tokens[:, 1:].transpose(1, 2).reshape(2, 5, 4, 2))
     assert found["vector"] is seen["vector"]
-    torch.testing.assert_close(looked_at(seen, ["maps"], x)["maps"], seen["maps"])
+    torch.testing.assert_close(looked_at(seen, ["maps"], x, located)["maps"], seen["maps"])
     for name in ("nowhere", "one"):
         with pytest.raises(LayerDidNotRun, match=f"'{name}' returned no tensor for each image"):
-            looked_at(seen | {"one": torch.ones(1, 6)}, [name], x)
+            looked_at(seen | {"one": torch.ones(1, 6)}, [name], x, located)

@@ -49,18 +49,22 @@ def backbone(*stages: str) -> ResNetConfig:
 
 
 def detr() -> nn.Module:
-    return DetrForObjectDetection(DetrConfig(**SMALL, backbone_config=backbone("stage4")))
+    model: nn.Module = DetrForObjectDetection(
+        DetrConfig(**SMALL, backbone_config=backbone("stage4"))
+    )
+    return model
 
 
 def deformable() -> nn.Module:
     stages = backbone("stage2", "stage3", "stage4")
-    return DeformableDetrForObjectDetection(
+    model: nn.Module = DeformableDetrForObjectDetection(
         DeformableDetrConfig(**SMALL, backbone_config=stages, num_feature_levels=3)
     )
+    return model
 
 
 def yolos() -> nn.Module:
-    return YolosForObjectDetection(
+    model: nn.Module = YolosForObjectDetection(
         YolosConfig(
             hidden_size=32,
             num_hidden_layers=2,
@@ -72,6 +76,7 @@ def yolos() -> nn.Module:
             num_labels=3,
         )
     )
+    return model
 
 
 @pytest.mark.parametrize(
