@@ -19,6 +19,7 @@ from cam.explanation import Answer, Found, Question, compose, score_of
 from cam.grids import Grid, grids_of
 from cam.head import PooledHead
 from cam.methods import METHODS
+from cam.methods.components import LEAST_GAP
 from cam.output import Output, detached, logits_of, looked_at, outputs_of, size_of, watching
 from cam.targets import Target
 
@@ -202,7 +203,7 @@ def _maps(
             a = torch.where(finite[:, None, None, None], a, 0)
             g = torch.where(finite[:, None, None, None], g, 0)
         try:
-            maps = METHODS[name].apply(a, g, eigen=eigen)
+            maps, ratios = METHODS[name].apply(a, g, eigen=eigen)
         except CamError as error:
             for item in members:
                 found[item][layer] = error
@@ -210,9 +211,29 @@ def _maps(
         maps = maps if signed else maps.relu()
         finite &= maps.isfinite().flatten(1).all(1)
         problem = NonFinite(f"the gradients or activations at layer {layer!r} are not finite")
-        for item, values, good in zip(members, maps.cpu().numpy(), finite.tolist(), strict=True):
-            found[item][layer] = Found(values) if good else problem
+        way = f"smooth={questions[members[0]].smooth}" if eigen else name
+        told = [_close(way, layer, ratio, a.dtype) for ratio in _listed(ratios, len(members))]
+        for item, values, good, warnings in zip(
+            members, maps.cpu().numpy(), finite.tolist(), told, strict=True
+        ):
+            found[item][layer] = Found(values, warnings=warnings) if good else problem
     return found
+
+
+def _close(way: str, layer: str, ratio: float, dtype: torch.dtype) -> tuple[str, ...]:
+    """A warning, if the two leading components are too close to be told apart."""
+    if 1 - ratio >= LEAST_GAP.get(dtype, LEAST_GAP[torch.bfloat16]):
+        return ()
+    warning = (
+        f"the two leading components of layer {layer!r} are almost equally strong (ratio "
+        f"{ratio:.3f}), so the map of {way} is decided by rounding; another layer or method is "
+        "better"
+    )
+    return (warning,)
+
+
+def _listed(ratios: Tensor | None, count: int) -> list[float]:
+    return [0.0] * count if ratios is None else ratios.tolist()
 
 
 def _of(members: list[int], values: Tensor) -> Tensor:
