@@ -116,6 +116,8 @@ class Explanation:
     signed: bool = False
     completeness: Completeness | None = None
     """Of methods whose attributions should add up to the score."""
+    warnings: tuple[str, ...] = ()
+    """Sentences that say why the map is not to be relied on."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -143,6 +145,8 @@ class Found:
 
     map: Map
     completeness: Completeness | None = None
+    warnings: tuple[str, ...] = ()
+    """See `Explanation.warnings`."""
     reached: bool = True
     """Whether the score has a gradient at the layer that is not all zero."""
 
@@ -178,7 +182,9 @@ def compose(
                 return each
         good = [each for each in maps if isinstance(each, Found)]
         if question.fuse != "none" and len(good) > 1:
-            good = [Found(fuse([each.map for each in good], question.fuse, question.signed))]
+            told = tuple(warning for each in good for warning in each.warnings)
+            fused = fuse([each.map for each in good], question.fuse, question.signed)
+            good = [Found(fused, warnings=told)]
             names = [" + ".join(names)]
         explanations += [
             Explanation(
@@ -190,6 +196,7 @@ def compose(
                 map=each.map,
                 signed=question.signed,
                 completeness=each.completeness,
+                warnings=each.warnings,
             )
             for name, each in zip(names, good, strict=True)
         ]

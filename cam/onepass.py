@@ -5,24 +5,21 @@ The answers to questions that differ in everything: see `explain_batch`.
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Sequence
 from itertools import cycle
-from typing import Protocol
 
 import torch
 from torch import Tensor, nn
 
 from cam.capture import Capture
-from cam.errors import CamError, LayerDidNotRun, MethodUnsuited, NoGradientPath, NonFinite
+from cam.errors import CamError, LayerDidNotRun, MethodUnsuited, NoGradientPath
 from cam.evaluation import evaluating
 from cam.explanation import Answer, Found, Question, compose, score_of
 from cam.grids import Grid
 from cam.head import PooledHead
-from cam.levels import ancestors, ends
 from cam.locate import locate
+from cam.maps import Signals, maps_of, of_levels
 from cam.methods import METHODS
-from cam.methods.detection import fused_levels
 from cam.output import (
     Output,
     detached,
@@ -133,25 +130,6 @@ def answer_by_head(
         return answer(questions, outputs, signals, signals.grids)
 
 
-class Signals(Protocol):
-    """What a forward pass left at the layers, and what backward passes bring there."""
-
-    @property
-    def activations(self) -> dict[str, Tensor]:
-        """Layer name → its output for the batch."""
-
-    @property
-    def outputs(self) -> dict[str, Tensor]:
-        """The same with their graph, where there is one."""
-
-    @property
-    def reached(self) -> dict[str, Tensor]:
-        """Layer name → the gradient of the last `backward` there, if it came so far."""
-
-    def backward(self, score: Tensor, *, retain_graph: bool = False) -> None:
-        """Differentiate a scalar back to the layers."""
-
-
 def answer(
     questions: Sequence[Question],
     outputs: list[Output],
@@ -208,9 +186,9 @@ def _answer_one_each(
         for item in known:
             maps[item].append(maps[item][0])
         new = [item for item in chosen if item not in known]
-        for item, found in _maps(signals, grids, questions, new).items():
+        for item, found in maps_of(signals, grids, questions, new).items():
             if METHODS[questions[item].method].levels:
-                found = _of_levels(found, signals)
+                found = of_levels(found, signals)
             maps[item].append(found)
     return [
         compose(question, targets, each, found)
@@ -228,87 +206,3 @@ def _score(question: Question, target: Target, output: Output) -> Tensor:
         layers = ", ".join(map(repr, question.layers))
         raise NoGradientPath(f"the target does not depend on layer {layers}")
     return score
-
-
-def _maps(
-    signals: Signals, grids: dict[str, Grid], questions: Sequence[Question], items: list[int]
-) -> dict[int, dict[str, Found | CamError]]:
-    """Item → layer → its map from the last backward pass: one call for each way of making maps,
-    and layer."""
-    groups: dict[tuple[str, bool, bool, str], list[int]] = defaultdict(list)
-    for item in items:
-        asked = questions[item]
-        for layer in asked.layers:
-            groups[asked.method, asked.signed, asked.smooth == "eigen", layer].append(item)
-    activations, reached = signals.activations, signals.reached
-    found: dict[int, dict[str, Found | CamError]] = {item: {} for item in items}
-    for (name, signed, eigen, layer), members in groups.items():
-        a = _of(members, grids[layer].apply(activations[layer]))
-        g = a.new_zeros(()).expand(a.shape)
-        some = [True] * len(members)
-        finite = _finite(a)
-        if METHODS[name].differentiates:
-            if layer not in reached:
-                for item in members:
-                    found[item][layer] = NoGradientPath(
-                        f"the target does not depend on layer {layer!r}"
-                    )
-                continue
-            g = _of(members, grids[layer].apply(reached[layer]))
-            finite &= _finite(g)
-            if METHODS[name].levels:
-                some = g.flatten(1).any(1).tolist()
-        if not finite.all():
-            a = torch.where(finite[:, None, None, None], a, 0)
-            g = torch.where(finite[:, None, None, None], g, 0)
-        try:
-            maps = METHODS[name].apply(a, g, eigen=eigen)
-        except CamError as error:
-            for item in members:
-                found[item][layer] = error
-            continue
-        maps = maps if signed else maps.relu()
-        finite &= maps.isfinite().flatten(1).all(1)
-        problem = NonFinite(f"the gradients or activations at layer {layer!r} are not finite")
-        for item, values, good, any_there in zip(
-            members, maps.cpu().numpy(), finite.tolist(), some, strict=True
-        ):
-            found[item][layer] = Found(values, reached=any_there) if good else problem
-    return found
-
-
-def _of_levels(found: dict[str, Found | CamError], signals: Signals) -> dict[str, Found | CamError]:
-    """One map of all the levels that the score reaches, named after them."""
-    failed: dict[str, Found | CamError] = {
-        name: each
-        for name, each in found.items()
-        if isinstance(each, CamError) and not isinstance(each, NoGradientPath)
-    }
-    if failed:
-        return failed
-    reached = {
-        name: each.map for name, each in found.items() if isinstance(each, Found) and each.reached
-    }
-    if not reached:
-        names = ", ".join(map(repr, found))
-        return {
-            " + ".join(found): NoGradientPath(
-                f"the box's score has no gradient at layer {names}: name the levels that the model "
-                "makes its boxes from"
-            )
-        }
-    last = ends(set(reached), ancestors({name: signals.outputs[name] for name in reached}))
-    chosen = {name: each for name, each in reached.items() if name in last}
-    return {" + ".join(chosen): Found(fused_levels(chosen))}
-
-
-def _of(members: list[int], values: Tensor) -> Tensor:
-    """Those rows; of all rows no copy."""
-    return values if members == list(range(len(values))) else values[members]
-
-
-def _finite(values: Tensor) -> Tensor:
-    """Whether all numbers of each row are finite, (n,)."""
-    # What is not finite leaves no sum finite; a sum of finite numbers may overflow.
-    sums = values.sum(dim=(1, 2, 3)).isfinite()
-    return sums if sums.all() else values.isfinite().flatten(1).all(1)

@@ -12,9 +12,10 @@ import torch
 from torch import Tensor, nn
 
 from cam.detection import Detections as Detections
-from cam.detection import detections_of, form_of
+from cam.detection import detections_of
 from cam.errors import LayerDidNotRun, UnknownLayer
 from cam.evaluation import evaluating
+from cam.forms import form_of
 from cam.grids import Located
 from cam.reading import (
     AUTO,

@@ -76,7 +76,7 @@ def test_every_method_is_worked_by_hand() -> None:
 
 
 def one_pass(method: Method) -> Callable[[Tensor, Tensor], Tensor]:
-    return lambda a, g: method.apply(a, g).relu()
+    return lambda a, g: method.apply(a, g)[0].relu()
 
 
 ONE_PASS = {name: one_pass(method) for name, method in METHODS.items() if not method.steps}
@@ -95,7 +95,7 @@ def test_kpcacam_by_hand() -> None:
     # Centred it is [[c, -c], [-c, c]] with c = tanh(2) / 2, eigenvalue 2c, eigenvector
     # (-1, 1) / √2: the projections are ∓√c, and those that agree with (0, 2) are (-√c, √c).
     c = math.tanh(2) / 2
-    found = kpcacam(torch.tensor([[[[0.0, 2.0]]]]), torch.zeros(1, 1, 1, 2))
+    found = kpcacam(torch.tensor([[[[0.0, 2.0]]]]), torch.zeros(1, 1, 1, 2)).maps
     torch.testing.assert_close(found, torch.tensor([[[0.0, c**0.5]]]))
 
 
@@ -121,7 +121,7 @@ def test_a_component_never_comes_out_inverted() -> None:
         a = 0.3 * torch.rand(1, 6, 4, 4, generator=torch.Generator().manual_seed(seed))
         a[:, :, 1:3, 1:3] += 1  # an object that every channel sees
         for method in (eigencam, kpcacam):
-            heat = method(a, torch.zeros_like(a))[0]
+            heat = method(a, torch.zeros_like(a)).maps[0]
             assert heat[1:3, 1:3].mean() > 2 * heat[0].mean(), (seed, method)
 
 
