@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -9,12 +11,12 @@ from torch import Tensor, nn
 
 from cam import METHODS, ClassTarget, Target, UnitTarget, explain
 from cam.errors import MethodUnsuited
-from tests.cam.nets import images, small
+from tests.cam.nets import ATTENDING, DETECTING, images, small
 
 STEPS = [
     name
     for name, method in METHODS.items()
-    if method.steps and name not in ("rollout", "chefer", "legrad")  # they need attention
+    if method.steps and name not in (*ATTENDING, *DETECTING)
 ]
 GRAPHS = {"gradient", "smoothgrad", "integratedgradients", "guidedbackprop", "fullgrad"}
 """The methods whose passes have a graph from the image on; of others at most from the layer on."""
@@ -75,7 +77,10 @@ def test_a_model_that_changes_the_photo_in_place_gets_the_same_one_each_time(met
 @pytest.mark.parametrize("method", STEPS)
 def test_a_graph_is_made_where_it_is_needed_alone(method: str) -> None:
     model = InPlace().eval()
-    explain(model, images(1), target=2, method=method, layer="inner.relu2", budget=20)
+    asked: dict[str, Any] = {"method": method, "layer": "inner.relu2", "activation": "softmax"}
+    explain(model, images(1), target=2, budget=20, **asked)  # looks where the layer lies
+    model.modes.clear()
+    explain(model, images(1), target=2, budget=20, **asked)
     modes = model.modes[1:]  # the first pass captures
     if method == "integratedgradients":
         assert modes.pop() is False  # the two ends are scores alone

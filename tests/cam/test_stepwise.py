@@ -6,10 +6,11 @@ import numpy as np
 import pytest
 from torch import Tensor, nn
 
-from cam import METHODS, Answer, ClassTarget, Question, explain_in_steps
+from cam import METHODS, Answer, ClassTarget, Question, Reading, explain_in_steps
+from cam.locate import locate
 from cam.methods.subject import Progress
 from cam.stepwise import finish
-from tests.cam.nets import images, small
+from tests.cam.nets import ATTENDING, images, small
 
 
 class Counting(nn.Module):
@@ -56,7 +57,11 @@ PASSES: dict[str, tuple[list[tuple[int, int]], list[int]]] = {
 def run(method: str, *, chunk: int, budget: int) -> tuple[list[Progress], list[int]]:
     model = Counting().eval()
     question = Question((ClassTarget(0), ClassTarget(1)), method, ("inner.relu2",), budget)
-    progress = list(explain_in_steps(model, images(1)[0], question, chunk=chunk))
+    locate(model, images(1), question.layers)  # or the first explanation would
+    model.sizes.clear()
+    reading = Reading(activation="softmax")  # or a pass would tell
+    steps = explain_in_steps(model, images(1)[0], question, chunk=chunk, reading=reading)
+    progress = list(steps)
     first, *sizes = model.sizes
     assert first == 1
     return progress, sizes
@@ -64,7 +69,7 @@ def run(method: str, *, chunk: int, budget: int) -> tuple[list[Progress], list[i
 
 def test_every_method_of_many_passes_is_counted() -> None:
     steps = {name for name, method in METHODS.items() if method.steps}
-    assert steps == set(PASSES) | {"rollout", "chefer", "legrad"}  # in test_attention
+    assert steps == set(PASSES) | {*ATTENDING, "drise"}  # in test_attention, test_detectors
 
 
 @pytest.mark.parametrize("method", PASSES)
