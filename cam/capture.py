@@ -24,7 +24,14 @@ import torch
 from torch import Tensor, nn
 
 from cam.change import Change, Edit
-from cam.errors import LayerDidNotRun, LayerNotSpatial, LayerReused, NoGradientPath, UnknownLayer
+from cam.errors import (
+    LayerDidNotRun,
+    LayerNotSpatial,
+    LayerReused,
+    NoGradientPath,
+    ScriptedModel,
+    UnknownLayer,
+)
 
 
 class Capture:
@@ -33,7 +40,8 @@ class Capture:
     A layer may return a tensor, or a tuple, list or mapping: then the first floating-point tensor
     in it is captured. On exit every hook is gone and the caller's grad mode is back, also after
     an exception. The model's parameters, their `.grad` and its train/eval mode are never touched.
-    Hooks on a module see every thread's forward: one thread at a time may capture from one model.
+    Hooks on a module see every thread's forward: one thread at a time may capture from one model,
+    which `cam.evaluation.alone` sees to.
 
     Args:
         layers: names as `model.named_modules()` gives them; `cam.leaves(model)` for all that hold
@@ -46,6 +54,7 @@ class Capture:
 
     Raises:
         UnknownLayer: on enter, before any hook is set, if a name is not a module of the model.
+        ScriptedModel: on enter, if a layer is TorchScript.
         LayerReused: in the forward pass, if a layer runs a second time and `each_call` is not set.
     """
 
@@ -74,6 +83,8 @@ class Capture:
         for layer in self._layers:
             if not layer or layer not in modules:
                 raise UnknownLayer(f"the model has no layer {layer!r}")
+            if isinstance(modules[layer], torch.jit.ScriptModule):
+                raise ScriptedModel(f"layer {layer!r} is TorchScript, which runs no hooks")
         with ExitStack() as scope:
             # Inference tensors may not be saved for a backward pass, not even after a clone.
             scope.enter_context(torch.inference_mode(False))
@@ -128,7 +139,7 @@ class Capture:
         """Layer name → ∂score/∂activation of the last `backward`, shaped like the activation."""
         for name in self._captured or self._layers:
             if name not in self._gradients:
-                raise NoGradientPath(f"the target does not depend on layer {name!r}")
+                raise no_path([name])
         return dict(self._gradients)
 
     def backward(
@@ -147,8 +158,7 @@ class Capture:
         outputs = list(self.outputs.values())
         self._gradients.clear()
         if not score.requires_grad:
-            names = ", ".join(map(repr, self._layers))
-            raise NoGradientPath(f"the target does not depend on layer {names}")
+            raise no_path(self._layers)
         torch.autograd.grad(
             score,
             outputs,
@@ -191,6 +201,21 @@ class Capture:
                 self._scope.callback(handle.remove)
         self._captured[name] = captured
         return _replaced(output, where, captured.clone())
+
+
+def no_path(layers: Iterable[str]) -> NoGradientPath:
+    """Why the last backward pass did not reach these layers, as far as it shows: a `Capture`
+    switches gradients on at its first layer, and only the model can have switched them off."""
+    names = ", ".join(map(repr, layers))
+    if not torch.is_grad_enabled():
+        return NoGradientPath(
+            f"no gradient reaches layer {names}: the model switches gradients off where it runs "
+            "(by torch.no_grad or torch.inference_mode)"
+        )
+    return NoGradientPath(
+        f"the target does not depend on layer {names}, or the model cuts off the gradient between "
+        "them (by torch.no_grad, detach or an operation without a derivative)"
+    )
 
 
 def _change_input(edit: Edit, module: nn.Module, args: tuple[Any, ...]) -> Any:

@@ -14,8 +14,10 @@ from torch import Tensor, nn
 from cam.errors import NoTargetLayer
 from cam.evaluation import evaluating
 from cam.grids import NO_GRID, Grid, grid_of
-from cam.output import outputs_of, total
+from cam.output import one_each, outputs_of, total
 
+INDEPENDENT = "the model's output does not depend on it"
+GRADIENTS_OFF = "the model switches gradients off where it runs"
 _POOLING = (nn.AdaptiveAvgPool2d, nn.AdaptiveMaxPool2d)
 
 
@@ -56,11 +58,17 @@ def survey(model: nn.Module, image: Tensor) -> list[Layer]:
         NotLogits: if the model's output holds neither logits nor detections.
     """
     names = {module: name for name, module in model.named_modules() if name}
+    scripted = {
+        name for module, name in names.items() if isinstance(module, torch.jit.ScriptModule)
+    }
+    frozen: set[str] = set()
     outputs: dict[str, Any] = {}
     runs: Counter[str] = Counter()
 
     def note(name: str, module: nn.Module, args: Any, output: Any) -> None:
         runs[name] += 1
+        if not torch.is_grad_enabled():
+            frozen.add(name)
         outputs.pop(name, None)
         outputs[name] = output
 
@@ -69,10 +77,11 @@ def survey(model: nn.Module, image: Tensor) -> list[Layer]:
         scope.enter_context(torch.inference_mode(False))
         scope.enter_context(torch.enable_grad())
         for module, name in names.items():
-            scope.callback(module.register_forward_hook(partial(note, name)).remove)
+            if name not in scripted:
+                scope.callback(module.register_forward_hook(partial(note, name)).remove)
         probe = image.detach().clone().requires_grad_()
         # The clone: a leaf may not be changed in place.
-        said = outputs_of(model(probe.clone()))
+        said = one_each(outputs_of(model(probe.clone())), probe)
         gradients = _gradients(total(said), outputs)
         # In noise a detector may find nothing: then nothing is known of what it depends on.
         known = said[0].detections is None or bool(len(said[0].detections.scores))
@@ -82,12 +91,17 @@ def survey(model: nn.Module, image: Tensor) -> list[Layer]:
     grids = _grids(outputs, (int(image.shape[-2]), int(image.shape[-1])))
     for name in [*outputs, *(name for name in names.values() if name not in outputs)]:
         output, grid = outputs.get(name), grids.get(name)
+        problem = _problem(output, runs[name], grid, gradients.get(name), known=known)
+        if name in scripted:
+            problem = "it is TorchScript, which runs no hooks"
+        elif problem == INDEPENDENT and name in frozen:
+            problem = GRADIENTS_OFF
         found.append(
             Layer(
                 name=name,
                 type=type(modules[name]).__name__,
                 shape=tuple(output.shape[1:]) if isinstance(output, Tensor) else None,
-                problem=_problem(output, runs[name], grid, gradients.get(name), known=known),
+                problem=problem,
                 grid=grid,
                 natural=_natural(modules[name], grid),
             )
@@ -114,7 +128,16 @@ def default_layer(layers: list[Layer]) -> str:
     for layer in reversed(layers):
         if layer.explainable and layer.natural:
             return layer.name
-    raise NoTargetLayer("no layer of the model has a spatial output that its logits depend on")
+    frozen = [layer.name for layer in layers if layer.problem == GRADIENTS_OFF]
+    if frozen:
+        raise NoTargetLayer(
+            "the model switches gradients off where its layers with a spatial output run (by "
+            "torch.no_grad or torch.inference_mode); a method without gradients, such as eigencam, "
+            f"can be asked for one by its name, such as {frozen[-1]!r}"
+        )
+    raise NoTargetLayer(
+        "no layer of the model has a spatial output that a gradient of its logits reaches"
+    )
 
 
 def _gradients(score: Tensor, outputs: dict[str, Any]) -> dict[str, Tensor]:
@@ -167,7 +190,7 @@ def _problem(
     if not known:
         return None
     if gradient is None:
-        return "the model's output does not depend on it"
+        return INDEPENDENT
     if gradient.any() and not grid.apply(gradient).any():
         return "the model's output depends on its class token alone"
     return None

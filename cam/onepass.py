@@ -12,14 +12,24 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
-from cam.capture import Capture
-from cam.errors import CamError, LayerDidNotRun, MethodUnsuited, NoGradientPath, NonFinite
+from cam.capture import Capture, no_path
+from cam.errors import CamError, LayerDidNotRun, MethodUnsuited, NonFinite
 from cam.evaluation import evaluating
 from cam.explanation import Answer, Found, Question, compose, score_of
 from cam.grids import Grid, grids_of
 from cam.head import PooledHead
 from cam.methods import METHODS
-from cam.output import Output, detached, logits_of, looked_at, outputs_of, size_of, watching
+from cam.output import (
+    Output,
+    detached,
+    logits_of,
+    looked_at,
+    one_each,
+    outputs_of,
+    size_of,
+    watching,
+)
+from cam.precision import full_precision
 from cam.targets import Target
 
 
@@ -55,7 +65,7 @@ def explain_batch(
             raise MethodUnsuited(f"{question.method} takes many steps: see explain_in_steps")
     if not any(question.targets for question in questions):  # predictions alone
         with evaluating(model), torch.inference_mode():
-            said = detached(outputs_of(model(images)))
+            said = detached(one_each(outputs_of(model(images)), images))
         return [
             compose(question, question.resolve(each), each, [])
             for question, each in zip(questions, said, strict=True)
@@ -77,6 +87,7 @@ def explain_batch(
     ):
         raw = model(images)
         outputs = outputs_of(raw, looked_at(seen, looks, images), size=size_of(images))
+        outputs = one_each(outputs, images)
         return answer(questions, outputs, capture, grids_of(capture.activations, images))
 
 
@@ -115,6 +126,7 @@ class Signals(Protocol):
         """Differentiate a scalar back to the layers."""
 
 
+@full_precision()
 def answer(
     questions: Sequence[Question],
     outputs: list[Output],
@@ -168,8 +180,7 @@ def _score(question: Question, target: Target, output: Output) -> Tensor:
     """
     score = score_of(question, target, output).float()
     if not score.requires_grad:
-        layers = ", ".join(map(repr, question.layers))
-        raise NoGradientPath(f"the target does not depend on layer {layers}")
+        raise no_path(question.layers)
     return score
 
 
@@ -192,9 +203,7 @@ def _maps(
         if METHODS[name].differentiates:
             if layer not in reached:
                 for item in members:
-                    found[item][layer] = NoGradientPath(
-                        f"the target does not depend on layer {layer!r}"
-                    )
+                    found[item][layer] = no_path([layer])
                 continue
             g = _of(members, grids[layer].apply(reached[layer]))
             finite &= _finite(g)

@@ -11,7 +11,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from cam.errors import LayerDidNotRun, NotLogits, UnknownLayer
+from cam.errors import LayerDidNotRun, NotLogits, ScriptedModel, UnknownLayer
 from cam.grids import grid_of
 
 Kind = Literal["classes", "segments", "detections"]
@@ -105,6 +105,19 @@ def outputs_of(
     ]
 
 
+def one_each(outputs: list[Output], images: Tensor) -> list[Output]:
+    """The outputs, if there is one for each of the images (B, …).
+
+    Raises:
+        NotLogits: if there are more or less, or they are of no class at all.
+    """
+    if len(outputs) != len(images):
+        raise NotLogits(f"the model's output has {len(outputs)} rows for {len(images)} images")
+    if any(each.detections is None and not each.numbers[0].numel() for each in outputs):
+        raise NotLogits("the model's output has no class")
+    return outputs
+
+
 def detached(outputs: list[Output]) -> list[Output]:
     """The same without a graph: a classifier's logits and a detector's boxes on the CPU, the
     logits of a batch in one copy."""
@@ -171,6 +184,8 @@ def watching(model: nn.Module, layers: Iterable[str]) -> Iterator[dict[str, Tens
         for name in names:
             if not name or name not in modules:
                 raise UnknownLayer(f"the model has no layer {name!r}")
+            if isinstance(modules[name], torch.jit.ScriptModule):
+                raise ScriptedModel(f"layer {name!r} is TorchScript, which runs no hooks")
             scope.callback(modules[name].register_forward_hook(partial(note, name)).remove)
         yield seen
 

@@ -12,7 +12,8 @@ from cam.explanation import Answer, AnswerSteps, Found, Question, compose
 from cam.grids import Grid, grids_of
 from cam.methods import INPUT, method_named
 from cam.methods.subject import Subject
-from cam.output import detached, looked_at, outputs_of, size_of, watching
+from cam.output import detached, looked_at, one_each, outputs_of, size_of, watching
+from cam.precision import steps_in_full_precision
 
 
 def explain_in_steps(
@@ -22,7 +23,7 @@ def explain_in_steps(
 
     A generator that yields its progress after every pass of at most `chunk` images and returns
     the answer, or the error that is the image's own. Between two steps the model is as it was
-    found; steps must not run while another thread uses it.
+    found, and no step begins while another thread of cam uses it.
 
     Args:
         image: float (C, H, W), preprocessed, on the model's device and in its dtype.
@@ -42,7 +43,8 @@ def explain_in_steps(
         watching(model, question.looks_at) as seen,
     ):
         raw = model(one)
-        (output,) = outputs_of(raw, looked_at(seen, question.looks_at, one), size=size_of(one))
+        looks = looked_at(seen, question.looks_at, one)
+        (output,) = one_each(outputs_of(raw, looks, size=size_of(one)), one)
         outputs = capture.activations
     grids = grids_of(outputs, one)
     (said,) = detached([output])
@@ -62,7 +64,7 @@ def explain_in_steps(
             budget=question.budget or method.budget,
             chunk=chunk,
         )
-        found = yield from method.steps(subject)
+        found = yield from steps_in_full_precision(method.steps(subject))
         values = found.maps if question.signed else found.maps.relu()
         sums = found.completeness or [None] * len(targets)
         for each, complete, kept in zip(values.cpu(), sums, maps, strict=True):
