@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import copy
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from contextlib import ExitStack
 from functools import partial
 from types import TracebackType
@@ -51,6 +51,7 @@ class Capture:
             like the others, as changed.
         each_call: whether a layer may run more than once; its second output is then named
             "layer#2", and so on.
+        graph: whether gradients are on from the start, for a model that is `interrupted` without.
 
     Raises:
         UnknownLayer: on enter, before any hook is set, if a name is not a module of the model.
@@ -66,16 +67,20 @@ class Capture:
         inputs: bool = False,
         change: Mapping[str, Change] | None = None,
         each_call: bool = False,
+        graph: bool = False,
     ) -> None:
         self._model = model
         self._keep_inputs = inputs
         self._change = dict(change or {})
         self._each_call = each_call
+        self._graph = graph
         self._layers = tuple(dict.fromkeys([*layers, *self._change]))
         self._calls: Counter[str] = Counter()
         self._inputs: dict[str, Tensor] = {}
         self._captured: dict[str, Tensor] = {}
         self._gradients: dict[str, Tensor] = {}
+        self.unrecorded: set[str] = set()
+        """The layers that the model runs in torch.inference_mode."""
         self._scope = ExitStack()
 
     def __enter__(self) -> Capture:
@@ -88,7 +93,7 @@ class Capture:
         with ExitStack() as scope:
             # Inference tensors may not be saved for a backward pass, not even after a clone.
             scope.enter_context(torch.inference_mode(False))
-            scope.enter_context(torch.set_grad_enabled(False))
+            scope.enter_context(torch.set_grad_enabled(self._graph))
             for layer in self._layers:
                 change = self._change.get(layer, Change())
                 if change.input:
@@ -124,6 +129,12 @@ class Capture:
         return {layer: self._captured[layer] for layer in self._layers}
 
     @property
+    def interrupted(self) -> bool:
+        """Whether a layer ran inside a block of the model that sets the grad mode (torch.no_grad,
+        torch.set_grad_enabled), which put back the mode that was there before the layer: off."""
+        return bool(self._calls) and not torch.is_grad_enabled()
+
+    @property
     def inputs(self) -> dict[str, Tensor]:
         """Layer name → the first floating-point tensor that went in, detached; of a layer that got
         none, nothing. Only with `inputs=True`."""
@@ -139,7 +150,7 @@ class Capture:
         """Layer name → ∂score/∂activation of the last `backward`, shaped like the activation."""
         for name in self._captured or self._layers:
             if name not in self._gradients:
-                raise no_path([name])
+                raise no_path([name], self.unrecorded)
         return dict(self._gradients)
 
     def backward(
@@ -158,7 +169,7 @@ class Capture:
         outputs = list(self.outputs.values())
         self._gradients.clear()
         if not score.requires_grad:
-            raise no_path(self._layers)
+            raise no_path(self._layers, self.unrecorded)
         torch.autograd.grad(
             score,
             outputs,
@@ -187,6 +198,8 @@ class Capture:
             if given is not None:
                 self._inputs[name] = given.detach().clone()
         torch.set_grad_enabled(True)
+        if torch.is_inference_mode_enabled():  # the model's own
+            self.unrecorded.add(name)
         if change.output:
             tensor = change.output(tensor)
         # The first clone is ours even if the layer returned its input, which others may still
@@ -203,18 +216,18 @@ class Capture:
         return _replaced(output, where, captured.clone())
 
 
-def no_path(layers: Iterable[str]) -> NoGradientPath:
-    """Why the last backward pass did not reach these layers, as far as it shows: a `Capture`
-    switches gradients on at its first layer, and only the model can have switched them off."""
+def no_path(layers: Iterable[str], unrecorded: Collection[str] = ()) -> NoGradientPath:
+    """Why no gradient came to these layers, as far as it shows."""
+    for layer in layers:
+        if layer in unrecorded:
+            return NoGradientPath(
+                f"no gradient reaches layer {layer!r}: the model runs it in torch.inference_mode, "
+                "which records none"
+            )
     names = ", ".join(map(repr, layers))
-    if not torch.is_grad_enabled():
-        return NoGradientPath(
-            f"no gradient reaches layer {names}: the model switches gradients off where it runs "
-            "(by torch.no_grad or torch.inference_mode)"
-        )
     return NoGradientPath(
         f"the target does not depend on layer {names}, or the model cuts off the gradient between "
-        "them (by torch.no_grad, detach or an operation without a derivative)"
+        "them (by detach or an operation without a derivative)"
     )
 
 

@@ -107,25 +107,34 @@ def _target(given: Any) -> Target:
     if given is None:
         return ClassTarget()
     if isinstance(given, ClassTarget):
-        return replace(given, index=_class(given.index), minus=_class(given.minus))
-    if isinstance(given, UnitTarget | SimilarityTarget):
+        classes = (None if each is None else _named(each) for each in (given.index, given.minus))
+        return replace(given, **dict(zip(("index", "minus"), classes, strict=True)))
+    if isinstance(given, UnitTarget):
+        return replace(given, channel=_named(given.channel, "a channel"))
+    if isinstance(given, SimilarityTarget):
         return given
-    return ClassTarget(_class(given))
+    return ClassTarget(_named(given))
 
 
-def _class(given: Any) -> int | None:
-    if given is None:
+def _named(given: Any, what: str = "a class, None or a target") -> int:
+    found = _whole(given)
+    if found is None:
+        raise InvalidTarget(
+            f"{str(given)[:80]!r} is a {type(given).__name__}, not {what}: a class or channel is a "
+            "whole number"
+        )
+    return found
+
+
+def _whole(given: Any) -> int | None:
+    """The whole number that Python, NumPy or torch has as `given`; None if it is none."""
+    kind = given.dtype if isinstance(given, Tensor | np.ndarray) else type(given)
+    if kind in (bool, np.bool_, torch.bool):
         return None
-    kind = given.dtype if isinstance(given, Tensor) else type(given)
-    if kind not in (bool, np.bool_, torch.bool):
-        try:
-            return index(given)
-        except (TypeError, ValueError):  # of a tensor that is no whole number
-            pass
-    raise InvalidTarget(
-        f"{str(given)[:80]!r} is a {type(given).__name__}, not the whole number of a class, not "
-        "None and not a target"
-    )
+    try:
+        return index(given)
+    except (TypeError, ValueError):
+        return None
 
 
 def layers_of(model: nn.Module, layer: str | Sequence[str]) -> list[str]:
@@ -156,12 +165,12 @@ def budget_of(budget: SupportsIndex | None) -> int | None:
     """
     if budget is None:
         return None
-    whole = index(budget) if hasattr(budget, "__index__") and not isinstance(budget, bool) else 0
-    if whole < 1:
+    passes = _whole(budget)
+    if passes is None or passes < 1:
         raise InvalidOption(
             f"the budget is {str(budget)[:80]}; it is a whole number of forward passes, 1 or more"
         )
-    return whole
+    return passes
 
 
 @contextmanager

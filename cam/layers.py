@@ -17,7 +17,7 @@ from cam.grids import NO_GRID, Grid, grid_of
 from cam.output import one_each, outputs_of, total
 
 INDEPENDENT = "the model's output does not depend on it"
-GRADIENTS_OFF = "the model switches gradients off where it runs"
+GRADIENTS_OFF = "the model runs it in torch.inference_mode, which records no gradients"
 _POOLING = (nn.AdaptiveAvgPool2d, nn.AdaptiveMaxPool2d)
 
 
@@ -65,12 +65,19 @@ def survey(model: nn.Module, image: Tensor) -> list[Layer]:
     outputs: dict[str, Any] = {}
     runs: Counter[str] = Counter()
 
-    def note(name: str, module: nn.Module, args: Any, output: Any) -> None:
+    def note(name: str, module: nn.Module, args: Any, output: Any) -> Tensor | None:
         runs[name] += 1
-        if not torch.is_grad_enabled():
-            frozen.add(name)
         outputs.pop(name, None)
         outputs[name] = output
+        if torch.is_inference_mode_enabled():
+            frozen.add(name)
+        elif not torch.is_grad_enabled() and isinstance(output, Tensor):
+            # A block of the model under torch.no_grad: a `Capture` records what follows in it.
+            torch.set_grad_enabled(True)
+            if output.is_floating_point():
+                outputs[name] = output.detach().requires_grad_()
+                return outputs[name].clone()  # the model may change it in place
+        return None
 
     with ExitStack() as scope:
         scope.enter_context(evaluating(model))
@@ -131,9 +138,9 @@ def default_layer(layers: list[Layer]) -> str:
     frozen = [layer.name for layer in layers if layer.problem == GRADIENTS_OFF]
     if frozen:
         raise NoTargetLayer(
-            "the model switches gradients off where its layers with a spatial output run (by "
-            "torch.no_grad or torch.inference_mode); a method without gradients, such as eigencam, "
-            f"can be asked for one by its name, such as {frozen[-1]!r}"
+            "the model runs its layers with a spatial output in torch.inference_mode, which "
+            "records no gradients; a method without any, such as eigencam, can be asked for one by "
+            f"its name, such as {frozen[-1]!r}"
         )
     raise NoTargetLayer(
         "no layer of the model has a spatial output that a gradient of its logits reaches"

@@ -6,7 +6,7 @@ The answers to questions that differ in everything: see `explain_batch`.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Protocol
 
 import torch
@@ -80,15 +80,21 @@ def explain_batch(
         name for question in questions if question.targets for name in question.layers
     )
     looks = dict.fromkeys(name for question in questions for name in question.looks_at)
-    with (
-        evaluating(model),
-        Capture(model, layers) as capture,
-        watching(model, looks) as seen,
-    ):
-        raw = model(images)
-        outputs = outputs_of(raw, looked_at(seen, looks, images), size=size_of(images))
-        outputs = one_each(outputs, images)
-        return answer(questions, outputs, capture, grids_of(capture.activations, images))
+    graph = False
+    while True:
+        with (
+            evaluating(model),
+            Capture(model, layers, graph=graph) as capture,
+            watching(model, looks) as seen,
+        ):
+            raw = model(images)
+            if capture.interrupted and not graph:
+                graph = True
+                continue
+            outputs = outputs_of(raw, looked_at(seen, looks, images), size=size_of(images))
+            outputs = one_each(outputs, images)
+            grids = grids_of(capture.activations, images)
+            return answer(questions, outputs, capture, grids, unrecorded=capture.unrecorded)
 
 
 def _by_head(head: PooledHead, question: Question) -> bool:
@@ -132,8 +138,11 @@ def answer(
     outputs: list[Output],
     signals: Signals,
     grids: dict[str, Grid],
+    *,
+    unrecorded: Collection[str] = (),
 ) -> list[Answer | CamError]:
-    """Answer a question for each image of a batch from what its forward pass left."""
+    """Answer a question for each image of a batch from what its forward pass left; layers that are
+    `unrecorded` have no gradient."""
     said = detached(outputs)
     asked = [question.resolve(each) for question, each in zip(questions, said, strict=True)]
     rounds = max(
@@ -150,7 +159,7 @@ def answer(
         for item, target in list(chosen.items()):
             if METHODS[questions[item].method].differentiates:
                 try:
-                    numbers.append(_score(questions[item], target, outputs[item]))
+                    numbers.append(_score(questions[item], target, outputs[item], unrecorded))
                 except CamError as error:
                     asked[item] = error
                     del chosen[item]
@@ -165,7 +174,7 @@ def answer(
         for item in known:
             maps[item].append(maps[item][0])
         new = [item for item in chosen if item not in known]
-        for item, found in _maps(signals, grids, questions, new).items():
+        for item, found in _maps(signals, grids, questions, new, unrecorded).items():
             maps[item].append(found)
     return [
         compose(question, targets, each, found)
@@ -173,19 +182,25 @@ def answer(
     ]
 
 
-def _score(question: Question, target: Target, output: Output) -> Tensor:
+def _score(
+    question: Question, target: Target, output: Output, unrecorded: Collection[str]
+) -> Tensor:
     """
     Raises:
         CamError: of this item alone.
     """
     score = score_of(question, target, output).float()
     if not score.requires_grad:
-        raise no_path(question.layers)
+        raise no_path(question.layers, unrecorded)
     return score
 
 
 def _maps(
-    signals: Signals, grids: dict[str, Grid], questions: Sequence[Question], items: list[int]
+    signals: Signals,
+    grids: dict[str, Grid],
+    questions: Sequence[Question],
+    items: list[int],
+    unrecorded: Collection[str],
 ) -> dict[int, dict[str, Found | CamError]]:
     """Item → layer → its map from the last backward pass: one call for each way of making maps,
     and layer."""
@@ -203,7 +218,7 @@ def _maps(
         if METHODS[name].differentiates:
             if layer not in reached:
                 for item in members:
-                    found[item][layer] = no_path([layer])
+                    found[item][layer] = no_path([layer], unrecorded)
                 continue
             g = _of(members, grids[layer].apply(reached[layer]))
             finite &= _finite(g)

@@ -45,7 +45,7 @@ def explain_in_steps(
         raw = model(one)
         looks = looked_at(seen, question.looks_at, one)
         (output,) = one_each(outputs_of(raw, looks, size=size_of(one)), one)
-        outputs = capture.activations
+        outputs, interrupted = capture.activations, capture.interrupted
     grids = grids_of(outputs, one)
     (said,) = detached([output])
     targets = question.resolve(said)
@@ -63,6 +63,7 @@ def explain_in_steps(
             output=outputs.get(layer, one),
             budget=question.budget or method.budget,
             chunk=chunk,
+            graph=interrupted,
         )
         found = yield from steps_in_full_precision(method.steps(subject))
         values = found.maps if question.signed else found.maps.relu()

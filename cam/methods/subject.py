@@ -67,6 +67,8 @@ class Subject:
     """Most forward passes of one image."""
     chunk: int
     """Most images in one forward pass."""
+    graph: bool = False
+    """See `Capture`."""
 
     @property
     def share(self) -> int:
@@ -136,7 +138,7 @@ class Subject:
         """The layer captured while the model sees images (n, C, H, W), and each target's number
         summed over them: (targets,), with a graph from the layer on."""
         # The model is this thread's as long as the hooks are there.
-        with alone(self.model), Capture(self.model, [self.layer]) as capture:
+        with alone(self.model), Capture(self.model, [self.layer], graph=self.graph) as capture:
             yield capture, self.scores_of(self.outputs(images)).sum(0)
 
     def of_probabilities(self) -> Subject:

@@ -122,3 +122,40 @@ def test_what_normalises_each_image_is_refused(norm: nn.Module) -> None:
     )
     with pytest.raises(MethodUnsuited, match="without layer, group or instance normalisation"):
         explain(model.eval(), images(1), method="fullgrad")
+
+
+class UnsaidFrozenBatchNorm2d(nn.Module):
+    """As Hugging Face's DETR has it: its ε is in its code."""
+
+    def __init__(self, frozen: torchvision.ops.FrozenBatchNorm2d) -> None:
+        super().__init__()
+        for name, buffer in frozen.named_buffers():
+            self.register_buffer(name, buffer)
+
+    def forward(self, x: Tensor) -> Tensor:
+        scale = self.weight * (self.running_var + 1e-5).rsqrt()
+        return x * scale[:, None, None] + (self.bias - self.running_mean * scale)[:, None, None]
+
+
+@pytest.mark.parametrize("kind", ["torchvision", "timm", "no ε"])
+def test_frozen_normalisations_add_their_biases_too(kind: str) -> None:
+    """Of convolutions without biases they have all there is."""
+    torch.manual_seed(3)
+    norm: nn.Module = torchvision.ops.FrozenBatchNorm2d(4, eps=1e-5 if kind == "no ε" else 0.1)
+    if kind == "timm":
+        norm = timm.layers.FrozenBatchNormAct2d(4, eps=0.1)
+    for name, buffer in norm.named_buffers():
+        nn.init.uniform_(buffer, 0.5, 2) if name == "running_var" else nn.init.normal_(buffer)
+    if kind == "no ε":
+        norm = UnsaidFrozenBatchNorm2d(norm)  # type: ignore[arg-type]
+    model = nn.Sequential(
+        nn.Conv2d(3, 4, 3, bias=False),
+        norm,
+        nn.ReLU(inplace=True),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+        nn.Linear(4, 3),
+    ).eval()
+    (found,) = explain(model, images(1), target=1, method="fullgrad")
+    assert found.completeness is not None
+    assert found.completeness.attributed == pytest.approx(found.completeness.difference, rel=1e-4)
