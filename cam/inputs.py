@@ -107,8 +107,10 @@ def _target(given: Any) -> Target:
     if given is None:
         return ClassTarget()
     if isinstance(given, ClassTarget):
-        classes = (None if each is None else _named(each) for each in (given.index, given.minus))
-        return replace(given, **dict(zip(("index", "minus"), classes, strict=True)))
+        first, second = (
+            None if each is None else _named(each) for each in (given.index, given.minus)
+        )
+        return replace(given, index=first, minus=second)
     if isinstance(given, UnitTarget):
         return replace(given, channel=_named(given.channel, "a channel"))
     if isinstance(given, SimilarityTarget):

@@ -75,8 +75,9 @@ def survey(model: nn.Module, image: Tensor) -> list[Layer]:
             # A block of the model under torch.no_grad: a `Capture` records what follows in it.
             torch.set_grad_enabled(True)
             if output.is_floating_point():
-                outputs[name] = output.detach().requires_grad_()
-                return outputs[name].clone()  # the model may change it in place
+                leaf = output.detach().requires_grad_()
+                outputs[name] = leaf
+                return leaf.clone()  # the model may change it in place
         return None
 
     with ExitStack() as scope:

@@ -141,7 +141,8 @@ def _bias(module: Any) -> Tensor | None:
         added = -module.running_mean * scale
         if module.bias is not None:
             added = added + module.bias
-        return added.detach()[None, :, None, None]
+        shaped: Tensor = added.detach()[None, :, None, None]
+        return shaped
     if is_quantised(module):
         return weights_of(module)[1]
     bias = getattr(module, "bias", None)

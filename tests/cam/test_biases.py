@@ -127,14 +127,16 @@ def test_what_normalises_each_image_is_refused(norm: nn.Module) -> None:
 class UnsaidFrozenBatchNorm2d(nn.Module):
     """As Hugging Face's DETR has it: its ε is in its code."""
 
-    def __init__(self, frozen: torchvision.ops.FrozenBatchNorm2d) -> None:
+    def __init__(self, frozen: nn.Module) -> None:
         super().__init__()
         for name, buffer in frozen.named_buffers():
             self.register_buffer(name, buffer)
 
     def forward(self, x: Tensor) -> Tensor:
-        scale = self.weight * (self.running_var + 1e-5).rsqrt()
-        return x * scale[:, None, None] + (self.bias - self.running_mean * scale)[:, None, None]
+        held = dict(self.named_buffers())
+        scale = held["weight"] * (held["running_var"] + 1e-5).rsqrt()
+        shift = held["bias"] - held["running_mean"] * scale
+        return x * scale[:, None, None] + shift[:, None, None]
 
 
 @pytest.mark.parametrize("kind", ["torchvision", "timm", "no ε"])
@@ -147,7 +149,7 @@ def test_frozen_normalisations_add_their_biases_too(kind: str) -> None:
     for name, buffer in norm.named_buffers():
         nn.init.uniform_(buffer, 0.5, 2) if name == "running_var" else nn.init.normal_(buffer)
     if kind == "no ε":
-        norm = UnsaidFrozenBatchNorm2d(norm)  # type: ignore[arg-type]
+        norm = UnsaidFrozenBatchNorm2d(norm)
     model = nn.Sequential(
         nn.Conv2d(3, 4, 3, bias=False),
         norm,

@@ -14,7 +14,6 @@ import numpy as np
 import pytest
 import torch
 import torch.utils.checkpoint
-import torchvision
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
@@ -44,11 +43,11 @@ class Checkpointed(Small):
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.relu1(self.conv1(x))
-        x = checkpoint(self.half, x, use_reentrant=self.reentrant)
+        x = checkpoint(self.second, x, use_reentrant=self.reentrant)
         out: Tensor = self.head(self.dropout(x.mean(dim=(2, 3))))
         return out
 
-    def half(self, x: Tensor) -> Tensor:
+    def second(self, x: Tensor) -> Tensor:
         out: Tensor = self.relu2(self.conv2(x))
         return out
 
@@ -72,7 +71,7 @@ def test_timms_checkpoints_change_nothing(method: str) -> None:
     model = copy.deepcopy(plain)
     model.set_grad_checkpointing(True)  # type: ignore[operator]
     assert_same(explain(model, x, method=method), explain(plain, x, method=method))
-    assert model.grad_checkpointing is True
+    assert vars(model)["grad_checkpointing"] is True
 
 
 def test_checkpoints_of_other_threads_stay_and_all_are_back_afterwards() -> None:
@@ -96,7 +95,7 @@ def test_checkpoints_of_other_threads_stay_and_all_are_back_afterwards() -> None
         runs = 0
         for reentrant in (True, False):
             x = torch.ones(2, requires_grad=True)
-            checkpoint(work, x, use_reentrant=reentrant).sum().backward()
+            checkpoint(work, x, use_reentrant=reentrant).sum().backward()  # type: ignore[no-untyped-call]
         return runs
 
     before = names()
@@ -180,7 +179,8 @@ def test_a_layer_inside_a_compiled_block_has_its_name_with_and_without_the_prefi
 def scripted() -> Iterator[list[nn.Module]]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch.jit is old
-        yield [torch.jit.script(small()), torch.jit.trace(small(), images(1))]
+        traced = torch.jit.trace(small(), images(1))  # type: ignore[no-untyped-call]
+        yield [torch.jit.script(small()), traced]
 
 
 def test_a_scripted_model_is_explained_from_outside_alone(scripted: list[nn.Module]) -> None:
@@ -303,7 +303,7 @@ def test_why_no_gradient_comes_is_said(how: str, named: str, automatic: str) -> 
 def quantised() -> nn.Module:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch.ao is old
-        made: nn.Module = torch.ao.quantization.quantize_dynamic(
+        made: nn.Module = torch.ao.quantization.quantize_dynamic(  # type: ignore[no-untyped-call]
             small(), {nn.Linear}, dtype=torch.qint8
         )
     return made
@@ -332,9 +332,13 @@ def test_the_gradient_of_a_quantised_head_is_that_of_its_weights(quantised: nn.M
 
 def test_threads_take_turns_and_leave_modes_and_statistics() -> None:
     torch.manual_seed(0)
-    model = torchvision.models.resnet18(num_classes=5)
-    model.layer4[1].bn2.eval()
-    x = images(1, size=64)
+    model = nn.Sequential(
+        *(nn.Conv2d(3, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU(), nn.Dropout(0.5)),
+        *(nn.Conv2d(4, 5, 3, padding=1), nn.BatchNorm2d(5), nn.ReLU()),
+        *(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(5, 3)),
+    )
+    model[5].eval()
+    x = images(1)
     methods = ("gradcam", "hirescam", "fullgrad", "ablationcam", "guidedgradcam")
     options = [{"method": each, "target": 2, "budget": 2} for each in methods]
     expected = [explain(model, x, **each)[0].map for each in options]  # type: ignore[arg-type]
