@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Generator
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from cam.errors import CamError, MethodUnsuited, NonFinite
+from cam.errors import CamError, InvalidOption, MethodUnsuited, NonFinite, UnknownLayer
 from cam.heatmap import fuse
 from cam.methods import INPUT, METHODS, method_named
 from cam.methods.subject import Completeness, Progress
@@ -55,9 +55,21 @@ class Question:
         """
         Raises:
             UnknownMethod
+            InvalidOption: if `smooth`, `fuse` or `signed` is none of its values.
+            UnknownLayer: if there should be a map, and no layer is named.
             MethodUnsuited: if the method cannot do what is asked of it.
         """
         method = method_named(self.method)
+        for name, value, allowed in (
+            ("smooth", self.smooth, get_args(Smoothing)),
+            ("fuse", self.fuse, get_args(Fusion)),
+        ):
+            if not isinstance(value, str) or value not in allowed:
+                raise InvalidOption(f"{name} is {value!r:.80}; it can be {', '.join(allowed)}")
+        if not isinstance(self.signed, bool):
+            raise InvalidOption(f"signed is {self.signed!r:.80}; it can be True or False")
+        if self.targets and method.at == "layer" and not self.layers:
+            raise UnknownLayer(f"{method.name} makes maps at layers, and none is named")
         if self.signed and not method.signed:
             able = ", ".join(each.name for each in METHODS.values() if each.signed)
             raise MethodUnsuited(

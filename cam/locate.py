@@ -96,7 +96,11 @@ def locate(model: nn.Module, image: Tensor, layers: Iterable[str] | None = None)
     """
     size = (int(image.shape[-2]), int(image.shape[-1]))
     known = _FOUND.setdefault(model, {})
-    modules = {name: module for name, module in model.named_modules() if name}
+    modules = {
+        name: module
+        for name, module in model.named_modules()
+        if name and not isinstance(module, torch.jit.ScriptModule)  # which runs no hooks
+    }
     names = [name for name in (modules if layers is None else layers) if name in modules]
     reshapes = {name: _reshape(model, name) for name in names}
     missing = {}

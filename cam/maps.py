@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
+from cam.capture import no_path
 from cam.errors import CamError, NoGradientPath, NonFinite
 from cam.explanation import Found, Question
 from cam.grids import Grid
@@ -38,10 +39,14 @@ class Signals(Protocol):
 
 
 def maps_of(
-    signals: Signals, grids: dict[str, Grid], questions: Sequence[Question], items: list[int]
+    signals: Signals,
+    grids: dict[str, Grid],
+    questions: Sequence[Question],
+    items: list[int],
+    unrecorded: Collection[str],
 ) -> dict[int, dict[str, Found | CamError]]:
     """Item → layer → its map from the last backward pass: one call for each way of making maps,
-    and layer."""
+    and layer. Layers that are `unrecorded` have no gradient."""
     groups: dict[tuple[str, bool, bool, str], list[int]] = defaultdict(list)
     for item in items:
         asked = questions[item]
@@ -57,9 +62,7 @@ def maps_of(
         if METHODS[name].differentiates:
             if layer not in reached:
                 for item in members:
-                    found[item][layer] = NoGradientPath(
-                        f"the target does not depend on layer {layer!r}"
-                    )
+                    found[item][layer] = no_path([layer], unrecorded)
                 continue
             g = _of(members, grids[layer].apply(reached[layer]))
             finite &= _finite(g)

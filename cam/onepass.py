@@ -5,14 +5,14 @@ The answers to questions that differ in everything: see `explain_batch`.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from itertools import cycle
 
 import torch
 from torch import Tensor, nn
 
-from cam.capture import Capture
-from cam.errors import CamError, LayerDidNotRun, MethodUnsuited, NoGradientPath
+from cam.capture import Capture, no_path
+from cam.errors import CamError, LayerDidNotRun, MethodUnsuited
 from cam.evaluation import evaluating
 from cam.explanation import Answer, Found, Question, compose, score_of
 from cam.grids import Grid
@@ -24,12 +24,14 @@ from cam.output import (
     Output,
     detached,
     looked_at,
+    one_each,
     outputs_of,
     resolve_reading,
     size_of,
     tells_activation,
     watching,
 )
+from cam.precision import full_precision
 from cam.reading import AUTO, Reading, logits_of
 from cam.targets import Target
 
@@ -72,9 +74,8 @@ def explain_batch(
         reading, _ = resolve_reading(model, images[:1], reading)
         with evaluating(model), torch.inference_mode():
             raw = model(images)
-            said = detached(
-                outputs_of(raw, size=size_of(images), reading=reading, batch=len(images))
-            )
+            said = outputs_of(raw, size=size_of(images), reading=reading, batch=len(images))
+            said = detached(one_each(said, images))
         return [
             compose(question, question.resolve(each), each, [])
             for question, each in zip(questions, cycle(said), strict=False)
@@ -90,21 +91,26 @@ def explain_batch(
     )
     looks = dict.fromkeys(name for question in questions for name in question.looks_at)
     located = locate(model, images[:1], [*layers, *looks])
-    with (
-        evaluating(model),
-        Capture(model, layers) as capture,
-        watching(model, looks) as seen,
-    ):
-        raw = model(images)
-        if tells_activation(raw, reading, len(images)):
+    graph = False
+    while True:
+        with (
+            evaluating(model),
+            Capture(model, layers, graph=graph) as capture,
+            watching(model, looks) as seen,
+        ):
+            raw = model(images)
+            if capture.interrupted and not graph:
+                graph = True
+                continue
+            if not tells_activation(raw, reading, len(images)):
+                break
+            looked = looked_at(seen, looks, images, located)
             outputs = outputs_of(
-                raw,
-                looked_at(seen, looks, images, located),
-                size=size_of(images),
-                reading=reading,
-                batch=len(images),
+                raw, looked, size=size_of(images), reading=reading, batch=len(images)
             )
-            return answer(questions, outputs, capture, located.grids(capture.activations, images))
+            outputs = one_each(outputs, images)
+            grids = located.grids(capture.activations, images)
+            return answer(questions, outputs, capture, grids, unrecorded=capture.unrecorded)
     reading, _ = resolve_reading(model, images[:1], reading)
     return explain_batch(model, images, questions, head=head, reading=reading)
 
@@ -130,19 +136,22 @@ def answer_by_head(
         return answer(questions, outputs, signals, signals.grids)
 
 
+@full_precision()
 def answer(
     questions: Sequence[Question],
     outputs: list[Output],
     signals: Signals,
     grids: dict[str, Grid],
+    *,
+    unrecorded: Collection[str] = (),
 ) -> list[Answer | CamError]:
     """Answer a question for each image of a batch, or several, from what its forward pass left:
-    see `explain_batch`."""
+    see `explain_batch`. Layers that are `unrecorded` have no gradient."""
     found: list[Answer | CamError] = []
     for start in range(0, len(questions), max(len(outputs), 1)):
         some = questions[start : start + len(outputs)]
         more = start + len(some) < len(questions)
-        found += _answer_one_each(some, outputs, signals, grids, retain_graph=more)
+        found += _answer_one_each(some, outputs, signals, grids, unrecorded, retain_graph=more)
     return found
 
 
@@ -151,6 +160,7 @@ def _answer_one_each(
     outputs: list[Output],
     signals: Signals,
     grids: dict[str, Grid],
+    unrecorded: Collection[str],
     *,
     retain_graph: bool,
 ) -> list[Answer | CamError]:
@@ -170,7 +180,7 @@ def _answer_one_each(
         for item, target in list(chosen.items()):
             if METHODS[questions[item].method].differentiates:
                 try:
-                    numbers.append(_score(questions[item], target, outputs[item]))
+                    numbers.append(_score(questions[item], target, outputs[item], unrecorded))
                 except CamError as error:
                     asked[item] = error
                     del chosen[item]
@@ -186,7 +196,7 @@ def _answer_one_each(
         for item in known:
             maps[item].append(maps[item][0])
         new = [item for item in chosen if item not in known]
-        for item, found in maps_of(signals, grids, questions, new).items():
+        for item, found in maps_of(signals, grids, questions, new, unrecorded).items():
             if METHODS[questions[item].method].levels:
                 found = of_levels(found, signals)
             maps[item].append(found)
@@ -196,13 +206,14 @@ def _answer_one_each(
     ]
 
 
-def _score(question: Question, target: Target, output: Output) -> Tensor:
+def _score(
+    question: Question, target: Target, output: Output, unrecorded: Collection[str]
+) -> Tensor:
     """
     Raises:
         CamError: of this item alone.
     """
     score = score_of(question, target, output).float()
     if not score.requires_grad:
-        layers = ", ".join(map(repr, question.layers))
-        raise NoGradientPath(f"the target does not depend on layer {layers}")
+        raise no_path(question.layers, unrecorded)
     return score

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from cam.detection import Detections as Detections
 from cam.detection import detections_of
-from cam.errors import LayerDidNotRun, UnknownLayer
+from cam.errors import LayerDidNotRun, NotLogits, ScriptedModel, UnknownLayer
 from cam.evaluation import evaluating
 from cam.forms import form_of
 from cam.grids import Located
@@ -124,6 +124,19 @@ def outputs_of(
     ]
 
 
+def one_each(outputs: list[Output], images: Tensor) -> list[Output]:
+    """The outputs, if there is one for each of the images (B, …).
+
+    Raises:
+        NotLogits: if there are more or less, or they are of no class at all.
+    """
+    if len(outputs) != len(images):
+        raise NotLogits(f"the model's output has {len(outputs)} rows for {len(images)} images")
+    if any(each.detections is None and not each.numbers[0].numel() for each in outputs):
+        raise NotLogits("the model's output has no class")
+    return outputs
+
+
 def resolve_reading(
     model: nn.Module, image: Tensor, reading: Reading = AUTO
 ) -> tuple[Reading, str]:
@@ -197,6 +210,8 @@ def watching(model: nn.Module, layers: Iterable[str]) -> Iterator[dict[str, Tens
         for name in names:
             if not name or name not in modules:
                 raise UnknownLayer(f"the model has no layer {name!r}")
+            if isinstance(modules[name], torch.jit.ScriptModule):
+                raise ScriptedModel(f"layer {name!r} is TorchScript, which runs no hooks")
             scope.callback(modules[name].register_forward_hook(partial(note, name)).remove)
         yield seen
 

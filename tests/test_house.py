@@ -82,13 +82,16 @@ def test_cam_knows_nothing_of_the_service_http_environment_or_logging() -> None:
         "collections",
         "contextlib",
         "contextvars",
+        "itertools",
+        "operator",
+        "statistics",
+        "weakref",
         "copy",
         "dataclasses",
         "fnmatch",
         "functools",
         "types",
         "typing",
-        "weakref",
     }
     for name, imported in GRAPH.items():
         if name.split(".")[0] == "cam":
@@ -129,6 +132,7 @@ def test_torch_stays_behind_the_engine() -> None:
         "cores",
         "crew",
         "engine",
+        "fingerprint",
         "warming",
         "registry",
         "sources",

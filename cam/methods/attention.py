@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from cam.attention import attending
 from cam.errors import MethodUnsuited, NoGradientPath
+from cam.evaluation import alone
 from cam.locate import locate, token_grid
 from cam.methods.subject import Attribution, Progress, Steps, Subject
 from cam.output import watching
@@ -68,7 +69,7 @@ def legrad(subject: Subject) -> Steps:
     if any(target.layers for target in subject.targets):
         raise MethodUnsuited("legrad needs a target made of the model's output, not of a layer's")
     locate(subject.model, subject.image)  # before anybody watches the model
-    with watching(subject.model, blocks) as left:
+    with alone(subject.model), watching(subject.model, blocks) as left:
         matrices, _ = _attended(subject)
     if len(matrices) != len(blocks) or len(left) != len(blocks):
         raise MethodUnsuited(ONE_EACH)

@@ -19,7 +19,7 @@ Method = Callable[[Tensor, Tensor], Tensor | Component]
 
 
 def maps(method: Method, a: Tensor, g: Tensor) -> Tensor:
-    found = maps(method, a, g)
+    found = method(a, g)
     return found.maps if isinstance(found, Component) else found
 
 
