@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from cam.attention import attending
 from cam.errors import CamError, MethodUnsuited
 from cam.evaluation import evaluating
 from cam.grids import Grid
 from cam.guidance import GuidedRectifiers
 from cam.head import pooled_head
-from cam.methods.attention import ONE_EACH, blocks_of, require_global
+from cam.methods.attention import attention_problems
 from cam.methods.biases import require_biases
 from cam.output import outputs_of
 
@@ -18,27 +17,14 @@ from cam.output import outputs_of
 def unsuited(model: nn.Module, image: Tensor, layer: str, grid: Grid) -> dict[str, str]:
     """Method name → why the model cannot do it, as half a sentence; of `cam`, at `layer`.
 
-    Two forward passes of `image`, (1, C, H, W); the model is left as found.
+    A few forward passes of `image`, (1, C, H, W); the model is left as found.
     """
-    found: dict[str, str] = {}
-    matrices: list[Tensor] = []
-    size = (int(image.shape[-2]), int(image.shape[-1]))
-    try:
-        with evaluating(model), GuidedRectifiers() as guided, attending() as matrices:
-            (output,) = outputs_of(model(image))
-        require_global(matrices, size)
-    except MethodUnsuited as error:
-        found |= dict.fromkeys(("rollout", "chefer", "legrad"), str(error))
-        with evaluating(model), GuidedRectifiers() as guided:
-            (output,) = outputs_of(model(image))
+    found = attention_problems(model, image)
+    with evaluating(model), GuidedRectifiers() as guided:
+        (output,) = outputs_of(model(image))
     if not guided.count:
         reason = "it needs rectifiers (ReLU): this model has none"
         found |= dict.fromkeys(("guidedbackprop", "guidedgradcam"), reason)
-    try:
-        if "legrad" not in found and len(blocks_of(model)) != len(matrices):
-            found["legrad"] = ONE_EACH
-    except MethodUnsuited as error:
-        found["legrad"] = str(error)
     try:
         require_biases(model)
     except MethodUnsuited as error:

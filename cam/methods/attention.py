@@ -8,17 +8,24 @@ by the gradient: `r` weights equally the rows of the last matrix on which the sc
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Final, TypeVar
+
 import torch
 from torch import Tensor, nn
 
-from cam.attention import attending
+from cam.attention import NEEDED, attending, first_values
 from cam.errors import MethodUnsuited, NoGradientPath
-from cam.grids import grid_of
+from cam.evaluation import evaluating
+from cam.grids import MAX_PREFIX, Grid, grid_of
 from cam.methods.subject import Attribution, Progress, Steps, Subject
-from cam.output import outputs_of, watching
+from cam.output import Output, outputs_of, watching
 from cam.replay import Replay
 
-ONE_EACH = "it needs a transformer of blocks with one attention each"
+Said = TypeVar("Said")
+
+CHANNELS: Final = f"{NEEDED}: this model's attention joins channels, not patches"
 
 
 def rollout(subject: Subject) -> Steps:
@@ -27,7 +34,7 @@ def rollout(subject: Subject) -> Steps:
     Abnar & Zuidema, "Quantifying Attention Flow in Transformers", ACL 2020, section 3. It knows
     no class: the map is the same for all.
     """
-    matrices, scores = _attended(subject)
+    grid, matrices, scores = _attended(subject)
     relevance = torch.eye(matrices[0].shape[-1], device=matrices[0].device)
     for matrix in matrices:
         mixed = matrix.detach()[0].float().mean(0)
@@ -35,7 +42,7 @@ def rollout(subject: Subject) -> Steps:
         relevance = mixed / mixed.sum(-1, keepdim=True) @ relevance
     row = _read(matrices[-1], scores[0]) @ relevance  # of the sum it may be nothing
     yield Progress(1, 1)
-    return Attribution(_on_patches(subject, row.expand(len(subject.targets), -1)))
+    return Attribution(_on_patches(grid, row.expand(len(subject.targets), -1)))
 
 
 def chefer(subject: Subject) -> Steps:
@@ -44,7 +51,7 @@ def chefer(subject: Subject) -> Steps:
     Chefer, Gur & Wolf, "Generic Attention-model Explainability", ICCV 2021, equations 5 and 6:
     rules for self-attention.
     """
-    matrices, scores = _attended(subject)
+    grid, matrices, scores = _attended(subject)
     rows = []
     for turn, score in enumerate(scores):
         gradients = _gradients(score, matrices)
@@ -55,7 +62,7 @@ def chefer(subject: Subject) -> Steps:
         relevance = relevance - torch.eye(len(relevance), device=relevance.device)
         rows.append(_read(matrices[-1], score) @ relevance)
         yield Progress(turn + 1, len(scores))
-    return Attribution(_on_patches(subject, torch.stack(rows)))
+    return Attribution(_on_patches(grid, torch.stack(rows)))
 
 
 def legrad(subject: Subject) -> Steps:
@@ -64,17 +71,14 @@ def legrad(subject: Subject) -> Steps:
 
     Bousselham et al., "LeGrad", ICCV 2025, equations 4 to 8.
     """
-    blocks = blocks_of(subject.model)
     if any(target.layers for target in subject.targets):
         raise MethodUnsuited("legrad needs a target made of the model's output, not of a layer's")
-    with watching(subject.model, blocks) as left:
-        matrices, _ = _attended(subject)
-    if len(matrices) != len(blocks) or len(left) != len(blocks):
-        raise MethodUnsuited(ONE_EACH)
+    blocks = _blocks_of(subject.model)
+    grid, matrices, left = _left(subject.model, blocks, subject.image)
     replay = Replay(subject.model, blocks[-1], subject.image)
     rows = []
     with torch.inference_mode(False), torch.enable_grad():
-        tokens = torch.cat([left[name] for name in blocks])
+        tokens = torch.cat(left)
         scores = subject.scores_of(outputs_of(replay.output(tokens)))  # (layers, targets)
         for turn in range(len(subject.targets)):
             total = torch.zeros(matrices[0].shape[-1], device=tokens.device)
@@ -83,36 +87,132 @@ def legrad(subject: Subject) -> Steps:
                 total += gradient[0].float().relu().mean((0, 1))
             rows.append(total / len(matrices))
     yield Progress(1, 1)
-    return Attribution(_on_patches(subject, torch.stack(rows)))
+    return Attribution(_on_patches(grid, torch.stack(rows)))
 
 
-def _attended(subject: Subject) -> tuple[list[Tensor], tuple[Tensor, ...]]:
-    """The matrices (1, heads, N, N) of a pass and each target's score, with a graph.
+def attention_problems(model: nn.Module, image: Tensor) -> dict[str, str]:
+    """Which of rollout, chefer and legrad the model cannot do, and why, as half a sentence."""
+    try:
+        with evaluating(model):
+            attended(model, image, model)
+    except MethodUnsuited as error:
+        return dict.fromkeys(("rollout", "chefer", "legrad"), str(error))
+    try:
+        with evaluating(model):
+            _left(model, _blocks_of(model), image)
+    except MethodUnsuited as error:
+        return {"legrad": str(error)}
+    return {}
+
+
+def attended(
+    model: nn.Module, image: Tensor, run: Callable[[Tensor], Said]
+) -> tuple[Grid, list[Tensor], Said]:
+    """Where the N tokens that a model's attention joins lie on an image (1, C, H, W), the matrices
+    (1, heads, N, N) of a pass in order, and what `run`, which makes that pass, returns.
 
     Raises:
-        MethodUnsuited: if the model has no attention between all tokens of an image.
+        MethodUnsuited: see `token_grid` and `attending`.
     """
+    grid = token_grid(model, image)
     with attending() as matrices:
-        # Taken apart here: after it the caller's mode counts, in which nothing may have a graph.
-        scores = subject.scores_of(subject.outputs(subject.image))[0].unbind()
-    require_global(matrices, subject.size)
-    return matrices, scores
+        said = run(image)
+    return grid, matrices, said
 
 
-def require_global(matrices: list[Tensor], size: tuple[int, int]) -> None:
-    """
+def token_grid(model: nn.Module, image: Tensor) -> Grid:
+    """Where the tokens that a model's first attention joins lie on an image (1, C, H, W).
+
+    The attention's rows are tokens if a change of one patch of the image changes few rows of the
+    values, each in all its numbers; of channels it changes all, each in few positions. A grid is
+    taken if, for three corners of it, the row that changes most is that of the patch.
+
     Raises:
-        MethodUnsuited: if there are no matrices, or they do not join all patches of one image of
-            (height, width).
+        MethodUnsuited: if there is no such attention, or its tokens do not lie row by row.
     """
-    if not matrices:
-        raise MethodUnsuited("it needs a transformer: this model has no self-attention")
+    values = first_values(model, image)
+    tokens = int(values.shape[-2])
+    grids = _proposed(tokens, image)
+    for grid in grids or [Grid("tokens", 4, 4)]:
+        found = True
+        for cell in ((0, 0), (0, grid.width - 1), (grid.height - 1, 0)):
+            other = first_values(model, _changed(image, cell, (grid.height, grid.width)))
+            moved = (other - values).abs().float() if other.shape == values.shape else values[:0]
+            rows, columns = moved.sum_to_size(tokens, 1), moved.sum_to_size(moved.shape[-1])
+            if _spread(rows) >= _spread(columns):
+                raise MethodUnsuited(CHANNELS)
+            found = found and bool(grids) and _is_at(cell, grid.apply(rows[None])[0, 0], rows)
+        if found:
+            return grid
+    raise MethodUnsuited(
+        "it needs tokens that lie on the photo row by row: those of this model's attention, "
+        f"{tokens}, do not"
+    )
+
+
+def _proposed(tokens: int, image: Tensor) -> list[Grid]:
+    """The grids that so many tokens of an image (1, C, H, W) may have, behind some of no place."""
+    size = (int(image.shape[-2]), int(image.shape[-1]))
+    grids = [(prefix, grid_of((1, tokens - prefix, 1), size)) for prefix in range(MAX_PREFIX + 1)]
+    return [replace(grid, prefix=prefix) for prefix, grid in grids if grid and not grid.prefix]
+
+
+def _changed(image: Tensor, cell: tuple[int, int], cells: tuple[int, int]) -> Tensor:
+    """The image with noise added to one of its cells."""
+    noise = torch.randn(image.shape, generator=torch.Generator().manual_seed(0)).to(image)
+    mask = torch.zeros_like(image)
+    (top, bottom), (left, right) = (
+        (at * side // count, -(-(at + 1) * side // count))
+        for at, count, side in zip(cell, cells, image.shape[-2:], strict=True)
+    )
+    mask[..., top:bottom, left:right] = image.std() if image.std() > 0 else 1
+    return image + noise * mask
+
+
+def _spread(changes: Tensor) -> float:
+    """Over what share of its places a change is spread: 1 if all places change alike."""
+    return float(changes.sum() ** 2 / (changes**2).sum() / changes.numel())
+
+
+def _is_at(cell: tuple[int, int], patches: Tensor, rows: Tensor) -> bool:
+    """Whether the patch (h, w) that changes most is that cell or, where patches overlap and
+    several change, a neighbour of it; and nothing else changes more."""
+    strongest = patches.max()
+    row, column = divmod(int(patches.argmax()), patches.shape[1])
+    slack = int((patches > 1e-3 * strongest).sum() > 1)
+    near = max(abs(row - cell[0]), abs(column - cell[1])) <= slack
+    return near and bool(strongest >= rows.max())
+
+
+def _attended(subject: Subject) -> tuple[Grid, list[Tensor], tuple[Tensor, ...]]:
+    """The grid, the matrices (1, heads, N, N) of a pass and each target's score, with a graph."""
+
+    def scores(image: Tensor) -> tuple[Tensor, ...]:
+        # Taken apart here: after it the caller's mode counts, in which nothing may have a graph.
+        return subject.scores_of(subject.outputs(image))[0].unbind()
+
+    return attended(subject.model, subject.image, scores)
+
+
+def _left(
+    model: nn.Module, blocks: list[str], image: Tensor
+) -> tuple[Grid, list[Tensor], list[Tensor]]:
+    """The grid, the matrices, and the tokens as they leave each block, (1, …).
+
+    Raises:
+        MethodUnsuited: if the model's attention is unfit, or is not one in each block.
+    """
+    with watching(model, blocks) as left, evaluating(model):
+        grid, matrices, _ = attended(model, image, model)
     tokens = matrices[0].shape[-1]
-    same = all(len(each) == 1 and each.shape[-1] == tokens for each in matrices)
-    if not same or grid_of((1, tokens, 1), size) is None:
+    found = [left[name] for name in blocks if name in left]
+    sequences = [each for each in found if len(each) == 1 and each[0, ..., 0].numel() == tokens]
+    if not len(matrices) == len(blocks) == len(sequences):
         raise MethodUnsuited(
-            "it needs attention between all patches: this model attends within windows or stages"
+            f"it needs a transformer of blocks with one attention each: this model has "
+            f"{len(matrices)} attentions and {len(sequences)} blocks that return their tokens"
         )
+    return grid, matrices, sequences
 
 
 def _gradients(score: Tensor, matrices: list[Tensor]) -> list[Tensor]:
@@ -140,19 +240,13 @@ def _read(last: Tensor, score: Tensor) -> Tensor:
     return read / read.sum().clamp(min=1)
 
 
-def _on_patches(subject: Subject, rows: Tensor) -> Tensor:
+def _on_patches(grid: Grid, rows: Tensor) -> Tensor:
     """(targets, N) on the grid of patches: (targets, h, w)."""
-    grid = grid_of((1, rows.shape[1], 1), subject.size)
-    assert grid
     return grid.apply(rows.detach()[..., None])[:, 0]
 
 
-def blocks_of(model: nn.Module) -> list[str]:
-    """The names of a transformer's blocks: the longest list of equal modules with children.
-
-    Raises:
-        MethodUnsuited: if there is none.
-    """
+def _blocks_of(model: nn.Module) -> list[str]:
+    """The names of a transformer's blocks: the longest list of equal modules with children."""
     found: list[str] = []
     for name, module in model.named_modules():
         if isinstance(module, nn.Sequential | nn.ModuleList):
@@ -161,6 +255,4 @@ def blocks_of(model: nn.Module) -> list[str]:
             deep = all(any(True for _ in child.children()) for _, child in children)
             if len(kinds) == 1 and deep and len(children) > len(found):
                 found = [f"{name}.{child}" if name else child for child, _ in children]
-    if not found:
-        raise MethodUnsuited("it needs a transformer of blocks: this model has none")
     return found
