@@ -56,7 +56,7 @@ def attending() -> Iterator[list[Tensor]]:
 
     def note(matrix: Tensor, values: Tensor) -> Tensor:
         if matrices and not _depends(values, matrices[-1]):
-            raise MethodUnsuited(f"{NEEDED}, one after another: this model's lie side by side")
+            raise MethodUnsuited(f"{NEEDED}, one after another: this model has attentions side by side")
         torch.set_grad_enabled(True)
         if not matrix.requires_grad:
             matrix = matrix.detach().requires_grad_()
@@ -140,7 +140,7 @@ class _Attention(TorchFunctionMode):
                 values = right.movedim(there, -2)
                 matrix = self._mixing(left.movedim(at, -1), values, hides=self._weights[left])
                 return torch.einsum(f"{first},{second}->{result}", matrix.movedim(-1, at), right)
-        raise MethodUnsuited(f"{NEEDED}: this model's is a product {equation!r} of another kind")
+        raise MethodUnsuited(f"{NEEDED}: this model's attention is the product {equation!r}")
 
     def _mixing(self, matrix: Tensor, values: Tensor, *, hides: bool) -> Tensor:
         """The matrix (…, queries, keys) to go on with: the same numbers."""
@@ -151,7 +151,7 @@ class _Attention(TorchFunctionMode):
         if queries != keys:
             why = f"has {queries} queries and {keys} keys, which are pooled or of another sequence"
             if queries == 1:
-                why = f"has one query for {keys} keys: a class token attends alone"
+                why = f"has one query for {keys} keys: a class token or a pooling that attends alone"
         elif matrix.ndim == 3:
             why = "has its windows or its heads in the batch axis"
         elif matrix.ndim != 4 or len(matrix) != 1:
@@ -163,7 +163,7 @@ class _Attention(TorchFunctionMode):
         elif hides:
             why = "hides tokens from each other by a mask"
         if why:
-            raise MethodUnsuited(f"{NEEDED}: this model's {why}")
+            raise MethodUnsuited(f"{NEEDED}: this model's attention {why}")
         self._tokens = keys
         return self._take(matrix, values)
 
@@ -213,7 +213,7 @@ class _Attention(TorchFunctionMode):
         itself = query is key and key is value
         if not plain or masked or add_zero_attn or not itself or query.ndim != 3:
             why = "has masks, added keys or queries, keys and values of different tensors"
-            raise MethodUnsuited(f"{NEEDED}: this model's {why}")
+            raise MethodUnsuited(f"{NEEDED}: this model's attention {why}")
         assert in_proj_weight is not None
         tokens, batch, width = query.shape
         joined = functional.linear(query, in_proj_weight, in_proj_bias)
