@@ -56,7 +56,9 @@ def attending() -> Iterator[list[Tensor]]:
 
     def note(matrix: Tensor, values: Tensor) -> Tensor:
         if matrices and not _depends(values, matrices[-1]):
-            raise MethodUnsuited(f"{NEEDED}, one after another: this model has attentions side by side")
+            raise MethodUnsuited(
+                f"{NEEDED}, one after another: this model has attentions side by side"
+            )
         torch.set_grad_enabled(True)
         if not matrix.requires_grad:
             matrix = matrix.detach().requires_grad_()
@@ -151,7 +153,9 @@ class _Attention(TorchFunctionMode):
         if queries != keys:
             why = f"has {queries} queries and {keys} keys, which are pooled or of another sequence"
             if queries == 1:
-                why = f"has one query for {keys} keys: a class token or a pooling that attends alone"
+                why = (
+                    f"has one query for {keys} keys: a class token or a pooling that attends alone"
+                )
         elif matrix.ndim == 3:
             why = "has its windows or its heads in the batch axis"
         elif matrix.ndim != 4 or len(matrix) != 1:
