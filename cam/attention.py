@@ -82,9 +82,14 @@ def first_values(model: nn.Module, image: Tensor) -> Tensor:
         found.append(values)
         raise _Found
 
-    with torch.inference_mode(False), torch.no_grad(), evaluating(model):
-        with suppress(_Found), _Attention(stop):
-            model(image)
+    with (
+        torch.inference_mode(False),
+        torch.no_grad(),
+        evaluating(model),
+        suppress(_Found),
+        _Attention(stop),
+    ):
+        model(image)
     if not found:
         raise MethodUnsuited("it needs a transformer: this model has no softmax self-attention")
     return found[0]

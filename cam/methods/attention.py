@@ -20,7 +20,7 @@ from cam.errors import MethodUnsuited, NoGradientPath
 from cam.evaluation import evaluating
 from cam.grids import MAX_PREFIX, Grid, grid_of
 from cam.methods.subject import Attribution, Progress, Steps, Subject
-from cam.output import Output, outputs_of, watching
+from cam.output import outputs_of, watching
 from cam.replay import Replay
 
 Said = TypeVar("Said")
