@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Final, TypeVar
+from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -24,8 +24,6 @@ from cam.output import outputs_of, watching
 from cam.replay import Replay
 
 Said = TypeVar("Said")
-
-CHANNELS: Final = f"{NEEDED}: this model's attention joins channels, not patches"
 
 
 def rollout(subject: Subject) -> Steps:
@@ -112,42 +110,52 @@ def attended(
     (1, heads, N, N) of a pass in order, and what `run`, which makes that pass, returns.
 
     Raises:
-        MethodUnsuited: see `token_grid` and `attending`.
+        MethodUnsuited: see `token_grid` and `attending`; or if the tokens lie on no grid.
     """
     grid = token_grid(model, image)
     with attending() as matrices:
         said = run(image)
+    if grid is None:
+        raise MethodUnsuited(
+            "it needs tokens that lie on the photo row by row: those of this model's attention, "
+            f"{matrices[0].shape[-1]}, do not"
+        )
     return grid, matrices, said
 
 
-def token_grid(model: nn.Module, image: Tensor) -> Grid:
-    """Where the tokens that a model's first attention joins lie on an image (1, C, H, W).
+def token_grid(model: nn.Module, image: Tensor) -> Grid | None:
+    """Where the tokens that a model's first attention joins lie on images like (1, C, H, W); None
+    if they do not lie row by row.
 
-    The attention's rows are tokens if a change of one patch of the image changes few rows of the
-    values, each in all its numbers; of channels it changes all, each in few positions. A grid is
-    taken if, for three corners of it, the row that changes most is that of the patch.
+    It is measured on noise. The attention's rows are tokens if a change of one patch of the image
+    changes few rows of the values, each in all its numbers; of channels it changes all, each in
+    few positions. A grid is taken if, for three corners of it, the row that changes most is that
+    of the patch.
 
     Raises:
-        MethodUnsuited: if there is no such attention, or its tokens do not lie row by row.
+        MethodUnsuited: if there is no attention between N tokens, or it is between channels.
     """
-    values = first_values(model, image)
+    noise, other = torch.randn((2, *image.shape), generator=torch.Generator().manual_seed(0))
+    before, after = noise.to(image), other.to(image)
+    values = first_values(model, before)
     tokens = int(values.shape[-2])
     grids = _proposed(tokens, image)
     for grid in grids or [Grid("tokens", 4, 4)]:
-        found = True
+        found = bool(grids)
         for cell in ((0, 0), (0, grid.width - 1), (grid.height - 1, 0)):
-            other = first_values(model, _changed(image, cell, (grid.height, grid.width)))
-            moved = (other - values).abs().float() if other.shape == values.shape else values[:0]
+            changed = first_values(model, _pasted(before, after, cell, grid))
+            same = changed.shape == values.shape
+            moved = (changed - values).abs().float() if same else torch.zeros_like(values)
             rows, columns = moved.sum_to_size(tokens, 1), moved.sum_to_size(moved.shape[-1])
-            if _spread(rows) >= _spread(columns):
-                raise MethodUnsuited(CHANNELS)
-            found = found and bool(grids) and _is_at(cell, grid.apply(rows[None])[0, 0], rows)
+            local = _spread(rows) < _spread(columns)
+            if not local and _spread(columns) < 0.5:
+                raise MethodUnsuited(
+                    f"{NEEDED}: this model's attention joins channels, not patches"
+                )
+            found = found and local and _is_at(cell, grid.apply(rows[None])[0, 0], rows)
         if found:
             return grid
-    raise MethodUnsuited(
-        "it needs tokens that lie on the photo row by row: those of this model's attention, "
-        f"{tokens}, do not"
-    )
+    return None
 
 
 def _proposed(tokens: int, image: Tensor) -> list[Grid]:
@@ -157,16 +165,15 @@ def _proposed(tokens: int, image: Tensor) -> list[Grid]:
     return [replace(grid, prefix=prefix) for prefix, grid in grids if grid and not grid.prefix]
 
 
-def _changed(image: Tensor, cell: tuple[int, int], cells: tuple[int, int]) -> Tensor:
-    """The image with noise added to one of its cells."""
-    noise = torch.randn(image.shape, generator=torch.Generator().manual_seed(0)).to(image)
-    mask = torch.zeros_like(image)
+def _pasted(before: Tensor, after: Tensor, cell: tuple[int, int], grid: Grid) -> Tensor:
+    """The image `before`, with one cell of the grid of `after`."""
     (top, bottom), (left, right) = (
         (at * side // count, -(-(at + 1) * side // count))
-        for at, count, side in zip(cell, cells, image.shape[-2:], strict=True)
+        for at, count, side in zip(cell, (grid.height, grid.width), before.shape[-2:], strict=True)
     )
-    mask[..., top:bottom, left:right] = image.std() if image.std() > 0 else 1
-    return image + noise * mask
+    image = before.clone()
+    image[..., top:bottom, left:right] = after[..., top:bottom, left:right]
+    return image
 
 
 def _spread(changes: Tensor) -> float:

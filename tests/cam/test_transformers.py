@@ -71,7 +71,7 @@ REFUSED: dict[str, tuple[str, dict[str, Any]]] = {
 def built(name: str, options: dict[str, Any]) -> nn.Module:
     torch.manual_seed(0)
     model: nn.Module = timm.create_model(name, num_classes=7, **options)
-    return stirred(model).eval()
+    return model.eval()
 
 
 def stirred(model: nn.Module) -> nn.Module:
@@ -105,7 +105,7 @@ def test_what_is_refused_is_refused_with_its_reason(name: str) -> None:
 
 @pytest.mark.parametrize("name", DONE)
 def test_what_is_not_refused_is_done(name: str) -> None:
-    model, x = built(name, DONE[name]), images(1, size=side(name))
+    model, x = stirred(built(name, DONE[name])), images(1, size=side(name))
     cells = 5 if side(name) == 70 else 4
     assert attention_problems(model, x) == {}
     for method in METHODS:
@@ -166,7 +166,7 @@ def own_attention(
     ],
 )
 def test_the_maps_are_those_of_the_models_own_attention(name: str) -> None:
-    model: Any = built(name, DONE[name])
+    model: Any = stirred(built(name, DONE[name]))
     x = images(1, size=side(name))
     matrices, gradients, by_layer = own_attention(model, x, 3)
     tokens, prefix = matrices[0].shape[-1], model.num_prefix_tokens
