@@ -12,16 +12,19 @@ from cam.head import pooled_head
 from cam.methods.attention import attention_problems
 from cam.methods.biases import require_biases
 from cam.output import outputs_of
+from cam.reading import AUTO, Reading
 
 
-def unsuited(model: nn.Module, image: Tensor, layer: str, grid: Grid) -> dict[str, str]:
+def unsuited(
+    model: nn.Module, image: Tensor, layer: str, grid: Grid, reading: Reading = AUTO
+) -> dict[str, str]:
     """Method name → why the model cannot do it, as half a sentence; of `cam`, at `layer`.
 
     A few forward passes of `image`, (1, C, H, W); the model is left as found.
     """
     found = attention_problems(model, image)
     with evaluating(model), GuidedRectifiers() as guided:
-        (output,) = outputs_of(model(image))
+        (output,) = outputs_of(model(image), reading=reading, batch=1)
     if not guided.count:
         reason = "it needs rectifiers (ReLU): this model has none"
         found |= dict.fromkeys(("guidedbackprop", "guidedgradcam"), reason)
@@ -34,7 +37,7 @@ def unsuited(model: nn.Module, image: Tensor, layer: str, grid: Grid) -> dict[st
         found["cam"] = "it needs a classifier with a linear head"
     else:
         try:
-            pooled_head(model, image, layer, grid)
+            pooled_head(model, image, layer, grid, reading)
         except CamError as error:
             found["cam"] = str(error)
     return found

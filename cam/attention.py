@@ -69,13 +69,33 @@ def attending() -> Iterator[list[Tensor]]:
         yield matrices
 
 
-def first_values(model: nn.Module, image: Tensor) -> Tensor:
-    """The values (…, N, d) that the first attention mixes when the model sees an image
-    (1, C, H, W). The forward pass ends there.
+def token_count(model: nn.Module, image: Tensor) -> int:
+    """How many tokens a model's first attention joins, on images like (1, C, H, W).
+
+    The attention's rows are tokens if a change of one patch of the image changes few rows of the
+    values, each in all its numbers. If they are channels, it changes all rows, each in few places.
+    That is tried on noise.
 
     Raises:
-        MethodUnsuited: if there is no attention, or it is not between N tokens of one image.
+        MethodUnsuited: if there is no attention, or it is not between the tokens of one image.
     """
+    noise = torch.randn((2, *image.shape), generator=torch.Generator().manual_seed(0)).to(image)
+    before, after = noise[0], noise[0].clone()
+    patch = [slice(side // 4, -(-side // 2)) for side in image.shape[-2:]]
+    after[..., patch[0], patch[1]] = noise[1][..., patch[0], patch[1]]
+    values, changed = _first_values(model, before), _first_values(model, after)
+    tokens, width = values.shape[-2:]
+    if changed.shape == values.shape:
+        moved = (changed - values).abs().float()
+        rows, columns = (_spread(moved.sum_to_size(size)) for size in ((tokens, 1), (width,)))
+        if rows >= columns and (columns < 0.5 or tokens == width):
+            raise MethodUnsuited(f"{NEEDED}: this model's attention joins channels, not patches")
+    return int(tokens)
+
+
+def _first_values(model: nn.Module, image: Tensor) -> Tensor:
+    """The values (…, N, d) that the first attention mixes when the model sees an image
+    (1, C, H, W). The forward pass ends there."""
     found: list[Tensor] = []
 
     def stop(matrix: Tensor, values: Tensor) -> Tensor:
@@ -254,3 +274,8 @@ def _hides(scores: Tensor) -> bool:
 
 def _sums_to_one(matrix: Tensor) -> bool:
     return bool(((matrix.detach().float().sum(-1) - 1).abs() < ROUNDING).all())
+
+
+def _spread(changes: Tensor) -> float:
+    """Over what share of its places a change is spread: 1 if all places change alike."""
+    return float(changes.sum() ** 2 / (changes**2).sum() / changes.numel())

@@ -9,18 +9,18 @@ by the gradient: `r` weights equally the rows of the last matrix on which the sc
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
 
-from cam.attention import NEEDED, attending, first_values
+from cam.attention import attending, token_count
 from cam.errors import MethodUnsuited, NoGradientPath
 from cam.evaluation import evaluating
-from cam.grids import MAX_PREFIX, Grid, grid_of
+from cam.grids import Grid
+from cam.locate import token_grid
 from cam.methods.subject import Attribution, Progress, Steps, Subject
-from cam.output import outputs_of, watching
+from cam.output import watching
 from cam.replay import Replay
 
 Said = TypeVar("Said")
@@ -71,13 +71,13 @@ def legrad(subject: Subject) -> Steps:
     """
     if any(target.layers for target in subject.targets):
         raise MethodUnsuited("legrad needs a target made of the model's output, not of a layer's")
-    blocks = _blocks_of(subject.model)
-    grid, matrices, left = _left(subject.model, blocks, subject.image)
+    blocks = blocks_of(subject.model)
+    grid, matrices, left = _by_block(subject.model, blocks, subject.image)
     replay = Replay(subject.model, blocks[-1], subject.image)
     rows = []
     with torch.inference_mode(False), torch.enable_grad():
         tokens = torch.cat(left)
-        scores = subject.scores_of(outputs_of(replay.output(tokens)))  # (layers, targets)
+        scores = subject.scores_of(subject.replayed_outputs(replay, tokens))  # (layers, targets)
         for turn in range(len(subject.targets)):
             total = torch.zeros(matrices[0].shape[-1], device=tokens.device)
             for matrix, score in zip(matrices, scores[:, turn], strict=True):
@@ -89,15 +89,14 @@ def legrad(subject: Subject) -> Steps:
 
 
 def attention_problems(model: nn.Module, image: Tensor) -> dict[str, str]:
-    """Which of rollout, chefer and legrad the model cannot do, and why, as half a sentence."""
+    """Which of rollout, chefer and legrad a model cannot do on images like (1, C, H, W), and why,
+    as half a sentence."""
     try:
-        with evaluating(model):
-            attended(model, image, model)
+        attended(model, image, model)
     except MethodUnsuited as error:
         return dict.fromkeys(("rollout", "chefer", "legrad"), str(error))
     try:
-        with evaluating(model):
-            _left(model, _blocks_of(model), image)
+        _by_block(model, blocks_of(model), image)
     except MethodUnsuited as error:
         return {"legrad": str(error)}
     return {}
@@ -110,85 +109,18 @@ def attended(
     (1, heads, N, N) of a pass in order, and what `run`, which makes that pass, returns.
 
     Raises:
-        MethodUnsuited: see `token_grid` and `attending`; or if the tokens lie on no grid.
+        MethodUnsuited: see `token_count` and `attending`; or if the tokens lie on no grid.
     """
-    grid = token_grid(model, image)
-    with attending() as matrices:
+    tokens = token_count(model, image)
+    with evaluating(model), attending() as matrices:
         said = run(image)
+    grid = token_grid(model, image, tokens)
     if grid is None:
         raise MethodUnsuited(
             "it needs tokens that lie on the photo row by row: those of this model's attention, "
-            f"{matrices[0].shape[-1]}, do not"
+            f"{tokens}, do not"
         )
     return grid, matrices, said
-
-
-def token_grid(model: nn.Module, image: Tensor) -> Grid | None:
-    """Where the tokens that a model's first attention joins lie on images like (1, C, H, W); None
-    if they do not lie row by row.
-
-    It is measured on noise. The attention's rows are tokens if a change of one patch of the image
-    changes few rows of the values, each in all its numbers; of channels it changes all, each in
-    few positions. A grid is taken if, for three corners of it, the row that changes most is that
-    of the patch.
-
-    Raises:
-        MethodUnsuited: if there is no attention between N tokens, or it is between channels.
-    """
-    noise, other = torch.randn((2, *image.shape), generator=torch.Generator().manual_seed(0))
-    before, after = noise.to(image), other.to(image)
-    values = first_values(model, before)
-    tokens = int(values.shape[-2])
-    grids = _proposed(tokens, image)
-    for grid in grids or [Grid("tokens", 4, 4)]:
-        found = bool(grids)
-        for cell in ((0, 0), (0, grid.width - 1), (grid.height - 1, 0)):
-            changed = first_values(model, _pasted(before, after, cell, grid))
-            same = changed.shape == values.shape
-            moved = (changed - values).abs().float() if same else torch.zeros_like(values)
-            rows, columns = moved.sum_to_size(tokens, 1), moved.sum_to_size(moved.shape[-1])
-            local = _spread(rows) < _spread(columns)
-            if not local and _spread(columns) < 0.5:
-                raise MethodUnsuited(
-                    f"{NEEDED}: this model's attention joins channels, not patches"
-                )
-            found = found and local and _is_at(cell, grid.apply(rows[None])[0, 0], rows)
-        if found:
-            return grid
-    return None
-
-
-def _proposed(tokens: int, image: Tensor) -> list[Grid]:
-    """The grids that so many tokens of an image (1, C, H, W) may have, behind some of no place."""
-    size = (int(image.shape[-2]), int(image.shape[-1]))
-    grids = [(prefix, grid_of((1, tokens - prefix, 1), size)) for prefix in range(MAX_PREFIX + 1)]
-    return [replace(grid, prefix=prefix) for prefix, grid in grids if grid and not grid.prefix]
-
-
-def _pasted(before: Tensor, after: Tensor, cell: tuple[int, int], grid: Grid) -> Tensor:
-    """The image `before`, with one cell of the grid of `after`."""
-    (top, bottom), (left, right) = (
-        (at * side // count, -(-(at + 1) * side // count))
-        for at, count, side in zip(cell, (grid.height, grid.width), before.shape[-2:], strict=True)
-    )
-    image = before.clone()
-    image[..., top:bottom, left:right] = after[..., top:bottom, left:right]
-    return image
-
-
-def _spread(changes: Tensor) -> float:
-    """Over what share of its places a change is spread: 1 if all places change alike."""
-    return float(changes.sum() ** 2 / (changes**2).sum() / changes.numel())
-
-
-def _is_at(cell: tuple[int, int], patches: Tensor, rows: Tensor) -> bool:
-    """Whether the patch (h, w) that changes most is that cell or, where patches overlap and
-    several change, a neighbour of it; and nothing else changes more."""
-    strongest = patches.max()
-    row, column = divmod(int(patches.argmax()), patches.shape[1])
-    slack = int((patches > 1e-3 * strongest).sum() > 1)
-    near = max(abs(row - cell[0]), abs(column - cell[1])) <= slack
-    return near and bool(strongest >= rows.max())
 
 
 def _attended(subject: Subject) -> tuple[Grid, list[Tensor], tuple[Tensor, ...]]:
@@ -201,7 +133,7 @@ def _attended(subject: Subject) -> tuple[Grid, list[Tensor], tuple[Tensor, ...]]
     return attended(subject.model, subject.image, scores)
 
 
-def _left(
+def _by_block(
     model: nn.Module, blocks: list[str], image: Tensor
 ) -> tuple[Grid, list[Tensor], list[Tensor]]:
     """The grid, the matrices, and the tokens as they leave each block, (1, …).
@@ -209,8 +141,13 @@ def _left(
     Raises:
         MethodUnsuited: if the model's attention is unfit, or is not one in each block.
     """
-    with watching(model, blocks) as left, evaluating(model):
-        grid, matrices, _ = attended(model, image, model)
+
+    def leaving(image: Tensor) -> dict[str, Tensor]:
+        with watching(model, blocks) as left:
+            model(image)
+        return left
+
+    grid, matrices, left = attended(model, image, leaving)
     tokens = matrices[0].shape[-1]
     found = [left[name] for name in blocks if name in left]
     sequences = [each for each in found if len(each) == 1 and each[0, ..., 0].numel() == tokens]
@@ -252,7 +189,7 @@ def _on_patches(grid: Grid, rows: Tensor) -> Tensor:
     return grid.apply(rows.detach()[..., None])[:, 0]
 
 
-def _blocks_of(model: nn.Module) -> list[str]:
+def blocks_of(model: nn.Module) -> list[str]:
     """The names of a transformer's blocks: the longest list of equal modules with children."""
     found: list[str] = []
     for name, module in model.named_modules():

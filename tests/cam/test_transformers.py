@@ -20,7 +20,7 @@ from cam.methods.attention import attention_problems
 from tests.cam.nets import hook_count, images
 
 METHODS = ("rollout", "chefer", "legrad")
-SMALL = {"img_size": 64, "embed_dim": 48, "num_heads": 3, "depth": 3}
+SMALL = {"img_size": 64, "embed_dim": 48, "num_heads": 3, "depth": 2}
 
 DONE: dict[str, dict[str, Any]] = {
     "vit_tiny_patch16_224": SMALL,
@@ -34,7 +34,7 @@ DONE: dict[str, dict[str, Any]] = {
     "eva02_tiny_patch14_224": SMALL | {"img_size": 56},
     "vit_small_patch14_reg4_dinov2": SMALL | {"img_size": 70},
     "vit_little_patch16_reg4_gap_256": SMALL,
-    "convit_tiny": {"img_size": 64, "embed_dim": 12, "num_heads": 4, "depth": 3},
+    "convit_tiny": {"img_size": 64, "embed_dim": 12, "num_heads": 4, "depth": 2},
 }
 WINDOWS, POOLED, STAGES = "within windows or blocks", "pooled or of another", "in one layer and"
 REFUSED: dict[str, tuple[str, dict[str, Any]]] = {
