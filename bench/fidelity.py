@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from bench.library import MIDDLE, build, head_of, record
 from cam import Answer, ClassTarget, Question, default_layer, explain_batch, survey
 from cam.fast import FastPath
-from cam.fidelity import likeness
+from cam.fidelity import likeness, roundings_apart
 
 CROPS = 6
 
@@ -67,13 +67,14 @@ def compare(name: str, compiled: bool, device: str) -> dict[str, Any]:
     classes = [int(each.logits.argmax()) for each in exact]
     questions = [Question((ClassTarget(index),), "gradcam", (layer,)) for index in classes]
     quick = fast.explain(images, questions)
-    alike = [likeness(one, other) for one, other in zip(quick, exact, strict=True)]
+    likenesses = [likeness(one, other) for one, other in zip(quick, exact, strict=True)]
+    alike = [each for each in likenesses if each is not None]  # two flat maps tell nothing
     misses = []
     for one, other in zip(quick, exact, strict=True):
         assert isinstance(one, Answer)
-        if (said := int(one.logits.argmax())) != (meant := int(other.logits.argmax())):
-            gap = float(other.logits[meant] - other.logits[said])
-            misses.append(gap / (abs(float(other.logits[meant])) * torch.finfo(torch.bfloat16).eps))
+        if (said := one.logits.argmax()) != other.logits.argmax():
+            apart = roundings_apart(torch.from_numpy(other.logits), torch.tensor(said), fast.dtype)
+            misses.append(float(apart))
     return {
         "model": name,
         "layer": layer,

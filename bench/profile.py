@@ -67,7 +67,9 @@ def main() -> None:
     with here(entry) as (port, app), watched(spent):
         (engine,) = app.state.fleet.crew("resnet50").engines
         owner, name = (
-            (engine.model.fast, "_run") if engine.fidelity else (engine.model.module, "forward")
+            (engine.model.fast, "_run")
+            if engine.is_fast("gradcam")
+            else (engine.model.module, "forward")
         )
         with patch.object(owner, name, timed(getattr(owner, name), spent["forward"])):
             walls = ask(port, arguments.accept, arguments.requests, spent)

@@ -11,8 +11,9 @@ from cam.layers import Layer, default_layer, leaves, survey
 from cam.methods import METHODS
 from cam.observation import Observation, embed, observe
 from cam.onepass import explain_batch
-from cam.output import Detections, Output
+from cam.output import Detections, Output, resolve_reading
 from cam.overlay import COLORMAPS
+from cam.reading import Reading
 from cam.replay import Replay
 from cam.stepwise import explain_in_steps
 from cam.targets import ClassTarget, SimilarityTarget, Target, UnitTarget
@@ -32,6 +33,7 @@ __all__ = [
     "Observation",
     "Output",
     "Question",
+    "Reading",
     "Replay",
     "SimilarityTarget",
     "Target",
@@ -47,6 +49,7 @@ __all__ = [
     "gallery",
     "leaves",
     "observe",
+    "resolve_reading",
     "scale",
     "survey",
 ]

@@ -13,24 +13,26 @@ from cam.head import pooled_head
 from cam.methods.attention import ONE_EACH, blocks_of, require_global
 from cam.methods.biases import require_biases
 from cam.output import outputs_of
+from cam.reading import AUTO, Reading
 
 
-def unsuited(model: nn.Module, image: Tensor, layer: str, grid: Grid) -> dict[str, str]:
+def unsuited(
+    model: nn.Module, image: Tensor, layer: str, grid: Grid, reading: Reading = AUTO
+) -> dict[str, str]:
     """Method name → why the model cannot do it, as half a sentence; of `cam`, at `layer`.
 
     Two forward passes of `image`, (1, C, H, W); the model is left as found.
     """
     found: dict[str, str] = {}
     matrices: list[Tensor] = []
-    size = (int(image.shape[-2]), int(image.shape[-1]))
     try:
         with evaluating(model), GuidedRectifiers() as guided, attending() as matrices:
-            (output,) = outputs_of(model(image))
-        require_global(matrices, size)
+            (output,) = outputs_of(model(image), reading=reading, batch=1)
+        require_global(model, matrices, image)
     except MethodUnsuited as error:
         found |= dict.fromkeys(("rollout", "chefer", "legrad"), str(error))
         with evaluating(model), GuidedRectifiers() as guided:
-            (output,) = outputs_of(model(image))
+            (output,) = outputs_of(model(image), reading=reading, batch=1)
     if not guided.count:
         reason = "it needs rectifiers (ReLU): this model has none"
         found |= dict.fromkeys(("guidedbackprop", "guidedgradcam"), reason)
@@ -48,7 +50,7 @@ def unsuited(model: nn.Module, image: Tensor, layer: str, grid: Grid) -> dict[st
         found["cam"] = "it needs a classifier with a linear head"
     else:
         try:
-            pooled_head(model, image, layer, grid)
+            pooled_head(model, image, layer, grid, reading)
         except CamError as error:
             found["cam"] = str(error)
     return found

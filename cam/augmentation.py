@@ -13,6 +13,7 @@ from cam.errors import CamError, NothingDetected
 from cam.explanation import Answer, AnswerSteps, Question
 from cam.methods.subject import Progress
 from cam.onepass import explain_batch
+from cam.reading import AUTO, Reading
 from cam.targets import mirrored
 
 BRIGHTNESS: Final = (1.0, 0.9, 1.1)
@@ -20,7 +21,12 @@ BRIGHTNESS: Final = (1.0, 0.9, 1.1)
 
 
 def explain_augmented(
-    model: nn.Module, image: Tensor, question: Question, *, chunk: int = 16
+    model: nn.Module,
+    image: Tensor,
+    question: Question,
+    *,
+    chunk: int = 16,
+    reading: Reading = AUTO,
 ) -> AnswerSteps:
     """Answer a question whose `smooth` is "augment" or "both", in steps: see `explain_in_steps`.
 
@@ -28,7 +34,7 @@ def explain_augmented(
     turned back first.
     """
     plain = replace(question, smooth="eigen" if question.smooth == "both" else "none")
-    (first,) = explain_batch(model, image[None].clone(), [plain])
+    (first,) = explain_batch(model, image[None].clone(), [plain], reading=reading)
     variants = 2 * len(BRIGHTNESS)
     yield Progress(1, variants)
     if isinstance(first, CamError):
@@ -49,7 +55,8 @@ def explain_augmented(
         some = torch.stack(others[start : start + chunk])
         flips = [start + offset + 1 >= len(BRIGHTNESS) for offset in range(len(some))]
         asked = [turned if flipped else same for flipped in flips]
-        for flipped, answer in zip(flips, explain_batch(model, some, asked), strict=True):
+        answers = explain_batch(model, some, asked, reading=reading)
+        for flipped, answer in zip(flips, answers, strict=True):
             if isinstance(answer, NothingDetected):
                 continue  # what is no longer found adds nothing
             if isinstance(answer, CamError):

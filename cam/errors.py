@@ -6,6 +6,7 @@
   - UnknownColormap       no such colour map
   - ModelError            the model cannot be explained as it stands
     - NotLogits           its output holds no logits and no detections
+    - UnsuitedActivation  that activation does not fit its output, or there is no such activation
     - NoTargetLayer       no layer of it has a spatial output
   - LayerError            a layer that was named cannot be used
     - UnknownLayer        the model has no such module
@@ -23,6 +24,7 @@
     - BoxOutside          the box has no pixel of the image
     - ChannelOutOfRange   the layer has no such channel
   - NonFinite             a logit, an activation or a gradient is NaN or infinite
+  - Unfaithful            a fast path does not say what the exact one says
 
 Every message is one sentence that names the bad value and, where there is a list, what is allowed.
 """
@@ -50,6 +52,10 @@ class ModelError(CamError):
 
 class NotLogits(ModelError):
     """The model's output holds neither logits nor detections."""
+
+
+class UnsuitedActivation(ModelError):
+    """The activation does not fit the model's output, or there is none of that name."""
 
 
 class NoTargetLayer(ModelError):
@@ -118,3 +124,7 @@ class ChannelOutOfRange(TargetError):
 
 class NonFinite(CamError):
     """A logit, an activation or a gradient is NaN or infinite."""
+
+
+class Unfaithful(CamError):
+    """A fast path does not say what the exact one says."""

@@ -12,8 +12,9 @@ from torch import Tensor, nn
 from cam.capture import Capture
 from cam.errors import MethodUnsuited
 from cam.evaluation import evaluating
-from cam.grids import grids_of
-from cam.output import outputs_of
+from cam.locate import locate
+from cam.output import Output, detached, outputs_of, resolve_reading
+from cam.reading import AUTO, Reading
 from cam.replay import Replay
 
 ITERATIONS = 200
@@ -30,9 +31,13 @@ class Concept:
     logits: NDArray[np.float32] | None
     """What the model says of the concept alone, at every position: float32 (C,); None if it is no
     classifier."""
+    probabilities: NDArray[np.float32] | None = None
+    """Of the logits, by the model's activation."""
 
 
-def factorise(model: nn.Module, image: Tensor, layer: str, count: int) -> list[Concept]:
+def factorise(
+    model: nn.Module, image: Tensor, layer: str, count: int, *, reading: Reading = AUTO
+) -> list[Concept]:
     """Factorise a layer's activations V (K, h·w) ≈ W H into `count` concepts by non-negative
     matrix factorisation, largest share first.
 
@@ -44,14 +49,17 @@ def factorise(model: nn.Module, image: Tensor, layer: str, count: int) -> list[C
 
     Args:
         image: float (1, C, H, W), preprocessed, on the model's device and in its dtype.
+        reading: how the model's output is read; one more pass tells an activation that is `auto`.
 
     Raises:
         CamError: if the layer cannot be used, or has fewer channels or positions than `count`.
     """
+    located = locate(model, image, [layer])
+    reading, _ = resolve_reading(model, image, reading)
     with evaluating(model), Capture(model, [layer]) as capture:
-        said = outputs_of(model(image))[0]
+        (said,) = outputs_of(model(image), reading=reading, batch=1)
         output = capture.activations[layer]
-    grid = grids_of({layer: output}, image)[layer]
+    grid = located.grids({layer: output}, image)[layer]
     features = grid.apply(output)[0].double().cpu()
     channels, height, width = features.shape
     if count > min(channels, height * width):
@@ -64,26 +72,27 @@ def factorise(model: nn.Module, image: Tensor, layer: str, count: int) -> list[C
     w, h = _factors(flat - offset, count)
     sizes = w.sum(0) * h.sum(1)
     order = sizes.argsort(descending=True)
-    logits: list[NDArray[np.float32] | None] = [None] * count
+    alone = [Output()] * count
     if said.logits is not None:
         replay = Replay(model, layer, image)
         columns = (w * h.amax(1) + offset).T[order].to(output)  # as strong as it ever is
         changed = replay.activation.repeat(count, *[1] * (output.ndim - 1))
-        grid.apply(changed)[:] = columns[:, :, None, None]
+        changed = grid.put(changed, columns[:, :, None, None].expand(-1, -1, height, width))
         with torch.no_grad():
-            logits = [
-                each.logits.cpu().numpy()
-                for each in outputs_of(replay.output(changed))
-                if each.logits is not None
-            ]
+            alone = detached(outputs_of(replay.output(changed), reading=reading, batch=count))
     return [
         Concept(
             map=h[index].reshape(height, width).float().numpy(),
             share=float(sizes[index] / sizes.sum().clamp(min=1e-12)),
-            logits=logits[turn],
+            logits=_array(alone[turn].logits),
+            probabilities=_array(alone[turn].probabilities),
         )
         for turn, index in enumerate(order.tolist())
     ]
+
+
+def _array(values: Tensor | None) -> NDArray[np.float32] | None:
+    return None if values is None else values.numpy()
 
 
 def _factors(values: Tensor, count: int) -> tuple[Tensor, Tensor]:

@@ -23,11 +23,12 @@ from torch._inductor import config as inductor
 
 from cam.errors import CamError, LayerNotSpatial
 from cam.explanation import Answer, Question
-from cam.grids import grids_of
 from cam.head import PooledHead
 from cam.layout import fastest
+from cam.locate import inherit, locate
 from cam.onepass import answer, answer_by_head, explain_batch
-from cam.output import logits_of, outputs_of, size_of
+from cam.output import outputs_of, size_of
+from cam.reading import AUTO, Reading, logits_of
 from cam.targets import ClassTarget
 
 
@@ -41,6 +42,8 @@ class FastPath:
         sizes: of the batches to compile for.
         compile: whether to compile at all; without, the copy is only recast and laid out anew.
         head: the model's at that layer, if it has one: see `cam.head`.
+        reading: how the model's output is read, its activation resolved: what is compiled has no
+            graph that shows it.
 
     Raises:
         LayerNotSpatial: in the first pass, if the layer returns no tensor.
@@ -55,15 +58,17 @@ class FastPath:
         sizes: Sequence[int],
         compile: bool = True,  # noqa: A002
         head: PooledHead | None = None,
+        reading: Reading = AUTO,
     ) -> None:
         self.layer, self.dtype = layer, dtype
         self.sizes = tuple(sorted(set(sizes)))
         self.compiled = compile
         """Whether what runs is compiled."""
-        self._head = head
+        self._head, self._reading = head, reading
         self._copy = copy.deepcopy(model).eval().requires_grad_(False)
+        inherit(model, self._copy)
         self._copy.to(dtype=dtype, memory_format=torch.channels_last)  # type: ignore[call-overload]
-        self._probed = _Probed(self._copy, layer)
+        self._probed = _Probed(self._copy, layer, reading)
         self._run: Callable[[Tensor, Tensor | None], tuple[Tensor, Tensor]] = self._probed
         if compile:
             self._run = torch.compile(self._probed, dynamic=False)
@@ -71,10 +76,12 @@ class FastPath:
         self._shape: torch.Size | None = None
 
     def takes(self, question: Question) -> bool:
-        """Whether it can answer the question."""
+        """Whether it can answer the question. How well its methods do, `cam.fidelity` tells: not
+        of components by `smooth`, which it therefore leaves to the exact way."""
         return (
             bool(question.targets)
             and not question.in_steps
+            and question.smooth == "none"
             and set(question.layers) == {self.layer}
             and not question.looks_at
         )
@@ -102,16 +109,18 @@ class FastPath:
         return None
 
     def explain(self, images: Tensor, questions: Sequence[Question]) -> list[Answer | CamError]:
-        """Answer a question for each image, as `explain_batch` does.
+        """Answer a question for each image, or several, as `explain_batch` does.
 
         Args:
             images: float (B, C, H, W), B at most the largest size; on the model's device.
-            questions: such as it `takes`.
+            questions: such as it `takes`; one for each image, or the same number for each.
         """
         count = len(images)
         if not self.compiled:
             recast = images.to(self.dtype).contiguous(memory_format=torch.channels_last)
-            return explain_batch(self._copy, recast, questions, head=self._head)
+            return explain_batch(
+                self._copy, recast, questions, head=self._head, reading=self._reading
+            )
         size = next(each for each in self.sizes if each >= count)
         filled = images.to(self.dtype)
         if size > count:
@@ -125,14 +134,16 @@ class FastPath:
                 with torch.no_grad():
                     logits, activation = self._run(filled, None)
                 return answer_by_head(
-                    self._head, questions, activation[:count], logits[:count], images
+                    self._head, questions, activation[:count], logits[:count], images, self._reading
                 )
             with torch.enable_grad():
                 probe = self._probe(filled)
                 logits, activation = self._run(filled, probe)
                 at_probe = _AtProbe(self.layer, probe, activation.detach())
-                grids = grids_of(at_probe.activations, filled)
-                outputs = outputs_of(logits, size=size_of(images))[:count]
+                located = locate(self._copy, filled[:1], [self.layer])
+                grids = located.grids(at_probe.activations, filled)
+                reading = self._reading.of_logits
+                outputs = outputs_of(logits, size=size_of(images), reading=reading)[:count]
                 return answer(questions, outputs, at_probe, grids)
 
     @contextmanager
@@ -163,15 +174,15 @@ class _Probed(nn.Module):
     """A model that adds a probe to a layer's output, if it gets one, and returns that beside its
     logits."""
 
-    def __init__(self, model: nn.Module, layer: str) -> None:
+    def __init__(self, model: nn.Module, layer: str, reading: Reading) -> None:
         super().__init__()
-        self.model = model
+        self.model, self._reading = model, reading
         self._kept: list[Tensor | None] = []
         self.model.get_submodule(layer).register_forward_hook(self._take)
 
     def forward(self, images: Tensor, probe: Tensor | None) -> tuple[Tensor, Tensor]:
         self._kept = [probe]
-        logits = logits_of(self.model(images))
+        logits = logits_of(self.model(images), self._reading, batch=len(images))
         activation = self._kept.pop()
         assert activation is not None
         self._kept = []

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from cam.errors import MethodUnsuited
 from cam.evaluation import evaluating
 from cam.grids import Grid
-from cam.output import logits_of
+from cam.reading import AUTO, Reading, logits_of
 
 TOLERANCE = 1e-3
 """Relative, of the mean that the head must have read: half precision has no more."""
@@ -35,7 +35,7 @@ class PooledHead:
     grid: Grid
     """Where the positions in the layer's output are."""
     weights: Tensor
-    """float32 (C, K), for C classes and K channels."""
+    """float32 (C, K), for C outputs, each a class unless there is but one, and K channels."""
     rectified: bool
     """Whether negative activations are cut off before the mean, as DenseNet does."""
 
@@ -53,7 +53,7 @@ class HeadSignals:
         self.grids = {head.layer: Grid("channels first", head.grid.height, head.grid.width)}
         self._activations = head.grid.apply(output)
         self.logits = logits.float().clone().requires_grad_()
-        """(B, C), the leaf of every score's graph."""
+        """(B, C), as the head returned them: the leaf of every score's graph."""
         self._gradients: Tensor | None = None
 
     @property
@@ -72,13 +72,16 @@ class HeadSignals:
         self._gradients = gradients * (a > 0) if self._head.rectified else gradients
 
 
-def pooled_head(model: nn.Module, image: Tensor, layer: str, grid: Grid) -> PooledHead:
+def pooled_head(
+    model: nn.Module, image: Tensor, layer: str, grid: Grid, reading: Reading = AUTO
+) -> PooledHead:
     """The linear head (or convolution of one pixel) that reads the mean of the layer's output over
     positions and returns the logits; told by what goes into it and comes out, not by names.
 
     Args:
         image: (1, C, H, W), on the model's device and in its dtype.
         grid: of the layer's output.
+        reading: says where the logits are.
 
     Raises:
         MethodUnsuited: if there is none.
@@ -103,7 +106,8 @@ def pooled_head(model: nn.Module, image: Tensor, layer: str, grid: Grid) -> Pool
         scope.enter_context(torch.no_grad())
         for name in {*heads, layer}:
             scope.callback(modules[name].register_forward_hook(partial(note, name)).remove)
-        logits = logits_of(model(image.clone()))  # which the model may change in place
+        # The clone: the model may change it in place.
+        logits = logits_of(model(image.clone()), reading, batch=len(image))
     if logits.ndim == 2 and isinstance(outputs.get(layer), Tensor):
         a = grid.apply(outputs[layer]).float()
         for name in reversed(heads):

@@ -13,8 +13,10 @@ from torch import Tensor, nn
 
 from cam.errors import NoTargetLayer
 from cam.evaluation import evaluating
-from cam.grids import NO_GRID, Grid, grid_of
+from cam.grids import NO_GRID, Grid, Location
+from cam.locate import locate
 from cam.output import outputs_of, total
+from cam.reading import AUTO, Reading
 
 _POOLING = (nn.AdaptiveAvgPool2d, nn.AdaptiveMaxPool2d)
 
@@ -42,7 +44,7 @@ class Layer:
         return self.problem is None
 
 
-def survey(model: nn.Module, image: Tensor) -> list[Layer]:
+def survey(model: nn.Module, image: Tensor, reading: Reading = AUTO) -> list[Layer]:
     """Every module of `model` in the order in which they finish on `image`; then those that never
     ran.
 
@@ -51,6 +53,7 @@ def survey(model: nn.Module, image: Tensor) -> list[Layer]:
 
     Args:
         image: one image, float (1, C, H, W), on the model's device and in its dtype.
+        reading: how the model's output is read.
 
     Raises:
         NotLogits: if the model's output holds neither logits nor detections.
@@ -72,24 +75,26 @@ def survey(model: nn.Module, image: Tensor) -> list[Layer]:
             scope.callback(module.register_forward_hook(partial(note, name)).remove)
         probe = image.detach().clone().requires_grad_()
         # The clone: a leaf may not be changed in place.
-        said = outputs_of(model(probe.clone()))
+        said = outputs_of(model(probe.clone()), reading=reading, batch=len(image))
         gradients = _gradients(total(said), outputs)
         # In noise a detector may find nothing: then nothing is known of what it depends on.
         known = said[0].detections is None or bool(len(said[0].detections.scores))
 
     found = []
     modules = dict(model.named_modules())
-    grids = _grids(outputs, (int(image.shape[-2]), int(image.shape[-1])))
+    located = locate(model, image)
     for name in [*outputs, *(name for name in names.values() if name not in outputs)]:
-        output, grid = outputs.get(name), grids.get(name)
+        output = outputs.get(name)
         found.append(
             Layer(
                 name=name,
                 type=type(modules[name]).__name__,
                 shape=tuple(output.shape[1:]) if isinstance(output, Tensor) else None,
-                problem=_problem(output, runs[name], grid, gradients.get(name), known=known),
-                grid=grid,
-                natural=_natural(modules[name], grid),
+                problem=_problem(
+                    output, runs[name], located.found.get(name), gradients.get(name), known=known
+                ),
+                grid=located.grid(name),
+                natural=_natural(modules[name], located.grid(name)),
             )
         )
     return found
@@ -130,23 +135,6 @@ def _gradients(score: Tensor, outputs: dict[str, Any]) -> dict[str, Tensor]:
     return {name: g for name, g in zip(tensors, gradients, strict=True) if g is not None}
 
 
-def _grids(outputs: dict[str, Any], image: tuple[int, int]) -> dict[str, Grid]:
-    """The outputs that lie on the image."""
-    grids = {}
-    for name, output in outputs.items():
-        if isinstance(output, Tensor) and output.is_floating_point() and output.shape[:1] == (1,):
-            grid = grid_of(tuple(output.shape), image)
-            if grid:
-                grids[name] = grid
-    tokens = {outputs[name].shape[1] for name, grid in grids.items() if grid.kind == "tokens"}
-    return {
-        name: grid
-        for name, grid in grids.items()
-        # A matrix of attention between tokens may have the image's proportions, too.
-        if grid.kind == "tokens" or not {grid.height, grid.width} <= tokens
-    }
-
-
 def _natural(module: nn.Module, grid: Grid | None) -> bool:
     if grid is None or grid.kind == "channels first":
         return not isinstance(module, _POOLING)
@@ -154,20 +142,22 @@ def _natural(module: nn.Module, grid: Grid | None) -> bool:
 
 
 def _problem(
-    output: Any, runs: int, grid: Grid | None, gradient: Tensor | None, *, known: bool
+    output: Any, runs: int, location: Location | None, gradient: Tensor | None, *, known: bool
 ) -> str | None:
     if runs == 0:
         return "it does not run in a forward pass"
     if not isinstance(output, Tensor):
         return f"its output is a {type(output).__name__}, not a tensor"
-    if grid is None:
-        return f"its output {tuple(output.shape[1:])} is {NO_GRID}"
     if runs > 1:
         return f"it runs {runs} times in a forward pass; name the block around it"
+    if location is None or location.grid is None:
+        return (
+            location.problem if location else f"its output {tuple(output.shape[1:])} is {NO_GRID}"
+        )
     if not known:
         return None
     if gradient is None:
         return "the model's output does not depend on it"
-    if gradient.any() and not grid.apply(gradient).any():
+    if gradient.any() and not location.grid.apply(gradient).any():
         return "the model's output depends on its class token alone"
     return None

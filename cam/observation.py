@@ -12,9 +12,11 @@ from torch import Tensor, nn
 
 from cam.capture import Capture
 from cam.evaluation import evaluating
-from cam.grids import Grid, grid_of
+from cam.grids import Grid
 from cam.likeness import embedding_of
-from cam.output import detached, looked_at, outputs_of, size_of, watching
+from cam.locate import locate
+from cam.output import detached, looked_at, outputs_of, resolve_reading, size_of, watching
+from cam.reading import AUTO, Reading
 from cam.targets import Target
 
 
@@ -69,16 +71,24 @@ class Observation:
 
 
 def observe(
-    model: nn.Module, image: Tensor, layers: Sequence[str], target: Target
+    model: nn.Module,
+    image: Tensor,
+    layers: Sequence[str],
+    target: Target,
+    *,
+    reading: Reading = AUTO,
 ) -> list[Observation]:
     """Look at `layers` while `model` sees `image`, and while `target` is differentiated.
 
     Args:
         image: float (1, C, H, W), preprocessed, on the model's device and in its dtype.
+        reading: how the model's output is read; one more pass tells an activation that is `auto`.
 
     Raises:
         CamError: if a layer or the target cannot be looked at. The model is left as found.
     """
+    located = locate(model, image, [*layers, *target.layers])
+    reading, _ = resolve_reading(model, image, reading)
     types = {name: type(module).__name__ for name, module in model.named_modules()}
     with (
         evaluating(model),
@@ -86,13 +96,13 @@ def observe(
         watching(model, target.layers) as seen,
     ):
         raw = model(image)
-        (output,) = outputs_of(raw, looked_at(seen, target.layers, image), size=size_of(image))
+        looked = looked_at(seen, target.layers, image, located)
+        (output,) = outputs_of(raw, looked, size=size_of(image), reading=reading, batch=1)
         (said,) = detached([output])
         score = target.resolve(said).score(output)
         if score.requires_grad:
             capture.backward(score)
         inputs, gradients = capture.inputs, capture.reached
-        size = (int(image.shape[-2]), int(image.shape[-1]))
         return [
             Observation(
                 layer=layer,
@@ -100,7 +110,7 @@ def observe(
                 input=_array(inputs.get(layer)),
                 output=_of_one(output),
                 gradient=_array(gradients.get(layer)),
-                grid=grid_of(tuple(output.shape), size) if output.shape[:1] == (1,) else None,
+                grid=located.grid(layer),
             )
             for layer, output in capture.activations.items()
         ]
@@ -113,9 +123,10 @@ def embed(model: nn.Module, image: Tensor, layer: str) -> Tensor:
     Raises:
         CamError: if the layer is unknown or returns no tensor.
     """
+    located = locate(model, image, [layer])
     with evaluating(model), torch.no_grad(), watching(model, [layer]) as seen:
         model(image)
-        return embedding_of(looked_at(seen, [layer], image)[layer][0])
+        return embedding_of(looked_at(seen, [layer], image, located)[layer][0])
 
 
 def statistics(values: NDArray[np.float32]) -> Statistics:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
+from itertools import cycle
 from typing import Protocol
 
 import torch
@@ -16,10 +17,21 @@ from cam.capture import Capture
 from cam.errors import CamError, LayerDidNotRun, MethodUnsuited, NoGradientPath, NonFinite
 from cam.evaluation import evaluating
 from cam.explanation import Answer, Found, Question, compose, score_of
-from cam.grids import Grid, grids_of
+from cam.grids import Grid
 from cam.head import PooledHead
+from cam.locate import locate
 from cam.methods import METHODS
-from cam.output import Output, detached, logits_of, looked_at, outputs_of, size_of, watching
+from cam.output import (
+    Output,
+    detached,
+    looked_at,
+    outputs_of,
+    resolve_reading,
+    size_of,
+    tells_activation,
+    watching,
+)
+from cam.reading import AUTO, Reading, logits_of
 from cam.targets import Target
 
 
@@ -29,6 +41,7 @@ def explain_batch(
     questions: Sequence[Question],
     *,
     head: PooledHead | None = None,
+    reading: Reading = AUTO,
 ) -> list[Answer | CamError]:
     """Answer a question for each image of a batch with one forward pass, and one backward pass
     for as many targets as the longest question has.
@@ -38,13 +51,16 @@ def explain_batch(
 
     Args:
         images: float (B, C, H, W), preprocessed, on the model's device and in its dtype.
-        questions: one for each image; they may differ in everything.
+        questions: one for each image, or the same number for each: the first of every image, the
+            second of every image, and so on. They may differ in everything.
         head: the model's, from `pooled_head`: where the questions are about its layer alone there
             is no backward pass, and no graph.
+        reading: how the model's output is read. Where its activation is `auto` and the pass does
+            not show it, one more pass of one image tells: see `resolve_reading`.
 
     Returns:
-        For each image its answer, or the error that is its own: a target that cannot be, or numbers
-        that are not finite.
+        For each question its answer, or the error that is its own: a target that cannot be, or
+        numbers that are not finite.
 
     Raises:
         CamError: that concerns the batch: a layer or method that cannot be used.
@@ -54,30 +70,41 @@ def explain_batch(
         if question.in_steps:
             raise MethodUnsuited(f"{question.method} takes many steps: see explain_in_steps")
     if not any(question.targets for question in questions):  # predictions alone
+        reading, _ = resolve_reading(model, images[:1], reading)
         with evaluating(model), torch.inference_mode():
-            said = detached(outputs_of(model(images)))
+            said = detached(outputs_of(model(images), reading=reading, batch=len(images)))
         return [
             compose(question, question.resolve(each), each, [])
-            for question, each in zip(questions, said, strict=True)
+            for question, each in zip(questions, cycle(said), strict=False)
         ]
     if head and all(_by_head(head, question) for question in questions):
         with evaluating(model), watching(model, [head.layer]) as seen, torch.inference_mode():
-            logits = logits_of(model(images))
+            logits = logits_of(model(images), reading, batch=len(images))
             if head.layer not in seen:
                 raise LayerDidNotRun(f"layer {head.layer!r} did not run in this forward pass")
-        return answer_by_head(head, questions, seen[head.layer], logits, images)
+        return answer_by_head(head, questions, seen[head.layer], logits, images, reading)
     layers = dict.fromkeys(
         name for question in questions if question.targets for name in question.layers
     )
     looks = dict.fromkeys(name for question in questions for name in question.looks_at)
+    located = locate(model, images[:1], [*layers, *looks])
     with (
         evaluating(model),
         Capture(model, layers) as capture,
         watching(model, looks) as seen,
     ):
         raw = model(images)
-        outputs = outputs_of(raw, looked_at(seen, looks, images), size=size_of(images))
-        return answer(questions, outputs, capture, grids_of(capture.activations, images))
+        if tells_activation(raw, reading, len(images)):
+            outputs = outputs_of(
+                raw,
+                looked_at(seen, looks, images, located),
+                size=size_of(images),
+                reading=reading,
+                batch=len(images),
+            )
+            return answer(questions, outputs, capture, located.grids(capture.activations, images))
+    reading, _ = resolve_reading(model, images[:1], reading)
+    return explain_batch(model, images, questions, head=head, reading=reading)
 
 
 def _by_head(head: PooledHead, question: Question) -> bool:
@@ -91,12 +118,13 @@ def answer_by_head(
     output: Tensor,
     logits: Tensor,
     images: Tensor,
+    reading: Reading = AUTO,
 ) -> list[Answer | CamError]:
     """Answer a question for each image from the output of the head's layer and the logits that a
     forward pass without a graph left, (B, …) both."""
     with torch.inference_mode(False), torch.enable_grad():
         signals = head.signals(output, logits)
-        outputs = outputs_of(signals.logits, size=size_of(images))
+        outputs = outputs_of(signals.logits, size=size_of(images), reading=reading.of_logits)
         return answer(questions, outputs, signals, signals.grids)
 
 
@@ -121,7 +149,24 @@ def answer(
     signals: Signals,
     grids: dict[str, Grid],
 ) -> list[Answer | CamError]:
-    """Answer a question for each image of a batch from what its forward pass left."""
+    """Answer a question for each image of a batch, or several, from what its forward pass left:
+    see `explain_batch`."""
+    found: list[Answer | CamError] = []
+    for start in range(0, len(questions), max(len(outputs), 1)):
+        some = questions[start : start + len(outputs)]
+        more = start + len(some) < len(questions)
+        found += _answer_one_each(some, outputs, signals, grids, retain_graph=more)
+    return found
+
+
+def _answer_one_each(
+    questions: Sequence[Question],
+    outputs: list[Output],
+    signals: Signals,
+    grids: dict[str, Grid],
+    *,
+    retain_graph: bool,
+) -> list[Answer | CamError]:
     said = detached(outputs)
     asked = [question.resolve(each) for question, each in zip(questions, said, strict=True)]
     rounds = max(
@@ -143,7 +188,8 @@ def answer(
                     asked[item] = error
                     del chosen[item]
         if numbers:
-            signals.backward(torch.stack(numbers).sum(), retain_graph=turn + 1 < rounds)
+            keep = retain_graph or turn + 1 < rounds
+            signals.backward(torch.stack(numbers).sum(), retain_graph=keep)
         # A map that knows no class is the same for every target.
         known = [
             item

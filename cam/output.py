@@ -4,15 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
-from cam.errors import LayerDidNotRun, NotLogits, UnknownLayer
-from cam.grids import grid_of
+from cam.errors import LayerDidNotRun, UnknownLayer
+from cam.evaluation import evaluating
+from cam.grids import Located
+from cam.reading import (
+    AUTO,
+    Activation,
+    Reading,
+    activation_of,
+    classes_of,
+    probabilities_of,
+    shows_ending,
+)
+from cam.reading import logits_of as logits_of
 
 Kind = Literal["classes", "segments", "detections"]
 
@@ -34,7 +45,8 @@ class Output:
     """What a model said about one image; exactly one of the first three is there."""
 
     logits: Tensor | None = None
-    """Of a classifier: float32 (C,)."""
+    """Of a classifier: float32 (C,). A model of one output has two classes: see
+    `cam.reading.classes_of`."""
     segments: Tensor | None = None
     """Of a segmenter: float32 (C, h, w), a logit for each class at each pixel."""
     detections: Detections | None = None
@@ -44,6 +56,14 @@ class Output:
     layers: Mapping[str, Tensor] = field(default_factory=dict)
     """The outputs of those layers that a target looks at, without the batch: (K, h, w) where they
     lie on the image."""
+    activation: Activation = "softmax"
+    """What makes probabilities of the logits."""
+
+    @property
+    def probabilities(self) -> Tensor | None:
+        """Of a classifier's logits (C,), or a segmenter's (C, h, w); None of detections."""
+        values = self.logits if self.segments is None else self.segments
+        return None if values is None else probabilities_of(values, self.activation)
 
     @property
     def kind(self) -> Kind:
@@ -69,19 +89,24 @@ def outputs_of(
     layers: Mapping[str, Tensor] | None = None,
     *,
     size: tuple[int, int] | None = None,
+    reading: Reading = AUTO,
+    batch: int | None = None,
 ) -> list[Output]:
     """A model's output for a batch, image by image.
 
-    Logits (B, C) or (B, C, H, W) are the tensor itself, its `.logits`, its "logits" or "out"
-    entry, or the first item of a tuple; detections are a list of a dictionary for each image, with
-    "boxes", "labels" and "scores", as torchvision's detectors return them.
+    Logits are what `cam.reading.logits_of` finds; detections are a list of a dictionary for each
+    image, with "boxes", "labels" and "scores", as torchvision's detectors return them.
 
     Args:
         layers: the outputs (B, …) of layers that targets look at.
         size: height and width of the input, in whose pixels boxes are.
+        reading: where the logits are and what makes probabilities of them; where there is no
+            graph, one of `resolve_reading`.
+        batch: how many images went in, where that is known.
 
     Raises:
-        NotLogits: if it is none of these.
+        NotLogits: if it is none of these, or there is no telling which are the logits.
+        UnsuitedActivation: if the reading's activation does not fit.
     """
     looked = layers or {}
     if _are_detections(raw):
@@ -93,16 +118,52 @@ def outputs_of(
             )
             for item, each in enumerate(raw)
         ]
-    logits = logits_of(raw)
+    logits = logits_of(raw, reading, batch=batch)
+    activation, _ = activation_of(logits, reading)
     kind = "logits" if logits.ndim == 2 else "segments"
     return [
         Output(
             **{kind: row},
             size=size,
             layers={name: value[item] for name, value in looked.items()},
+            activation=activation,
         )
-        for item, row in enumerate(logits.float())
+        for item, row in enumerate(classes_of(logits.float(), activation))
     ]
+
+
+def resolve_reading(
+    model: nn.Module, image: Tensor, reading: Reading = AUTO
+) -> tuple[Reading, str]:
+    """The reading with its activation told, and why it is that one, as half a sentence.
+
+    Where it is `auto`, one forward pass with a graph, in eval mode, tells: see
+    `cam.reading.activation_of`. The model is left as found.
+
+    Args:
+        image: float (1, C, H, W), on the model's device and in its dtype.
+
+    Raises:
+        NotLogits, UnsuitedActivation: see `outputs_of`.
+    """
+    if reading.activation != "auto":
+        return reading, "it was given"
+    with evaluating(model), torch.inference_mode(False), torch.enable_grad():
+        # The second clone: a leaf may not be changed in place.
+        raw = model(image.detach().clone().requires_grad_().clone())
+    (said,) = outputs_of(raw, reading=reading, batch=len(image))
+    if said.detections is not None:
+        return replace(reading, activation="none"), "a detector's scores are probabilities already"
+    activation, reason = activation_of(logits_of(raw, reading, batch=len(image)), reading)
+    return replace(reading, activation=activation), reason
+
+
+def tells_activation(raw: Any, reading: Reading, batch: int) -> bool:
+    """Whether a model's output for a batch says by itself what makes probabilities of it: it does
+    not where a graph would have to tell and none goes back so far."""
+    if reading.activation != "auto" or _are_detections(raw):
+        return True
+    return shows_ending(logits_of(raw, reading, batch=batch))
 
 
 def detached(outputs: list[Output]) -> list[Output]:
@@ -113,7 +174,8 @@ def detached(outputs: list[Output]) -> list[Output]:
     if len(rows) == len(outputs) > 0:
         logits = list(torch.stack(rows).cpu())
     return [
-        Output(
+        replace(
+            each,
             logits=row,
             segments=None if each.segments is None else each.segments.detach(),
             detections=each.detections
@@ -122,33 +184,10 @@ def detached(outputs: list[Output]) -> list[Output]:
                 each.detections.labels.cpu(),
                 each.detections.scores.detach().cpu(),
             ),
-            size=each.size,
             layers={name: value.detach() for name, value in each.layers.items()},
         )
         for each, row in zip(outputs, logits, strict=True)
     ]
-
-
-def logits_of(raw: Any) -> Tensor:
-    """The (batch, classes) or (batch, classes, height, width) logits in a model's output.
-
-    Raises:
-        NotLogits: if there are none.
-    """
-    found = raw
-    if isinstance(found, Mapping):
-        found = found.get("logits", found.get("out"))
-    elif hasattr(found, "logits"):
-        found = found.logits
-    elif isinstance(found, tuple | list) and found:
-        found = found[0]
-    if not isinstance(found, Tensor) or not found.is_floating_point() or found.ndim not in (2, 4):
-        shape = tuple(found.shape) if isinstance(found, Tensor) else type(raw).__name__
-        raise NotLogits(
-            f"the model's output is {shape}, not logits of shape (batch, classes) or (batch, "
-            "classes, height, width), nor a list of detections"
-        )
-    return found
 
 
 @contextmanager
@@ -181,7 +220,7 @@ def size_of(images: Tensor) -> tuple[int, int]:
 
 
 def looked_at(
-    seen: Mapping[str, Tensor], layers: Iterable[str], images: Tensor
+    seen: Mapping[str, Tensor], layers: Iterable[str], images: Tensor, located: Located
 ) -> dict[str, Tensor]:
     """The outputs that targets look at: (B, K, h, w) where they lie on the images (B, C, H, W),
     else as they are.
@@ -189,12 +228,11 @@ def looked_at(
     Raises:
         LayerDidNotRun: if one of the layers has returned no tensor.
     """
-    size = (int(images.shape[-2]), int(images.shape[-1]))
     found = {}
     for name in layers:
         if name not in seen or seen[name].shape[:1] != (len(images),):
             raise LayerDidNotRun(f"layer {name!r} returned no tensor for each image in this pass")
-        grid = grid_of(tuple(seen[name].shape), size)
+        grid = located.grid(name)
         found[name] = grid.apply(seen[name]) if grid else seen[name]
     return found
 
@@ -209,9 +247,11 @@ def _are_detections(raw: Any) -> bool:
 
 
 def total(outputs: list[Output]) -> Tensor:
-    """The sum of every number in them that a score may be made of."""
+    """The sum of the squares of every number in them that a score may be made of: unlike the plain
+    sum, it depends on the model where the numbers of a softmax, or of one output's two classes, add
+    up to a constant."""
     parts = [
-        each.detections.scores.sum() if each.detections is not None else each.numbers[0].sum()
+        each.detections.scores if each.detections is not None else each.numbers[0]
         for each in outputs
     ]
-    return torch.stack(parts).sum()
+    return torch.stack([each.square().sum() for each in parts]).sum()

@@ -85,8 +85,7 @@ class Replay:
         """The model's output for n images that follows from these outputs of the layer, (n, …)."""
         if self._opaque and len(activations) > 1:
             # What cannot be repeated (a detector's list of images) is replayed one by one.
-            rows = [row for each in activations for row in self.output(each[None])]
-            return torch.stack(rows) if isinstance(rows[0], Tensor) else rows
+            return _joined([self.output(each[None]) for each in activations])
         try:
             return self._run(activations)
         except RuntimeError as error:
@@ -115,6 +114,17 @@ def _repeat(count: int, value: Any, *, copied: bool) -> Any:
             return value.repeat(count, *[1] * (value.ndim - 1))
         return value.expand(count, *value.shape[1:])
     return value
+
+
+def _joined(outputs: list[Any]) -> Any:
+    """The outputs for one image each as one for all: tensors, or tuples and mappings of tensors,
+    one after the other, or a detector's lists of a dictionary for each image."""
+    if isinstance(outputs[0], list) and isinstance(outputs[0][0], dict):
+        return [row for each in outputs for row in each]
+    return _pytree.tree_map(
+        lambda first, *others: torch.cat([first, *others]) if isinstance(first, Tensor) else first,
+        *outputs,
+    )
 
 
 def _cloned(value: Any) -> Any:

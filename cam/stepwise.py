@@ -9,14 +9,21 @@ from cam.capture import Capture
 from cam.errors import CamError, NonFinite
 from cam.evaluation import evaluating
 from cam.explanation import Answer, AnswerSteps, Found, Question, compose
-from cam.grids import Grid, grids_of
+from cam.grids import Grid
+from cam.locate import locate
 from cam.methods import INPUT, method_named
 from cam.methods.subject import Subject
-from cam.output import detached, looked_at, outputs_of, size_of, watching
+from cam.output import detached, looked_at, outputs_of, resolve_reading, size_of, watching
+from cam.reading import AUTO, Reading
 
 
 def explain_in_steps(
-    model: nn.Module, image: Tensor, question: Question, *, chunk: int = 16
+    model: nn.Module,
+    image: Tensor,
+    question: Question,
+    *,
+    chunk: int = 16,
+    reading: Reading = AUTO,
 ) -> AnswerSteps:
     """Answer a question that takes more than one pass (`question.in_steps`).
 
@@ -26,30 +33,35 @@ def explain_in_steps(
 
     Args:
         image: float (C, H, W), preprocessed, on the model's device and in its dtype.
+        reading: how the model's output is read; one more pass tells an activation that is `auto`.
 
     Raises:
         CamError: that concerns more than the image: a layer or method that cannot be used.
     """
     question.check()
     method = method_named(question.method)
+    reading, _ = resolve_reading(model, image[None], reading)
     if not method.steps:
-        return (yield from explain_augmented(model, image, question, chunk=chunk))
+        return (yield from explain_augmented(model, image, question, chunk=chunk, reading=reading))
     layers = (INPUT,) if method.at == "input" else question.layers
     one = image.detach()[None]
+    named = [] if layers == (INPUT,) else layers
+    located = locate(model, one, [*named, *question.looks_at])
     with (
         evaluating(model),
-        Capture(model, [] if layers == (INPUT,) else layers) as capture,
+        Capture(model, named) as capture,
         watching(model, question.looks_at) as seen,
     ):
         raw = model(one.clone())  # which the model may change in place
-        (output,) = outputs_of(raw, looked_at(seen, question.looks_at, one), size=size_of(one))
+        looked = looked_at(seen, question.looks_at, one, located)
+        (output,) = outputs_of(raw, looked, size=size_of(one), reading=reading, batch=1)
         outputs = capture.activations
-    grids = grids_of(outputs, one)
+    grids = located.grids(outputs, one)
     (said,) = detached([output])
     targets = question.resolve(said)
     if isinstance(targets, CamError):
         return targets
-    whole = Grid("channels first", *map(int, image.shape[-2:]))
+    whole = Grid("channels first", *size_of(one))
     maps: list[dict[str, Found | CamError]] = [{} for _ in targets]
     for layer in layers:
         subject = Subject(
@@ -59,8 +71,10 @@ def explain_in_steps(
             layer=layer,
             grid=grids.get(layer, whole),
             output=outputs.get(layer, one),
+            located=located,
             budget=question.budget or method.budget,
             chunk=chunk,
+            reading=reading,
         )
         found = yield from method.steps(subject)
         values = found.maps if question.signed else found.maps.relu()

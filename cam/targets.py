@@ -36,8 +36,11 @@ class ClassTarget:
     Of a classifier's logits z, y = z_index. With `minus`, "why this class and not that":
     y = z_index − z_minus. With `against`, "what speaks against it": −y, whose gradient is the
     counterfactual one of Grad-CAM (Selvaraju et al. 2017, section 3.3). With
-    `of = "probability"`, softmax probabilities stand in for logits: what raises the competitors
-    counts, too.
+    `of = "probability"`, the model's probabilities stand in for logits: where they are a softmax's,
+    what raises the competitors counts, too.
+
+    A model of one output has two classes, the negative one and the positive one: of a logit z their
+    logits are −z and z, of a probability p they are 1 − p and p.
 
     Of a segmenter, the same numbers summed over the pixels of `mask` or `box`; without either,
     over those where the class wins (Vinogradova et al., "Towards Interpretable Semantic
@@ -105,9 +108,9 @@ class ClassTarget:
             score = self._best(output.detections)
             return -score if self.against else score
         values = output.logits if output.segments is None else output.segments
-        assert values is not None
         if self.of == "probability":
-            values = values.softmax(0)
+            values = output.probabilities
+        assert values is not None
         score = values[self.index]
         if self.minus is not None:
             score = score - values[self.minus]
@@ -117,16 +120,17 @@ class ClassTarget:
         return -score if self.against else score
 
     def probability(self, output: Output) -> float:
-        """How sure the model is, 0 … 1: the softmax probability of the class (of a segmenter its
-        mean over the mask, of a detector the detection's score)."""
+        """How sure the model is, 0 … 1: the probability of the class by the model's activation (of
+        a segmenter its mean over the mask, of a detector the detection's score)."""
         if output.detections is not None:
             return float(self._best(output.detections))
+        probabilities = output.probabilities
+        assert probabilities is not None
+        found = probabilities[self.index]
         if output.segments is not None:
             assert self.mask is not None
-            inside = self.mask.to(output.segments.device)
-            return float(output.segments.softmax(0)[self.index][inside].mean())
-        assert output.logits is not None
-        return float(output.logits.softmax(0)[self.index])
+            return float(found[self.mask.to(found.device)].mean())
+        return float(found)
 
     def _predicted(self, output: Output) -> int:
         if output.logits is not None:

@@ -8,6 +8,7 @@ from fastapi import APIRouter
 from starlette.responses import HTMLResponse, Response
 
 from cam import METHODS
+from cam.fidelity import Fidelity
 from service import documentation, portraits
 from service.errors import RETRY_AFTER_SECONDS, Unavailable
 from service.fleet import Fleet
@@ -20,6 +21,12 @@ PAGE_POLICY = (
     "frame-ancestors 'none'"
 )
 PAGE_HEADERS = {"Content-Security-Policy": PAGE_POLICY}
+
+
+def _fidelity(found: Fidelity | None) -> portraits.FidelityDescription | None:
+    if found is None:
+        return None
+    return portraits.FidelityDescription(median=found.median, worst=found.worst)
 
 
 def make_about_router(*, fleet: Fleet, metrics: Metrics) -> APIRouter:
@@ -54,7 +61,7 @@ def make_about_router(*, fleet: Fleet, metrics: Metrics) -> APIRouter:
     @router.get("/v1/models/{model:model}", **documentation.MODEL)
     async def describe_model(model: str) -> portraits.ModelDescription:
         crew = fleet.crew(model)
-        served = crew.model
+        served, fidelities = crew.model, crew.fidelities
         seen = served.preprocessing
         return portraits.ModelDescription(
             name=served.name,
@@ -63,6 +70,8 @@ def make_about_router(*, fleet: Fleet, metrics: Metrics) -> APIRouter:
             device=crew.devices,
             dtype=str(served.dtype).removeprefix("torch."),
             kind=served.kind,
+            activation=served.activation,
+            activation_reason=served.activation_reason,
             input=portraits.InputDescription(
                 height=seen.height, width=seen.width, mean=seen.mean, std=seen.std
             ),
@@ -81,12 +90,15 @@ def make_about_router(*, fleet: Fleet, metrics: Metrics) -> APIRouter:
                     layer=served.layer_of(method.name) if method.at == "layer" else None,
                     available=method.name not in served.unsuited,
                     reason=served.unsuited.get(method.name),
+                    fast=crew.is_fast(method.name),
+                    fidelity=_fidelity(fidelities.get(method.name)),
                 )
                 for method in METHODS.values()
             ],
             mode="exact" if crew.fidelity is None else "fast",
             fidelity=crew.fidelity,
             max_batch=served.max_batch,
+            batching=served.batching,
             fingerprint=served.fingerprint,
         )
 

@@ -17,7 +17,13 @@ Mean = Annotated[float, Field(ge=-1000, le=1000, allow_inf_nan=False)]
 Std = Annotated[float, Field(gt=0, le=1000, allow_inf_nan=False)]
 
 
+Index = Annotated[int, Field(strict=True, ge=0, le=1000)]
+Name = Annotated[str, Field(min_length=1, max_length=200)]
 Device = Annotated[str, Field(pattern=r"^(auto|cpu|(cuda|mps|xpu)(:\d+)?)$")]
+
+
+LayerName = Annotated[str, Field(max_length=200)]
+ReshapeWords = Annotated[str, Field(max_length=100)]
 
 
 class ModelEntry(BaseModel):
@@ -55,12 +61,37 @@ class ModelEntry(BaseModel):
         min_length=1,
         description=(
             "`imagenet`, or a file, one label a line; without it ImageNet's if there are 1000 "
-            "classes, else numbers"
+            "classes, else numbers; of a model with one output the labels of the negative and the "
+            "positive class, or of the positive one alone"
+        ),
+    )
+    output: Index | Name | None = Field(
+        None,
+        description=(
+            "the name or index of the logits, where the model returns several tensors; `logits` "
+            "and `out` are found without"
+        ),
+    )
+    activation: Literal["auto", "softmax", "sigmoid", "none"] = Field(
+        "auto",
+        description=(
+            "what makes probabilities of the logits: `softmax`; `sigmoid` of one output, or of "
+            "labels that do not exclude each other; `none` where they are probabilities already; "
+            "`auto`: `none` of a model that ends in a softmax or a sigmoid, else `sigmoid` of one "
+            "output, else `softmax`"
         ),
     )
     layer: str = Field("auto", min_length=1, description="the default target layer")
     method_layers: dict[str, str] = Field(
         {}, description="the default target layer of single methods, as a table of their names"
+    )
+    reshape: str | dict[str, str] = Field(
+        {},
+        description=(
+            "how the outputs of layers lie whose tokens cannot be located by themselves: "
+            "`tokens HEIGHT WIDTH PREFIX`, such as `tokens 14 14 1`, or a table of such words for "
+            "names or patterns of layers"
+        ),
     )
     input_size: tuple[Side, Side] | Side | None = Field(
         None, description="height and width of the model's input in pixels, or one for both"
@@ -129,7 +160,10 @@ class NewModel(BaseModel):
     weights: Literal["default", "none"] = "default"
     seed: int = 0
     labels: Literal["imagenet"] | None = None
+    output: Index | Name | None = None
+    activation: Literal["auto", "softmax", "sigmoid", "none"] = "auto"
     layer: str = Field("auto", max_length=200)
+    reshape: ReshapeWords | dict[LayerName, ReshapeWords] = Field({}, max_length=100)
     input_size: tuple[Side, Side] | Side | None = None
     mean: tuple[Mean, Mean, Mean] | None = None
     std: tuple[Std, Std, Std] | None = None

@@ -8,6 +8,7 @@ from dataclasses import fields
 from torch import Tensor
 
 from cam import Answer, Concept, Observation, Question, Target
+from cam.fidelity import Fidelity
 from cam.methods.subject import Progress
 from service.batcher import Outcome
 from service.engine import Engine, Listener
@@ -49,9 +50,27 @@ class Crew:
 
     @property
     def fidelity(self) -> float | None:
-        """Of the fast maps: the worst engine's; None without."""
-        found = [engine.fidelity for engine in self.engines]
-        return min((each for each in found if each is not None), default=None)
+        """The worst of the methods that are served fast; None without."""
+        found = [each.worst for name, each in self.fidelities.items() if self.is_fast(name)]
+        return min(found, default=None)
+
+    @property
+    def fidelities(self) -> dict[str, Fidelity]:
+        """Method → how much its fast maps are like the exact ones, on the engine where that is
+        least."""
+        judged = [engine.fidelities for engine in self.engines if engine.fidelities]
+        names = dict.fromkeys(name for each in judged for name in each)
+        return {
+            name: min(
+                (each[name] for each in judged if name in each),
+                key=lambda found: (found.worst, found.median),
+            )
+            for name in names
+        }
+
+    def is_fast(self, method: str) -> bool:
+        """Whether every engine makes the method's maps at the default layer in the fast way."""
+        return all(engine.is_fast(method) for engine in self.engines)
 
     @property
     def alive(self) -> bool:

@@ -129,7 +129,8 @@ def predict(
     """What the model says of an image, as JSON has it: the `count` best."""
     said, labels = answer.output, model.labels
     if said.logits is not None:
-        classes = top_classes(said.logits.numpy(), labels, count)
+        assert said.probabilities is not None
+        classes = top_classes(said.logits.numpy(), said.probabilities.numpy(), labels, count)
         return schemas.Prediction(instance=instance, id=name, classes=classes)
     if said.segments is not None:
         wins = said.segments.argmax(0).flatten().cpu().numpy()
@@ -164,11 +165,9 @@ def predict(
 
 
 def top_classes(
-    logits: NDArray[np.float32], labels: Labels, count: int
+    logits: NDArray[np.float32], probabilities: NDArray[np.float32], labels: Labels, count: int
 ) -> list[schemas.ScoredClass]:
-    """The `count` best classes of one image's logits (C,), best first."""
-    exponentials = np.exp(logits.astype(np.float64) - logits.max())
-    probabilities = exponentials / exponentials.sum()
+    """The `count` best classes of one image's logits (C,) and probabilities (C,), best first."""
     best = np.argsort(-logits, kind="stable")[:count]
     return [
         schemas.ScoredClass(

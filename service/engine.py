@@ -29,6 +29,7 @@ from cam import (
     observe,
 )
 from cam.fast import FastPath
+from cam.fidelity import Fidelity
 from cam.methods.subject import Progress
 from service.allocator import is_of_memory
 from service.batcher import Batcher, Closed, Full, Outcome
@@ -80,8 +81,8 @@ class Engine:
         self._group = min(group, model.max_batch)
         self._metrics = metrics
         self._fast: FastPath | None = None
-        self.fidelity: float | None = None
-        """How much the fast maps are like the exact ones: Pearson's correlation; None without."""
+        self.fidelities: dict[str, Fidelity] = {}
+        """Method → how much its fast maps are like the exact ones; empty without a fast path."""
         self._batcher: Batcher[_Item, Worked] = Batcher(
             self._run,
             # Each target costs the whole batch a backward pass: one target waits for no hundred,
@@ -99,7 +100,7 @@ class Engine:
             max_batch=model.max_batch,
             max_queue=max_queue,
             name=f"engine {model.name}",
-            prepare=None if cores is None else partial(bind, cores),
+            prepare=partial(bind, cores),
         )
 
     async def __aenter__(self) -> Engine:
@@ -150,13 +151,22 @@ class Engine:
             await self._submit(_Item(image, Question((), "gradcam", ()), self._settle_fast()))
 
     def _settle_fast(self) -> Steps:
-        self.fidelity = warm_fast_path(self.model)
-        self._fast = None if self.fidelity is None else self.model.fast
+        self.fidelities = warm_fast_path(self.model)
+        self._fast = self.model.fast if self.fidelities else None
         yield from ()
         return []
 
+    def is_fast(self, method: str) -> bool:
+        """Whether the method's maps at the default layer come from the fast path."""
+        return method in self.fidelities and self.fidelities[method].enough
+
     def _is_fast(self, item: _Item) -> bool:
-        return self._fast is not None and item.steps is None and self._fast.takes(item.question)
+        return (
+            self._fast is not None
+            and item.steps is None
+            and self.is_fast(item.question.method)
+            and self._fast.takes(item.question)
+        )
 
     async def answer(
         self,
@@ -176,9 +186,10 @@ class Engine:
         """
 
         def in_steps() -> Steps:
-            image = tensor.to(self.model.device, self.model.dtype)
-            chunk = self.model.max_batch
-            return (yield from explain_in_steps(self.model.module, image, question, chunk=chunk))
+            model, image = self.model, tensor.to(self.model.device, self.model.dtype)
+            chunk, reading = model.max_batch, model.reading
+            steps = explain_in_steps(model.module, image, question, chunk=chunk, reading=reading)
+            return (yield from steps)
 
         item = _Item(tensor, question, in_steps() if question.in_steps else None, patient)
         queued, ran, admitted = 0.0, 0.0, False
@@ -202,9 +213,7 @@ class Engine:
         Raises:
             QueueFull, Unavailable, Unexplainable
         """
-        return await self._look(
-            tensor, lambda image: observe(self.model.module, image, layers, target)
-        )
+        return await self._look(tensor, partial(observe, layers=layers, target=target))
 
     async def factorise(self, tensor: Tensor, layer: str, count: int) -> Outcome[list[Concept]]:
         """The concepts of a layer while the model sees one image, float32 (3, H, W).
@@ -212,9 +221,7 @@ class Engine:
         Raises:
             QueueFull, Unavailable, Unexplainable
         """
-        return await self._look(
-            tensor, lambda image: factorise(self.model.module, image, layer, count)
-        )
+        return await self._look(tensor, partial(factorise, layer=layer, count=count))
 
     async def embed(self, tensor: Tensor, layer: str) -> Outcome[Tensor]:
         """A layer's embedding of one image, float32 (3, H, W).
@@ -222,14 +229,15 @@ class Engine:
         Raises:
             QueueFull, Unavailable, Unexplainable
         """
-        return await self._look(tensor, lambda image: embed(self.model.module, image, layer))
+        return await self._look(tensor, lambda module, image, reading: embed(module, image, layer))
 
-    async def _look(self, tensor: Tensor, work: Callable[[Tensor], Value]) -> Outcome[Value]:
-        """Work of one step on the image (1, 3, H, W), on the model's device."""
+    async def _look(self, tensor: Tensor, work: Callable[..., Value]) -> Outcome[Value]:
+        """Work of one step: `work(module, image, reading=…)`, the image (1, 3, H, W)."""
 
         def look() -> Steps:
             yield from ()
-            return work(tensor[None].to(self.model.device, self.model.dtype))
+            model, image = self.model, tensor[None].to(self.model.device, self.model.dtype)
+            return work(model.module, image, reading=model.reading)
 
         outcome = await self._submit(_Item(tensor, Question((), "gradcam", ()), look()))
         value = cast(Value, outcome.value)
@@ -290,11 +298,12 @@ class Engine:
             return found
 
     def _explained(self, items: list[_Item]) -> list[Worked | CamError]:
-        images = torch.stack([item.tensor for item in items])
+        model, images = self.model, torch.stack([item.tensor for item in items])
         questions = [item.question for item in items]
         if self._fast and self._is_fast(items[0]):
-            return [*self._fast.explain(images.to(self.model.device), questions)]
-        images = images.to(self.model.device, self.model.dtype)
-        if self.model.channels_last:
+            return [*self._fast.explain(images.to(model.device), questions)]
+        images = images.to(model.device, model.dtype)
+        if model.channels_last:
             images = images.contiguous(memory_format=torch.channels_last)
-        return [*explain_batch(self.model.module, images, questions, head=self.model.head)]
+        head, reading = model.head, model.reading
+        return [*explain_batch(model.module, images, questions, head=head, reading=reading)]

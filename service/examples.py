@@ -62,6 +62,8 @@ MODEL_EXAMPLE: Final = {
     "source": "embedded:efficientnet-lite0",
     "device": "cpu",
     "dtype": "float32",
+    "activation": "softmax",
+    "activation_reason": "the model has several outputs and ends in no softmax or sigmoid",
     "input": {"height": 224, "width": 224, "mean": [0.5, 0.5, 0.5], "std": [0.5, 0.5, 0.5]},
     "classes": 1000,
     "labels": ["tench", "goldfish"],

@@ -97,8 +97,7 @@ def draw_concepts(
     maps = [place(each.map, seen.box, *picture.shape[:2])[0] for each in found]
     names = []
     for each in found:
-        best = [] if each.logits is None else top_classes(each.logits, labels, 3)
-        what = ", ".join(one.label or f"class {one.index}" for one in best)
+        what = ", ".join(one.label or f"class {one.index}" for one in _best(each, labels) or [])
         names.append(f"{each.share:.0%} {what}".rstrip())
     return encode(legend(paint(picture, maps), names), media_type)
 
@@ -117,8 +116,13 @@ def pack_arrays(observations: list[Observation]) -> bytes:
 
 
 def _concept(concept: Concept, labels: Labels) -> schemas.ConceptDescription:
-    best = None if concept.logits is None else top_classes(concept.logits, labels, 3)
-    return schemas.ConceptDescription(share=concept.share, classes=best)
+    return schemas.ConceptDescription(share=concept.share, classes=_best(concept, labels))
+
+
+def _best(concept: Concept, labels: Labels) -> list[schemas.ScoredClass] | None:
+    if concept.logits is None or concept.probabilities is None:
+        return None
+    return top_classes(concept.logits, concept.probabilities, labels, 3)
 
 
 def _signal(values: NDArray[np.float32]) -> schemas.SignalDescription:

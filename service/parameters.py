@@ -23,6 +23,8 @@ from service.targets import (
 MAX_INSTANCES = 1024
 FEW_MAPS = 10
 """Of one image: more are a cost of their own."""
+MAX_MATCHED = 16
+"""Layers that one pattern may match."""
 
 
 LayerParameter = Name | Annotated[list[Name], Field(min_length=1, max_length=MAX_MAPS)]
@@ -30,6 +32,11 @@ MethodParameter = Annotated[
     str, Field(min_length=1, max_length=40, json_schema_extra={"enum": list(METHODS)})
 ]
 ColormapParameter = Annotated[str, Field(json_schema_extra={"enum": list(COLORMAPS)})]
+
+
+def is_pattern(layer: str) -> bool:
+    """Whether the name of a layer stands for several, as in `blocks.*.norm1`."""
+    return any(sign in layer for sign in "*?[")
 
 
 def no_method(name: str) -> str:
@@ -76,7 +83,11 @@ class Parameters(PredictParameters):
     )
     layer: LayerParameter = Field(
         "auto",
-        description="The target layer, or several for a map each; `auto` is the model's default.",
+        description=(
+            "The target layer, or several for a map each, or a pattern like `blocks.*.norm1` for "
+            f"all explainable ones that it matches (at most {MAX_MATCHED}); `auto` is the model's "
+            "default."
+        ),
     )
     target: TargetParameter | None = Field(
         None,
@@ -153,11 +164,10 @@ class Parameters(PredictParameters):
 
     @property
     def maps(self) -> int:
-        """How many maps of an image they ask for."""
-        targets, layers = (
-            len(dict.fromkeys(each)) if isinstance(each, list) else 1
-            for each in (self.target, self.layer)
-        )
+        """How many maps of an image they ask for at most."""
+        targets = len(dict.fromkeys(self.target)) if isinstance(self.target, list) else 1
+        named = self.layer if isinstance(self.layer, list) else [self.layer]
+        layers = sum(MAX_MATCHED if is_pattern(name) else 1 for name in dict.fromkeys(named))
         known = METHODS.get(self.method)
         one = self.fuse != "none" or (known is not None and known.at == "input")
         return targets * (1 if one else layers)

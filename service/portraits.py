@@ -20,6 +20,14 @@ class InputDescription(Open):
     std: tuple[float, float, float]
 
 
+class FidelityDescription(Open):
+    """How much fast maps are like the exact ones, on generated pictures: Pearson's correlation,
+    -1 … 1."""
+
+    median: float
+    worst: float
+
+
 class MethodDescription(Open):
     name: str
     summary: str
@@ -35,6 +43,13 @@ class MethodDescription(Open):
     layer: str | None = Field(None, description="Its default layer in this model.")
     available: bool = Field(description="Whether this model can.")
     reason: str | None = Field(None, description="Why not.")
+    fast: bool = Field(
+        description="Whether its maps at the model's default layer come from the fast path: only "
+        "where its fidelity is 0.98 or more, at worst too."
+    )
+    fidelity: FidelityDescription | None = Field(
+        None, description="Of its fast maps at the default layer, if they were judged."
+    )
 
 
 class ModelDescription(Open):
@@ -46,18 +61,31 @@ class ModelDescription(Open):
     kind: Literal["classes", "segments", "detections"] = Field(
         description="What it predicts: of the image, of each pixel, or boxes."
     )
+    activation: Literal["softmax", "sigmoid", "none"] = Field(
+        description=(
+            "What makes probabilities of its outputs; `none`: they are probabilities already. A "
+            "model of one output has two classes, the negative one first."
+        )
+    )
+    activation_reason: str = Field(description="Why it is that one.")
     input: InputDescription
     classes: int
     labels: list[str]
     default_layer: str
     methods: list[MethodDescription]
     mode: Literal["exact", "fast"] = Field(
-        description="`fast`: maps at the default layer come from the fast path."
+        description="`fast`: maps at the default layer come from the fast path, of those methods "
+        "that say so."
     )
     fidelity: float | None = Field(
-        None, description="Pearson's correlation of a fast map with the exact one."
+        None,
+        description="Pearson's correlation of a fast map with the exact one: the worst of the "
+        "methods that are served fast.",
     )
     max_batch: int
+    batching: str | None = Field(
+        None, description="Why images are run one by one, where `max_batch` is 1 for that."
+    )
     fingerprint: str = Field(description="Changes when the weights or the preprocessing do.")
 
 

@@ -21,8 +21,10 @@ from service.errors import (
     UnsuitedMethod,
 )
 from service.parameters import (
+    MAX_MATCHED,
     ActivationParameters,
     Parameters,
+    is_pattern,
     no_method,
 )
 from service.placement import box_on_input, mask_on_input, picture_of
@@ -52,7 +54,7 @@ def question_of(model: ServedModel, parameters: Parameters) -> Question:
         )
     targets = tuple(target_of(model, target) for target in asked_of(parameters))
     named = parameters.layer if isinstance(parameters.layer, list) else [parameters.layer]
-    layers = tuple(dict.fromkeys(_layer(model, name, method) for name in named))
+    layers = tuple(dict.fromkeys(layer for name in named for layer in _layers(model, name, method)))
     question = Question(
         targets,
         method,
@@ -188,13 +190,33 @@ def _class(model: ServedModel, target: int | str | None) -> int | None:
     return index
 
 
-def _layer(model: ServedModel, name: str, method: str) -> str:
+def _layers(model: ServedModel, name: str, method: str) -> list[str]:
     if name == "auto":
-        return model.layer_of(method)
+        return [model.layer_of(method)]
+    if is_pattern(name):
+        return _matched(model, name)
     layer = _known(model, name)
     if layer.problem is None:
-        return name
+        return [name]
     raise UnknownLayer(f"no map can be made at layer {name!r}: {layer.problem}")
+
+
+def _matched(model: ServedModel, pattern: str) -> list[str]:
+    """The explainable layers that a pattern matches, in execution order."""
+    usable = [layer.name for layer in model.layers if layer.explainable]
+    found = fnmatch.filter(usable, pattern)
+    if not found:
+        near = difflib.get_close_matches(pattern, usable, 3) or usable[-3:]
+        raise UnknownLayer(
+            f"no layer of model {model.name!r} at which a map can be made matches "
+            f"{pattern[:80]!r}; the nearest are {', '.join(near)}"
+        )
+    if len(found) > MAX_MATCHED:
+        raise UnknownLayer(
+            f"the pattern {pattern[:80]!r} matches {len(found)} layers of model {model.name!r}; "
+            f"at most {MAX_MATCHED} are allowed, so use a narrower one"
+        )
+    return found
 
 
 def _known(model: ServedModel, name: str) -> Layer:

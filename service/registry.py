@@ -3,23 +3,30 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 from dataclasses import dataclass
 
 import torch
 from torch import nn
 
-from cam import METHODS, CamError, Layer, default_layer, survey
+from cam import METHODS, CamError, Layer, Reading, default_layer, resolve_reading, survey
 from cam.abilities import unsuited
+from cam.company import sees_company
+from cam.errors import UnsuitedActivation
 from cam.fast import FastPath
 from cam.head import PooledHead, pooled_head
 from cam.layout import laid_out, lay_out
+from cam.locate import declare
 from cam.output import Kind, Output, outputs_of
+from cam.reading import Activation, logits_of
 from service.catalog import EMBEDDED, MEASURED, ModelEntry
 from service.cores import accelerators
 from service.errors import ConfigError, one_line
 from service.labels import Labels, imagenet, read_labels
 from service.preprocessing import Preprocessing
 from service.sources import Built, build
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,6 +40,10 @@ class ServedModel:
     dtype: torch.dtype
     preprocessing: Preprocessing
     kind: Kind
+    reading: Reading
+    """How its output is read, its activation resolved."""
+    activation_reason: str
+    """Why it is that activation, as half a sentence."""
     labels: Labels
     classes: int
     """0 where nobody knows: of a detector without labels."""
@@ -43,6 +54,8 @@ class ServedModel:
     unsuited: dict[str, str]
     """Method → why the model cannot do it."""
     max_batch: int
+    batching: str | None
+    """Why images are given to it one by one, whatever its entry says."""
     channels_last: bool
     """Whether images should be laid out with their channels last."""
     head: PooledHead | None
@@ -57,6 +70,12 @@ class ServedModel:
         """The class of a segmenter that stands for everything else."""
         first = self.labels.name(0) or ""
         return 0 if self.kind == "segments" and first.strip("_") == "background" else None
+
+    @property
+    def activation(self) -> Activation:
+        """What makes probabilities of its outputs."""
+        assert self.reading.activation != "auto"
+        return self.reading.activation
 
     def layer_of(self, method: str) -> str:
         """The default layer of a method."""
@@ -77,22 +96,38 @@ def load(entry: ModelEntry) -> ServedModel:
     shape = (1, 3, preprocessing.height, preprocessing.width)
     noise = torch.randn(shape, generator=torch.Generator().manual_seed(0))
     image = noise.to(device, dtype)
+    reshape = {"*": entry.reshape} if isinstance(entry.reshape, str) else entry.reshape
     try:
-        layers = tuple(survey(module, image))
+        declare(module, reshape)
+    except CamError as error:
+        raise entry.mistake("reshape", str(error)) from None
+    try:
+        reading, reason = _reading(entry, module, image)
+        layers = tuple(survey(module, image, reading))
         default = _default_layer(entry, built, layers)
         with torch.no_grad():
-            (said,) = outputs_of(module(image))
+            raw = module(image)
+        (said,) = outputs_of(raw, reading=reading, batch=1)
+        binary = said.detections is None and logits_of(raw, reading, batch=1).shape[1] == 1
         grid = next(layer.grid for layer in layers if layer.name == default)
         assert grid  # of an explainable layer
-        cannot = unsuited(module, image, default, grid)
-        head = None if "cam" in cannot else pooled_head(module, image, default, grid)
+        cannot = unsuited(module, image, default, grid, reading)
+        head = None if "cam" in cannot else pooled_head(module, image, default, grid, reading)
+        batching = None
+        if entry.max_batch > 1:
+            batching = sees_company(module, image, default, reading)
+        if batching:
+            log.warning("model %s is given images one by one: %s", entry.name, batching)
+            entry = entry.model_copy(update={"max_batch": 1})
         if entry.layout == "auto":
-            channels_last = laid_out(module, image)
+            channels_last = laid_out(module, image, batch=min(entry.max_batch, 4))
         else:
             channels_last = entry.layout == "channels-last"
             lay_out(module, channels_last=channels_last)
     except ConfigError:
         raise
+    except UnsuitedActivation as error:
+        raise entry.mistake("activation", str(error)) from None
     except CamError as error:
         raise entry.mistake("source", f"the model cannot be explained: {error}") from None
     except Exception as error:  # the module is the operator's: whatever it raises is a mistake
@@ -101,7 +136,7 @@ def load(entry: ModelEntry) -> ServedModel:
             "input_size", f"the model fails on an input of shape {shape}: {reason}"
         ) from error
     classes = _class_count(said)
-    labels = _checked(entry, given, built, classes)
+    labels = _checked(entry, given, built, classes, binary=binary)
     return ServedModel(
         name=entry.name,
         source=entry.source,
@@ -110,6 +145,8 @@ def load(entry: ModelEntry) -> ServedModel:
         dtype=dtype,
         preprocessing=preprocessing,
         kind=said.kind,
+        reading=reading,
+        activation_reason=reason,
         labels=labels,
         classes=classes if classes is not None else len(labels),
         layers=layers,
@@ -117,11 +154,18 @@ def load(entry: ModelEntry) -> ServedModel:
         method_layers=_method_layers(entry, layers, default),
         unsuited=cannot,
         max_batch=entry.max_batch,
+        batching=batching,
         channels_last=channels_last,
         head=head,
-        fast=_fast(entry, module, default, said.kind, device, head),
-        fingerprint=_fingerprint(entry, module, preprocessing, default, labels),
+        fast=_fast(entry, module, default, said.kind, device, head, reading),
+        fingerprint=_fingerprint(entry, module, preprocessing, default, labels, reading),
     )
+
+
+def _reading(entry: ModelEntry, module: nn.Module, image: torch.Tensor) -> tuple[Reading, str]:
+    """How the model's output is read, and why its activation is that one."""
+    reading, reason = resolve_reading(module, image, Reading(entry.output, entry.activation))
+    return reading, reason if entry.activation == "auto" else "it is set in the model's entry"
 
 
 def _labels(entry: ModelEntry) -> Labels | None:
@@ -141,16 +185,22 @@ def _labels(entry: ModelEntry) -> Labels | None:
         ) from None
 
 
-def _checked(entry: ModelEntry, labels: Labels | None, built: Built, classes: int | None) -> Labels:
+def _checked(
+    entry: ModelEntry, labels: Labels | None, built: Built, classes: int | None, *, binary: bool
+) -> Labels:
+    """The labels of the model's classes; of a model with one output the positive one may be named
+    alone."""
     if labels is None:
         if built.labels and classes in (None, len(built.labels)):
             return Labels.of(built.labels)
         return imagenet() if classes == 1000 else Labels.of(())
+    if binary and len(labels) == 1:
+        (positive,) = labels.names
+        return Labels.of((f"not {positive}", positive))
     if classes is not None and len(labels) != classes:
-        raise entry.mistake(
-            "labels",
-            f"{entry.labels} has {len(labels)} labels, but the model has {classes} classes",
-        )
+        many = f"{entry.labels} has {len(labels)} labels, but the model has {classes} classes"
+        one = ", a negative and a positive one, for its one output; name both, or the positive one"
+        raise entry.mistake("labels", many + one * binary)
     return labels
 
 
@@ -210,6 +260,7 @@ def _fast(
     kind: Kind,
     device: torch.device,
     head: PooledHead | None,
+    reading: Reading,
 ) -> FastPath | None:
     wanted = entry.mode == "fast" or (entry.mode == "auto" and device.type != "cpu")
     if not wanted or kind == "detections":
@@ -218,7 +269,8 @@ def _fast(
     dtype = getattr(torch, entry.dtype)
     if dtype == torch.float32 and _has_bfloat16(device):
         dtype = torch.bfloat16
-    return FastPath(module, layer, dtype=dtype, sizes=[*sizes, entry.max_batch], head=head)
+    sizes = [*sizes, entry.max_batch]
+    return FastPath(module, layer, dtype=dtype, sizes=sizes, head=head, reading=reading)
 
 
 def _has_bfloat16(device: torch.device) -> bool:
@@ -236,11 +288,12 @@ def _fingerprint(
     preprocessing: Preprocessing,
     layer: str,
     labels: Labels,
+    reading: Reading,
 ) -> str:
     digest = hashlib.blake2b(digest_size=16)
     digest.update(
-        f"{entry.source}|{entry.dtype}|{preprocessing}|{entry.method_layers}|{entry.mode}|{layer}|"
-        f"{labels.names}".encode()
+        f"{entry.source}|{entry.dtype}|{preprocessing}|{entry.method_layers}|{entry.reshape}|"
+        f"{entry.mode}|{layer}|{labels.names}|{reading}".encode()
     )
     for name, tensor in module.state_dict().items():
         digest.update(f"|{name}|{tensor.dtype}|{tuple(tensor.shape)}|".encode())

@@ -14,8 +14,8 @@ class Open(BaseModel):
 class ScoredClass(Open):
     index: int
     label: str | None = Field(None, description="Absent where the model has no labels.")
-    score: float = Field(description="The pre-softmax logit.")
-    probability: float = Field(description="The softmax probability, 0 … 1.")
+    score: float = Field(description="The model's output for the class: as a rule a logit.")
+    probability: float = Field(description="By the model's `activation`, 0 … 1.")
 
 
 class NamedClass(Open):
@@ -46,8 +46,8 @@ class ExplainedTarget(Open):
     probability: float | None = Field(
         None,
         description=(
-            "Of the class: its softmax probability; of a segmenter the mean over its pixels, of a "
-            "detector the detection's score."
+            "Of the class, by the model's `activation`; of a segmenter the mean over its pixels, "
+            "of a detector the detection's score."
         ),
     )
     box: Box | None = Field(None, description="Of the detection.")

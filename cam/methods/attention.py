@@ -13,9 +13,9 @@ from torch import Tensor, nn
 
 from cam.attention import attending
 from cam.errors import MethodUnsuited, NoGradientPath
-from cam.grids import grid_of
+from cam.locate import locate, token_grid
 from cam.methods.subject import Attribution, Progress, Steps, Subject
-from cam.output import outputs_of, watching
+from cam.output import watching
 from cam.replay import Replay
 
 ONE_EACH = "it needs a transformer of blocks with one attention each"
@@ -67,6 +67,7 @@ def legrad(subject: Subject) -> Steps:
     blocks = blocks_of(subject.model)
     if any(target.layers for target in subject.targets):
         raise MethodUnsuited("legrad needs a target made of the model's output, not of a layer's")
+    locate(subject.model, subject.image)  # before anybody watches the model
     with watching(subject.model, blocks) as left:
         matrices, _ = _attended(subject)
     if len(matrices) != len(blocks) or len(left) != len(blocks):
@@ -75,7 +76,12 @@ def legrad(subject: Subject) -> Steps:
     rows = []
     with torch.inference_mode(False), torch.enable_grad():
         tokens = torch.cat([left[name] for name in blocks])
-        scores = subject.scores_of(outputs_of(replay.output(tokens)))  # (layers, targets)
+        scores = torch.cat(  # (layers, targets)
+            [
+                subject.scores_of(subject.replayed_outputs(replay, some))
+                for some in torch.split(tokens, subject.chunk)
+            ]
+        )
         for turn in range(len(subject.targets)):
             total = torch.zeros(matrices[0].shape[-1], device=tokens.device)
             for matrix, score in zip(matrices, scores[:, turn], strict=True):
@@ -95,21 +101,21 @@ def _attended(subject: Subject) -> tuple[list[Tensor], tuple[Tensor, ...]]:
     with attending() as matrices:
         # Taken apart here: after it the caller's mode counts, in which nothing may have a graph.
         scores = subject.scores_of(subject.outputs(subject.image))[0].unbind()
-    require_global(matrices, subject.size)
+    require_global(subject.model, matrices, subject.image)
     return matrices, scores
 
 
-def require_global(matrices: list[Tensor], size: tuple[int, int]) -> None:
+def require_global(model: nn.Module, matrices: list[Tensor], image: Tensor) -> None:
     """
     Raises:
-        MethodUnsuited: if there are no matrices, or they do not join all patches of one image of
-            (height, width).
+        MethodUnsuited: if there are no matrices, or they do not join all patches of the image
+            (1, C, H, W).
     """
     if not matrices:
         raise MethodUnsuited("it needs a transformer: this model has no self-attention")
     tokens = matrices[0].shape[-1]
     same = all(len(each) == 1 and each.shape[-1] == tokens for each in matrices)
-    if not same or grid_of((1, tokens, 1), size) is None:
+    if not same or token_grid(model, image, tokens) is None:
         raise MethodUnsuited(
             "it needs attention between all patches: this model attends within windows or stages"
         )
@@ -142,7 +148,7 @@ def _read(last: Tensor, score: Tensor) -> Tensor:
 
 def _on_patches(subject: Subject, rows: Tensor) -> Tensor:
     """(targets, N) on the grid of patches: (targets, h, w)."""
-    grid = grid_of((1, rows.shape[1], 1), subject.size)
+    grid = token_grid(subject.model, subject.image, rows.shape[1])
     assert grid
     return grid.apply(rows.detach()[..., None])[:, 0]
 

@@ -17,7 +17,9 @@ def finer(target: Target, output: Output) -> Tensor:
     that of the target's class c, p their softmax probabilities.
 
     Zhang et al., "Finer-CAM", CVPR 2025, equation 5 with α = 1, weighted as in its authors' code
-    (pytorch-grad-cam's FinerWeightedTarget).
+    (pytorch-grad-cam's FinerWeightedTarget). The weights are the softmax of the rivals' outputs
+    whatever the model's activation: they weight the nearest classes most also where classes do not
+    exclude each other. Of a model of one output, the only rival is the other class: y = 2 z.
 
     Raises:
         MethodUnsuited: if the target is no class of a classifier.

@@ -101,9 +101,9 @@ def ablationcam(subject: Subject) -> Steps:
     scores = []
     for channels in torch.split(chosen, subject.chunk):
         changed = replay.activation.repeat(len(channels), *[1] * (replay.activation.ndim - 1))
-        grid = subject.grid.apply(changed)  # a view: what is written here is written there
-        grid[torch.arange(len(channels)), channels] = 0
-        scores.append(subject.replayed(replay, changed))
+        values = subject.grid.apply(changed).clone()
+        values[torch.arange(len(channels)), channels] = 0
+        scores.append(subject.replayed(replay, subject.grid.put(changed, values)))
         yield Progress(sum(map(len, scores)), len(chosen))
     weights = (whole - torch.cat(scores)) / torch.where(whole == 0, 1.0, whole.abs())
     return Attribution(torch.einsum("kt,khw->thw", weights, a[0, chosen]))

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -12,8 +13,9 @@ from torch import Tensor, nn
 from cam.capture import Capture
 from cam.errors import MethodUnsuited
 from cam.evaluation import evaluating
-from cam.grids import Grid
-from cam.output import Output, looked_at, outputs_of, size_of, watching
+from cam.grids import Grid, Located
+from cam.output import Output, looked_at, outputs_of, watching
+from cam.reading import AUTO, Reading
 from cam.replay import Replay
 from cam.targets import ClassTarget, Target
 
@@ -67,6 +69,10 @@ class Subject:
     """Most forward passes of one image."""
     chunk: int
     """Most images in one forward pass."""
+    located: Located
+    """Where the layers lie that the targets look at."""
+    reading: Reading = AUTO
+    """How the model's output is read, its activation resolved."""
 
     @property
     def share(self) -> int:
@@ -92,12 +98,16 @@ class Subject:
         with evaluating(self.model), watching(self.model, looks) as seen:
             # The clone: the model may change it in place, which a leaf may not be.
             raw = self.model(images.clone())
-            return outputs_of(raw, looked_at(seen, looks, images), size=size_of(images))
+            looked = looked_at(seen, looks, images, self.located)
+            return self._read(raw, len(images), looked)
 
     def scores(self, images: Tensor) -> Tensor:
-        """Each target's number for each image (n, C, H, W): float32 (n, targets)."""
+        """Each target's number for each image (n, C, H, W), a chunk at a time: float32
+        (n, targets)."""
         with torch.no_grad():
-            return self.scores_of(self.outputs(images))
+            return torch.cat(
+                [self.scores_of(self.outputs(some)) for some in torch.split(images, self.chunk)]
+            )
 
     def scores_of(self, outputs: list[Output]) -> Tensor:
         """n outputs → float32 (n, targets)."""
@@ -117,7 +127,16 @@ class Subject:
                 "model's output, not of a layer's"
             )
         with torch.no_grad():
-            return self.scores_of(outputs_of(replay.output(activations), size=self.size))
+            return self.scores_of(self.replayed_outputs(replay, activations))
+
+    def replayed_outputs(self, replay: Replay, activations: Tensor) -> list[Output]:
+        """What the model says where the layer's output is changed to activations (n, …)."""
+        return self._read(replay.output(activations), len(activations))
+
+    def _read(
+        self, raw: Any, batch: int, looked: Mapping[str, Tensor] | None = None
+    ) -> list[Output]:
+        return outputs_of(raw, looked, size=self.size, reading=self.reading, batch=batch)
 
     def gradients(self, images: Tensor) -> Tensor:
         """Each target's gradient at each image (n, C, H, W): float32 (targets, n, C, H, W)."""

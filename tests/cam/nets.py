@@ -37,6 +37,27 @@ class Small(nn.Module):
         return out
 
 
+class Tokens(nn.Module):
+    """Patches of 8 pixels, other tokens among them, and a head on the mean of all."""
+
+    def __init__(self, *, extra: int = 0, at: str = "front", turned: bool = False) -> None:
+        super().__init__()
+        self.embed = nn.Conv2d(3, 16, 8, 8)
+        self.other = nn.Parameter(torch.randn(1, extra, 16))
+        self.block = nn.Sequential(nn.Linear(16, 16), nn.GELU(), nn.Linear(16, 16))
+        self.head = nn.Linear(16, 5)
+        self.at, self.turned = at, turned
+
+    def forward(self, x: Tensor) -> Tensor:
+        grid = self.embed(x)
+        tokens = (grid.transpose(2, 3) if self.turned else grid).flatten(2).transpose(1, 2)
+        count = {"front": 0, "middle": tokens.shape[1] // 2, "behind": tokens.shape[1]}[self.at]
+        other = self.other.expand(len(x), -1, -1)
+        tokens = torch.cat([tokens[:, :count], other, tokens[:, count:]], 1)
+        out: Tensor = self.head(self.block(tokens).mean(1))
+        return out
+
+
 def small(*, inplace: bool = False, seed: int = 0) -> Small:
     torch.manual_seed(seed)
     return Small(inplace=inplace).eval()
@@ -75,3 +96,43 @@ def detector() -> nn.Module:
         box_detections_per_img=6,
     )
     return model.eval()
+
+
+class Headed(nn.Module):
+    """Outputs W · (the means of the image's channels), with no bias, and then `ending` of them.
+
+    Of an image whose first channel has the mean 1 and whose others are 0 they are `ending` of W's
+    first column.
+    """
+
+    def __init__(self, *weights: float, ending: nn.Module | None = None) -> None:
+        super().__init__()
+        self.layer = nn.Identity()
+        self.head = nn.Linear(3, len(weights), bias=False)
+        self.ending = ending or nn.Identity()
+        with torch.no_grad():
+            self.head.weight.copy_(torch.tensor(weights)[:, None] * torch.tensor([1.0, 2, 3]))
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.ending(self.head(self.layer(x).mean(dim=(2, 3))))
+        return out
+
+
+class Paired(Headed):
+    """Returns its features, (B, 3), beside its logits."""
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
+        features = self.layer(x).mean(dim=(2, 3))
+        return features, self.ending(self.head(features))
+
+
+class Foreground(nn.Module):
+    """One logit at each pixel: the first channel less a half."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Identity()
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.layer(x)[:, :1] - 0.5
+        return out

@@ -45,11 +45,12 @@ class Tiny(nn.Module):
 
     def __init__(self, *, mean: bool = False) -> None:
         super().__init__()
+        self.embed = nn.Identity()
         self.blocks = nn.Sequential(Mixing(FIRST.clamp(min=1e-12)), Mixing(SECOND.clamp(min=1e-12)))
         self.mean = mean
 
     def forward(self, x: Tensor) -> Tensor:
-        tokens = self.blocks(x[:, 0].flatten(1)[..., None])
+        tokens = self.blocks(self.embed(x[:, 0].flatten(1)[..., None]))
         read = tokens.mean(1) if self.mean else tokens[:, 0]
         return torch.cat([2 * read, -2 * read], 1)
 

@@ -140,7 +140,7 @@ def test_a_gradient_that_is_not_finite_is_its_items_error() -> None:
     ("arguments", "error", "words"),
     [
         ({"method": "kam"}, UnknownMethod, "the methods are gradcam"),
-        ({"layer": "dropout"}, LayerNotSpatial, r"'dropout' has output \(5,\)"),
+        ({"layer": "dropout"}, LayerNotSpatial, r"'dropout': its output \(5,\)"),
         ({"target": -1}, ClassOutOfRange, "classes 0 to 2"),
     ],
 )

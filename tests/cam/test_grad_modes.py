@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from cam import METHODS, ClassTarget, UnitTarget, explain
 from cam.errors import MethodUnsuited
+from cam.locate import locate
 from tests.cam.nets import images, small
 
 STEPS = [
@@ -75,7 +76,17 @@ def test_a_model_that_changes_the_photo_in_place_gets_the_same_one_each_time(met
 @pytest.mark.parametrize("method", STEPS)
 def test_a_graph_is_made_where_it_is_needed_alone(method: str) -> None:
     model = InPlace().eval()
-    explain(model, images(1), target=2, method=method, layer="inner.relu2", budget=20)
+    locate(model, images(1), ["inner.relu2"])
+    model.modes.clear()
+    explain(
+        model,
+        images(1),
+        target=2,
+        method=method,
+        layer="inner.relu2",
+        budget=20,
+        activation="softmax",
+    )
     modes = model.modes[1:]  # the first pass captures
     if method == "integratedgradients":
         assert modes.pop() is False  # the two ends are scores alone

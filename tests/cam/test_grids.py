@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from cam import default_layer, explain, survey
 from cam.errors import LayerNotSpatial
-from cam.grids import Grid, grid_of
+from cam.grids import Grid, candidates, grid_in_words, grid_of_map
 from cam.heatmap import minmax
 from tests.cam.test_methods import peer_maps
 
@@ -32,16 +32,76 @@ from tests.cam.test_methods import peer_maps
         ((1, 198, 192), (224, 224), Grid("tokens", 14, 14, prefix=2)),
         ((1, 1374, 384), (518, 518), Grid("tokens", 37, 37, prefix=5)),
         ((1, 1 + 14 * 28, 64), (224, 448), Grid("tokens", 14, 28, prefix=1)),
-        ((1, 12, 197, 197), (224, 224), None),  # attention: no stride gives 197 cells
         ((1, 1000, 1, 1), (224, 224), None),
         ((1, 1000), (224, 224), None),
-        ((1, 10, 7, 14), (224, 224), None),
+        ((1, 8, 64), (8, 64), Grid("tokens", 2, 3, prefix=2)),  # to be tried, and refused
     ],
 )
-def test_the_grid_by_hand(
+def test_the_likeliest_grid_by_hand(
     shape: tuple[int, ...], image: tuple[int, int], expected: Grid | None
 ) -> None:
-    assert grid_of(shape, image) == expected
+    found = candidates(shape, image)
+    assert (found[0] if found else None) == expected
+
+
+def test_all_that_a_shape_could_mean() -> None:
+    """30 tokens of an image of 5 × 5 patches and 5 registers are 5 × 6 patches, too."""
+    found = candidates((1, 30, 8), (70, 70))
+    assert found[0] == Grid("tokens", 5, 6)
+    assert {Grid("tokens", 5, 5, prefix) for prefix in range(6)} <= set(found)
+    assert candidates((1, 30, 8), (70, 70), sides=[(5, 5)])[0] == Grid("tokens", 5, 5, prefix=5)
+    behind = candidates((1, 10, 8), (48, 48))
+    assert Grid("tokens", 3, 3, order=(0, 1, 2, 3, 4, 6, 7, 8, 9)) in behind
+    assert candidates((1, 3, 197, 197), (224, 224)) == [
+        Grid("channels first", 197, 197),
+        Grid("channels last", 3, 197),
+    ]
+    rolled = Grid("tokens", 2, 2, order=(0, 2, 1, 3))
+    assert candidates((1, 4, 8), (32, 32), orders=[rolled])[0] == rolled
+
+
+@pytest.mark.parametrize(
+    ("shape", "image", "expected"),
+    [
+        ((1, 512, 7, 7), (224, 224), Grid("channels first", 7, 7)),
+        ((1, 64, 7, 10), (224, 224), None),  # not the image's proportions
+        ((1, 7, 7, 7), (224, 224), None),  # of channels first, or last
+        ((1, 3, 197, 197), (224, 224), None),  # attention: no stride gives 197 cells
+        ((1, 49, 7), (224, 224), None),
+    ],
+)
+def test_which_shapes_leave_no_doubt(
+    shape: tuple[int, ...], image: tuple[int, int], expected: Grid | None
+) -> None:
+    assert grid_of_map(shape, image) == expected
+
+
+@pytest.mark.parametrize(
+    "grid",
+    [
+        Grid("channels first", 2, 3),
+        Grid("channels last", 2, 3),
+        Grid("tokens", 2, 3, prefix=1),
+        Grid("tokens", 2, 3, order=(6, 0, 1, 2, 4, 5)),
+    ],
+)
+def test_what_is_put_at_the_positions_is_read_there(grid: Grid) -> None:
+    shape = {"channels first": (2, 4, 2, 3), "channels last": (2, 2, 3, 4), "tokens": (2, 7, 4)}
+    output = torch.arange(56.0)[: 56 if grid.kind == "tokens" else 48].view(shape[grid.kind])
+    kept, values = output.clone(), -torch.arange(48.0).view(2, 4, 2, 3) - 1
+    changed = grid.put(output, values)
+    assert torch.equal(grid.apply(changed), values)
+    assert torch.equal(output, kept)
+    assert int((changed != output).sum()) == 48  # the other token stays
+
+
+@pytest.mark.parametrize(
+    "words", ["", "14 14", "tokens 14", "tokens 14 x", "tokens 0 14", "tokens -1 4", "cells 2 2"]
+)
+def test_a_reshape_in_other_words_is_refused(words: str) -> None:
+    with pytest.raises(LayerNotSpatial, match="reshape"):
+        grid_in_words(words)
+    assert grid_in_words("tokens 14 7 1") == Grid("tokens", 14, 7, prefix=1)
 
 
 def test_tokens_lie_row_by_row_behind_the_class_token() -> None:
@@ -90,7 +150,7 @@ def test_attention_is_no_map() -> None:
 
 
 def test_a_layer_without_a_grid_is_refused() -> None:
-    with pytest.raises(LayerNotSpatial, match=r"'head' has output .* no grid"):
+    with pytest.raises(LayerNotSpatial, match=r"at layer 'head': its output \(1000,\) is no grid"):
         explain(vit(), torch.randn(1, 3, 224, 224), layer="head")
 
 

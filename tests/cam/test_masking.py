@@ -9,8 +9,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from cam import ClassTarget, SimilarityTarget, UnitTarget, explain
+from cam import ClassTarget, Explanation, SimilarityTarget, UnitTarget, explain
 from cam.errors import MethodUnsuited
+from cam.locate import locate
 from tests.cam.test_perturbation import PHOTO
 from tests.cam.test_targets import Identity
 
@@ -56,12 +57,33 @@ class Spy(nn.Module):
         return torch.stack([y, 0 * y], 1)
 
 
+def passes_of(
+    photo: Tensor, method: str, *, budget: int | None = None
+) -> tuple[Explanation, list[Tensor]]:
+    """An explanation by a `Spy`, and the images of each pass of the method itself: it is known
+    where the layer lies and how the output is read."""
+    model = Spy()
+    locate(model, photo, ["layer"])
+    model.seen.clear()
+    (found,) = explain(
+        model,
+        photo,
+        target=0,
+        method=method,
+        layer="layer",
+        budget=budget,
+        signed=method == "occlusion",
+        activation="softmax",
+    )
+    first, *passes = model.seen
+    assert (first == photo).all()
+    return found, passes
+
+
 def through_masks(method: str, photo: Tensor) -> tuple[Tensor, np.ndarray]:
     """What a method of masks shows the model, divided by the photo: (samples, channels, H, W); and
     its map, which the mean over the samples must weight."""
-    model = Spy()
-    (found,) = explain(model, photo, target=0, method=method, layer="layer")
-    _, *samples = model.seen
+    found, samples = passes_of(photo, method)
     seen = torch.stack(samples)  # (samples, channels, colours, H, W)
     scores = seen[..., photo.shape[-1] // 2 :].mean(dim=(2, 3, 4))
     weights = scores.mean(0).softmax(0)
@@ -112,16 +134,15 @@ def test_iscam_by_hand() -> None:
     torch.testing.assert_close(masks, factors[:, None, None, None] * whole)
 
 
-def masks_of(model: Spy, photo: Tensor, budget: int, *, size: int = 16) -> Tensor:
-    """RISE's, (budget, H, W), of its passes of sixteen."""
-    first, *rest = model.seen
-    assert len(first) == 1
+def rise_of(photo: Tensor, budget: int) -> tuple[Explanation, Tensor]:
+    """Its explanation of a photo, and its masks (budget, H, W), of passes of sixteen."""
+    found, rest = passes_of(photo, "rise", budget=budget)
     assert [len(each) for each in rest] == [
-        min(size, budget - start) for start in range(0, budget, size)
+        min(16, budget - start) for start in range(0, budget, 16)
     ]
     masks = torch.cat(rest) / photo
     torch.testing.assert_close(masks[:, 0], masks[:, 1])
-    return masks[:, 0]
+    return found, masks[:, 0]
 
 
 def shifts_of(masks: Tensor, cell: int) -> np.ndarray:
@@ -143,9 +164,7 @@ def shifts_of(masks: Tensor, cell: int) -> np.ndarray:
 
 def test_rises_masks_and_their_weights() -> None:
     """56 × 28 pixels in 7 × 7 cells of 8 × 4, each open or not, enlarged and shifted."""
-    model, photo = Spy(), torch.full((1, 2, 56, 28), 2.0)
-    (found,) = explain(model, photo, target=0, method="rise", budget=300)
-    masks = masks_of(model, photo, 300)
+    found, masks = rise_of(torch.full((1, 2, 56, 28), 2.0), 300)
     assert masks.min() == 0
     assert masks.max() == 1
     # Half of the cells are open.
@@ -163,9 +182,7 @@ def test_rises_masks_and_their_weights() -> None:
 
 def test_rise_on_few_pixels() -> None:
     """9 × 7 pixels are 5 × 7 cells of 2 × 1 and a shift of none or one."""
-    model, photo = Spy(), torch.ones(1, 2, 9, 7)
-    explain(model, photo, target=0, method="rise", budget=40)
-    masks = masks_of(model, photo, 40)
+    _, masks = rise_of(torch.ones(1, 2, 9, 7), 40)
     assert set(masks.transpose(1, 2).reshape(-1, 9)[:, 0].unique().tolist()) <= {0, 0.25, 0.75, 1}
     whole = [mask for mask in masks if set(mask[0].unique().tolist()) <= {0.0, 1.0}]
     assert 5 < len(whole) < 40  # not shifted: the first row is one row of cells
@@ -186,10 +203,8 @@ def test_rise_refuses_whatever_is_against(target: ClassTarget) -> None:
 
 def windows(size: tuple[int, int], budget: int) -> list[tuple[int, int, int, int]]:
     """What occlusion hides, pass by pass: top, left, bottom, right."""
-    model, photo = Spy(), torch.ones(1, 2, *size)
-    explain(model, photo, target=0, method="occlusion", budget=budget)
-    first, whole, *rest = model.seen
-    assert (first == photo).all()
+    photo = torch.ones(1, 2, *size)
+    _, (whole, *rest) = passes_of(photo, "occlusion", budget=budget)
     assert (whole == photo).all()
     found = []
     for image in torch.cat(rest):

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from cam import Detections, Output
 from cam.errors import LayerDidNotRun, NotLogits, UnknownLayer
+from cam.grids import Grid, Located, Location
 from cam.output import detached, logits_of, looked_at, outputs_of, size_of, total, watching
 from tests.cam.nets import hook_count, images, small
 
@@ -70,8 +71,8 @@ def test_detections_image_by_image() -> None:
         torch.ones(1, 2),
         {"logits": torch.ones(1, 2), "out": torch.zeros(1, 2)},
         OrderedDict(out=torch.ones(1, 2), aux=torch.zeros(1, 2)),
-        (torch.ones(1, 2), torch.zeros(1, 2)),
-        [torch.ones(1, 2), torch.zeros(1, 2)],
+        (torch.ones(1, 2), torch.zeros(1)),
+        [torch.zeros(1, 2, 3), torch.ones(1, 2)],
         SimpleNamespace(logits=torch.ones(1, 2), hidden=torch.zeros(1, 2)),
     ],
 )
@@ -86,7 +87,7 @@ def test_where_logits_are(raw: Any) -> None:
         (torch.ones(2, 3, 4), r"is \(2, 3, 4\), not"),
         (torch.ones(2, 3, 4, 5, 6), r"is \(2, 3, 4, 5, 6\), not"),
         (torch.ones(2, 3).long(), r"is \(2, 3\), not"),
-        ({"scores": torch.ones(2, 3)}, "is dict, not"),
+        ({"scores": torch.ones(2, 3, 1)}, "is dict, not"),
         ((), "is tuple, not"),
         ([], "is list, not"),
         ([boxes(1), {"boxes": 1}], "is list, not"),
@@ -131,9 +132,10 @@ def test_numbers_are_all_that_a_score_may_be_made_of() -> None:
 
 
 def test_the_total_by_hand() -> None:
-    assert float(total(outputs_of(torch.tensor([[1.0, 2], [3, 4]])))) == 10
-    assert float(total(outputs_of(torch.full((1, 2, 2, 2), 0.5)))) == 4
-    assert float(total(outputs_of([boxes(2), boxes(1)]))) == 0.5 + 0.25 + 0.5
+    """The squares, which depend on a model whose numbers add up to a constant."""
+    assert float(total(outputs_of(torch.tensor([[1.0, 2], [3, 4]])))) == 1 + 4 + 9 + 16
+    assert float(total(outputs_of(torch.full((1, 2, 2, 2), 0.5)))) == 8 / 4
+    assert float(total(outputs_of([boxes(2), boxes(1)]))) == 1 / 4 + 1 / 16 + 1 / 4
 
 
 def test_detached_is_the_same_without_a_graph() -> None:
@@ -202,11 +204,18 @@ def test_what_targets_look_at_lies_on_the_image_where_it_can() -> None:
     assert size_of(x[0]) == (8, 4)
     tokens = torch.arange(2.0 * 9 * 5).reshape(2, 9, 5)  # a class token and 4 × 2 cells
     seen = {"maps": torch.ones(2, 6, 4, 2), "tokens": tokens, "vector": torch.ones(2, 6)}
-    found = looked_at(seen, ["tokens", "vector"], x)
+    located = Located(
+        {
+            "maps": Location((6, 4, 2), Grid("channels first", 4, 2)),
+            "tokens": Location((9, 5), Grid("tokens", 4, 2, prefix=1)),
+            "vector": Location((6,), None, "it is a vector"),
+        }
+    )
+    found = looked_at(seen, ["tokens", "vector"], x, located)
     assert list(found) == ["tokens", "vector"]
     torch.testing.assert_close(found["tokens"], tokens[:, 1:].transpose(1, 2).reshape(2, 5, 4, 2))
     assert found["vector"] is seen["vector"]
-    torch.testing.assert_close(looked_at(seen, ["maps"], x)["maps"], seen["maps"])
+    torch.testing.assert_close(looked_at(seen, ["maps"], x, located)["maps"], seen["maps"])
     for name in ("nowhere", "one"):
         with pytest.raises(LayerDidNotRun, match=f"'{name}' returned no tensor for each image"):
-            looked_at(seen | {"one": torch.ones(1, 6)}, [name], x)
+            looked_at(seen | {"one": torch.ones(1, 6)}, [name], x, located)

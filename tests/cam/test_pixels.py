@@ -69,7 +69,7 @@ def test_smoothgrads_noise_and_mean() -> None:
     model = Seen()
     photo = torch.zeros(1, 3, 40, 40)
     photo[0, 0], photo[0, 1, 0, 0] = 3, -1  # a range of 4: σ = 0.6
-    (found,) = explain(model, photo, target=1, method="smoothgrad", budget=20)
+    (found,) = explain(model, photo, target=1, method="smoothgrad", budget=20, activation="softmax")
     noisy = torch.cat(model.seen[1:])
     noise = noisy - photo
     assert noise.shape == (20, 3, 40, 40)
@@ -83,7 +83,7 @@ def test_smoothgrads_noise_and_mean() -> None:
 
 def test_integrated_gradients_go_in_equal_steps_from_gray_to_the_photo() -> None:
     model = Seen()
-    explain(model, PHOTO, target=0, method="integratedgradients", budget=4)
+    explain(model, PHOTO, target=0, method="integratedgradients", budget=4, activation="softmax")
     shares = torch.tensor([1 / 8, 3 / 8, 5 / 8, 7 / 8])[:, None, None, None]
     whole, steps, ends = model.seen
     torch.testing.assert_close(whole, PHOTO)

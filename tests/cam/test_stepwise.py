@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 from torch import Tensor, nn
 
-from cam import METHODS, Answer, ClassTarget, Question, explain_in_steps
+from cam import METHODS, Answer, ClassTarget, Question, Reading, explain_in_steps
+from cam.locate import locate
 from cam.methods.subject import Progress
 from cam.stepwise import finish
 from tests.cam.nets import images, small
@@ -26,8 +27,9 @@ class Counting(nn.Module):
         return out
 
 
-# Two targets, at most four images in a pass (so two where each target is differentiated), at most
-# eleven for the method; five channels at the layer, 8 × 8 pixels. The first pass is everyone's.
+# Where the layer lies and how the output is read is known, so the first pass is everyone's. Two
+# targets; at most four images in a pass (so two where each target is differentiated) and eleven for
+# the method; five channels at the layer, 8 × 8 pixels.
 PASSES: dict[str, tuple[list[tuple[int, int]], list[int]]] = {
     "smoothgradcam++": ([(done, 11) for done in (2, 4, 6, 8, 10, 11)], [2, 2, 2, 2, 2, 1]),
     "shapleycam": ([(1, 2), (2, 2)], [1, 1]),
@@ -56,7 +58,10 @@ PASSES: dict[str, tuple[list[tuple[int, int]], list[int]]] = {
 def run(method: str, *, chunk: int, budget: int) -> tuple[list[Progress], list[int]]:
     model = Counting().eval()
     question = Question((ClassTarget(0), ClassTarget(1)), method, ("inner.relu2",), budget)
-    progress = list(explain_in_steps(model, images(1)[0], question, chunk=chunk))
+    locate(model, images(1), ["inner.relu2"])
+    model.sizes.clear()
+    reading = Reading(activation="softmax")
+    progress = list(explain_in_steps(model, images(1)[0], question, chunk=chunk, reading=reading))
     first, *sizes = model.sizes
     assert first == 1
     return progress, sizes

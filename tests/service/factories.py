@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from pathlib import Path
@@ -10,7 +11,7 @@ import torch
 import torchvision
 from torch import Tensor, nn
 
-from tests.cam.nets import Small, detector, segmenter, small
+from tests.cam.nets import Foreground, Headed, Paired, Small, Tokens, detector, segmenter, small
 
 __all__ = ["detector", "segmenter"]
 
@@ -72,6 +73,30 @@ def vit() -> nn.Module:
     return model
 
 
+def binary() -> nn.Module:
+    """Of a white picture one logit of −9."""
+    return Headed(-1.5)
+
+
+def multilabel() -> nn.Module:
+    """Of a white picture five logits whose sigmoids are 0.51."""
+    return Headed(*[math.log(0.51 / 0.49) / 6] * 5)
+
+
+def softmaxed() -> nn.Module:
+    """Of a white picture probabilities of 0.51 and 0.49."""
+    return Headed(math.log(0.51) / 6, math.log(0.49) / 6, ending=nn.Softmax(1))
+
+
+def paired() -> nn.Module:
+    """Its three features beside four logits."""
+    return Paired(1, -2, 3, 4)
+
+
+def foreground() -> nn.Module:
+    return Foreground()
+
+
 def sluggish() -> nn.Module:
     """Takes a minute to build."""
     time.sleep(60)
@@ -93,3 +118,8 @@ def lethal() -> nn.Module:
             return super().forward(x)
 
     return Lethal().eval()
+
+
+def turned() -> nn.Module:
+    """Tokens column by column behind another one: nobody can find out where they lie."""
+    return Tokens(extra=1, turned=True)

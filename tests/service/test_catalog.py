@@ -15,8 +15,11 @@ weights = "weights.safetensors"
 sha256 = "0000000000000000000000000000000000000000000000000000000000000000"
 seed = 7
 labels = "imagenet"
+output = 1
+activation = "sigmoid"
 layer = "layer4"
 method_layers = {layercam = "layer3"}
+reshape = {"blocks.*" = "tokens 14 14 1"}
 input_size = [224, 320]
 mean = [0.1, 0.2, 0.3]
 std = [1, 1, 1]
@@ -47,8 +50,11 @@ def test_every_key_is_read(tmp_path: Path) -> None:
         "sha256": "0" * 64,
         "seed": 7,
         "labels": "imagenet",
+        "output": 1,
+        "activation": "sigmoid",
         "layer": "layer4",
         "method_layers": {"layercam": "layer3"},
+        "reshape": {"blocks.*": "tokens 14 14 1"},
         "input_size": (224, 320),
         "mean": (0.1, 0.2, 0.3),
         "std": (1, 1, 1),
@@ -74,6 +80,9 @@ ENTRY = '[[models]]\nname = "a"\nsource = "torchvision:resnet18"\n'
         ('[[models]]\nname = "a"\n', "models.toml: entry 1 .'a'.: key 'source' is missing"),
         (ENTRY + 'wieghts = "x"\n', "entry 1 .'a'.: unknown key 'wieghts'; did you mean 'weights'"),
         (ENTRY + 'dtype = "float8"\n', "entry 1 .'a'.: key 'dtype': 'float8' is not allowed"),
+        (ENTRY + 'activation = "relu"\n', "key 'activation': 'relu' is not allowed; it is what"),
+        (ENTRY + "output = true\n", "key 'output': True is not allowed"),
+        (ENTRY + "output = -1\n", "key 'output': -1 is not allowed"),
         (ENTRY + "max_batch = 0\n", "key 'max_batch': 0 is not allowed"),
         (ENTRY + 'device = "tpu"\n', "key 'device': 'tpu' is not allowed; it is 'auto'.*'cpu'"),
         (ENTRY + "std = [0, 1, 1]\n", "key 'std': 0 is not allowed"),

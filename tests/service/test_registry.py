@@ -156,6 +156,12 @@ def test_half_precision() -> None:
             "'method_layers': there is no method 'kam'",
         ),
         ({"layer": "head"}, r"'layer': no map can be made at 'head': its output \(3,\)"),
+        ({"reshape": "14 14"}, "'reshape': a reshape is 'tokens HEIGHT WIDTH PREFIX'"),
+        ({"reshape": {"conv1": "tokens 1"}}, "'reshape': a reshape is 'tokens HEIGHT"),
+        (
+            {"reshape": {"conv1": "tokens 2 2"}, "layer": "conv1"},
+            "'layer': no map can be made at 'conv1': its output .* has no 4 tokens for",
+        ),
         ({"labels": "imagenet"}, "'labels': imagenet has 1000 labels, but the model has 3 classes"),
         ({"labels": "none.txt"}, "'labels': none.txt cannot be read: No such file"),
         ({"weights": "none.pt"}, "'weights': none.pt: it cannot be read: No such file"),
