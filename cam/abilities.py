@@ -12,7 +12,7 @@ from cam.guidance import GuidedRectifiers
 from cam.head import pooled_head
 from cam.methods.attention import ONE_EACH, blocks_of, require_global
 from cam.methods.biases import require_biases
-from cam.output import outputs_of
+from cam.output import outputs_of, size_of
 from cam.reading import AUTO, Reading
 
 
@@ -27,12 +27,12 @@ def unsuited(
     matrices: list[Tensor] = []
     try:
         with evaluating(model), GuidedRectifiers() as guided, attending() as matrices:
-            (output,) = outputs_of(model(image), reading=reading, batch=1)
+            (output,) = outputs_of(model(image), size=size_of(image), reading=reading, batch=1)
         require_global(model, matrices, image)
     except MethodUnsuited as error:
         found |= dict.fromkeys(("rollout", "chefer", "legrad"), str(error))
         with evaluating(model), GuidedRectifiers() as guided:
-            (output,) = outputs_of(model(image), reading=reading, batch=1)
+            (output,) = outputs_of(model(image), size=size_of(image), reading=reading, batch=1)
     if not guided.count:
         reason = "it needs rectifiers (ReLU): this model has none"
         found |= dict.fromkeys(("guidedbackprop", "guidedgradcam"), reason)
@@ -45,6 +45,8 @@ def unsuited(
         require_biases(model)
     except MethodUnsuited as error:
         found["fullgrad"] = str(error)
+    if output.detections is None:
+        found |= dict.fromkeys(("odam", "drise"), "it explains a box: it needs a detector")
     if output.logits is None:
         found["finercam"] = "it compares a class with others: it needs a classifier"
         found["cam"] = "it needs a classifier with a linear head"

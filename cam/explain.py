@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from cam.errors import CamError
 from cam.explanation import Explanation, Fusion, Question, Smoothing
-from cam.layers import default_layer, survey
+from cam.layers import default_layer, level_layers, survey
 from cam.locate import Reshape, declared
 from cam.methods import method_named
 from cam.onepass import explain_batch
@@ -53,7 +53,8 @@ def explain(
             from the same forward pass. For a target of each image's own see `explain_batch`.
         method: a name in `cam.METHODS`.
         layer: a module's name, or several; "auto" runs the model once more, on the first image,
-            and takes the last layer with a spatial output.
+            and takes the last layer with a spatial output; of a detector the last one that every
+            box depends on, and for odam all that boxes are made from.
         budget: most forward passes of each image, for a method that needs many.
         signed, smooth, fuse: see `Question`.
         reshape: how a layer's output (B, …) becomes (B, K, h, w), where that cannot be found: a
@@ -92,8 +93,10 @@ def explain(
     targets = target if isinstance(target, Sequence) else [target]
     layers = [layer] if isinstance(layer, str) else list(layer)
     if "auto" in layers and method_named(method).at == "layer":
-        automatic = default_layer(survey(model, images[:1], reading))
-        layers = [automatic if name == "auto" else name for name in layers]
+        found_layers = survey(model, images[:1], reading)
+        whole = method_named(method).levels
+        usual = level_layers(found_layers) if whole else (default_layer(found_layers),)
+        layers = [each for name in layers for each in (usual if name == "auto" else (name,))]
     asked = tuple(ClassTarget(t) if t is None or isinstance(t, int) else t for t in targets)
     question = Question(asked, method, tuple(layers), budget, signed, smooth, fuse)
     question.check()

@@ -15,7 +15,7 @@ from cam.heatmap import fuse
 from cam.methods import INPUT, METHODS, method_named
 from cam.methods.subject import Completeness, Progress
 from cam.output import Output
-from cam.targets import Target
+from cam.targets import ClassTarget, Target
 
 Map = NDArray[np.float32]
 Smoothing = Literal["none", "eigen", "augment", "both"]
@@ -77,15 +77,24 @@ class Question:
             )
         if self.fuse != "none" and method.at == "input":
             raise MethodUnsuited(f"{method.name} has one map, at the input; there is none to fuse")
+        if self.fuse != "none" and method.levels:
+            raise MethodUnsuited(f"{method.name} makes one map of all layers itself")
 
     def resolve(self, output: Output) -> list[Target] | CamError:
-        """Its targets, their classes filled in, given what the model said about the image."""
+        """Its targets, their classes filled in, given what the model said about the image. Of a
+        detector's best boxes those that there are, if any."""
         if not output.finite:
             return NonFinite("the model's output for this image is not finite")
+        found: list[Target] = []
         try:
-            return [target.resolve(output) for target in self.targets]
+            for target in self.targets:
+                ranked = output.detections and isinstance(target, ClassTarget) and target.rank
+                if output.detections and ranked and ranked >= len(output.detections.scores):
+                    continue
+                found.append(target.resolve(output))
         except CamError as error:
             return error
+        return found
 
 
 @dataclass(frozen=True, eq=False)
@@ -134,6 +143,8 @@ class Found:
 
     map: Map
     completeness: Completeness | None = None
+    reached: bool = True
+    """Whether the score has a gradient at the layer that is not all zero."""
 
 
 def score_of(question: Question, target: Target, output: Output) -> Tensor:
@@ -159,6 +170,8 @@ def compose(
     explanations = []
     for target, at in zip(targets, found, strict=True):
         names = [INPUT] if INPUT in at else list(dict.fromkeys(question.layers))
+        if METHODS[question.method].levels:
+            names = list(at)  # what became of the levels: one map, or why there is none
         maps = [at[name] for name in names]
         for each in maps:
             if isinstance(each, CamError):

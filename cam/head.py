@@ -61,6 +61,10 @@ class HeadSignals:
         return {self._head.layer: self._activations}
 
     @property
+    def outputs(self) -> dict[str, Tensor]:
+        return self.activations
+
+    @property
     def reached(self) -> dict[str, Tensor]:
         return {} if self._gradients is None else {self._head.layer: self._gradients}
 

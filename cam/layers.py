@@ -4,18 +4,20 @@ from __future__ import annotations
 
 from collections import Counter
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from cam.detection import unfiltered
 from cam.errors import NoTargetLayer
 from cam.evaluation import evaluating
 from cam.grids import NO_GRID, Grid, Location
+from cam.levels import levels_of
 from cam.locate import locate
-from cam.output import outputs_of, total
+from cam.output import outputs_of, size_of, total
 from cam.reading import AUTO, Reading
 
 _POOLING = (nn.AdaptiveAvgPool2d, nn.AdaptiveMaxPool2d)
@@ -38,6 +40,11 @@ class Layer:
     """Whether it may be the default: not a pooling layer, which is coarser than what it pools; of
     tokens and channels-last maps, not what is inside an attention or a perceptron, but a block or
     the normalisation before one, where tools for transformers look."""
+
+    level: bool = False
+    """Whether it is one of the layers that a detector's boxes are made from: see `cam.levels`."""
+    common: bool = True
+    """Whether all that the model says depends on it; of a detector, every box."""
 
     @property
     def explainable(self) -> bool:
@@ -69,13 +76,15 @@ def survey(model: nn.Module, image: Tensor, reading: Reading = AUTO) -> list[Lay
 
     with ExitStack() as scope:
         scope.enter_context(evaluating(model))
+        scope.enter_context(unfiltered(model))
         scope.enter_context(torch.inference_mode(False))
         scope.enter_context(torch.enable_grad())
         for module, name in names.items():
             scope.callback(module.register_forward_hook(partial(note, name)).remove)
         probe = image.detach().clone().requires_grad_()
         # The clone: a leaf may not be changed in place.
-        said = outputs_of(model(probe.clone()), reading=reading, batch=len(image))
+        raw = model(probe.clone())
+        said = outputs_of(raw, size=size_of(image), reading=reading, batch=len(image))
         gradients = _gradients(total(said), outputs)
         # In noise a detector may find nothing: then nothing is known of what it depends on.
         known = said[0].detections is None or bool(len(said[0].detections.scores))
@@ -97,6 +106,8 @@ def survey(model: nn.Module, image: Tensor, reading: Reading = AUTO) -> list[Lay
                 natural=_natural(modules[name], located.grid(name)),
             )
         )
+    if said[0].detections is not None:
+        return _with_levels(model, image, found)
     return found
 
 
@@ -111,15 +122,38 @@ def leaves(model: nn.Module) -> list[str]:
 
 def default_layer(layers: list[Layer]) -> str:
     """The layer a CAM wants when none is named: of a `survey`, the last explainable one that is
-    `natural`.
+    `natural`, and of a detector one that every box depends on.
 
     Raises:
         NoTargetLayer: if there is none.
     """
     for layer in reversed(layers):
-        if layer.explainable and layer.natural:
+        if layer.explainable and layer.natural and layer.common:
             return layer.name
     raise NoTargetLayer("no layer of the model has a spatial output that its logits depend on")
+
+
+def level_layers(layers: list[Layer]) -> tuple[str, ...]:
+    """The layers that a detector's boxes are made from, of a `survey`; of other models the default
+    layer alone.
+
+    Raises:
+        NoTargetLayer: if there is none.
+    """
+    levels = tuple(layer.name for layer in layers if layer.level)
+    return levels or (default_layer(layers),)
+
+
+def _with_levels(model: nn.Module, image: Tensor, layers: list[Layer]) -> list[Layer]:
+    """A detector's layers, its levels and common ones among them marked."""
+    usable = [layer.name for layer in layers if layer.explainable and layer.natural]
+    found = levels_of(model, image, usable)
+    if found is None:
+        return layers
+    return [
+        replace(layer, level=layer.name in found.direct, common=layer.name in found.common)
+        for layer in layers
+    ]
 
 
 def _gradients(score: Tensor, outputs: dict[str, Any]) -> dict[str, Tensor]:

@@ -19,8 +19,10 @@ from cam.evaluation import evaluating
 from cam.explanation import Answer, Found, Question, compose, score_of
 from cam.grids import Grid
 from cam.head import PooledHead
+from cam.levels import ancestors, ends
 from cam.locate import locate
 from cam.methods import METHODS
+from cam.methods.detection import fused_levels
 from cam.output import (
     Output,
     detached,
@@ -72,7 +74,10 @@ def explain_batch(
     if not any(question.targets for question in questions):  # predictions alone
         reading, _ = resolve_reading(model, images[:1], reading)
         with evaluating(model), torch.inference_mode():
-            said = detached(outputs_of(model(images), reading=reading, batch=len(images)))
+            raw = model(images)
+            said = detached(
+                outputs_of(raw, size=size_of(images), reading=reading, batch=len(images))
+            )
         return [
             compose(question, question.resolve(each), each, [])
             for question, each in zip(questions, cycle(said), strict=False)
@@ -134,6 +139,10 @@ class Signals(Protocol):
     @property
     def activations(self) -> dict[str, Tensor]:
         """Layer name → its output for the batch."""
+
+    @property
+    def outputs(self) -> dict[str, Tensor]:
+        """The same with their graph, where there is one."""
 
     @property
     def reached(self) -> dict[str, Tensor]:
@@ -200,6 +209,8 @@ def _answer_one_each(
             maps[item].append(maps[item][0])
         new = [item for item in chosen if item not in known]
         for item, found in _maps(signals, grids, questions, new).items():
+            if METHODS[questions[item].method].levels:
+                found = _of_levels(found, signals)
             maps[item].append(found)
     return [
         compose(question, targets, each, found)
@@ -234,6 +245,7 @@ def _maps(
     for (name, signed, eigen, layer), members in groups.items():
         a = _of(members, grids[layer].apply(activations[layer]))
         g = a.new_zeros(()).expand(a.shape)
+        some = [True] * len(members)
         finite = _finite(a)
         if METHODS[name].differentiates:
             if layer not in reached:
@@ -244,6 +256,8 @@ def _maps(
                 continue
             g = _of(members, grids[layer].apply(reached[layer]))
             finite &= _finite(g)
+            if METHODS[name].levels:
+                some = g.flatten(1).any(1).tolist()
         if not finite.all():
             a = torch.where(finite[:, None, None, None], a, 0)
             g = torch.where(finite[:, None, None, None], g, 0)
@@ -256,9 +270,36 @@ def _maps(
         maps = maps if signed else maps.relu()
         finite &= maps.isfinite().flatten(1).all(1)
         problem = NonFinite(f"the gradients or activations at layer {layer!r} are not finite")
-        for item, values, good in zip(members, maps.cpu().numpy(), finite.tolist(), strict=True):
-            found[item][layer] = Found(values) if good else problem
+        for item, values, good, any_there in zip(
+            members, maps.cpu().numpy(), finite.tolist(), some, strict=True
+        ):
+            found[item][layer] = Found(values, reached=any_there) if good else problem
     return found
+
+
+def _of_levels(found: dict[str, Found | CamError], signals: Signals) -> dict[str, Found | CamError]:
+    """One map of all the levels that the score reaches, named after them."""
+    failed: dict[str, Found | CamError] = {
+        name: each
+        for name, each in found.items()
+        if isinstance(each, CamError) and not isinstance(each, NoGradientPath)
+    }
+    if failed:
+        return failed
+    reached = {
+        name: each.map for name, each in found.items() if isinstance(each, Found) and each.reached
+    }
+    if not reached:
+        names = ", ".join(map(repr, found))
+        return {
+            " + ".join(found): NoGradientPath(
+                f"the box's score has no gradient at layer {names}: name the levels that the model "
+                "makes its boxes from"
+            )
+        }
+    last = ends(set(reached), ancestors({name: signals.outputs[name] for name in reached}))
+    chosen = {name: each for name, each in reached.items() if name in last}
+    return {" + ".join(chosen): Found(fused_levels(chosen))}
 
 
 def _of(members: list[int], values: Tensor) -> Tensor:

@@ -11,6 +11,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from cam.detection import Detections as Detections
+from cam.detection import detections_of, form_of
 from cam.errors import LayerDidNotRun, UnknownLayer
 from cam.evaluation import evaluating
 from cam.grids import Located
@@ -26,18 +28,6 @@ from cam.reading import (
 from cam.reading import logits_of as logits_of
 
 Kind = Literal["classes", "segments", "detections"]
-
-
-@dataclass(frozen=True, eq=False)
-class Detections:
-    """The boxes that a detector found in one image, best first."""
-
-    boxes: Tensor
-    """float (N, 4): left, top, right, bottom in the input's pixels."""
-    labels: Tensor
-    """int (N,)."""
-    scores: Tensor
-    """float (N,), 0 … 1."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -94,8 +84,8 @@ def outputs_of(
 ) -> list[Output]:
     """A model's output for a batch, image by image.
 
-    Logits are what `cam.reading.logits_of` finds; detections are a list of a dictionary for each
-    image, with "boxes", "labels" and "scores", as torchvision's detectors return them.
+    Logits are what `cam.reading.logits_of` finds; detections have one of the forms of
+    `cam.detection.DetectionForm`.
 
     Args:
         layers: the outputs (B, …) of layers that targets look at.
@@ -109,14 +99,15 @@ def outputs_of(
         UnsuitedActivation: if the reading's activation does not fit.
     """
     looked = layers or {}
-    if _are_detections(raw):
+    found = detections_of(raw, size) if reading.output is None else None
+    if found is not None:
         return [
             Output(
-                detections=Detections(each["boxes"], each["labels"], each["scores"].float()),
+                detections=each,
                 size=size,
                 layers={name: value[item] for name, value in looked.items()},
             )
-            for item, each in enumerate(raw)
+            for item, each in enumerate(found)
         ]
     logits = logits_of(raw, reading, batch=batch)
     activation, _ = activation_of(logits, reading)
@@ -161,7 +152,7 @@ def resolve_reading(
 def tells_activation(raw: Any, reading: Reading, batch: int) -> bool:
     """Whether a model's output for a batch says by itself what makes probabilities of it: it does
     not where a graph would have to tell and none goes back so far."""
-    if reading.activation != "auto" or _are_detections(raw):
+    if reading.activation != "auto" or form_of(raw) is not None:
         return True
     return shows_ending(logits_of(raw, reading, batch=batch))
 
@@ -178,12 +169,7 @@ def detached(outputs: list[Output]) -> list[Output]:
             each,
             logits=row,
             segments=None if each.segments is None else each.segments.detach(),
-            detections=each.detections
-            and Detections(
-                each.detections.boxes.detach().cpu(),
-                each.detections.labels.cpu(),
-                each.detections.scores.detach().cpu(),
-            ),
+            detections=each.detections and each.detections.detached(),
             layers={name: value.detach() for name, value in each.layers.items()},
         )
         for each, row in zip(outputs, logits, strict=True)
@@ -235,15 +221,6 @@ def looked_at(
         grid = located.grid(name)
         found[name] = grid.apply(seen[name]) if grid else seen[name]
     return found
-
-
-def _are_detections(raw: Any) -> bool:
-    keys = {"boxes", "labels", "scores"}
-    return (
-        isinstance(raw, list)
-        and bool(raw)
-        and all(isinstance(each, Mapping) and keys <= set(each) for each in raw)
-    )
 
 
 def total(outputs: list[Output]) -> Tensor:

@@ -78,6 +78,7 @@ def make_about_router(*, fleet: Fleet, metrics: Metrics) -> APIRouter:
             classes=served.classes,
             labels=list(served.labels.names),
             default_layer=served.default_layer,
+            levels=list(served.levels) if served.kind == "detections" else None,
             methods=[
                 portraits.MethodDescription(
                     name=method.name,
@@ -87,7 +88,9 @@ def make_about_router(*, fleet: Fleet, metrics: Metrics) -> APIRouter:
                     at=method.at,
                     class_specific=method.class_specific,
                     signed=method.signed,
-                    layer=served.layer_of(method.name) if method.at == "layer" else None,
+                    layer=" + ".join(served.layers_of(method.name))
+                    if method.at == "layer"
+                    else None,
                     available=method.name not in served.unsuited,
                     reason=served.unsuited.get(method.name),
                     fast=crew.is_fast(method.name),

@@ -17,7 +17,7 @@ from service.case import Case
 from service.crew import Crew
 from service.descriptions import caption_of, describe, describe_target, predict
 from service.engine import Listener
-from service.errors import Problem
+from service.errors import NotAcceptable, Problem
 from service.guard.lanes import Lanes
 from service.images import MAX_SIDE, decode_reduced, measure
 from service.metrics import Metrics
@@ -191,7 +191,13 @@ class Explainer:
 
     async def render(self, case: Case[Parameters], explained: Explained, media_type: str) -> bytes:
         """The instance's only explanation as a picture or as an .npy file."""
-        (explanation,) = explained.answer.explanations
+        explanations = explained.answer.explanations
+        if len(explanations) != 1:  # of a detector, as many as there are boxes
+            raise NotAcceptable(
+                f"{media_type} holds exactly one map, and the answer has {len(explanations)}; ask "
+                "for application/json or application/x-ndjson"
+            )
+        (explanation,) = explanations
         parameters = case.instance.parameters
 
         def work() -> bytes:

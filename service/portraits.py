@@ -72,6 +72,9 @@ class ModelDescription(Open):
     classes: int
     labels: list[str]
     default_layer: str
+    levels: list[str] | None = Field(
+        None, description="Of a detector: the layers that its boxes are made from."
+    )
     methods: list[MethodDescription]
     mode: Literal["exact", "fast"] = Field(
         description="`fast`: maps at the default layer come from the fast path, of those methods "

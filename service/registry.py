@@ -12,12 +12,13 @@ from torch import nn
 from cam import METHODS, CamError, Layer, Reading, default_layer, resolve_reading, survey
 from cam.abilities import unsuited
 from cam.company import sees_company
+from cam.detection import LEAST_SCORE, read_detections
 from cam.errors import UnsuitedActivation
 from cam.fast import FastPath
 from cam.head import PooledHead, pooled_head
 from cam.layout import laid_out, lay_out
 from cam.locate import declare
-from cam.output import Kind, Output, outputs_of
+from cam.output import Kind, Output, outputs_of, size_of
 from cam.reading import Activation, logits_of
 from service.catalog import EMBEDDED, MEASURED, ModelEntry
 from service.cores import accelerators
@@ -49,6 +50,8 @@ class ServedModel:
     """0 where nobody knows: of a detector without labels."""
     layers: tuple[Layer, ...]
     default_layer: str
+    levels: tuple[str, ...]
+    """The layers that a detector's boxes are made from; of other models the default one."""
     method_layers: dict[str, str]
     """Of methods whose default layer is another."""
     unsuited: dict[str, str]
@@ -77,9 +80,11 @@ class ServedModel:
         assert self.reading.activation != "auto"
         return self.reading.activation
 
-    def layer_of(self, method: str) -> str:
-        """The default layer of a method."""
-        return self.method_layers.get(method, self.default_layer)
+    def layers_of(self, method: str) -> tuple[str, ...]:
+        """The default layer of a method, or layers."""
+        if METHODS[method].levels and method not in self.method_layers:
+            return self.levels
+        return (self.method_layers.get(method, self.default_layer),)
 
 
 def load(entry: ModelEntry) -> ServedModel:
@@ -93,6 +98,9 @@ def load(entry: ModelEntry) -> ServedModel:
     device, dtype = _device(entry), getattr(torch, entry.dtype)
     preprocessing = built.preprocessing
     module = built.module.eval().requires_grad_(False).to(device, dtype)
+    if entry.detections != "auto" or entry.min_score is not None:
+        least = LEAST_SCORE if entry.min_score is None else entry.min_score
+        read_detections(module, entry.detections, least=least)
     shape = (1, 3, preprocessing.height, preprocessing.width)
     noise = torch.randn(shape, generator=torch.Generator().manual_seed(0))
     image = noise.to(device, dtype)
@@ -107,7 +115,7 @@ def load(entry: ModelEntry) -> ServedModel:
         default = _default_layer(entry, built, layers)
         with torch.no_grad():
             raw = module(image)
-        (said,) = outputs_of(raw, reading=reading, batch=1)
+        (said,) = outputs_of(raw, size=size_of(image), reading=reading, batch=1)
         binary = said.detections is None and logits_of(raw, reading, batch=1).shape[1] == 1
         grid = next(layer.grid for layer in layers if layer.name == default)
         assert grid  # of an explainable layer
@@ -151,6 +159,7 @@ def load(entry: ModelEntry) -> ServedModel:
         classes=classes if classes is not None else len(labels),
         layers=layers,
         default_layer=default,
+        levels=tuple(layer.name for layer in layers if layer.level) or (default,),
         method_layers=_method_layers(entry, layers, default),
         unsuited=cannot,
         max_batch=entry.max_batch,
@@ -293,7 +302,7 @@ def _fingerprint(
     digest = hashlib.blake2b(digest_size=16)
     digest.update(
         f"{entry.source}|{entry.dtype}|{preprocessing}|{entry.method_layers}|{entry.reshape}|"
-        f"{entry.mode}|{layer}|{labels.names}|{reading}".encode()
+        f"{entry.mode}|{layer}|{entry.detections}|{entry.min_score}|{labels.names}|{reading}".encode()
     )
     for name, tensor in module.state_dict().items():
         digest.update(f"|{name}|{tensor.dtype}|{tuple(tensor.shape)}|".encode())

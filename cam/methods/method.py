@@ -39,6 +39,9 @@ class Method:
     """Whether the map depends on the target."""
     signed: bool = False
     """Whether it has a side below 0: what speaks against the target."""
+    levels: bool = False
+    """Whether it makes one map of all the layers together; its default ones are a detector's
+    levels."""
 
     @property
     def differentiates(self) -> bool:

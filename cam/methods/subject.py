@@ -14,7 +14,7 @@ from cam.capture import Capture
 from cam.errors import MethodUnsuited
 from cam.evaluation import evaluating
 from cam.grids import Grid, Located
-from cam.output import Output, looked_at, outputs_of, watching
+from cam.output import Output, detached, looked_at, outputs_of, watching
 from cam.reading import AUTO, Reading
 from cam.replay import Replay
 from cam.targets import ClassTarget, Target
@@ -100,6 +100,11 @@ class Subject:
             raw = self.model(images.clone())
             looked = looked_at(seen, looks, images, self.located)
             return self._read(raw, len(images), looked)
+
+    def said(self, images: Tensor) -> list[Output]:
+        """The same without a graph, on the CPU."""
+        with torch.no_grad():
+            return detached(self.outputs(images))
 
     def scores(self, images: Tensor) -> Tensor:
         """Each target's number for each image (n, C, H, W), a chunk at a time: float32

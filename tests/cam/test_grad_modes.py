@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from cam import METHODS, ClassTarget, UnitTarget, explain
+from cam import METHODS, ClassTarget, Target, UnitTarget, explain
 from cam.errors import MethodUnsuited
 from cam.locate import locate
 from tests.cam.nets import images, small
@@ -15,7 +15,8 @@ from tests.cam.nets import images, small
 STEPS = [
     name
     for name, method in METHODS.items()
-    if method.steps and name not in ("rollout", "chefer", "legrad")  # they need attention
+    # These need attention, and the last a detector.
+    if method.steps and name not in ("rollout", "chefer", "legrad", "drise")
 ]
 GRAPHS = {"gradient", "smoothgrad", "integratedgradients", "guidedbackprop", "fullgrad"}
 """The methods whose passes have a graph from the image on; of others at most from the layer on."""
@@ -112,6 +113,6 @@ def test_occlusion_of_a_unit_is_of_its_activation() -> None:
 
 def test_a_unit_is_not_ablated() -> None:
     """It may lie before the layer from which the model is run again."""
-    target = [ClassTarget(0), UnitTarget("conv1", 1)]
+    target: list[int | Target | None] = [ClassTarget(0), UnitTarget("conv1", 1)]
     with pytest.raises(MethodUnsuited, match="a target made of the model's output"):
         explain(small(), images(1), target=target, method="ablationcam", layer="relu2")

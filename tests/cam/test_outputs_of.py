@@ -92,7 +92,6 @@ def test_where_logits_are(raw: Any) -> None:
         ([], "is list, not"),
         ([boxes(1), {"boxes": 1}], "is list, not"),
         (((torch.ones(2, 3),),), "is tuple, not"),
-        ((boxes(1),), "is tuple, not"),  # torchvision's detectors return a list
         (SimpleNamespace(hidden=1), "is SimpleNamespace, not"),
         (None, "is NoneType, not"),
     ],

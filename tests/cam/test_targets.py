@@ -91,7 +91,7 @@ def test_what_cannot_be_asked() -> None:
         ClassTarget(7, minus=9).resolve(SAID)
     for where in ({"box": (0, 0, 1, 1)}, {"mask": torch.ones(2, 2, dtype=torch.bool)}):
         with pytest.raises(TargetMismatch, match="classifies whole images"):
-            ClassTarget(0, **where).resolve(SAID)  # type: ignore[arg-type]
+            ClassTarget(0, **where).resolve(SAID)
     with pytest.raises(
         SelfContrast, match=r"class 1 cannot be contrasted with itself; name another$"
     ):
