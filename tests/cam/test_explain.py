@@ -81,7 +81,7 @@ def test_a_batch_of_mixed_questions_equals_each_alone() -> None:
     torch.manual_seed(0)
     model = torchvision.models.resnet18().eval()
     x = images(10, size=64)
-    methods = [name for name, method in METHODS.items() if not method.steps]
+    methods = [name for name, each in METHODS.items() if not each.steps and name != "odam"]
     questions = [
         Question(
             targets=tuple(ClassTarget(t) for t in ([None], [3, 999], [], [None, 5, 7])[i % 4]),
