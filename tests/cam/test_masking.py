@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from cam import ClassTarget, SimilarityTarget, UnitTarget, explain
+from cam import ClassTarget, Explanation, SimilarityTarget, UnitTarget, explain
 from cam.errors import MethodUnsuited
 from cam.locate import locate
 from tests.cam.test_perturbation import PHOTO
@@ -55,6 +55,29 @@ class Spy(nn.Module):
         x = self.layer(x)
         y = x[..., x.shape[-1] // 2 :].mean(dim=(1, 2, 3))
         return torch.stack([y, 0 * y], 1)
+
+
+def passes_of(
+    photo: Tensor, method: str, *, budget: int | None = None
+) -> tuple[Explanation, list[Tensor]]:
+    """An explanation by a `Spy`, and the images of each pass of the method itself: it is known
+    where the layer lies and how the output is read."""
+    model = Spy()
+    locate(model, photo, ["layer"])
+    model.seen.clear()
+    (found,) = explain(
+        model,
+        photo,
+        target=0,
+        method=method,
+        layer="layer",
+        budget=budget,
+        signed=method == "occlusion",
+        activation="softmax",
+    )
+    first, *passes = model.seen
+    assert (first == photo).all()
+    return found, passes
 
 
 def through_masks(method: str, photo: Tensor) -> tuple[Tensor, np.ndarray]:
@@ -115,16 +138,15 @@ def test_iscam_by_hand() -> None:
     torch.testing.assert_close(masks, factors[:, None, None, None] * whole)
 
 
-def masks_of(model: Spy, photo: Tensor, budget: int, *, size: int = 16) -> Tensor:
-    """RISE's, (budget, H, W), of its passes of sixteen."""
-    first, *rest = model.seen
-    assert len(first) == 1
+def rise_of(photo: Tensor, budget: int) -> tuple[Explanation, Tensor]:
+    """Its explanation of a photo, and its masks (budget, H, W), of passes of sixteen."""
+    found, rest = passes_of(photo, "rise", budget=budget)
     assert [len(each) for each in rest] == [
-        min(size, budget - start) for start in range(0, budget, size)
+        min(16, budget - start) for start in range(0, budget, 16)
     ]
     masks = torch.cat(rest) / photo
     torch.testing.assert_close(masks[:, 0], masks[:, 1])
-    return masks[:, 0]
+    return found, masks[:, 0]
 
 
 def shifts_of(masks: Tensor, cell: int) -> np.ndarray:

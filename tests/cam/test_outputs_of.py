@@ -208,6 +208,7 @@ def test_what_targets_look_at_lies_on_the_image_where_it_can() -> None:
         {
             "maps": Location((6, 4, 2), Grid("channels first", 4, 2)),
             "tokens": Location((9, 5), Grid("tokens", 4, 2, prefix=1)),
+            "vector": Location((6,), None, "it is a vector"),
         }
     )
     found = looked_at(seen, ["tokens", "vector"], x, located)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import torch
 from torch import Tensor, nn
 
 from cam import METHODS, Answer, ClassTarget, Question, Reading, explain_in_steps
@@ -27,8 +28,9 @@ class Counting(nn.Module):
         return out
 
 
-# Two targets, at most four images in a pass (so two where each target is differentiated), at most
-# eleven for the method; five channels at the layer, 8 × 8 pixels. The first pass is everyone's.
+# Where the layer lies and how the output is read is known, so the first pass is everyone's. Two
+# targets; at most four images in a pass (so two where each target is differentiated) and eleven for
+# the method; five channels at the layer, 8 × 8 pixels.
 PASSES: dict[str, tuple[list[tuple[int, int]], list[int]]] = {
     "smoothgradcam++": ([(done, 11) for done in (2, 4, 6, 8, 10, 11)], [2, 2, 2, 2, 2, 1]),
     "shapleycam": ([(1, 2), (2, 2)], [1, 1]),
@@ -114,3 +116,23 @@ def test_the_map_is_the_same_in_passes_of_any_size(method: str) -> None:
         for one, other in zip(answer.explanations, found[0].explanations, strict=True):
             assert np.abs(other.map).max() > 0
             np.testing.assert_allclose(one.map, other.map, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("method", [name for name in PASSES if name != "cam"])
+def test_a_model_in_half_precision_has_the_same_map_but_for_its_rounding(method: str) -> None:
+    x = images(1)
+    whole, half = (
+        explain(
+            small(seed=3).to(dtype),
+            x.to(dtype),
+            target=[ClassTarget(0), ClassTarget(1)],
+            method=method,
+            layer="relu2",
+            budget=20,
+        )
+        for dtype in (torch.float32, torch.bfloat16)
+    )
+    for exact, rounded in zip(whole, half, strict=True):
+        assert rounded.map.dtype == np.float32
+        scale = float(exact.map.max())
+        assert np.abs(rounded.map - exact.map).max() <= 0.1 * scale
