@@ -160,7 +160,7 @@ def _replacements(node: ast.AST, parent: ast.AST | None) -> Iterator[str]:
         case ast.BinOp(left=left, op=op, right=right) if type(op) in SWAPPED_OPERATORS:
             yield text(ast.BinOp, left=left, op=SWAPPED_OPERATORS[type(op)](), right=right)
         case ast.AugAssign(target=target, op=op, value=value):
-            swapped = SWAPPED_OPERATORS[type(op)]()
+            swapped: Any = SWAPPED_OPERATORS[type(op)]()
             yield ast.unparse(ast.AugAssign(target=target, op=swapped, value=value))
             yield f"{ast.unparse(target)} = {ast.unparse(value)}"
         case ast.Compare(left=left, ops=[op], comparators=others):
@@ -212,7 +212,9 @@ def _replacements(node: ast.AST, parent: ast.AST | None) -> Iterator[str]:
                 yield SWAPPED_CALLS[name]
 
 
-class Planted(importlib.abc.MetaPathFinder, importlib.machinery.SourceFileLoader):
+class Planted(  # type: ignore[misc]  # both have it, in another form
+    importlib.abc.MetaPathFinder, importlib.machinery.SourceFileLoader
+):
     """Imports one module of the tree from another source."""
 
     def __init__(self, file: str, source: bytes) -> None:
@@ -248,7 +250,7 @@ class Baseline:
                 called.add(frame.f_code.co_firstlineno)
 
         signal.setitimer(signal.ITIMER_PROF, self.slowest)
-        sys.settrace(note)  # type: ignore[arg-type]
+        sys.settrace(note)
         started = process_time()
         try:
             result = yield

@@ -186,14 +186,15 @@ class Once(torch.autograd.Function):
 
     @staticmethod
     @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, gradient: Tensor) -> Tensor:  # type: ignore[override]
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
         (x,) = ctx.saved_tensors
-        return 2 * x * gradient
+        slope: Tensor = 2 * x * gradient
+        return slope
 
 
 class Undifferentiable(SquaredMean):
     def forward(self, x: Tensor) -> Tensor:
-        values: Tensor = Once.apply(self.layer(x))  # type: ignore[no-untyped-call]
+        values: Tensor = Once.apply(self.layer(x))
         mean = values.mean(dim=(1, 2, 3)) ** 2
         return torch.stack([mean, -mean], 1)
 

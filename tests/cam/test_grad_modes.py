@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import pytest
 import torch
@@ -11,12 +9,14 @@ from torch import Tensor, nn
 
 from cam import METHODS, ClassTarget, Target, UnitTarget, explain
 from cam.errors import MethodUnsuited
-from tests.cam.nets import ATTENDING, DETECTING, images, small
+from cam.locate import locate
+from tests.cam.nets import images, small
 
 STEPS = [
     name
     for name, method in METHODS.items()
-    if method.steps and name not in (*ATTENDING, *DETECTING)
+    # These need attention, and the last a detector.
+    if method.steps and name not in ("rollout", "chefer", "legrad", "drise")
 ]
 GRAPHS = {"gradient", "smoothgrad", "integratedgradients", "guidedbackprop", "fullgrad"}
 """The methods whose passes have a graph from the image on; of others at most from the layer on."""
@@ -77,10 +77,17 @@ def test_a_model_that_changes_the_photo_in_place_gets_the_same_one_each_time(met
 @pytest.mark.parametrize("method", STEPS)
 def test_a_graph_is_made_where_it_is_needed_alone(method: str) -> None:
     model = InPlace().eval()
-    asked: dict[str, Any] = {"method": method, "layer": "inner.relu2", "activation": "softmax"}
-    explain(model, images(1), target=2, budget=20, **asked)  # looks where the layer lies
+    locate(model, images(1), ["inner.relu2"])
     model.modes.clear()
-    explain(model, images(1), target=2, budget=20, **asked)
+    explain(
+        model,
+        images(1),
+        target=2,
+        method=method,
+        layer="inner.relu2",
+        budget=20,
+        activation="softmax",
+    )
     modes = model.modes[1:]  # the first pass captures
     if method == "integratedgradients":
         assert modes.pop() is False  # the two ends are scores alone

@@ -83,11 +83,7 @@ def passes_of(
 def through_masks(method: str, photo: Tensor) -> tuple[Tensor, np.ndarray]:
     """What a method of masks shows the model, divided by the photo: (samples, channels, H, W); and
     its map, which the mean over the samples must weight."""
-    model = Spy()
-    locate(model, photo, ["layer"])  # or the explanation would
-    model.seen.clear()
-    (found,) = explain(model, photo, target=0, method=method, layer="layer", activation="softmax")
-    _, *samples = model.seen
+    found, samples = passes_of(photo, method)
     seen = torch.stack(samples)  # (samples, channels, colours, H, W)
     scores = seen[..., photo.shape[-1] // 2 :].mean(dim=(2, 3, 4))
     weights = scores.mean(0).softmax(0)
@@ -168,9 +164,7 @@ def shifts_of(masks: Tensor, cell: int) -> np.ndarray:
 
 def test_rises_masks_and_their_weights() -> None:
     """56 × 28 pixels in 7 × 7 cells of 8 × 4, each open or not, enlarged and shifted."""
-    model, photo = Spy(), torch.full((1, 2, 56, 28), 2.0)
-    (found,) = explain(model, photo, target=0, method="rise", budget=300, activation="softmax")
-    masks = masks_of(model, photo, 300)
+    found, masks = rise_of(torch.full((1, 2, 56, 28), 2.0), 300)
     assert masks.min() == 0
     assert masks.max() == 1
     # Half of the cells are open.
@@ -188,9 +182,7 @@ def test_rises_masks_and_their_weights() -> None:
 
 def test_rise_on_few_pixels() -> None:
     """9 × 7 pixels are 5 × 7 cells of 2 × 1 and a shift of none or one."""
-    model, photo = Spy(), torch.ones(1, 2, 9, 7)
-    explain(model, photo, target=0, method="rise", budget=40, activation="softmax")
-    masks = masks_of(model, photo, 40)
+    _, masks = rise_of(torch.ones(1, 2, 9, 7), 40)
     assert set(masks.transpose(1, 2).reshape(-1, 9)[:, 0].tolist()) <= {0, 0.25, 0.75, 1}
     whole = [mask for mask in masks if set(mask[0].tolist()) <= {0.0, 1.0}]
     assert 5 < len(whole) < 40  # not shifted: the first row is one row of cells
@@ -206,22 +198,13 @@ def test_rise_on_few_pixels() -> None:
 )
 def test_rise_refuses_whatever_is_against(target: ClassTarget) -> None:
     with pytest.raises(MethodUnsuited, match="leave out against"):
-        explain(
-            Spy(),
-            torch.ones(1, 2, 8, 8),
-            target=[0, target],
-            method="rise",
-            budget=3,
-            activation="softmax",
-        )
+        explain(Spy(), torch.ones(1, 2, 8, 8), target=[0, target], method="rise", budget=3)
 
 
 def windows(size: tuple[int, int], budget: int) -> list[tuple[int, int, int, int]]:
     """What occlusion hides, pass by pass: top, left, bottom, right."""
-    model, photo = Spy(), torch.ones(1, 2, *size)
-    explain(model, photo, target=0, method="occlusion", budget=budget, activation="softmax")
-    first, whole, *rest = model.seen
-    assert (first == photo).all()
+    photo = torch.ones(1, 2, *size)
+    _, (whole, *rest) = passes_of(photo, "occlusion", budget=budget)
     assert (whole == photo).all()
     found = []
     for image in torch.cat(rest):
@@ -265,9 +248,7 @@ def test_occlusions_windows_are_as_small_as_the_budget_allows(
 def test_occlusion_shares_out_what_each_window_costs() -> None:
     # 3 × 2 cells of 2 × 2 pixels, two windows. P = σ(y), y the right half's mean of two colours.
     photo = torch.arange(1.0, 25).reshape(1, 1, 6, 4).repeat(1, 2, 1, 1) / 24
-    (found,) = explain(
-        Spy(), photo, target=0, method="occlusion", budget=2, signed=True, activation="softmax"
-    )
+    (found,) = explain(Spy(), photo, target=0, method="occlusion", budget=2, signed=True)
     right = photo[0, 0, :, 2:]
 
     def likely(hidden: slice) -> float:
@@ -280,9 +261,7 @@ def test_occlusion_shares_out_what_each_window_costs() -> None:
     rows = np.array([upper, upper, (upper + lower) / 2, (upper + lower) / 2, lower, lower])
     np.testing.assert_allclose(found.map, np.repeat(rows[:, None], 4, 1), rtol=1e-5)
     # The other class loses what this one wins.
-    (other,) = explain(
-        Spy(), photo, target=1, method="occlusion", budget=2, signed=True, activation="softmax"
-    )
+    (other,) = explain(Spy(), photo, target=1, method="occlusion", budget=2, signed=True)
     np.testing.assert_allclose(other.map, -found.map, atol=1e-6)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from typing import Any
 
 import numpy as np
 import pytest
@@ -84,8 +83,7 @@ def test_smoothgrads_noise_and_mean() -> None:
 
 def test_integrated_gradients_go_in_equal_steps_from_gray_to_the_photo() -> None:
     model = Seen()
-    asked: dict[str, Any] = {"method": "integratedgradients", "budget": 4, "activation": "softmax"}
-    explain(model, PHOTO, target=0, **asked)
+    explain(model, PHOTO, target=0, method="integratedgradients", budget=4, activation="softmax")
     shares = torch.tensor([1 / 8, 3 / 8, 5 / 8, 7 / 8])[:, None, None, None]
     whole, steps, ends = model.seen
     torch.testing.assert_close(whole, PHOTO)
