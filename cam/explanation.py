@@ -130,6 +130,9 @@ class Explanation:
     """Of methods whose attributions should add up to the score."""
     warnings: tuple[str, ...] = ()
     """Sentences that say why the map is not to be relied on."""
+    reached: bool = True
+    """Whether the score has a gradient at the layer that is not all zero. Without one the map of a
+    method that differentiates is empty, and a warning says so."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -196,7 +199,8 @@ def compose(
         if question.fuse != "none" and len(good) > 1:
             told = tuple(warning for each in good for warning in each.warnings)
             fused = fuse([each.map for each in good], question.fuse, question.signed)
-            good = [Found(fused, warnings=told)]
+            reached = any(each.reached for each in good)
+            good = [Found(fused, warnings=told, reached=reached)]
             names = [" + ".join(names)]
         explanations += [
             Explanation(
@@ -209,6 +213,7 @@ def compose(
                 signed=question.signed,
                 completeness=each.completeness,
                 warnings=each.warnings,
+                reached=each.reached,
             )
             for name, each in zip(names, good, strict=True)
         ]

@@ -17,6 +17,7 @@ from cam.capture import Capture
 from cam.detection import Detections, unfiltered
 from cam.evaluation import evaluating
 from cam.output import outputs_of, size_of
+from cam.reading import AUTO, Reading
 from cam.targets import Target
 
 _SAMPLE: Final = 4
@@ -78,7 +79,11 @@ def levels_of(model: nn.Module, image: Tensor, layers: Sequence[str]) -> Levels 
 
 
 def reached_layers(
-    model: nn.Module, image: Tensor, target: Target, layers: Sequence[str]
+    model: nn.Module,
+    image: Tensor,
+    target: Target,
+    layers: Sequence[str],
+    reading: Reading = AUTO,
 ) -> tuple[str, ...]:
     """Those of `layers` at which the target's score has a gradient that is not all zero, in their
     order: one forward and one backward pass.
@@ -86,12 +91,13 @@ def reached_layers(
     Args:
         image: float (1, C, H, W), preprocessed, on the model's device and in its dtype.
         layers: names of modules that run once and return a tensor.
+        reading: how the model's output is read.
 
     Raises:
         TargetError: if the target cannot be resolved.
     """
     with evaluating(model), Capture(model, layers) as capture:
-        (output,) = outputs_of(model(image), size=size_of(image))
+        (output,) = outputs_of(model(image), size=size_of(image), reading=reading, batch=1)
         score = target.resolve(output).score(output)
         if not score.requires_grad:
             return ()

@@ -66,8 +66,7 @@ def maps_of(
                 continue
             g = _of(members, grids[layer].apply(reached[layer]))
             finite &= _finite(g)
-            if METHODS[name].levels:
-                some = g.flatten(1).any(1).tolist()
+            some = g.flatten(1).any(1).tolist()
         if not finite.all():
             a = torch.where(finite[:, None, None, None], a, 0)
             g = torch.where(finite[:, None, None, None], g, 0)

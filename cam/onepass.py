@@ -6,6 +6,7 @@ The answers to questions that differ in everything: see `explain_batch`.
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from dataclasses import replace
 from itertools import cycle
 
 import torch
@@ -17,6 +18,7 @@ from cam.evaluation import evaluating
 from cam.explanation import Answer, Found, Question, compose, score_of
 from cam.grids import Grid
 from cam.head import PooledHead
+from cam.levels import reached_layers
 from cam.locate import locate
 from cam.maps import Signals, maps_of, of_levels
 from cam.methods import METHODS
@@ -110,9 +112,32 @@ def explain_batch(
             )
             outputs = one_each(outputs, images)
             grids = located.grids(capture.activations, images)
-            return answer(questions, outputs, capture, grids, unrecorded=capture.unrecorded)
+            found = answer(questions, outputs, capture, grids, unrecorded=capture.unrecorded)
+        return [
+            _advised(model, images[turn % len(images)][None], each, reading)
+            for turn, each in enumerate(found)
+        ]
     reading, _ = resolve_reading(model, images[:1], reading)
     return explain_batch(model, images, questions, head=head, reading=reading)
+
+
+def _advised(
+    model: nn.Module, image: Tensor, found: Answer | CamError, reading: Reading
+) -> Answer | CamError:
+    """The answer for an image (1, C, H, W), with a warning where the gradient at a layer is all
+    zero: it names a layer where it is not."""
+    if isinstance(found, CamError) or all(each.reached for each in found.explanations):
+        return found
+    names = [name for name, each in locate(model, image).found.items() if each.grid]
+    explanations = []
+    for each in found.explanations:
+        if not each.reached:
+            others = reached_layers(model, image, each.target, names, reading)
+            advice = f"layer {others[-1]!r} has one" if others else "no other layer has one"
+            empty = f"the score has no gradient at layer {each.layer!r}, so the map is empty"
+            each = replace(each, warnings=(*each.warnings, f"{empty}; {advice}"))
+        explanations.append(each)
+    return replace(found, explanations=tuple(explanations))
 
 
 def _by_head(head: PooledHead, question: Question) -> bool:

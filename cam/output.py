@@ -156,7 +156,7 @@ def resolve_reading(
     with evaluating(model), torch.inference_mode(False), torch.enable_grad():
         # The second clone: a leaf may not be changed in place.
         raw = model(image.detach().clone().requires_grad_().clone())
-    (said,) = outputs_of(raw, reading=reading, batch=len(image))
+    (said,) = one_each(outputs_of(raw, reading=reading, batch=len(image)), image)
     if said.detections is not None:
         return replace(reading, activation="none"), "a detector's scores are probabilities already"
     activation, reason = activation_of(logits_of(raw, reading, batch=len(image)), reading)

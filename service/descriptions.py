@@ -68,7 +68,7 @@ def describe(
         if complete is None
         else schemas.Completeness(attributed=complete.attributed, difference=complete.difference),
         warnings=[
-            *([_flat_warning(drawing, explanation)] if flat else []),
+            *([_flat_warning(drawing, explanation)] if flat and explanation.reached else []),
             *explanation.warnings,
         ],
     )

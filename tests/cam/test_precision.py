@@ -13,7 +13,7 @@ from torch import nn
 from cam import METHODS, CamError, Question, explain, explain_in_steps
 from cam.precision import callers_precision, full_precision, steps_in_full_precision
 from cam.targets import ClassTarget
-from tests.cam.nets import images, small
+from tests.cam.nets import DETECTING, images, small
 
 ATTENTION = ("rollout", "chefer", "legrad")
 
@@ -27,7 +27,7 @@ def vit() -> nn.Module:
     return made.eval()
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", [name for name in METHODS if name not in DETECTING])
 def test_every_method_answers_under_autocast(method: str) -> None:
     model = vit() if method in ATTENTION else small()
     x = images(2, size=32 if method in ATTENTION else 8)
