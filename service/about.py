@@ -24,7 +24,9 @@ PAGE_HEADERS = {"Content-Security-Policy": PAGE_POLICY}
 
 
 def _fidelity(found: Fidelity | None) -> portraits.FidelityDescription | None:
-    return found and portraits.FidelityDescription(median=found.median, worst=found.worst)
+    if found is None:
+        return None
+    return portraits.FidelityDescription(median=found.median, worst=found.worst)
 
 
 def make_about_router(*, fleet: Fleet, metrics: Metrics) -> APIRouter:
