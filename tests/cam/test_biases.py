@@ -255,7 +255,7 @@ def test_frozen_normalisations_add_their_biases_too(kind: str) -> None:
     model = nn.Sequential(
         nn.Conv2d(3, 4, 3, bias=False),
         norm,
-        nn.ReLU(inplace=True),
+        nn.ReLU(),
         nn.AdaptiveAvgPool2d(1),
         nn.Flatten(),
         nn.Linear(4, 3),
