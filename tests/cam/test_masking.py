@@ -228,7 +228,8 @@ def windows(size: tuple[int, int], budget: int) -> list[tuple[int, int, int, int
         ((10, 10), 4, 4, 3, 3),  # the last cell is cut off
         ((2, 20), 2, 7, 2, 3),  # of one row of cells a second is outside the image
         ((6, 6), 1, 3, 2, 2),  # one window is the whole image
-        ((29, 29), 400, 2, 15, 15),  # 28 cells at most: not 29 of one pixel
+        ((29, 29), 800, 2, 15, 15),  # 28 cells at most: not 29 of one pixel
+        ((28, 56), 2000, 2, 14, 28),  # on the longer side
         ((28, 28), 729, 1, 28, 28),
     ],
 )

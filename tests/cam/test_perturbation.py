@@ -37,6 +37,9 @@ def test_ablationcam_by_hand() -> None:
     # y = 1; without the first channel 0, without another still 1: weights 1, 0, 0.
     (found,) = explain(Identity(), PHOTO, target=0, method="ablationcam", layer="layer")
     np.testing.assert_allclose(found.map, [[4, 0], [0, 0]])
+    # y = 2; without the second channel 0: weight 2 / 2.
+    (found,) = explain(Identity(), PHOTO, target=1, method="ablationcam", layer="layer")
+    np.testing.assert_allclose(found.map, [[0, 8], [0, 0]])
 
 
 def test_ablationcam_of_a_negative_score_keeps_its_sign() -> None:

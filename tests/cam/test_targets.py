@@ -175,6 +175,16 @@ def test_the_pixels_of_a_box(
     assert mask.tolist() == [[each] for each in expected]
 
 
+def test_a_mask_and_a_box_of_an_upright_segmenter() -> None:
+    said = Output(segments=torch.zeros(2, 4, 2))
+    mask = torch.zeros(8, 6, dtype=torch.bool)
+    mask[2:4, 3:] = True  # the second of four rows, the right of two columns
+    for target in (ClassTarget(0, mask=mask), ClassTarget(0, box=(1, 1, 2, 2))):
+        resolved = target.resolve(said)
+        assert resolved.mask is not None
+        assert resolved.mask.tolist() == [[0, 0], [0, 1], [0, 0], [0, 0]]
+
+
 def found(*boxes: tuple[float, float, float, float], labels: list[int] | None = None) -> Output:
     """Detections, the best first: 0.9, 0.8, …"""
     scores = torch.tensor([0.9 - 0.1 * rank for rank in range(len(boxes))])
@@ -231,9 +241,26 @@ def test_which_of_several_detections_is_meant() -> None:
         assert resolved.probability(said) == pytest.approx(score)
         opposite = ClassTarget(index, box=box, against=True)
         assert float(opposite.score(said)) == pytest.approx(-score)
+    # However small it is.
+    small_box = (0.0, 0.0, 0.5, 0.25)
+    assert ClassTarget(box=small_box).resolve(found((0, 0, 9, 9), small_box)).box == small_box
     # In a changed image the overlap says which, not the score.
     changed = found((0, 0, 10, 5), (0, 0, 10, 7), (0, 0, 10, 8), labels=[1, 1, 2])
     assert float(ClassTarget(1, box=(0, 0, 10, 8)).score(changed)) == pytest.approx(0.8)
+
+
+def test_the_rank_of_a_detection() -> None:
+    said = found((0, 0, 1, 1), (0, 0, 2, 2), (0, 0, 3, 3), labels=[1, 2, 1])
+    for target, box in (
+        (ClassTarget(rank=0), (0, 0, 1, 1)),
+        (ClassTarget(rank=2), (0, 0, 3, 3)),
+        (ClassTarget(1, rank=1), (0, 0, 3, 3)),
+    ):
+        resolved = target.resolve(said)
+        assert resolved.box == box
+        assert resolved.rank == 0  # it is the only one of its box
+    with pytest.raises(NothingDetected, match=r"finds 2 of them; there is no number 3$"):
+        ClassTarget(1, rank=2).resolve(said)
 
 
 @pytest.mark.parametrize(
