@@ -184,7 +184,7 @@ class Slope(torch.autograd.Function):
         return 2 * x * g
 
     @staticmethod
-    def backward(_: Any, __: Tensor) -> Tensor:  # type: ignore[override]
+    def backward(_: Any, __: Tensor) -> Tensor:
         raise RuntimeError("derivative for slope is not implemented")
 
 
@@ -195,14 +195,14 @@ class Square(torch.autograd.Function):
         return x**2
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Tensor:  # type: ignore[override]
-        slope: Tensor = Slope.apply(*ctx.saved_tensors, gradient)  # type: ignore[no-untyped-call]
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        slope: Tensor = Slope.apply(*ctx.saved_tensors, gradient)
         return slope
 
 
 class Undifferentiable(SquaredMean):
     def forward(self, x: Tensor) -> Tensor:
-        values: Tensor = Square.apply(self.layer(x))  # type: ignore[no-untyped-call]
+        values: Tensor = Square.apply(self.layer(x))
         mean = values.mean(dim=(1, 2, 3))
         return torch.stack([mean, -mean], 1)
 

@@ -257,8 +257,8 @@ def test_the_rank_of_a_detection() -> None:
         (ClassTarget(1, rank=1), (0, 0, 3, 3)),
     ):
         resolved = target.resolve(said)
-        assert resolved.box == box
-        assert resolved.rank == 0  # it is the only one of its box
+        # It is the only one of its box.
+        assert (resolved.box, resolved.rank) == (box, 0)
     with pytest.raises(NothingDetected, match=r"finds 2 of them; there is no number 3$"):
         ClassTarget(1, rank=2).resolve(said)
 
