@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import logging
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
