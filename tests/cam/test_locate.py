@@ -261,7 +261,5 @@ def test_layers_by_pattern() -> None:
     found = explain(model, x, layer=["block.?", "embed", "bl*"])
     assert [each.layer for each in found] == ["block.0", "block.1", "block.2", "embed", "block"]
     for pattern in ("nothing*", "hea?"):
-        with pytest.raises(
-            UnknownLayer, match="the last are block.1"
-        ):
+        with pytest.raises(UnknownLayer, match=r"the last are block\.1"):
             explain(model, x, layer=pattern)
