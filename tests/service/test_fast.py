@@ -53,7 +53,9 @@ def heat(client: TestClient, model: str, **query: Any) -> np.ndarray:
 
 
 @pytest.mark.skipif(not shutil.which("g++"), reason="there is no compiler")
-def test_the_same_answers() -> None:
+def test_the_same_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    # For so small a model a busy machine may find it slower compiled.
+    monkeypatch.setattr("cam.fast.fastest", lambda work: work() and 1.0)
     with TestClient(create_app(Settings(), entries())) as client:
         wait_until_ready(client, 300)
         about = client.get("/v1/models/fast").json()
