@@ -24,7 +24,6 @@ from torch.overrides import TorchFunctionMode
 from torch.utils.weak import WeakIdKeyDictionary
 
 from cam.errors import MethodUnsuited
-from cam.evaluation import evaluating
 
 SOFTMAXES: Final = frozenset(
     {torch.softmax, Tensor.softmax, functional.softmax, torch.special.softmax}
@@ -70,7 +69,8 @@ def attending() -> Iterator[list[Tensor]]:
 
 
 def token_count(model: nn.Module, image: Tensor) -> int:
-    """How many tokens a model's first attention joins, on images like (1, C, H, W).
+    """How many tokens the first attention of a model in eval mode joins, on images like
+    (1, C, H, W).
 
     The attention's rows are tokens if a change of one patch of the image changes few rows of the
     values, each in all its numbers. If they are channels, it changes all rows, each in few places.
@@ -105,7 +105,6 @@ def _first_values(model: nn.Module, image: Tensor) -> Tensor:
     with (
         torch.inference_mode(False),
         torch.no_grad(),
-        evaluating(model),
         suppress(_Found),
         _Attention(stop),
     ):

@@ -115,9 +115,10 @@ def attended(
     Raises:
         MethodUnsuited: see `token_count` and `attending`; or if the tokens lie on no grid.
     """
-    tokens = token_count(model, image)
-    with evaluating(model), attending() as matrices:
-        said = run(image)
+    with evaluating(model):
+        tokens = token_count(model, image)
+        with attending() as matrices:
+            said = run(image)
     grid = token_grid(model, image, tokens)
     if grid is None:
         raise MethodUnsuited(
