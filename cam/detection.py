@@ -16,7 +16,7 @@ from cam.errors import NotLogits
 from cam.forms import DetectionForm, described, entry_in, form_of, logits_in, tensor_in
 
 LEAST_SCORE: Final = 0.05
-"""Of a detection; torchvision's own threshold, too."""
+"""The least score of a detection; torchvision's detectors have the same."""
 MOST: Final = 100
 """Detections of an image, the best; torchvision's own number, too."""
 SAME: Final = 0.5
@@ -40,7 +40,7 @@ class Detections:
     """float32 (N, C), the probability of each class, where the model says it."""
 
     def rows(self, chosen: list[int]) -> Detections:
-        """Those of them."""
+        """The chosen detections, in that order."""
         classes = None if self.classes is None else self.classes[chosen]
         return Detections(self.boxes[chosen], self.labels[chosen], self.scores[chosen], classes)
 

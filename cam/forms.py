@@ -1,4 +1,4 @@
-"""In which form a model's output says detections."""
+"""The form in which a model says its detections."""
 
 from __future__ import annotations
 

@@ -46,7 +46,7 @@ most is a matter of padding. There the shape is believed, where it leaves no dou
 
 Key = tuple[str, Size, Reshape | None]
 _FOUND: WeakKeyDictionary[nn.Module, dict[Key, Location | None]] = WeakKeyDictionary()
-"""None of layers that do not run once, or return no tensor."""
+"""A layer that does not run once, or returns no tensor, has None."""
 _DECLARED: WeakKeyDictionary[nn.Module, dict[str, Reshape]] = WeakKeyDictionary()
 
 

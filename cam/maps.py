@@ -132,7 +132,7 @@ def _listed(ratios: Tensor | None, count: int) -> list[float]:
 
 
 def _of(members: list[int], values: Tensor) -> Tensor:
-    """Those rows; of all rows no copy."""
+    """The rows of the members; no copy is made where these are all rows."""
     return values if members == list(range(len(values))) else values[members]
 
 
