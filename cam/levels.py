@@ -16,7 +16,8 @@ from torch import Tensor, nn
 from cam.capture import Capture
 from cam.detection import Detections, unfiltered
 from cam.evaluation import evaluating
-from cam.output import outputs_of, size_of
+from cam.locate import locate
+from cam.output import looked_at, outputs_of, size_of, watching
 from cam.reading import AUTO, Reading
 from cam.targets import Target
 
@@ -96,8 +97,15 @@ def reached_layers(
     Raises:
         TargetError: if the target cannot be resolved.
     """
-    with evaluating(model), Capture(model, layers) as capture:
-        (output,) = outputs_of(model(image), size=size_of(image), reading=reading, batch=1)
+    located = locate(model, image, target.layers)
+    with (
+        evaluating(model),
+        Capture(model, layers) as capture,
+        watching(model, target.layers) as seen,
+    ):
+        raw = model(image)
+        looked = looked_at(seen, target.layers, image, located)
+        (output,) = outputs_of(raw, looked, size=size_of(image), reading=reading, batch=1)
         score = target.resolve(output).score(output)
         if not score.requires_grad:
             return ()
