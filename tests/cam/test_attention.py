@@ -29,12 +29,15 @@ class Mixing(nn.Module):
     def __init__(self, attention: Tensor, weights: tuple[float, ...] = (1.0,)) -> None:
         super().__init__()
         self.logits = nn.Parameter(attention.expand(len(weights), -1, -1).log())
-        self.register_buffer("weights", torch.tensor(weights)[:, None, None])
+        self.weights = weights
         self.inner = nn.Identity()
 
     def forward(self, tokens: Tensor) -> Tensor:
         matrix = self.logits.expand(len(tokens), -1, -1, -1).softmax(-1)
-        mixed: Tensor = self.inner((self.weights * (matrix @ tokens[:, None])).sum(1))
+        heads = (matrix @ tokens[:, None]).unbind(1)
+        mixed: Tensor = self.inner(
+            sum(w * each for w, each in zip(self.weights, heads, strict=True))
+        )
         return mixed
 
 
