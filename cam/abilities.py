@@ -11,7 +11,7 @@ from cam.guidance import GuidedRectifiers
 from cam.head import pooled_head
 from cam.methods.attention import attention_problems
 from cam.methods.biases import require_biases
-from cam.output import outputs_of
+from cam.output import outputs_of, size_of
 from cam.reading import AUTO, Reading
 
 
@@ -24,7 +24,7 @@ def unsuited(
     """
     found = attention_problems(model, image)
     with evaluating(model), GuidedRectifiers() as guided:
-        (output,) = outputs_of(model(image), reading=reading, batch=1)
+        (output,) = outputs_of(model(image), size=size_of(image), reading=reading, batch=1)
     if not guided.count:
         reason = "it needs rectifiers (ReLU): this model has none"
         found |= dict.fromkeys(("guidedbackprop", "guidedgradcam"), reason)
@@ -32,6 +32,8 @@ def unsuited(
         require_biases(model)
     except MethodUnsuited as error:
         found["fullgrad"] = str(error)
+    if output.detections is None:
+        found |= dict.fromkeys(("odam", "drise"), "it explains a box: it needs a detector")
     if output.logits is None:
         found["finercam"] = "it compares a class with others: it needs a classifier"
         found["cam"] = "it needs a classifier with a linear head"

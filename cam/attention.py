@@ -123,7 +123,7 @@ class _Attention(TorchFunctionMode):
         super().__init__()
         self._take = take
         self._tokens: int | None = None
-        self._weights: WeakIdKeyDictionary = WeakIdKeyDictionary()  # type: ignore[no-untyped-call]
+        self._weights: WeakIdKeyDictionary = WeakIdKeyDictionary()
         """What follows from a softmax in the shape of its matrix → whether a mask hides tokens."""
 
     def __torch_function__(

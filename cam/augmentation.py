@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from cam.errors import CamError, NothingDetected
 from cam.explanation import Answer, AnswerSteps, Question
+from cam.heatmap import resize
 from cam.methods.subject import Progress
 from cam.onepass import explain_batch
 from cam.reading import AUTO, Reading
@@ -34,14 +35,13 @@ def explain_augmented(
     turned back first.
     """
     plain = replace(question, smooth="eigen" if question.smooth == "both" else "none")
-    (first,) = explain_batch(model, image[None], [plain], reading=reading)
+    (first,) = explain_batch(model, image[None].clone(), [plain], reading=reading)
     variants = 2 * len(BRIGHTNESS)
     yield Progress(1, variants)
     if isinstance(first, CamError):
         return first
-    targets = tuple(
-        each.target for each in first.explanations[:: _maps_of_a_target(first, question)]
-    )
+    # Not all that were asked for may be there, and one may be in several maps.
+    targets = tuple({id(each.target): each.target for each in first.explanations}.values())
     width = int(image.shape[-1])
     same = replace(plain, targets=targets)
     turned = replace(plain, targets=tuple(mirrored(target, width) for target in targets))
@@ -51,6 +51,7 @@ def explain_augmented(
         for factor in BRIGHTNESS
     ][1:]
     sums = [each.map.astype(np.float64) for each in first.explanations]
+    warnings = [each.warnings for each in first.explanations]
     for start in range(0, len(others), chunk):
         some = torch.stack(others[start : start + chunk])
         flips = [start + offset + 1 >= len(BRIGHTNESS) for offset in range(len(some))]
@@ -62,14 +63,16 @@ def explain_augmented(
             if isinstance(answer, CamError):
                 return answer
             for total, each in zip(sums, answer.explanations, strict=True):
-                total += each.map[:, ::-1] if flipped else each.map
+                # A changed image may have a box made from another level.
+                same_size = resize(each.map, *total.shape)
+                total += same_size[:, ::-1] if flipped else same_size
+            warnings = [
+                told or each.warnings
+                for told, each in zip(warnings, answer.explanations, strict=True)
+            ]
         yield Progress(min(start + len(some), len(others)) + 1, variants)
     explanations = tuple(
-        replace(each, map=(total / variants).astype(np.float32))
-        for each, total in zip(first.explanations, sums, strict=True)
+        replace(each, map=(total / variants).astype(np.float32), warnings=told)
+        for each, total, told in zip(first.explanations, sums, warnings, strict=True)
     )
     return Answer(first.output, explanations)
-
-
-def _maps_of_a_target(answer: Answer, question: Question) -> int:
-    return len(answer.explanations) // len(question.targets)

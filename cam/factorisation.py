@@ -13,7 +13,7 @@ from cam.capture import Capture
 from cam.errors import MethodUnsuited
 from cam.evaluation import evaluating
 from cam.locate import locate
-from cam.output import Output, detached, outputs_of, resolve_reading
+from cam.output import Output, detached, outputs_of, resolve_reading, size_of
 from cam.reading import AUTO, Reading
 from cam.replay import Replay
 
@@ -32,7 +32,7 @@ class Concept:
     """What the model says of the concept alone, at every position: float32 (C,); None if it is no
     classifier."""
     probabilities: NDArray[np.float32] | None = None
-    """Of the logits, by the model's activation."""
+    """The probabilities of the logits, by the model's activation."""
 
 
 def factorise(
@@ -57,7 +57,7 @@ def factorise(
     located = locate(model, image, [layer])
     reading, _ = resolve_reading(model, image, reading)
     with evaluating(model), Capture(model, [layer]) as capture:
-        (said,) = outputs_of(model(image), reading=reading, batch=1)
+        (said,) = outputs_of(model(image), size=size_of(image), reading=reading, batch=1)
         output = capture.activations[layer]
     grid = located.grids({layer: output}, image)[layer]
     features = grid.apply(output)[0].double().cpu()
@@ -79,7 +79,8 @@ def factorise(
         changed = replay.activation.repeat(count, *[1] * (output.ndim - 1))
         changed = grid.put(changed, columns[:, :, None, None].expand(-1, -1, height, width))
         with torch.no_grad():
-            alone = detached(outputs_of(replay.output(changed), reading=reading, batch=count))
+            raw = replay.output(changed)
+            alone = detached(outputs_of(raw, size=size_of(image), reading=reading, batch=count))
     return [
         Concept(
             map=h[index].reshape(height, width).float().numpy(),

@@ -212,6 +212,10 @@ class _AtProbe:
         return {self._layer: self._activation}
 
     @property
+    def outputs(self) -> dict[str, Tensor]:
+        return {self._layer: self._activation}
+
+    @property
     def reached(self) -> dict[str, Tensor]:
         return {} if self._gradient is None else {self._layer: self._gradient}
 

@@ -11,8 +11,11 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from cam.errors import LayerDidNotRun, UnknownLayer
+from cam.detection import Detections as Detections
+from cam.detection import detections_of
+from cam.errors import LayerDidNotRun, NotLogits, ScriptedModel, UnknownLayer
 from cam.evaluation import evaluating
+from cam.forms import form_of
 from cam.grids import Located
 from cam.reading import (
     AUTO,
@@ -26,18 +29,6 @@ from cam.reading import (
 from cam.reading import logits_of as logits_of
 
 Kind = Literal["classes", "segments", "detections"]
-
-
-@dataclass(frozen=True, eq=False)
-class Detections:
-    """The boxes that a detector found in one image, best first."""
-
-    boxes: Tensor
-    """float (N, 4): left, top, right, bottom in the input's pixels."""
-    labels: Tensor
-    """int (N,)."""
-    scores: Tensor
-    """float (N,), 0 … 1."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -94,8 +85,8 @@ def outputs_of(
 ) -> list[Output]:
     """A model's output for a batch, image by image.
 
-    Logits are what `cam.reading.logits_of` finds; detections are a list of a dictionary for each
-    image, with "boxes", "labels" and "scores", as torchvision's detectors return them.
+    Logits are what `cam.reading.logits_of` finds; detections have one of the forms of
+    `cam.detection.DetectionForm`.
 
     Args:
         layers: the outputs (B, …) of layers that targets look at.
@@ -109,14 +100,15 @@ def outputs_of(
         UnsuitedActivation: if the reading's activation does not fit.
     """
     looked = layers or {}
-    if _are_detections(raw):
+    found = detections_of(raw, size) if reading.output is None else None
+    if found is not None:
         return [
             Output(
-                detections=Detections(each["boxes"], each["labels"], each["scores"].float()),
+                detections=each,
                 size=size,
                 layers={name: value[item] for name, value in looked.items()},
             )
-            for item, each in enumerate(raw)
+            for item, each in enumerate(found)
         ]
     logits = logits_of(raw, reading, batch=batch)
     activation, _ = activation_of(logits, reading)
@@ -130,6 +122,19 @@ def outputs_of(
         )
         for item, row in enumerate(classes_of(logits.float(), activation))
     ]
+
+
+def one_each(outputs: list[Output], images: Tensor) -> list[Output]:
+    """The outputs, if there is one for each of the images (B, …).
+
+    Raises:
+        NotLogits: if there are more or less, or they are of no class at all.
+    """
+    if len(outputs) != len(images):
+        raise NotLogits(f"the model's output has {len(outputs)} rows for {len(images)} images")
+    if any(each.detections is None and not each.numbers[0].numel() for each in outputs):
+        raise NotLogits("the model's output has no class")
+    return outputs
 
 
 def resolve_reading(
@@ -151,7 +156,7 @@ def resolve_reading(
     with evaluating(model), torch.inference_mode(False), torch.enable_grad():
         # The second clone: a leaf may not be changed in place.
         raw = model(image.detach().clone().requires_grad_().clone())
-    (said,) = outputs_of(raw, reading=reading, batch=len(image))
+    (said,) = one_each(outputs_of(raw, reading=reading, batch=len(image)), image)
     if said.detections is not None:
         return replace(reading, activation="none"), "a detector's scores are probabilities already"
     activation, reason = activation_of(logits_of(raw, reading, batch=len(image)), reading)
@@ -161,7 +166,7 @@ def resolve_reading(
 def tells_activation(raw: Any, reading: Reading, batch: int) -> bool:
     """Whether a model's output for a batch says by itself what makes probabilities of it: it does
     not where a graph would have to tell and none goes back so far."""
-    if reading.activation != "auto" or _are_detections(raw):
+    if reading.activation != "auto" or form_of(raw) is not None:
         return True
     return shows_ending(logits_of(raw, reading, batch=batch))
 
@@ -178,12 +183,7 @@ def detached(outputs: list[Output]) -> list[Output]:
             each,
             logits=row,
             segments=None if each.segments is None else each.segments.detach(),
-            detections=each.detections
-            and Detections(
-                each.detections.boxes.detach().cpu(),
-                each.detections.labels.cpu(),
-                each.detections.scores.detach().cpu(),
-            ),
+            detections=each.detections and each.detections.detached(),
             layers={name: value.detach() for name, value in each.layers.items()},
         )
         for each, row in zip(outputs, logits, strict=True)
@@ -210,6 +210,8 @@ def watching(model: nn.Module, layers: Iterable[str]) -> Iterator[dict[str, Tens
         for name in names:
             if not name or name not in modules:
                 raise UnknownLayer(f"the model has no layer {name!r}")
+            if isinstance(modules[name], torch.jit.ScriptModule):
+                raise ScriptedModel(f"layer {name!r} is TorchScript, which runs no hooks")
             scope.callback(modules[name].register_forward_hook(partial(note, name)).remove)
         yield seen
 
@@ -235,15 +237,6 @@ def looked_at(
         grid = located.grid(name)
         found[name] = grid.apply(seen[name]) if grid else seen[name]
     return found
-
-
-def _are_detections(raw: Any) -> bool:
-    keys = {"boxes", "labels", "scores"}
-    return (
-        isinstance(raw, list)
-        and bool(raw)
-        and all(isinstance(each, Mapping) and keys <= set(each) for each in raw)
-    )
 
 
 def total(outputs: list[Output]) -> Tensor:

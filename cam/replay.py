@@ -57,9 +57,9 @@ class Replay:
             scope.enter_context(evaluating(model))
             scope.enter_context(torch.no_grad())
             for name, module in modules.items():
-                if name:
+                if name and not isinstance(module, torch.jit.ScriptModule):
                     scope.callback(module.register_forward_hook(partial(note, name)).remove)
-            model(image)
+            model(image.clone())  # which the model may change in place
         if runs != 1:
             why = "did not run" if not runs else "runs more than once"
             raise (LayerReused if runs else LayerDidNotRun)(f"layer {layer!r} {why} in this pass")

@@ -38,7 +38,8 @@ def _sample(rng: np.random.Generator, height: int, width: int) -> NDArray[np.uin
     for _ in range(SHAPES):
         inside = _ellipse(rng, y, x) if rng.random() < 0.7 else _half_plane(rng, y, x)
         picture[inside] = _texture(rng, tints)[inside]
-    return np.rint(255 * picture.clip(0, 1)).astype(np.uint8)
+    pixels: NDArray[np.uint8] = np.rint(255 * picture.clip(0, 1)).astype(np.uint8)
+    return pixels
 
 
 def _texture(rng: np.random.Generator, tints: NDArray[np.float64]) -> NDArray[np.float64]:

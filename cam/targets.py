@@ -61,6 +61,9 @@ class ClassTarget:
     """Left, top, right, bottom in the input's pixels."""
     mask: Tensor | None = field(default=None, compare=False)
     """bool (H, W) of the input's size."""
+    rank: int = 0
+    """Of a detector, where neither class nor box is named: 0 for the best detection, 1 for the
+    second …"""
     background: int | None = None
     """The class of a segmenter that is never the predicted one."""
 
@@ -191,17 +194,29 @@ class ClassTarget:
                 else "the model detects nothing in this image"
             )
         rank = found.scores if self.box is None else _overlaps(found.boxes, self.box)
-        best = int(torch.where(usable, rank.detach(), -1.0).argmax())
+        order = torch.where(usable, rank.detach(), -1.0).argsort(descending=True, stable=True)
+        if self.rank >= int(usable.sum()):
+            raise NothingDetected(
+                f"the model finds {int(usable.sum())} of them; there is no number {self.rank + 1}"
+            )
+        best = int(order[self.rank])
         left, top, right, bottom = (float(edge) for edge in found.boxes[best].tolist())
-        return replace(self, index=int(found.labels[best]), box=(left, top, right, bottom))
+        box = (left, top, right, bottom)
+        return replace(self, index=int(found.labels[best]), box=box, rank=0)
 
-    def _best(self, found: Detections) -> Tensor:
+    def find(self, found: Detections) -> int | None:
+        """Which of the detections a resolved target is about; None if none of its class overlaps
+        its box by half."""
         assert self.box is not None
         overlaps = _overlaps(found.boxes.detach(), self.box)
         usable = (found.labels == self.index) & (overlaps >= OVERLAP)
         if not usable.any():
-            return found.scores.sum() * 0
-        return found.scores[int(torch.where(usable, overlaps, -1.0).argmax())]
+            return None
+        return int(torch.where(usable, overlaps, -1.0).argmax())
+
+    def _best(self, found: Detections) -> Tensor:
+        best = self.find(found)
+        return found.scores.sum() * 0 if best is None else found.scores[best]
 
 
 def mirrored(target: Target, width: int) -> Target:

@@ -24,7 +24,9 @@ PAGE_HEADERS = {"Content-Security-Policy": PAGE_POLICY}
 
 
 def _fidelity(found: Fidelity | None) -> portraits.FidelityDescription | None:
-    return found and portraits.FidelityDescription(median=found.median, worst=found.worst)
+    if found is None:
+        return None
+    return portraits.FidelityDescription(median=found.median, worst=found.worst)
 
 
 def make_about_router(*, fleet: Fleet, metrics: Metrics) -> APIRouter:
@@ -76,6 +78,7 @@ def make_about_router(*, fleet: Fleet, metrics: Metrics) -> APIRouter:
             classes=served.classes,
             labels=list(served.labels.names),
             default_layer=served.default_layer,
+            levels=list(served.levels) if served.kind == "detections" else None,
             methods=[
                 portraits.MethodDescription(
                     name=method.name,
@@ -85,7 +88,9 @@ def make_about_router(*, fleet: Fleet, metrics: Metrics) -> APIRouter:
                     at=method.at,
                     class_specific=method.class_specific,
                     signed=method.signed,
-                    layer=served.layer_of(method.name) if method.at == "layer" else None,
+                    layer=" + ".join(served.layers_of(method.name))
+                    if method.at == "layer"
+                    else None,
                     available=method.name not in served.unsuited,
                     reason=served.unsuited.get(method.name),
                     fast=crew.is_fast(method.name),
@@ -96,6 +101,7 @@ def make_about_router(*, fleet: Fleet, metrics: Metrics) -> APIRouter:
             mode="exact" if crew.fidelity is None else "fast",
             fidelity=crew.fidelity,
             max_batch=served.max_batch,
+            batching=served.batching,
             fingerprint=served.fingerprint,
         )
 

@@ -113,6 +113,8 @@ def entity_tag(model: ServedModel, media_type: str, instances: Sequence[Instance
         else:
             image = repr(instance.image).encode()
         asked = instance.parameters.model_dump_json()
+        # Of a detector it matters whether it was given: see `Parameters.boxes`.
+        asked += str("top_k" in instance.parameters.model_fields_set)
         digest.update(f"|{instance.id!r}|{asked}|".encode() + image)
     return f'W/"{digest.hexdigest()}"'
 

@@ -8,7 +8,7 @@ from contextlib import AsyncExitStack
 from time import perf_counter
 
 from service.catalog import ModelEntry
-from service.cores import usable
+from service.cores import bind, usable
 from service.crew import Crew
 from service.engine import Engine
 from service.errors import one_line
@@ -156,6 +156,7 @@ class Berth:
         kind = copy.device.split(":")[0]
         if copy.layout == "auto" and kind in self._layouts:
             copy = copy.model_copy(update={"layout": self._layouts[kind]})
+        bind(None)  # "auto" tries layouts with as many threads as the process has
         self.loading = True
         try:
             model = load(copy)

@@ -119,6 +119,24 @@ class ModelEntry(BaseModel):
             "where the device has units for it, and compiled; `auto`: fast on an accelerator"
         ),
     )
+    detections: Literal[
+        "auto", "boxes", "detr", "detr-sigmoid", "yolov5", "yolov8", "yolo-end2end"
+    ] = Field(
+        "auto",
+        description=(
+            "how a detector of your own says its boxes: `auto` where its output tells; `boxes` "
+            "(torchvision's dictionaries), `detr` (softmax, the last class for no object), "
+            "`detr-sigmoid`, `yolov5`, `yolov8`, `yolo-end2end`"
+        ),
+    )
+    min_score: float | None = Field(
+        None,
+        ge=0,
+        le=1,
+        description=(
+            "the least score of a detection; without it 0.05, or the threshold of the model's own"
+        ),
+    )
     max_batch: int = Field(16, ge=1, le=1024, description="most images in one forward pass")
     layout: Literal["auto", "channels-last", "contiguous"] = Field(
         "auto",

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from threading import Lock
 
 import torch
+
+_BINDING = Lock()
 
 
 def usable() -> list[int]:
@@ -28,12 +32,27 @@ def devices(most_shares: int) -> list[str]:
     return accelerators() or ["cpu"] * min(len(usable()), most_shares)
 
 
-def bind(cores: Sequence[int]) -> None:
-    """This thread, and those that torch starts from it, to some cores; else the threads of several
-    engines would each expect to have all of them."""
+def bind(cores: Sequence[int] | None) -> None:
+    """Let this thread, and those that torch starts from it, compute with some cores alone; else the
+    threads of several engines would each expect to have all of them.
+
+    Every other thread, now or later, keeps the count and the cores that it would have had.
+
+    Args:
+        cores: their numbers; None for all that the process computes with.
+    """
+    # torch.set_num_threads sets the calling thread's count, and the one that every thread takes on
+    # when it first computes. Until that is put back no other thread may take it on.
+    with _BINDING:
+        torch.get_num_threads()  # takes it on, which later would undo what is set here
+        if cores is None:
+            return
+        with ThreadPoolExecutor(1) as unbound:
+            before = unbound.submit(torch.get_num_threads).result()
+            torch.set_num_threads(len(cores))
+            unbound.submit(torch.set_num_threads, before).result()
     if hasattr(os, "sched_setaffinity"):  # not on macOS
         os.sched_setaffinity(0, cores)
-    torch.set_num_threads(len(cores))
 
 
 def use_all() -> None:

@@ -17,7 +17,7 @@ from service.case import Case
 from service.crew import Crew
 from service.descriptions import caption_of, describe, describe_target, predict
 from service.engine import Listener
-from service.errors import Problem
+from service.errors import NotAcceptable, Problem
 from service.guard.lanes import Lanes
 from service.images import MAX_SIDE, decode_reduced, measure
 from service.metrics import Metrics
@@ -114,22 +114,14 @@ class Explainer:
         return Explained(photo, seen, outcome.value)
 
     async def predict(self, case: Case[PredictParameters]) -> Explained:
-        """The same without a map: one forward pass.
-
-        Raises:
-            Problem: of this instance alone.
-        """
+        """The same without a map: one forward pass."""
         photo, seen = await self._seen(case)
         outcome = await case.crew.answer(seen, NOTHING)
         case.timings.note_outcome(outcome)
         return Explained(photo, seen, outcome.value)
 
     async def observe(self, case: Case[ActivationParameters]) -> list[Observation]:
-        """What the layers that the parameters name do with the instance.
-
-        Raises:
-            Problem: of this instance alone.
-        """
+        """What the layers that the parameters name do with the instance. Raises the same."""
         crew, parameters = case.crew, case.instance.parameters
         try:
             layers = layers_of(crew.model, parameters)
@@ -191,7 +183,13 @@ class Explainer:
 
     async def render(self, case: Case[Parameters], explained: Explained, media_type: str) -> bytes:
         """The instance's only explanation as a picture or as an .npy file."""
-        (explanation,) = explained.answer.explanations
+        explanations = explained.answer.explanations
+        if len(explanations) != 1:  # of a detector, as many as there are boxes
+            raise NotAcceptable(
+                f"{media_type} holds exactly one map, and the answer has {len(explanations)}; ask "
+                "for application/json or application/x-ndjson"
+            )
+        (explanation,) = explanations
         parameters = case.instance.parameters
 
         def work() -> bytes:

@@ -3,7 +3,7 @@ line."""
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import BaseModel, FailFast, Field, field_validator
 from pydantic_core import PydanticCustomError
@@ -78,6 +78,15 @@ class Parameters(PredictParameters):
     """Parameters of `:explain`: the same names in JSON, query, form fields, and on the command
     line."""
 
+    top_k: int = Field(
+        5,
+        ge=1,
+        le=1000,
+        description=(
+            "How many labels to return, best first. Of a detector, without a target: how many "
+            "boxes to explain, best first; the best one alone where it is not given."
+        ),
+    )
     method: MethodParameter = Field(
         "gradcam", description="The method of class activation mapping."
     )
@@ -163,13 +172,19 @@ class Parameters(PredictParameters):
         return self.size == "image" or points_at_photo(self.target)
 
     @property
+    def boxes(self) -> int:
+        """How many of a detector's boxes are explained where no target is named: one, unless
+        `top_k` was given, so that a lone map needs no list."""
+        return self.top_k if "top_k" in self.model_fields_set else 1
+
+    @property
     def maps(self) -> int:
         """How many maps of an image they ask for at most."""
         targets = len(dict.fromkeys(self.target)) if isinstance(self.target, list) else 1
         named = self.layer if isinstance(self.layer, list) else [self.layer]
         layers = sum(MAX_MATCHED if is_pattern(name) else 1 for name in dict.fromkeys(named))
         known = METHODS.get(self.method)
-        one = self.fuse != "none" or (known is not None and known.at == "input")
+        one = self.fuse != "none" or (known is not None and (known.at == "input" or known.levels))
         return targets * (1 if one else layers)
 
     @property
@@ -276,34 +291,3 @@ def points_at_photo(target: object) -> bool:
 
 def names_of(model: type[BaseModel]) -> list[str]:
     return list(model.model_fields)
-
-
-def inlined(model: type[BaseModel]) -> dict[str, Any]:
-    """A model's JSON schema without references, to stand anywhere in a document."""
-    schema = model.model_json_schema()
-    definitions = schema.pop("$defs", {})
-
-    def resolve(node: Any) -> Any:
-        if isinstance(node, dict):
-            if "$ref" in node:
-                return resolve(definitions[node["$ref"].rpartition("/")[2]])
-            return {key: resolve(value) for key, value in node.items()}
-        return [resolve(value) for value in node] if isinstance(node, list) else node
-
-    resolved: dict[str, Any] = resolve(schema)
-    return resolved
-
-
-def parameter_schemas(model: type[BaseModel]) -> list[dict[str, Any]]:
-    """The model's fields as OpenAPI query parameters."""
-    properties = inlined(model)["properties"]
-    return [
-        {
-            "name": name,
-            "in": "query",
-            "required": False,
-            "description": schema.pop("description", ""),
-            "schema": {key: value for key, value in schema.items() if key != "title"},
-        }
-        for name, schema in properties.items()
-    ]

@@ -72,6 +72,9 @@ class ModelDescription(Open):
     classes: int
     labels: list[str]
     default_layer: str
+    levels: list[str] | None = Field(
+        None, description="Of a detector: the layers that its boxes are made from."
+    )
     methods: list[MethodDescription]
     mode: Literal["exact", "fast"] = Field(
         description="`fast`: maps at the default layer come from the fast path, of those methods "
@@ -83,6 +86,9 @@ class ModelDescription(Open):
         "methods that are served fast.",
     )
     max_batch: int
+    batching: str | None = Field(
+        None, description="Why images are run one by one, where `max_batch` is 1 for that."
+    )
     fingerprint: str = Field(description="Changes when the weights or the preprocessing do.")
 
 

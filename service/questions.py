@@ -30,7 +30,7 @@ from service.parameters import (
 from service.placement import box_on_input, mask_on_input, picture_of
 from service.preprocessing import ModelInput
 from service.registry import ServedModel
-from service.targets import OneTarget, TargetObject
+from service.targets import MAX_MAPS, OneTarget, TargetObject
 
 MAX_OBSERVED = 64
 """Layers of one :activations request."""
@@ -53,6 +53,9 @@ def question_of(model: ServedModel, parameters: Parameters) -> Question:
             f"model {model.name!r} cannot do {method}: {model.unsuited[method]}; it can do {able}"
         )
     targets = tuple(target_of(model, target) for target in asked_of(parameters))
+    if model.kind == "detections" and parameters.target is None:
+        ranks = range(min(parameters.boxes, MAX_MAPS))
+        targets = tuple(ClassTarget(rank=rank) for rank in ranks)
     named = parameters.layer if isinstance(parameters.layer, list) else [parameters.layer]
     layers = tuple(dict.fromkeys(layer for name in named for layer in _layers(model, name, method)))
     question = Question(
@@ -190,18 +193,18 @@ def _class(model: ServedModel, target: int | str | None) -> int | None:
     return index
 
 
-def _layers(model: ServedModel, name: str, method: str) -> list[str]:
+def _layers(model: ServedModel, name: str, method: str) -> tuple[str, ...]:
     if name == "auto":
-        return [model.layer_of(method)]
+        return model.layers_of(method)
     if is_pattern(name):
         return _matched(model, name)
     layer = _known(model, name)
     if layer.problem is None:
-        return [name]
+        return (name,)
     raise UnknownLayer(f"no map can be made at layer {name!r}: {layer.problem}")
 
 
-def _matched(model: ServedModel, pattern: str) -> list[str]:
+def _matched(model: ServedModel, pattern: str) -> tuple[str, ...]:
     """The explainable layers that a pattern matches, in execution order."""
     usable = [layer.name for layer in model.layers if layer.explainable]
     found = fnmatch.filter(usable, pattern)
@@ -216,7 +219,7 @@ def _matched(model: ServedModel, pattern: str) -> list[str]:
             f"the pattern {pattern[:80]!r} matches {len(found)} layers of model {model.name!r}; "
             f"at most {MAX_MATCHED} are allowed, so use a narrower one"
         )
-    return found
+    return tuple(found)
 
 
 def _known(model: ServedModel, name: str) -> Layer:

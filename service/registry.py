@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
+import logging
 from dataclasses import dataclass
 
 import torch
@@ -10,19 +10,24 @@ from torch import nn
 
 from cam import METHODS, CamError, Layer, Reading, default_layer, resolve_reading, survey
 from cam.abilities import unsuited
+from cam.company import sees_company
+from cam.detection import LEAST_SCORE, read_detections
 from cam.errors import UnsuitedActivation
 from cam.fast import FastPath
 from cam.head import PooledHead, pooled_head
 from cam.layout import laid_out, lay_out
 from cam.locate import declare
-from cam.output import Kind, Output, outputs_of
+from cam.output import Kind, Output, outputs_of, size_of
 from cam.reading import Activation, logits_of
 from service.catalog import EMBEDDED, MEASURED, ModelEntry
 from service.cores import accelerators
 from service.errors import ConfigError, one_line
+from service.fingerprint import fingerprint_of
 from service.labels import Labels, imagenet, read_labels
 from service.preprocessing import Preprocessing
 from service.sources import Built, build
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,11 +50,15 @@ class ServedModel:
     """0 where nobody knows: of a detector without labels."""
     layers: tuple[Layer, ...]
     default_layer: str
+    levels: tuple[str, ...]
+    """The layers that a detector's boxes are made from; of other models the default one."""
     method_layers: dict[str, str]
     """Of methods whose default layer is another."""
     unsuited: dict[str, str]
     """Method → why the model cannot do it."""
     max_batch: int
+    batching: str | None
+    """Why images are given to it one by one, whatever its entry says."""
     channels_last: bool
     """Whether images should be laid out with their channels last."""
     head: PooledHead | None
@@ -71,9 +80,11 @@ class ServedModel:
         assert self.reading.activation != "auto"
         return self.reading.activation
 
-    def layer_of(self, method: str) -> str:
-        """The default layer of a method."""
-        return self.method_layers.get(method, self.default_layer)
+    def layers_of(self, method: str) -> tuple[str, ...]:
+        """The default layer of a method, or layers."""
+        if METHODS[method].levels and method not in self.method_layers:
+            return self.levels
+        return (self.method_layers.get(method, self.default_layer),)
 
 
 def load(entry: ModelEntry) -> ServedModel:
@@ -87,6 +98,9 @@ def load(entry: ModelEntry) -> ServedModel:
     device, dtype = _device(entry), getattr(torch, entry.dtype)
     preprocessing = built.preprocessing
     module = built.module.eval().requires_grad_(False).to(device, dtype)
+    if entry.detections != "auto" or entry.min_score is not None:
+        least = LEAST_SCORE if entry.min_score is None else entry.min_score
+        read_detections(module, entry.detections, least=least)
     shape = (1, 3, preprocessing.height, preprocessing.width)
     noise = torch.randn(shape, generator=torch.Generator().manual_seed(0))
     image = noise.to(device, dtype)
@@ -101,14 +115,20 @@ def load(entry: ModelEntry) -> ServedModel:
         default = _default_layer(entry, built, layers)
         with torch.no_grad():
             raw = module(image)
-        (said,) = outputs_of(raw, reading=reading, batch=1)
+        (said,) = outputs_of(raw, size=size_of(image), reading=reading, batch=1)
         binary = said.detections is None and logits_of(raw, reading, batch=1).shape[1] == 1
         grid = next(layer.grid for layer in layers if layer.name == default)
         assert grid  # of an explainable layer
         cannot = unsuited(module, image, default, grid, reading)
         head = None if "cam" in cannot else pooled_head(module, image, default, grid, reading)
+        batching = None
+        if entry.max_batch > 1:
+            batching = sees_company(module, image, default, reading)
+        if batching:
+            log.warning("model %s is given images one by one: %s", entry.name, batching)
+            entry = entry.model_copy(update={"max_batch": 1})
         if entry.layout == "auto":
-            channels_last = laid_out(module, image)
+            channels_last = laid_out(module, image, batch=min(entry.max_batch, 4))
         else:
             channels_last = entry.layout == "channels-last"
             lay_out(module, channels_last=channels_last)
@@ -139,13 +159,15 @@ def load(entry: ModelEntry) -> ServedModel:
         classes=classes if classes is not None else len(labels),
         layers=layers,
         default_layer=default,
+        levels=tuple(layer.name for layer in layers if layer.level) or (default,),
         method_layers=_method_layers(entry, layers, default),
         unsuited=cannot,
         max_batch=entry.max_batch,
+        batching=batching,
         channels_last=channels_last,
         head=head,
         fast=_fast(entry, module, default, said.kind, device, head, reading),
-        fingerprint=_fingerprint(entry, module, preprocessing, default, labels, reading),
+        fingerprint=fingerprint_of(entry, module, preprocessing, default, labels, reading),
     )
 
 
@@ -267,22 +289,3 @@ def _has_bfloat16(device: torch.device) -> bool:
     if device.type == "cpu":
         return torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
     return False
-
-
-def _fingerprint(
-    entry: ModelEntry,
-    module: nn.Module,
-    preprocessing: Preprocessing,
-    layer: str,
-    labels: Labels,
-    reading: Reading,
-) -> str:
-    digest = hashlib.blake2b(digest_size=16)
-    digest.update(
-        f"{entry.source}|{entry.dtype}|{preprocessing}|{entry.method_layers}|{entry.reshape}|"
-        f"{entry.mode}|{layer}|{labels.names}|{reading}".encode()
-    )
-    for name, tensor in module.state_dict().items():
-        digest.update(f"|{name}|{tensor.dtype}|{tuple(tensor.shape)}|".encode())
-        digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
-    return digest.hexdigest()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from io import BytesIO
 from typing import Final
 
@@ -10,12 +10,13 @@ import cv2
 import numpy as np
 from PIL import Image
 
-from cam import Explanation
+from cam import ClassTarget, Explanation
 from cam.heatmap import Box, Region, minmax, place, symmetric
-from cam.overlay import Float, Picture, colorize, contour, grayscale, overlay
+from cam.overlay import Float, Picture, colorize, contour, framed, grayscale, overlay
 from cam.panel import panel
 from service.errors import NotAcceptable
 from service.parameters import Parameters
+from service.placement import box_on_photo
 from service.preprocessing import ModelInput
 
 EXTENSIONS = {"image/png": ".png", "image/jpeg": ".jpg", "image/webp": ".webp"}
@@ -29,6 +30,8 @@ UNSEEN_GRAY = 128
 
 LINE: Final = (255, 220, 0)
 """Of contours, RGB: yellow stands out from most photos."""
+FRAME: Final = (255, 255, 255)
+"""Of the box that is explained."""
 
 
 @dataclass(frozen=True)
@@ -51,6 +54,8 @@ class Drawing:
     background: Picture
     """RGB uint8 (H, W, 3)."""
     signed: bool = False
+    frame: Box | None = None
+    """Around the detection that is explained."""
 
     @property
     def shade(self) -> Float:
@@ -64,9 +69,10 @@ class Drawing:
         if kind == "mask":
             return grayscale(self.shade)
         if kind == "contour":
-            return contour(
+            drawn = contour(
                 self.background, self.scaled, threshold=parameters.threshold, colour=LINE
             )
+            return self._framed(drawn)
         colormap = parameters.colormap or ("coolwarm" if self.signed else "turbo")
         if kind == "heatmap":
             drawn = np.full_like(self.background, UNSEEN_GRAY)
@@ -79,6 +85,7 @@ class Drawing:
             colormap=colormap,
             opacity=parameters.opacity,
         )
+        blended = self._framed(blended)
         if kind == "overlay":
             return blended
         return panel(
@@ -89,6 +96,17 @@ class Drawing:
             colormap=colormap,
             ends=("for", "against") if self.signed else ("1", "0"),
         )
+
+    def _framed(self, picture: Picture) -> Picture:
+        if self.frame is None:
+            return picture
+        left, top, right, bottom = (
+            self.frame.left,
+            self.frame.top,
+            self.frame.right,
+            self.frame.bottom,
+        )
+        return framed(picture, (left, top, right, bottom), colour=FRAME)
 
 
 def draw(photo: Image.Image, seen: ModelInput, explanation: Explanation, size: str) -> Drawing:
@@ -104,7 +122,12 @@ def draw(photo: Image.Image, seen: ModelInput, explanation: Explanation, size: s
     height, width = background.shape[:2]
     values, region = place(explanation.map, box, height, width)
     scale = symmetric if explanation.signed else minmax
-    return Drawing(values, scale(values, region), region, background, explanation.signed)
+    frame = None
+    target = explanation.target
+    if isinstance(target, ClassTarget) and target.box is not None and target.mask is None:
+        frame = box_on_photo(target.box, replace(seen, box=box))
+    scaled = scale(values, region)
+    return Drawing(values, scaled, region, background, explanation.signed, frame)
 
 
 def encode(picture: Picture, media_type: str) -> bytes:

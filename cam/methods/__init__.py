@@ -21,6 +21,7 @@ from cam.methods.biases import fullgrad
 from cam.methods.comparison import finer
 from cam.methods.components import eigencam, eigengradcam, fem, kpcacam
 from cam.methods.derivatives import shapleycam, smoothgradcam_plusplus
+from cam.methods.detection import box_score, drise
 from cam.methods.gradients import (
     elementwise,
     gradcam,
@@ -110,6 +111,15 @@ METHODS: Final[dict[str, Method]] = {
             signed=True,
         ),
         Method(
+            "odam",
+            "of one box of a detector: gradient times activation at the levels it is made from",
+            "one backward",
+            weights=hirescam,
+            score=box_score,
+            signed=True,
+            levels=True,
+        ),
+        Method(
             "cam",
             "channels weighted as the linear head weights their mean; exact, where there is one",
             "one forward",
@@ -182,6 +192,14 @@ METHODS: Final[dict[str, Method]] = {
             steps=rise,
             at="input",
             budget=1000,
+        ),
+        Method(
+            "drise",
+            "of one box of a detector: the photo through random masks, and how like it is found",
+            "N forwards",
+            steps=drise,
+            at="input",
+            budget=2000,
         ),
         Method(
             "occlusion",
@@ -270,7 +288,7 @@ def method_named(name: str) -> Method:
     """
     try:
         return METHODS[name]
-    except KeyError:
+    except (KeyError, TypeError):  # what cannot be hashed is no name
         raise UnknownMethod(
             f"there is no method {name!r}; the methods are {', '.join(METHODS)}"
         ) from None

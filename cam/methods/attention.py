@@ -76,10 +76,14 @@ def legrad(subject: Subject) -> Steps:
     replay = Replay(subject.model, blocks[-1], subject.image)
     rows = []
     with torch.inference_mode(False), torch.enable_grad():
-        tokens = torch.cat(left)
-        scores = subject.scores_of(subject.replayed_outputs(replay, tokens))  # (layers, targets)
+        scores = torch.cat(  # (layers, targets)
+            [
+                subject.scores_of(subject.replayed_outputs(replay, some))
+                for some in torch.split(torch.cat(left), subject.chunk)
+            ]
+        )
         for turn in range(len(subject.targets)):
-            total = torch.zeros(matrices[0].shape[-1], device=tokens.device)
+            total = torch.zeros(matrices[0].shape[-1], device=subject.image.device)
             for matrix, score in zip(matrices, scores[:, turn], strict=True):
                 (gradient,) = _gradients(score, [matrix])
                 total += gradient[0].float().relu().mean((0, 1))

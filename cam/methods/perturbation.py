@@ -7,7 +7,8 @@ the caller, who may want the other side, too.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor
@@ -122,29 +123,37 @@ def rise(subject: Subject) -> Steps:
         raise MethodUnsuited(
             "rise weighs what speaks for a class, which its probability says; leave out against"
         )
+    opened, done = 0.5, 0
+    likely = subject.of_probabilities()
+    total = torch.zeros(len(subject.targets), *subject.size)
+    for masks in random_masks(subject, cells=7, opened=opened):
+        scores = likely.scores(subject.image * masks.to(subject.image))
+        total += torch.einsum("nt,nhw->thw", scores.cpu(), masks[:, 0])
+        done += len(masks)
+        yield Progress(done, subject.budget)
+    return Attribution(total / (subject.budget * opened))
+
+
+def random_masks(subject: Subject, *, cells: int, opened: float) -> Iterator[Tensor]:
+    """RISE's masks, as many as the budget allows, (n, 1, H, W) a chunk, in 0 … 1: `cells`
+    × `cells` of them, each open with probability `opened`, enlarged smoothly and shifted by a
+    random part of a cell. From a fixed seed."""
     height, width = subject.size
-    cells, opened = 7, 0.5
     rng = torch.Generator().manual_seed(0)
     step_y, step_x = -(-height // cells), -(-width // cells)
     enlarged = ((cells + 1) * step_y, (cells + 1) * step_x)
-    likely = subject.of_probabilities()
-    total = torch.zeros(len(subject.targets), height, width)
     for done in range(0, subject.budget, subject.chunk):
         count = min(subject.chunk, subject.budget - done)
         small = (torch.rand(count, 1, cells + 1, cells + 1, generator=rng) < opened).float()
         big = interpolate(small, size=enlarged, mode="bilinear")
         tops = torch.randint(0, step_y, (count,), generator=rng).tolist()
         lefts = torch.randint(0, step_x, (count,), generator=rng).tolist()
-        masks = torch.stack(
+        yield torch.stack(
             [
                 each[:, y : y + height, x : x + width]
                 for each, y, x in zip(big, tops, lefts, strict=True)
             ]
         )
-        scores = likely.scores(subject.image * masks.to(subject.image))
-        total += torch.einsum("nt,nhw->thw", scores.cpu(), masks[:, 0])
-        yield Progress(done + count, subject.budget)
-    return Attribution(total / (subject.budget * opened))
 
 
 def occlusion(subject: Subject) -> Steps:
@@ -155,12 +164,10 @@ def occlusion(subject: Subject) -> Steps:
     2 × 2 cells and moves by one. Gray is the preprocessing's mean, 0.
     """
     height, width = subject.size
-    longer = max(int((subject.budget * max(height, width) / min(height, width)) ** 0.5) + 1, 2)
-    cell = -(-max(height, width) // min(longer, 28))
-    rows, columns = max(-(-height // cell), 2), max(-(-width // cell), 2)
-    while (rows - 1) * (columns - 1) > subject.budget:
-        cell += 1
+    for cell in itertools.count(-(-max(height, width) // 28)):
         rows, columns = max(-(-height // cell), 2), max(-(-width // cell), 2)
+        if (rows - 1) * (columns - 1) <= max(subject.budget, 1):
+            break
     windows = [(y, x) for y in range(rows - 1) for x in range(columns - 1)]
     likely = subject.of_probabilities()
     (whole,) = likely.scores(subject.image)

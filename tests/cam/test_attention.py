@@ -29,15 +29,12 @@ class Mixing(nn.Module):
     def __init__(self, attention: Tensor, weights: tuple[float, ...] = (1.0,)) -> None:
         super().__init__()
         self.logits = nn.Parameter(attention.expand(len(weights), -1, -1).log())
-        self.weights = weights
+        self.weights = nn.Parameter(torch.tensor(weights)[:, None, None], requires_grad=False)
         self.inner = nn.Identity()
 
     def forward(self, tokens: Tensor) -> Tensor:
         matrix = self.logits.expand(len(tokens), -1, -1, -1).softmax(-1)
-        heads = (matrix @ tokens[:, None]).unbind(1)
-        mixed: Tensor = self.inner(
-            sum(w * each for w, each in zip(self.weights, heads, strict=True))
-        )
+        mixed: Tensor = self.inner((self.weights * (matrix @ tokens[:, None])).sum(1))
         return mixed
 
 

@@ -36,7 +36,7 @@ class Attending(nn.Module):
         if self.order:
             tokens = self.order(tokens)
         for block in self.blocks:
-            q, k, v = block(tokens).unflatten(-1, (3, 2, 16)).permute(2, 0, 3, 1, 4)
+            q, k, v = split(block(tokens), -1, (3, 2, 16)).permute(2, 0, 3, 1, 4)
             tokens = tokens + self.attend(q, k, v).transpose(1, 2).flatten(2)
         out: Tensor = self.head(tokens.mean(1))
         return out
@@ -44,6 +44,11 @@ class Attending(nn.Module):
 
 def weights(q: Tensor, k: Tensor) -> Tensor:
     return (q @ k.transpose(-2, -1) / 4).softmax(-1)
+
+
+def split(values: Tensor, dim: int, sizes: tuple[int, ...]) -> Tensor:
+    found: Tensor = values.unflatten(dim, sizes)  # type: ignore[no-untyped-call]
+    return found
 
 
 def fused(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
@@ -63,12 +68,12 @@ def by_einsum(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 def one_head_at_a_time(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """As one head of 32 dimensions that needs no axis of its own, so not the same numbers."""
     q, k, v = (each.transpose(1, 2).flatten(2) for each in (q, k, v))
-    return fused(q, k, v).unflatten(-1, (2, 16)).transpose(1, 2)
+    return split(fused(q, k, v), -1, (2, 16)).transpose(1, 2)
 
 
 def one_head(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     q, k, v = (each.transpose(1, 2).flatten(2)[:, None] for each in (q, k, v))
-    return fused(q, k, v)[:, 0].unflatten(-1, (2, 16)).transpose(1, 2)
+    return split(fused(q, k, v)[:, 0], -1, (2, 16)).transpose(1, 2)
 
 
 BIAS = torch.randn(16, 16, generator=torch.Generator().manual_seed(3))
@@ -109,7 +114,7 @@ def test_the_same_attention_written_otherwise_gives_the_same_map(name: str, meth
 
 def windows(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """Rows of four tokens, as a fifth axis."""
-    return fused(*(each.unflatten(2, (4, 4)) for each in (q, k, v))).flatten(2, 3)
+    return fused(*(split(each, 2, (4, 4)) for each in (q, k, v))).flatten(2, 3)
 
 
 def side_by_side(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -176,7 +181,7 @@ def test_other_attention_is_refused_for_what_it_is(name: str, method: str) -> No
 def test_two_stages_of_tokens_are_refused() -> None:
     def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         fine = fused(q, k, v)
-        coarse = fused(*(each.unflatten(2, (8, 2)).mean(3) for each in (fine, k, v)))
+        coarse = fused(*(split(each, 2, (8, 2)).mean(3) for each in (fine, k, v)))
         return coarse.repeat_interleave(2, 2)
 
     with pytest.raises(MethodUnsuited, match="joins 16 tokens in one layer and 8 in another"):
@@ -197,7 +202,7 @@ def attend_all(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 @pytest.mark.parametrize(
     "order",
     [
-        lambda tokens: tokens.unflatten(1, (4, 4)).transpose(1, 2).flatten(1, 2),
+        lambda tokens: split(tokens, 1, (4, 4)).transpose(1, 2).flatten(1, 2),
         lambda tokens: tokens.flip(1),
     ],
     ids=["by columns", "backwards"],

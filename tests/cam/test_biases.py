@@ -43,6 +43,31 @@ def test_by_hand() -> None:
     assert found.completeness.difference == pytest.approx(2.75)
 
 
+class TwoMaps(nn.Module):
+    """Feature maps relu(2x + 1) and x + 3, the sum of their means."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(1, 2, 1)
+        with torch.no_grad():
+            self.conv.weight.copy_(torch.tensor([2.0, 1])[:, None, None, None])
+            self.conv.bias.copy_(torch.tensor([1.0, 3]))  # type: ignore[union-attr]
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.conv(x).relu().mean(dim=(2, 3)).sum(1)
+        return torch.stack([y, -y], 1)
+
+
+@pytest.mark.parametrize("target", [0, 1])
+def test_a_layers_maps_are_scaled_together(target: int) -> None:
+    # Z = (3, -3, 1, 7), (4, 1, 3, 6). b ⊙ ∂y/∂Z = (¼, 0, ¼, ¼), (¾, ¾, ¾, ¾) → thirds of ¾, one
+    # minimum and one maximum for both: (⅓, 0, ⅓, ⅓), (1, 1, 1, 1); the second alone would be 0.
+    # X ⊙ ∂y/∂X = (1, -2, 0, 3) ⊙ (¾, ¼, ¾, ¾) = (¾, -½, 0, 9/4) → (⅓, 2/9, 0, 1).
+    photo = torch.tensor([[[[1.0, -2], [0, 3]]]])
+    (found,) = explain(TwoMaps(), photo, target=target, method="fullgrad")
+    np.testing.assert_allclose(found.map, np.array([[5 / 3, 11 / 9], [4 / 3, 7 / 3]]), rtol=1e-6)
+
+
 def networks() -> dict[str, nn.Module]:
     torch.manual_seed(0)
     found: dict[str, nn.Module] = {
@@ -122,3 +147,119 @@ def test_what_normalises_each_image_is_refused(norm: nn.Module) -> None:
     )
     with pytest.raises(MethodUnsuited, match="without layer, group or instance normalisation"):
         explain(model.eval(), images(1), method="fullgrad")
+
+
+@pytest.mark.parametrize(
+    "layers",
+    [
+        # Nothing scaled and nothing added after the mean is taken away: -μ / σ.
+        [nn.Conv2d(3, 4, 3, bias=False), nn.BatchNorm2d(4, affine=False)],
+        [nn.ConvTranspose2d(3, 4, 2, stride=2), nn.Identity()],
+        [nn.Conv2d(3, 4, 3, bias=False), nn.BatchNorm2d(4, eps=0.5)],
+    ],
+)
+def test_whatever_adds_a_bias_is_complete(layers: list[nn.Module]) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        *layers,
+        nn.ReLU(),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+        nn.Linear(4, 5, bias=False),
+        nn.ReLU(),
+        nn.Linear(5, 3),
+    ).eval()
+    norm = model[1]
+    if isinstance(norm, nn.BatchNorm2d):
+        assert norm.running_mean is not None
+        assert norm.running_var is not None
+        nn.init.normal_(norm.running_mean)
+        nn.init.uniform_(norm.running_var, 0.5, 2)
+    if isinstance(norm, nn.BatchNorm2d) and norm.affine:
+        nn.init.normal_(norm.weight)
+        nn.init.normal_(norm.bias)
+    (found,) = explain(model, images(1), target=1, method="fullgrad")
+    assert found.completeness is not None
+    assert found.completeness.attributed == pytest.approx(found.completeness.difference, rel=1e-4)
+    with torch.no_grad():
+        assert found.completeness.difference == pytest.approx(float(model(images(1))[0, 1]))
+
+
+def test_a_layer_whose_shares_are_all_alike_adds_nothing() -> None:
+    # Each pixel's bias has the same share, ¼, so its ψ is 0; what is left is the photo's.
+    photo = torch.tensor([[[[1.0, 2], [0, 3]]]])
+    (found,) = explain(Plain(), photo, target=0, method="fullgrad")
+    np.testing.assert_allclose(found.map, np.array([[1 / 3, 2 / 3], [0, 1]]), rtol=1e-6)
+
+
+class Halved(Plain):
+    """The same on a quarter of the pixels: its feature map is smaller than the photo."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = super().forward(x[..., ::2, ::2])
+        return out
+
+
+def test_feature_maps_are_enlarged_bilinearly() -> None:
+    # Z = 3 and -3 at the first row's ends, 1 and 7 at the second's: b ⊙ ∂y/∂Z → [[1, 0], [1, 1]],
+    # enlarged to weights (1, 3/4, 1/4, 0) of the left and the upper side. X ⊙ ∂y/∂X is 0 but for
+    # 1·½ → 1/3 and 3·½ → 1 where they are read.
+    photo = torch.zeros(1, 1, 4, 4)
+    photo[0, 0, ::2, ::2] = torch.tensor([[1.0, -2], [0, 3]])
+    (found,) = explain(Halved(), photo, target=0, method="fullgrad")
+    side = torch.tensor([1, 0.75, 0.25, 0])
+    expected = 1 - torch.outer(side, 1 - side)  # all but the upper right
+    expected[0, 0] += 1 / 3
+    expected[2, 2] += 1
+    np.testing.assert_allclose(found.map, expected, rtol=1e-6)
+
+
+def test_root_mean_square_normalisation_is_refused() -> None:
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten(2), nn.RMSNorm(36), nn.Flatten())
+    with pytest.raises(MethodUnsuited, match="without layer, group or instance normalisation"):
+        explain(model.eval(), images(1), method="fullgrad")
+
+
+def test_a_bias_of_vectors_alone_is_not_enough() -> None:
+    model = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(3, 2))
+    with pytest.raises(MethodUnsuited, match="convolutions with biases: this model has none"):
+        explain(model.eval(), images(1), method="fullgrad")
+
+
+class UnsaidFrozenBatchNorm2d(nn.Module):
+    """As Hugging Face's DETR has it: its ε is in its code."""
+
+    def __init__(self, frozen: nn.Module) -> None:
+        super().__init__()
+        for name, buffer in frozen.named_buffers():
+            self.register_buffer(name, buffer)
+
+    def forward(self, x: Tensor) -> Tensor:
+        held = dict(self.named_buffers())
+        scale = held["weight"] * (held["running_var"] + 1e-5).rsqrt()
+        shift = held["bias"] - held["running_mean"] * scale
+        return x * scale[:, None, None] + shift[:, None, None]
+
+
+@pytest.mark.parametrize("kind", ["torchvision", "timm", "no ε"])
+def test_frozen_normalisations_add_their_biases_too(kind: str) -> None:
+    """Of convolutions without biases they have all there is."""
+    torch.manual_seed(3)
+    norm: nn.Module = torchvision.ops.FrozenBatchNorm2d(4, eps=1e-5 if kind == "no ε" else 0.1)
+    if kind == "timm":
+        norm = timm.layers.FrozenBatchNormAct2d(4, eps=0.1)
+    for name, buffer in norm.named_buffers():
+        nn.init.uniform_(buffer, 0.5, 2) if name == "running_var" else nn.init.normal_(buffer)
+    if kind == "no ε":
+        norm = UnsaidFrozenBatchNorm2d(norm)
+    model = nn.Sequential(
+        nn.Conv2d(3, 4, 3, bias=False),
+        norm,
+        nn.ReLU(),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+        nn.Linear(4, 3),
+    ).eval()
+    (found,) = explain(model, images(1), target=1, method="fullgrad")
+    assert found.completeness is not None
+    assert found.completeness.attributed == pytest.approx(found.completeness.difference, rel=1e-4)

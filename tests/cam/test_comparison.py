@@ -12,7 +12,6 @@ from torch import nn
 
 from cam import ClassTarget, Output, UnitTarget, explain
 from cam.errors import MethodUnsuited
-from cam.heatmap import minmax
 from cam.methods.comparison import finer
 from tests.cam.nets import images, small
 
@@ -27,20 +26,44 @@ def test_by_hand() -> None:
     assert float(finer(ClassTarget(0, against=True), said)) == pytest.approx(-expected, rel=1e-5)
 
 
+def test_a_model_of_few_classes_has_fewer_rivals() -> None:
+    assert float(finer(ClassTarget(0), Output(logits=torch.tensor([1.0, 3])))) == -2
+    # Of three classes both others: e^z = 1 and 2 weight the differences ln 4 and ln 2.
+    logits = torch.tensor([0, math.log(4), math.log(2)])
+    score = finer(ClassTarget(1), Output(logits=logits))
+    assert float(score) == pytest.approx((math.log(4) + 2 * math.log(2)) / 3)
+
+
 @pytest.mark.filterwarnings("ignore")
 def test_it_equals_pytorch_grad_cams() -> None:
     torch.manual_seed(4)
     model = nn.Sequential(small(seed=4), nn.Linear(3, 9)).eval()
     x = images(3, size=16)
     ours = explain(model, x, method="finercam", layer="0.conv2")
-    with FinerCAM(model, [model.get_submodule("0.conv2")]) as cam:
-        theirs = cam(x)
+    layer = model.get_submodule("0.conv2")
+    with FinerCAM(model, [layer]) as cam:
+        cam(x)
+        kept = cam.base_cam.activations_and_grads
+        activations, gradients = kept.activations[0].detach().numpy(), kept.gradients[0].numpy()
+        theirs = cam.base_cam.get_cam_image(x, layer, [], activations, gradients)
     for explanation, expected in zip(ours, theirs, strict=True):
-        # The peer resizes to the image; the corners of its map are those of ours.
-        corners = expected[[0, 0, -1, -1], [0, -1, 0, -1]]
-        own = explanation.map[[0, 0, -1, -1], [0, -1, 0, -1]]
-        np.testing.assert_allclose(minmax(explanation.map).max(), expected.max(), atol=0.1)
-        np.testing.assert_allclose(own / explanation.map.max(), corners / expected.max(), atol=0.15)
+        wanted = np.maximum(expected, 0)
+        assert wanted.max() > 0
+        np.testing.assert_allclose(explanation.map, wanted, atol=1e-5 * float(wanted.max()))
+
+
+@pytest.mark.parametrize(
+    ("target", "said", "words"),
+    [
+        (ClassTarget(0), Output(logits=torch.tensor([1.0])), "it needs a classifier's class"),
+        (ClassTarget(0), Output(segments=torch.ones(3, 2, 2)), "it needs a classifier's class"),
+        (ClassTarget(0, minus=1), Output(logits=torch.ones(3)), "leave out minus and of"),
+        (ClassTarget(0, of="probability"), Output(logits=torch.ones(3)), "leave out minus and of"),
+    ],
+)
+def test_what_it_cannot_compare(target: ClassTarget, said: Output, words: str) -> None:
+    with pytest.raises(MethodUnsuited, match=words):
+        finer(target, said)
 
 
 def test_what_is_no_class_is_refused() -> None:

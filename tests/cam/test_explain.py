@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import math
 import resource
+from typing import Any
 
 import numpy as np
 import pytest
@@ -32,7 +33,7 @@ from cam.errors import (
     NotLogits,
     UnknownMethod,
 )
-from tests.cam.nets import Small, hook_count, images, small
+from tests.cam.nets import ATTENDING, DETECTING, Small, hook_count, images, small
 
 
 def test_equals_the_paper_written_out() -> None:
@@ -80,7 +81,7 @@ def test_a_batch_of_mixed_questions_equals_each_alone() -> None:
     torch.manual_seed(0)
     model = torchvision.models.resnet18().eval()
     x = images(10, size=64)
-    methods = [name for name, method in METHODS.items() if not method.steps]
+    methods = [name for name, method in METHODS.items() if not (method.steps or method.levels)]
     questions = [
         Question(
             targets=tuple(ClassTarget(t) for t in ([None], [3, 999], [], [None, 5, 7])[i % 4]),
@@ -171,6 +172,33 @@ def test_a_model_in_training_is_explained_in_eval_mode_and_left_training() -> No
     assert all(modes.values())
 
 
+STEPS = [
+    name
+    for name, method in METHODS.items()
+    if method.steps and name not in (*ATTENDING, *DETECTING)
+]
+
+
+@pytest.mark.parametrize("method", STEPS)
+def test_every_pass_of_many_is_in_eval_mode(method: str) -> None:
+    """In training the dropout would change each pass, and each pass the normalisation."""
+
+    def build() -> nn.Module:
+        torch.manual_seed(0)
+        model = small()
+        model.relu1 = nn.Sequential(nn.BatchNorm2d(4), nn.ReLU())  # type: ignore[assignment]
+        return model.eval()
+
+    asked: dict[str, Any] = {"target": 1, "method": method, "layer": "relu2", "budget": 20}
+    (expected,) = explain(build(), images(1), **asked)
+    model = build().train()
+    (found,) = explain(model, images(1), **asked)
+    np.testing.assert_array_equal(found.map, expected.map)
+    assert all(module.training for module in model.modules())
+    for name, value in build().state_dict().items():
+        torch.testing.assert_close(model.state_dict()[name], value, rtol=0, atol=0)
+
+
 def test_the_model_after_a_thousand_explanations_a_hundred_of_them_failing() -> None:
     torch.manual_seed(0)
     model = torchvision.models.squeezenet1_1().eval()
@@ -243,9 +271,12 @@ def test_what_one_asks_in_vain_is_not_its_neighbours_error() -> None:
             assert np.ptp(theirs.map) > 0
             np.testing.assert_allclose(mine.map, theirs.map, rtol=1e-4, atol=1e-7)
     assert isinstance(minus, MethodUnsuited)
-    if not isinstance(before, NoGradientPath):  # its neighbour's target reached that layer
-        assert isinstance(before, Answer)
-        assert not before.explanations[0].map.any()
+    # Its neighbour's target reached that layer, its own has no gradient there …
+    assert isinstance(before, Answer)
+    assert not before.explanations[0].map.any()
+    # … and alone it is told so.
+    (alone,) = explain_batch(model, x[2:3], [questions[2]])
+    assert isinstance(alone, NoGradientPath)
 
 
 def test_the_automatic_layer_passes_over_what_is_no_activation() -> None:
@@ -260,3 +291,34 @@ def test_an_image_that_wants_a_gradient_gets_none(method: str) -> None:
     (plain,) = explain(small(), x.detach(), target=1, method=method)
     np.testing.assert_array_equal(found.map, plain.map)
     assert x.grad is None
+
+
+def test_a_layer_without_a_gradient_is_named_beside_one_that_has_it() -> None:
+    """Never a quiet black picture: the last rectifier lets nothing back."""
+
+    class Dead(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.stem = nn.Conv2d(3, 4, 3, padding=1)
+            self.side = nn.Conv2d(4, 4, 1)
+            self.relu = nn.ReLU()
+            self.head = nn.Linear(4, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = self.stem(x)
+            out: Tensor = self.head((x + self.relu(self.side(x) - 100)).mean((2, 3)))
+            return out
+
+    torch.manual_seed(0)
+    model = Dead().eval()
+    for method in ("gradcam", "hirescam", "layercam"):
+        dead, alive = explain(model, images(1), target=1, method=method, layer=["side", "stem"])
+        assert not dead.map.any()
+        assert not dead.reached
+        assert dead.warnings == (
+            "the score has no gradient at layer 'side', so the map is empty; layer 'stem' has one",
+        )
+        assert alive.reached
+        assert alive.warnings == ()
+    (free,) = explain(model, images(1), method="fem", layer="side")
+    assert free.warnings == ()

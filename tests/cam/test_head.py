@@ -9,7 +9,17 @@ import torch
 from torch import Tensor, nn
 from torchvision import models
 
-from cam import Answer, CamError, ClassTarget, Question, UnitTarget, explain, explain_batch, survey
+from cam import (
+    Answer,
+    CamError,
+    ClassTarget,
+    Question,
+    Target,
+    UnitTarget,
+    explain,
+    explain_batch,
+    survey,
+)
 from cam.errors import LayerDidNotRun, MethodUnsuited
 from cam.grids import Grid
 from cam.head import PooledHead, pooled_head
@@ -49,6 +59,25 @@ def test_by_hand() -> None:
     assert map_of(ClassTarget(1, against=True)) == [[-1, -9], [-17, 0]]
 
 
+class Rectified(Pooled):
+    """The same with a rectifier between layer and mean."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.head(self.layer(x[:, :2]).relu().mean(dim=(2, 3)))
+        return out
+
+
+def test_what_is_rectified_after_the_layer_by_hand() -> None:
+    photo = torch.tensor([[[[3.0, -1], [0, 2]], [[0, 5], [-4, 0]], [[0, 0], [0, 0]]]])
+    # 2 A_1 - A_2, of A as it is and of relu(A).
+    for model, expected in (
+        (Pooled(), [[6, -7], [4, 4]]),
+        (Rectified(), [[6, -5], [0, 4]]),
+    ):
+        (found,) = explain(model, photo, target=0, method="cam", layer="layer", signed=True)
+        assert found.map.tolist() == expected
+
+
 @pytest.mark.parametrize(
     ("build", "layer"),
     [
@@ -84,9 +113,10 @@ def test_it_is_grad_cam_times_the_number_of_positions(build: str, layer: str) ->
     [
         ("conv1", 0, "after 'conv1' this model does something else; gradcam needs no such head"),
         ("relu2", ClassTarget(0, of="probability"), "cam explains classes' logits"),
+        ("relu2", UnitTarget("head", 0), "cam explains classes' logits"),
     ],
 )
-def test_another_head_is_refused(layer: str, target: int | ClassTarget, words: str) -> None:
+def test_another_head_is_refused(layer: str, target: int | Target, words: str) -> None:
     model = small()
     with pytest.raises(CamError, match=words):
         explain(model, images(1), target=target, method="cam", layer=layer)

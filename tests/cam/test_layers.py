@@ -28,6 +28,23 @@ def test_a_survey_lists_every_module_in_execution_order() -> None:
     assert default_layer(found) == "relu2"
 
 
+def test_a_survey_of_a_model_in_training_is_made_in_eval_mode() -> None:
+    """One value a channel is more than batch normalisation takes in training."""
+    model = nn.Sequential(
+        nn.Conv2d(3, 4, 3),
+        nn.AdaptiveAvgPool2d(1),
+        nn.BatchNorm2d(4),
+        nn.Flatten(),
+        nn.Linear(4, 3),
+    )
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    found = survey(model.train(), images(1))
+    assert [layer.name for layer in found] == ["0", "1", "2", "3", "4"]
+    assert all(module.training for module in model.modules())
+    for name, value in model.state_dict().items():
+        torch.testing.assert_close(value, before[name], rtol=0, atol=0)
+
+
 def test_a_survey_says_why_not() -> None:
     class Odd(nn.Module):
         def __init__(self) -> None:

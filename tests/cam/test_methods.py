@@ -72,11 +72,12 @@ BY_HAND: dict[str, list[list[float]] | None] = {
 
 
 def test_every_method_is_worked_by_hand() -> None:
-    assert set(BY_HAND) | {"finercam"} == set(ONE_PASS)  # finercam: in test_comparison
+    elsewhere = {"finercam", "odam"}  # in test_comparison, test_detectors
+    assert set(BY_HAND) | elsewhere == set(ONE_PASS)
 
 
 def one_pass(method: Method) -> Callable[[Tensor, Tensor], Tensor]:
-    return lambda a, g: method.apply(a, g).relu()
+    return lambda a, g: method.apply(a, g)[0].relu()
 
 
 ONE_PASS = {name: one_pass(method) for name, method in METHODS.items() if not method.steps}
@@ -95,7 +96,7 @@ def test_kpcacam_by_hand() -> None:
     # Centred it is [[c, -c], [-c, c]] with c = tanh(2) / 2, eigenvalue 2c, eigenvector
     # (-1, 1) / √2: the projections are ∓√c, and those that agree with (0, 2) are (-√c, √c).
     c = math.tanh(2) / 2
-    found = kpcacam(torch.tensor([[[[0.0, 2.0]]]]), torch.zeros(1, 1, 1, 2))
+    found = kpcacam(torch.tensor([[[[0.0, 2.0]]]]), torch.zeros(1, 1, 1, 2)).maps
     torch.testing.assert_close(found, torch.tensor([[[0.0, c**0.5]]]))
 
 
@@ -121,7 +122,7 @@ def test_a_component_never_comes_out_inverted() -> None:
         a = 0.3 * torch.rand(1, 6, 4, 4, generator=torch.Generator().manual_seed(seed))
         a[:, :, 1:3, 1:3] += 1  # an object that every channel sees
         for method in (eigencam, kpcacam):
-            heat = method(a, torch.zeros_like(a))[0]
+            heat = method(a, torch.zeros_like(a)).maps[0]
             assert heat[1:3, 1:3].mean() > 2 * heat[0].mean(), (seed, method)
 
 
@@ -151,6 +152,17 @@ def test_computes_in_float32(method: str) -> None:
     torch.testing.assert_close(half, torch.tensor([BY_HAND[method]], dtype=torch.float32))
 
 
+@pytest.mark.parametrize("method", ONE_PASS)
+def test_half_precision_costs_nothing_but_its_own_rounding(method: str) -> None:
+    """Sums over many positions in bfloat16 would keep two digits."""
+    rng = torch.Generator().manual_seed(5)
+    a = torch.rand(2, 3, 8, 8, generator=rng).bfloat16()
+    g = torch.randn(2, 3, 8, 8, generator=rng).bfloat16()
+    found = ONE_PASS[method](a, g)
+    assert found.dtype == torch.float32
+    torch.testing.assert_close(found, ONE_PASS[method](a.float(), g.float()))
+
+
 def test_gradcam_plusplus_is_exact_where_the_cube_of_the_gradient_underflows() -> None:
     # α = 1 / (2 + 1e-20 · 10) = 1/2 at each G > 0, so w_1 = 1.5e-20 and w_2 = 0.5e-20.
     found = ONE_PASS["gradcam++"](A, G * 1e-20) * 1e20
@@ -158,9 +170,9 @@ def test_gradcam_plusplus_is_exact_where_the_cube_of_the_gradient_underflows() -
 
 
 def test_gradcam_plusplus_has_no_weight_where_the_denominator_is_zero() -> None:
-    # Σ A = -2 and G = 1: 2 + 1·(-2) = 0.
-    found = ONE_PASS["gradcam++"](torch.full((1, 1, 1, 2), -1.0), torch.ones(1, 1, 1, 2))
-    torch.testing.assert_close(found, torch.zeros(1, 1, 2))
+    # Σ A = -2 and G = 1: 2 + 1·(-2) = 0. Nothing is left, below 0 neither.
+    a, g = torch.full((1, 1, 1, 2), -1.0), torch.ones(1, 1, 1, 2)
+    torch.testing.assert_close(METHODS["gradcam++"].apply(a, g)[0], torch.zeros(1, 1, 2))
 
 
 def test_xgradcam_ignores_a_channel_without_activation() -> None:
@@ -171,15 +183,37 @@ def test_xgradcam_ignores_a_channel_without_activation() -> None:
     torch.testing.assert_close(found, torch.tensor([BY_HAND["xgradcam"]]))
 
 
+def weights_of(method: str, a: Tensor, g: Tensor) -> Tensor:
+    weights = METHODS[method].weights
+    assert weights
+    return weights(a, g)
+
+
+def test_weights_by_hand() -> None:
+    """Of channels that hold zeros, sum to 0 or sum to 1."""
+    a = torch.tensor([[[[0.0, 2, -1]], [[1, -1, 0]], [[1, 0, 0]]]])
+    g = torch.tensor([[[[1.0, 3, -2]], [[1, 0, 0]], [[3, 5, 7]]]])
+    expected = torch.tensor([[[[0.0, 3, -2]], [[1, 0, 0]], [[3, 0, 0]]]])
+    torch.testing.assert_close(weights_of("elementwise", a, g), expected)
+    # (0·1 + 2·3 + -1·-2) / 1; Σ A = 0, so nothing; 1·3 / 1.
+    expected = torch.tensor([8.0, 0, 3])[None, :, None, None]
+    torch.testing.assert_close(weights_of("xgradcam", a, g), expected)
+
+
+@pytest.mark.parametrize("method", [name for name in METHODS if METHODS[name].weights])
+def test_weights_are_float32(method: str) -> None:
+    assert weights_of(method, A.bfloat16(), G.bfloat16()).dtype == torch.float32
+
+
 def test_without_the_relu_both_sides_are_there() -> None:
     # 0.75 A_1 - A_2
-    found = METHODS["gradcam"].apply(A, G)
+    found, _ = METHODS["gradcam"].apply(A, G)
     torch.testing.assert_close(found, torch.tensor([[[-0.25, 1.5], [2.25, 2]]]))
 
 
 def test_eigen_smoothing_is_the_component_of_what_would_be_summed() -> None:
     """HiResCAM's weighted activations are G ⊙ A: smoothed it is EigenGrad-CAM."""
-    found = METHODS["hirescam"].apply(A, G, eigen=True)
+    found, _ = METHODS["hirescam"].apply(A, G, eigen=True)
     torch.testing.assert_close(found, torch.tensor([BY_HAND["eigengradcam"]]))
 
 

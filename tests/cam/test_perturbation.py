@@ -37,6 +37,36 @@ def test_ablationcam_by_hand() -> None:
     # y = 1; without the first channel 0, without another still 1: weights 1, 0, 0.
     (found,) = explain(Identity(), PHOTO, target=0, method="ablationcam", layer="layer")
     np.testing.assert_allclose(found.map, [[4, 0], [0, 0]])
+    # y = 2; without the second channel 0: weight 2 / 2.
+    (found,) = explain(Identity(), PHOTO, target=1, method="ablationcam", layer="layer")
+    np.testing.assert_allclose(found.map, [[0, 8], [0, 0]])
+
+
+def test_ablationcam_of_a_negative_score_keeps_its_sign() -> None:
+    # y = -1; without the first channel 0: weight (-1 - 0) / |-1|. Divided by y it would be 1.
+    (found,) = explain(
+        Identity(),
+        PHOTO,
+        target=ClassTarget(0, against=True),
+        method="ablationcam",
+        layer="layer",
+        signed=True,
+    )
+    np.testing.assert_allclose(found.map, [[-4, 0], [0, 0]])
+
+
+def test_ablationcam_of_a_score_of_zero_divides_by_one() -> None:
+    # y = 1 - 1 = 0; without the first channel -1, without the second 1.
+    photo = torch.tensor([[[[4.0, 0], [0, 0]], [[0, 4], [0, 0]], [[0, 0], [0, 0]]]])
+    (found,) = explain(
+        Identity(),
+        photo,
+        target=ClassTarget(0, minus=1),
+        method="ablationcam",
+        layer="layer",
+        signed=True,
+    )
+    np.testing.assert_allclose(found.map, [[4, -4], [0, 0]])
 
 
 class Corner(nn.Module):

@@ -46,6 +46,72 @@ def test_smoothgrad_of_a_quadratic_is_its_gradient() -> None:
     np.testing.assert_array_equal(found.map, again.map)
 
 
+class Seen(Quadratic):
+    """Keeps the images that it sees."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[Tensor] = []
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.seen.append(x.detach().clone())
+        out: Tensor = super().forward(x)
+        return out
+
+
+def slopes(images: Tensor) -> Tensor:
+    """∂y/∂X of the first logit by hand: d / 2 · (1, -2, 0) with d = red - 2 green."""
+    d = images[:, 0] - 2 * images[:, 1]
+    return d[:, None] / 2 * torch.tensor([1.0, -2, 0])[:, None, None]
+
+
+def test_smoothgrads_noise_and_mean() -> None:
+    model = Seen()
+    photo = torch.zeros(1, 3, 40, 40)
+    photo[0, 0], photo[0, 1, 0, 0] = 3, -1  # a range of 4: σ = 0.6
+    (found,) = explain(model, photo, target=1, method="smoothgrad", budget=20, activation="softmax")
+    noisy = torch.cat(model.seen[1:])
+    noise = noisy - photo
+    assert noise.shape == (20, 3, 40, 40)
+    assert float(noise.std()) == pytest.approx(0.6, rel=0.02)
+    assert float(noise.mean()) == pytest.approx(0, abs=0.01)
+    likeness = torch.corrcoef(noise.reshape(60, -1))  # of each copy's each colour
+    assert (likeness - torch.eye(60)).abs().max() < 0.12
+    expected = (slopes(noisy) / 400).mean(0).abs().amax(0)  # 40 × 40 pixels, not 2 × 2
+    np.testing.assert_allclose(found.map, expected, rtol=1e-4, atol=1e-8)
+
+
+def test_integrated_gradients_go_in_equal_steps_from_gray_to_the_photo() -> None:
+    model = Seen()
+    explain(model, PHOTO, target=0, method="integratedgradients", budget=4, activation="softmax")
+    shares = torch.tensor([1 / 8, 3 / 8, 5 / 8, 7 / 8])[:, None, None, None]
+    whole, steps, ends = model.seen
+    torch.testing.assert_close(whole, PHOTO)
+    torch.testing.assert_close(steps, shares * PHOTO)
+    torch.testing.assert_close(ends, torch.cat([PHOTO, torch.zeros_like(PHOTO)]))
+
+
+def test_several_targets_have_each_its_own_gradients() -> None:
+    torch.manual_seed(0)
+    model, x = small(), torch.randn(1, 3, 8, 8)
+    asked = [ClassTarget(1), ClassTarget(2, minus=0), ClassTarget(0)]
+    for method in ("gradient", "smoothgrad", "integratedgradients", "guidedgradcam", "fullgrad"):
+        together = explain(model, x, target=asked, method=method, layer="relu1", budget=6)
+        for target, found in zip(asked, together, strict=True):
+            (alone,) = explain(model, x, target=target, method=method, layer="relu1", budget=6)
+            scale = float(alone.map.max())
+            assert scale > 0
+            np.testing.assert_allclose(found.map, alone.map, atol=2e-3 * scale, err_msg=method)
+            if alone.completeness:
+                assert found.completeness is not None
+                assert found.completeness.attributed == pytest.approx(
+                    alone.completeness.attributed, rel=1e-3
+                )
+                assert found.completeness.difference == pytest.approx(
+                    alone.completeness.difference, rel=1e-3
+                )
+
+
 def test_it_equals_autograd_and_leaves_the_model_alone() -> None:
     model = small(seed=5, inplace=True)
     images = torch.randn(2, 3, 8, 8)

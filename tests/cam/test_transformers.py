@@ -87,7 +87,8 @@ def stirred(model: nn.Module) -> nn.Module:
 
 
 def side(name: str) -> int:
-    return {"nest_tiny": 32}.get(name, DONE.get(name, {}).get("img_size", 64))
+    found: int = {"nest_tiny": 32}.get(name, DONE.get(name, {}).get("img_size", 64))
+    return found
 
 
 @pytest.mark.parametrize("name", REFUSED)

@@ -11,6 +11,7 @@ import torch
 import torchvision
 from torch import Tensor, nn
 
+from tests.cam.detectors import retinanet, yolo_like
 from tests.cam.nets import Foreground, Headed, Paired, Small, Tokens, detector, segmenter, small
 
 __all__ = ["detector", "segmenter"]
@@ -123,3 +124,11 @@ def lethal() -> nn.Module:
 def turned() -> nn.Module:
     """Tokens column by column behind another one: nobody can find out where they lie."""
     return Tokens(extra=1, turned=True)
+
+
+def pyramid_detector() -> nn.Module:
+    return retinanet()
+
+
+def yolo() -> nn.Module:
+    return yolo_like("yolov8")

@@ -1,0 +1,112 @@
+"""Methods for one box of a detector: ODAM's fusion of levels, and D-RISE."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.nn.functional import cosine_similarity
+from torchvision.ops import box_iou
+
+from cam.detection import Detections
+from cam.errors import MethodUnsuited
+from cam.heatmap import resize
+from cam.methods.perturbation import random_masks
+from cam.methods.subject import Attribution, Progress, Steps, Subject
+from cam.output import Output
+from cam.targets import ClassTarget, Target
+
+CELLS: Final = 16
+"""Of D-RISE's masks, on a side: the paper's s, for objects that are small in the image."""
+
+
+def box_score(target: Target, output: Output) -> Tensor:
+    """The score of the target's box.
+
+    ODAM differentiates the class score. It is a probability: a box so sure that its score is 1 in
+    float32 has no gradient.
+
+    Raises:
+        MethodUnsuited: if there are no boxes.
+    """
+    if output.detections is None:
+        raise MethodUnsuited("it explains the boxes of a detector: hirescam is the same at a layer")
+    return target.score(output)
+
+
+def fused_levels(maps: Mapping[str, NDArray[np.float32]]) -> NDArray[np.float32]:
+    """map = Σ_l U(M_l) · n_l / n, M_l = relu(Σ_k G_k ⊙ A_k) at level l of n_l positions, U resizing
+    to the finest of the levels, of n positions.
+
+    Zhao & Chan, "ODAM: Gradient-based Instance-Specific Visual Explanations for Object Detection",
+    ICLR 2023, equations 1 and 2, without the optional smoothing of the gradients, as in its
+    authors' code, which takes the one level of the box. Where a box has several, their parts in
+    the score add up: a position of a coarse level is shared out among those it covers.
+
+    Args:
+        maps: level → float32 (h, w) of what the box reaches; at least one.
+
+    Returns:
+        float32 (h, w) of the finest level.
+    """
+    height, width = max(
+        (each.shape for each in maps.values()), key=lambda shape: shape[0] * shape[1]
+    )
+    total = np.zeros((height, width), np.float32)
+    for each in maps.values():
+        total += resize(each, height, width) * np.float32(each.size / total.size)
+    return total
+
+
+def drise(subject: Subject) -> Steps:
+    """map = 1/(N p) Σ_i S_i M_i, S_i = max_j IoU(L, L_j) · cos(P, P_j) · O_j over the boxes j that
+    the detector finds in X ∘ M_i; L and P are the place and the class probabilities of the box
+    that is explained, in X itself.
+
+    Petsiuk et al., "Black-box Explanation of Object Detectors via Saliency Maps", CVPR 2021,
+    equations 3 to 8: RISE's masks, of 16 × 16 cells, each open with p = 0.5. The paper takes N =
+    5,000 of them. The objectness O is the box's score. Where a model says its best class alone, P
+    has that one: the cosine is 1 for boxes of one class, else 0. The masks come from a fixed seed.
+
+    Raises:
+        MethodUnsuited: if the model is no detector, or of a target that is against a box.
+    """
+    (output,) = subject.said(subject.image)
+    boxes = [_box_of(target, output) for target in subject.targets]
+    total = torch.zeros(len(boxes), *subject.size)
+    done = 0
+    for masks in random_masks(subject, cells=CELLS, opened=0.5):
+        found = subject.said(subject.image * masks.to(subject.image))
+        weights = torch.tensor(
+            [[_similarity(box, each.detections) for box in boxes] for each in found]
+        )
+        total += torch.einsum("nt,nhw->thw", weights, masks[:, 0])
+        done += len(masks)
+        yield Progress(done, subject.budget)
+    return Attribution(total / (subject.budget * 0.5))
+
+
+def _box_of(target: Target, output: Output) -> Detections:
+    """The one detection that a target is about."""
+    found = output.detections
+    if found is None or not isinstance(target, ClassTarget) or target.against:
+        raise MethodUnsuited("drise explains a box of a detector, and what speaks for it alone")
+    best = target.find(found)
+    if best is None:
+        return Detections(found.boxes[:0], found.labels[:0], found.scores[:0])
+    return found.rows([best])
+
+
+def _similarity(box: Detections, found: Detections | None) -> float:
+    if found is None or not len(found.scores) or not len(box.scores):
+        return 0.0
+    overlap = box_iou(box.boxes.float(), found.boxes.float())[0]
+    if box.classes is None or found.classes is None:
+        alike = (found.labels == box.labels).float()
+    else:
+        alike = cosine_similarity(box.classes, found.classes)
+    return float((overlap * alike * found.scores).max())
