@@ -121,7 +121,7 @@ def test_smoothgradcam_plusplus_averages_each_power_by_itself() -> None:
 
 def test_smoothgradcam_plusplus_has_no_weight_where_nothing_speaks_for_the_class() -> None:
     # G = ¼ at each of four positions; Σ A = -8, so 2 G² + G³ Σ A = 0.
-    photo = torch.tensor([[[[-5.0, -3], [0, 0]], [[0, 8], [0, 0]], [[0, 0], [0, 0]]]])
+    photo = torch.tensor([[[[-5.0, -3], [0, 0]], [[0, 8], [0, 0]], [[0, 0], [4, 0]]]])
 
     def map_of(target: ClassTarget) -> list[list[float]]:
         (found,) = explain(
@@ -131,9 +131,10 @@ def test_smoothgradcam_plusplus_has_no_weight_where_nothing_speaks_for_the_class
         return values
 
     assert map_of(ClassTarget(0)) == [[0, 0], [0, 0]]
-    # α = 1 / (2 + ¼ · 8) = ¼ at each: W = 4 · ¼ · ¼; of -y the gradient is below 0.
+    # α = 1 / (2 + ¼ · 8) = ¼ at each: W = 4 · ¼ · ¼.
     assert map_of(ClassTarget(1)) == [[0, 2], [0, 0]]
-    assert map_of(ClassTarget(1, against=True)) == [[0, 0], [0, 0]]
+    # α = 1 / (2 - ¼ · 4) = 1, but relu(-¼) is 0.
+    assert map_of(ClassTarget(2, against=True)) == [[0, 0], [0, 0]]
 
 
 def test_a_linear_tail_of_frozen_parameters_makes_it_grad_cam_too() -> None:
@@ -184,7 +185,7 @@ class Slope(torch.autograd.Function):
         return 2 * x * g
 
     @staticmethod
-    def backward(_: Any, __: Tensor) -> Tensor:  # type: ignore[override]
+    def backward(_: Any, __: Tensor) -> Tensor:
         raise RuntimeError("derivative for slope is not implemented")
 
 
@@ -195,14 +196,14 @@ class Square(torch.autograd.Function):
         return x**2
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Tensor:  # type: ignore[override]
-        slope: Tensor = Slope.apply(*ctx.saved_tensors, gradient)  # type: ignore[no-untyped-call]
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        slope: Tensor = Slope.apply(*ctx.saved_tensors, gradient)
         return slope
 
 
 class Undifferentiable(SquaredMean):
     def forward(self, x: Tensor) -> Tensor:
-        values: Tensor = Square.apply(self.layer(x))  # type: ignore[no-untyped-call]
+        values: Tensor = Square.apply(self.layer(x))
         mean = values.mean(dim=(1, 2, 3))
         return torch.stack([mean, -mean], 1)
 

@@ -251,13 +251,13 @@ def test_which_of_several_detections_is_meant() -> None:
 
 def test_the_rank_of_a_detection() -> None:
     said = found((0, 0, 1, 1), (0, 0, 2, 2), (0, 0, 3, 3), labels=[1, 2, 1])
-    for target, box in (
-        (ClassTarget(rank=0), (0, 0, 1, 1)),
-        (ClassTarget(rank=2), (0, 0, 3, 3)),
-        (ClassTarget(1, rank=1), (0, 0, 3, 3)),
+    for target, side in (
+        (ClassTarget(rank=0), 1.0),
+        (ClassTarget(rank=2), 3.0),
+        (ClassTarget(1, rank=1), 3.0),
     ):
         resolved = target.resolve(said)
-        assert resolved.box == box
+        assert resolved.box == (0.0, 0.0, side, side)
         assert resolved.rank == 0  # it is the only one of its box
     with pytest.raises(NothingDetected, match=r"finds 2 of them; there is no number 3$"):
         ClassTarget(1, rank=2).resolve(said)
