@@ -121,7 +121,7 @@ def test_smoothgradcam_plusplus_averages_each_power_by_itself() -> None:
 
 def test_smoothgradcam_plusplus_has_no_weight_where_nothing_speaks_for_the_class() -> None:
     # G = ¼ at each of four positions; Σ A = -8, so 2 G² + G³ Σ A = 0.
-    photo = torch.tensor([[[[-5.0, -3], [0, 0]], [[0, 8], [0, 0]], [[0, 0], [0, 0]]]])
+    photo = torch.tensor([[[[-5.0, -3], [0, 0]], [[0, 8], [0, 0]], [[0, 0], [4, 0]]]])
 
     def map_of(target: ClassTarget) -> list[list[float]]:
         (found,) = explain(
@@ -131,9 +131,10 @@ def test_smoothgradcam_plusplus_has_no_weight_where_nothing_speaks_for_the_class
         return values
 
     assert map_of(ClassTarget(0)) == [[0, 0], [0, 0]]
-    # α = 1 / (2 + ¼ · 8) = ¼ at each: W = 4 · ¼ · ¼; of -y the gradient is below 0.
+    # α = 1 / (2 + ¼ · 8) = ¼ at each: W = 4 · ¼ · ¼.
     assert map_of(ClassTarget(1)) == [[0, 2], [0, 0]]
-    assert map_of(ClassTarget(1, against=True)) == [[0, 0], [0, 0]]
+    # α = 1 / (2 - ¼ · 4) = 1, but relu(-¼) is 0.
+    assert map_of(ClassTarget(2, against=True)) == [[0, 0], [0, 0]]
 
 
 def test_a_linear_tail_of_frozen_parameters_makes_it_grad_cam_too() -> None:

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from cam import ClassTarget, Explanation, SimilarityTarget, UnitTarget, explain
 from cam.errors import MethodUnsuited
 from cam.locate import locate
+from tests.cam.nets import Scale
 from tests.cam.test_perturbation import PHOTO
 from tests.cam.test_targets import Identity
 
@@ -204,7 +205,8 @@ def test_rise_refuses_whatever_is_against(target: ClassTarget) -> None:
 def windows(size: tuple[int, int], budget: int) -> list[tuple[int, int, int, int]]:
     """What occlusion hides, pass by pass: top, left, bottom, right."""
     photo = torch.ones(1, 2, *size)
-    _, (whole, *rest) = passes_of(photo, "occlusion", budget=budget)
+    explanation, (whole, *rest) = passes_of(photo, "occlusion", budget=budget)
+    assert explanation.map.shape == size
     assert (whole == photo).all()
     found = []
     for image in torch.cat(rest):
@@ -228,6 +230,7 @@ def windows(size: tuple[int, int], budget: int) -> list[tuple[int, int, int, int
         ((10, 10), 4, 4, 3, 3),  # the last cell is cut off
         ((2, 20), 2, 7, 2, 3),  # of one row of cells a second is outside the image
         ((6, 6), 1, 3, 2, 2),  # one window is the whole image
+        ((2, 20), 1, 10, 2, 2),
         ((29, 29), 800, 2, 15, 15),  # 28 cells at most: not 29 of one pixel
         ((28, 56), 2000, 2, 14, 28),  # on the longer side
         ((28, 28), 729, 1, 28, 28),
@@ -261,22 +264,40 @@ def test_occlusion_shares_out_what_each_window_costs() -> None:
     upper, lower = whole - likely(slice(0, 4)), whole - likely(slice(2, 6))
     rows = np.array([upper, upper, (upper + lower) / 2, (upper + lower) / 2, lower, lower])
     np.testing.assert_allclose(found.map, np.repeat(rows[:, None], 4, 1), rtol=1e-5)
+    # The same across: the left window hides a third of what is seen, the right one all of it.
+    photo = torch.arange(1.0, 25).reshape(1, 1, 4, 6).repeat(1, 2, 1, 1) / 24
+    (found,) = explain(Spy(), photo, target=0, method="occlusion", budget=2, signed=True)
+    right = photo[0, 0, :, 3:]
+    whole, part = float(right.mean().sigmoid()), right.clone()
+    part[:, 0] = 0
+    left_drop, right_drop = whole - float(part.mean().sigmoid()), whole - 0.5
+    both = (left_drop + right_drop) / 2
+    columns = np.array([left_drop, left_drop, both, both, right_drop, right_drop])
+    np.testing.assert_allclose(found.map, np.repeat(columns[None], 4, 0), rtol=1e-5)
     # The other class loses what this one wins.
     (other,) = explain(Spy(), photo, target=1, method="occlusion", budget=2, signed=True)
     np.testing.assert_allclose(other.map, -found.map, atol=1e-6)
 
 
-def test_a_flat_channel_shows_nothing_and_a_weak_one_all() -> None:
+class Faint(Identity):
+    """The layer holds a ten-thousandth of the photo; the logits are the photo's means."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = Scale(1e-4)  # type: ignore[assignment]
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.layer(x)
+        return x.mean(dim=(2, 3))
+
+
+@pytest.mark.parametrize("model", [Identity(), Faint()])
+def test_a_flat_channel_shows_nothing_and_a_weak_one_all(model: nn.Module) -> None:
     """Min-max scaling has no scale of its own: 1e-4 is as much as 4."""
     photo = torch.zeros(1, 3, 2, 2)
-    photo[0, 0, 0, 0], photo[0, 1, 0, 1] = 1e-4, 8
-    photo[0, 2] = 5
-    (found,) = explain(Identity(), photo * 1e4, target=0, method="scorecam", layer="layer")
-    # Class 0 scores 1/4 through the first channel's mask, 0 through the others'.
-    total = math.exp(0.25) + 2
-    expected = (photo[0] * 1e4 * torch.tensor([math.exp(0.25), 1, 1])[:, None, None]).sum(0) / total
-    np.testing.assert_allclose(found.map, expected, rtol=1e-5)
-    (found,) = explain(Identity(), photo, target=1, method="scorecam", layer="layer")
-    total = math.exp(2) + 2
-    expected = (photo[0] * torch.tensor([1, math.exp(2), 1])[:, None, None]).sum(0) / total
-    np.testing.assert_allclose(found.map, expected, rtol=1e-5)
+    photo[0, 0, 0, 0], photo[0, 1, 0, 1], photo[0, 2] = 4, 8, 5
+    (found,) = explain(model, photo, target=0, method="scorecam", layer="layer")
+    # Class 0 scores 1 through the first channel's mask, 0 through the others'.
+    weights = torch.tensor([math.e, 1, 1])[:, None, None] / (math.e + 2)
+    scale = 1e-4 if isinstance(model, Faint) else 1
+    np.testing.assert_allclose(found.map, scale * (photo[0] * weights).sum(0), rtol=1e-5)

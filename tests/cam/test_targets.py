@@ -251,10 +251,10 @@ def test_which_of_several_detections_is_meant() -> None:
 
 def test_the_rank_of_a_detection() -> None:
     said = found((0, 0, 1, 1), (0, 0, 2, 2), (0, 0, 3, 3), labels=[1, 2, 1])
-    for target, box in (
-        (ClassTarget(rank=0), (0, 0, 1, 1)),
-        (ClassTarget(rank=2), (0, 0, 3, 3)),
-        (ClassTarget(1, rank=1), (0, 0, 3, 3)),
+    for target, side in (
+        (ClassTarget(rank=0), 1.0),
+        (ClassTarget(rank=2), 3.0),
+        (ClassTarget(1, rank=1), 3.0),
     ):
         resolved = target.resolve(said)
         # It is the only one of its box.
