@@ -258,7 +258,7 @@ def test_the_rank_of_a_detection() -> None:
     ):
         resolved = target.resolve(said)
         # It is the only one of its box.
-        assert (resolved.box, resolved.rank) == (box, 0)
+        assert (resolved.box, resolved.rank) == ((0, 0, side, side), 0)
     with pytest.raises(NothingDetected, match=r"finds 2 of them; there is no number 3$"):
         ClassTarget(1, rank=2).resolve(said)
 
