@@ -38,7 +38,7 @@ def test_copies_share_the_cores_in_one_layout(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     faster = cycle([True, False])  # as two trials on a busy machine may say
-    monkeypatch.setattr("service.registry.laid_out", lambda module, image: next(faster))
+    monkeypatch.setattr("service.registry.laid_out", lambda module, image, **_: next(faster))
     assert opened(tmp_path, "") == (["cpu"] * CORES, {True}, 2 * 3 * CORES)
 
 
