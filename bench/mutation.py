@@ -159,7 +159,7 @@ def _replacements(node: ast.AST, parent: ast.AST | None) -> Iterator[str]:
         case ast.BinOp(left=left, op=op, right=right) if type(op) in SWAPPED_OPERATORS:
             yield text(ast.BinOp, left=left, op=SWAPPED_OPERATORS[type(op)](), right=right)
         case ast.AugAssign(target=target, op=op, value=value):
-            swapped = SWAPPED_OPERATORS[type(op)]()
+            swapped: Any = SWAPPED_OPERATORS[type(op)]()
             yield ast.unparse(ast.AugAssign(target=target, op=swapped, value=value))
             yield f"{ast.unparse(target)} = {ast.unparse(value)}"
         case ast.Compare(left=left, ops=[op], comparators=others):
@@ -211,7 +211,9 @@ def _replacements(node: ast.AST, parent: ast.AST | None) -> Iterator[str]:
                 yield SWAPPED_CALLS[name]
 
 
-class Planted(importlib.machinery.SourceFileLoader):
+class Planted(  # type: ignore[misc]  # both have it, in another form
+    importlib.abc.MetaPathFinder, importlib.machinery.SourceFileLoader
+):
     """Imports one module of the tree from another source."""
 
     def __init__(self, file: str, source: bytes) -> None:

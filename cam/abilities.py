@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from cam.attention import attending
 from cam.errors import CamError, MethodUnsuited
 from cam.evaluation import evaluating
 from cam.grids import Grid
 from cam.guidance import GuidedRectifiers
 from cam.head import pooled_head
-from cam.methods.attention import ONE_EACH, blocks_of, require_global
+from cam.methods.attention import attention_problems
 from cam.methods.biases import require_biases
 from cam.output import outputs_of, size_of
 from cam.reading import AUTO, Reading
@@ -21,26 +20,14 @@ def unsuited(
 ) -> dict[str, str]:
     """Method name → why the model cannot do it, as half a sentence; of `cam`, at `layer`.
 
-    Two forward passes of `image`, (1, C, H, W); the model is left as found.
+    A few forward passes of `image`, (1, C, H, W); the model is left as found.
     """
-    found: dict[str, str] = {}
-    matrices: list[Tensor] = []
-    try:
-        with evaluating(model), GuidedRectifiers() as guided, attending() as matrices:
-            (output,) = outputs_of(model(image), size=size_of(image), reading=reading, batch=1)
-        require_global(model, matrices, image)
-    except MethodUnsuited as error:
-        found |= dict.fromkeys(("rollout", "chefer", "legrad"), str(error))
-        with evaluating(model), GuidedRectifiers() as guided:
-            (output,) = outputs_of(model(image), size=size_of(image), reading=reading, batch=1)
+    found = attention_problems(model, image)
+    with evaluating(model), GuidedRectifiers() as guided:
+        (output,) = outputs_of(model(image), size=size_of(image), reading=reading, batch=1)
     if not guided.count:
         reason = "it needs rectifiers (ReLU): this model has none"
         found |= dict.fromkeys(("guidedbackprop", "guidedgradcam"), reason)
-    try:
-        if "legrad" not in found and len(blocks_of(model)) != len(matrices):
-            found["legrad"] = ONE_EACH
-    except MethodUnsuited as error:
-        found["legrad"] = str(error)
     try:
         require_biases(model)
     except MethodUnsuited as error:

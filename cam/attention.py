@@ -1,49 +1,130 @@
 """The attention matrices of a transformer, with their gradients, whatever library wrote it.
 
     with attending() as matrices:
-        logits = model(images)
-    matrices                                 # a tensor (B, heads, N, N) for each layer, in order
+        logits = model(image)
+    matrices                                 # a tensor (1, heads, N, N) for each layer, in order
 
-Transformers call torch's scaled-dot-product attention, torch's multi-head attention or a softmax
-over a square of tokens. In this thread each such call is computed step by step instead, so that the
-matrix exists and lies on the way of the gradient. Until the first of them gradients are off: the
-graph starts there.
+Attention is a product of weights, which a softmax has made, with values over the axis on which the
+weights sum to 1. Transformers call torch's scaled-dot-product attention, torch's multi-head
+attention, or a softmax and a product. In this thread each such call is computed step by step, so
+that the matrix exists and lies on the way of the gradient. Until the first of them gradients are
+off: the graph starts there.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, Final
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
+from torch.utils.weak import WeakIdKeyDictionary
 
 from cam.errors import MethodUnsuited
 
-SOFTMAXES: Final = frozenset({torch.softmax, Tensor.softmax, functional.softmax})
+SOFTMAXES: Final = frozenset(
+    {torch.softmax, Tensor.softmax, functional.softmax, torch.special.softmax}
+)
+PRODUCTS: Final = frozenset(
+    {torch.matmul, Tensor.matmul, Tensor.__matmul__, torch.bmm, Tensor.bmm, torch.einsum}
+)
+NEEDED: Final = "it needs attention between all patches"
+HIDDEN: Final = -1e4
+"""A score at or below it is a mask's: it hides a token."""
+ROUNDING: Final = 0.02
+"""How far from 1 the sum of a row of weights in bfloat16 may be."""
+
+Take = Callable[[Tensor, Tensor], Tensor]
+"""A matrix (1, heads, N, N) and the values (…, N, d) that it mixes → the matrix to go on with."""
 
 
 @contextmanager
 def attending() -> Iterator[list[Tensor]]:
-    """A list that forward passes in the block add every attention matrix to; the grad mode is put
-    back on leaving.
+    """A list to which a forward pass of one image in the block adds every attention matrix,
+    (1, heads, N, N); the grad mode is put back on leaving.
 
     Raises:
-        MethodUnsuited: in the forward pass, for torch's multi-head attention with masks or between
-            two sequences.
+        MethodUnsuited: in the forward pass, at the first attention that is not between the same N
+            tokens of one image as those before it, or that hides tokens by a mask, or that does
+            not follow from the one before it.
     """
-    mode = _Attention()
-    with torch.inference_mode(False), torch.set_grad_enabled(False), mode:
-        yield mode.matrices
+    matrices: list[Tensor] = []
+
+    def note(matrix: Tensor, values: Tensor) -> Tensor:
+        if matrices and not _depends(values, matrices[-1]):
+            raise MethodUnsuited(
+                f"{NEEDED}, one after another: this model has attentions side by side"
+            )
+        torch.set_grad_enabled(True)
+        if not matrix.requires_grad:
+            matrix = matrix.detach().requires_grad_()
+        matrices.append(matrix)
+        return matrix
+
+    with torch.inference_mode(False), torch.set_grad_enabled(False), _Attention(note):
+        yield matrices
+
+
+def token_count(model: nn.Module, image: Tensor) -> int:
+    """How many tokens the first attention of a model in eval mode joins, on images like
+    (1, C, H, W).
+
+    The attention's rows are tokens if a change of one patch of the image changes few rows of the
+    values, each in all its numbers. If they are channels, it changes all rows, each in few places.
+    That is tried on noise.
+
+    Raises:
+        MethodUnsuited: if there is no attention, or it is not between the tokens of one image.
+    """
+    noise = torch.randn((2, *image.shape), generator=torch.Generator().manual_seed(0)).to(image)
+    before, after = noise[0], noise[0].clone()
+    patch = [slice(side // 4, -(-side // 2)) for side in image.shape[-2:]]
+    after[..., patch[0], patch[1]] = noise[1][..., patch[0], patch[1]]
+    values, changed = _first_values(model, before), _first_values(model, after)
+    tokens, width = values.shape[-2:]
+    if changed.shape == values.shape:
+        moved = (changed - values).abs().float()
+        rows, columns = (_spread(moved.sum_to_size(size)) for size in ((tokens, 1), (width,)))
+        if rows >= columns and (columns < 0.5 or tokens == width):
+            raise MethodUnsuited(f"{NEEDED}: this model's attention joins channels, not patches")
+    return int(tokens)
+
+
+def _first_values(model: nn.Module, image: Tensor) -> Tensor:
+    """The values (…, N, d) that the first attention mixes when the model sees an image
+    (1, C, H, W). The forward pass ends there."""
+    found: list[Tensor] = []
+
+    def stop(matrix: Tensor, values: Tensor) -> Tensor:
+        found.append(values)
+        raise _Found
+
+    with (
+        torch.inference_mode(False),
+        torch.no_grad(),
+        suppress(_Found),
+        _Attention(stop),
+    ):
+        model(image)
+    if not found:
+        raise MethodUnsuited("it needs a transformer: this model has no softmax self-attention")
+    return found[0]
+
+
+class _Found(Exception):
+    """The first attention of a forward pass was reached."""
 
 
 class _Attention(TorchFunctionMode):
-    def __init__(self) -> None:
+    def __init__(self, take: Take) -> None:
         super().__init__()
-        self.matrices: list[Tensor] = []
+        self._take = take
+        self._tokens: int | None = None
+        self._weights: WeakIdKeyDictionary = WeakIdKeyDictionary()
+        """What follows from a softmax in the shape of its matrix → whether a mask hides tokens."""
 
     def __torch_function__(
         self,
@@ -52,21 +133,67 @@ class _Attention(TorchFunctionMode):
         args: tuple[Any, ...] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
+        kwargs = kwargs or {}
         if func is functional.scaled_dot_product_attention:
-            return self._scaled_dot_product(*args, **(kwargs or {}))
+            return self._scaled_dot_product(*args, **kwargs)
         if func is functional.multi_head_attention_forward:
-            return self._multi_head(*args, **(kwargs or {}))
-        output = func(*args, **(kwargs or {}))
-        if func in SOFTMAXES and output.ndim == 4 and output.shape[-1] == output.shape[-2] > 1:
-            return self._note(output)
+            return self._multi_head(*args, **kwargs)
+        given = [each for each in (*args, *kwargs.values()) if isinstance(each, Tensor)]
+        weights = [each for each in given if each in self._weights]
+        if weights and func in PRODUCTS and len(given) == 2:
+            equation = args[0] if func is torch.einsum else "...ij,...jk->...ik"
+            return self._product(equation, given[0], given[1])
+        output = func(*args, **kwargs)
+        if isinstance(output, Tensor) and output.ndim > 2:
+            if func in SOFTMAXES:
+                self._weights[output] = _hides(given[0])
+            for each in weights:
+                if sorted(output.shape[-2:]) == sorted(each.shape[-2:]):
+                    self._weights[output] = self._weights[each]
         return output
 
-    def _note(self, matrix: Tensor) -> Tensor:
-        torch.set_grad_enabled(True)
-        if not matrix.requires_grad:
-            matrix = matrix.detach().requires_grad_()
-        self.matrices.append(matrix)
-        return matrix
+    def _product(self, equation: str, left: Tensor, right: Tensor) -> Tensor:
+        """A product of two tensors, one of which is weights."""
+        terms, _, result = equation.replace(" ", "").partition("->")
+        first, _, second = terms.partition(",")
+        if left not in self._weights:
+            first, second, left, right = second, first, right, left
+        summed = [axis for axis in first if axis in second and axis not in f"{result}."]
+        if len(summed) == 1 and result:
+            # Counted from the end: there may be an ellipsis at the beginning.
+            at, there = (term.index(summed[0]) - len(term) for term in (first, second))
+            if at >= -2 and there >= -right.ndim:
+                values = right.movedim(there, -2)
+                matrix = self._mixing(left.movedim(at, -1), values, hides=self._weights[left])
+                return torch.einsum(f"{first},{second}->{result}", matrix.movedim(-1, at), right)
+        raise MethodUnsuited(f"{NEEDED}: this model's attention is the product {equation!r}")
+
+    def _mixing(self, matrix: Tensor, values: Tensor, *, hides: bool) -> Tensor:
+        """The matrix (…, queries, keys) to go on with: the same numbers."""
+        if matrix.ndim == 3 and len(matrix) == 1:  # one head
+            return self._mixing(matrix[:, None], values.unsqueeze(-3), hides=hides)[:, 0]
+        queries, keys = matrix.shape[-2:]
+        why = None
+        if queries != keys:
+            why = f"has {queries} queries and {keys} keys, which are pooled or of another sequence"
+            if queries == 1:
+                why = (
+                    f"has one query for {keys} keys: a class token or a pooling that attends alone"
+                )
+        elif matrix.ndim == 3:
+            why = "has its windows or its heads in the batch axis"
+        elif matrix.ndim != 4 or len(matrix) != 1:
+            why = "joins tokens within windows or blocks"
+        elif self._tokens not in (None, keys):
+            why = f"joins {self._tokens} tokens in one layer and {keys} in another"
+        elif not _sums_to_one(matrix):
+            why = "is changed after its softmax: its rows no longer sum to 1"
+        elif hides:
+            why = "hides tokens from each other by a mask"
+        if why:
+            raise MethodUnsuited(f"{NEEDED}: this model's attention {why}")
+        self._tokens = keys
+        return self._take(matrix, values)
 
     def _scaled_dot_product(
         self,
@@ -79,22 +206,18 @@ class _Attention(TorchFunctionMode):
         scale: float | None = None,
         enable_gqa: bool = False,
     ) -> Tensor:
-        if attn_mask is not None or is_causal or enable_gqa or query.shape[:-1] != key.shape[:-1]:
-            return functional.scaled_dot_product_attention(
-                query,
-                key,
-                value,
-                attn_mask=attn_mask,
-                dropout_p=dropout_p,
-                is_causal=is_causal,
-                scale=scale,
-                enable_gqa=enable_gqa,
-            )
-        if query.ndim == 3:  # one head
-            of_it = query[:, None], key[:, None], value[:, None]
-            return self._scaled_dot_product(*of_it, scale=scale)[:, 0]
+        if enable_gqa:  # groups of heads share a key and a value
+            group = query.shape[-3] // key.shape[-3]
+            key, value = (each.repeat_interleave(group, -3) for each in (key, value))
         factor = query.shape[-1] ** -0.5 if scale is None else scale
-        return self._note((query * factor @ key.transpose(-2, -1)).softmax(-1)) @ value
+        scores = query * factor @ key.transpose(-2, -1)
+        if is_causal:
+            attn_mask = torch.ones_like(scores, dtype=torch.bool).tril()
+        if attn_mask is not None and attn_mask.dtype == torch.bool:
+            scores = scores.masked_fill(~attn_mask, -torch.inf)
+        elif attn_mask is not None:  # a bias, as of relative positions, is part of the softmax
+            scores = scores + attn_mask
+        return self._mixing(scores.softmax(-1), value, hides=_hides(scores)) @ value
 
     def _multi_head(
         self,
@@ -117,12 +240,41 @@ class _Attention(TorchFunctionMode):
         masked = options.get("key_padding_mask") is not None or options.get("attn_mask") is not None
         itself = query is key and key is value
         if not plain or masked or add_zero_attn or not itself or query.ndim != 3:
-            raise MethodUnsuited("its attention has masks or joins two sequences")
+            why = "has masks, added keys or queries, keys and values of different tensors"
+            raise MethodUnsuited(f"{NEEDED}: this model's attention {why}")
         assert in_proj_weight is not None
         tokens, batch, width = query.shape
         joined = functional.linear(query, in_proj_weight, in_proj_bias)
         q, k, v = joined.view(tokens, batch, 3, num_heads, width // num_heads).permute(
             2, 1, 3, 0, 4
         )
-        mixed = self._scaled_dot_product(q, k, v).permute(2, 0, 1, 3).reshape(tokens, batch, width)
-        return functional.linear(mixed, out_proj_weight, out_proj_bias), None
+        scores = q * q.shape[-1] ** -0.5 @ k.transpose(-2, -1)
+        matrix = self._mixing(scores.softmax(-1), v, hides=False)
+        mixed = (matrix @ v).permute(2, 0, 1, 3).reshape(tokens, batch, width)
+        weights = None
+        if options.get("need_weights", True):
+            weights = matrix.mean(1) if options.get("average_attn_weights", True) else matrix
+        return functional.linear(mixed, out_proj_weight, out_proj_bias), weights
+
+
+def _depends(values: Tensor, matrix: Tensor) -> bool:
+    if not values.requires_grad:
+        return False
+    (path,) = torch.autograd.grad(
+        values, matrix, torch.ones_like(values), retain_graph=True, allow_unused=True
+    )
+    return path is not None
+
+
+def _hides(scores: Tensor) -> bool:
+    """Whether a mask has taken a token out of the scores that go into a softmax."""
+    return bool((scores.detach() <= HIDDEN).any())
+
+
+def _sums_to_one(matrix: Tensor) -> bool:
+    return bool(((matrix.detach().float().sum(-1) - 1).abs() < ROUNDING).all())
+
+
+def _spread(changes: Tensor) -> float:
+    """Over what share of its places a change is spread: 1 if all places change alike."""
+    return float(changes.sum() ** 2 / (changes**2).sum() / changes.numel())

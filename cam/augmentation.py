@@ -51,6 +51,7 @@ def explain_augmented(
         for factor in BRIGHTNESS
     ][1:]
     sums = [each.map.astype(np.float64) for each in first.explanations]
+    warnings = [each.warnings for each in first.explanations]
     for start in range(0, len(others), chunk):
         some = torch.stack(others[start : start + chunk])
         flips = [start + offset + 1 >= len(BRIGHTNESS) for offset in range(len(some))]
@@ -65,9 +66,13 @@ def explain_augmented(
                 # A changed image may have a box made from another level.
                 same_size = resize(each.map, *total.shape)
                 total += same_size[:, ::-1] if flipped else same_size
+            warnings = [
+                told or each.warnings
+                for told, each in zip(warnings, answer.explanations, strict=True)
+            ]
         yield Progress(min(start + len(some), len(others)) + 1, variants)
     explanations = tuple(
-        replace(each, map=(total / variants).astype(np.float32))
-        for each, total in zip(first.explanations, sums, strict=True)
+        replace(each, map=(total / variants).astype(np.float32), warnings=told)
+        for each, total, told in zip(first.explanations, sums, warnings, strict=True)
     )
     return Answer(first.output, explanations)

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import copy
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from contextlib import ExitStack
 from functools import partial
 from types import TracebackType
@@ -24,7 +24,14 @@ import torch
 from torch import Tensor, nn
 
 from cam.change import Change, Edit
-from cam.errors import LayerDidNotRun, LayerNotSpatial, LayerReused, NoGradientPath, UnknownLayer
+from cam.errors import (
+    LayerDidNotRun,
+    LayerNotSpatial,
+    LayerReused,
+    NoGradientPath,
+    ScriptedModel,
+    UnknownLayer,
+)
 
 
 class Capture:
@@ -33,7 +40,8 @@ class Capture:
     A layer may return a tensor, or a tuple, list or mapping: then the first floating-point tensor
     in it is captured. On exit every hook is gone and the caller's grad mode is back, also after
     an exception. The model's parameters, their `.grad` and its train/eval mode are never touched.
-    Hooks on a module see every thread's forward: one thread at a time may capture from one model.
+    Hooks on a module see every thread's forward: one thread at a time may capture from one model,
+    which `cam.evaluation.alone` sees to.
 
     Args:
         layers: names as `model.named_modules()` gives them; `cam.leaves(model)` for all that hold
@@ -43,9 +51,11 @@ class Capture:
             like the others, as changed.
         each_call: whether a layer may run more than once; its second output is then named
             "layer#2", and so on.
+        graph: whether gradients are on from the start, for a model that is `interrupted` without.
 
     Raises:
         UnknownLayer: on enter, before any hook is set, if a name is not a module of the model.
+        ScriptedModel: on enter, if a layer is TorchScript.
         LayerReused: in the forward pass, if a layer runs a second time and `each_call` is not set.
     """
 
@@ -57,16 +67,20 @@ class Capture:
         inputs: bool = False,
         change: Mapping[str, Change] | None = None,
         each_call: bool = False,
+        graph: bool = False,
     ) -> None:
         self._model = model
         self._keep_inputs = inputs
         self._change = dict(change or {})
         self._each_call = each_call
+        self._graph = graph
         self._layers = tuple(dict.fromkeys([*layers, *self._change]))
         self._calls: Counter[str] = Counter()
         self._inputs: dict[str, Tensor] = {}
         self._captured: dict[str, Tensor] = {}
         self._gradients: dict[str, Tensor] = {}
+        self.unrecorded: set[str] = set()
+        """The layers that the model runs in torch.inference_mode."""
         self._scope = ExitStack()
 
     def __enter__(self) -> Capture:
@@ -74,10 +88,12 @@ class Capture:
         for layer in self._layers:
             if not layer or layer not in modules:
                 raise UnknownLayer(f"the model has no layer {layer!r}")
+            if isinstance(modules[layer], torch.jit.ScriptModule):
+                raise ScriptedModel(f"layer {layer!r} is TorchScript, which runs no hooks")
         with ExitStack() as scope:
             # Inference tensors may not be saved for a backward pass, not even after a clone.
             scope.enter_context(torch.inference_mode(False))
-            scope.enter_context(torch.set_grad_enabled(False))
+            scope.enter_context(torch.set_grad_enabled(self._graph))
             for layer in self._layers:
                 change = self._change.get(layer, Change())
                 if change.input:
@@ -113,6 +129,12 @@ class Capture:
         return {layer: self._captured[layer] for layer in self._layers}
 
     @property
+    def interrupted(self) -> bool:
+        """Whether a layer ran inside a block of the model that sets the grad mode (torch.no_grad,
+        torch.set_grad_enabled), which put back the mode that was there before the layer: off."""
+        return bool(self._calls) and not torch.is_grad_enabled()
+
+    @property
     def inputs(self) -> dict[str, Tensor]:
         """Layer name → the first floating-point tensor that went in, detached; of a layer that got
         none, nothing. Only with `inputs=True`."""
@@ -128,7 +150,7 @@ class Capture:
         """Layer name → ∂score/∂activation of the last `backward`, shaped like the activation."""
         for name in self._captured or self._layers:
             if name not in self._gradients:
-                raise NoGradientPath(f"the target does not depend on layer {name!r}")
+                raise no_path([name], self.unrecorded)
         return dict(self._gradients)
 
     def backward(
@@ -147,8 +169,7 @@ class Capture:
         outputs = list(self.outputs.values())
         self._gradients.clear()
         if not score.requires_grad:
-            names = ", ".join(map(repr, self._layers))
-            raise NoGradientPath(f"the target does not depend on layer {names}")
+            raise no_path(self._layers, self.unrecorded)
         torch.autograd.grad(
             score,
             outputs,
@@ -177,6 +198,8 @@ class Capture:
             if given is not None:
                 self._inputs[name] = given.detach().clone()
         torch.set_grad_enabled(True)
+        if torch.is_inference_mode_enabled():  # the model's own
+            self.unrecorded.add(name)
         if change.output:
             tensor = change.output(tensor)
         # The first clone is ours even if the layer returned its input, which others may still
@@ -191,6 +214,21 @@ class Capture:
                 self._scope.callback(handle.remove)
         self._captured[name] = captured
         return _replaced(output, where, captured.clone())
+
+
+def no_path(layers: Iterable[str], unrecorded: Collection[str] = ()) -> NoGradientPath:
+    """Why no gradient came to these layers, as far as it shows."""
+    for layer in layers:
+        if layer in unrecorded:
+            return NoGradientPath(
+                f"no gradient reaches layer {layer!r}: the model runs it in torch.inference_mode, "
+                "which records none"
+            )
+    names = ", ".join(map(repr, layers))
+    return NoGradientPath(
+        f"the target does not depend on layer {names}, or the model cuts off the gradient between "
+        "them (by detach or an operation without a derivative)"
+    )
 
 
 def _change_input(edit: Edit, module: nn.Module, args: tuple[Any, ...]) -> Any:

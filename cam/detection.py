@@ -2,51 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Any, Final, Literal, get_args
+from typing import Any, Final, Literal
 
-import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 from torchvision.ops import batched_nms, box_convert
 
 from cam.errors import NotLogits
-
-DetectionForm = Literal["boxes", "detr", "detr-sigmoid", "yolov5", "yolov8", "yolo-end2end"]
-"""How a model says its detections, B images, N boxes, C classes:
-
-- `boxes`: a dictionary for each image with "boxes" (left, top, right, bottom in pixels), "labels"
-  and "scores": torchvision.
-- `detr`: `.logits` (B, N, C + 1), the last one for "no object", and `.pred_boxes` (B, N, 4),
-  centre, width and height in 0 … 1; the score is a softmax: DETR, YOLOS.
-- `detr-sigmoid`: the same with (B, N, C) logits and a sigmoid: Conditional and Deformable DETR,
-  RT-DETR, D-FINE.
-- `yolov5`: (B, N, 5 + C): centre, width and height in pixels, objectness, class probabilities:
-  YOLOv5, YOLOv7, YOLOX.
-- `yolov8`: (B, 4 + C, N): centre, width and height in pixels, class probabilities.
-- `yolo-end2end`: (B, N, 6): left, top, right, bottom in pixels, score, label; nothing is left to
-  suppress.
-"""
-FORMS: Final[tuple[DetectionForm, ...]] = get_args(DetectionForm)
+from cam.forms import DetectionForm, described, entry_in, form_of, logits_in, tensor_in
 
 LEAST_SCORE: Final = 0.05
-"""Of a detection; torchvision's own threshold, too."""
+"""The least score of a detection; torchvision's detectors have the same."""
 MOST: Final = 100
 """Detections of an image, the best; torchvision's own number, too."""
 SAME: Final = 0.5
 """Intersection over union above which the worse of two boxes of one class is suppressed."""
 _CANDIDATES: Final = 1000
 """Of YOLO's boxes, the best: so many at most are compared with each other."""
-_SOFTMAX: Final = ("Detr", "Yolos", "TableTransformer")
-_SIGMOID: Final = (
-    *("ConditionalDetr", "DeformableDetr", "DabDetr", "RTDetr", "RTDetrV2", "DFine", "Deimv2"),
-    *("LwDetr", "RfDetr"),
-)
-"""Hugging Face's models by how their own `post_process_object_detection` makes scores."""
-
 _least: ContextVar[float | None] = ContextVar("least score", default=None)
 
 
@@ -64,7 +40,7 @@ class Detections:
     """float32 (N, C), the probability of each class, where the model says it."""
 
     def rows(self, chosen: list[int]) -> Detections:
-        """Those of them."""
+        """The chosen detections, in that order."""
         classes = None if self.classes is None else self.classes[chosen]
         return Detections(self.boxes[chosen], self.labels[chosen], self.scores[chosen], classes)
 
@@ -106,10 +82,10 @@ def detections_of(
             return [_listed(each, 0.0 if form == "auto" else least) for each in raw]
         if found in ("detr", "detr-sigmoid"):
             return _queried(raw, size, found == "detr", least)
-        return [_yolo(each, found, least) for each in _tensor(raw).float()]
+        return [_yolo(each, found, least) for each in tensor_in(raw).float()]
     except (KeyError, IndexError, TypeError, AttributeError, ValueError) as error:
         raise NotLogits(
-            f"the model's output, {_said(raw)}, cannot be read as detections of the form "
+            f"the model's output, {described(raw)}, cannot be read as detections of the form "
             f"{found!r}: {type(error).__name__}"
         ) from None
 
@@ -139,7 +115,7 @@ def read_detections(
         size = None if image is None else (int(image.shape[-2]), int(image.shape[-1]))
         found = detections_of(output, size, form=form, least=least)
         if found is None:
-            raise NotLogits(f"the model's output, {_said(output)}, holds no detections")
+            raise NotLogits(f"the model's output, {described(output)}, holds no detections")
         return [
             {"boxes": each.boxes, "labels": each.labels, "scores": each.scores}
             | ({} if each.classes is None else {"classes": each.classes})
@@ -167,83 +143,6 @@ def unfiltered(model: nn.Module) -> Iterator[None]:
         yield
 
 
-def form_of(raw: Any) -> DetectionForm | None:
-    """The form in which a model's output says detections; None if it says none.
-
-    Of Hugging Face's outputs the class tells; of YOLO-like tensors the shape and the values, all
-    of which must be in the ranges that the form has.
-
-    Raises:
-        NotLogits: if it could be several.
-    """
-    if isinstance(raw, list | tuple) and raw and all(isinstance(each, Mapping) for each in raw):
-        return "boxes" if all({"boxes", "labels", "scores"} <= set(each) for each in raw) else None
-    if _entry(raw, "pred_boxes") is not None and _logits(raw) is not None:
-        name = type(raw).__name__.removesuffix("ObjectDetectionOutput").removesuffix("For")
-        if name in _SOFTMAX:
-            return "detr"
-        if name in _SIGMOID:
-            return "detr-sigmoid"
-        raise NotLogits(
-            f"the model's output, {_said(raw)}, has pred_boxes, but whether its scores are made by "
-            "softmax or sigmoid is not known: read it as 'detr' or as 'detr-sigmoid'"
-        )
-    try:
-        values = _tensor(raw).detach()
-    except TypeError:
-        return None
-    fits = [form for form, test in _YOLO.items() if test(values)]
-    if len(fits) > 1:
-        names = " or as ".join(map(repr, fits))
-        raise NotLogits(f"the model's output, {_said(raw)}, can be read as {names}: name one")
-    return fits[0] if fits else None
-
-
-def _is_yolov5(values: Tensor) -> bool:
-    channels = values.shape[2]
-    return (
-        channels >= 6
-        and values.shape[1] > channels
-        and _are_shares(values[..., 4:])
-        and _are_sides(values[..., 2:4])
-    )
-
-
-def _is_yolov8(values: Tensor) -> bool:
-    channels = values.shape[1]
-    return (
-        channels >= 5
-        and values.shape[2] > channels
-        and _are_shares(values[:, 4:])
-        and _are_sides(values[:, 2:4])
-    )
-
-
-def _is_end2end(values: Tensor) -> bool:
-    if values.shape[2] != 6:
-        return False
-    boxes, scores, labels = values[..., :4], values[..., 4], values[..., 5]
-    ordered = not bool((boxes[..., 2:] < boxes[..., :2]).any())
-    return ordered and _are_shares(scores) and bool(((labels >= 0) & (labels % 1 == 0)).all())
-
-
-_YOLO: Final[dict[DetectionForm, Callable[[Tensor], bool]]] = {
-    "yolov5": _is_yolov5,
-    "yolov8": _is_yolov8,
-    "yolo-end2end": _is_end2end,
-}
-
-
-def _are_shares(values: Tensor) -> bool:
-    """Whether all are in 0 … 1, but for those that are not finite."""
-    return not bool(((values < 0) | (values > 1)).any())
-
-
-def _are_sides(values: Tensor) -> bool:
-    """Whether all can be widths and heights in pixels."""
-    return not bool((values < 0).any()) and bool((values > 2).any())
-
-
 def _listed(said: Mapping[str, Tensor], least: float) -> Detections:
     scores = said["scores"].float()
     order = scores.detach().argsort(descending=True, stable=True)
@@ -260,7 +159,7 @@ def _listed(said: Mapping[str, Tensor], least: float) -> Detections:
 def _queried(
     raw: Any, size: tuple[int, int] | None, softmax: bool, least: float
 ) -> list[Detections]:
-    logits, boxes = _logits(raw), _entry(raw, "pred_boxes")
+    logits, boxes = logits_in(raw), entry_in(raw, "pred_boxes")
     if logits is None or boxes is None or size is None:
         raise TypeError
     pixels = boxes.new_tensor([size[1], size[0], size[1], size[0]])
@@ -299,30 +198,3 @@ def _yolo(said: Tensor, form: str, least: float) -> Detections:
     keep = batched_nms(boxes.detach(), sure[best], labels[best], SAME)[:MOST]
     best = best[keep]
     return Detections(boxes[keep], labels[best], scores[best], classes[best])
-
-
-def _tensor(raw: Any) -> Tensor:
-    """The YOLO-like tensor in a model's output: itself, or the first item of a tuple or list.
-
-    Raises:
-        TypeError: if there is none.
-    """
-    found = raw[0] if isinstance(raw, Sequence) and len(raw) else raw
-    if not isinstance(found, Tensor) or found.ndim != 3 or not found.is_floating_point():
-        raise TypeError
-    return found
-
-
-def _logits(raw: Any) -> Tensor | None:
-    logits = _entry(raw, "logits")
-    return _entry(raw, "pred_logits") if logits is None else logits
-
-
-def _entry(raw: Any, name: str) -> Tensor | None:
-    found = raw.get(name) if isinstance(raw, Mapping) else getattr(raw, name, None)
-    return found if isinstance(found, Tensor) and found.ndim == 3 else None
-
-
-def _said(raw: Any) -> str:
-    kind = type(raw).__name__
-    return f"a tensor of shape {tuple(raw.shape)}" if isinstance(raw, torch.Tensor) else f"a {kind}"

@@ -4,7 +4,11 @@
   - UnknownMethod         no such method of class activation mapping
   - MethodUnsuited        this method cannot do that, or not with this model
   - UnknownColormap       no such colour map
+  - InvalidOption         an option has a value that it cannot have
+  - InvalidImages         the images are no batch that the model could see
   - ModelError            the model cannot be explained as it stands
+    - NotAModule          it is no module of PyTorch
+    - ScriptedModel       its code is TorchScript, which runs no hooks
     - NotLogits           its output holds no logits and no detections
     - UnsuitedActivation  that activation does not fit its output, or there is no such activation
     - NoTargetLayer       no layer of it has a spatial output
@@ -13,9 +17,10 @@
     - LayerDidNotRun      it took no part in this forward pass
     - LayerReused         it ran more than once in this forward pass
     - LayerNotSpatial     its output does not lie on the image
-    - NoGradientPath      the target does not depend on it
+    - NoGradientPath      no gradient of the target reaches it
     - GridTooLarge        it has too many positions for the method
   - TargetError           a target that was asked for cannot be used
+    - InvalidTarget       it is no class, no target and no list of these
     - ClassOutOfRange     the model has no such class
     - SelfContrast        a class is to be contrasted with itself
     - TargetMismatch      the model says nothing of that kind
@@ -23,8 +28,11 @@
     - MaskEmpty           there is no pixel to sum over
     - BoxOutside          the box has no pixel of the image
     - ChannelOutOfRange   the layer has no such channel
-  - NonFinite             a logit, an activation or a gradient is NaN or infinite
+  - NonFinite             a pixel, a logit, an activation or a gradient is NaN or infinite
   - Unfaithful            a fast path does not say what the exact one says
+
+What a model's own `forward` raises is not turned into one of these, unless the model cannot read
+the images' device or dtype: it is raised as it is.
 
 Every message is one sentence that names the bad value and, where there is a list, what is allowed.
 """
@@ -46,8 +54,24 @@ class UnknownColormap(CamError):
     """No such colour map."""
 
 
+class InvalidOption(CamError):
+    """An option has a value that it cannot have."""
+
+
+class InvalidImages(CamError):
+    """The images are no batch that the model could see."""
+
+
 class ModelError(CamError):
     """The model cannot be explained as it stands."""
+
+
+class NotAModule(ModelError):
+    """What should be explained is no `torch.nn.Module`."""
+
+
+class ScriptedModel(ModelError):
+    """The model's code is TorchScript, which runs no hooks on the layers inside it."""
 
 
 class NotLogits(ModelError):
@@ -83,7 +107,7 @@ class LayerNotSpatial(LayerError):
 
 
 class NoGradientPath(LayerError):
-    """The target does not depend on the layer's output."""
+    """No gradient of the target reaches the layer's output."""
 
 
 class GridTooLarge(LayerError):
@@ -92,6 +116,10 @@ class GridTooLarge(LayerError):
 
 class TargetError(CamError):
     """A target that was asked for cannot be used."""
+
+
+class InvalidTarget(TargetError):
+    """It is no class index, no target and no list of these."""
 
 
 class ClassOutOfRange(TargetError):
@@ -123,7 +151,7 @@ class ChannelOutOfRange(TargetError):
 
 
 class NonFinite(CamError):
-    """A logit, an activation or a gradient is NaN or infinite."""
+    """A pixel, a logit, an activation or a gradient is NaN or infinite."""
 
 
 class Unfaithful(CamError):

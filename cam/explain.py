@@ -8,30 +8,40 @@ for explanation in explain(model, images):            # one per image: the predi
 
 from __future__ import annotations
 
+import fnmatch
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from typing import Literal
 
 from torch import Tensor, nn
 
-from cam.errors import CamError
+from cam.errors import CamError, UnknownLayer
+from cam.evaluation import alone
 from cam.explanation import Explanation, Fusion, Question, Smoothing
-from cam.layers import default_layer, level_layers, survey
+from cam.inputs import (
+    Targets,
+    budget_of,
+    diagnosed,
+    images_of,
+    is_pattern,
+    layers_of,
+    model_of,
+    targets_of,
+)
+from cam.layers import Layer, default_layer, level_layers, survey
 from cam.locate import Reshape, declared
-from cam.methods import method_named
+from cam.methods import Method, method_named
 from cam.onepass import explain_batch
 from cam.output import resolve_reading
 from cam.reading import Activation, Reading
 from cam.stepwise import explain_in_steps, finish
-from cam.targets import ClassTarget, Target
-
-OneTarget = int | Target | None
 
 
 def explain(
     model: nn.Module,
     images: Tensor,
     *,
-    target: OneTarget | Sequence[OneTarget] = None,
+    target: Targets = None,
     method: str = "gradcam",
     layer: str | Sequence[str] = "auto",
     budget: int | None = None,
@@ -44,18 +54,24 @@ def explain(
 ) -> list[Explanation]:
     """Explain what `model` sees in `images`.
 
+    A model that `torch.compile` returned is explained by the code that was compiled, in float32
+    maps whatever autocast is on around the call; several threads that explain one model take turns.
+
     Args:
         images: float (B, C, H, W), preprocessed, on the model's device and in its dtype. They share
             forward passes; give a model that lets the images of a batch see each other (see
             `cam.company.sees_company`) one image a call.
         target: the class to explain, the same for every image; None for each image's predicted
-            class; a Target for contrasts, masks, boxes, units and more; several for several maps
-            from the same forward pass. For a target of each image's own see `explain_batch`.
+            class; a tensor or NumPy array of integers (B,) for a class of each image's own
+            (`logits.argmax(1)`); a Target for contrasts, masks, boxes, units and more; a list or
+            tuple of several for several maps from the same forward pass. For a Target of each
+            image's own see `explain_batch`.
         method: a name in `cam.METHODS`.
         layer: a module's name, or several; "auto" runs the model once more, on the first image,
             and takes the last layer with a spatial output; of a detector the last one that every
-            box depends on, and for odam all that boxes are made from.
-        budget: most forward passes of each image, for a method that needs many.
+            box depends on, and for odam all that boxes are made from. A pattern such as
+            "blocks.*.norm1" stands for all layers that it matches at which a map can be made.
+        budget: most forward passes of each image, for a method that needs many; 1 or more.
         signed, smooth, fuse: see `Question`.
         reshape: how a layer's output (B, …) becomes (B, K, h, w), where that cannot be found: a
             function, or words such as "tokens 14 14 1" (rows, columns, other tokens before them);
@@ -71,45 +87,60 @@ def explain(
         Explanations image by image, within an image target by target, then layer by layer.
 
     Raises:
-        CamError: see `cam.errors`. The model is left as found in any case.
+        CamError: see `cam.errors`. The model is left as found in any case. What the model's own
+            `forward` raises is raised as it is.
     """
-    if reshape is not None:
-        each = reshape if isinstance(reshape, Mapping) else {"*": reshape}
-        with declared(model, each):
-            return explain(
-                model,
-                images,
-                target=target,
-                method=method,
-                layer=layer,
-                budget=budget,
-                signed=signed,
-                smooth=smooth,
-                fuse=fuse,
-                output=output,
-                activation=activation,
-            )
+    way = method_named(method)
+    model = model_of(model, method)
+    layers = layers_of(model, layer)
+    images = images_of(images)
+    asked = targets_of(target, len(images))
     reading = Reading(output, activation)
-    targets = target if isinstance(target, Sequence) else [target]
-    layers = [layer] if isinstance(layer, str) else list(layer)
-    if "auto" in layers and method_named(method).at == "layer":
-        found_layers = survey(model, images[:1], reading)
-        whole = method_named(method).levels
-        usual = level_layers(found_layers) if whole else (default_layer(found_layers),)
-        layers = [each for name in layers for each in (usual if name == "auto" else (name,))]
-    asked = tuple(ClassTarget(t) if t is None or isinstance(t, int) else t for t in targets)
-    question = Question(asked, method, tuple(layers), budget, signed, smooth, fuse)
-    question.check()
-    if question.in_steps:
-        reading, _ = resolve_reading(model, images[:1], reading)
-        answers = [
-            finish(explain_in_steps(model, image, question, reading=reading)) for image in images
-        ]
-    else:
-        answers = explain_batch(model, images, [question] * len(images), reading=reading)
+    shapes = reshape if isinstance(reshape, Mapping) else {"*": reshape} if reshape else {}
+    # What is declared is the model's: two threads that explain it take turns.
+    with (
+        diagnosed(model, images),
+        alone(model) if shapes else nullcontext(),
+        declared(model, shapes) if shapes else nullcontext(),
+    ):
+        if way.at == "layer" and any(name == "auto" or is_pattern(name) for name in layers):
+            known = survey(model, images[:1], reading)
+            meant = [each for name in layers for each in _meant(name, way, known)]
+            layers = list(dict.fromkeys(meant))
+        rest = (method, tuple(layers), budget_of(budget), signed, smooth, fuse)
+        questions = [Question(targets, *rest) for targets in asked]
+        questions[0].check()
+        if questions[0].in_steps:
+            reading, _ = resolve_reading(model, images[:1], reading)
+            answers = [
+                finish(explain_in_steps(model, image, question, reading=reading))
+                for image, question in zip(images, questions, strict=True)
+            ]
+        else:
+            answers = explain_batch(model, images, questions, reading=reading)
     found: list[Explanation] = []
     for answer in answers:
         if isinstance(answer, CamError):
             raise answer
         found.extend(answer.explanations)
+    return found
+
+
+def _meant(name: str, method: Method, layers: list[Layer]) -> Sequence[str]:
+    """The layers that a name, "auto" or a pattern stands for.
+
+    Raises:
+        UnknownLayer: if no layer at which a map can be made matches.
+    """
+    if name == "auto":
+        return level_layers(layers) if method.levels else (default_layer(layers),)
+    if not is_pattern(name):
+        return (name,)
+    usable = [layer.name for layer in layers if layer.explainable]
+    found = fnmatch.filter(usable, name)
+    if not found:
+        raise UnknownLayer(
+            f"no layer at which a map can be made matches {name!r}; the last are "
+            f"{', '.join(usable[-3:])}"
+        )
     return found

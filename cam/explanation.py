@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Generator
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from cam.errors import CamError, MethodUnsuited, NonFinite
+from cam.errors import CamError, InvalidOption, MethodUnsuited, NonFinite, UnknownLayer
 from cam.heatmap import fuse
 from cam.methods import INPUT, METHODS, method_named
 from cam.methods.subject import Completeness, Progress
@@ -55,9 +55,21 @@ class Question:
         """
         Raises:
             UnknownMethod
+            InvalidOption: if `smooth`, `fuse` or `signed` is none of its values.
+            UnknownLayer: if there should be a map, and no layer is named.
             MethodUnsuited: if the method cannot do what is asked of it.
         """
         method = method_named(self.method)
+        for name, value, allowed in (
+            ("smooth", self.smooth, get_args(Smoothing)),
+            ("fuse", self.fuse, get_args(Fusion)),
+        ):
+            if not isinstance(value, str) or value not in allowed:
+                raise InvalidOption(f"{name} is {value!r:.80}; it can be {', '.join(allowed)}")
+        if not isinstance(self.signed, bool):
+            raise InvalidOption(f"signed is {self.signed!r:.80}; it can be True or False")
+        if self.targets and method.at == "layer" and not self.layers:
+            raise UnknownLayer(f"{method.name} makes maps at layers, and none is named")
         if self.signed and not method.signed:
             able = ", ".join(each.name for each in METHODS.values() if each.signed)
             raise MethodUnsuited(
@@ -116,6 +128,11 @@ class Explanation:
     signed: bool = False
     completeness: Completeness | None = None
     """Of methods whose attributions should add up to the score."""
+    warnings: tuple[str, ...] = ()
+    """Sentences that say why the map is not to be relied on."""
+    reached: bool = True
+    """Whether the score has a gradient at the layer that is not all zero. Without one the map of a
+    method that differentiates is empty, and a warning says so."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -143,6 +160,8 @@ class Found:
 
     map: Map
     completeness: Completeness | None = None
+    warnings: tuple[str, ...] = ()
+    """See `Explanation.warnings`."""
     reached: bool = True
     """Whether the score has a gradient at the layer that is not all zero."""
 
@@ -178,7 +197,10 @@ def compose(
                 return each
         good = [each for each in maps if isinstance(each, Found)]
         if question.fuse != "none" and len(good) > 1:
-            good = [Found(fuse([each.map for each in good], question.fuse, question.signed))]
+            told = tuple(warning for each in good for warning in each.warnings)
+            fused = fuse([each.map for each in good], question.fuse, question.signed)
+            reached = any(each.reached for each in good)
+            good = [Found(fused, warnings=told, reached=reached)]
             names = [" + ".join(names)]
         explanations += [
             Explanation(
@@ -190,6 +212,8 @@ def compose(
                 map=each.map,
                 signed=question.signed,
                 completeness=each.completeness,
+                warnings=each.warnings,
+                reached=each.reached,
             )
             for name, each in zip(names, good, strict=True)
         ]

@@ -32,7 +32,7 @@ class Concept:
     """What the model says of the concept alone, at every position: float32 (C,); None if it is no
     classifier."""
     probabilities: NDArray[np.float32] | None = None
-    """Of the logits, by the model's activation."""
+    """The probabilities of the logits, by the model's activation."""
 
 
 def factorise(

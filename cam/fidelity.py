@@ -20,6 +20,7 @@ from torch import Tensor
 from cam.errors import CamError, Unfaithful
 from cam.explanation import Answer, Map, Question
 from cam.fast import FastPath
+from cam.methods import METHODS
 from cam.output import Output
 from cam.targets import ClassTarget, Target
 
@@ -89,7 +90,9 @@ def judge(
     fast: FastPath, exact: Explain, images: Tensor, methods: Sequence[str]
 ) -> dict[str, Fidelity]:
     """Compare a fast path with the exact way: the maps of the predicted class by every method, at
-    every size of batch and in every row of it. Each image is seen at each size.
+    every size of batch and in every row of it. Each image is seen at each size. Methods without
+    weights, which decompose activations and may cost more than the pass, are asked at the largest
+    size alone; what they start from is what the others show at each size.
 
     Other targets (`against`, `minus`, of probability) and signed maps are made of the same
     activations, gradients and logits; they are not judged by themselves.
@@ -116,16 +119,18 @@ def judge(
         raise Unfaithful("the exact model's logits are all the same: there is nothing to compare")
     worst: dict[str, dict[int, float]] = {name: {} for name in methods}
     for size in fast.sizes:
+        largest = size == fast.sizes[-1]
+        names = [name for name in methods if largest or METHODS[name].weights]
         for start in range(0, len(images), size):
             rows = [row % len(images) for row in range(start, start + size)]
             questions = [
                 Question((known[row].target,), name, (fast.layer,))
-                for name in methods
+                for name in names
                 for row in rows
             ]
             answers = fast.explain(images[rows], questions)
             for place, row in enumerate(rows):
-                own = dict(zip(methods, answers[place::size], strict=True))
+                own = dict(zip(names, answers[place::size], strict=True))
                 try:
                     found = _compare(known[row], own, variance, fast.dtype)
                 except Unfaithful as error:
@@ -177,8 +182,11 @@ def _compare(
     for said in list(good.values())[:1]:  # all are of one forward pass
         _check_logits(known.logits, _logits_of(said.output), variance, dtype)
     found = {
-        name: _correlation(good[name].explanations[0].map, expected) if name in good else 0.0
-        for name, expected in known.maps.items()
+        name: _correlation(good[name].explanations[0].map, known.maps[name])
+        if name in good
+        else 0.0
+        for name in answers
+        if name in known.maps
     }
     alike = {name: each for name, each in found.items() if each is not None}
     if alike and not max(alike.values()) >= LEAST:

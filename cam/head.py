@@ -20,10 +20,11 @@ from torch import Tensor, nn
 from cam.errors import MethodUnsuited
 from cam.evaluation import evaluating
 from cam.grids import Grid
+from cam.quantised import is_quantised, weights_of
 from cam.reading import AUTO, Reading, logits_of
 
 TOLERANCE = 1e-3
-"""Relative, of the mean that the head must have read: half precision has no more."""
+"""Relative, of the mean that the head must have read; bfloat16 has its own, which is more."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -103,7 +104,7 @@ def pooled_head(
     heads = [
         name
         for name, module in modules.items()
-        if isinstance(module, nn.Linear | nn.Conv2d) and name
+        if name and (isinstance(module, nn.Linear | nn.Conv2d) or is_quantised(module))
     ]
     with ExitStack() as scope:
         scope.enter_context(evaluating(model))
@@ -118,17 +119,18 @@ def pooled_head(
             output = outputs.get(name)
             if not isinstance(output, Tensor) or output.numel() != logits.numel():
                 continue
-            if not _equal(output.float().flatten(), logits.float().flatten()):
+            if not output.is_floating_point() or not _equal(output, logits):
                 continue
-            read = given[name].float().flatten()
-            weights = modules[name].weight
-            assert isinstance(weights, Tensor)
+            read = given[name].flatten()
+            weights = _weights(modules[name])
+            if weights is None or not read.is_floating_point():
+                continue
             if weights[0].numel() != read.numel():  # a window's, or a group's
                 continue
             for rectified in (False, True):
                 mean = (a.relu() if rectified else a).mean(dim=(2, 3)).flatten()
                 if mean.shape == read.shape and _equal(mean, read):
-                    rows = weights.detach().flatten(1).float()
+                    rows = weights.flatten(1)
                     return PooledHead(layer, grid, rows, rectified)
     raise MethodUnsuited(
         f"cam needs a linear head that reads the mean of the layer: after {layer!r} this model "
@@ -136,5 +138,17 @@ def pooled_head(
     )
 
 
+def _weights(module: nn.Module) -> Tensor | None:
+    """float32 (C, K, …) of a linear layer or a convolution; None where they are no tensor of
+    numbers."""
+    weights = weights_of(module)[0] if is_quantised(module) else module.weight
+    if not isinstance(weights, Tensor) or not weights.is_floating_point():
+        return None
+    return weights.detach().float()
+
+
 def _equal(one: Tensor, other: Tensor) -> bool:
-    return bool((one - other).abs().max() <= TOLERANCE * other.abs().max())
+    """Whether they are, as far as the coarser of their precisions tells."""
+    coarse = max(TOLERANCE, torch.finfo(one.dtype).eps, torch.finfo(other.dtype).eps)
+    one, other = one.float().flatten(), other.float().flatten()
+    return bool((one - other).abs().max() <= coarse * other.abs().max())

@@ -17,9 +17,11 @@ from cam.evaluation import evaluating
 from cam.grids import NO_GRID, Grid, Location
 from cam.levels import levels_of
 from cam.locate import locate
-from cam.output import outputs_of, size_of, total
+from cam.output import one_each, outputs_of, size_of, total
 from cam.reading import AUTO, Reading
 
+INDEPENDENT = "the model's output does not depend on it"
+GRADIENTS_OFF = "the model runs it in torch.inference_mode, which records no gradients"
 _POOLING = (nn.AdaptiveAvgPool2d, nn.AdaptiveMaxPool2d)
 
 
@@ -66,13 +68,27 @@ def survey(model: nn.Module, image: Tensor, reading: Reading = AUTO) -> list[Lay
         NotLogits: if the model's output holds neither logits nor detections.
     """
     names = {module: name for name, module in model.named_modules() if name}
+    scripted = {
+        name for module, name in names.items() if isinstance(module, torch.jit.ScriptModule)
+    }
+    frozen: set[str] = set()
     outputs: dict[str, Any] = {}
     runs: Counter[str] = Counter()
 
-    def note(name: str, module: nn.Module, args: Any, output: Any) -> None:
+    def note(name: str, module: nn.Module, args: Any, output: Any) -> Tensor | None:
         runs[name] += 1
         outputs.pop(name, None)
         outputs[name] = output
+        if torch.is_inference_mode_enabled():
+            frozen.add(name)
+        elif not torch.is_grad_enabled() and isinstance(output, Tensor):
+            # A block of the model under torch.no_grad: a `Capture` records what follows in it.
+            torch.set_grad_enabled(True)
+            if output.is_floating_point():
+                leaf = output.detach().requires_grad_()
+                outputs[name] = leaf
+                return leaf.clone()  # the model may change it in place
+        return None
 
     with ExitStack() as scope:
         scope.enter_context(evaluating(model))
@@ -80,11 +96,13 @@ def survey(model: nn.Module, image: Tensor, reading: Reading = AUTO) -> list[Lay
         scope.enter_context(torch.inference_mode(False))
         scope.enter_context(torch.enable_grad())
         for module, name in names.items():
-            scope.callback(module.register_forward_hook(partial(note, name)).remove)
+            if name not in scripted:
+                scope.callback(module.register_forward_hook(partial(note, name)).remove)
         probe = image.detach().clone().requires_grad_()
         # The clone: a leaf may not be changed in place.
         raw = model(probe.clone())
         said = outputs_of(raw, size=size_of(image), reading=reading, batch=len(image))
+        said = one_each(said, probe)
         gradients = _gradients(total(said), outputs)
         # In noise a detector may find nothing: then nothing is known of what it depends on.
         known = said[0].detections is None or bool(len(said[0].detections.scores))
@@ -93,15 +111,18 @@ def survey(model: nn.Module, image: Tensor, reading: Reading = AUTO) -> list[Lay
     modules = dict(model.named_modules())
     located = locate(model, image)
     for name in [*outputs, *(name for name in names.values() if name not in outputs)]:
-        output = outputs.get(name)
+        output, location = outputs.get(name), located.found.get(name)
+        problem = _problem(output, runs[name], location, gradients.get(name), known=known)
+        if name in scripted:
+            problem = "it is TorchScript, which runs no hooks"
+        elif problem == INDEPENDENT and name in frozen:
+            problem = GRADIENTS_OFF
         found.append(
             Layer(
                 name=name,
                 type=type(modules[name]).__name__,
                 shape=tuple(output.shape[1:]) if isinstance(output, Tensor) else None,
-                problem=_problem(
-                    output, runs[name], located.found.get(name), gradients.get(name), known=known
-                ),
+                problem=problem,
                 grid=located.grid(name),
                 natural=_natural(modules[name], located.grid(name)),
             )
@@ -130,7 +151,16 @@ def default_layer(layers: list[Layer]) -> str:
     for layer in reversed(layers):
         if layer.explainable and layer.natural and layer.common:
             return layer.name
-    raise NoTargetLayer("no layer of the model has a spatial output that its logits depend on")
+    frozen = [layer.name for layer in layers if layer.problem == GRADIENTS_OFF]
+    if frozen:
+        raise NoTargetLayer(
+            "the model runs its layers with a spatial output in torch.inference_mode, which "
+            "records no gradients; a method without any, such as eigencam, can be asked for one by "
+            f"its name, such as {frozen[-1]!r}"
+        )
+    raise NoTargetLayer(
+        "no layer of the model has a spatial output that a gradient of its logits reaches"
+    )
 
 
 def level_layers(layers: list[Layer]) -> tuple[str, ...]:
@@ -191,7 +221,7 @@ def _problem(
     if not known:
         return None
     if gradient is None:
-        return "the model's output does not depend on it"
+        return INDEPENDENT
     if gradient.any() and not location.grid.apply(gradient).any():
         return "the model's output depends on its class token alone"
     return None

@@ -16,7 +16,9 @@ from torch import Tensor, nn
 from cam.capture import Capture
 from cam.detection import Detections, unfiltered
 from cam.evaluation import evaluating
-from cam.output import outputs_of, size_of
+from cam.locate import locate
+from cam.output import looked_at, outputs_of, size_of, watching
+from cam.reading import AUTO, Reading
 from cam.targets import Target
 
 _SAMPLE: Final = 4
@@ -78,7 +80,11 @@ def levels_of(model: nn.Module, image: Tensor, layers: Sequence[str]) -> Levels 
 
 
 def reached_layers(
-    model: nn.Module, image: Tensor, target: Target, layers: Sequence[str]
+    model: nn.Module,
+    image: Tensor,
+    target: Target,
+    layers: Sequence[str],
+    reading: Reading = AUTO,
 ) -> tuple[str, ...]:
     """Those of `layers` at which the target's score has a gradient that is not all zero, in their
     order: one forward and one backward pass.
@@ -86,12 +92,20 @@ def reached_layers(
     Args:
         image: float (1, C, H, W), preprocessed, on the model's device and in its dtype.
         layers: names of modules that run once and return a tensor.
+        reading: how the model's output is read.
 
     Raises:
         TargetError: if the target cannot be resolved.
     """
-    with evaluating(model), Capture(model, layers) as capture:
-        (output,) = outputs_of(model(image), size=size_of(image))
+    located = locate(model, image, target.layers)
+    with (
+        evaluating(model),
+        Capture(model, layers) as capture,
+        watching(model, target.layers) as seen,
+    ):
+        raw = model(image)
+        looked = looked_at(seen, target.layers, image, located)
+        (output,) = outputs_of(raw, looked, size=size_of(image), reading=reading, batch=1)
         score = target.resolve(output).score(output)
         if not score.requires_grad:
             return ()

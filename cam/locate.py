@@ -46,7 +46,7 @@ most is a matter of padding. There the shape is believed, where it leaves no dou
 
 Key = tuple[str, Size, Reshape | None]
 _FOUND: WeakKeyDictionary[nn.Module, dict[Key, Location | None]] = WeakKeyDictionary()
-"""None of layers that do not run once, or return no tensor."""
+"""A layer that does not run once, or returns no tensor, has None."""
 _DECLARED: WeakKeyDictionary[nn.Module, dict[str, Reshape]] = WeakKeyDictionary()
 
 
@@ -96,7 +96,11 @@ def locate(model: nn.Module, image: Tensor, layers: Iterable[str] | None = None)
     """
     size = (int(image.shape[-2]), int(image.shape[-1]))
     known = _FOUND.setdefault(model, {})
-    modules = {name: module for name, module in model.named_modules() if name}
+    modules = {
+        name: module
+        for name, module in model.named_modules()
+        if name and not isinstance(module, torch.jit.ScriptModule)  # which runs no hooks
+    }
     names = [name for name in (modules if layers is None else layers) if name in modules]
     reshapes = {name: _reshape(model, name) for name in names}
     missing = {}

@@ -5,34 +5,35 @@ The answers to questions that differ in everything: see `explain_batch`.
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from dataclasses import replace
 from itertools import cycle
-from typing import Protocol
 
 import torch
 from torch import Tensor, nn
 
-from cam.capture import Capture
-from cam.errors import CamError, LayerDidNotRun, MethodUnsuited, NoGradientPath, NonFinite
+from cam.capture import Capture, no_path
+from cam.errors import CamError, LayerDidNotRun, MethodUnsuited
 from cam.evaluation import evaluating
 from cam.explanation import Answer, Found, Question, compose, score_of
 from cam.grids import Grid
 from cam.head import PooledHead
-from cam.levels import ancestors, ends
+from cam.levels import reached_layers
 from cam.locate import locate
+from cam.maps import Signals, maps_of, of_levels
 from cam.methods import METHODS
-from cam.methods.detection import fused_levels
 from cam.output import (
     Output,
     detached,
     looked_at,
+    one_each,
     outputs_of,
     resolve_reading,
     size_of,
     tells_activation,
     watching,
 )
+from cam.precision import full_precision
 from cam.reading import AUTO, Reading, logits_of
 from cam.targets import Target
 
@@ -75,9 +76,8 @@ def explain_batch(
         reading, _ = resolve_reading(model, images[:1], reading)
         with evaluating(model), torch.inference_mode():
             raw = model(images)
-            said = detached(
-                outputs_of(raw, size=size_of(images), reading=reading, batch=len(images))
-            )
+            said = outputs_of(raw, size=size_of(images), reading=reading, batch=len(images))
+            said = detached(one_each(said, images))
         return [
             compose(question, question.resolve(each), each, [])
             for question, each in zip(questions, cycle(said), strict=False)
@@ -93,23 +93,51 @@ def explain_batch(
     )
     looks = dict.fromkeys(name for question in questions for name in question.looks_at)
     located = locate(model, images[:1], [*layers, *looks])
-    with (
-        evaluating(model),
-        Capture(model, layers) as capture,
-        watching(model, looks) as seen,
-    ):
-        raw = model(images)
-        if tells_activation(raw, reading, len(images)):
+    graph = False
+    while True:
+        with (
+            evaluating(model),
+            Capture(model, layers, graph=graph) as capture,
+            watching(model, looks) as seen,
+        ):
+            raw = model(images)
+            if capture.interrupted and not graph:
+                graph = True
+                continue
+            if not tells_activation(raw, reading, len(images)):
+                break
+            looked = looked_at(seen, looks, images, located)
             outputs = outputs_of(
-                raw,
-                looked_at(seen, looks, images, located),
-                size=size_of(images),
-                reading=reading,
-                batch=len(images),
+                raw, looked, size=size_of(images), reading=reading, batch=len(images)
             )
-            return answer(questions, outputs, capture, located.grids(capture.activations, images))
+            outputs = one_each(outputs, images)
+            grids = located.grids(capture.activations, images)
+            found = answer(questions, outputs, capture, grids, unrecorded=capture.unrecorded)
+        return [
+            _advised(model, images[turn % len(images)][None], each, reading)
+            for turn, each in enumerate(found)
+        ]
     reading, _ = resolve_reading(model, images[:1], reading)
     return explain_batch(model, images, questions, head=head, reading=reading)
+
+
+def _advised(
+    model: nn.Module, image: Tensor, found: Answer | CamError, reading: Reading
+) -> Answer | CamError:
+    """The answer for an image (1, C, H, W), with a warning where the gradient at a layer is all
+    zero: it names a layer where it is not."""
+    if isinstance(found, CamError) or all(each.reached for each in found.explanations):
+        return found
+    names = [name for name, each in locate(model, image).found.items() if each.grid]
+    explanations = []
+    for each in found.explanations:
+        if not each.reached:
+            others = reached_layers(model, image, each.target, names, reading)
+            advice = f"layer {others[-1]!r} has one" if others else "no other layer has one"
+            empty = f"the score has no gradient at layer {each.layer!r}, so the map is empty"
+            each = replace(each, warnings=(*each.warnings, f"{empty}; {advice}"))
+        explanations.append(each)
+    return replace(found, explanations=tuple(explanations))
 
 
 def _by_head(head: PooledHead, question: Question) -> bool:
@@ -133,38 +161,22 @@ def answer_by_head(
         return answer(questions, outputs, signals, signals.grids)
 
 
-class Signals(Protocol):
-    """What a forward pass left at the layers, and what backward passes bring there."""
-
-    @property
-    def activations(self) -> dict[str, Tensor]:
-        """Layer name → its output for the batch."""
-
-    @property
-    def outputs(self) -> dict[str, Tensor]:
-        """The same with their graph, where there is one."""
-
-    @property
-    def reached(self) -> dict[str, Tensor]:
-        """Layer name → the gradient of the last `backward` there, if it came so far."""
-
-    def backward(self, score: Tensor, *, retain_graph: bool = False) -> None:
-        """Differentiate a scalar back to the layers."""
-
-
+@full_precision()
 def answer(
     questions: Sequence[Question],
     outputs: list[Output],
     signals: Signals,
     grids: dict[str, Grid],
+    *,
+    unrecorded: Collection[str] = (),
 ) -> list[Answer | CamError]:
     """Answer a question for each image of a batch, or several, from what its forward pass left:
-    see `explain_batch`."""
+    see `explain_batch`. Layers that are `unrecorded` have no gradient."""
     found: list[Answer | CamError] = []
     for start in range(0, len(questions), max(len(outputs), 1)):
         some = questions[start : start + len(outputs)]
         more = start + len(some) < len(questions)
-        found += _answer_one_each(some, outputs, signals, grids, retain_graph=more)
+        found += _answer_one_each(some, outputs, signals, grids, unrecorded, retain_graph=more)
     return found
 
 
@@ -173,6 +185,7 @@ def _answer_one_each(
     outputs: list[Output],
     signals: Signals,
     grids: dict[str, Grid],
+    unrecorded: Collection[str],
     *,
     retain_graph: bool,
 ) -> list[Answer | CamError]:
@@ -192,7 +205,7 @@ def _answer_one_each(
         for item, target in list(chosen.items()):
             if METHODS[questions[item].method].differentiates:
                 try:
-                    numbers.append(_score(questions[item], target, outputs[item]))
+                    numbers.append(_score(questions[item], target, outputs[item], unrecorded))
                 except CamError as error:
                     asked[item] = error
                     del chosen[item]
@@ -208,9 +221,9 @@ def _answer_one_each(
         for item in known:
             maps[item].append(maps[item][0])
         new = [item for item in chosen if item not in known]
-        for item, found in _maps(signals, grids, questions, new).items():
+        for item, found in maps_of(signals, grids, questions, new, unrecorded).items():
             if METHODS[questions[item].method].levels:
-                found = _of_levels(found, signals)
+                found = of_levels(found, signals)
             maps[item].append(found)
     return [
         compose(question, targets, each, found)
@@ -218,97 +231,14 @@ def _answer_one_each(
     ]
 
 
-def _score(question: Question, target: Target, output: Output) -> Tensor:
+def _score(
+    question: Question, target: Target, output: Output, unrecorded: Collection[str]
+) -> Tensor:
     """
     Raises:
         CamError: of this item alone.
     """
     score = score_of(question, target, output).float()
     if not score.requires_grad:
-        layers = ", ".join(map(repr, question.layers))
-        raise NoGradientPath(f"the target does not depend on layer {layers}")
+        raise no_path(question.layers, unrecorded)
     return score
-
-
-def _maps(
-    signals: Signals, grids: dict[str, Grid], questions: Sequence[Question], items: list[int]
-) -> dict[int, dict[str, Found | CamError]]:
-    """Item → layer → its map from the last backward pass: one call for each way of making maps,
-    and layer."""
-    groups: dict[tuple[str, bool, bool, str], list[int]] = defaultdict(list)
-    for item in items:
-        asked = questions[item]
-        for layer in asked.layers:
-            groups[asked.method, asked.signed, asked.smooth == "eigen", layer].append(item)
-    activations, reached = signals.activations, signals.reached
-    found: dict[int, dict[str, Found | CamError]] = {item: {} for item in items}
-    for (name, signed, eigen, layer), members in groups.items():
-        a = _of(members, grids[layer].apply(activations[layer]))
-        g = a.new_zeros(()).expand(a.shape)
-        some = [True] * len(members)
-        finite = _finite(a)
-        if METHODS[name].differentiates:
-            if layer not in reached:
-                for item in members:
-                    found[item][layer] = NoGradientPath(
-                        f"the target does not depend on layer {layer!r}"
-                    )
-                continue
-            g = _of(members, grids[layer].apply(reached[layer]))
-            finite &= _finite(g)
-            if METHODS[name].levels:
-                some = g.flatten(1).any(1).tolist()
-        if not finite.all():
-            a = torch.where(finite[:, None, None, None], a, 0)
-            g = torch.where(finite[:, None, None, None], g, 0)
-        try:
-            maps = METHODS[name].apply(a, g, eigen=eigen)
-        except CamError as error:
-            for item in members:
-                found[item][layer] = error
-            continue
-        maps = maps if signed else maps.relu()
-        finite &= maps.isfinite().flatten(1).all(1)
-        problem = NonFinite(f"the gradients or activations at layer {layer!r} are not finite")
-        for item, values, good, any_there in zip(
-            members, maps.cpu().numpy(), finite.tolist(), some, strict=True
-        ):
-            found[item][layer] = Found(values, reached=any_there) if good else problem
-    return found
-
-
-def _of_levels(found: dict[str, Found | CamError], signals: Signals) -> dict[str, Found | CamError]:
-    """One map of all the levels that the score reaches, named after them."""
-    failed: dict[str, Found | CamError] = {
-        name: each
-        for name, each in found.items()
-        if isinstance(each, CamError) and not isinstance(each, NoGradientPath)
-    }
-    if failed:
-        return failed
-    reached = {
-        name: each.map for name, each in found.items() if isinstance(each, Found) and each.reached
-    }
-    if not reached:
-        names = ", ".join(map(repr, found))
-        return {
-            " + ".join(found): NoGradientPath(
-                f"the box's score has no gradient at layer {names}: name the levels that the model "
-                "makes its boxes from"
-            )
-        }
-    last = ends(set(reached), ancestors({name: signals.outputs[name] for name in reached}))
-    chosen = {name: each for name, each in reached.items() if name in last}
-    return {" + ".join(chosen): Found(fused_levels(chosen))}
-
-
-def _of(members: list[int], values: Tensor) -> Tensor:
-    """Those rows; of all rows no copy."""
-    return values if members == list(range(len(values))) else values[members]
-
-
-def _finite(values: Tensor) -> Tensor:
-    """Whether all numbers of each row are finite, (n,)."""
-    # What is not finite leaves no sum finite; a sum of finite numbers may overflow.
-    sums = values.sum(dim=(1, 2, 3)).isfinite()
-    return sums if sums.all() else values.isfinite().flatten(1).all(1)

@@ -12,9 +12,10 @@ import torch
 from torch import Tensor, nn
 
 from cam.detection import Detections as Detections
-from cam.detection import detections_of, form_of
-from cam.errors import LayerDidNotRun, UnknownLayer
+from cam.detection import detections_of
+from cam.errors import LayerDidNotRun, NotLogits, ScriptedModel, UnknownLayer
 from cam.evaluation import evaluating
+from cam.forms import form_of
 from cam.grids import Located
 from cam.reading import (
     AUTO,
@@ -123,6 +124,19 @@ def outputs_of(
     ]
 
 
+def one_each(outputs: list[Output], images: Tensor) -> list[Output]:
+    """The outputs, if there is one for each of the images (B, …).
+
+    Raises:
+        NotLogits: if there are more or less, or they are of no class at all.
+    """
+    if len(outputs) != len(images):
+        raise NotLogits(f"the model's output has {len(outputs)} rows for {len(images)} images")
+    if any(each.detections is None and not each.numbers[0].numel() for each in outputs):
+        raise NotLogits("the model's output has no class")
+    return outputs
+
+
 def resolve_reading(
     model: nn.Module, image: Tensor, reading: Reading = AUTO
 ) -> tuple[Reading, str]:
@@ -142,7 +156,7 @@ def resolve_reading(
     with evaluating(model), torch.inference_mode(False), torch.enable_grad():
         # The second clone: a leaf may not be changed in place.
         raw = model(image.detach().clone().requires_grad_().clone())
-    (said,) = outputs_of(raw, reading=reading, batch=len(image))
+    (said,) = one_each(outputs_of(raw, reading=reading, batch=len(image)), image)
     if said.detections is not None:
         return replace(reading, activation="none"), "a detector's scores are probabilities already"
     activation, reason = activation_of(logits_of(raw, reading, batch=len(image)), reading)
@@ -196,6 +210,8 @@ def watching(model: nn.Module, layers: Iterable[str]) -> Iterator[dict[str, Tens
         for name in names:
             if not name or name not in modules:
                 raise UnknownLayer(f"the model has no layer {name!r}")
+            if isinstance(modules[name], torch.jit.ScriptModule):
+                raise ScriptedModel(f"layer {name!r} is TorchScript, which runs no hooks")
             scope.callback(modules[name].register_forward_hook(partial(note, name)).remove)
         yield seen
 

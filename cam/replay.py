@@ -57,7 +57,7 @@ class Replay:
             scope.enter_context(evaluating(model))
             scope.enter_context(torch.no_grad())
             for name, module in modules.items():
-                if name:
+                if name and not isinstance(module, torch.jit.ScriptModule):
                     scope.callback(module.register_forward_hook(partial(note, name)).remove)
             model(image.clone())  # which the model may change in place
         if runs != 1:

@@ -13,7 +13,16 @@ from cam.grids import Grid
 from cam.locate import locate
 from cam.methods import INPUT, method_named
 from cam.methods.subject import Subject
-from cam.output import detached, looked_at, outputs_of, resolve_reading, size_of, watching
+from cam.output import (
+    detached,
+    looked_at,
+    one_each,
+    outputs_of,
+    resolve_reading,
+    size_of,
+    watching,
+)
+from cam.precision import steps_in_full_precision
 from cam.reading import AUTO, Reading
 
 
@@ -29,7 +38,7 @@ def explain_in_steps(
 
     A generator that yields its progress after every pass of at most `chunk` images and returns
     the answer, or the error that is the image's own. Between two steps the model is as it was
-    found; steps must not run while another thread uses it.
+    found, and no step begins while another thread of cam uses it.
 
     Args:
         image: float (C, H, W), preprocessed, on the model's device and in its dtype.
@@ -54,8 +63,9 @@ def explain_in_steps(
     ):
         raw = model(one.clone())  # which the model may change in place
         looked = looked_at(seen, question.looks_at, one, located)
-        (output,) = outputs_of(raw, looked, size=size_of(one), reading=reading, batch=1)
-        outputs = capture.activations
+        rows = outputs_of(raw, looked, size=size_of(one), reading=reading, batch=1)
+        (output,) = one_each(rows, one)
+        outputs, interrupted = capture.activations, capture.interrupted
     grids = located.grids(outputs, one)
     (said,) = detached([output])
     targets = question.resolve(said)
@@ -75,8 +85,9 @@ def explain_in_steps(
             budget=question.budget or method.budget,
             chunk=chunk,
             reading=reading,
+            graph=interrupted,
         )
-        found = yield from method.steps(subject)
+        found = yield from steps_in_full_precision(method.steps(subject))
         values = found.maps if question.signed else found.maps.relu()
         sums = found.completeness or [None] * len(targets)
         for each, complete, kept in zip(values.cpu(), sums, maps, strict=True):

@@ -67,7 +67,10 @@ def describe(
         completeness=None
         if complete is None
         else schemas.Completeness(attributed=complete.attributed, difference=complete.difference),
-        warnings=[_flat_warning(drawing, explanation)] if flat else [],
+        warnings=[
+            *([_flat_warning(drawing, explanation)] if flat and explanation.reached else []),
+            *explanation.warnings,
+        ],
     )
 
 

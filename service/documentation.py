@@ -14,6 +14,7 @@ from service.examples import (
     MODEL_EXAMPLE,
     TINY_PNG,
 )
+from service.parameter_schemas import inlined, parameter_schemas
 from service.parameters import (
     ActivationParameters,
     ActivationRequest,
@@ -21,8 +22,6 @@ from service.parameters import (
     Parameters,
     PredictParameters,
     PredictRequest,
-    inlined,
-    parameter_schemas,
 )
 from service.portraits import ModelState
 from service.schemas import (

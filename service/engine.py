@@ -209,26 +209,17 @@ class Engine:
         self, tensor: Tensor, layers: tuple[str, ...], target: Target
     ) -> Outcome[list[Observation]]:
         """Look at layers while the model sees one image, float32 (3, H, W).
-
-        Raises:
-            QueueFull, Unavailable, Unexplainable
-        """
+        Raises what `answer` does."""
         return await self._look(tensor, partial(observe, layers=layers, target=target))
 
     async def factorise(self, tensor: Tensor, layer: str, count: int) -> Outcome[list[Concept]]:
         """The concepts of a layer while the model sees one image, float32 (3, H, W).
-
-        Raises:
-            QueueFull, Unavailable, Unexplainable
-        """
+        Raises what `answer` does."""
         return await self._look(tensor, partial(factorise, layer=layer, count=count))
 
     async def embed(self, tensor: Tensor, layer: str) -> Outcome[Tensor]:
         """A layer's embedding of one image, float32 (3, H, W).
-
-        Raises:
-            QueueFull, Unavailable, Unexplainable
-        """
+        Raises what `answer` does."""
         return await self._look(tensor, lambda module, image, reading: embed(module, image, layer))
 
     async def _look(self, tensor: Tensor, work: Callable[..., Value]) -> Outcome[Value]:

@@ -114,22 +114,14 @@ class Explainer:
         return Explained(photo, seen, outcome.value)
 
     async def predict(self, case: Case[PredictParameters]) -> Explained:
-        """The same without a map: one forward pass.
-
-        Raises:
-            Problem: of this instance alone.
-        """
+        """The same without a map: one forward pass."""
         photo, seen = await self._seen(case)
         outcome = await case.crew.answer(seen, NOTHING)
         case.timings.note_outcome(outcome)
         return Explained(photo, seen, outcome.value)
 
     async def observe(self, case: Case[ActivationParameters]) -> list[Observation]:
-        """What the layers that the parameters name do with the instance.
-
-        Raises:
-            Problem: of this instance alone.
-        """
+        """What the layers that the parameters name do with the instance. Raises the same."""
         crew, parameters = case.crew, case.instance.parameters
         try:
             layers = layers_of(crew.model, parameters)

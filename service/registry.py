@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import logging
 from dataclasses import dataclass
 
@@ -23,6 +22,7 @@ from cam.reading import Activation, logits_of
 from service.catalog import EMBEDDED, MEASURED, ModelEntry
 from service.cores import accelerators
 from service.errors import ConfigError, one_line
+from service.fingerprint import fingerprint_of
 from service.labels import Labels, imagenet, read_labels
 from service.preprocessing import Preprocessing
 from service.sources import Built, build
@@ -167,7 +167,7 @@ def load(entry: ModelEntry) -> ServedModel:
         channels_last=channels_last,
         head=head,
         fast=_fast(entry, module, default, said.kind, device, head, reading),
-        fingerprint=_fingerprint(entry, module, preprocessing, default, labels, reading),
+        fingerprint=fingerprint_of(entry, module, preprocessing, default, labels, reading),
     )
 
 
@@ -289,22 +289,3 @@ def _has_bfloat16(device: torch.device) -> bool:
     if device.type == "cpu":
         return torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
     return False
-
-
-def _fingerprint(
-    entry: ModelEntry,
-    module: nn.Module,
-    preprocessing: Preprocessing,
-    layer: str,
-    labels: Labels,
-    reading: Reading,
-) -> str:
-    digest = hashlib.blake2b(digest_size=16)
-    digest.update(
-        f"{entry.source}|{entry.dtype}|{preprocessing}|{entry.method_layers}|{entry.reshape}|"
-        f"{entry.mode}|{layer}|{entry.detections}|{entry.min_score}|{labels.names}|{reading}".encode()
-    )
-    for name, tensor in module.state_dict().items():
-        digest.update(f"|{name}|{tensor.dtype}|{tuple(tensor.shape)}|".encode())
-        digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
-    return digest.hexdigest()

@@ -288,7 +288,7 @@ def method_named(name: str) -> Method:
     """
     try:
         return METHODS[name]
-    except KeyError:
+    except (KeyError, TypeError):  # what cannot be hashed is no name
         raise UnknownMethod(
             f"there is no method {name!r}; the methods are {', '.join(METHODS)}"
         ) from None

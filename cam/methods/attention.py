@@ -8,17 +8,22 @@ by the gradient: `r` weights equally the rows of the last matrix on which the sc
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import TypeVar
+
 import torch
 from torch import Tensor, nn
 
-from cam.attention import attending
+from cam.attention import attending, token_count
 from cam.errors import MethodUnsuited, NoGradientPath
-from cam.locate import locate, token_grid
+from cam.evaluation import evaluating
+from cam.grids import Grid
+from cam.locate import token_grid
 from cam.methods.subject import Attribution, Progress, Steps, Subject
 from cam.output import watching
 from cam.replay import Replay
 
-ONE_EACH = "it needs a transformer of blocks with one attention each"
+Said = TypeVar("Said")
 
 
 def rollout(subject: Subject) -> Steps:
@@ -27,7 +32,7 @@ def rollout(subject: Subject) -> Steps:
     Abnar & Zuidema, "Quantifying Attention Flow in Transformers", ACL 2020, section 3. It knows
     no class: the map is the same for all.
     """
-    matrices, scores = _attended(subject)
+    grid, matrices, scores = _attended(subject)
     relevance = torch.eye(matrices[0].shape[-1], device=matrices[0].device)
     for matrix in matrices:
         mixed = matrix.detach()[0].float().mean(0)
@@ -35,7 +40,7 @@ def rollout(subject: Subject) -> Steps:
         relevance = mixed / mixed.sum(-1, keepdim=True) @ relevance
     row = _read(matrices[-1], scores[0]) @ relevance  # of the sum it may be nothing
     yield Progress(1, 1)
-    return Attribution(_on_patches(subject, row.expand(len(subject.targets), -1)))
+    return Attribution(_on_patches(grid, row.expand(len(subject.targets), -1)))
 
 
 def chefer(subject: Subject) -> Steps:
@@ -44,7 +49,7 @@ def chefer(subject: Subject) -> Steps:
     Chefer, Gur & Wolf, "Generic Attention-model Explainability", ICCV 2021, equations 5 and 6:
     rules for self-attention.
     """
-    matrices, scores = _attended(subject)
+    grid, matrices, scores = _attended(subject)
     rows = []
     for turn, score in enumerate(scores):
         gradients = _gradients(score, matrices)
@@ -55,7 +60,7 @@ def chefer(subject: Subject) -> Steps:
         relevance = relevance - torch.eye(len(relevance), device=relevance.device)
         rows.append(_read(matrices[-1], score) @ relevance)
         yield Progress(turn + 1, len(scores))
-    return Attribution(_on_patches(subject, torch.stack(rows)))
+    return Attribution(_on_patches(grid, torch.stack(rows)))
 
 
 def legrad(subject: Subject) -> Steps:
@@ -64,61 +69,99 @@ def legrad(subject: Subject) -> Steps:
 
     Bousselham et al., "LeGrad", ICCV 2025, equations 4 to 8.
     """
-    blocks = blocks_of(subject.model)
     if any(target.layers for target in subject.targets):
         raise MethodUnsuited("legrad needs a target made of the model's output, not of a layer's")
-    locate(subject.model, subject.image)  # before anybody watches the model
-    with watching(subject.model, blocks) as left:
-        matrices, _ = _attended(subject)
-    if len(matrices) != len(blocks) or len(left) != len(blocks):
-        raise MethodUnsuited(ONE_EACH)
+    blocks = blocks_of(subject.model)
+    grid, matrices, left = _by_block(subject.model, blocks, subject.image)
     replay = Replay(subject.model, blocks[-1], subject.image)
     rows = []
     with torch.inference_mode(False), torch.enable_grad():
-        tokens = torch.cat([left[name] for name in blocks])
         scores = torch.cat(  # (layers, targets)
             [
                 subject.scores_of(subject.replayed_outputs(replay, some))
-                for some in torch.split(tokens, subject.chunk)
+                for some in torch.split(torch.cat(left), subject.chunk)
             ]
         )
         for turn in range(len(subject.targets)):
-            total = torch.zeros(matrices[0].shape[-1], device=tokens.device)
+            total = torch.zeros(matrices[0].shape[-1], device=subject.image.device)
             for matrix, score in zip(matrices, scores[:, turn], strict=True):
                 (gradient,) = _gradients(score, [matrix])
                 total += gradient[0].float().relu().mean((0, 1))
             rows.append(total / len(matrices))
     yield Progress(1, 1)
-    return Attribution(_on_patches(subject, torch.stack(rows)))
+    return Attribution(_on_patches(grid, torch.stack(rows)))
 
 
-def _attended(subject: Subject) -> tuple[list[Tensor], tuple[Tensor, ...]]:
-    """The matrices (1, heads, N, N) of a pass and each target's score, with a graph.
+def attention_problems(model: nn.Module, image: Tensor) -> dict[str, str]:
+    """Which of rollout, chefer and legrad a model cannot do on images like (1, C, H, W), and why,
+    as half a sentence."""
+    try:
+        attended(model, image, model)
+    except MethodUnsuited as error:
+        return dict.fromkeys(("rollout", "chefer", "legrad"), str(error))
+    try:
+        _by_block(model, blocks_of(model), image)
+    except MethodUnsuited as error:
+        return {"legrad": str(error)}
+    return {}
+
+
+def attended(
+    model: nn.Module, image: Tensor, run: Callable[[Tensor], Said]
+) -> tuple[Grid, list[Tensor], Said]:
+    """Where the N tokens that a model's attention joins lie on an image (1, C, H, W), the matrices
+    (1, heads, N, N) of a pass in order, and what `run`, which makes that pass, returns.
 
     Raises:
-        MethodUnsuited: if the model has no attention between all tokens of an image.
+        MethodUnsuited: see `token_count` and `attending`; or if the tokens lie on no grid.
     """
-    with attending() as matrices:
-        # Taken apart here: after it the caller's mode counts, in which nothing may have a graph.
-        scores = subject.scores_of(subject.outputs(subject.image))[0].unbind()
-    require_global(subject.model, matrices, subject.image)
-    return matrices, scores
-
-
-def require_global(model: nn.Module, matrices: list[Tensor], image: Tensor) -> None:
-    """
-    Raises:
-        MethodUnsuited: if there are no matrices, or they do not join all patches of the image
-            (1, C, H, W).
-    """
-    if not matrices:
-        raise MethodUnsuited("it needs a transformer: this model has no self-attention")
-    tokens = matrices[0].shape[-1]
-    same = all(len(each) == 1 and each.shape[-1] == tokens for each in matrices)
-    if not same or token_grid(model, image, tokens) is None:
+    with evaluating(model):
+        tokens = token_count(model, image)
+        with attending() as matrices:
+            said = run(image)
+    grid = token_grid(model, image, tokens)
+    if grid is None:
         raise MethodUnsuited(
-            "it needs attention between all patches: this model attends within windows or stages"
+            "it needs tokens that lie on the photo row by row: those of this model's attention, "
+            f"{tokens}, do not"
         )
+    return grid, matrices, said
+
+
+def _attended(subject: Subject) -> tuple[Grid, list[Tensor], tuple[Tensor, ...]]:
+    """The grid, the matrices (1, heads, N, N) of a pass and each target's score, with a graph."""
+
+    def scores(image: Tensor) -> tuple[Tensor, ...]:
+        # Taken apart here: after it the caller's mode counts, in which nothing may have a graph.
+        return subject.scores_of(subject.outputs(image))[0].unbind()
+
+    return attended(subject.model, subject.image, scores)
+
+
+def _by_block(
+    model: nn.Module, blocks: list[str], image: Tensor
+) -> tuple[Grid, list[Tensor], list[Tensor]]:
+    """The grid, the matrices, and the tokens as they leave each block, (1, …).
+
+    Raises:
+        MethodUnsuited: if the model's attention is unfit, or is not one in each block.
+    """
+
+    def leaving(image: Tensor) -> dict[str, Tensor]:
+        with watching(model, blocks) as left:
+            model(image)
+        return left
+
+    grid, matrices, left = attended(model, image, leaving)
+    tokens = matrices[0].shape[-1]
+    found = [left[name] for name in blocks if name in left]
+    sequences = [each for each in found if len(each) == 1 and each[0, ..., 0].numel() == tokens]
+    if not len(matrices) == len(blocks) == len(sequences):
+        raise MethodUnsuited(
+            f"it needs a transformer of blocks with one attention each: this model has "
+            f"{len(matrices)} attentions and {len(sequences)} blocks that return their tokens"
+        )
+    return grid, matrices, sequences
 
 
 def _gradients(score: Tensor, matrices: list[Tensor]) -> list[Tensor]:
@@ -146,19 +189,13 @@ def _read(last: Tensor, score: Tensor) -> Tensor:
     return read / read.sum().clamp(min=1)
 
 
-def _on_patches(subject: Subject, rows: Tensor) -> Tensor:
+def _on_patches(grid: Grid, rows: Tensor) -> Tensor:
     """(targets, N) on the grid of patches: (targets, h, w)."""
-    grid = token_grid(subject.model, subject.image, rows.shape[1])
-    assert grid
     return grid.apply(rows.detach()[..., None])[:, 0]
 
 
 def blocks_of(model: nn.Module) -> list[str]:
-    """The names of a transformer's blocks: the longest list of equal modules with children.
-
-    Raises:
-        MethodUnsuited: if there is none.
-    """
+    """The names of a transformer's blocks: the longest list of equal modules with children."""
     found: list[str] = []
     for name, module in model.named_modules():
         if isinstance(module, nn.Sequential | nn.ModuleList):
@@ -167,6 +204,4 @@ def blocks_of(model: nn.Module) -> list[str]:
             deep = all(any(True for _ in child.children()) for _, child in children)
             if len(kinds) == 1 and deep and len(children) > len(found):
                 found = [f"{name}.{child}" if name else child for child, _ in children]
-    if not found:
-        raise MethodUnsuited("it needs a transformer of blocks: this model has none")
     return found

@@ -14,8 +14,19 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.instancenorm import _InstanceNorm
 
 from cam.errors import MethodUnsuited
-from cam.methods.subject import Attribution, Completeness, Progress, Steps, Subject
+from cam.evaluation import alone
+from cam.methods.subject import (
+    Attribution,
+    Completeness,
+    Progress,
+    Steps,
+    Subject,
+    gradient_at,
+)
+from cam.quantised import is_quantised, weights_of
 
+_EPSILON = 1e-5
+"""Of a frozen batch normalisation that does not say its own: Hugging Face's DETR."""
 _CONVOLUTIONS = (nn.Conv2d, nn.ConvTranspose2d)
 _WITHOUT = (nn.LayerNorm, nn.GroupNorm, _InstanceNorm, nn.RMSNorm)
 """Normalisations for which no bias stands: what they take away depends on the image."""
@@ -42,7 +53,7 @@ def fullgrad(subject: Subject) -> Steps:
         for score in scores:
             for _, gradients in at.values():
                 gradients.clear()
-            (g,) = torch.autograd.grad(score, probe, retain_graph=True)
+            g = gradient_at(probe, score)
             shares = [(g * subject.image).float()]
             for bias, gradients in at.values():
                 shares += [(bias * each).float() for each in gradients]
@@ -60,6 +71,8 @@ def require_biases(model: nn.Module) -> None:
         MethodUnsuited: if FullGrad has nothing to share the score out among.
     """
     modules = list(model.modules())
+    if any(isinstance(module, torch.jit.ScriptModule) for module in modules):
+        raise MethodUnsuited("it needs hooks on all layers: some are TorchScript, which runs none")
     if any(isinstance(module, _WITHOUT) for module in modules):
         raise MethodUnsuited(
             "it needs a convolutional network without layer, group or instance normalisation"
@@ -97,12 +110,12 @@ def _biased(model: nn.Module) -> Iterator[dict[str, tuple[Tensor, list[Tensor]]]
     def before(name: str, bias: Tensor, module: nn.Module, args: Any) -> None:
         note(name, bias, args[0])
 
-    with ExitStack() as scope:
+    with alone(model), ExitStack() as scope:
         for name, module in model.named_modules():
             bias = _bias(module)
             if bias is None:
                 continue
-            inner = next(module.children(), None) if isinstance(module, _BatchNorm) else None
+            inner = next(module.children(), None) if _normalises(module) else None
             if inner is None:
                 handle = module.register_forward_hook(partial(after, name, bias))
             else:  # timm's normalisations hold their activation: what goes into it is theirs
@@ -111,17 +124,27 @@ def _biased(model: nn.Module) -> Iterator[dict[str, tuple[Tensor, list[Tensor]]]
         yield at
 
 
-def _bias(module: nn.Module) -> Tensor | None:
+def _normalises(module: Any) -> bool:
+    """Whether it is a batch normalisation by statistics that stand: torch's, or the frozen one of
+    torchvision, timm, Detectron2 and Hugging Face's DETR, each a class of its own."""
+    statistics = (getattr(module, "running_mean", None), getattr(module, "running_var", None))
+    known = isinstance(module, _BatchNorm) or "FrozenBatchNorm" in type(module).__name__
+    return known and all(isinstance(each, Tensor) for each in statistics)
+
+
+def _bias(module: Any) -> Tensor | None:
     """What the module adds, (1, K, 1, 1) or of a linear layer (K,); None if nothing."""
-    if isinstance(module, _BatchNorm) and module.running_mean is not None:
-        assert module.running_var is not None
-        scale = (module.running_var + module.eps).rsqrt()
+    if _normalises(module):
+        scale = (module.running_var + getattr(module, "eps", _EPSILON)).rsqrt()
         if module.weight is not None:
             scale = scale * module.weight
         added = -module.running_mean * scale
         if module.bias is not None:
             added = added + module.bias
-        return added.detach()[None, :, None, None]
+        shaped: Tensor = added.detach()[None, :, None, None]
+        return shaped
+    if is_quantised(module):
+        return weights_of(module)[1]
     bias = getattr(module, "bias", None)
     if isinstance(bias, Tensor) and isinstance(module, _CONVOLUTIONS):
         return bias.detach()[None, :, None, None]

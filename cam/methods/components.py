@@ -1,11 +1,13 @@
 """Methods that look for the main pattern in the activations, whatever the class.
 
 Each takes activations A and gradients G = ∂y/∂A, float (n, K, h, w), and returns the maps, float32
-(n, h, w), ≥ 0. X is an image's activations as a matrix: its rows
-are the h × w positions, its columns the K channels.
+(n, h, w), ≥ 0; those of a leading component as a `Component`. X is an image's activations as a
+matrix: its rows are the h × w positions, its columns the K channels.
 """
 
 from __future__ import annotations
+
+from typing import Final, NamedTuple
 
 import torch
 from torch import Tensor
@@ -14,9 +16,32 @@ from cam.errors import GridTooLarge
 
 MAX_POSITIONS = 1024
 """Of kernel methods, which compare every position with every other."""
+LEAST_GAP: Final = {
+    torch.float64: 2 * 2e-14 / 1e-3,
+    torch.float32: 2 * 1e-5 / 1e-3,
+    torch.float16: 2 * 4e-3 / 0.1,
+    torch.bfloat16: 2 * 3e-2 / 0.1,
+}
+"""Activations' precision → the least relative gap (λ₁ − λ₂) / λ₁ of the two leading eigenvalues of
+X Xᵀ at which rounding leaves the map as it is. A change of X by ε turns the leading vector by an
+angle whose sine is at most about 2 ε λ₁ / (λ₁ − λ₂) (Davis & Kahan, 1970), and moves the map by as
+much of its peak. In float32 the embedded model's activations and gradients have an ε of up to 1e-5,
+and the map is asked to be right to 1e-3 of its peak; float64 in proportion to its precision. In
+bfloat16 the activations have an ε of 3e-2, in float16 an eighth of that, and the map is asked to be
+right to 0.1."""
 
 
-def eigencam(activations: Tensor, gradients: Tensor) -> Tensor:
+class Component(NamedTuple):
+    """The leading components of n images."""
+
+    maps: Tensor
+    """The projections on them, float32 (n, h, w), ≥ 0."""
+    ratio: Tensor
+    """λ₂ / λ₁, the strength of the next component relative to theirs, (n,), 0 … 1, on the CPU; 0
+    where there is none."""
+
+
+def eigencam(activations: Tensor, gradients: Tensor) -> Component:
     """map = relu(X v), v the first right singular vector of X.
 
     Muhammad & Yeasin, "Eigen-CAM", IJCNN 2020, section III. A singular vector has no sign: here it
@@ -26,7 +51,7 @@ def eigencam(activations: Tensor, gradients: Tensor) -> Tensor:
     return projected(activations.float(), centred=False)
 
 
-def eigengradcam(activations: Tensor, gradients: Tensor) -> Tensor:
+def eigengradcam(activations: Tensor, gradients: Tensor) -> Component:
     """map = relu(X v) with X of G ⊙ A, its columns centred, v its first right singular vector.
 
     pytorch-grad-cam's EigenGradCAM; but the sign, which that leaves to chance, is the one that
@@ -35,7 +60,7 @@ def eigengradcam(activations: Tensor, gradients: Tensor) -> Tensor:
     return projected(gradients.float() * activations.float(), centred=True)
 
 
-def kpcacam(activations: Tensor, gradients: Tensor) -> Tensor:
+def kpcacam(activations: Tensor, gradients: Tensor) -> Component:
     """map = relu(√λ u), λ and u the first eigenvalue and eigenvector of the centred kernel matrix
     of X's rows, κ(x, y) = tanh(x·y / K + 1), the columns of X centred.
 
@@ -60,7 +85,8 @@ def kpcacam(activations: Tensor, gradients: Tensor) -> Tensor:
     kernel = kernel - kernel.mean(2, keepdim=True)
     values, vectors = torch.linalg.eigh(kernel)
     projection = vectors[..., -1] * values[:, -1:].clamp(min=0).sqrt()
-    return _signed(projection, total).view(n, height, width).to(a)
+    maps = _signed(projection, total).view(n, height, width).to(a)
+    return Component(maps, _ratio(values))
 
 
 def fem(activations: Tensor, gradients: Tensor) -> Tensor:
@@ -78,7 +104,7 @@ def fem(activations: Tensor, gradients: Tensor) -> Tensor:
     return (mean * strong).sum(dim=1).relu()
 
 
-def projected(features: Tensor, *, centred: bool = True) -> Tensor:
+def projected(features: Tensor, *, centred: bool = True) -> Component:
     """(n, K, h, w) → the rows' projections (n, h, w) on the first right singular vector, ≥ 0."""
     n, _, height, width = features.shape
     # In double precision the smaller Gram matrix is as good as a decomposition of X, and cheap.
@@ -89,9 +115,18 @@ def projected(features: Tensor, *, centred: bool = True) -> Tensor:
         values, vectors = torch.linalg.eigh(x @ x.transpose(1, 2))
         projection = vectors[..., -1] * values[:, -1:].clamp(min=0).sqrt()
     else:
-        _, vectors = torch.linalg.eigh(x.transpose(1, 2) @ x)
+        values, vectors = torch.linalg.eigh(x.transpose(1, 2) @ x)
         projection = (x @ vectors[..., -1:]).squeeze(2)
-    return _signed(projection, x.sum(2)).view(n, height, width).to(features)
+    maps = _signed(projection, x.sum(2)).view(n, height, width).to(features)
+    return Component(maps, _ratio(values))
+
+
+def _ratio(values: Tensor) -> Tensor:
+    """λ₂ / λ₁ of eigenvalues (n, m) in ascending order."""
+    first = values[:, -1]
+    if values.shape[1] < 2:
+        return torch.zeros_like(first)
+    return torch.where(first > 0, values[:, -2].clamp(min=0) / first, 0)
 
 
 def _signed(projection: Tensor, like: Tensor) -> Tensor:

@@ -8,7 +8,7 @@ from typing import Final, Literal
 
 from torch import Tensor
 
-from cam.methods.components import projected
+from cam.methods.components import Component, projected
 from cam.methods.gradients import weighted_sum
 from cam.methods.subject import Score, Steps, Subject
 
@@ -27,7 +27,7 @@ class Method:
     cost: Cost
     """Beside the forward pass up to the target layer, which all share."""
     weights: Callable[[Tensor, Tensor], Tensor] | None = None
-    map: Callable[[Tensor, Tensor], Tensor] | None = None
+    map: Callable[[Tensor, Tensor], Tensor | Component] | None = None
     steps: Callable[[Subject], Steps] | None = None
     score: Score | None = None
     """What it differentiates instead of the target's own score."""
@@ -48,13 +48,17 @@ class Method:
         """Whether it needs the layer's gradient, in one pass."""
         return self.steps is None and self.class_specific
 
-    def apply(self, activations: Tensor, gradients: Tensor, *, eigen: bool = False) -> Tensor:
+    def apply(
+        self, activations: Tensor, gradients: Tensor, *, eigen: bool = False
+    ) -> tuple[Tensor, Tensor | None]:
         """The maps, float32 (n, h, w), before any relu, of a method of one pass; with `eigen`, the
-        weighted activations' first principal component instead of their sum."""
+        weighted activations' first principal component instead of their sum. And of a leading
+        component its `Component.ratio`, (n,)."""
         if self.map:
-            return self.map(activations, gradients)
+            found = self.map(activations, gradients)
+            return found if isinstance(found, Component) else (found, None)
         assert self.weights  # where there are no steps
         weights = self.weights(activations, gradients)
         if eigen:
             return projected(weights * activations.float())
-        return weighted_sum(weights, activations)
+        return weighted_sum(weights, activations), None

@@ -11,10 +11,10 @@ import torch
 from torch import Tensor, nn
 
 from cam.capture import Capture
-from cam.errors import MethodUnsuited
-from cam.evaluation import evaluating
+from cam.errors import MethodUnsuited, NoGradientPath
+from cam.evaluation import alone, evaluating
 from cam.grids import Grid, Located
-from cam.output import Output, detached, looked_at, outputs_of, watching
+from cam.output import Output, detached, looked_at, one_each, outputs_of, watching
 from cam.reading import AUTO, Reading
 from cam.replay import Replay
 from cam.targets import ClassTarget, Target
@@ -73,6 +73,8 @@ class Subject:
     """Where the layers lie that the targets look at."""
     reading: Reading = AUTO
     """How the model's output is read, its activation resolved."""
+    graph: bool = False
+    """See `Capture`."""
 
     @property
     def share(self) -> int:
@@ -99,7 +101,7 @@ class Subject:
             # The clone: the model may change it in place, which a leaf may not be.
             raw = self.model(images.clone())
             looked = looked_at(seen, looks, images, self.located)
-            return self._read(raw, len(images), looked)
+            return one_each(self._read(raw, len(images), looked), images)
 
     def said(self, images: Tensor) -> list[Output]:
         """The same without a graph, on the CPU."""
@@ -144,19 +146,22 @@ class Subject:
         return outputs_of(raw, looked, size=self.size, reading=self.reading, batch=batch)
 
     def gradients(self, images: Tensor) -> Tensor:
-        """Each target's gradient at each image (n, C, H, W): float32 (targets, n, C, H, W)."""
+        """Each target's gradient at each image (n, C, H, W): float32 (targets, n, C, H, W).
+
+        Raises:
+            NoGradientPath: if no gradient of a target reaches the images.
+        """
         with torch.inference_mode(False), torch.enable_grad():
             probe = images.detach().clone().requires_grad_()
             sums = self.scores_of(self.outputs(probe)).sum(0)
-            return torch.stack(
-                [torch.autograd.grad(each, probe, retain_graph=True)[0] for each in sums]
-            ).float()
+            return torch.stack([gradient_at(probe, each) for each in sums]).float()
 
     @contextmanager
     def captured(self, images: Tensor) -> Iterator[tuple[Capture, Tensor]]:
         """The layer captured while the model sees images (n, C, H, W), and each target's number
         summed over them: (targets,), with a graph from the layer on."""
-        with Capture(self.model, [self.layer]) as capture:
+        # The model is this thread's as long as the hooks are there.
+        with alone(self.model), Capture(self.model, [self.layer], graph=self.graph) as capture:
             yield capture, self.scores_of(self.outputs(images)).sum(0)
 
     def of_probabilities(self) -> Subject:
@@ -167,3 +172,20 @@ class Subject:
             for target in self.targets
         )
         return replace(self, targets=targets)
+
+
+def gradient_at(images: Tensor, score: Tensor) -> Tensor:
+    """The gradient of a score at the images that it was computed from; the graph is kept.
+
+    Raises:
+        NoGradientPath: if none reaches them.
+    """
+    found = None
+    if score.requires_grad:
+        (found,) = torch.autograd.grad(score, images, retain_graph=True, allow_unused=True)
+    if found is None:
+        raise NoGradientPath(
+            "no gradient of the target reaches the image: the model cuts it off on its way (by "
+            "torch.no_grad, detach or an operation without a derivative)"
+        )
+    return found

@@ -11,7 +11,8 @@ from service.documentation import problems
 from service.examples import EXPLAINED, TINY_PNG
 from service.jobs.documents import ItemResult, JobDocument, JobList
 from service.jobs.manifest import JobRequest
-from service.parameters import Parameters, inlined, parameter_schemas
+from service.parameter_schemas import inlined, parameter_schemas
+from service.parameters import Parameters
 
 _ID: Final = "019acd1b2f008a4be1c95a0df7b2"
 JOB_EXAMPLE: Final[dict[str, Any]] = {

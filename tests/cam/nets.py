@@ -6,6 +6,11 @@ import torch
 import torchvision
 from torch import Tensor, nn
 
+DETECTING = ("odam", "drise")
+"""The methods that explain boxes of detectors alone."""
+ATTENDING = ("rollout", "chefer", "legrad")
+"""Those that need a transformer."""
+
 
 class Scale(nn.Module):
     """y = factor · x."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -22,16 +23,18 @@ METHODS = ("rollout", "chefer", "legrad")
 
 
 class Mixing(nn.Module):
-    """A block whose attention is given: tokens ← A tokens (no skip, so that numbers stay few)."""
+    """A block whose attention A_h, (heads, N, N), is given: tokens ← Σ_h w_h A_h tokens (no skip,
+    so that numbers stay few)."""
 
-    def __init__(self, attention: Tensor) -> None:
+    def __init__(self, attention: Tensor, weights: tuple[float, ...] = (1.0,)) -> None:
         super().__init__()
-        self.logits = nn.Parameter(attention.log())
+        self.logits = nn.Parameter(attention.expand(len(weights), -1, -1).log())
+        self.weights = nn.Parameter(torch.tensor(weights)[:, None, None], requires_grad=False)
         self.inner = nn.Identity()
 
     def forward(self, tokens: Tensor) -> Tensor:
-        matrix = self.logits.expand(len(tokens), 1, -1, -1).softmax(-1)
-        mixed: Tensor = self.inner((matrix @ tokens[:, None])[:, 0])
+        matrix = self.logits.expand(len(tokens), -1, -1, -1).softmax(-1)
+        mixed: Tensor = self.inner((self.weights * (matrix @ tokens[:, None])).sum(1))
         return mixed
 
 
@@ -95,6 +98,41 @@ def test_legrad_by_hand() -> None:
     np.testing.assert_allclose(mapped("legrad", Tiny()).ravel(), expected, rtol=1e-5)
 
 
+class TwoHeads(Tiny):
+    """One block of two heads, whose first rows are (1, 1, 1, 1) / 4 and (1, 0, 0, 0), added with
+    the weights 1 and w. y = 2 × token 0: ∂y/∂A_h is 2 w_h x in row 0 and 0 below."""
+
+    def __init__(self, weight: float) -> None:
+        super().__init__()
+        heads = torch.stack([torch.full((4, 4), 0.25), torch.eye(4).clamp(min=1e-12)])
+        self.blocks = nn.Sequential(Mixing(heads, (1.0, weight)))
+
+
+def test_rollout_takes_the_mean_of_two_heads_by_hand() -> None:
+    """(I + mean_h A_h) / 2, row 0: ((1, 0, 0, 0) + (5, 1, 1, 1) / 8) / 2; of the maximum of the
+    heads it would be (8, 1, 1, 1) / 11."""
+    expected = np.array([13, 1, 1, 1]) / 16
+    np.testing.assert_allclose(mapped("rollout", TwoHeads(3)).ravel(), expected, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("weight", "expected"),
+    # Of head 1, 2 x / 4; of head 2, 2 w x in the first place.
+    [(3.0, [(0.5 + 6) / 2, 1 / 2, 1.5 / 2, 2 / 2]), (-3.0, [0.5 / 2, 1 / 2, 1.5 / 2, 2 / 2])],
+)
+def test_chefer_takes_the_mean_of_two_rectified_heads_by_hand(
+    weight: float, expected: list[float]
+) -> None:
+    np.testing.assert_allclose(mapped("chefer", TwoHeads(weight)).ravel(), expected, rtol=1e-5)
+
+
+@pytest.mark.parametrize(("weight", "factor"), [(3.0, (2 + 6) / 2), (-3.0, 2 / 2)])
+def test_legrad_takes_the_mean_of_two_rectified_heads_by_hand(weight: float, factor: float) -> None:
+    """Row 0 is 2 x and 2 w x, less nothing where w < 0; then the mean over four rows."""
+    expected = factor * np.array([1, 2, 3, 4]) / 4
+    np.testing.assert_allclose(mapped("legrad", TwoHeads(weight)).ravel(), expected, rtol=1e-5)
+
+
 def of_timm() -> nn.Module:
     model: nn.Module = timm.create_model("vit_tiny_patch16_224", depth=3, img_size=64)
     nn.init.normal_(model.get_parameter("head.weight"), std=0.02)
@@ -137,6 +175,13 @@ def of_hugging_face() -> nn.Module:
     return model
 
 
+@cache
+def built(build: Callable[[], nn.Module]) -> nn.Module:
+    """One model for all methods: where its tokens lie is found once."""
+    torch.manual_seed(0)
+    return build().eval()
+
+
 BUILDS = (of_timm, of_timm_distilled, of_timm_pooled, of_torchvision, of_hugging_face)
 
 
@@ -145,7 +190,7 @@ def test_the_matrices_are_the_models_own(build: Callable[[], nn.Module]) -> None
     """Computed step by step, the model says what it says without."""
     torch.manual_seed(0)
     model = build().eval()
-    x = images(2, size=64)
+    x = images(1, size=64)
     with torch.no_grad():
         expected = logits(model(x))
     with attending() as matrices:
@@ -166,8 +211,7 @@ def logits(output: object) -> Tensor:
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("build", BUILDS)
 def test_every_librarys_transformer(build: Callable[[], nn.Module], method: str) -> None:
-    torch.manual_seed(0)
-    model = build().eval()
+    model = built(build)
     x = images(2, size=64)
     one, other = explain(model, x, target=3, method=method)
     assert one.map.shape == (4, 4)
@@ -185,7 +229,7 @@ def test_every_librarys_transformer(build: Callable[[], nn.Module], method: str)
 def test_what_has_no_such_attention_is_refused(method: str) -> None:
     for model, words in (
         (small(), "it needs a transformer"),
-        (torchvision.models.swin_t(), "attends within windows"),
+        (torchvision.models.swin_t(), "attention joins tokens within windows"),
     ):
         with pytest.raises(MethodUnsuited, match=words):
             explain(model.eval(), images(1, size=64), method=method)
@@ -221,36 +265,3 @@ def test_the_callers_mode_changes_nothing(method: str, mode: Callable[[], Any]) 
     plain = mapped(method, Tiny())
     with mode():
         np.testing.assert_array_equal(mapped(method, Tiny()), plain)
-
-
-class OneHead(nn.Module):
-    """Attention over (B, N, D) as such, or as one head of four dimensions."""
-
-    def __init__(self, heads: bool) -> None:
-        super().__init__()
-        torch.manual_seed(5)
-        self.heads = heads
-        self.patches = nn.Conv2d(3, 8, 4, 4)
-        self.blocks = nn.ModuleList(nn.Linear(8, 24) for _ in range(2))
-        self.head = nn.Linear(8, 3)
-
-    def forward(self, x: Tensor) -> Tensor:
-        tokens = self.patches(x).flatten(2).transpose(1, 2)
-        for block in self.blocks:
-            q, k, v = block(tokens).chunk(3, -1)
-            if self.heads:
-                q, k, v = q[:, None], k[:, None], v[:, None]
-            mixed = nn.functional.scaled_dot_product_attention(q, k, v)
-            tokens = tokens + (mixed[:, 0] if self.heads else mixed)
-        out: Tensor = self.head(tokens.mean(1))
-        return out
-
-
-@pytest.mark.parametrize("method", ["rollout", "chefer"])
-def test_one_head_needs_no_dimension_of_its_own(method: str) -> None:
-    x = images(1, size=16)
-    (plain,), (expected,) = (
-        explain(OneHead(heads).eval(), x, target=1, method=method) for heads in (False, True)
-    )
-    assert np.ptp(plain.map) > 0
-    np.testing.assert_allclose(plain.map, expected.map, rtol=1e-5, atol=1e-7)

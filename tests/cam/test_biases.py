@@ -224,3 +224,42 @@ def test_a_bias_of_vectors_alone_is_not_enough() -> None:
     model = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(3, 2))
     with pytest.raises(MethodUnsuited, match="convolutions with biases: this model has none"):
         explain(model.eval(), images(1), method="fullgrad")
+
+
+class UnsaidFrozenBatchNorm2d(nn.Module):
+    """As Hugging Face's DETR has it: its ε is in its code."""
+
+    def __init__(self, frozen: nn.Module) -> None:
+        super().__init__()
+        for name, buffer in frozen.named_buffers():
+            self.register_buffer(name, buffer)
+
+    def forward(self, x: Tensor) -> Tensor:
+        held = dict(self.named_buffers())
+        scale = held["weight"] * (held["running_var"] + 1e-5).rsqrt()
+        shift = held["bias"] - held["running_mean"] * scale
+        return x * scale[:, None, None] + shift[:, None, None]
+
+
+@pytest.mark.parametrize("kind", ["torchvision", "timm", "no ε"])
+def test_frozen_normalisations_add_their_biases_too(kind: str) -> None:
+    """Of convolutions without biases they have all there is."""
+    torch.manual_seed(3)
+    norm: nn.Module = torchvision.ops.FrozenBatchNorm2d(4, eps=1e-5 if kind == "no ε" else 0.1)
+    if kind == "timm":
+        norm = timm.layers.FrozenBatchNormAct2d(4, eps=0.1)
+    for name, buffer in norm.named_buffers():
+        nn.init.uniform_(buffer, 0.5, 2) if name == "running_var" else nn.init.normal_(buffer)
+    if kind == "no ε":
+        norm = UnsaidFrozenBatchNorm2d(norm)
+    model = nn.Sequential(
+        nn.Conv2d(3, 4, 3, bias=False),
+        norm,
+        nn.ReLU(),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+        nn.Linear(4, 3),
+    ).eval()
+    (found,) = explain(model, images(1), target=1, method="fullgrad")
+    assert found.completeness is not None
+    assert found.completeness.attributed == pytest.approx(found.completeness.difference, rel=1e-4)

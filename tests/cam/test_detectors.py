@@ -13,8 +13,9 @@ from torch import Tensor, nn
 
 import cam
 from bench.detectors import measure
-from cam.detection import DetectionForm, detections_of, form_of, read_detections
+from cam.detection import detections_of, read_detections
 from cam.errors import NoGradientPath, NothingDetected, NotLogits
+from cam.forms import DetectionForm, form_of
 from cam.grids import Grid, Located
 from cam.layers import level_layers
 from cam.levels import reached_layers

@@ -33,7 +33,7 @@ from cam.errors import (
     NotLogits,
     UnknownMethod,
 )
-from tests.cam.nets import Small, hook_count, images, small
+from tests.cam.nets import ATTENDING, DETECTING, Small, hook_count, images, small
 
 
 def test_equals_the_paper_written_out() -> None:
@@ -81,7 +81,7 @@ def test_a_batch_of_mixed_questions_equals_each_alone() -> None:
     torch.manual_seed(0)
     model = torchvision.models.resnet18().eval()
     x = images(10, size=64)
-    methods = [name for name, each in METHODS.items() if not each.steps and name != "odam"]
+    methods = [name for name, method in METHODS.items() if not (method.steps or method.levels)]
     questions = [
         Question(
             targets=tuple(ClassTarget(t) for t in ([None], [3, 999], [], [None, 5, 7])[i % 4]),
@@ -175,8 +175,7 @@ def test_a_model_in_training_is_explained_in_eval_mode_and_left_training() -> No
 STEPS = [
     name
     for name, method in METHODS.items()
-    # These need attention, and the last a detector.
-    if method.steps and name not in ("rollout", "chefer", "legrad", "drise")
+    if method.steps and name not in (*ATTENDING, *DETECTING)
 ]
 
 
@@ -292,3 +291,34 @@ def test_an_image_that_wants_a_gradient_gets_none(method: str) -> None:
     (plain,) = explain(small(), x.detach(), target=1, method=method)
     np.testing.assert_array_equal(found.map, plain.map)
     assert x.grad is None
+
+
+def test_a_layer_without_a_gradient_is_named_beside_one_that_has_it() -> None:
+    """Never a quiet black picture: the last rectifier lets nothing back."""
+
+    class Dead(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.stem = nn.Conv2d(3, 4, 3, padding=1)
+            self.side = nn.Conv2d(4, 4, 1)
+            self.relu = nn.ReLU()
+            self.head = nn.Linear(4, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = self.stem(x)
+            out: Tensor = self.head((x + self.relu(self.side(x) - 100)).mean((2, 3)))
+            return out
+
+    torch.manual_seed(0)
+    model = Dead().eval()
+    for method in ("gradcam", "hirescam", "layercam"):
+        dead, alive = explain(model, images(1), target=1, method=method, layer=["side", "stem"])
+        assert not dead.map.any()
+        assert not dead.reached
+        assert dead.warnings == (
+            "the score has no gradient at layer 'side', so the map is empty; layer 'stem' has one",
+        )
+        assert alive.reached
+        assert alive.warnings == ()
+    (free,) = explain(model, images(1), method="fem", layer="side")
+    assert free.warnings == ()

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from cam import METHODS, CamError, explain
-from tests.cam.nets import Small, hook_count, images, small
+from tests.cam.nets import DETECTING, Small, hook_count, images, small
 from tests.cam.test_attention import of_timm
 
 ATTENTION = ("rollout", "chefer", "legrad")
@@ -47,7 +47,7 @@ class Failing(Small):
         return out
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", [name for name in METHODS if name not in DETECTING])
 def test_a_loop_leaves_nothing(method: str) -> None:
     torch.manual_seed(0)
     model: nn.Module = of_timm().eval() if method in ATTENTION else small(inplace=True)
@@ -71,7 +71,9 @@ def test_a_loop_leaves_nothing(method: str) -> None:
     assert torch.is_grad_enabled()
 
 
-@pytest.mark.parametrize("method", [name for name in METHODS if name not in ATTENTION])
+@pytest.mark.parametrize(
+    "method", [name for name in METHODS if name not in (*ATTENTION, *DETECTING)]
+)
 def test_an_exception_in_the_models_own_forward_leaves_nothing(method: str) -> None:
     torch.manual_seed(0)
     model = Failing().eval()
@@ -95,7 +97,7 @@ def test_an_exception_in_the_models_own_forward_leaves_nothing(method: str) -> N
 def test_a_model_can_be_forgotten() -> None:
     model = small()
     for method in METHODS:
-        if method not in ATTENTION:
+        if method not in (*ATTENTION, *DETECTING):
             budget = 10 if METHODS[method].budget else None
             if method != "cam":
                 explain(model, images(1), target=0, method=method, layer="relu1", budget=budget)

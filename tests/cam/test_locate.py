@@ -15,7 +15,7 @@ from torch.nn.functional import interpolate
 from transformers import Dinov2WithRegistersConfig, Dinov2WithRegistersForImageClassification
 
 from cam import Question, default_layer, explain, explain_batch, survey
-from cam.errors import LayerNotSpatial, MethodUnsuited
+from cam.errors import LayerNotSpatial, MethodUnsuited, UnknownLayer
 from cam.explanation import Answer
 from cam.grids import Grid
 from cam.locate import declare, locate
@@ -253,3 +253,13 @@ def test_what_is_declared_holds_for_every_way_in() -> None:
     assert layers["block"].grid == Grid("tokens", 5, 5)
     assert layers["block"].explainable
     assert len(explain(model, x, layer="block", method="scorecam", budget=2)) == 1
+
+
+def test_layers_by_pattern() -> None:
+    """All that match at which a map can be made, in execution order, each once."""
+    model, x = built(Tokens(extra=1)), images(1, size=40)
+    found = explain(model, x, layer=["block.?", "embed", "bl*"])
+    assert [each.layer for each in found] == ["block.0", "block.1", "block.2", "embed", "block"]
+    for pattern in ("nothing*", "hea?"):
+        with pytest.raises(UnknownLayer, match=r"the last are block\.1"):
+            explain(model, x, layer=pattern)

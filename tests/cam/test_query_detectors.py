@@ -18,7 +18,7 @@ from transformers import (
 )
 
 import cam
-from cam.detection import form_of
+from cam.forms import form_of
 from cam.layers import level_layers
 from cam.output import outputs_of, size_of
 from tests.cam.detectors import blurry

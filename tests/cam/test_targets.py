@@ -257,8 +257,8 @@ def test_the_rank_of_a_detection() -> None:
         (ClassTarget(1, rank=1), 3.0),
     ):
         resolved = target.resolve(said)
-        assert resolved.box == (0.0, 0.0, side, side)
-        assert resolved.rank == 0  # it is the only one of its box
+        # It is the only one of its box.
+        assert (resolved.box, resolved.rank) == ((0, 0, side, side), 0)
     with pytest.raises(NothingDetected, match=r"finds 2 of them; there is no number 3$"):
         ClassTarget(1, rank=2).resolve(said)
 

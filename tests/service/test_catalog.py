@@ -26,6 +26,8 @@ std = [1, 1, 1]
 device = "cpu"
 dtype = "bfloat16"
 max_batch = 4
+detections = "detr"
+min_score = 0.3
 layout = "contiguous"
 mode = "fast"
 
@@ -63,6 +65,8 @@ def test_every_key_is_read(tmp_path: Path) -> None:
         "mode": "fast",
         "layout": "contiguous",
         "max_batch": 4,
+        "detections": "detr",
+        "min_score": 0.3,
     }
     assert mine.source == "factory:package.module:function"
     assert mine.path("w.pt") == tmp_path / "w.pt"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import logging
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -31,6 +31,13 @@ from tests.service.conftest import encoded, noise, wait_until_ready
 
 TINY = "factory:tests.service.factories:tiny"
 
+JUDGED = {
+    name
+    for name, method in METHODS.items()
+    if method.steps is None and method.map is None and not method.levels
+}
+"""The methods that a fast path in half precision may serve a classifier's maps by."""
+
 
 def entries(**given: Any) -> list[ModelEntry]:
     common: dict[str, Any] = {"source": TINY, "weights": "none", "input_size": 32, "max_batch": 2}
@@ -53,18 +60,20 @@ def heat(client: TestClient, model: str, **query: Any) -> np.ndarray:
 
 
 @pytest.mark.skipif(not shutil.which("g++"), reason="there is no compiler")
-def test_the_same_answers() -> None:
+def test_the_same_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    # For so small a model a busy machine may find it slower compiled.
+    monkeypatch.setattr("cam.fast.fastest", lambda work: work() and 1.0)
     with TestClient(create_app(Settings(), entries())) as client:
         wait_until_ready(client, 300)
         about = client.get("/v1/models/fast").json()
         assert about["mode"] == "fast"
         assert 0.98 <= about["fidelity"] <= 1
-        for method in about["methods"]:
-            if METHODS[method["name"]].steps is None:
-                assert method["fast"] == (method["fidelity"]["worst"] >= 0.98)
-                assert method["fidelity"]["worst"] <= method["fidelity"]["median"] <= 1
-            else:
-                assert (method["fast"], method["fidelity"]) == (False, None)
+        judged = [method for method in about["methods"] if method["fidelity"]]
+        assert {method["name"] for method in judged} >= JUDGED
+        for method in judged:
+            assert method["fast"] == (method["fidelity"]["worst"] >= 0.98)
+            assert method["fidelity"]["worst"] <= method["fidelity"]["median"] <= 1
+        assert all(method in judged for method in about["methods"] if method["fast"])
         assert about["fidelity"] == min(
             method["fidelity"]["worst"] for method in about["methods"] if method["fast"]
         )
@@ -166,7 +175,7 @@ def served(factory: str = "tiny", size: int = 32) -> ServedModel:
 
 
 def with_fast_path(
-    model: ServedModel, kind: Callable[..., FastPath] = Uncompiled, module: nn.Module | None = None
+    model: ServedModel, kind: type[Uncompiled] = Uncompiled, module: nn.Module | None = None
 ) -> ServedModel:
     path = kind(
         module or model.module,
@@ -181,7 +190,7 @@ def test_a_good_path_may_be_used_by_every_method(caplog: pytest.LogCaptureFixtur
     model = with_fast_path(served())
     with caplog.at_level(logging.INFO):
         found = warm_fast_path(model)
-    assert set(found) == {name for name, method in METHODS.items() if method.steps is None}
+    assert set(found) == JUDGED
     assert all(each.enough for each in found.values())
     assert "served exact: none" in caplog.text
 
@@ -196,9 +205,9 @@ def test_a_good_path_may_be_used_by_every_method(caplog: pytest.LogCaptureFixtur
     ],
 )
 def test_a_path_that_is_wrong_somewhere_is_not_used(
-    kind: type[FastPath], factory: str, why: str, caplog: pytest.LogCaptureFixture
+    kind: type[Uncompiled], factory: str, why: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    assert not warm_fast_path(with_fast_path(served(factory, 64), kind))
+    assert not warm_fast_path(with_fast_path(served(factory, 64 if factory == "vit" else 32), kind))
     assert f"model m has no fast path: {why}" in caplog.text
 
 
@@ -222,9 +231,8 @@ def test_flat_maps_tell_nothing(caplog: pytest.LogCaptureFixture) -> None:
         model.module.get_parameter("head.weight").abs_().neg_()
     with caplog.at_level(logging.INFO):
         found = warm_fast_path(with_fast_path(replace(model, head=None)))
-    assert "gradcam" not in found
-    assert found["eigencam"].enough
-    assert "served exact: gradcam (no maps to compare)" in caplog.text
+    assert set(found) == {"finercam"}
+    assert "gradcam (no maps to compare)" in caplog.text
 
 
 @pytest.mark.anyio
@@ -239,7 +247,8 @@ async def test_a_method_that_roundings_change_is_served_exact() -> None:
         assert crew.fidelity is not None
         assert crew.fidelity >= 0.98
         slow = [name for name, each in crew.fidelities.items() if each.worst < 0.98]
-        assert "kpcacam" in slow
+        assert slow
+        assert not crew.is_fast("kpcacam")
         assert not any(crew.is_fast(name) for name in slow)
         image = torch.randn(3, 64, 64, generator=torch.Generator().manual_seed(3))
         exact = Engine(replace(model, fast=None), max_queue=64, metrics=Metrics())

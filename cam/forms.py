@@ -1,0 +1,139 @@
+"""The form in which a model says its detections."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final, Literal, get_args
+
+import torch
+from torch import Tensor
+
+from cam.errors import NotLogits
+
+DetectionForm = Literal["boxes", "detr", "detr-sigmoid", "yolov5", "yolov8", "yolo-end2end"]
+"""How a model says its detections, B images, N boxes, C classes:
+
+- `boxes`: a dictionary for each image with "boxes" (left, top, right, bottom in pixels), "labels"
+  and "scores": torchvision.
+- `detr`: `.logits` (B, N, C + 1), the last one for "no object", and `.pred_boxes` (B, N, 4),
+  centre, width and height in 0 … 1; the score is a softmax: DETR, YOLOS.
+- `detr-sigmoid`: the same with (B, N, C) logits and a sigmoid: Conditional and Deformable DETR,
+  RT-DETR, D-FINE.
+- `yolov5`: (B, N, 5 + C): centre, width and height in pixels, objectness, class probabilities:
+  YOLOv5, YOLOv7, YOLOX.
+- `yolov8`: (B, 4 + C, N): centre, width and height in pixels, class probabilities.
+- `yolo-end2end`: (B, N, 6): left, top, right, bottom in pixels, score, label; nothing is left to
+  suppress.
+"""
+FORMS: Final[tuple[DetectionForm, ...]] = get_args(DetectionForm)
+
+_SOFTMAX: Final = ("Detr", "Yolos", "TableTransformer")
+_SIGMOID: Final = (
+    *("ConditionalDetr", "DeformableDetr", "DabDetr", "RTDetr", "RTDetrV2", "DFine", "Deimv2"),
+    *("LwDetr", "RfDetr"),
+)
+"""Hugging Face's models by how their own `post_process_object_detection` makes scores."""
+
+
+def form_of(raw: Any) -> DetectionForm | None:
+    """The form in which a model's output says detections; None if it says none.
+
+    Of Hugging Face's outputs the class tells; of YOLO-like tensors the shape and the values, all
+    of which must be in the ranges that the form has.
+
+    Raises:
+        NotLogits: if it could be several.
+    """
+    if isinstance(raw, list | tuple) and raw and all(isinstance(each, Mapping) for each in raw):
+        return "boxes" if all({"boxes", "labels", "scores"} <= set(each) for each in raw) else None
+    if entry_in(raw, "pred_boxes") is not None and logits_in(raw) is not None:
+        name = type(raw).__name__.removesuffix("ObjectDetectionOutput").removesuffix("For")
+        if name in _SOFTMAX:
+            return "detr"
+        if name in _SIGMOID:
+            return "detr-sigmoid"
+        raise NotLogits(
+            f"the model's output, {described(raw)}, has pred_boxes, but whether its scores are "
+            "made by softmax or sigmoid is not known: read it as 'detr' or as 'detr-sigmoid'"
+        )
+    try:
+        values = tensor_in(raw).detach()
+    except TypeError:
+        return None
+    fits = [form for form, test in _YOLO.items() if test(values)]
+    if len(fits) > 1:
+        names = " or as ".join(map(repr, fits))
+        raise NotLogits(f"the model's output, {described(raw)}, can be read as {names}: name one")
+    return fits[0] if fits else None
+
+
+def _is_yolov5(values: Tensor) -> bool:
+    channels = values.shape[2]
+    return (
+        channels >= 6
+        and values.shape[1] > channels
+        and _are_shares(values[..., 4:])
+        and _are_sides(values[..., 2:4])
+    )
+
+
+def _is_yolov8(values: Tensor) -> bool:
+    channels = values.shape[1]
+    return (
+        channels >= 5
+        and values.shape[2] > channels
+        and _are_shares(values[:, 4:])
+        and _are_sides(values[:, 2:4])
+    )
+
+
+def _is_end2end(values: Tensor) -> bool:
+    if values.shape[2] != 6:
+        return False
+    boxes, scores, labels = values[..., :4], values[..., 4], values[..., 5]
+    ordered = not bool((boxes[..., 2:] < boxes[..., :2]).any())
+    return ordered and _are_shares(scores) and bool(((labels >= 0) & (labels % 1 == 0)).all())
+
+
+_YOLO: Final[dict[DetectionForm, Callable[[Tensor], bool]]] = {
+    "yolov5": _is_yolov5,
+    "yolov8": _is_yolov8,
+    "yolo-end2end": _is_end2end,
+}
+
+
+def _are_shares(values: Tensor) -> bool:
+    """Whether all are in 0 … 1, but for those that are not finite."""
+    return not bool(((values < 0) | (values > 1)).any())
+
+
+def _are_sides(values: Tensor) -> bool:
+    """Whether all can be widths and heights in pixels."""
+    return not bool((values < 0).any()) and bool((values > 2).any())
+
+
+def tensor_in(raw: Any) -> Tensor:
+    """The YOLO-like tensor in a model's output: itself, or the first item of a tuple or list.
+
+    Raises:
+        TypeError: if there is none.
+    """
+    found = raw[0] if isinstance(raw, Sequence) and len(raw) else raw
+    if not isinstance(found, Tensor) or found.ndim != 3 or not found.is_floating_point():
+        raise TypeError
+    return found
+
+
+def logits_in(raw: Any) -> Tensor | None:
+    logits = entry_in(raw, "logits")
+    return entry_in(raw, "pred_logits") if logits is None else logits
+
+
+def entry_in(raw: Any, name: str) -> Tensor | None:
+    found = raw.get(name) if isinstance(raw, Mapping) else getattr(raw, name, None)
+    return found if isinstance(found, Tensor) and found.ndim == 3 else None
+
+
+def described(raw: Any) -> str:
+    kind = type(raw).__name__
+    return f"a tensor of shape {tuple(raw.shape)}" if isinstance(raw, torch.Tensor) else f"a {kind}"

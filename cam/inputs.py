@@ -1,0 +1,207 @@
+"""What `explain` is given, checked and brought into one form."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from itertools import chain
+from operator import index
+from typing import Any, Final, SupportsIndex
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from cam.errors import (
+    InvalidImages,
+    InvalidOption,
+    InvalidTarget,
+    NonFinite,
+    NotAModule,
+    ScriptedModel,
+    UnknownLayer,
+)
+from cam.targets import ClassTarget, SimilarityTarget, Target, UnitTarget
+
+OneTarget = SupportsIndex | Target | None
+Targets = OneTarget | Sequence[OneTarget] | Tensor | NDArray[np.integer[Any]]
+
+HOOKLESS: Final = ("rise", "occlusion", "gradient", "smoothgrad", "integratedgradients")
+"""The methods that look at a model from outside."""
+_COMPILED: Final = "_orig_mod."
+"""What `torch.compile` puts into the names of what it compiled."""
+
+
+def model_of(model: nn.Module, method: str) -> nn.Module:
+    """The module to explain: of one that `torch.compile` returned, the original.
+
+    Raises:
+        NotAModule
+        ScriptedModel: if the method needs hooks, and the model runs none.
+    """
+    if not isinstance(model, nn.Module):
+        raise NotAModule(f"the model is a {type(model).__name__}, not a torch.nn.Module")
+    original = getattr(model, "_orig_mod", model)
+    if isinstance(original, torch.jit.ScriptModule) and method not in HOOKLESS:
+        raise ScriptedModel(
+            f"{method} needs hooks on the model's layers, and TorchScript runs none: explain the "
+            f"model that was scripted or traced, or use {', '.join(HOOKLESS)}"
+        )
+    found: nn.Module = original
+    return found
+
+
+def images_of(images: Tensor) -> Tensor:
+    """The images without a graph.
+
+    Raises:
+        InvalidImages: if they are no batch of floating-point images.
+        NonFinite: naming the first image with NaN or infinity.
+    """
+    if not isinstance(images, Tensor):
+        raise InvalidImages(f"the images are a {type(images).__name__}, not a torch.Tensor")
+    shape = tuple(images.shape)
+    if images.ndim != 4:
+        raise InvalidImages(f"the images are {shape}, not (batch, channels, height, width)")
+    if not images.numel():
+        raise InvalidImages(f"the images are {shape}: there is nothing to see")
+    if not images.is_floating_point():
+        raise InvalidImages(
+            f"the images are {images.dtype}, not floating point: preprocess them as the model needs"
+        )
+    if images.is_meta or images.layout != torch.strided:
+        kind = "on the meta device" if images.is_meta else f"of layout {images.layout}"
+        raise InvalidImages(f"the images are {kind}, not a dense tensor of numbers")
+    if images.is_inference():
+        with torch.inference_mode(False):  # its copy may be saved for a backward pass
+            images = images.clone()
+    finite = images.detach().isfinite().flatten(1).all(1)
+    if not finite.all():
+        raise NonFinite(f"image {int(finite.int().argmin())} has pixels that are NaN or infinite")
+    return images.detach()
+
+
+def targets_of(target: Targets, count: int) -> list[tuple[Target, ...]]:
+    """The targets of each of `count` images.
+
+    Raises:
+        InvalidTarget
+    """
+    if isinstance(target, Tensor | np.ndarray) and target.ndim:
+        if tuple(target.shape) != (count,):
+            raise InvalidTarget(
+                f"the targets are an array of shape {tuple(target.shape)}; one with a class for "
+                f"each image has shape ({count},)"
+            )
+        return [(_target(each),) for each in target]
+    if isinstance(target, list | tuple):
+        if not target:
+            raise InvalidTarget("the list of targets is empty; None explains the predicted class")
+        return [tuple(map(_target, target))] * count
+    return [(_target(target),)] * count
+
+
+def _target(given: Any) -> Target:
+    if given is None:
+        return ClassTarget()
+    if isinstance(given, ClassTarget):
+        first, second = (
+            None if each is None else _named(each) for each in (given.index, given.minus)
+        )
+        return replace(given, index=first, minus=second)
+    if isinstance(given, UnitTarget):
+        return replace(given, channel=_named(given.channel, "a channel"))
+    if isinstance(given, SimilarityTarget):
+        return given
+    return ClassTarget(_named(given))
+
+
+def _named(given: Any, what: str = "a class, None or a target") -> int:
+    found = _whole(given)
+    if found is None:
+        raise InvalidTarget(
+            f"{str(given)[:80]!r} is a {type(given).__name__}, not {what}: a class or channel is a "
+            "whole number"
+        )
+    return found
+
+
+def _whole(given: Any) -> int | None:
+    """The whole number that Python, NumPy or torch has as `given`; None if it is none."""
+    kind = given.dtype if isinstance(given, Tensor | np.ndarray) else type(given)
+    if kind in (bool, np.bool_, torch.bool):
+        return None
+    try:
+        return index(given)
+    except (TypeError, ValueError):
+        return None
+
+
+def layers_of(model: nn.Module, layer: str | Sequence[str]) -> list[str]:
+    """The layers' names as the model has them: of what is compiled, it may be left out.
+
+    Raises:
+        UnknownLayer: if there is no name, or one twice, or what is no name.
+    """
+    asked = [layer] if isinstance(layer, str) else layer
+    if not isinstance(asked, Sequence) or not all(isinstance(name, str) for name in asked):
+        raise UnknownLayer(f"{str(layer)[:80]!r} is no layer's name and no list of names")
+    if not asked:
+        raise UnknownLayer('the list of layers is empty; "auto" chooses one')
+    twice = [name for name in asked if asked.count(name) > 1]
+    if twice:
+        raise UnknownLayer(f"layer {twice[0]!r} is named twice")
+    names = [name for name, _ in model.named_modules()]
+    plain = {name.replace(_COMPILED, ""): name for name in names}
+    return [
+        name if name in names else plain.get(name.replace(_COMPILED, ""), name) for name in asked
+    ]
+
+
+def is_pattern(layer: str) -> bool:
+    """Whether a layer's name stands for several, as in "blocks.*.norm1"."""
+    return any(sign in layer for sign in "*?[")
+
+
+def budget_of(budget: SupportsIndex | None) -> int | None:
+    """
+    Raises:
+        InvalidOption: if it is no whole number above 0.
+    """
+    if budget is None:
+        return None
+    passes = _whole(budget)
+    if passes is None or passes < 1:
+        raise InvalidOption(
+            f"the budget is {str(budget)[:80]}; it is a whole number of forward passes, 1 or more"
+        )
+    return passes
+
+
+@contextmanager
+def diagnosed(model: nn.Module, images: Tensor) -> Iterator[None]:
+    """
+    Raises:
+        InvalidImages: instead of what the model raises where it cannot read such images.
+    """
+    try:
+        yield
+    except RuntimeError as error:
+        held = [*chain(model.parameters(), model.buffers())]
+        devices = {each.device for each in held}
+        dtypes = {each.dtype for each in held if each.is_floating_point()}
+        if "meta" in {device.type for device in devices}:
+            reason = "the model's parameters are on the meta device and hold no numbers"
+        elif devices and images.device not in devices:
+            reason = f"the images are on {images.device}, the model is on {_joined(devices)}"
+        elif dtypes and images.dtype not in dtypes:
+            reason = f"the images are {images.dtype}, the model is {_joined(dtypes)}"
+        else:
+            raise
+        raise InvalidImages(reason) from error
+
+
+def _joined(values: set[Any]) -> str:
+    return " and ".join(sorted(map(str, values)))
