@@ -183,6 +183,24 @@ def test_xgradcam_ignores_a_channel_without_activation() -> None:
     torch.testing.assert_close(found, torch.tensor([BY_HAND["xgradcam"]]))
 
 
+def test_what_needs_the_layers_gradient_in_one_pass() -> None:
+    needs = {name: method.differentiates for name, method in METHODS.items()}
+    assert needs["gradcam"]
+    assert needs["finercam"]
+    assert not needs["eigencam"]  # no class
+    assert not needs["scorecam"]  # many passes
+    assert not needs["rollout"]  # neither
+
+
+def test_eigen_smoothing_in_half_precision_costs_nothing_but_its_own_rounding() -> None:
+    rng = torch.Generator().manual_seed(5)
+    a = torch.rand(2, 3, 8, 8, generator=rng).bfloat16()
+    g = torch.randn(2, 3, 8, 8, generator=rng).bfloat16()
+    for name in ("hirescam", "gradcam"):
+        found = METHODS[name].apply(a, g, eigen=True)
+        torch.testing.assert_close(found, METHODS[name].apply(a.float(), g.float(), eigen=True))
+
+
 def weights_of(method: str, a: Tensor, g: Tensor) -> Tensor:
     weights = METHODS[method].weights
     assert weights

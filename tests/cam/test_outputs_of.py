@@ -11,10 +11,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from cam import Detections, Output
+from cam import Detections, Output, Reading, resolve_reading
 from cam.errors import LayerDidNotRun, NotLogits, UnknownLayer
 from cam.grids import Grid, Located, Location
 from cam.output import detached, logits_of, looked_at, outputs_of, size_of, total, watching
+from cam.reading import Activation
 from tests.cam.nets import hook_count, images, small
 
 
@@ -164,6 +165,40 @@ def test_detached_is_the_same_without_a_graph() -> None:
         assert not any(values.requires_grad for values in each.numbers)
         assert not any(values.requires_grad for values in each.layers.values())
     assert detached([]) == []
+
+
+def test_probabilities_by_hand() -> None:
+    """e^z = 1, 3; of each class by itself σ(0) and σ(ln 3); or the numbers as they are."""
+    logits = torch.tensor([0, math.log(3)])
+    cases: list[tuple[Activation, list[float]]] = [
+        ("softmax", [0.25, 0.75]),
+        ("sigmoid", [0.5, 0.75]),
+        ("none", [0, math.log(3)]),
+    ]
+    for activation, expected in cases:
+        for said in (
+            Output(logits=logits, activation=activation),
+            Output(segments=logits[:, None, None], activation=activation),
+        ):
+            assert said.probabilities is not None
+            assert said.probabilities.flatten().tolist() == pytest.approx(expected)
+    nothing = Detections(torch.zeros(0, 4), torch.zeros(0), torch.zeros(0))
+    assert Output(detections=nothing).probabilities is None
+
+
+@pytest.mark.parametrize("mode", [torch.enable_grad, torch.no_grad, torch.inference_mode])
+def test_the_ending_of_a_model_is_told_in_any_grad_mode(mode: Any) -> None:
+    """Also of a model without parameters: the graph starts at the image."""
+    ends = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Softmax(1))
+    x = images(1)
+    with mode():
+        reading, why = resolve_reading(ends, x)
+        assert (reading.activation, why) == ("none", "the model ends in a softmax")
+        reading, why = resolve_reading(ends[:2], x)
+        assert reading.activation == "softmax"
+        reading, why = resolve_reading(ends, x, Reading(activation="sigmoid"))
+        assert (reading.activation, why) == ("sigmoid", "it was given")
+    assert not x.requires_grad
 
 
 def test_watching_keeps_what_layers_return_and_leaves_no_hook() -> None:
