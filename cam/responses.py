@@ -175,7 +175,8 @@ def fit(grid: Grid, moved: Tensor, patches: Sequence[Patch], size: Size) -> Fit:
         wanted = torch.tensor([float(patch.left + patch.right) for patch in places])
         follows.append(_correlation(columns, wanted))
     return Fit(
-        hits=sum(each <= slack for each in distances) / len(places),
+        # A patch that moves nothing is no hit: few that do are little evidence.
+        hits=sum(each <= slack for each in distances) / len(patches),
         follows=min(follows, default=0.0),
         distance=sum(min(each, 3.0) for each in distances) / len(places),
         few=grid.kind == "tokens" and height * width < FEW,
