@@ -272,9 +272,12 @@ def follows(moved: list[Tensor], corners: list[tuple[int, int]], share: float, s
     position of the patch, or the middle of what moves follows it on both axes."""
     values = torch.stack(moved).double().numpy()
     total = values.sum((1, 2))
-    if not (total > 0).all():
-        return int((total > 0).sum()) < 3  # nothing to tell it from
-    values = values / total[:, None, None]
+    # What is strided over moves nothing: the other patches tell.
+    moving = total > 0
+    if moving.sum() < 3:
+        return True
+    values = values[moving] / total[moving, None, None]
+    corners = [corner for corner, each in zip(corners, moving.tolist(), strict=True) if each]
     contrast = values - values.mean(0)
     height, width = values.shape[1:]
     near = 0
