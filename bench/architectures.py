@@ -370,7 +370,8 @@ def main() -> None:
             "# Architectures\n\n"
             f"Made by `python bench/architectures.py --write {arguments.write}`: "
             f"{len(rows)} of the {len(known())} models that it lists: {total}. At each of the "
-            f"{layers} layers that are called explainable, a patch that is changed in a photo moves the map's positions there.\n\n"
+            f"{layers} layers that are called explainable, a patch that is changed in a "
+            "photo moves the map's positions there.\n\n"
             "| model | | default layer | its output and the map | layers | attention methods |\n"
             "|---|---|---|---|---|---|\n" + "\n".join(rows[key] for key in sorted(rows)) + "\n"
         )
