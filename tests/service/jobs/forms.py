@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import io
 import json
+import os
 import sqlite3
 import tarfile
 import time
@@ -154,10 +155,12 @@ def check(response: Response, status: int, kind: str, *words: str, pointer: str 
 def files_of(place: Path, job: str | None = None) -> list[Path]:
     """What lies in the folder of jobs: all images and results, or those of one job."""
     found = [
-        file
-        for folder in ("blobs", "results", "incoming")
-        for file in (place / folder).rglob("*")
-        if file.is_file()
+        Path(folder, name)
+        for kept in ("blobs", "results", "incoming")
+        # A folder that is removed between its listing and its reading has no files; `Path.rglob`
+        # would raise.
+        for folder, _, names in os.walk(place / kept)
+        for name in names
     ]
     return [file for file in found if job is None or job in str(file)]
 

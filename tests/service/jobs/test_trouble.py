@@ -16,6 +16,7 @@ import pytest
 from service.jobs.database import FILE
 from tests.chaos.stage import photo
 from tests.service.jobs.apps import answers, app_at, job_of, lines, post, until, until_done
+from tests.service.jobs.forms import files_of
 from tests.service.jobs.postgres import postgres
 
 PHOTOS = [photo(seed) for seed in range(24)]
@@ -77,15 +78,6 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
         return answers(client, job)
 
 
-def left_behind(folder: Path) -> list[Path]:
-    return [
-        each
-        for part in ("blobs", "incoming", "results")
-        for each in (folder / part).rglob("*")
-        if each.is_file()
-    ]
-
-
 def jobs_in(folder: Path) -> list[str]:
     with sqlite3.connect(folder / FILE) as connection:
         found = connection.execute("SELECT state FROM jobs").fetchall()
@@ -106,7 +98,7 @@ def test_a_job_for_which_there_is_no_room_is_refused(disk: Path, room: int) -> N
             assert problem["status"] == 507
             assert "room" in problem["detail"] or "cannot be written" in problem["detail"]
             assert int(answer.headers["retry-after"]) > 0
-        assert left_behind(disk / "jobs") == []
+        assert files_of(disk / "jobs") == []
         assert client.get("/v1/jobs").json()["jobs"] == []
         explained = client.post(
             "/v1/models/slow:explain", content=PHOTOS[0], headers={"Content-Type": "image/png"}
