@@ -144,9 +144,15 @@ def build(library: str, name: str) -> tuple[nn.Module, int]:
     """The model, in eval mode, and the side of its input."""
     torch.manual_seed(0)
     model, side = created(library, name)
-    for parameter in model.parameters():
-        if parameter.ndim > 1 and not parameter.any():  # a head that starts at zero says nothing
+    for parameter_name, parameter in model.named_parameters():
+        if parameter.any():
+            continue
+        # A head that starts at zero says nothing, and a branch whose last normalisation starts at
+        # zero (LeViT's, most residual ones) lets no layer after it see more than the first did.
+        if parameter.ndim > 1:
             nn.init.normal_(parameter, std=0.02)
+        elif not parameter_name.endswith("bias"):
+            nn.init.ones_(parameter)
     return model.eval().requires_grad_(False), side
 
 

@@ -152,7 +152,7 @@ def candidates(
 
     Of four dimensions the last two or those before the last are positions. Of three the tokens lie
     row by row, with at most MAX_EXTRA other tokens before, behind or in the middle of them, in as
-    many rows and columns as the model states, or such as have the image's proportions.
+    many rows and columns as the model states, or as one stride makes of the image or of a square.
 
     Args:
         sides: heights and widths of the token grids that the model states.
@@ -177,16 +177,28 @@ def candidates(
 
 
 def _sides(count: int, image: Size) -> Iterator[Size]:
-    """Rows and columns of tokens that have the image's proportions, or are a square."""
-    for ratio in dict.fromkeys((image[0] / image[1], 1.0)):
-        for extra in range(min(MAX_EXTRA, count - 2) + 1):
+    """Rows and columns of tokens that one stride makes of the image or of a square, which a model
+    may resize it to: first those that leave the fewest tokens over."""
+    for extra in range(min(MAX_EXTRA, count - 2) + 1):
+        for of in dict.fromkeys((image, (max(image), max(image)))):
             patches = count - extra
-            height = round((patches * ratio) ** 0.5)
+            height = round((patches * of[0] / of[1]) ** 0.5)
             for rows in (height, height - 1, height + 1):
-                if rows > 0 and patches % rows == 0:
-                    columns = patches // rows
-                    if abs(rows - columns * ratio) <= 1 and min(rows, columns) > 1:
-                        yield rows, columns
+                if rows > 1 and patches % rows == 0 and patches // rows > 1:
+                    sides = rows, patches // rows
+                    if _strided(sides, of):
+                        yield sides
+
+
+def _strided(sides: Size, image: Size) -> bool:
+    """Whether one stride and one padding make so many rows and columns of the image."""
+    fewest = [pixels // (each + 1) for each, pixels in zip(sides, image, strict=True)]
+    most = [-(-pixels // (each - 1)) for each, pixels in zip(sides, image, strict=True)]
+    return any(
+        sides == ((image[0] + padding) // stride, (image[1] + padding) // stride)
+        for stride in range(max(*fewest, 1), min(most) + 1)
+        for padding in range(1 - stride, stride)
+    )
 
 
 def _arrangements(count: int, height: int, width: int) -> Iterator[Grid]:

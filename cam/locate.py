@@ -38,7 +38,7 @@ from cam.stated import Stated, stated_by
 Reshape = str | Callable[[Tensor], Tensor]
 """A user's own way from a layer's output (B, …) to (B, K, h, w), or words: see `grid_in_words`."""
 CELLS = (7, 7)
-"""Rows and columns of the patches of an image, where there are no tokens."""
+"""Rows and columns of the patches that tell grids of feature maps, where no tokens are stated."""
 TELLING = 25
 """Positions of feature maps: of fewer each sees the whole image many times over, and what moves
 most is a matter of padding. There the shape is believed, where it leaves no doubt."""
@@ -159,24 +159,31 @@ def _locations(
                 continue
         found[name] = Location(shape[1:], None, f"its output {shape[1:]} is {NO_GRID}")
     if doubtful:
-        before = {name: outputs[name] for name in doubtful}
-        patches = patches_of(size, _cells(doubtful, stated))
-        moved = responses(model, dict(model.named_modules()), image, before, patches)
-        shapes = {name: tuple(output.shape[1:]) for name, output in before.items()}
-        found |= _judged(doubtful, shapes, moved, patches, size)
+        shapes = {name: tuple(outputs[name].shape[1:]) for name in doubtful}
+        for cells, names in _by_cells(doubtful, shapes, stated).items():
+            patches = patches_of(size, cells)
+            before = {name: outputs[name] for name in names}
+            moved = responses(model, dict(model.named_modules()), image, before, patches)
+            grids_of = {name: doubtful[name] for name in names}
+            found |= _judged(grids_of, shapes, moved, patches, size)
     return found
 
 
-def _cells(doubtful: Mapping[str, Sequence[Grid]], stated: Stated) -> Size:
-    """Rows and columns of the patches: those of the tokens, so that each is seen by one."""
-    if stated.sides:
-        return stated.sides[0]
-    sides = Counter(
-        (grids[0].height, grids[0].width)
-        for grids in doubtful.values()
-        if grids[0].kind == "tokens"
-    )
-    return sides.most_common(1)[0][0] if sides else CELLS
+def _by_cells(
+    doubtful: Mapping[str, Sequence[Grid]], shapes: Mapping[str, tuple[int, ...]], stated: Stated
+) -> dict[Size, list[str]]:
+    """The layers, by the rows and columns of the patches that tell their grids: those of their own
+    tokens, so that each patch is seen by one. Of smaller patches, tokens that were strided over
+    see few, and of larger ones, many tokens see each: then a wrong grid fits by chance."""
+    sides: dict[int, Size] = {}
+    for name, grids in doubtful.items():
+        if grids[0].kind == "tokens":
+            sides.setdefault(shapes[name][0], (grids[0].height, grids[0].width))
+    usual = (*stated.sides, CELLS)[0]
+    groups: dict[Size, list[str]] = defaultdict(list)
+    for name in doubtful:
+        groups[sides[shapes[name][0]] if len(shapes[name]) == 2 else usual].append(name)
+    return groups
 
 
 def _judged(
@@ -200,7 +207,8 @@ def _judged(
         for grid, each in fits[name].items():
             if grid.kind == "tokens":
                 votes[shapes[name][0]][grid].append(each.distance)
-    elected = {_elected(of_count) for of_count in votes.values()}
+    likely = {shapes[name][0]: grids for name, grids in doubtful.items()}
+    elected = {_elected(of_count, likely[count]) for count, of_count in votes.items()}
     found = {}
     for name, good in fits.items():
         shape = shapes[name]
@@ -219,11 +227,15 @@ def _judged(
     return found
 
 
-def _elected(votes: Mapping[Grid, Sequence[float]]) -> Grid:
-    """Of the grids that fit at least half as many layers as any does, the one that fits best."""
+def _elected(votes: Mapping[Grid, Sequence[float]], likely: Sequence[Grid]) -> Grid:
+    """Of the grids that fit at least half as many layers as any does: of the likeliest rows and
+    columns, which leave the fewest tokens over, the arrangement that fits best. Fewer rows and
+    columns can always be laid into more tokens, and one of many ways to do it fits by chance."""
     most = max(map(len, votes.values()))
     often = {grid: sum(each) / len(each) for grid, each in votes.items() if 2 * len(each) >= most}
-    return min(often, key=lambda grid: often[grid])
+    first = next(grid for grid in likely if grid in often)
+    alike = [grid for grid in often if (grid.height, grid.width) == (first.height, first.width)]
+    return min(alike, key=lambda grid: often[grid])
 
 
 def _why_not(shape: tuple[int, ...], moved: Mapping[str, Tensor] | None) -> str:

@@ -28,6 +28,8 @@ HITS = 0.75
 """Share of the patches that must move the output most where they are."""
 FOLLOWS = 0.9
 """Where fewer do: how well the centre of what moves must follow the patch."""
+LEAST_FOLLOWS = 0.7
+"""Of tokens, whichever hit: where each has seen all others, some hit by chance."""
 FEW = 9
 """Tokens: of fewer, all patches must hit."""
 AXES = {4: {"channels first": 1, "channels last": 3}, 3: {"tokens": 2}}
@@ -55,6 +57,8 @@ class Fit:
     axis."""
     distance: float
     """From a patch to the position that moves most: its mean over the patches, in positions."""
+    tokens: bool = False
+    """Whether the positions are tokens, which may be arranged in many ways."""
     few: bool = False
     """Whether there are so few tokens that most of their arrangements fit by chance."""
 
@@ -67,7 +71,8 @@ class Fit:
     def good(self) -> bool:
         if self.few:
             return self.hits == 1 and self.follows >= FOLLOWS
-        return self.hits >= HITS or (self.follows >= FOLLOWS and self.hits >= HITS / 2)
+        hits = self.hits >= HITS and (self.follows >= LEAST_FOLLOWS or not self.tokens)
+        return hits or (self.follows >= FOLLOWS and self.hits >= HITS / 2)
 
 
 def patches_of(size: Size, cells: Size) -> list[Patch]:
@@ -179,6 +184,7 @@ def fit(grid: Grid, moved: Tensor, patches: Sequence[Patch], size: Size) -> Fit:
         hits=sum(each <= slack for each in distances) / len(patches),
         follows=min(follows, default=0.0),
         distance=sum(min(each, 3.0) for each in distances) / len(places),
+        tokens=grid.kind == "tokens",
         few=grid.kind == "tokens" and height * width < FEW,
     )
 

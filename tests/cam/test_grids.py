@@ -34,7 +34,9 @@ from tests.cam.test_methods import peer_maps
         ((1, 1 + 14 * 28, 64), (224, 448), Grid("tokens", 14, 28, prefix=1)),
         ((1, 1000, 1, 1), (224, 224), None),
         ((1, 1000), (224, 224), None),
-        ((1, 8, 64), (8, 64), Grid("tokens", 2, 3, prefix=2)),  # to be tried, and refused
+        ((1, 8, 64), (8, 64), Grid("tokens", 2, 2, prefix=4)),  # to be tried, and refused
+        ((1, 5 * 6, 64), (84, 104), Grid("tokens", 5, 6)),  # 84 = 5 × 16 + 4, 104 = 6 × 16 + 8
+        ((1, 6 * 7, 64), (84, 104), Grid("tokens", 6, 7)),  # the same, padded
     ],
 )
 def test_the_likeliest_grid_by_hand(
@@ -45,9 +47,11 @@ def test_the_likeliest_grid_by_hand(
 
 
 def test_all_that_a_shape_could_mean() -> None:
-    """30 tokens of an image of 5 × 5 patches and 5 registers are 5 × 6 patches, too."""
+    """No stride makes 5 × 6 patches of a square: 30 tokens are 5 × 5 patches and 5 others, or
+    4 × 4 and 14."""
     found = candidates((1, 30, 8), (70, 70))
-    assert found[0] == Grid("tokens", 5, 6)
+    assert found[0] == Grid("tokens", 5, 5, prefix=5)
+    assert {(each.height, each.width) for each in found} == {(5, 5), (4, 4)}
     assert {Grid("tokens", 5, 5, prefix) for prefix in range(6)} <= set(found)
     assert candidates((1, 30, 8), (70, 70), sides=[(5, 5)])[0] == Grid("tokens", 5, 5, prefix=5)
     behind = candidates((1, 10, 8), (48, 48))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import weakref
 from collections.abc import Iterator
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -55,6 +56,35 @@ def test_where_the_patches_are_among_other_tokens(extra: int, at: str, expected:
     (found,) = explain(model, x, target=2, method="hirescam", layer="block", signed=True)
     away = np.abs(found.map - np.median(found.map))
     assert int(away.argmax()) == 1 * 5 + 3
+
+
+class Strided(nn.Module):
+    """Tokens of which every second, row and column, is kept, behind convolutions whose padding
+    puts each token's middle at the edge of its patch, as LeViT has it. Then each token sees all."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        channels = (3, 8, 8, 16, 16)
+        self.stem = nn.Sequential(
+            *(nn.Conv2d(*each, 3, stride=2, padding=1) for each in pairwise(channels))
+        )
+        self.kept = nn.Linear(16, 16)
+        self.mixed = nn.Linear(49, 49)
+        self.head = nn.Linear(16, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        tokens = self.stem(x).permute(0, 2, 3, 1)[:, ::2, ::2].flatten(1, 2)
+        out: Tensor = self.head(self.mixed(self.kept(tokens).mT).mT.mean(1))
+        return out
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_tokens_that_were_strided_over(seed: int) -> None:
+    """49 tokens are 7 × 7, not 6 × 7 and 7 others, although every patch lies between two rows."""
+    torch.manual_seed(seed)
+    located = locate(built(Strided()), images(1, size=224))
+    assert located.grid("kept") == Grid("tokens", 7, 7)
+    assert located.grid("mixed") is None
 
 
 def test_tokens_column_by_column_are_refused() -> None:
