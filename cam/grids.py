@@ -138,8 +138,8 @@ def grid_in_words(words: str) -> Grid:
 def grid_of_map(shape: Sequence[int], image: Size) -> Grid | None:
     """The grid of feature maps (B, K, h, w), where the shape leaves no doubt: the two last
     dimensions have the image's proportions, the channels before them do not."""
-    if len(shape) == 4 and _covers(shape[2], shape[3], image):
-        others = _covers(shape[1], shape[2], image) or shape[1] == shape[2] == shape[3]
+    if len(shape) == 4 and covers(shape[2], shape[3], image):
+        others = covers(shape[1], shape[2], image) or shape[1] == shape[2] == shape[3]
         return None if others else Grid("channels first", shape[2], shape[3])
     return None
 
@@ -165,7 +165,7 @@ def candidates(
         if min(shape[1], shape[2]) > 1:
             found.append(Grid("channels last", shape[1], shape[2]))
         # A model may resize the image itself; proportions only tell which is likelier.
-        return sorted(found, key=lambda grid: not _covers(grid.height, grid.width, image))
+        return sorted(found, key=lambda grid: not covers(grid.height, grid.width, image))
     if len(shape) != 3:
         return []
     count = shape[1]
@@ -213,7 +213,7 @@ def _arrangements(count: int, height: int, width: int) -> Iterator[Grid]:
         yield Grid("tokens", height, width, order=order)
 
 
-def _covers(height: int, width: int, image: Size) -> bool:
+def covers(height: int, width: int, image: Size) -> bool:
     """Whether height × width cells could be the image at some stride."""
     if height * width <= 1 or abs(height - width * image[0] / image[1]) > 1:
         return False

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from cam.grids import Grid, Size
+from cam.grids import Grid, Size, covers
 
 FRACTIONS = (
     (0.10, 0.25), (0.20, 0.75), (0.30, 0.45), (0.42, 0.95), (0.50, 0.10),
@@ -29,7 +29,8 @@ HITS = 0.75
 FOLLOWS = 0.9
 """Where fewer do: how well the centre of what moves must follow the patch."""
 LEAST_FOLLOWS = 0.7
-"""Of tokens, whichever hit: where each has seen all others, some hit by chance."""
+"""However many hit, where a shape leaves doubt: some hit by chance where positions have seen all
+others, or where a grid has few columns."""
 FEW = 9
 """Tokens: of fewer, all patches must hit."""
 AXES = {4: {"channels first": 1, "channels last": 3}, 3: {"tokens": 2}}
@@ -57,8 +58,9 @@ class Fit:
     axis."""
     distance: float
     """From a patch to the position that moves most: its mean over the patches, in positions."""
-    tokens: bool = False
-    """Whether the positions are tokens, which may be arranged in many ways."""
+    unlikely: bool = False
+    """Whether the shape leaves doubt: of tokens, which may be arranged in many ways, and of grids
+    without the image's proportions."""
     few: bool = False
     """Whether there are so few tokens that most of their arrangements fit by chance."""
 
@@ -71,7 +73,7 @@ class Fit:
     def good(self) -> bool:
         if self.few:
             return self.hits == 1 and self.follows >= FOLLOWS
-        hits = self.hits >= HITS and (self.follows >= LEAST_FOLLOWS or not self.tokens)
+        hits = self.hits >= HITS and (self.follows >= LEAST_FOLLOWS or not self.unlikely)
         return hits or (self.follows >= FOLLOWS and self.hits >= HITS / 2)
 
 
@@ -184,7 +186,7 @@ def fit(grid: Grid, moved: Tensor, patches: Sequence[Patch], size: Size) -> Fit:
         hits=sum(each <= slack for each in distances) / len(patches),
         follows=min(follows, default=0.0),
         distance=sum(min(each, 3.0) for each in distances) / len(places),
-        tokens=grid.kind == "tokens",
+        unlikely=grid.kind == "tokens" or not covers(height, width, size),
         few=grid.kind == "tokens" and height * width < FEW,
     )
 

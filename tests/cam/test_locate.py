@@ -20,6 +20,7 @@ from cam.errors import LayerNotSpatial, MethodUnsuited, UnknownLayer
 from cam.explanation import Answer
 from cam.grids import Grid
 from cam.locate import declare, locate
+from cam.responses import fit, patches_of
 from tests.cam.nets import Tokens, hook_count, images, small
 
 
@@ -293,3 +294,26 @@ def test_layers_by_pattern() -> None:
     for pattern in ("nothing*", "hea?"):
         with pytest.raises(UnknownLayer, match=r"the last are block\.1"):
             explain(model, x, layer=pattern)
+
+
+@pytest.mark.parametrize(
+    ("grid", "good"),
+    [
+        (Grid("channels first", 8, 8), True),
+        (Grid("channels first", 16, 4), False),  # as of attention (196, 196, 4)
+        (Grid("tokens", 8, 8), False),
+    ],
+)
+def test_patches_that_hit_by_chance(grid: Grid, good: bool) -> None:
+    """Three of four patches move the position that is nearest to them, but what moves lies in the
+    other half of the image: enough only where the shape leaves no doubt."""
+    patches = patches_of((64, 64), (8, 8))
+    moved = torch.zeros(len(patches), grid.height, grid.width)
+    for index, (patch, each) in enumerate(zip(patches, moved, strict=True)):
+        row, column = patch.top * grid.height // 64, patch.left * grid.width // 64
+        each[grid.height - 1 - row, grid.width - 1 - column] = 4
+        each[row, column] = 5 if index < 7 else 0
+    found = fit(grid, moved.flatten(1) if grid.kind == "tokens" else moved, patches, (64, 64))
+    assert found.hits >= 0.75
+    assert found.follows < 0.7
+    assert found.good is good
