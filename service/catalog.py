@@ -19,6 +19,7 @@ Std = Annotated[float, Field(gt=0, le=1000, allow_inf_nan=False)]
 
 Index = Annotated[int, Field(strict=True, ge=0, le=1000)]
 Name = Annotated[str, Field(min_length=1, max_length=200)]
+Detections = Literal["auto", "boxes", "detr", "detr-sigmoid", "yolov5", "yolov8", "yolo-end2end"]
 Device = Annotated[str, Field(pattern=r"^(auto|cpu|(cuda|mps|xpu)(:\d+)?)$")]
 
 
@@ -119,9 +120,7 @@ class ModelEntry(BaseModel):
             "where the device has units for it, and compiled; `auto`: fast on an accelerator"
         ),
     )
-    detections: Literal[
-        "auto", "boxes", "detr", "detr-sigmoid", "yolov5", "yolov8", "yolo-end2end"
-    ] = Field(
+    detections: Detections = Field(
         "auto",
         description=(
             "how a detector of your own says its boxes: `auto` where its output tells; `boxes` "
@@ -188,6 +187,8 @@ class NewModel(BaseModel):
     device: Device = "auto"
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
     mode: Literal["exact", "fast", "auto"] = "auto"
+    detections: Detections = "auto"
+    min_score: float | None = Field(None, ge=0, le=1)
     max_batch: int = 16
 
 

@@ -183,9 +183,13 @@ class Parameters(PredictParameters):
         targets = len(dict.fromkeys(self.target)) if isinstance(self.target, list) else 1
         named = self.layer if isinstance(self.layer, list) else [self.layer]
         layers = sum(MAX_MATCHED if is_pattern(name) else 1 for name in dict.fromkeys(named))
+        return targets * (1 if self.one_of_all_layers else layers)
+
+    @property
+    def one_of_all_layers(self) -> bool:
+        """Whether a target has one map, however many layers there are."""
         known = METHODS.get(self.method)
-        one = self.fuse != "none" or (known is not None and (known.at == "input" or known.levels))
-        return targets * (1 if one else layers)
+        return self.fuse != "none" or (known is not None and (known.at == "input" or known.levels))
 
     @property
     def costly(self) -> bool:

@@ -58,6 +58,12 @@ def question_of(model: ServedModel, parameters: Parameters) -> Question:
         targets = tuple(ClassTarget(rank=rank) for rank in ranks)
     named = parameters.layer if isinstance(parameters.layer, list) else [parameters.layer]
     layers = tuple(dict.fromkeys(layer for name in named for layer in _layers(model, name, method)))
+    maps = len(targets) * (1 if parameters.one_of_all_layers else len(layers))
+    if maps > MAX_MAPS:
+        raise InvalidParameter(
+            f"{len(targets)} targets at {len(layers)} layers have {maps} maps; at most {MAX_MAPS} "
+            "of an image are allowed"
+        )
     question = Question(
         targets,
         method,

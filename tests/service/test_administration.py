@@ -150,6 +150,16 @@ def test_a_model_joins_while_the_others_go_on(tmp_path: Path) -> None:
         assert 'gradcam_model_ready{model="new"} 1.0' in client.get("/metrics").text
 
 
+def test_a_detector_that_joins_says_how_its_boxes_are_read(tmp_path: Path) -> None:
+    keys = {"input_size": 64, "detections": "yolov8", "min_score": 0.01}
+    with served(tmp_path) as client:
+        add(client, source="factory:tests.service.factories:yolo", **keys)
+        until(client, 200)
+        assert explain(client).json()["predictions"][0]["detections"]
+        refused = client.post("/v1/models", json={**NEW, "name": "other", "detections": "yolo"})
+        check(refused, 422, "invalid-parameter", "yolov8", pointer="/detections")
+
+
 def test_a_model_leaves_when_its_requests_are_done(tmp_path: Path) -> None:
     with served(tmp_path) as client, ThreadPoolExecutor(6) as threads:
         add(client, source=f"{HERE}:paused", max_batch=1)

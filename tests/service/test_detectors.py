@@ -6,15 +6,16 @@ import base64
 import io
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pytest
 from PIL import Image
 from starlette.testclient import TestClient
 
+from cam.forms import DetectionForm
 from service.app import create_app
-from service.catalog import read_catalog
+from service.catalog import Detections, read_catalog
 from service.settings import Settings
 from tests.service.conftest import encoded, noise, wait_until_ready
 from tests.service.test_bad_input import check
@@ -46,6 +47,10 @@ def detectors(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TestClient]:
     with TestClient(create_app(Settings(), read_catalog(file))) as client:
         wait_until_ready(client)
         yield client
+
+
+def test_the_catalog_takes_every_form_of_detections() -> None:
+    assert set(get_args(Detections)) == {"auto", *get_args(DetectionForm)}
 
 
 def explain(client: TestClient, model: str, **parameters: Any) -> Any:
@@ -87,6 +92,14 @@ def test_fewer_boxes_than_asked_for_are_no_error(detectors: TestClient) -> None:
     response = explain(detectors, "yolo", method="odam", top_k=100, size="layer")
     count = len(response.json()["predictions"][0]["detections"])
     assert 0 < len(response.json()["explanations"]) == count < 100
+
+
+def test_boxes_at_many_layers_are_too_many_maps(detectors: TestClient) -> None:
+    response = explain(detectors, "pyramid", layer="backbone.fpn.layer_blocks.*", top_k=60)
+    words = ("60 targets at 6 layers have 360 maps", "at most 100")
+    check(response, 422, "invalid-parameter", *words)
+    fused = {"layer": "backbone.fpn.layer_blocks.*", "fuse": "mean", "size": "layer"}
+    assert explain(detectors, "pyramid", top_k=60, **fused).status_code == 200
 
 
 def test_the_box_is_drawn_beside_its_map(detectors: TestClient) -> None:
