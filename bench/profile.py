@@ -42,7 +42,7 @@ from service.settings import Settings
 
 PATH = "/v1/models/resnet50:explain?fit=squash"
 STEPS: list[tuple[str, Any, str]] = [
-    ("decode", service.explainer, "decode_reduced"),
+    ("decode", service.explainer, "decode"),
     ("preprocess", Preprocessing, "apply"),
     ("backward", cam.capture.Capture, "backward"),
     ("backward", cam.head.HeadSignals, "backward"),

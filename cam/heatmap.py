@@ -23,11 +23,6 @@ class Box:
     right: float
     bottom: float
 
-    def scaled(self, size: tuple[int, int], other: tuple[int, int]) -> Box:
-        """The same on another size (width, height) of the picture."""
-        x, y = other[0] / size[0], other[1] / size[1]
-        return Box(self.left * x, self.top * y, self.right * x, self.bottom * y)
-
 
 @dataclass(frozen=True)
 class Region:

@@ -19,7 +19,7 @@ from service.descriptions import caption_of, describe, describe_target, predict
 from service.engine import Listener
 from service.errors import NotAcceptable, Problem
 from service.guard.lanes import Lanes
-from service.images import MAX_SIDE, decode_reduced, measure
+from service.images import decode, measure
 from service.metrics import Metrics
 from service.parameters import ActivationParameters, Parameters, PredictParameters, points_at_photo
 from service.placement import picture_of
@@ -256,22 +256,16 @@ class Explainer:
         if isinstance(instance.image, Problem):
             raise instance.image
         assert isinstance(instance.image, bytes)  # it was fetched
-        return measure(
-            instance.image, max_pixels=self._max_pixels, least_side=_least_side(model, instance)
-        )
+        return measure(instance.image, max_pixels=self._max_pixels)
 
     def _see(self, case: Case[P]) -> tuple[Image.Image, ModelInput]:
         model, instance, timings = case.crew.model, case.instance, case.timings
         assert isinstance(instance.image, bytes)  # it was measured
-        least = _least_side(model, instance)
         with timings.phase("decode", self._metrics):
-            photo, whole = decode_reduced(
-                instance.image, max_pixels=self._max_pixels, least_side=least
-            )
+            photo = decode(instance.image, max_pixels=self._max_pixels)
         with timings.phase("preprocess", self._metrics):
             fit: Fit = instance.parameters.fit
-            seen = model.preprocessing.apply(photo, fit)
-            return photo, replace(seen, box=seen.box.scaled(photo.size, whole))
+            return photo, model.preprocessing.apply(photo, fit)
 
     @staticmethod
     def draw(explained: Explained, explanation: Explanation, parameters: Parameters) -> Drawing:
@@ -290,9 +284,3 @@ class Explainer:
         target = describe_target(explanation, model.labels, explained.seen)
         caption = caption_of(explanation, target, model)
         return drawing.picture(parameters.output or "overlay", parameters, caption)
-
-
-def _least_side(model: ServedModel, instance: Instance[P]) -> int:
-    """Of the photo's shorter side, in pixels: what the answer needs of it."""
-    whole = instance.parameters.needs_whole_photo
-    return MAX_SIDE if whole else model.preprocessing.ample_side

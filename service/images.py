@@ -54,48 +54,35 @@ def decode(data: bytes, *, max_pixels: int) -> Image.Image:
     Raises:
         UndecodableImage, ImageTooLarge
     """
-    return decode_reduced(data, max_pixels=max_pixels, least_side=MAX_SIDE)[0]
-
-
-def decode_reduced(
-    data: bytes, *, max_pixels: int, least_side: int
-) -> tuple[Image.Image, tuple[int, int]]:
-    """The same of a picture that need not be whole: a JPEG is decoded at a half, a quarter or an
-    eighth of its size as long as its shorter side keeps `least_side` pixels, which costs as much
-    less.
-
-    Returns:
-        The image, and the width and height that it has when it is whole, upright.
-
-    Raises:
-        UndecodableImage, ImageTooLarge
-    """
     with _opened(data, max_pixels) as image:
-        whole = image.size
-        _shrink(image, least_side)
-        drafted = image.size
         image.load()
-        upright = _upright(image)
-        if (drafted[0] > drafted[1]) != (upright.width > upright.height):
-            whole = (whole[1], whole[0])
-        return _rgb(upright), whole
+        return _rgb(_upright(image))
 
 
-def measure(data: bytes, *, max_pixels: int, least_side: int) -> int:
-    """How many pixels `decode_reduced` would decode, told by the header.
+def decode_reduced(data: bytes, *, max_pixels: int, least_side: int) -> Image.Image:
+    """The same for a thumbnail: a JPEG is decoded at a half, a quarter or an eighth of its size as
+    long as its shorter side keeps `least_side` pixels, which costs as much less. A model sees no
+    such picture: its probabilities would move by some hundredths.
 
     Raises:
         UndecodableImage, ImageTooLarge
     """
     with _opened(data, max_pixels) as image:
-        _shrink(image, least_side)
+        shrink = min(image.size) // least_side
+        if shrink > 1:
+            image.draft(image.mode, (image.width // shrink, image.height // shrink))
+        image.load()
+        return _rgb(_upright(image))
+
+
+def measure(data: bytes, *, max_pixels: int) -> int:
+    """How many pixels `decode` would decode, told by the header.
+
+    Raises:
+        UndecodableImage, ImageTooLarge
+    """
+    with _opened(data, max_pixels) as image:
         return image.width * image.height
-
-
-def _shrink(image: Image.Image, least_side: int) -> None:
-    shrink = min(image.size) // least_side
-    if shrink > 1:
-        image.draft(image.mode, (image.width // shrink, image.height // shrink))
 
 
 @contextmanager

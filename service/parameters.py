@@ -64,11 +64,6 @@ class PredictParameters(Closed):
     )
 
     @property
-    def needs_whole_photo(self) -> bool:
-        """Whether the answer shows or names the photo's own pixels."""
-        return False
-
-    @property
     def costly(self) -> bool:
         """Whether an image takes many passes through the model, or many maps."""
         return False
@@ -168,10 +163,6 @@ class Parameters(PredictParameters):
     )
 
     @property
-    def needs_whole_photo(self) -> bool:
-        return self.size == "image" or points_at_photo(self.target)
-
-    @property
     def boxes(self) -> int:
         """How many of a detector's boxes are explained where no target is named: one, unless
         `top_k` was given, so that a lone map needs no list."""
@@ -238,10 +229,6 @@ class ActivationParameters(PredictParameters):
             "the photo, with the classes that the model makes of each alone."
         ),
     )
-
-    @property
-    def needs_whole_photo(self) -> bool:
-        return self.concepts is not None or points_at_photo(self.target)
 
     @property
     def costly(self) -> bool:

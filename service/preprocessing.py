@@ -50,12 +50,6 @@ class Preprocessing:
     crop_fit: Fit = "crop"
     """What `crop` means: a few models were evaluated squashed or padded instead."""
 
-    @property
-    def ample_side(self) -> int:
-        """Of a photo's shorter side, in pixels: from twice what the model sees, a photo that was
-        shrunk to it by a decoder looks to the model as the whole one does."""
-        return 2 * max(self.height, self.width, self.shorter_side)
-
     def apply(self, photo: Image.Image, fit: Fit) -> ModelInput:
         """Prepare an RGB photo.
 

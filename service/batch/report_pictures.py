@@ -58,9 +58,8 @@ def show(picture: str | None, output: Path, page: Path) -> Shown:
         if not file.is_relative_to(output.resolve()) or not file.is_file():
             return Shown()
         link = _link(file, page)
-        reduced, _ = decode_reduced(
-            file.read_bytes(), max_pixels=MOST_PIXELS, least_side=2 * THUMBNAIL
-        )
+        data = file.read_bytes()
+        reduced = decode_reduced(data, max_pixels=MOST_PIXELS, least_side=2 * THUMBNAIL)
     except Problem:
         return Shown(link=link)
     except (OSError, ValueError):  # not ours to read; a name with a zero in it

@@ -126,3 +126,19 @@ def test_sizes_show_the_same_map(client: TestClient, photos: dict[int, Image.Ima
     part = values(image)[region["top"] :, region["left"] :][: region["height"], : region["width"]]
     shrunk = np.asarray(Image.fromarray(model).resize((part.shape[1], part.shape[0])))
     assert np.corrcoef(part.ravel(), shrunk.ravel())[0, 1] > 0.999
+
+
+def test_what_the_model_sees_does_not_depend_on_the_answer(
+    client: TestClient, photos: dict[int, Image.Image]
+) -> None:
+    """Of a JPEG of 8.7 megapixels, the probabilities are the same bits in every form of answer."""
+    large = photos[CAT].resize((3608, 2400), Image.Resampling.BICUBIC)
+    data, headers = encoded(large, "JPEG"), {"Content-Type": "image/jpeg"}
+    found = []
+    for query in ({"size": "image", "output": "overlay"}, {"size": "model"}, {"size": "layer"}):
+        response = client.post(EXPLAIN, params=query, content=data, headers=headers)
+        found.append(response.json()["predictions"])
+    found.append(
+        client.post(f"{MODEL}:predict", content=data, headers=headers).json()["predictions"]
+    )
+    assert found == [found[0]] * 4
