@@ -35,6 +35,29 @@ class Labels:
     def name(self, index: int) -> str | None:
         return self.names[index] if index < len(self.names) else None
 
+    def meant(self, target: str) -> int:
+        """The class that a number or a label means.
+
+        Raises:
+            UnknownLabel: naming the nearest labels.
+            AmbiguousLabel: naming every class it could mean.
+        """
+        if not target.isdecimal():
+            return self.index(target)
+        index, called = int(target), self._meant.get(_plain(target), ())
+        if called in ((), (index,)):
+            return index
+        classes = " and ".join(f"{each} ({self.names[each]!r})" for each in called)
+        indexed = (
+            f"class {index} is called {self.names[index]!r}"
+            if index < len(self)
+            else (f"there is no class {index}")
+        )
+        raise AmbiguousLabel(
+            f"{target[:40]} is the label of class {classes}, and {indexed}: say "
+            f'{{"label": "{target[:40]}"}} or {{"index": {index}}}'
+        )
+
     def index(self, label: str) -> int:
         """The class that `label` means.
 
@@ -88,7 +111,8 @@ def read_labels(file: Path) -> Labels:
     Raises:
         OSError, UnicodeDecodeError: as reading text does.
     """
-    lines = file.read_text(encoding="utf-8-sig").splitlines()
+    # str.splitlines also ends a line at what people paste into names: U+2028, form feeds.
+    lines = file.read_text(encoding="utf-8-sig").split("\n")
     return Labels.of([line.strip() for line in lines if line.strip()])
 
 

@@ -30,7 +30,7 @@ from service.parameters import (
 from service.placement import box_on_input, mask_on_input, picture_of
 from service.preprocessing import ModelInput
 from service.registry import ServedModel
-from service.targets import MAX_MAPS, OneTarget, TargetObject
+from service.targets import MAX_MAPS, NamedClass, OneTarget, TargetObject
 
 MAX_OBSERVED = 64
 """Layers of one :activations request."""
@@ -169,7 +169,7 @@ def target_of(model: ServedModel, target: OneTarget | None) -> Target:
     if target.channel is not None:
         assert target.layer is not None
         return UnitTarget(target.layer, target.channel, target.against)
-    index, minus = _class(model, target.class_), _class(model, target.minus)
+    index, minus = _class(model, target.which), _class(model, target.minus)
     if index is not None and index == minus:
         raise InvalidTarget(
             f"class {index} ({model.labels.name(index) or 'no label'}) cannot be contrasted with "
@@ -187,10 +187,13 @@ def target_of(model: ServedModel, target: OneTarget | None) -> Target:
     return ClassTarget(index, minus, target.against, target.of, background=background)
 
 
-def _class(model: ServedModel, target: int | str | None) -> int | None:
+def _class(model: ServedModel, target: int | str | NamedClass | None) -> int | None:
     if target is None:
         return None
-    index = int(target) if str(target).isdecimal() else model.labels.index(str(target))
+    if isinstance(target, NamedClass):
+        index = model.labels.index(target.label) if target.label else target.index or 0
+    else:
+        index = model.labels.meant(str(target))
     if index >= (model.classes or 2**31):
         raise ClassOutOfRange(
             f"class index {str(index)[:40]} is out of range; model {model.name!r} has classes "

@@ -59,14 +59,33 @@ Edges = Annotated[
 ]
 
 
+class NamedClass(Closed):
+    """A class where a number could mean two: by its index, or by its label."""
+
+    index: ClassIndex | None = Field(None, description="Of the model's output, from 0.")
+    label: Name | None = Field(None, description="As the model's labels say it, a number or not.")
+
+    @model_validator(mode="after")
+    def _one_of_them(self) -> NamedClass:
+        if (self.index is None) == (self.label is None):
+            raise PydanticCustomError("target", "a class has index or label, one of them")
+        return self
+
+
 class TargetObject(Closed):
     """A target that is more than a class's own score: a class (with what it is contrasted with, or
     where), a unit of a layer, or another image to be like."""
 
-    class_: ClassIndex | Name | None = Field(
+    class_: ClassIndex | Name | NamedClass | None = Field(
         None, alias="class", description="Index or label; without it the predicted class."
     )
-    minus: ClassIndex | Name | None = Field(
+    index: ClassIndex | None = Field(
+        None, description="Instead of `class`: its index, where labels are numbers, too."
+    )
+    label: Name | None = Field(
+        None, description="Instead of `class`: its label, where that is a number."
+    )
+    minus: ClassIndex | Name | NamedClass | None = Field(
         None, description="Why this class and not that one: the difference of the two is explained."
     )
     against: bool = Field(False, description="What speaks against it.")
@@ -100,7 +119,9 @@ class TargetObject(Closed):
 
     @model_validator(mode="after")
     def _one_kind(self) -> TargetObject:
-        of_class = {"class", "minus", "of", "box", "mask"} & self._given
+        of_class = {"class", "index", "label", "minus", "of", "box", "mask"} & self._given
+        if len({"class", "index", "label"} & self._given) > 1:
+            raise PydanticCustomError("target", "a target has class, index or label, one of them")
         if self.channel is not None and (self.layer is None or self.like or of_class):
             raise PydanticCustomError(
                 "target", "a target with a channel has a layer, and against alone beside them"
@@ -118,6 +139,13 @@ class TargetObject(Closed):
                 "target", "a box is left, top, right, bottom, with left < right and top < bottom"
             )
         return self
+
+    @property
+    def which(self) -> ClassIndex | Name | NamedClass | None:
+        """The class, however it was named."""
+        if self.index is None and self.label is None:
+            return self.class_
+        return NamedClass(index=self.index, label=self.label)
 
     @property
     def _given(self) -> set[str]:

@@ -47,6 +47,33 @@ def test_an_unknown_label_says_the_nearest(labels: Labels) -> None:
         Labels.of(()).index("cat")
 
 
+def test_a_number_that_could_mean_two_classes() -> None:
+    labels = Labels.of(["1", "2", "0", "3", "9"])
+    assert labels.meant("3") == 3
+    assert labels.meant("4") == 4
+    with pytest.raises(
+        AmbiguousLabel,
+        match=r"^1 is the label of class 0 \('1'\), and class 1 is called '2': say "
+        r'{"label": "1"} or {"index": 1}$',
+    ):
+        labels.meant("1")
+    with pytest.raises(AmbiguousLabel, match=r"9 is the label of class 4 .*there is no class 9"):
+        labels.meant("9")
+    assert labels.index("1") == 0
+    assert Labels.of(["0", "1", "2"]).meant("2") == 2
+    assert Labels.of(["cat", "dog"]).meant("1") == 1
+
+
+def test_a_label_file_is_split_at_line_ends_only(tmp_path: Path) -> None:
+    file = tmp_path / "labels.txt"
+    file.write_bytes("tabby\x0bcat\r\ntiger\u2028cat\rlynx\x85\n".encode())
+    assert [" ".join(name.split()) for name in read_labels(file).names] == [
+        "tabby cat",
+        "tiger cat",
+        "lynx",
+    ]
+
+
 def test_a_label_file(tmp_path: Path) -> None:
     file = tmp_path / "labels.txt"
     file.write_text("Katze\nHündin \n\nKatze\n", encoding="utf-8")
