@@ -149,6 +149,26 @@ def concentration(values: Float, share: float = 0.1) -> float:
     return float((heat[:whole].sum() + part) / heat.sum())
 
 
+def border(values: Float, share: float = 0.1) -> float:
+    """How much of the heat lies within `share` of the height and the width from the map's edges, a
+    part of a position where the line cuts it: 0.36 for an even map and a tenth. Of a signed map
+    heat is what differs from 0.
+
+    Args:
+        values: float32 (h, w), not all zero.
+        share: above 0, below 0.5.
+    """
+    heat = np.abs(values).astype(np.float64)
+    inside = [_overlaps(cells, share * cells, (1 - share) * cells) for cells in heat.shape]
+    return float(1 - inside[0] @ heat @ inside[1] / heat.sum())
+
+
+def _overlaps(cells: int, start: float, stop: float) -> NDArray[np.float64]:
+    """How much of each of `cells` unit intervals lies from `start` to `stop`: float64 (cells)."""
+    edges = np.arange(cells + 1, dtype=np.float64).clip(start, stop)
+    return np.diff(edges)
+
+
 def _interpolation(cells: int, start: float, stop: float, pixels: int) -> tuple[Float, int]:
     """The weights (n, cells) of `cells` cells, laid from `start` to `stop`, at the centres of the
     n pixels (of `pixels`) in there, and the first of those pixels."""

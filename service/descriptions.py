@@ -8,9 +8,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cam import METHODS, Answer, ClassTarget, Explanation, SimilarityTarget, UnitTarget
-from cam.heatmap import Region, hot_region
+from cam.heatmap import Box, Region, hot_region
 from cam.overlay import grayscale
 from service import schemas
+from service.facts import facts_of
 from service.labels import Labels
 from service.parameters import Parameters
 from service.placement import Edges, box_on_photo
@@ -21,7 +22,8 @@ from service.rendering import Caption, Drawing, encode
 
 def describe(
     drawing: Drawing,
-    explanation: Explanation,
+    answer: Answer,
+    number: int,
     model: ServedModel,
     seen: ModelInput,
     parameters: Parameters,
@@ -29,7 +31,9 @@ def describe(
     instance: int,
     name: str | None,
 ) -> schemas.Explanation:
-    """One explanation as JSON has it."""
+    """The answer's map of that number as JSON has it."""
+    explanation = answer.explanations[number]
+    facts = facts_of(drawing, answer, number, seen, parameters)
     kind = parameters.output or "mask"
     height, width = drawing.values.shape
     raw = parameters.normalize == "none"
@@ -55,6 +59,7 @@ def describe(
         method=explanation.method,
         layer=explanation.layer,
         region=_region(drawing.region),
+        covers=_edges(facts.covers),
         heatmap=schemas.Heatmap(
             shape=(height, width),
             encoding="png" if encoding == "png" else "float32",
@@ -63,6 +68,10 @@ def describe(
         overlay=picture,
         peak=None if drawing.scaled.max() <= 0 else _peak(drawing.scaled),
         hot=None if hot is None else _region(hot),
+        mass=facts.mass,
+        concentration=facts.concentration,
+        border=facts.border,
+        correct=facts.correct,
         signed=explanation.signed or None,
         completeness=None
         if complete is None
@@ -102,22 +111,25 @@ def caption_of(
     explanation: Explanation, target: schemas.ExplainedTarget, model: ServedModel
 ) -> Caption:
     """What a panel says of an explanation."""
-    if isinstance(explanation.target, ClassTarget):
-        title = target.label or f"class {target.index}"
-        if target.minus is not None:
-            title += f", not {target.minus.label or f'class {target.minus.index}'}"
-    elif target.unit is not None:
-        title = f"channel {target.unit.channel} of {target.unit.layer}"
-    else:
-        title = f"like the other photo, at {target.like}"
-    if target.against:
-        title = f"against: {title}"
     sure = "" if target.probability is None else f"probability {target.probability:.3f} · "
     lines = (
         f"{sure}score {target.score:.4g}",
         f"{explanation.method} at {explanation.layer} of {model.name}",
     )
-    return Caption(title, lines)
+    return Caption(title_of(target), lines)
+
+
+def title_of(target: schemas.ExplainedTarget) -> str:
+    """What is explained, in words."""
+    if target.unit is not None:
+        title = f"channel {target.unit.channel} of {target.unit.layer}"
+    elif target.like is not None:
+        title = f"like the other photo, at {target.like}"
+    else:
+        title = target.label or f"class {target.index}"
+        if target.minus is not None:
+            title += f", not {target.minus.label or f'class {target.minus.index}'}"
+    return f"against: {title}" if target.against else title
 
 
 def predict(
@@ -204,8 +216,11 @@ def _region(region: Region) -> schemas.Region:
 
 
 def _box(box: Edges, seen: ModelInput) -> schemas.Box:
-    placed = box_on_photo(box, seen)
-    return schemas.Box(left=placed.left, top=placed.top, right=placed.right, bottom=placed.bottom)
+    return _edges(box_on_photo(box, seen))
+
+
+def _edges(box: Box) -> schemas.Box:
+    return schemas.Box(left=box.left, top=box.top, right=box.right, bottom=box.bottom)
 
 
 def _peak(scaled: NDArray[np.float32]) -> schemas.Point:

@@ -163,10 +163,12 @@ class Explainer:
         """The instance's explanations as JSON has them."""
         instance = case.instance
 
-        def work(explanation: Explanation) -> schemas.Explanation:
+        def work(number: int) -> schemas.Explanation:
+            explanation = explained.answer.explanations[number]
             return describe(
                 self.draw(explained, explanation, instance.parameters),
-                explanation,
+                explained.answer,
+                number,
                 case.crew.model,
                 explained.seen,
                 instance.parameters,
@@ -177,8 +179,8 @@ class Explainer:
         with case.timings.phase("render", self._metrics):
             # One by one: a caller who gives up does so between two maps.
             return [
-                await case.lane.run(partial(work, explanation))
-                for explanation in explained.answer.explanations
+                await case.lane.run(partial(work, number))
+                for number in range(len(explained.answer.explanations))
             ]
 
     async def render(self, case: Case[Parameters], explained: Explained, media_type: str) -> bytes:

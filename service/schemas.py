@@ -6,6 +6,8 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from service.glossary import TERMS
+
 
 class Open(BaseModel):
     model_config = ConfigDict(frozen=True)
@@ -40,16 +42,10 @@ class Unit(Open):
 class ExplainedTarget(Open):
     """What is explained; `score` is the number: a class's logit, unless the rest says otherwise."""
 
-    index: int | None = Field(None, description="Of the class; absent where it is none.")
-    label: str | None = None
-    score: float = Field(description="The number explained.")
-    probability: float | None = Field(
-        None,
-        description=(
-            "Of the class, by the model's `activation`; of a segmenter the mean over its pixels, "
-            "of a detector the detection's score."
-        ),
-    )
+    index: int | None = Field(None, description=TERMS["target_index"])
+    label: str | None = Field(None, description=TERMS["target_label"])
+    score: float = Field(description=TERMS["target_score"])
+    probability: float | None = Field(None, description=TERMS["target_probability"])
     box: Box | None = Field(None, description="Of the detection.")
     unit: Unit | None = None
     like: str | None = Field(
@@ -101,18 +97,21 @@ class Explanation(Open):
     instance: int = Field(description="Which of the request's instances, from 0.")
     id: str | None = None
     target: ExplainedTarget
-    method: str
-    layer: str
-    region: Region = Field(description="What the model saw; outside it the map is 0.")
+    method: str = Field(description=TERMS["method"])
+    layer: str = Field(description=TERMS["layer"])
+    region: Region = Field(description=TERMS["region"])
+    covers: Box | None = Field(None, description=TERMS["covers"])
     heatmap: Heatmap
     overlay: Overlay | None = Field(
         None,
         description="The picture, where `output` is `overlay`, `heatmap`, `contour` or `panel`.",
     )
-    peak: Point | None = Field(None, description="The hottest pixel; absent if the map is zero.")
-    hot: Region | None = Field(
-        None, description="Around the connected pixels above `threshold` that hold the peak."
-    )
+    peak: Point | None = Field(None, description=TERMS["peak"])
+    hot: Region | None = Field(None, description=TERMS["hot"])
+    mass: float | None = Field(None, description=TERMS["mass"])
+    concentration: float | None = Field(None, description=TERMS["concentration"])
+    border: float | None = Field(None, description=TERMS["border"])
+    correct: bool | None = Field(None, description=TERMS["correct"])
     signed: Literal[True] | None = None
     completeness: Completeness | None = Field(
         None, description="Of methods that promise it: integratedgradients, fullgrad."

@@ -27,6 +27,8 @@ LEFTOVERS: Final = ".*.tmp"
 """What `written_whole` leaves behind where the process is killed."""
 ROWS: Final = 500
 """Read at a time."""
+BLOCK_BYTES: Final = 16 << 20
+"""Of rows that are sorted at a time, unpacked."""
 BYTES: Final = 1 << 20
 """Of a column read at a time: without it a row group is read whole."""
 
@@ -124,17 +126,34 @@ class Parts:
             self._folder.rmdir()
 
     def _write_manifest(self, files: list[Path]) -> None:
-        earlier: set[str] = set()
+        """By id and number, so that the same images make the same table whichever was done first.
+        It is sorted block by block: what a block's ids are not in is not read."""
+        owner: dict[str, int] = {}
+        size = 0
+        for turn, file in enumerate(files):
+            for rows in _batches(file):
+                size += rows.nbytes
+                for name in rows.column("id").to_pylist():
+                    owner.setdefault(name, turn)
+        names = sorted(owner)
+        block = max(len(names) * BLOCK_BYTES // max(size, 1), 1)
         with _written(self.manifest) as temporary, _writer(temporary) as writer:
-            for file in files:
-                here: set[str] = set()
-                for rows in _batches(file):
-                    names = rows.column("id").to_pylist()
-                    here.update(names)
-                    writer.write_batch(
-                        rows.filter(pa.array([name not in earlier for name in names], pa.bool_()))
+            for start in range(0, len(names), block):
+                wanted = set(names[start : start + block])
+                span = names[start], names[min(start + block, len(names)) - 1]
+                found = [
+                    rows.filter(
+                        pa.array(
+                            name in wanted and owner[name] == turn
+                            for name in rows.column("id").to_pylist()
+                        )
                     )
-                earlier |= here
+                    for turn, file in enumerate(files)
+                    for rows in _batches(file, span=span)
+                ]
+                table = pa.Table.from_batches(found, SCHEMA)
+                order = [("id", "ascending"), ("number", "ascending")]
+                writer.write_table(table.sort_by(order), row_group_size=ROWS)
 
     def _files(self) -> list[Path]:
         earlier = [self.manifest] if self.manifest.exists() else []
@@ -163,11 +182,27 @@ def _writer(file: Path) -> Iterator[pq.ParquetWriter]:
         yield to
 
 
-def _batches(file: Path, columns: list[str] | None = None) -> Iterator[pa.RecordBatch]:
+def _batches(
+    file: Path, columns: list[str] | None = None, *, span: tuple[str, str] | None = None
+) -> Iterator[pa.RecordBatch]:
+    """
+    Args:
+        span: the first and the last id that are wanted: groups of rows without any are left out.
+    """
     try:
         with pq.ParquetFile(file, pre_buffer=False, buffer_size=BYTES) as opened:
             if not opened.schema_arrow.equals(SCHEMA):
                 raise ConfigError(f"{file} cannot be read: it is no batch's; move it away")
-            yield from opened.iter_batches(batch_size=ROWS, columns=columns)
+            groups = [
+                group
+                for group in range(opened.num_row_groups)
+                if span is None or _overlaps(opened.metadata.row_group(group), span)
+            ]
+            yield from opened.iter_batches(batch_size=ROWS, row_groups=groups, columns=columns)
     except (pa.ArrowException, OSError) as error:
         raise ConfigError(f"{file} cannot be read: {one_line(error)}; move it away") from None
+
+
+def _overlaps(group: pq.RowGroupMetaData, span: tuple[str, str]) -> bool:
+    ids = group.column(SCHEMA.get_field_index("id")).statistics
+    return ids is None or not ids.has_min_max or bool(ids.min <= span[1] and ids.max >= span[0])

@@ -19,13 +19,22 @@ from typing import Any, Final
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
-from service.batch.report_census import BINS, Census, ClassCount, ClassKey, class_of, take_census
+from service.batch.report_census import (
+    BINS,
+    Census,
+    ClassCount,
+    ClassKey,
+    class_of,
+    predicted_class_of,
+    take_census,
+)
 from service.batch.report_manifest import read_rows
 from service.batch.report_means import MeanMap, mean_maps, scaled_map
 from service.batch.report_pictures import draw_bar, draw_map, in_order, show
 from service.batch.report_sample import Sample
 from service.batch.rows import Row
 from service.files import written_whole
+from service.glossary import TERMS
 
 CLASSES: Final = 1000
 """Whose mean maps are drawn, those with the most maps: not every name in a vocabulary."""
@@ -55,7 +64,7 @@ class Chosen:
     """Of its row in the manifest."""
     row: Row
     sampled: bool
-    """Or it is there only because it is at an end of concentration."""
+    """Or it is there only because it stands out."""
 
 
 def write_report(
@@ -95,6 +104,7 @@ def write_report(
         first_classes=FIRST_CLASSES,
         bar=draw_bar(),
         bins=BINS,
+        terms=TERMS,
         sample_size=sample.size,
         blocks=_blocks(_shown(manifest, output, file, census, sample)),
         options=[
@@ -131,6 +141,7 @@ def _shown(
     positions = {each.key: position for position, each in enumerate(census.classes)}
     least = {number: rank for rank, number in enumerate(census.least)}
     most = {number: rank for rank, number in enumerate(census.most)}
+    beside = {number: rank for rank, number in enumerate(census.beside)}
 
     def describe(chosen: Chosen) -> dict[str, Any]:
         shown = show(chosen.row.picture, output, page)
@@ -144,13 +155,16 @@ def _shown(
             "sampled": chosen.sampled,
             "least": least.get(chosen.number),
             "most": most.get(chosen.number),
+            "beside": beside.get(chosen.number),
         }
+
+    ends = {*least, *most, *beside}
 
     def choose() -> Iterator[Chosen]:
         for number, row in enumerate(read_rows(manifest, maps=True)):
             if row.error is None:
                 sampled = sample.takes(class_of(row))
-                if sampled or number in least or number in most:
+                if sampled or number in ends:
                     yield Chosen(number, row, sampled)
 
     return in_order(describe, choose())
@@ -161,13 +175,17 @@ def _facts(row: Row, positions: dict[ClassKey, int]) -> dict[str, Any]:
         "id": row.id,
         "number": row.number,
         "class": positions[class_of(row)],
-        "probability": _number(row.probability),
-        "score": _number(row.score),
+        "probability": _number(row.target_probability),
+        "predicted": None if row.predicted_index is None else predicted_class_of(row).name,
+        "sure": _number(row.predicted_probability),
+        "correct": row.correct,
+        "score": _number(row.target_score),
         "method": row.method,
         "layer": row.layer,
         "peak": None if row.peak_x is None or row.peak_y is None else [row.peak_x, row.peak_y],
         "mass": _number(row.mass),
         "concentration": _number(row.concentration),
+        "border": _number(row.border),
         "size": None if row.width is None or row.height is None else [row.width, row.height],
         "warning": row.warning,
     }

@@ -15,6 +15,8 @@ BINS: Final = 20
 """Of the probabilities' histogram."""
 EXTREMES: Final = 12
 """Maps at either end of concentration."""
+CONFUSIONS: Final = 30
+"""Pairs of classes that are listed."""
 LISTED: Final = 200
 """Failures of a kind that are told one by one; the others are counted."""
 
@@ -103,10 +105,23 @@ class Census:
     """Row numbers of the maps of least concentration, the least one first."""
     most: list[int] = field(default_factory=list)
     """Likewise of most."""
+    named: int = 0
+    """Maps whose target names a class, so that the prediction is right or wrong."""
+    correct: int = 0
+    confusions: list[tuple[ClassKey, ClassKey, int]] = field(default_factory=list)
+    """Named class, predicted class, maps: the commonest first, at most CONFUSIONS."""
+    confusion_kinds: int = 0
+    """How many pairs of classes there are in all."""
+    beside: list[int] = field(default_factory=list)
+    """Row numbers of wrong predictions, the one with the most heat at the border first."""
 
 
 def class_of(row: Row) -> ClassKey:
-    return ClassKey(row.index, row.label)
+    return ClassKey(row.target_index, row.target)
+
+
+def predicted_class_of(row: Row) -> ClassKey:
+    return ClassKey(row.predicted_index, row.predicted_label)
 
 
 def take_census(rows: Iterable[Row]) -> Census:
@@ -117,6 +132,8 @@ def take_census(rows: Iterable[Row]) -> Census:
     # Heaps, whose first is the one that yields to a better one: (goodness, −row number).
     least: list[tuple[float, int]] = []
     most: list[tuple[float, int]] = []
+    beside: list[tuple[float, int]] = []
+    confused: Counter[tuple[ClassKey, ClassKey]] = Counter()
     for number, row in enumerate(rows):
         # Each image has one row of number 0, so nobody need remember all ids.
         census.images += row.number == 0
@@ -129,10 +146,21 @@ def take_census(rows: Iterable[Row]) -> Census:
         if row.concentration is not None and math.isfinite(row.concentration):
             _offer(least, -row.concentration, number)
             _offer(most, row.concentration, number)
+        if row.correct is not None:
+            census.named += 1
+            census.correct += row.correct
+        if row.correct is False:
+            confused[class_of(row), predicted_class_of(row)] += 1
+            if row.border is not None and math.isfinite(row.border):
+                _offer(beside, row.border, number)
     census.classes = sorted(classes.values(), key=lambda each: (-each.maps, each.key.name))
     census.kinds = sorted(kinds.values(), key=lambda each: (-each.count, each.name))
     for kind in census.kinds:
         kind.first.sort()
+    pairs = sorted(confused.items(), key=lambda each: (-each[1], each[0][0].name, each[0][1].name))
+    census.confusions = [(*pair, count) for pair, count in pairs[:CONFUSIONS]]
+    census.confusion_kinds = len(pairs)
+    census.beside = [-number for _, number in sorted(beside, reverse=True)]
     # Of few maps none is at both ends.
     half = census.maps // 2
     census.least = [-number for _, number in sorted(least, reverse=True)][:half]
@@ -158,12 +186,12 @@ def _count_map(census: Census, classes: dict[ClassKey, ClassCount], row: Row) ->
     if counted is None:
         counted = classes[key] = ClassCount(key)
     counted.maps += 1
-    counted.probability.add(row.probability)
+    counted.probability.add(row.target_probability)
     counted.concentration.add(row.concentration)
     if row.map_height and row.map_width:
         counted.grids[Grid(row.map_height, row.map_width)] += 1
-    if row.probability is not None and 0 <= row.probability <= 1:
-        census.histogram[min(int(row.probability * BINS), BINS - 1)] += 1
+    if row.target_probability is not None and 0 <= row.target_probability <= 1:
+        census.histogram[min(int(row.target_probability * BINS), BINS - 1)] += 1
 
 
 def _offer(heap: list[tuple[float, int]], goodness: float, number: int) -> None:

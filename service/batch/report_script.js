@@ -2,6 +2,7 @@
 "use strict";
 const $ = (id) => document.getElementById(id);
 const classes = JSON.parse($("options").textContent);
+const terms = JSON.parse($("terms").textContent);
 const rows = [];
 for (const block of document.querySelectorAll("script.block")) {
   for (const row of JSON.parse(block.textContent)) rows.push(row);
@@ -41,6 +42,7 @@ function card(row, list, value) {
   const id = element("bdi", "id", titleOf(row));
   const button = element("button", "map", frame,
     element("span", "line", label, element("span", "value", decimal(row[value]))), id);
+  if (row.correct === false) id.before(element("span", "id warned", `predicted: ${row.predicted}`));
   if (row.warning) id.before(element("span", "id warned", row.warning));
   button.type = "button";
   button.title = `${titleOf(row)}\n${nameOf(row)}`;
@@ -78,20 +80,29 @@ function tell(index) {
   $("large-warning").hidden = !row.warning;
   $("full").hidden = !row.link;
   if (row.link) $("full").href = row.link; else $("full").removeAttribute("href");
+  const three = (value) => (value === null ? null : decimal(value, 3));
   const facts = [
-    ["Probability", row.probability === null ? null : decimal(row.probability, 3)],
-    ["Concentration", row.concentration === null ? null : decimal(row.concentration, 3)],
-    ["Mean heat", row.mass === null ? null : decimal(row.mass, 3)],
-    ["Score", row.score === null ? null : String(+row.score.toPrecision(4))],
-    ["Hottest at", row.peak && `x ${count(row.peak[0])}, y ${count(row.peak[1])}`],
-    ["Photo", row.size && `${count(row.size[0])} × ${count(row.size[1])} pixels`],
-    ["Class", number],
-    ["Map of the image", row.number ? `number ${row.number + 1}` : null],
-    ["Method", row.method],
-    ["Layer", row.layer],
+    ["Probability", three(row.probability), "target_probability"],
+    ["Predicted", row.predicted === null ? null : `${row.predicted} (${three(row.sure)})`, "predicted_index"],
+    ["As named", row.correct === null ? null : row.correct ? "yes" : "no", "correct"],
+    ["Concentration", three(row.concentration), "concentration"],
+    ["At the border", three(row.border), "border"],
+    ["Mean heat", three(row.mass), "mass"],
+    ["Score", row.score === null ? null : String(+row.score.toPrecision(4)), "target_score"],
+    ["Hottest at", row.peak && `x ${count(row.peak[0])}, y ${count(row.peak[1])}`, "peak"],
+    ["Size", row.size && `${count(row.size[0])} × ${count(row.size[1])} pixels`, "width"],
+    ["Class", number, "target_index"],
+    ["Map of the image", row.number ? `number ${row.number + 1}` : null, "number"],
+    ["Method", row.method, "method"],
+    ["Layer", row.layer, "layer"],
   ];
+  const term = (name, key) => {
+    const made = element("dt", "", name);
+    made.title = terms[key];
+    return made;
+  };
   $("facts").replaceChildren(...facts.filter(([, fact]) => fact !== null).flatMap(
-    ([name, fact]) => [element("dt", "", name), element("dd", "", String(fact))]));
+    ([name, fact, key]) => [term(name, key), element("dd", "", String(fact))]));
   $("before").disabled = at === 0;
   $("after").disabled = at === among.length - 1;
 }
@@ -119,6 +130,9 @@ for (const end of ["most", "least"]) {
   $(end)?.append(...list.map((row) => card(row, list, "concentration")));
 }
 
+const beside = rows.filter((row) => row.beside !== null).sort((a, b) => a.beside - b.beside);
+$("beside")?.append(...beside.map((row) => card(row, beside, "border")));
+
 /* All maps, as they are filtered and sorted; made as they come into view. */
 let shown = [], made = 0;
 
@@ -140,11 +154,11 @@ function sorted(list, by) {
 function wanted() {
   const position = $("class").value, text = $("search").value.trim().toLowerCase();
   const low = +$("low").value, high = +$("high").value, whole = low <= 0 && high >= 1;
-  const warned = $("warned")?.checked;
+  const warned = $("warned")?.checked, mistaken = $("mistaken")?.checked;
   return sampled.filter((row) =>
     (position === "" || row.class === +position) && (!text || row.text.includes(text)) &&
     (whole || (row.probability !== null && row.probability >= low && row.probability <= high)) &&
-    (!warned || row.warning));
+    (!warned || row.warning) && (!mistaken || row.correct === false));
 }
 
 function update() {

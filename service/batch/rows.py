@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Final
 
@@ -11,39 +12,61 @@ import numpy as np
 import pyarrow as pa
 
 from cam import Explanation
-from cam.heatmap import concentration
-from service.descriptions import caption_of, describe_target
+from cam.heatmap import minmax, symmetric
+from service.descriptions import describe_target, title_of
 from service.errors import Problem
 from service.explainer import Explained
+from service.facts import facts_of, predicted
+from service.glossary import TERMS
+from service.parameters import Parameters
 from service.registry import ServedModel
 from service.rendering import Drawing
 
+
+def _column(name: str, kind: pa.DataType, *, nullable: bool = True) -> pa.Field:
+    told = TERMS.get(name) or TERMS[name.rpartition("_")[0]]  # of peak_x, covers_left
+    return pa.field(name, kind, nullable, {"description": told})
+
+
 SCHEMA: Final = pa.schema(
     [
-        pa.field("id", pa.string(), nullable=False),
-        pa.field("number", pa.int32(), nullable=False),
-        pa.field("asked", pa.string()),
-        pa.field("index", pa.int32()),
-        pa.field("label", pa.string()),
-        pa.field("probability", pa.float32()),
-        pa.field("score", pa.float32()),
-        pa.field("method", pa.string()),
-        pa.field("layer", pa.string()),
-        pa.field("peak_x", pa.int32()),
-        pa.field("peak_y", pa.int32()),
-        pa.field("mass", pa.float32()),
-        pa.field("concentration", pa.float32()),
-        pa.field("width", pa.int32()),
-        pa.field("height", pa.int32()),
-        pa.field("picture", pa.string()),
-        pa.field("map", pa.binary()),
-        pa.field("map_height", pa.int32()),
-        pa.field("map_width", pa.int32()),
-        pa.field("warning", pa.string()),
-        pa.field("error", pa.string()),
-        pa.field("problem", pa.string()),
+        _column("id", pa.string(), nullable=False),
+        _column("number", pa.int32(), nullable=False),
+        _column("asked", pa.string()),
+        _column("predicted_index", pa.int32()),
+        _column("predicted_label", pa.string()),
+        _column("predicted_probability", pa.float32()),
+        _column("correct", pa.bool_()),
+        _column("target", pa.string()),
+        _column("target_index", pa.int32()),
+        _column("target_label", pa.string()),
+        _column("target_probability", pa.float32()),
+        _column("target_score", pa.float32()),
+        _column("method", pa.string()),
+        _column("layer", pa.string()),
+        _column("peak_x", pa.int32()),
+        _column("peak_y", pa.int32()),
+        _column("mass", pa.float32()),
+        _column("concentration", pa.float32()),
+        _column("border", pa.float32()),
+        _column("width", pa.int32()),
+        _column("height", pa.int32()),
+        _column("covers_left", pa.float32()),
+        _column("covers_top", pa.float32()),
+        _column("covers_right", pa.float32()),
+        _column("covers_bottom", pa.float32()),
+        _column("map", pa.binary()),
+        _column("map_encoding", pa.string()),
+        _column("map_height", pa.int32()),
+        _column("map_width", pa.int32()),
+        _column("picture", pa.string()),
+        _column("overlay", pa.binary()),
+        _column("warning", pa.string()),
+        _column("error", pa.string()),
+        _column("problem", pa.string()),
     ]
 )
+"""Of a folder's manifest and a job's Parquet file; `service.glossary` says what each column is."""
 PICTURES: Final = "pictures"
 LONGEST_NAME: Final = 200
 """Bytes of a folder's or a picture's name, before what is appended to it; 255 are allowed."""
@@ -52,95 +75,114 @@ LONGEST_PATH: Final = 1000
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """One map of one image, or, with `error`, an image that has none."""
+    """One map of one image, or, with `error`, an image that has none: a value for each column."""
 
     id: str
     number: int = 0
-    """Which of the image's maps."""
     asked: str | None = None
-    """The target that a table named for this image, as it did."""
-    index: int | None = None
-    label: str | None = None
-    """Of what is explained, in words."""
-    probability: float | None = None
-    score: float | None = None
+    predicted_index: int | None = None
+    predicted_label: str | None = None
+    predicted_probability: float | None = None
+    correct: bool | None = None
+    target: str | None = None
+    target_index: int | None = None
+    target_label: str | None = None
+    target_probability: float | None = None
+    target_score: float | None = None
     method: str | None = None
     layer: str | None = None
     peak_x: int | None = None
-    """In the photo's pixels, as are `peak_y`, `width`, `height`; in those of another size where
-    `size` asks for one."""
     peak_y: int | None = None
     mass: float | None = None
-    """The mean of the scaled map over what the model saw, 0 … 1; of a signed map −1 … 1."""
     concentration: float | None = None
-    """The share of the heat that the hottest tenth of the map holds: 0.1 … 1."""
+    border: float | None = None
     width: int | None = None
     height: int | None = None
-    picture: str | None = None
-    """Path below the output folder."""
+    covers_left: float | None = None
+    covers_top: float | None = None
+    covers_right: float | None = None
+    covers_bottom: float | None = None
     map: bytes | None = None
-    """float32, little-endian, (map_height, map_width): the method's own numbers at the layer."""
+    map_encoding: str | None = None
     map_height: int | None = None
     map_width: int | None = None
+    picture: str | None = None
+    overlay: bytes | None = None
     warning: str | None = None
     error: str | None = None
-    """Why there is no map."""
     problem: str | None = None
-    """What kind of error: urn:gradcam-service:…"""
 
 
 def row_of(
     name: str,
     number: int,
     explained: Explained,
-    explanation: Explanation,
     drawing: Drawing,
     model: ServedModel,
+    parameters: Parameters,
     picture: str | None,
 ) -> Row:
-    """The row of one map.
+    """The row of the map of that number. Its map is the layer's, whatever size is drawn: the finer
+    ones say no more, and cost a thousand times the bytes.
 
     Args:
         name: the image's id.
-        drawing: on the photo's pixels.
+        drawing: of the map, as the parameters ask.
         picture: where it was written, below the output folder.
     """
+    explanation = explained.answer.explanations[number]
     target = describe_target(explanation, model.labels, explained.seen)
-    inside = drawing.scaled[drawing.region.slices]
-    warning = _warning(drawing, explanation)
-    even = explanation.map.max() == explanation.map.min()
+    facts = facts_of(drawing, explained.answer, number, explained.seen, parameters)
+    best = predicted(explained.answer)
+    said = explained.answer.output.probabilities
     cold = drawing.scaled.max() <= 0
     peak_y, peak_x = np.unravel_index(int(drawing.scaled.argmax()), drawing.scaled.shape)
     height, width = drawing.values.shape
+    covers = explained.seen.box
+    values = explanation.map
+    if parameters.normalize != "none":
+        values = (symmetric if explanation.signed else minmax)(values)
     return Row(
         id=name,
         number=number,
-        index=target.index,
-        label=caption_of(explanation, target, model).title,
-        probability=target.probability,
-        score=target.score,
+        predicted_index=best,
+        predicted_label=None if best is None else model.labels.name(best),
+        predicted_probability=None if best is None or said is None else float(said[best]),
+        correct=facts.correct,
+        target=title_of(target),
+        target_index=target.index,
+        target_label=target.label,
+        target_probability=target.probability,
+        target_score=target.score,
         method=explanation.method,
         layer=explanation.layer,
         peak_x=None if cold else int(peak_x),
         peak_y=None if cold else int(peak_y),
-        mass=float(inside.mean()),
-        concentration=None if warning and even else concentration(explanation.map),
+        mass=facts.mass,
+        concentration=facts.concentration,
+        border=facts.border,
         width=width,
         height=height,
+        covers_left=covers.left,
+        covers_top=covers.top,
+        covers_right=covers.right,
+        covers_bottom=covers.bottom,
+        map=values.astype("<f4").tobytes(),
+        map_encoding="float32",
+        map_height=values.shape[0],
+        map_width=values.shape[1],
         picture=picture,
-        map=explanation.map.astype("<f4").tobytes(),
-        map_height=explanation.map.shape[0],
-        map_width=explanation.map.shape[1],
-        warning=warning,
+        warning="; ".join(_warnings(drawing, explanation)) or None,
     )
 
 
-def _warning(drawing: Drawing, explanation: Explanation) -> str | None:
-    if drawing.scaled.any():
-        return None
-    if explanation.map.max() > explanation.map.min():
-        return "the model saw too few pixels to show the map on them"
-    return f"the map is {'the same' if explanation.map.any() else 'zero'} everywhere"
+def _warnings(drawing: Drawing, explanation: Explanation) -> Iterator[str]:
+    if not drawing.scaled.any():
+        if explanation.map.max() > explanation.map.min():
+            yield "the model saw too few pixels to show the map on them"
+        else:
+            yield f"the map is {'the same' if explanation.map.any() else 'zero'} everywhere"
+    yield from explanation.warnings
 
 
 def failed_row(name: str, problem: Problem, asked: str | None) -> Row:

@@ -100,7 +100,7 @@ def _recorded(
             picture = Explainer.picture(model, explained, explanation, drawing, parameters)
             path = picture_path(name, number, EXTENSIONS[media_type])
             _write(order.output / path, encode(picture, media_type))
-        row = row_of(name, number, explained, explanation, drawing, model, path)
+        row = row_of(name, number, explained, drawing, model, parameters, path)
         rows.append(replace(row, asked=asked))
     return rows
 

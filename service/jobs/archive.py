@@ -13,38 +13,17 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from service.batch.rows import picture_path
+from service.batch.rows import SCHEMA, Row, picture_path, table_of
+from service.descriptions import title_of
 from service.jobs.errors import UnknownJob
 from service.jobs.folder import Folder
 from service.jobs.lines import line_of, picture_of_explanation
 from service.jobs.outcomes import Outcomes
 from service.jobs.records import Job
 from service.rendering import encode_values
+from service.schemas import ExplainedTarget
 
 PAGE: Final = 100
-SCHEMA: Final = pa.schema(
-    [
-        pa.field("id", pa.string(), nullable=False),
-        pa.field("number", pa.int32(), nullable=False),
-        pa.field("index", pa.int32()),
-        pa.field("label", pa.string()),
-        pa.field("probability", pa.float32()),
-        pa.field("score", pa.float32()),
-        pa.field("method", pa.string()),
-        pa.field("layer", pa.string()),
-        pa.field("peak_x", pa.int32()),
-        pa.field("peak_y", pa.int32()),
-        pa.field("height", pa.int32()),
-        pa.field("width", pa.int32()),
-        pa.field("map", pa.binary()),
-        pa.field("map_encoding", pa.string()),
-        pa.field("overlay", pa.binary()),
-        pa.field("warning", pa.string()),
-        pa.field("error", pa.string()),
-        pa.field("problem", pa.string()),
-    ]
-)
-"""`map` is a PNG or float32, as `map_encoding` says; `overlay` a PNG."""
 
 
 def zipped(outcomes: Outcomes, folder: Folder, job: Job) -> Iterator[bytes]:
@@ -72,15 +51,15 @@ def parquet(outcomes: Outcomes, folder: Folder, job: Job) -> Iterator[bytes]:
     """A Parquet file: a row for each map, and for each item that failed."""
     sink = _Sink()
     with pq.ParquetWriter(pa.PythonFile(sink, mode="w"), SCHEMA, compression="zstd") as writer:
-        rows: list[dict[str, Any]] = []
+        rows: list[Row] = []
         for line in _documents(outcomes, folder, job):
             rows += _rows(line)
             if len(rows) >= PAGE:
-                writer.write_table(pa.Table.from_pylist(rows, SCHEMA))
+                writer.write_table(table_of(rows))
                 rows = []
                 yield from sink.taken()
         if rows:
-            writer.write_table(pa.Table.from_pylist(rows, SCHEMA))
+            writer.write_table(table_of(rows))
     yield from sink.taken()
 
 
@@ -104,12 +83,12 @@ class _Sink(io.RawIOBase):
 
 
 def _documents(outcomes: Outcomes, folder: Folder, job: Job) -> Iterator[dict[str, Any]]:
-    after = 0
-    while page := outcomes.results(job, after, PAGE):
+    after, told = -1, 0
+    while page := outcomes.in_order(job, after, PAGE):
         for finished in page:
             yield json.loads(line_of(folder, job, finished))
-        after = page[-1].cursor
-    if after < job.settled:
+        after, told = page[-1].number, told + len(page)
+    if told < job.settled:
         raise UnknownJob(f"job {job.id} was removed while its results were read")
 
 
@@ -122,32 +101,48 @@ def _file_of(item: str, number: int, explanation: dict[str, Any]) -> tuple[str, 
     return picture_path(item, number, ".npy"), encode_values(values)
 
 
-def _rows(line: dict[str, Any]) -> list[dict[str, Any]]:
+def _rows(line: dict[str, Any]) -> list[Row]:
     if "error" in line:
-        problem = line["problem"]["type"]
-        return [{"id": line["item"], "number": 0, "error": line["error"], "problem": problem}]
-    rows = []
-    for number, each in enumerate(line["explanations"]):
-        target, heatmap, peak = each["target"], each["heatmap"], each.get("peak") or {}
-        overlay = each.get("overlay")
-        rows.append(
-            {
-                "id": line["item"],
-                "number": number,
-                "index": target.get("index"),
-                "label": target.get("label"),
-                "probability": target.get("probability"),
-                "score": target["score"],
-                "method": each["method"],
-                "layer": each["layer"],
-                "peak_x": peak.get("x"),
-                "peak_y": peak.get("y"),
-                "height": heatmap["shape"][0],
-                "width": heatmap["shape"][1],
-                "map": base64.b64decode(heatmap["data"]),
-                "map_encoding": heatmap["encoding"],
-                "overlay": base64.b64decode(overlay["data"]) if overlay else None,
-                "warning": "; ".join(each["warnings"]) or None,
-            }
-        )
-    return rows
+        return [Row(id=line["item"], error=line["error"], problem=line["problem"]["type"])]
+    best: dict[str, Any] = next(iter((line.get("prediction") or {}).get("classes") or ()), {})
+    return [
+        _row(line["item"], number, each, best) for number, each in enumerate(line["explanations"])
+    ]
+
+
+def _row(item: str, number: int, each: dict[str, Any], best: dict[str, Any]) -> Row:
+    target, heatmap, overlay = each["target"], each["heatmap"], each.get("overlay")
+    peak, covers = each.get("peak") or {}, each.get("covers") or {}
+    height, width = heatmap["shape"]
+    return Row(
+        id=item,
+        number=number,
+        predicted_index=best.get("index"),
+        predicted_label=best.get("label"),
+        predicted_probability=best.get("probability"),
+        correct=each.get("correct"),
+        target=title_of(ExplainedTarget.model_validate(target)),
+        target_index=target.get("index"),
+        target_label=target.get("label"),
+        target_probability=target.get("probability"),
+        target_score=target["score"],
+        method=each["method"],
+        layer=each["layer"],
+        peak_x=peak.get("x"),
+        peak_y=peak.get("y"),
+        mass=each.get("mass"),
+        concentration=each.get("concentration"),
+        border=each.get("border"),
+        width=width,
+        height=height,
+        covers_left=covers.get("left"),
+        covers_top=covers.get("top"),
+        covers_right=covers.get("right"),
+        covers_bottom=covers.get("bottom"),
+        map=base64.b64decode(heatmap["data"]),
+        map_encoding=heatmap["encoding"],
+        map_height=height,
+        map_width=width,
+        overlay=base64.b64decode(overlay["data"]) if overlay else None,
+        warning="; ".join(each["warnings"]) or None,
+    )

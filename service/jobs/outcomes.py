@@ -30,6 +30,22 @@ class Outcomes:
             )
             return [_finished(row) for row in found]
 
+    def in_order(self, job: Job, after: int, most: int) -> list[Finished]:
+        """What was finished when the job was looked up, in the order of its items: those after an
+        item's number."""
+        with self._database.read() as connection:
+            found = connection.execute(
+                _results()
+                .where(
+                    results.c.job == job.id,
+                    results.c.cursor <= job.settled,
+                    results.c.number > after,
+                )
+                .order_by(results.c.number)
+                .limit(most)
+            )
+            return [_finished(row) for row in found]
+
     def result(self, job: Job, item: str) -> Finished | bool:
         """Of one item; whether there is such an item where it has none."""
         with self._database.read() as connection:

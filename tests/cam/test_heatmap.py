@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.nn import functional
 
-from cam.heatmap import Box, Region, concentration, minmax, place, resize
+from cam.heatmap import Box, Region, border, concentration, minmax, place, resize
 
 
 def test_resize_by_hand() -> None:
@@ -84,6 +84,23 @@ def test_minmax_of_a_constant_is_zero() -> None:
 def test_minmax_of_a_region_ignores_the_rest() -> None:
     values = np.array([[0, 2, 3, 0]], np.float32)
     np.testing.assert_allclose(minmax(values, Region(1, 0, 2, 1)), [[0, 0, 1, 0]])
+
+
+def test_the_heat_at_the_border_worked_by_hand() -> None:
+    assert border(np.ones((7, 7), np.float32)) == pytest.approx(1 - 0.8**2)
+    assert border(np.ones((2, 9), np.float32)) == pytest.approx(1 - 0.8**2)
+    middle = np.zeros((10, 10), np.float32)
+    middle[1, 8] = 3  # the last row and column but one are inside
+    assert border(middle) == pytest.approx(0)
+    middle[0, 4] = -1
+    assert border(middle) == pytest.approx(1 / 4)
+    # Of a corner of five, half the height and half the width are inside.
+    corner = np.zeros((5, 5), np.float32)
+    corner[0, 4] = 2
+    assert border(corner) == pytest.approx(3 / 4)
+    assert border(corner, share=0.2) == 1
+    rows = np.array([[0, 0, 0], [1, 1, 1], [0, 0, 0]], np.float32)
+    assert border(rows) == pytest.approx(0.2)
 
 
 def test_concentration_worked_by_hand() -> None:

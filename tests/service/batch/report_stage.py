@@ -23,12 +23,12 @@ def map_row(name: str, values: Sequence[Sequence[float]] = ((0, 1), (1, 0)), **f
     """The row of a map (h, w), of class 0, cat, unless told otherwise."""
     numbers = np.array(values, "<f4")
     given: dict[str, Any] = {
-        "index": 0,
-        "label": "cat",
-        "probability": 0.5,
+        "target_index": 0,
+        "target": "cat",
+        "target_probability": 0.5,
         "concentration": 0.3,
         "mass": 0.5,
-        "score": 2.0,
+        "target_score": 2.0,
         "method": "gradcam",
         "layer": "bn2",
         "map": numbers.tobytes(),
@@ -84,7 +84,8 @@ class Page(HTMLParser):
         tag, attributes = self.tags[-1] if self.tags else ("", {})
         if tag == "script":
             inert = attributes.get("type") == "application/json"
-            (self.blocks if inert else self.executable).append(data)
+            if attributes.get("id") != "terms":
+                (self.blocks if inert else self.executable).append(data)
         elif tag == "style":
             self.style += data
         else:

@@ -78,7 +78,7 @@ def test_it_says_how_many_and_where(finished: Finished) -> None:
 def test_each_row_is_what_the_service_answers(finished: Finished, client: TestClient) -> None:
     found = [row for row in rows(finished.output) if row["error"] is None]
     assert len(found) == 20
-    assert len({row["index"] for row in found}) > 4
+    assert len({row["target_index"] for row in found}) > 4
     for row in found:
         data = (finished.folder / row["id"]).read_bytes()
 
@@ -88,17 +88,27 @@ def test_each_row_is_what_the_service_answers(finished: Finished, client: TestCl
                 f"{MODEL}:explain", json={"instances": [instance], "parameters": parameters}
             )
             (explanation,) = response.json()["explanations"]
-            return dict(explanation)
+            return {**explanation, **response.json()["predictions"][0]["classes"][0]}
 
         served = ask()
         target = served["target"]
-        assert (row["index"], row["label"]) == (target["index"], target["label"])
-        assert row["probability"] == pytest.approx(target["probability"], rel=1e-4)
-        assert row["score"] == pytest.approx(target["score"], rel=1e-4)
+        assert (row["target_index"], row["target_label"]) == (target["index"], target["label"])
+        assert row["target_probability"] == pytest.approx(target["probability"], rel=1e-4)
+        assert row["target_score"] == pytest.approx(target["score"], rel=1e-4)
         assert (row["method"], row["layer"]) == (served["method"], served["layer"])
         assert [row["height"], row["width"]] == served["heatmap"]["shape"]
         assert {"x": row["peak_x"], "y": row["peak_y"]} == served["peak"]
-        small = ask(output="values", normalize="none", size="layer")["heatmap"]
+        assert (row["predicted_index"], row["predicted_label"]) == (
+            served["index"],
+            served["label"],
+        )
+        assert row["predicted_probability"] == pytest.approx(served["probability"], rel=1e-4)
+        assert row["correct"] is None  # nobody has named a class
+        for name in ("mass", "concentration", "border"):
+            assert row[name] == pytest.approx(served[name], rel=1e-3)
+        small = ask(output="values", size="layer")["heatmap"]
+        covers = [row[f"covers_{edge}"] for edge in ("left", "top", "right", "bottom")]
+        assert covers == pytest.approx(list(ask(size="model")["covers"].values()), rel=1e-6)
         assert [row["map_height"], row["map_width"]] == small["shape"]
         expected = np.frombuffer(base64.b64decode(small["data"]), "<f4")
         given = np.frombuffer(row["map"], "<f4")

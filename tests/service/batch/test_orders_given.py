@@ -94,7 +94,7 @@ def test_parameters_and_several_targets(gradcam: Shell, models: str, tmp_path: P
     assert [(row["id"], row["number"]) for row in found] == [
         (f"00{turn}.png", number) for turn in range(3) for number in range(4)
     ]
-    said_of = [(row["index"], row["layer"]) for row in found[:4]]
+    said_of = [(row["target_index"], row["layer"]) for row in found[:4]]
     assert said_of == [(2, "conv1"), (2, "conv2"), (0, "conv1"), (0, "conv2")]
     assert {row["method"] for row in found} == {"layercam"}
     assert [row["picture"] for row in found[:2]] == [
@@ -121,7 +121,13 @@ def test_own_targets_of_a_table(gradcam: Shell, models: str, tmp_path: Path) -> 
     assert code == 1
     assert said.startswith("3 of 6 images explained, 3 failed: ")
     found = {row["id"]: row for row in rows(output)}
-    assert [found[name]["index"] for name in "abcdef"] == [2, 1, None, None, None, 0]
+    assert [found[name]["target_index"] for name in "abcdef"] == [2, 1, None, None, None, 0]
+    assert [found[name]["correct"] for name in "acf"] == [
+        found["a"]["predicted_index"] == 2,
+        None,
+        found["f"]["predicted_index"] == 0,
+    ]
+    assert found["a"]["predicted_index"] == found["b"]["predicted_index"] is not None
     assert "'tabby'" in found["c"]["error"]
     assert "none.png cannot be read: No such file" in found["d"]["error"]
     assert found["e"]["problem"] == "urn:gradcam-service:class-out-of-range"
@@ -145,7 +151,9 @@ def test_a_target_that_is_corrected_in_a_table_counts(
             row["id"]: (output / row["picture"]).stat().st_mtime_ns if row["picture"] else 0
             for row in rows(output)
         }
-        return {row["id"]: (row["asked"], row["index"], drawn[row["id"]]) for row in rows(output)}
+        return {
+            row["id"]: (row["asked"], row["target_index"], drawn[row["id"]]) for row in rows(output)
+        }
 
     first = list(explained("1", "7", "2", "").values())
     assert [each[:2] for each in first[:3]] == [("1", 1), ("7", None), ("2", 2)]

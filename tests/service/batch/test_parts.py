@@ -22,7 +22,7 @@ from tests.service.live import ROOT
 
 def rows(*names: str, label: str = "cat", maps: int = 1) -> list[Row]:
     return [
-        Row(id=name, number=number, label=label, map=b"\0\0\x80?", map_height=1, map_width=1)
+        Row(id=name, number=number, target_label=label, map=b"\0\0\x80?", map_height=1, map_width=1)
         for name in names
         for number in range(maps)
     ]
@@ -35,7 +35,7 @@ def failures(*names: str) -> list[Row]:
 def manifest(parts: Parts) -> list[tuple[str, int, str | None]]:
     table = pq.read_table(parts.manifest)
     assert table.schema.equals(SCHEMA)
-    return [(row["id"], row["number"], row["label"]) for row in table.to_pylist()]
+    return [(row["id"], row["number"], row["target_label"]) for row in table.to_pylist()]
 
 
 def files(folder: Path) -> list[str]:
@@ -117,10 +117,10 @@ def stopping(method, folder):
 
 output = Path(sys.argv[1])
 for folder in ("add", "merge", "unlink"):
-    Parts(output / folder).add([Row(id="a", label="kept")])
+    Parts(output / folder).add([Row(id="a", target_label="kept")])
 Path.replace = stopping(stopping(Path.replace, "add"), "merge")
 Path.unlink = stopping(Path.unlink, "unlink")
-add = lambda: Parts(output / "add").add([Row(id="b", label="lost")])
+add = lambda: Parts(output / "add").add([Row(id="b", target_label="lost")])
 for work in (add, Parts(output / "merge").merge, Parts(output / "unlink").merge):
     threading.Thread(target=work).start()
 for _ in range(3):

@@ -6,6 +6,7 @@ import base64
 import hashlib
 from io import BytesIO
 from pathlib import Path
+from typing import Any
 from urllib.parse import unquote
 
 import numpy as np
@@ -45,10 +46,10 @@ def picture_in(uri: str) -> Image.Image:
 
 def test_it_says_what_was_explained(tmp_path: Path) -> None:
     rows = [
-        map_row("a.jpg", probability=0.2, concentration=0.2),
-        map_row("a.jpg", number=1, index=1, label="dog"),
-        map_row("b.jpg", probability=0.6, concentration=0.5),
-        map_row("c.jpg", probability=None, concentration=None, warning="zero everywhere"),
+        map_row("a.jpg", target_probability=0.2, concentration=0.2),
+        map_row("a.jpg", number=1, target_index=1, target="dog"),
+        map_row("b.jpg", target_probability=0.6, concentration=0.5),
+        map_row("c.jpg", target_probability=None, concentration=None, warning="zero everywhere"),
         failed("d.jpg", "no photo"),
     ]
     words = page_of(tmp_path, rows, title="My photos").words
@@ -170,9 +171,9 @@ def test_of_very_many_failures_the_first_are_listed(tmp_path: Path) -> None:
     [HOSTILE, "</script><img src=x onerror=alert(1)>", "<!--<script>", "\"'> onload=x", "{{7*7}}"],
 )
 def test_hostile_names_are_text_and_nothing_else(tmp_path: Path, name: str) -> None:
-    plain = page_of(tmp_path, [map_row("a", label="b", warning="c"), failed("d", "e")], title="f")
+    plain = page_of(tmp_path, [map_row("a", target="b", warning="c"), failed("d", "e")], title="f")
     rows = [
-        map_row(name, label=name, method=name, layer=name, warning=name),
+        map_row(name, target=name, method=name, layer=name, warning=name),
         Row(id=name, error=name, problem=f"urn:x:{name}"),
     ]
     page = page_of(tmp_path, rows, title=name)
@@ -211,7 +212,7 @@ def test_nothing_but_its_own_script_may_run(tmp_path: Path) -> None:
 
 def test_numbers_that_are_none_are_left_out(tmp_path: Path) -> None:
     nothing = float("nan")
-    row = map_row("a.jpg", probability=nothing, concentration=float("inf"), mass=nothing)
+    row = map_row("a.jpg", target_probability=nothing, concentration=float("inf"), mass=nothing)
     page = page_of(tmp_path, [row])
     assert "NaN" not in "".join(page.blocks)
     [told] = page.rows
@@ -239,7 +240,7 @@ def test_of_few_maps_none_is_at_both_ends(tmp_path: Path) -> None:
 
 
 def test_a_sample_is_shown_and_said(tmp_path: Path) -> None:
-    rows = [map_row(f"{each}", label="cat" if each % 10 else "dog") for each in range(1000)]
+    rows = [map_row(f"{each}", target="cat" if each % 10 else "dog") for each in range(1000)]
     page = page_of(tmp_path, rows, most=50)
     assert "50 of 1,000 maps are shown: as many of each class as there is room for" in page.words
     shown = [row for row in page.rows if row["sampled"]]
@@ -282,3 +283,26 @@ def test_the_former_page_stays_until_the_new_one_is_whole(
         write_report(manifest, tmp_path, tmp_path / "report.html", title="Photos")
     assert (tmp_path / "report.html").read_bytes() == before
     assert sorted(each.name for each in tmp_path.iterdir()) == ["manifest.parquet", "report.html"]
+
+
+def test_what_was_named_and_what_was_predicted(tmp_path: Path) -> None:
+    dog: dict[str, Any] = {"target_index": 1, "target": "dog"}
+    said_cat: dict[str, Any] = {"predicted_index": 0, "predicted_label": "cat"}
+    said_dog: dict[str, Any] = {"predicted_index": 1, "predicted_label": "dog"}
+    rows = [
+        map_row("a", correct=True, **said_cat),
+        map_row("b", correct=True, **said_cat),
+        map_row("c", correct=False, border=0.2, **said_dog),
+        map_row("d", correct=False, border=0.9, **dog, **said_cat),
+        map_row("e", correct=False, border=0.5, **dog, **said_cat),
+        map_row("f", **dog, **said_cat),
+    ]
+    page = page_of(tmp_path, rows)
+    assert "Predicted as named 2 of 5" in page.words
+    assert "2 of 5 maps (40.0 %) are of the class that the model predicts" in page.words
+    assert "Named Predicted Maps dog cat 2 cat dog 1" in page.words
+    ranks = {row["id"]: row["beside"] for row in page.rows}
+    assert ranks == {"a": None, "b": None, "c": 2, "d": 0, "e": 1, "f": None}
+    told = {row["id"]: (row["predicted"], row["correct"]) for row in page.rows}
+    assert told["d"] == ("cat", False)
+    assert told["f"] == ("cat", None)

@@ -44,7 +44,7 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     cats = [
         map_row(
             f"cats/{each}.jpg",
-            probability=each / 100,
+            target_probability=each / 100,
             concentration=0.8 - each / 100,
             picture=red,
             peak_x=120,
@@ -54,11 +54,11 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
         )
         for each in range(CATS)
     ]
-    dog: dict[str, Any] = {"index": 1, "label": "</option>dog", "concentration": 0.3}
+    dog: dict[str, Any] = {"target_index": 1, "target": "</option>dog", "concentration": 0.3}
     dogs = [
-        map_row(HOSTILE, picture=green, **dog, probability=0.9),
-        map_row("dogs/gone.jpg", picture="gone.jpg", **dog, probability=0.95),
-        map_row("dogs/flat.jpg", [[0]], **dog, probability=None, warning="zero everywhere"),
+        map_row(HOSTILE, picture=green, **dog, target_probability=0.9),
+        map_row("dogs/gone.jpg", picture="gone.jpg", **dog, target_probability=0.95),
+        map_row("dogs/flat.jpg", [[0]], **dog, target_probability=None, warning="zero everywhere"),
     ]
     rows = [*reversed(cats), *dogs, failed(f"not {HOSTILE}")]
     page = output / "report.html"

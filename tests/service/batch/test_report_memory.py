@@ -53,6 +53,6 @@ def rows_from(start: int, told: Row) -> pa.Table:
     numbers = range(start, start + AT_A_TIME)
     maps = np.random.default_rng(start).random((AT_A_TIME, MAP // 4), np.float32).tobytes()
     columns["id"] = pa.array([f"photos/{each:06d}.jpg" for each in numbers])
-    columns["label"] = pa.array([f"class {each % 100}" for each in numbers])
+    columns["target"] = pa.array([f"class {each % 100}" for each in numbers])
     columns["map"] = pa.array([maps[at : at + MAP] for at in range(0, len(maps), MAP)], pa.binary())
     return pa.table(columns, schema=SCHEMA)

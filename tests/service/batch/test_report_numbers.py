@@ -21,8 +21,8 @@ def test_a_mean_map_worked_by_hand() -> None:
         map_row("zeros", [[0, 0], [0, 0]]),
         map_row("flat", [[4, 4], [4, 4]]),
         map_row("no number", [[0, float("nan")], [1, 2]]),
-        map_row("dog", [[-1, 0], [0, 1]], index=1, label="dog"),
-        map_row("other", [[1, 0], [0, 0]], index=2, label="bird"),
+        map_row("dog", [[-1, 0], [0, 1]], target_index=1, target="dog"),
+        map_row("other", [[1, 0], [0, 0]], target_index=2, target="bird"),
         failed("f"),
     ]
     means = mean_maps(rows, {CAT: TWO, DOG: TWO, ClassKey(3, "none"): TWO})
@@ -67,11 +67,11 @@ def test_bytes_that_do_not_fit_are_no_map() -> None:
 
 def test_a_census_worked_by_hand() -> None:
     rows = [
-        map_row("a", probability=0.0),
-        map_row("a", number=1, index=1, label="dog", probability=1.0, warning="odd"),
-        map_row("b", probability=0.049),
-        map_row("c", probability=None),
-        map_row("d", index=None, label=None, probability=0.05, method="cam"),
+        map_row("a", target_probability=0.0),
+        map_row("a", number=1, target_index=1, target="dog", target_probability=1.0, warning="odd"),
+        map_row("b", target_probability=0.049),
+        map_row("c", target_probability=None),
+        map_row("d", target_index=None, target=None, target_probability=0.05, method="cam"),
         failed("e"),
     ]
     census = take_census(rows)
@@ -88,7 +88,10 @@ def test_a_census_worked_by_hand() -> None:
 
 
 def test_classes_of_one_name_are_told_apart() -> None:
-    rows = [map_row("a", index=134, label="crane"), map_row("b", index=517, label="crane")]
+    rows = [
+        map_row("a", target_index=134, target="crane"),
+        map_row("b", target_index=517, target="crane"),
+    ]
     assert [each.maps for each in take_census(rows).classes] == [1, 1]
     assert ClassKey(7, None).name == "class 7"
 

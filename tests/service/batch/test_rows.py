@@ -62,10 +62,11 @@ def row(
         map=np.array(values, np.float32),
         signed=signed,
     )
-    answer = Answer(Output(logits=torch.tensor([0.0, 1.0, 1.5])), (explanation,))
+    answer = Answer(Output(torch.log(torch.tensor([0.2, 0.3, 0.5]))), (explanation,))
     explained = Explained(image, seen, answer)
-    drawing = Explainer.draw(explained, explanation, Parameters.model_validate(given))
-    return row_of("a/cat.jpg", 3, explained, explanation, drawing, model, "pictures/x.jpg")
+    parameters = Parameters.model_validate(given)
+    drawing = Explainer.draw(explained, explanation, parameters)
+    return row_of("a/cat.jpg", 0, explained, drawing, model, parameters, "pictures/x.jpg")
 
 
 # Between the centres of two cells the four pixels of an axis lie at 0, 1/4, 3/4 and 1.
@@ -73,16 +74,22 @@ def row(
 
 def test_a_row_by_hand(model: ServedModel) -> None:
     found = row(model, [[0, 0], [0, 4]])
-    assert (found.id, found.number, found.picture) == ("a/cat.jpg", 3, "pictures/x.jpg")
-    assert (found.index, found.label) == (2, "class 2")
-    assert (found.score, found.probability) == (1.5, 0.25)
+    assert (found.id, found.number, found.picture) == ("a/cat.jpg", 0, "pictures/x.jpg")
+    assert (found.target, found.target_index, found.target_label) == ("class 2", 2, None)
+    assert (found.target_score, found.target_probability) == (1.5, 0.25)
     assert (found.method, found.layer) == ("gradcam", "relu2")
     assert (found.width, found.height) == (4, 4)
     assert (found.peak_x, found.peak_y) == (3, 3)
     assert found.mass == pytest.approx(0.5 * 0.5)  # the mean of y · x
     assert found.concentration == pytest.approx(0.4)  # 0.4 of a cell, which has all the heat
     assert (found.map_height, found.map_width) == (2, 2)
-    assert found.map == bytes(12) + b"\0\0\x80\x40"
+    assert found.map == bytes(12) + b"\0\0\x80\x3f"
+    assert row(model, [[0, 0], [0, 4]], normalize="none").map == bytes(12) + b"\0\0\x80\x40"
+    assert found.map_encoding == "float32"
+    assert (found.predicted_index, found.predicted_label) == (2, None)
+    assert found.predicted_probability == pytest.approx(0.5)
+    assert found.correct is None
+    assert found.border == pytest.approx(1 - 0.8**2)  # 0.8 of each side of the cell is inside
     assert found.warning is found.error is found.problem is None
 
 
@@ -119,7 +126,10 @@ def test_a_flat_map_has_no_peak_and_a_warning(model: ServedModel, value: float, 
     assert found.peak_x is found.peak_y is found.concentration is None
     assert found.mass == 0
     assert found.warning == f"the map is {what} everywhere"
-    assert found.map == np.full(4, value, "<f4").tobytes()
+    assert found.border is None
+    assert found.map == bytes(16)
+    raw = row(model, [[value] * 2] * 2, normalize="none")
+    assert raw.map == np.full(4, value, "<f4").tobytes()
     assert found.error is None
 
 
@@ -142,6 +152,37 @@ def test_a_signed_map(model: ServedModel) -> None:
     assert against.warning is None
 
 
+@pytest.mark.parametrize(
+    ("target", "correct"),
+    [
+        (None, None),
+        (2, True),
+        ("2", True),
+        ({"class": 2}, True),
+        ({"index": 2}, True),
+        ({"class": 2, "against": True}, None),
+        ({"class": 2, "minus": 1}, None),
+        ({"of": "probability"}, None),
+    ],
+)
+def test_whether_the_class_that_was_named_is_the_predicted_one(
+    model: ServedModel, target: object, correct: bool | None
+) -> None:
+    assert row(model, [[0, 1]], target=target).correct is correct
+
+
+@pytest.mark.parametrize(
+    ("fit", "expected"),
+    [("crop", (2, 0, 6, 4)), ("squash", (0, 0, 8, 4)), ("pad", (0, -2, 8, 6))],
+)
+def test_where_a_map_lies_on_the_photo(
+    model: ServedModel, fit: Fit, expected: tuple[float, ...]
+) -> None:
+    found = row(model, [[0, 0], [0, 4]], photo=(8, 4), fit=fit)
+    covers = found.covers_left, found.covers_top, found.covers_right, found.covers_bottom
+    assert covers == pytest.approx(expected)
+
+
 def test_the_size_that_is_asked_for(model: ServedModel) -> None:
     found = row(model, [[0, 0], [0, 4]], photo=(40, 40), size="layer")
     assert (found.width, found.height) == (2, 2)
@@ -156,7 +197,7 @@ def test_a_failed_row() -> None:
 
 def test_rows_come_back_as_they_went() -> None:
     rows = [
-        Row(id="ä\n,\0☃", number=2, index=1, label="cat", probability=0.5, map=b"\0\1"),
+        Row(id="ä\n,\0☃", number=2, target_index=1, target="cat", correct=True, map=b"\0\1"),
         failed_row("", UndecodableImage("no"), None),
     ]
     table = table_of(rows)

@@ -288,7 +288,7 @@ def test_the_zip_has_every_picture_and_every_line(jobs: TestClient, named: dict[
         assert len(names) == len(set(names))
         assert not any(name.startswith("/") or ".." in name.split("/") for name in names)
         lines = [json.loads(line) for line in archive.read("results.ndjson").splitlines()]
-        assert [line["cursor"] for line in lines] == list(range(1, len(found) + 1))
+        assert [line["index"] for line in lines] == list(range(len(found)))
         files = set()
         for line in lines:
             right = found[line["item"]]
@@ -362,6 +362,7 @@ def test_the_table_has_a_row_for_each_map_and_failure(
     rows = table_of(jobs, named["id"])
     found = results(jobs, named["id"])
     assert len(rows) == len(found)
+    ids = set(found)
     for row in rows:
         line = found.pop(row["id"])
         assert row["number"] == 0
@@ -374,17 +375,28 @@ def test_the_table_has_a_row_for_each_map_and_failure(
         assert row["map_encoding"] == "png"
         with Image.open(io.BytesIO(row["map"])) as image:
             assert image.size == (row["width"], row["height"]) == (12, 10)
-        assert row["index"] == right["target"]["index"]
-        assert row["probability"] == pytest.approx(right["target"]["probability"])
-        assert row["score"] == pytest.approx(right["target"]["score"])
+        assert row["target_index"] == right["target"]["index"]
+        assert row["target_probability"] == pytest.approx(right["target"]["probability"])
+        assert row["target_score"] == pytest.approx(right["target"]["score"])
+        (best, *_) = line["prediction"]["classes"]
+        assert row["predicted_index"] == best["index"]
+        assert row["predicted_probability"] == pytest.approx(best["probability"])
+        assert row["correct"] is right.get("correct") is None  # no target was named
+        for name in ("mass", "concentration", "border"):
+            assert row[name] == (right.get(name) and pytest.approx(right[name]))
+        covers = [row[f"covers_{edge}"] for edge in ("left", "top", "right", "bottom")]
+        assert covers == [0, 0, 12, 10] == list(right["covers"].values())
         peak = right.get("peak", {})
         assert (row["peak_x"], row["peak_y"]) == (peak.get("x"), peak.get("y"))
         assert (row["method"], row["layer"]) == ("gradcam", "relu2")
         assert row["overlay"] is None
         assert row["error"] is None
     assert not found
+    assert [row["id"] for row in rows] == [each for each in (*NAMES, "broken") if each in ids]
     rows = table_of(jobs, several)
-    assert sorted((row["id"], row["number"], row["index"]) for row in rows) == sorted(
+    assert {row["correct"] for row in rows} == {True, False}  # three classes are named
+    assert all(row["correct"] == (row["target_index"] == row["predicted_index"]) for row in rows)
+    assert sorted((row["id"], row["number"], row["target_index"]) for row in rows) == sorted(
         (name, at, at) for name in ("x/a", "b") for at in range(3)
     )
     for row in rows:

@@ -1,0 +1,81 @@
+"""What each figure of an answer means: the same sentences in the HTTP contract, in the metadata of
+Parquet files, in the report's tooltips and in docs/answers.md.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+TERMS: Final = {
+    "id": "The image's id: of a folder its path below it, of a request what the caller named it.",
+    "number": "Which of the image's maps, from 0.",
+    "asked": "The target that a table named for this image, as the table says it.",
+    "predicted_index": (
+        "The model's best class for the image, from 0; absent of segmenters and detectors."
+    ),
+    "predicted_label": "What the best class is called; absent where the model has no labels.",
+    "predicted_probability": "Of the best class, by the model's activation, 0 … 1.",
+    "correct": (
+        "Whether the class that was named as target is the model's best class; absent where no "
+        "class was named."
+    ),
+    "target": "What the map explains, in words: a class, a unit, or a comparison.",
+    "target_index": "The explained class, from 0; absent where no class is explained.",
+    "target_label": "What the explained class is called; absent where the model has no labels.",
+    "target_probability": (
+        "Of the explained class, by the model's activation, 0 … 1; of a segmenter the mean over "
+        "its pixels, of a detector the detection's score."
+    ),
+    "target_score": (
+        "The number that is explained: the class's logit, unless the target says otherwise."
+    ),
+    "method": "The method that made the map.",
+    "layer": "The target layer, or `input` of methods that need none.",
+    "peak": (
+        "The hottest pixel, counted from the top left one, (0, 0), in pixels of the picture that "
+        "`size` asks for; absent where nothing is hot."
+    ),
+    "mass": (
+        "The mean of the map over what the model saw, the map scaled to 0 … 1 (a signed one to "
+        "−1 … 1) on the pixels that `size` asks for."
+    ),
+    "concentration": (
+        "The share of the heat in the hottest tenth of the layer's positions: 0.1 where the map is "
+        "the same everywhere, 1 where all heat is in that tenth; absent of a flat map."
+    ),
+    "border": (
+        "The share of the heat within a tenth of the height and of the width from the edges of "
+        "what the model saw, on the layer's grid: 0.36 where the map is the same everywhere; "
+        "absent of a flat map."
+    ),
+    "hot": (
+        "The rectangle, in pixels of the map, around the connected pixels at or above `threshold` "
+        "that hold the peak."
+    ),
+    "width": "Of the picture that `size` asks for, in pixels: as a rule of the photo.",
+    "height": "Of the picture that `size` asks for, in pixels.",
+    "region": (
+        "The rectangle of whole pixels of the map that the model saw; outside it the map is 0."
+    ),
+    "covers": (
+        "Where the map's edges lie on the photo, in the photo's pixels, (0, 0) its top left "
+        "corner: the whole photo where `size` is `image`, else what the model saw, which may be a "
+        "part of the photo (`fit=crop`) or reach beyond it (`fit=pad`)."
+    ),
+    "map": (
+        "The map as `normalize` asks for it: scaled to 0 … 1 (a signed one to −1 … 1), or the "
+        "method's own numbers; row by row, as `map_encoding` says."
+    ),
+    "map_encoding": (
+        "`float32`: little-endian numbers; `png`: an 8-bit grayscale PNG, 255 is 1 (of a signed "
+        "map 0 is −1 and 128 is 0)."
+    ),
+    "map_height": "Rows of the map.",
+    "map_width": "Columns of the map.",
+    "picture": "The picture's path below the output folder; absent where none was drawn.",
+    "overlay": "The picture itself, a PNG, where the job's `output` asks for one.",
+    "warning": "Why the map should not be trusted as it is.",
+    "error": "Why the image has no map.",
+    "problem": "The kind of the error: urn:gradcam-service:…",
+}
+"""Figure → one sentence: unit, range, frame of coordinates, and when it is absent."""
