@@ -7,6 +7,8 @@ default layer. Then a bright, rough patch is put at sixteen places of a photo, a
 that `survey` calls explainable the output must move where the patch is. The places, the photo and
 the judgement are not those by which `cam.locate` finds the grids.
 
+Feature maps of fewer than 25 positions that do not tell are counted apart, not as placed.
+
 A model is *wrong* if a map is not finite, not of the layer's grid, or constant for all targets
 (random weights leave some classes without positive evidence), if a layer is misplaced, or if an
 attention method that is said to work does not. What is refused has its reason in the table.
@@ -40,6 +42,7 @@ from torch.nn.functional import interpolate
 from cam import CamError, ClassTarget, Layer, Target, default_layer, explain, survey
 from cam.abilities import unsuited
 from cam.grids import Grid
+from cam.locate import TELLING
 
 TIMM = """
     bat_resnext26ts beit_base_patch16_224 botnet26t_256 caformer_s18 cait_xxs24_224
@@ -207,7 +210,8 @@ def verdict(model: nn.Module, side: int) -> Verdict:
     if all(np.ptp(each) == 0 for each in maps):
         return Verdict("wrong", name, "constant maps")
     usable = [each for each in layers if each.explainable]
-    away = misplaced(model, image, usable)
+    unclear = misplaced(model, image, usable)
+    away = [name for name in unclear if not too_coarse(layers, name)]
     if away:
         return Verdict("wrong", name, f"{len(away)} of {len(usable)} layers misplaced: {away[:3]}")
     attention = attending(model, image, name, grid)
@@ -215,7 +219,16 @@ def verdict(model: nn.Module, side: int) -> Verdict:
         return Verdict("wrong", name, attention)
     shape = " × ".join(map(str, layer.shape))
     what = f"{shape} ({grid.kind}): {grid.height} × {grid.width}"
-    return Verdict("explained", name, what, len(usable), attention)
+    if unclear:
+        what += f"; {len(unclear)} layers too coarse to tell"
+    return Verdict("explained", name, what, len(usable) - len(unclear), attention)
+
+
+def too_coarse(layers: list[Layer], name: str) -> bool:
+    """Whether a layer's feature maps have so few positions that each sees the whole image many
+    times over. Their place is believed for their shape, by `cam.locate` too."""
+    (grid,) = (layer.grid for layer in layers if layer.name == name)
+    return grid is not None and grid.kind != "tokens" and grid.height * grid.width < TELLING
 
 
 def targets_of(model: nn.Module, image: Tensor) -> list[Target]:
@@ -395,7 +408,8 @@ def main() -> None:
             f"Made by `python bench/architectures.py --write {arguments.write}`: "
             f"{len(rows)} of the {len(known())} models that it lists: {total}. At each of the "
             f"{layers} layers that are called explainable, a patch that is changed in a "
-            "photo moves the map's positions there.\n\n"
+            "photo moves the map's positions there. (Feature maps of fewer than 25 positions may be "
+            "too coarse to tell: these are not counted.)\n\n"
             "| model | | default layer | its output and the map | layers | attention methods |\n"
             "|---|---|---|---|---|---|\n" + "\n".join(rows[key] for key in sorted(rows)) + "\n"
         )
