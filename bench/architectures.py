@@ -408,8 +408,8 @@ def main() -> None:
             f"Made by `python bench/architectures.py --write {arguments.write}`: "
             f"{len(rows)} of the {len(known())} models that it lists: {total}. At each of the "
             f"{layers} layers that are called explainable, a patch that is changed in a "
-            "photo moves the map's positions there. (Feature maps of fewer than 25 positions may be "
-            "too coarse to tell: these are not counted.)\n\n"
+            "photo moves the map's positions there. (Feature maps of fewer than 25 positions may "
+            "be too coarse to tell: these are not counted.)\n\n"
             "| model | | default layer | its output and the map | layers | attention methods |\n"
             "|---|---|---|---|---|---|\n" + "\n".join(rows[key] for key in sorted(rows)) + "\n"
         )
