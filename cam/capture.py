@@ -12,13 +12,12 @@ trunk costs what inference costs and no parameter ever sees a gradient.
 
 from __future__ import annotations
 
-import copy
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from contextlib import ExitStack
 from functools import partial
 from types import TracebackType
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -32,6 +31,9 @@ from cam.errors import (
     ScriptedModel,
     UnknownLayer,
 )
+from cam.nested import first_tensor, replaced
+
+Trunk = Literal["inference", "train"]
 
 
 class Capture:
@@ -40,6 +42,12 @@ class Capture:
     A layer may return a tensor, or a tuple, list or mapping: then the first floating-point tensor
     in it is captured. On exit every hook is gone and the caller's grad mode is back, also after
     an exception. The model's parameters, their `.grad` and its train/eval mode are never touched.
+
+    To train with hooks on the way, say `trunk="train"`: then everything has a graph, and
+    `loss.backward()` within the block gives every parameter its gradient, through the changes.
+
+        with Capture(model, ["layer4"], change={"layer4": clamped}, trunk="train"):
+            criterion(model(images), labels).backward()
     Hooks on a module see every thread's forward: one thread at a time may capture from one model,
     which `cam.evaluation.alone` sees to.
 
@@ -51,12 +59,15 @@ class Capture:
             like the others, as changed.
         each_call: whether a layer may run more than once; its second output is then named
             "layer#2", and so on.
-        graph: whether gradients are on from the start, for a model that is `interrupted` without.
+        trunk: how the layers before the captured ones run: for "inference" without a graph; for
+            "train" with one, as they do without a `Capture`.
 
     Raises:
         UnknownLayer: on enter, before any hook is set, if a name is not a module of the model.
         ScriptedModel: on enter, if a layer is TorchScript.
         LayerReused: in the forward pass, if a layer runs a second time and `each_call` is not set.
+        NoGradientPath: in a tensor's own `backward()`, if trunk is "inference" and parameters that
+            are to be trained get no gradient by it.
     """
 
     def __init__(
@@ -67,13 +78,13 @@ class Capture:
         inputs: bool = False,
         change: Mapping[str, Change] | None = None,
         each_call: bool = False,
-        graph: bool = False,
+        trunk: Trunk = "inference",
     ) -> None:
         self._model = model
         self._keep_inputs = inputs
         self._change = dict(change or {})
         self._each_call = each_call
-        self._graph = graph
+        self._trunk = trunk
         self._layers = tuple(dict.fromkeys([*layers, *self._change]))
         self._calls: Counter[str] = Counter()
         self._inputs: dict[str, Tensor] = {}
@@ -93,7 +104,7 @@ class Capture:
         with ExitStack() as scope:
             # Inference tensors may not be saved for a backward pass, not even after a clone.
             scope.enter_context(torch.inference_mode(False))
-            scope.enter_context(torch.set_grad_enabled(self._graph))
+            scope.enter_context(torch.set_grad_enabled(self._trunk == "train"))
             for layer in self._layers:
                 change = self._change.get(layer, Change())
                 if change.input:
@@ -189,12 +200,12 @@ class Capture:
                 advice = f"; name the block around it, {parent!r}" if parent else ""
                 raise LayerReused(f"layer {layer!r} runs more than once in a forward pass{advice}")
             name = f"{layer}#{self._calls[layer]}"
-        where, tensor = _first_tensor(output)
+        where, tensor = first_tensor(output)
         if tensor is None:
             kind = type(output).__name__
             raise LayerNotSpatial(f"layer {layer!r} returns no floating-point tensor but {kind}")
         if self._keep_inputs:
-            _, given = _first_tensor(args)
+            _, given = first_tensor(args)
             if given is not None:
                 self._inputs[name] = given.detach().clone()
         torch.set_grad_enabled(True)
@@ -208,12 +219,42 @@ class Capture:
         captured = (tensor if tensor.requires_grad else tensor.detach()).clone()
         if not captured.requires_grad:
             captured.requires_grad_()
+            self._watch_for_losses(captured, layer)
         for hook in (change.gradient, partial(self._gradients.__setitem__, name)):
             if hook:
                 handle = captured.register_hook(hook)  # type: ignore[no-untyped-call]
                 self._scope.callback(handle.remove)
         self._captured[name] = captured
-        return _replaced(output, where, captured.clone())
+        return replaced(output, where, captured.clone())
+
+    def _watch_for_losses(self, captured: Tensor, layer: str) -> None:
+        """Raise where a tensor's own `backward()` comes to the captured one, which it does last,
+        and parameters that are to be trained have got no gradient."""
+        before = {
+            name: (parameter.grad, None if parameter.grad is None else parameter.grad._version)
+            for name, parameter in self._model.named_parameters()
+            if parameter.requires_grad
+        }
+        if not before or self._trunk == "train":
+            return
+
+        def tell(leaf: Tensor) -> None:
+            leaf.grad = None
+            now = dict(self._model.named_parameters())
+            lost = [
+                name
+                for name, (grad, version) in before.items()
+                if now[name].grad is grad and (grad is None or grad._version == version)
+            ]
+            if lost:
+                more = f" and {len(lost) - 1} others" if len(lost) > 1 else ""
+                raise NoGradientPath(
+                    f"backward() gives no gradient to {lost[0]}{more}: what runs before layer "
+                    f"{layer!r} has no graph; pass trunk='train' to train the model, or "
+                    "differentiate with capture.backward(score)"
+                )
+
+        self._scope.callback(captured.register_post_accumulate_grad_hook(tell).remove)  # type: ignore[no-untyped-call]
 
 
 def no_path(layers: Iterable[str], unrecorded: Collection[str] = ()) -> NoGradientPath:
@@ -232,32 +273,5 @@ def no_path(layers: Iterable[str], unrecorded: Collection[str] = ()) -> NoGradie
 
 
 def _change_input(edit: Edit, module: nn.Module, args: tuple[Any, ...]) -> Any:
-    where, tensor = _first_tensor(args)
-    return args if tensor is None else _replaced(args, where, edit(tensor))
-
-
-def _first_tensor(output: Any) -> tuple[Any, Tensor | None]:
-    """The first floating-point tensor in a layer's output and its key or index there."""
-    if isinstance(output, Tensor):
-        return None, output if output.is_floating_point() else None
-    entries: Iterable[tuple[Any, Any]] = ()
-    if isinstance(output, Mapping):
-        entries = output.items()
-    elif isinstance(output, tuple | list):
-        entries = enumerate(output)
-    for where, value in entries:
-        if isinstance(value, Tensor) and value.is_floating_point():
-            return where, value
-    return None, None
-
-
-def _replaced(output: Any, where: Any, tensor: Tensor) -> Any:
-    """`output` with the tensor at `where` replaced; the original container is left as it was."""
-    if isinstance(output, Tensor):
-        return tensor
-    if isinstance(output, tuple):
-        items = [*output[:where], tensor, *output[where + 1 :]]
-        return type(output)(*items) if hasattr(output, "_fields") else type(output)(items)
-    changed = copy.copy(output)
-    changed[where] = tensor
-    return changed
+    where, tensor = first_tensor(args)
+    return args if tensor is None else replaced(args, where, edit(tensor))

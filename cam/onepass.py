@@ -97,7 +97,7 @@ def explain_batch(
     while True:
         with (
             evaluating(model),
-            Capture(model, layers, graph=graph) as capture,
+            Capture(model, layers, trunk="train" if graph else "inference") as capture,
             watching(model, looks) as seen,
         ):
             raw = model(images)

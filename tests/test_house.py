@@ -52,7 +52,8 @@ LEAVES = {
     "cam.likeness": {"cam.errors", "cam.output"},
     "cam.targets": {"cam.errors", "cam.output", "cam.likeness"},
     "cam.change": set(),
-    "cam.capture": {"cam.errors", "cam.change"},
+    "cam.nested": set(),
+    "cam.capture": {"cam.errors", "cam.change", "cam.nested"},
 }
 
 

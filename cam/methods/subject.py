@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from cam.capture import Capture
+from cam.capture import Capture, Trunk
 from cam.errors import MethodUnsuited, NoGradientPath
 from cam.evaluation import alone, evaluating
 from cam.grids import Grid, Located
@@ -161,7 +161,8 @@ class Subject:
         """The layer captured while the model sees images (n, C, H, W), and each target's number
         summed over them: (targets,), with a graph from the layer on."""
         # The model is this thread's as long as the hooks are there.
-        with alone(self.model), Capture(self.model, [self.layer], graph=self.graph) as capture:
+        trunk: Trunk = "train" if self.graph else "inference"
+        with alone(self.model), Capture(self.model, [self.layer], trunk=trunk) as capture:
             yield capture, self.scores_of(self.outputs(images)).sum(0)
 
     def of_probabilities(self) -> Subject:

@@ -9,7 +9,8 @@ import torchvision
 from torch import Tensor, nn
 
 from cam import Capture, Change, ablate, clamp, leaves, scale
-from cam.errors import LayerReused, UnknownLayer
+from cam.capture import Trunk
+from cam.errors import LayerReused, NoGradientPath, UnknownLayer
 from tests.cam.nets import hook_count, images, small
 
 
@@ -136,3 +137,59 @@ def test_nothing_is_left_after_an_exception_or_a_failed_enter() -> None:
         pass
     assert hook_count(model) == 0
     assert np.isfinite(model(images()).detach().numpy()).all()
+
+
+def trained(trunk: Trunk, **changes: Change) -> dict[str, Tensor]:
+    """Every parameter's gradient of a loss, of a model that is trained with changes on the way."""
+    model = small()
+    with Capture(model, ["conv2"], change=changes, trunk=trunk):
+        model(images()).square().sum().backward()
+    assert hook_count(model) == 0
+    return {name: each.grad for name, each in model.named_parameters() if each.grad is not None}
+
+
+def test_training_gives_every_parameter_its_gradient() -> None:
+    model = small()
+    model(images()).square().sum().backward()
+    plain = {name: each.grad for name, each in model.named_parameters()}
+    found = trained("train")
+    assert found.keys() == plain.keys()
+    for name, gradient in plain.items():
+        torch.testing.assert_close(found[name], gradient)
+
+
+def test_training_goes_through_what_is_changed() -> None:
+    """Half of a layer's gradient is half of every gradient before it, and as much after it."""
+    plain, halved = trained("train"), trained("train", conv2=Change(gradient=scale(0.5)))
+    for name, gradient in plain.items():
+        share = 0.5 if name.startswith(("conv1", "conv2")) else 1
+        torch.testing.assert_close(halved[name], share * gradient)
+    clamped = trained("train", conv2=Change(output=clamp(0, 0.05)))
+    assert clamped.keys() == plain.keys()
+    assert clamped["conv1.weight"].any()
+    assert not torch.allclose(clamped["conv1.weight"], plain["conv1.weight"])
+
+
+@pytest.mark.parametrize("none", [True, False])
+def test_a_backward_that_would_lose_parameters_is_refused(none: bool) -> None:
+    model = small()
+    model(images()).sum().backward()
+    model.zero_grad(set_to_none=none)
+    words = r"backward\(\) gives no gradient to conv1.weight and .* before layer 'conv2'.*'train'"
+    with pytest.raises(NoGradientPath, match=words), Capture(model, ["conv2", "relu2"]):
+        model(images()).sum().backward()
+    assert hook_count(model) == 0
+    frozen = small().requires_grad_(False)
+    for name, parameter in frozen.named_parameters():
+        parameter.requires_grad_(not name.startswith(("conv1", "conv2")))
+    with Capture(frozen, ["conv2"]) as capture:
+        frozen(images()).sum().backward()  # nothing is lost
+        assert capture.gradients["conv2"].any()
+    assert all((each.grad is not None) == each.requires_grad for each in frozen.parameters())
+
+
+def test_capturing_alone_touches_no_gradient() -> None:
+    model = small()
+    with Capture(model, ["conv2"]) as capture:
+        capture.backward(model(images()).sum())
+    assert all(each.grad is None for each in model.parameters())
