@@ -14,11 +14,20 @@ class EncodedImage(TypedDict):
     b64: str
 
 
+class NamedClass(TypedDict, total=False):
+    """One of the two."""
+
+    index: int
+    label: str
+
+
 TargetObject = TypedDict(
     "TargetObject",
     {
-        "class": int | str,
-        "minus": int | str,
+        "class": int | str | NamedClass,
+        "index": int,
+        "label": str,
+        "minus": int | str | NamedClass,
         "against": bool,
         "of": Literal["logit", "probability"],
         "box": Sequence[float],

@@ -21,6 +21,9 @@ picture; uint8 (H, W), (H, W, 3) or (H, W, 4). The pixels of a picture or an arr
 they are, whatever Exif says of them."""
 LOSSLESS = ("1", "L", "LA", "P", "RGB", "RGBA", "I;16")
 """Pillow's modes that PNG holds and the service reads."""
+SIXTEEN_BIT = ("I", "I;16B", "I;16L", "I;16N")
+STRAIGHT = {"PA": "RGBA", "La": "LA", "RGBa": "RGBA"}
+"""Modes with transparency, and those of the same pixels that PNG holds."""
 
 
 @dataclass(frozen=True)
@@ -96,12 +99,33 @@ def _picture(array: NDArray[Any]) -> Image.Image:
 
 
 def _encoded(picture: Image.Image) -> bytes:
-    """As PNG, which loses nothing."""
-    if picture.mode in ("F", "I"):
-        raise ValueError(f"a picture's mode is {picture.mode}; convert it to RGB or L first")
-    if picture.mode not in LOSSLESS:
-        picture = picture.convert("RGB")
+    """As PNG, which loses nothing.
+
+    Raises:
+        ValueError: of 32-bit numbers, whose range nobody knows.
+    """
+    if picture.mode in SIXTEEN_BIT:
+        picture = _sixteen_bit(picture)
+    elif picture.mode == "F":
+        raise ValueError("a picture's mode is F; convert it to RGB, L or I;16 first")
+    elif picture.mode not in LOSSLESS:
+        picture = picture.convert(STRAIGHT.get(picture.mode, "RGB"))
     file = BytesIO()
     # Little compression: it mostly travels less far than compressing takes.
     picture.save(file, "PNG", compress_level=1, exif=b"")
     return file.getvalue()
+
+
+def _sixteen_bit(picture: Image.Image) -> Image.Image:
+    """In the order of bytes that PNG files are written from.
+
+    Raises:
+        ValueError: if a number is none of 16 bits.
+    """
+    numbers = np.asarray(picture).astype(np.int64)
+    if numbers.min() < 0 or numbers.max() > 65535:
+        raise ValueError(
+            f"a picture's mode is {picture.mode}, with numbers from {numbers.min()} to "
+            f"{numbers.max()}; the service reads 0 to 65535, or 8 bit"
+        )
+    return Image.fromarray(numbers.astype(np.uint16))

@@ -31,6 +31,7 @@ from service.client import (
 )
 from service.client.photos import Named, instance_of, read
 from service.guard.keys import new_key
+from service.images import decode
 from service.parameters import Parameters, PredictParameters
 from service.targets import TargetObject
 from tests.service.conftest import CAT, ESPRESSO, MODEL, encoded, noise
@@ -157,12 +158,54 @@ def test_pixels_are_taken_as_they_are(client: Client) -> None:
     assert client.explain(np.zeros((30, 20), np.uint8)).map.shape == (30, 20)
 
 
+@pytest.mark.parametrize("mode", ["I;16", "I;16B", "I", "La", "RGBa", "PA", "LA", "RGBA", "P", "1"])
+def test_a_picture_of_any_mode_shows_what_it_shows(mode: str) -> None:
+    """What the service decodes of it is what Pillow shows over white, to a level of 255."""
+    gray = np.add.outer(np.arange(40), 5 * np.arange(40)).astype(np.uint8)
+    clear = np.tile(np.arange(40, dtype=np.uint8) * 6, (40, 1))
+    coloured = Image.merge("RGBA", [Image.fromarray(each) for each in (gray, gray.T, gray, clear)])
+    numbers = gray.astype(np.uint16) * 257
+    if mode in ("I;16", "I;16B"):
+        order = ">u2" if mode == "I;16B" else "<u2"
+        size = gray.shape[::-1]
+        picture = Image.frombytes(mode, size, numbers.astype(order).tobytes())
+    elif mode == "I":
+        picture = Image.fromarray(numbers.astype(np.int32))
+    elif mode in ("La", "LA"):
+        picture = Image.merge("LA", [Image.fromarray(gray), Image.fromarray(clear)]).convert(mode)
+    elif mode == "PA":
+        picture = coloured.convert("P").convert("PA")
+        picture.putalpha(Image.fromarray(clear))
+    else:
+        picture = coloured.convert(mode)
+    assert picture.mode == mode
+    sent = read(picture)
+    assert isinstance(sent, bytes)
+    seen = np.asarray(decode(sent, max_pixels=10_000)).astype(int)
+    if mode.startswith("I"):
+        expected = np.repeat(gray[..., None], 3, 2).astype(int)
+    else:
+        shown = picture.convert("RGBA" if mode in ("RGBa", "PA", "RGBA") else picture.mode)
+        if mode in ("La", "LA"):
+            shown = picture.convert("LA").convert("RGBA")
+        shown = shown.convert("RGBA")
+        white = Image.new("RGBA", shown.size, "white")
+        expected = np.asarray(Image.alpha_composite(white, shown).convert("RGB")).astype(int)
+    assert np.abs(seen - expected).max() <= 1
+    assert len(np.unique(seen)) > 1
+
+
+def test_numbers_of_more_than_16_bits_are_refused() -> None:
+    with pytest.raises(ValueError, match="numbers from 0 to 70000; the service reads 0 to 65535"):
+        read(Image.fromarray(np.array([[0, 70000]], np.int32)))
+
+
 @pytest.mark.parametrize(
     ("photo", "error", "said"),
     [
         (np.zeros((4, 4, 3)), ValueError, r"float64 \(4, 4, 3\); it should be uint8 \(H, W\)"),
         (np.zeros((4, 4, 2), np.uint8), ValueError, r"uint8 \(4, 4, 2\)"),
-        (Image.new("F", (4, 4)), ValueError, "mode is F; convert it to RGB or L"),
+        (Image.new("F", (4, 4)), ValueError, "mode is F; convert it to RGB, L"),
         (7, TypeError, "a photo is a int; it should be a path"),
         ("no/such.png", FileNotFoundError, "no/such.png"),
     ],
