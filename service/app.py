@@ -38,7 +38,7 @@ from service.guard.keys import read_keys
 from service.jobs.host import Jobs
 from service.jobs.routes import make_jobs_router
 from service.metrics import Metrics
-from service.middleware import Cors, LimitBody, Observe
+from service.middleware import Cors, Head, LimitBody, Observe
 from service.reception import Reception
 from service.routes import make_router
 from service.settings import Settings
@@ -117,6 +117,7 @@ def create_app(settings: Settings, entries: Sequence[ModelEntry] = (EMBEDDED,)) 
     app.state.admission = admission
     app.state.jobs = jobs
     # The onion, from the inside out.
+    app.add_middleware(Head)
     app.add_middleware(
         LimitBody,
         max_bytes=settings.max_body_bytes,
@@ -130,7 +131,7 @@ def create_app(settings: Settings, entries: Sequence[ModelEntry] = (EMBEDDED,)) 
         app.add_middleware(
             Cors,
             allow_origins=list(settings.cors_origins),
-            allow_methods=["GET", "POST"],
+            allow_methods=["GET", "HEAD", "POST"],
             allow_headers=["Authorization", "Content-Type", "If-None-Match", *OWN_HEADERS],
             expose_headers=["ETag", "Location", "Retry-After", *SHOWN_HEADERS],
         )
@@ -181,7 +182,9 @@ async def _on_http_exception(request: Request, error: Exception) -> Response:
             verb
             for verb in ("GET", "HEAD", "POST", "DELETE")
             if any(
-                each.matches({**request.scope, "method": verb})[0] is Match.FULL for each in routes
+                each.matches({**request.scope, "method": "GET" if verb == "HEAD" else verb})[0]
+                is Match.FULL
+                for each in routes
             )
         )
         response = problem_response(

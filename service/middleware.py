@@ -129,6 +129,42 @@ class Observe:
         access_log.log(level, "request", extra=told)
 
 
+class Head:
+    """Answers HEAD wherever GET answers: with the same status and headers, and without a body. An
+    answer that would stream for long is not waited for."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or scope["method"] != "HEAD":
+            await self._app(scope, receive, send)
+            return
+        begun = asyncio.Event()
+        inside: Scope = {**scope, "method": "GET"}
+
+        async def send_head(message: Message) -> None:
+            if begun.is_set():
+                return
+            if message["type"] == "http.response.body":
+                message = {"type": "http.response.body", "body": b""}
+                begun.set()
+            await send(message)
+
+        answering = asyncio.ensure_future(self._app(inside, receive, send_head))
+        waiting = asyncio.ensure_future(begun.wait())
+        try:
+            await asyncio.wait({answering, waiting}, return_when=asyncio.FIRST_COMPLETED)
+            if answering.done():
+                answering.result()
+        finally:
+            if "route" in inside:  # for the log
+                scope["route"] = inside["route"]
+            for task in (answering, waiting):
+                task.cancel()
+            await asyncio.gather(answering, waiting, return_exceptions=True)
+
+
 async def _send_problem(problem: Problem, send: Send) -> None:
     body = json.dumps(problem.body()).encode()
     headers = {
