@@ -11,6 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
+from service import __version__
 from service.catalog import read_catalog
 from service.errors import ConfigError, Problem
 from service.guard.keys import new_key, read_keys
@@ -31,6 +32,21 @@ Models = Annotated[
 ]
 Target = Annotated[list[str] | None, typer.Option(help="Class index or label; repeat for several.")]
 Layer = Annotated[list[str] | None, typer.Option(help="Target layer; repeat for several.")]
+
+
+def _tell_version(asked: bool) -> None:
+    if asked:
+        print(f"gradcam-service {__version__}")
+        raise typer.Exit
+
+
+@cli.callback()
+def main_options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_tell_version, is_eager=True, help="Its number.")
+    ] = False,
+) -> None:
+    """Explains what vision models look at."""
 
 
 @cli.command()

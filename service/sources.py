@@ -9,6 +9,7 @@ from __future__ import annotations
 import difflib
 import importlib
 import math
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -26,6 +27,9 @@ IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
 DETECTOR_SIDE = 640
 """Of a detector's input, in pixels, which it resizes once more by itself."""
+SEEDED_SECONDS = 600.0
+"""How long a model waits to be built for another one, which may have to be downloaded."""
+_SEEDED = threading.Lock()
 CROP_FITS: dict[str, Fit] = {"center": "crop", "squash": "squash", "border": "pad"}
 
 
@@ -51,8 +55,16 @@ def build(entry: ModelEntry, classes: int | None) -> Built:
         ConfigError: naming file, entry, key and what is allowed.
     """
     kind, _, what = entry.source.partition(":")
-    torch.manual_seed(entry.seed)
-    built = SOURCES[kind](entry, what, classes)
+    # Random weights come from the process's one generator: nobody else may draw from it meanwhile,
+    # and it is left as found.
+    if not _SEEDED.acquire(timeout=SEEDED_SECONDS):
+        raise entry.mistake("source", "another model that is being built has not ended for long")
+    try:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(entry.seed)
+            built = SOURCES[kind](entry, what, classes)
+    finally:
+        _SEEDED.release()
     if entry.weights not in ("default", "none"):
         file = entry.path(entry.weights)
         try:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import base64
+import hashlib
 import io
 import json
+import unicodedata
 import zipfile
 from collections.abc import Iterator
 from typing import Any, Final
@@ -31,15 +33,18 @@ def zipped(outcomes: Outcomes, folder: Folder, job: Job) -> Iterator[bytes]:
     with all that is said of them."""
     sink = _Sink()
     with zipfile.ZipFile(sink, "w", zipfile.ZIP_STORED) as archive:
+        names = _Names()
         for line in _documents(outcomes, folder, job):
             for number, explanation in enumerate(line.get("explanations", ())):
-                name, data = _file_of(line["item"], number, explanation)
-                archive.writestr(name, data)
+                extension, data = _content_of(explanation)
+                archive.writestr(names.take(line["item"], number, extension), data)
             yield from sink.taken()
+        names = _Names()
         with archive.open("results.ndjson", "w", force_zip64=True) as lines:
             for line in _documents(outcomes, folder, job):
                 for number, explanation in enumerate(line.get("explanations", ())):
-                    explanation["file"] = _file_of(line["item"], number, explanation)[0]
+                    extension, _ = _content_of(explanation)
+                    explanation["file"] = names.take(line["item"], number, extension)
                     explanation.pop("overlay", None)
                     del explanation["heatmap"]["data"]
                 lines.write(json.dumps(line, ensure_ascii=False).encode() + b"\n")
@@ -92,13 +97,38 @@ def _documents(outcomes: Outcomes, folder: Folder, job: Job) -> Iterator[dict[st
         raise UnknownJob(f"job {job.id} was removed while its results were read")
 
 
-def _file_of(item: str, number: int, explanation: dict[str, Any]) -> tuple[str, bytes]:
+class _Names:
+    """Of the files in an archive: some file systems on which it is unpacked take A.png and a.png
+    for the same."""
+
+    def __init__(self) -> None:
+        self._taken: set[bytes] = set()
+
+    def take(self, item: str, number: int, extension: str) -> str:
+        path = picture_path(item, number, extension)
+        if self._is_taken(path):
+            digest = hashlib.blake2b(item.encode("utf-8", "surrogatepass"), digest_size=6)
+            path = f"{path.removesuffix(extension)}.{digest.hexdigest()}{extension}"
+            self._is_taken(path)
+        return path
+
+    def _is_taken(self, path: str) -> bool:
+        # Of a million names the digests take a tenth of the memory.
+        plain = unicodedata.normalize("NFC", path).casefold()
+        digest = hashlib.blake2b(plain.encode("utf-8", "surrogatepass"), digest_size=8).digest()
+        taken = digest in self._taken
+        self._taken.add(digest)
+        return taken
+
+
+def _content_of(explanation: dict[str, Any]) -> tuple[str, bytes]:
+    """A map's file: its extension and what is in it."""
     heatmap = explanation["heatmap"]
     picture = picture_of_explanation(explanation)
     if picture is not None:
-        return picture_path(item, number, ".png"), picture
+        return ".png", picture
     values = np.frombuffer(base64.b64decode(heatmap["data"]), "<f4").reshape(heatmap["shape"])
-    return picture_path(item, number, ".npy"), encode_values(values)
+    return ".npy", encode_values(values)
 
 
 def _rows(line: dict[str, Any]) -> list[Row]:

@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+from importlib.metadata import version
 from io import BytesIO
 from pathlib import Path
 
@@ -39,6 +40,14 @@ source = "embedded:efficientnet-lite0"
 layout = "contiguous"
 """
 """Where it is told by trying, two copies may differ in the last bits."""
+
+
+def test_its_version() -> None:
+    result = CliRunner().invoke(cli, ["--version"])
+    assert (result.exit_code, result.output) == (
+        0,
+        f"gradcam-service {version('gradcam-service')}\n",
+    )
 
 
 def test_it_writes_what_the_service_answers(tmp_path: Path) -> None:
