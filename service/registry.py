@@ -116,6 +116,14 @@ def load(entry: ModelEntry) -> ServedModel:
         with torch.no_grad():
             raw = module(image)
         (said,) = outputs_of(raw, size=size_of(image), reading=reading, batch=1)
+        if not all(
+            bool(each.isfinite().all()) for each in (said.logits, said.segments) if each is not None
+        ):
+            raise entry.mistake(
+                "source" if entry.weights in ("default", "none") else "weights",
+                "the model's outputs for noise are not finite; its weights or its precision are at "
+                "fault",
+            )
         binary = said.detections is None and logits_of(raw, reading, batch=1).shape[1] == 1
         grid = next(layer.grid for layer in layers if layer.name == default)
         assert grid  # of an explainable layer

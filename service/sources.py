@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 import importlib
+import logging
 import math
 import threading
 from collections.abc import Callable
@@ -21,7 +22,9 @@ from torch import nn
 from service.catalog import ModelEntry
 from service.errors import one_line
 from service.preprocessing import Fit, Preprocessing
-from service.weights import WeightsError, load_in_order, load_weights
+from service.weights import WeightsError, classes_of, load_in_order, load_weights, read_weights
+
+log = logging.getLogger(__name__)
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
@@ -45,6 +48,9 @@ class Built:
     """The name of the part in which the default layer is sought; "" for all of it."""
 
 
+Source = Callable[[ModelEntry, str, int | None], Built]
+
+
 def build(entry: ModelEntry, classes: int | None) -> Built:
     """The entry's module with its weights, and its evaluation preprocessing.
 
@@ -62,15 +68,27 @@ def build(entry: ModelEntry, classes: int | None) -> Built:
     try:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(entry.seed)
-            built = SOURCES[kind](entry, what, classes)
+            built = _with_weights(entry, SOURCES[kind], what, classes)
     finally:
         _SEEDED.release()
-    if entry.weights not in ("default", "none"):
-        file = entry.path(entry.weights)
-        try:
-            load_weights(built.module, file, sha256=entry.sha256)
-        except WeightsError as error:
-            raise entry.mistake("weights", f"{file}: {error}") from None
+    return built
+
+
+def _with_weights(entry: ModelEntry, source: Source, what: str, classes: int | None) -> Built:
+    """What a source makes, with the weights of the entry's file, if it names one. Without labels
+    the head has as many classes as the file's."""
+    if entry.weights in ("default", "none"):
+        return source(entry, what, classes)
+    file = entry.path(entry.weights)
+    try:
+        state = read_weights(file, sha256=entry.sha256)
+        built = source(entry, what, classes)
+        found = classes_of(built.module, state) if classes is None else None
+        if found and source is not _factory:
+            built = source(entry, what, found.given)
+        load_weights(built.module, state)
+    except WeightsError as error:
+        raise entry.mistake("weights", f"{file}: {error}") from None
     return built
 
 
@@ -159,21 +177,27 @@ def _embedded(entry: ModelEntry, what: str, classes: int | None) -> Built:
 def _factory(entry: ModelEntry, what: str, classes: int | None) -> Built:
     path, _, name = what.partition(":")
     try:
-        function: Callable[[], Any] = getattr(importlib.import_module(path), name)
+        module = importlib.import_module(path)
     except ImportError as error:
         raise entry.mistake("source", f"cannot import {path!r}: {error}") from None
-    except AttributeError:
-        raise entry.mistake("source", f"module {path!r} has no {name!r}") from None
     except SystemExit as error:
         raise entry.mistake(
             "source", f"importing {path!r} would end the process: {error}"
         ) from None
+    except Exception as error:
+        raise entry.mistake("source", f"importing {path!r} raised {_told(error)}") from None
+    function: Callable[[], Any] | None = getattr(module, name, None)
+    if function is None:
+        raise entry.mistake("source", f"module {path!r} has no {name!r}")
     try:
-        module = function()
+        made = function()
     except SystemExit as error:
         raise entry.mistake("source", f"{what} would end the process: {error}") from None
-    if not isinstance(module, nn.Module):
-        kind = type(module).__name__
+    except Exception as error:  # it is the operator's own
+        log.debug("the factory %s failed", what, exc_info=error)
+        raise entry.mistake("source", f"{what} raised {_told(error)}") from None
+    if not isinstance(made, nn.Module):
+        kind = type(made).__name__
         raise entry.mistake("source", f"{what} returned a {kind}, not a torch.nn.Module")
     preprocessing = _preprocessing(
         entry,
@@ -183,10 +207,14 @@ def _factory(entry: ModelEntry, what: str, classes: int | None) -> Built:
         std=IMAGENET_STD,
         interpolation="bilinear",
     )
-    return Built(module, preprocessing)
+    return Built(made, preprocessing)
 
 
-SOURCES = {
+def _told(error: Exception) -> str:
+    return f"{type(error).__name__}: {one_line(error)}"
+
+
+SOURCES: dict[str, Source] = {
     "embedded": _embedded,
     "torchvision": _torchvision,
     "timm": _timm,

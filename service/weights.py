@@ -6,7 +6,9 @@ import hashlib
 import hmac
 import pickle
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
+from typing import cast
 
 import torch
 from safetensors import SafetensorError
@@ -14,14 +16,20 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 SUFFIXES = (".safetensors", ".pt", ".pth", ".bin")
+WRAPPINGS = ("state_dict", "model_state_dict", "model", "net", "ema", "model_ema", "state_dict_ema")
+"""Under which checkpoints of training hold a state dict, the first before the others."""
+PREFIXES = ("module.", "_orig_mod.", "model.", "net.", "ema.")
+COUNTERS = ("n_averaged",)
+"""Tensors of averaged models that are no weights."""
+State = Mapping[str, Tensor]
 
 
 class WeightsError(Exception):
     """A weights file that cannot be used: a sentence without the file's name."""
 
 
-def load_weights(module: nn.Module, file: Path, *, sha256: str | None = None) -> None:
-    """Load a state dict (or a checkpoint that holds one under "state_dict" or "model") strictly.
+def read_weights(file: Path, *, sha256: str | None = None) -> State:
+    """A state dict, or the one in a checkpoint, under one of `WRAPPINGS`.
 
     Args:
         sha256: of the file, in hexadecimal; with another one nothing of it is looked at.
@@ -31,12 +39,87 @@ def load_weights(module: nn.Module, file: Path, *, sha256: str | None = None) ->
     """
     if sha256 is not None:
         _check_digest(file, sha256)
-    state = {key.removeprefix("module."): value for key, value in _read(file).items()}
-    try:
-        module.load_state_dict(state)
-    except RuntimeError as error:
-        reason = " ".join(str(error).split())
-        raise WeightsError(f"it does not fit the model: {reason[:300]}") from None
+    return _read(file)
+
+
+def load_weights(module: nn.Module, state: State) -> None:
+    """Load a state dict strictly, without the prefixes that training puts before its names.
+
+    Raises:
+        WeightsError
+    """
+    own = module.state_dict()
+    state = _named_as(own, state)
+    missing, unknown = [*(own.keys() - state.keys())], [*(state.keys() - own.keys())]
+    if missing or unknown:
+        said = [
+            f"{len(names)} tensors {what}, such as {sorted(names)[0]!r}"
+            for names, what in ((missing, "are missing"), (unknown, "are unknown to the model"))
+            if names
+        ]
+        raise WeightsError(f"it does not fit the model: {', and '.join(said)}")
+    other = [name for name in own if own[name].shape != state[name].shape]
+    counts = classes_of(module, state)
+    if counts:
+        raise WeightsError(
+            f"it has {counts.given} classes ({counts.name!r} is "
+            f"{_sides(state[counts.name].shape)}), and the model has {counts.own}; name "
+            f"{counts.given} labels, or let the factory make a model of {counts.given} classes"
+        )
+    if other:
+        name = other[0]
+        raise WeightsError(
+            f"it does not fit the model: {len(other)} tensors have other shapes, such as {name!r}: "
+            f"{_sides(state[name].shape)} in the file, {_sides(own[name].shape)} in the model"
+        )
+    module.load_state_dict(state)
+
+
+@dataclass(frozen=True)
+class Counts:
+    """A head of another number of classes than the model's."""
+
+    name: str
+    """Of one of its tensors, in the model."""
+    own: int
+    given: int
+
+
+def classes_of(module: nn.Module, state: State) -> Counts | None:
+    """Where all that a state dict has in other shapes than the model is a head of another number
+    of classes."""
+    own = module.state_dict()
+    state = _named_as(own, state)
+    other = [name for name in own if name in state and own[name].shape != state[name].shape]
+    counts = {(own[name].shape[:1], state[name].shape[:1]) for name in other}
+    alike = all(own[name].shape[1:] == state[name].shape[1:] for name in other)
+    if len(counts) != 1 or not alike:
+        return None
+    ((mine, given),) = counts
+    return Counts(other[0], mine[0], given[0]) if mine and given else None
+
+
+def _named_as(own: State, state: State) -> State:
+    """The state dict without what training adds: prefixes, as DataParallel, torch.compile,
+    Lightning and averaged models have them, and counters of batches."""
+    state = {name: value for name, value in state.items() if name not in COUNTERS}
+    while not own.keys() & state.keys():
+        prefix = next(
+            (each for each in PREFIXES if any(name.startswith(each) for name in state)), None
+        )
+        if prefix is None:
+            return state
+        # What lies beside the model, such as the weights of a loss, is not the model's.
+        state = {
+            name.removeprefix(prefix): value
+            for name, value in state.items()
+            if name.startswith(prefix)
+        }
+    return state
+
+
+def _sides(shape: torch.Size) -> str:
+    return " × ".join(map(str, shape)) or "a number"
 
 
 def load_in_order(module: nn.Module, file: Path) -> None:
@@ -78,9 +161,30 @@ def _read(file: Path) -> Mapping[str, Tensor]:
     except (OSError, SafetensorError, RuntimeError, EOFError) as error:
         reason = getattr(error, "strerror", None) or " ".join(str(error).split())[:200]
         raise WeightsError(f"it cannot be read: {reason}") from None
-    for key in ("state_dict", "model"):
-        if isinstance(found, Mapping) and isinstance(found.get(key), Mapping):
-            found = found[key]
-    if not isinstance(found, Mapping) or not all(isinstance(v, Tensor) for v in found.values()):
-        raise WeightsError("it holds no state dict: a table of names and tensors")
-    return found
+    while inner := _unwrapped(found):
+        found = inner
+    if not _is_state(found):
+        what = type(found).__name__
+        if isinstance(found, Mapping):
+            keys = ", ".join(map(repr, list(found)[:8])) or "nothing"
+            what = f"a table of {keys}{' …' if len(found) > 8 else ''}"
+        raise WeightsError(
+            f"it holds {what}, and none of {', '.join(WRAPPINGS)}; what is needed is a state dict: "
+            "a table of names and tensors"
+        )
+    return cast(State, found)
+
+
+def _unwrapped(found: object) -> Mapping[str, object] | None:
+    """What a checkpoint holds as the model's."""
+    if not isinstance(found, Mapping) or _is_state(found):
+        return None
+    return next((found[key] for key in WRAPPINGS if isinstance(found.get(key), Mapping)), None)
+
+
+def _is_state(found: object) -> bool:
+    return (
+        isinstance(found, Mapping)
+        and bool(found)
+        and all(isinstance(value, Tensor) for value in found.values())
+    )

@@ -132,3 +132,7 @@ def pyramid_detector() -> nn.Module:
 
 def yolo() -> nn.Module:
     return yolo_like("yolov8")
+
+
+def raising() -> nn.Module:
+    raise ZeroDivisionError("division by zero")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -87,7 +88,7 @@ def test_hub_weights_of_timm_come_from_its_cache(
 
 
 @pytest.mark.parametrize("suffix", [".safetensors", ".pt", ".pth", ".bin"])
-@pytest.mark.parametrize("wrapping", ["", "state_dict", "model"])
+@pytest.mark.parametrize("wrapping", ["", "state_dict", "model", "model_state_dict", "ema"])
 def test_weights_and_labels_from_files_beside_the_catalog(
     tmp_path: Path, suffix: str, wrapping: str
 ) -> None:
@@ -113,6 +114,104 @@ def test_weights_and_labels_from_files_beside_the_catalog(
     seen = model.preprocessing
     assert (seen.height, seen.width, seen.shorter_side) == (16, 24, 18)
     assert (seen.mean, seen.std) == ((0, 0, 0), (1, 1, 1))
+
+
+@pytest.mark.parametrize(
+    ("named", "beside"),
+    [
+        ("model.{}", {"criterion.weight": torch.ones(3)}),  # Lightning
+        ("module.{}", {"n_averaged": torch.tensor(3)}),  # torch.optim.swa_utils
+        ("_orig_mod.{}", {}),  # torch.compile
+        ("module._orig_mod.{}", {}),
+        ("module.model.{}", {"module.loss.centres": torch.ones(2)}),
+    ],
+)
+def test_the_prefixes_of_training_are_left_out(
+    tmp_path: Path, named: str, beside: dict[str, torch.Tensor]
+) -> None:
+    state = {named.format(name): tensor for name, tensor in small(seed=9).state_dict().items()}
+    torch.save({"epoch": 3, "state_dict": {**state, **beside}}, tmp_path / "last.pt")
+    model = load(entry(weights=str(tmp_path / "last.pt")))
+    torch.testing.assert_close(
+        model.module.get_parameter("conv1.weight"), small(seed=9).conv1.weight
+    )
+
+
+@pytest.mark.parametrize("source", ["torchvision:squeezenet1_1", "timm:test_resnet"])
+def test_the_classes_are_those_of_the_files_head(tmp_path: Path, source: str) -> None:
+    (tmp_path / "labels.txt").write_text("a\nb\nc\n")
+    trained = load(entry(source, labels=str(tmp_path / "labels.txt"), input_size=64, seed=4))
+    torch.save(trained.module.state_dict(), tmp_path / "w.pt")
+    model = load(entry(source, weights=str(tmp_path / "w.pt"), input_size=64))
+    assert (model.classes, model.labels.names) == (3, ())
+    for name, tensor in trained.module.state_dict().items():
+        torch.testing.assert_close(model.module.state_dict()[name], tensor)
+    (tmp_path / "labels.txt").write_text("a\nb\n")
+    words = r"it has 3 classes \('.*' is 3 × .*\), and the model has 2; name 3 labels"
+    with pytest.raises(ConfigError, match=words):
+        load(
+            entry(
+                source,
+                weights=str(tmp_path / "w.pt"),
+                labels=str(tmp_path / "labels.txt"),
+                input_size=64,
+            )
+        )
+
+
+@pytest.mark.parametrize(
+    ("held", "words"),
+    [
+        ({"weights": {"a": torch.ones(1)}, "epoch": 3}, "a table of 'weights', 'epoch', and none"),
+        ({}, "a table of nothing, and none of state_dict, model_state_dict"),
+        (
+            {"conv1.weight": torch.ones(1)},
+            r"[0-9]+ tensors are missing, such as 'conv1.bias'$",
+        ),
+        (
+            {**small().state_dict(), "more": torch.ones(1)},
+            "1 tensors are unknown to the model, such as 'more'$",
+        ),
+        (
+            {**small().state_dict(), "conv1.bias": torch.ones(2, 2)},
+            r"1 tensors have other shapes, such as 'conv1.bias': 2 × 2 in the file, 4 in the model",
+        ),
+    ],
+)
+def test_a_file_of_other_weights_says_what_it_holds(
+    tmp_path: Path, held: object, words: str
+) -> None:
+    torch.save(held, tmp_path / "w.pt")
+    with pytest.raises(ConfigError, match=words):
+        load(entry(weights=str(tmp_path / "w.pt")))
+
+
+def test_what_a_factory_raises_is_a_sentence() -> None:
+    words = "key 'source': .*:raising raised ZeroDivisionError: division by zero"
+    with pytest.raises(ConfigError, match=words):
+        load(entry("factory:tests.service.factories:raising"))
+
+
+def test_a_model_of_no_numbers_is_refused(tmp_path: Path) -> None:
+    state = small().state_dict()
+    state["conv1.weight"][0] = torch.nan
+    torch.save(state, tmp_path / "w.pt")
+    with pytest.raises(ConfigError, match=r"key 'weights': the model's outputs .* are not finite"):
+        load(entry(weights=str(tmp_path / "w.pt")))
+
+
+def test_seeds_hold_whoever_loads_beside() -> None:
+    """Random weights are drawn from one generator in the process: one model after the other."""
+    source = "timm:test_resnet"
+    alone = load(entry(source, seed=5, input_size=64)).module.state_dict()
+    before = torch.get_rng_state()
+    with ThreadPoolExecutor(4) as pool:
+        seeds = [5, 6, 5, 7]
+        found = list(pool.map(lambda seed: load(entry(source, seed=seed, input_size=64)), seeds))
+    for model, seed in zip(found, seeds, strict=True):
+        same = [torch.equal(each, alone[k]) for k, each in model.module.state_dict().items()]
+        assert all(same) == (seed == 5)
+    assert torch.equal(torch.get_rng_state(), before)
 
 
 def test_the_head_has_as_many_classes_as_there_are_labels(tmp_path: Path) -> None:
@@ -181,7 +280,7 @@ def test_a_mistake_names_entry_key_and_what_is_allowed(given: dict[str, Any], wo
 
 def test_weights_that_do_not_fit_are_refused(tmp_path: Path) -> None:
     save_file({"conv1.weight": torch.zeros(1)}, tmp_path / "w.safetensors")
-    with pytest.raises(ConfigError, match=r"does not fit the model: .*Missing key"):
+    with pytest.raises(ConfigError, match=r"does not fit the model: 5 tensors are missing"):
         load(entry(weights=str(tmp_path / "w.safetensors")))
     (tmp_path / "broken.safetensors").write_bytes(b"nonsense")
     with pytest.raises(ConfigError, match="cannot be read"):
