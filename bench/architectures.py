@@ -7,7 +7,10 @@ default layer. Then a bright, rough patch is put at sixteen places of a photo, a
 that `survey` calls explainable the output must move where the patch is. The places, the photo and
 the judgement are not those by which `cam.locate` finds the grids.
 
-Feature maps of fewer than 25 positions that do not tell are counted apart, not as placed.
+Feature maps whose shape leaves no doubt and that move nowhere in particular (random weights let the
+last layers of some models see everything a little) are counted apart, not as placed, and so are
+those of fewer than 25 positions, where `cam.locate` believes the shape. Tokens that do so, and maps
+that move where the patch would be in a mirrored or turned image, are misplaced.
 
 A model is *wrong* if a map is not finite, not of the layer's grid, or constant for all targets
 (random weights leave some classes without positive evidence), if a layer is misplaced, or if an
@@ -26,7 +29,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from time import perf_counter
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import skimage.data
@@ -41,7 +44,7 @@ from torch.nn.functional import interpolate
 
 from cam import CamError, ClassTarget, Layer, Target, default_layer, explain, survey
 from cam.abilities import unsuited
-from cam.grids import Grid
+from cam.grids import Grid, grid_of_map
 from cam.locate import TELLING
 
 TIMM = """
@@ -128,6 +131,7 @@ TRANSFORMERS: dict[str, Callable[[], nn.Module]] = {
 }
 PLACES = 16
 TARGETS = 5
+Where = Literal["there", "elsewhere", "nowhere"]
 ATTENTION = ("rollout", "chefer", "legrad")
 
 
@@ -210,8 +214,15 @@ def verdict(model: nn.Module, side: int) -> Verdict:
     if all(np.ptp(each) == 0 for each in maps):
         return Verdict("wrong", name, "constant maps")
     usable = [each for each in layers if each.explainable]
-    unclear = misplaced(model, image, usable)
-    away = [name for name in unclear if not too_coarse(layers, name)]
+    lost = misplaced(model, image, usable)
+    shapes = {each.name: (1, *(each.shape or ())) for each in layers}
+    clear = {name: grid_of_map(shapes[name], (side, side)) for name in lost}
+    unclear = [
+        name
+        for name, elsewhere in lost.items()
+        if (known := clear[name]) and (not elsewhere or known.height * known.width < TELLING)
+    ]
+    away = [name for name in lost if name not in unclear]
     if away:
         return Verdict("wrong", name, f"{len(away)} of {len(usable)} layers misplaced: {away[:3]}")
     attention = attending(model, image, name, grid)
@@ -220,15 +231,8 @@ def verdict(model: nn.Module, side: int) -> Verdict:
     shape = " × ".join(map(str, layer.shape))
     what = f"{shape} ({grid.kind}): {grid.height} × {grid.width}"
     if unclear:
-        what += f"; {len(unclear)} layers too coarse to tell"
+        what += f"; {len(unclear)} layers that do not tell"
     return Verdict("explained", name, what, len(usable) - len(unclear), attention)
-
-
-def too_coarse(layers: list[Layer], name: str) -> bool:
-    """Whether a layer's feature maps have so few positions that each sees the whole image many
-    times over. Their place is believed for their shape, by `cam.locate` too."""
-    (grid,) = (layer.grid for layer in layers if layer.name == name)
-    return grid is not None and grid.kind != "tokens" and grid.height * grid.width < TELLING
 
 
 def targets_of(model: nn.Module, image: Tensor) -> list[Target]:
@@ -249,8 +253,9 @@ def targets_of(model: nn.Module, image: Tensor) -> list[Target]:
     ]
 
 
-def misplaced(model: nn.Module, image: Tensor, layers: list[Layer]) -> list[str]:
-    """The layers whose outputs do not move where a patch of the image is changed."""
+def misplaced(model: nn.Module, image: Tensor, layers: list[Layer]) -> dict[str, bool]:
+    """The layers whose outputs do not move where a patch of the image is changed, and whether they
+    move elsewhere: where it would be in a mirrored or turned image."""
     side = image.shape[-1]
     rng = torch.Generator().manual_seed(7)
     size = max(side // 7, 1)
@@ -280,14 +285,13 @@ def misplaced(model: nn.Module, image: Tensor, layers: list[Layer]) -> list[str]
             patch = 2.0 + 1.5 * torch.randn(1, image.shape[1], size, size, generator=rng)
             changed[:, :, top : top + size, left : left + size] += patch
             model(changed)
-    return [
-        name
-        for name, each in moved.items()
-        if each and not follows(each, corners, size / side, side)
-    ]
+    found = {
+        name: follows(each, corners, size / side, side) for name, each in moved.items() if each
+    }
+    return {name: where == "elsewhere" for name, where in found.items() if where != "there"}
 
 
-def follows(moved: list[Tensor], corners: list[tuple[int, int]], share: float, side: int) -> bool:
+def follows(moved: list[Tensor], corners: list[tuple[int, int]], share: float, side: int) -> Where:
     """Whether what moves is where the patches are: most positions that move most lie within one
     position of the patch, or the middle of what moves follows it on both axes, or each patch is
     nearer to what it moves than in 99 % of random pairings. (Random weights let the last layers of
@@ -297,7 +301,7 @@ def follows(moved: list[Tensor], corners: list[tuple[int, int]], share: float, s
     # What is strided over moves nothing: the other patches tell.
     moving = total > 0
     if moving.sum() < 3:
-        return True
+        return "there"
     values = values[moving] / total[moving, None, None]
     corners = [corner for corner, each in zip(corners, moving.tolist(), strict=True) if each]
     contrast = values - values.mean(0)
@@ -312,7 +316,7 @@ def follows(moved: list[Tensor], corners: list[tuple[int, int]], share: float, s
             left / side - 1.5 / width <= x <= left / side + share + 1.5 / width
         )
     if near >= math.ceil(2 / 3 * len(corners)):
-        return True
+        return "there"
     weights = contrast.clip(min=0)
     weights /= weights.sum((1, 2), keepdims=True)
     rows = (weights.sum(2) * np.arange(height)).sum(1)
@@ -323,20 +327,26 @@ def follows(moved: list[Tensor], corners: list[tuple[int, int]], share: float, s
         for middle, truth, cells in zip((rows, columns), wanted, (height, width), strict=True)
         if cells > 1
     ]
-    return bool(min(measured) >= 0.7) or paired(np.array(found), wanted.T / side + share / 2)
+    points, places = np.array(found), wanted.T / side + share / 2
+    if min(measured) >= 0.7 or paired(points, places, 0.01):
+        return "there"
+    turned = (
+        np.where(mirror, 1 - points, points)[:, axes]
+        for mirror in ((0, 0), (0, 1), (1, 0), (1, 1))
+        for axes in ([0, 1], [1, 0])
+    )
+    return "elsewhere" if any(paired(each, places, 0.0001) for each in turned) else "nowhere"
 
 
-def paired(found: NDArray[np.float64], wanted: NDArray[np.float64]) -> bool:
-    """Whether the points (n, 2) lie nearer to those wanted than in 99 % of 1,000 other orders."""
-    rng = np.random.default_rng(0)
-
-    def away(order: Any) -> float:
-        # However far away what moves may be, it counts as a third of the side.
-        return float(np.linalg.norm(found - wanted[order], axis=1).clip(max=1 / 3).mean())
-
-    indices = np.arange(len(found))
-    others = [away(rng.permutation(indices)) for _ in range(1000)]
-    return bool(np.mean(np.array(others) <= away(indices)) <= 0.01)
+def paired(found: NDArray[np.float64], wanted: NDArray[np.float64], p: float) -> bool:
+    """Whether the points (n, 2) lie nearer to those wanted than in all but a share p of other
+    orders of these."""
+    # However far away what moves may be, it counts as a third of the side.
+    away = np.linalg.norm(found[:, None] - wanted[None], axis=2).clip(max=1 / 3)
+    rng, indices = np.random.default_rng(0), np.arange(len(found))
+    orders = rng.permuted(np.tile(indices, (round(10 / p), 1)), axis=1)
+    others = away[indices, orders].mean(1)
+    return bool(np.mean(others <= away[indices, indices].mean()) <= p)
 
 
 def attending(model: nn.Module, image: Tensor, layer: str, grid: Grid) -> str:
@@ -408,8 +418,8 @@ def main() -> None:
             f"Made by `python bench/architectures.py --write {arguments.write}`: "
             f"{len(rows)} of the {len(known())} models that it lists: {total}. At each of the "
             f"{layers} layers that are called explainable, a patch that is changed in a "
-            "photo moves the map's positions there. (Feature maps of fewer than 25 positions may "
-            "be too coarse to tell: these are not counted.)\n\n"
+            "photo moves the map's positions there. (With random weights some feature maps see "
+            "everything a little and do not tell: these are not counted.)\n\n"
             "| model | | default layer | its output and the map | layers | attention methods |\n"
             "|---|---|---|---|---|---|\n" + "\n".join(rows[key] for key in sorted(rows)) + "\n"
         )
