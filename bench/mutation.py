@@ -47,7 +47,9 @@ SUITES = {
     "cam/methods/gradients.py": ["test_methods", "test_derivatives"],
     "cam/methods/comparison.py": ["test_comparison"],
     "cam/methods/linear.py": ["test_head", "test_reading", "test_stepwise"],
-    "cam/methods/components.py": ["test_components", "test_methods", "test_smoothing"],
+    "cam/methods/components.py": [
+        "test_separation", "test_components", "test_methods", "test_smoothing",
+    ],
     "cam/methods/derivatives.py": ["test_derivatives", *_PASSES],
     "cam/methods/perturbation.py": ["test_masking", "test_perturbation", *_PASSES],
     "cam/methods/pixels.py": ["test_pixels", "test_derivatives", *_PASSES],

@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from torch import Tensor, nn
 
 from cam import ClassTarget, explain
 from cam.explanation import Smoothing
-from cam.methods.components import LEAST_GAP, eigencam, eigengradcam, kpcacam, projected
+from cam.methods.components import (
+    LEAST_GAP,
+    Component,
+    eigencam,
+    eigengradcam,
+    kpcacam,
+    projected,
+)
 from tests.cam.nets import Scale
 
 ONE = torch.ones(1, 1, 1, 1)
@@ -141,3 +150,25 @@ def test_the_least_gap_is_enough_and_less_is_not() -> None:
 
     assert max(moved(LEAST_GAP[torch.float32], seed) for seed in range(20)) <= 1e-3
     assert max(moved(LEAST_GAP[torch.float32] / 100, seed) for seed in range(20)) > 1e-3
+
+
+def test_the_least_gaps_by_hand() -> None:
+    """2 ε / (what the map is asked to be right to): docstring of LEAST_GAP."""
+    expected = {
+        torch.float64: 4e-11,
+        torch.float32: 0.02,
+        torch.float16: 0.08,
+        torch.bfloat16: 0.6,
+    }
+    assert pytest.approx(expected) == LEAST_GAP
+
+
+@pytest.mark.parametrize("method", [eigencam, eigengradcam, kpcacam])
+def test_two_eigenvalues_are_enough_for_a_ratio(
+    method: Callable[[Tensor, Tensor], Component],
+) -> None:
+    """Two positions have two eigenvalues: of X = diag(2, 1) 4 and 1, centred only one."""
+    values = torch.tensor([[[[2.0, 0]], [[0, 1.0]], [[0, 0]]]])
+    expected = 0.25 if method is eigencam else 0
+    found = method(values, torch.ones_like(values)).ratio
+    torch.testing.assert_close(found, torch.tensor([expected]).double(), rtol=0, atol=1e-12)
