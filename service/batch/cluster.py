@@ -77,8 +77,7 @@ def explain_on_ray(
         workers = gpus or len([node for node in ray.nodes() if node["Alive"]])
         begin = ray.remote(**placed)(_begin)
         with _as_here():
-            needed = len(inputs.targets) < len(inputs.ids)
-            ray.get(begin.remote(source, settings, order, model, target=needed))
+            ray.get(begin.remote(source, settings, order, model, inputs.wanted))
         if inputs.warning:
             say(inputs.warning, console)
         left, tally = begun(inputs, parts, retry_failed=retry_failed)
@@ -160,14 +159,14 @@ class Explainers:
 
 
 def _begin(
-    source: str, settings: Settings, order: Order, model: str | None, *, target: bool
+    source: str, settings: Settings, order: Order, model: str | None, targets: list[str | None]
 ) -> None:
-    """Load the model where it will work, and see that it can do what is asked, `target` included
-    where some images need it, and that the output is this batch's."""
+    """Load the model where it will work, and see that it can do what is asked, and that the output
+    is this batch's."""
 
     async def begin() -> None:
         async with workshop(settings, model) as shop:
-            check(shop, order, target=target)
+            check(shop, order, targets)
             order.open(source, shop.crew.model.name, shop.crew.model.fingerprint)
 
     asyncio.run(begin())

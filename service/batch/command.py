@@ -156,7 +156,7 @@ async def _explain(
     with open_inputs(source, order.output) as inputs:
         async with workshop(settings, model, spread=True) as shop:
             served = shop.crew.model
-            check(shop, order, target=len(inputs.targets) < len(inputs.ids))
+            check(shop, order, inputs.wanted)
             order.open(source, served.name, served.fingerprint)
             if inputs.warning:
                 say(inputs.warning, console)

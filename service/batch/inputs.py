@@ -32,6 +32,11 @@ class Inputs:
     warning: str = ""
     """What a person should know of them."""
 
+    @property
+    def wanted(self) -> list[str | None]:
+        """The target of each that has its own, else None."""
+        return [self.targets.get(name) for name in self.ids]
+
 
 @contextmanager
 def open_inputs(source: str, besides: Path | None = None) -> Iterator[Inputs]:

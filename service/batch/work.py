@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Collection
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -12,7 +13,7 @@ from typing import Final
 from service.batch.order import FORMATS, Order
 from service.batch.rows import Row, picture_path, row_of
 from service.case import Case
-from service.errors import InsufficientStorage, Unavailable
+from service.errors import ConfigError, InsufficientStorage, Problem, Unavailable
 from service.explainer import Explained, Explainer
 from service.parameters import Parameters
 from service.questions import question_of
@@ -21,6 +22,8 @@ from service.requests import Instance
 from service.timings import Timings
 from service.workshop import Workshop
 
+LISTED: Final = 20
+"""Targets that are told one by one."""
 TRIES: Final = 3
 """Of an image whose worker is given up: another one of its batch may be to blame."""
 
@@ -36,19 +39,34 @@ class Item:
     """Its own."""
 
 
-def check(workshop: Workshop, order: Order, *, target: bool) -> None:
-    """See that the model can do what all images are asked for.
+def check(workshop: Workshop, order: Order, targets: Collection[str | None]) -> None:
+    """See, before the first image is explained, that the model can do what they are asked for.
 
     Args:
-        target: the order's own is asked of some, too; others have one each.
+        targets: of each image its own, or None where the order's is asked.
 
     Raises:
-        Problem: naming what it cannot.
+        Problem: naming what the model cannot.
+        ConfigError: naming the targets of single images that it cannot explain, and why.
     """
+    model = workshop.crew.model
     parameters = order.parameters()
-    if not target:
+    if None not in targets:
         parameters = parameters.model_copy(update={"target": None})
-    question_of(workshop.crew.model, parameters)
+    question_of(model, parameters)
+    wrong = []
+    counts = Counter(target for target in targets if target is not None)
+    for target, images in counts.items():
+        try:
+            question_of(model, order.parameters(target))
+        except Problem as problem:
+            wrong.append(f"{target[:80]!r} (of {images}): {problem.detail}")
+    if wrong:
+        more = [f"and {len(wrong) - LISTED} more"] if len(wrong) > LISTED else []
+        raise ConfigError(
+            f"{len(wrong)} of {len(counts)} different targets in the table cannot be explained: "
+            + "; ".join(wrong[:LISTED] + more)
+        )
 
 
 def raise_last(workshop: Workshop, result: object) -> None:

@@ -111,28 +111,39 @@ def test_parameters_and_several_targets(gradcam: Shell, models: str, tmp_path: P
 def test_own_targets_of_a_table(gradcam: Shell, models: str, tmp_path: Path) -> None:
     small_photos(tmp_path / "photos", 3)
     table = tmp_path / "table.csv"
-    lines = ["a,photos/000.png,2", "b,photos/000.png,", "c,photos/001.png,tabby", "d,none.png,1"]
-    lines += ["e,photos/002.png,3", "f,photos/001.png,0"]
+    lines = ["a,photos/000.png,2", "b,photos/000.png,", "d,none.png,1", "f,photos/001.png,0"]
     table.write_text("\n".join(["id,path,target", *lines]))
     output = tmp_path / "out"
-    code, said = gradcam(
-        *(table, "--output", output, "--models", models, "--target", 1, "--pictures", "none")
-    )
+    line = (table, "--output", output, "--models", models, "--target", 1, "--pictures", "none")
+    code, said = gradcam(*line)
     assert code == 1
-    assert said.startswith("3 of 6 images explained, 3 failed: ")
+    assert said.startswith("3 of 4 images explained, 1 failed: ")
     found = {row["id"]: row for row in rows(output)}
-    assert [found[name]["target_index"] for name in "abcdef"] == [2, 1, None, None, None, 0]
-    assert [found[name]["correct"] for name in "acf"] == [
+    assert [found[name]["target_index"] for name in "abdf"] == [2, 1, None, 0]
+    assert [found[name]["correct"] for name in "adf"] == [
         found["a"]["predicted_index"] == 2,
         None,
         found["f"]["predicted_index"] == 0,
     ]
     assert found["a"]["predicted_index"] == found["b"]["predicted_index"] is not None
-    assert "'tabby'" in found["c"]["error"]
     assert "none.png cannot be read: No such file" in found["d"]["error"]
-    assert found["e"]["problem"] == "urn:gradcam-service:class-out-of-range"
     assert not (output / "pictures").exists()
     assert found["a"]["picture"] is None
+
+
+def test_all_targets_of_a_table_are_looked_at_first(
+    gradcam: Shell, models: str, tmp_path: Path
+) -> None:
+    small_photos(tmp_path / "photos", 3)
+    table = tmp_path / "table.csv"
+    targets = ("2", "tabby", "3", "3", "0")
+    lines = [f"{each},photos/000.png,{target}" for each, target in enumerate(targets)]
+    table.write_text("\n".join(["id,path,target", *lines]))
+    code, said = gradcam(table, "--output", tmp_path / "out", "--models", models)
+    assert code == 2
+    assert "2 of 4 different targets in the table cannot be explained: 'tabby' (of 1): " in said
+    assert "'3' (of 2): class index 3 is out of range; model 'tiny' has classes 0 to 2" in said
+    assert not (tmp_path / "out").exists()
 
 
 def test_a_target_that_is_corrected_in_a_table_counts(
@@ -155,8 +166,8 @@ def test_a_target_that_is_corrected_in_a_table_counts(
             row["id"]: (row["asked"], row["target_index"], drawn[row["id"]]) for row in rows(output)
         }
 
-    first = list(explained("1", "7", "2", "").values())
-    assert [each[:2] for each in first[:3]] == [("1", 1), ("7", None), ("2", 2)]
+    first = list(explained("1", "0", "2", "").values())
+    assert [each[:2] for each in first[:3]] == [("1", 1), ("0", 0), ("2", 2)]
     assert first[3][0] is None
     second = list(explained("1", "2", "0", "1").values())
     assert second[0] == first[0]
