@@ -38,7 +38,7 @@ from service.guard.keys import read_keys
 from service.jobs.host import Jobs
 from service.jobs.routes import make_jobs_router
 from service.metrics import Metrics
-from service.middleware import Cors, Head, LimitBody, Observe
+from service.middleware import Cors, Head, LimitBody, Observe, TurnAway
 from service.reception import Reception
 from service.routes import make_router
 from service.settings import Settings
@@ -125,6 +125,7 @@ def create_app(settings: Settings, entries: Sequence[ModelEntry] = (EMBEDDED,)) 
         streamed={JOBS: settings.max_job_bytes},
         metrics=metrics,
     )
+    app.add_middleware(TurnAway, admission=admission)
     app.add_middleware(Access, keys=keys, metrics=metrics)
     app.add_middleware(Observe, metrics=metrics)
     if settings.cors_origins:

@@ -18,6 +18,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from service.errors import BodyTooLarge, InternalError, Problem, Unavailable
+from service.guard.admission import Admission
 from service.guard.holding import Holding
 from service.metrics import Metrics
 from service.tracing import request_span
@@ -127,6 +128,22 @@ class Observe:
         if key := scope["state"].get("key"):
             told["key"] = key
         access_log.log(level, "request", extra=told)
+
+
+class TurnAway:
+    """Refuses a request for a model that has no room for it before its body is read, behind the
+    check of keys: a stranger is not told which model is busy."""
+
+    def __init__(self, app: ASGIApp, *, admission: Admission) -> None:
+        self._app = app
+        self._admission = admission
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and (
+            problem := self._admission.turned_away(scope["path"].encode())
+        ):
+            raise problem
+        await self._app(scope, receive, send)
 
 
 class Head:

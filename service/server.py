@@ -12,6 +12,7 @@ import socket
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
+from functools import partial
 
 import uvicorn
 from fastapi import FastAPI
@@ -20,9 +21,10 @@ from service import __version__
 from service.allocator import keep_memory
 from service.app import create_app
 from service.catalog import ModelEntry
-from service.errors import ConfigError
+from service.errors import ConfigError, Problem
 from service.fleet import Fleet
-from service.guard.protocol import Patience, PatientProtocol
+from service.guard.admission import Admission
+from service.guard.protocol import Patience, PatientProtocol, RawHeaders
 from service.jobs.host import Jobs
 from service.logs import logging_set_up
 from service.metrics import Metrics
@@ -148,7 +150,7 @@ async def _serve(
                 # would hold up every request.
                 gc.collect()
                 gc.freeze()
-                _say_hello(url(listening), fleet)
+                _say_hello(url(listening), fleet, keys=settings.keys is not None)
         awaited = {serving} if fleet.loaded.done() else {serving, fleet.loaded}
         await asyncio.wait(awaited, timeout=LOOK_SECONDS, return_when=asyncio.FIRST_COMPLETED)
     await serving
@@ -173,7 +175,7 @@ def _server(settings: Settings, app: FastAPI) -> DrainingServer:
             max_connections=settings.max_connections,
             max_body_bytes=UNREAD_BODIES * settings.max_body_bytes,
             refused=lambda reason: metrics.rejected.labels(reason=reason).inc(),
-            turn_away=app.state.admission.turned_away,
+            turn_away=partial(turned_away, settings, app.state.admission),
         )
 
     config = uvicorn.Config(
@@ -201,13 +203,24 @@ def _failure(loaded: asyncio.Task[None]) -> ConfigError | None:
     return ConfigError(f"a model could not be loaded: {error}")
 
 
-def _say_hello(address: str, fleet: Fleet) -> None:
+def turned_away(
+    settings: Settings, admission: Admission, path: bytes, headers: RawHeaders
+) -> Problem | None:
+    """Why there is no room for a request, where nobody has to be asked for a key first, and no page
+    needs other headers to read the answer: these are turned away by `middleware.TurnAway`."""
+    if settings.keys or (settings.cors_origins and any(name == b"origin" for name, _ in headers)):
+        return None
+    return admission.turned_away(path)
+
+
+def _say_hello(address: str, fleet: Fleet, *, keys: bool) -> None:
+    key = '-H "X-API-Key: $KEY" ' if keys else ""
     print(
         f"""
 Ready. Drop a photo on {address}/ or paste:
 
   curl --data-binary @docs/photos/chelsea.png -H 'Content-Type: image/png' -H 'Accept: image/png' \\
-    -o overlay.png '{address}/v1/models/{fleet.names[0]}:explain?fit=squash'
+    {key}-o overlay.png '{address}/v1/models/{fleet.names[0]}:explain?fit=squash'
 """,
         flush=True,
     )

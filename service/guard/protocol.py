@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 from asyncio import TimerHandle
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 from uuid import uuid4
@@ -30,6 +30,9 @@ FRAMING: Final = 16
 """Bytes around a byte of a body that comes in chunks."""
 
 
+RawHeaders = Sequence[tuple[bytes, bytes]]
+
+
 @dataclass(frozen=True)
 class Patience:
     """What a connection may take.
@@ -41,8 +44,9 @@ class Patience:
         max_connections: at a time.
         max_body_bytes: of a body that nobody reads, after which the connection ends.
         refused: is told why, of each that is turned away.
-        turn_away: a request's path → why there is no room for it, if there is none. Asked before
-            anything is done for a request: under overload a refusal costs next to nothing.
+        turn_away: a request's path and headers → why there is no room for it, if there is none.
+            Asked before anything is done for a request: under overload a refusal costs next to
+            nothing.
     """
 
     receive_seconds: float
@@ -50,7 +54,7 @@ class Patience:
     max_connections: int
     max_body_bytes: int
     refused: Callable[[str], None]
-    turn_away: Callable[[bytes], Problem | None] = lambda path: None
+    turn_away: Callable[[bytes, RawHeaders], Problem | None] = lambda path, headers: None
 
 
 class PatientProtocol(HttpToolsProtocol):
@@ -132,7 +136,7 @@ class PatientProtocol(HttpToolsProtocol):
             raise ValueError("too many requests wait")
         self._in_body = True
         room = not self.flow.write_paused and self.parser.get_method() != b"HEAD"
-        if self._idle and room and (problem := self.patience.turn_away(self.url)):
+        if self._idle and room and (problem := self.patience.turn_away(self.url, self.headers)):
             self._turned_away = True
             alive = bool(self.parser.should_keep_alive()) and not self._ending
             self.transport.write(_response(problem, keep_alive=alive))

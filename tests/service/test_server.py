@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import shlex
 import signal
 import socket
 import subprocess
@@ -17,6 +16,7 @@ from pathlib import Path
 import httpx2
 import pytest
 
+from service.guard.keys import new_key
 from tests.service.conftest import encoded, noise
 from tests.service.live import ROOT, serving, until_ready
 
@@ -75,8 +75,14 @@ def test_a_second_signal_does_not_wait_for_the_queue(slow_catalog: str) -> None:
         assert "stopped before the answer was ready" in responses[0].json()["detail"]
 
 
-def test_ready_says_where_the_page_is_and_a_curl_line_that_works(tmp_path: Path) -> None:
-    with serving() as (process, http):
+@pytest.mark.parametrize("keys", [False, True])
+def test_ready_says_where_the_page_is_and_a_curl_line_that_works(
+    tmp_path: Path, keys: bool
+) -> None:
+    secret, entry = new_key("me", ["explain"], None)
+    (tmp_path / "keys.toml").write_text(entry)
+    given = ("--keys", str(tmp_path / "keys.toml")) if keys else ()
+    with serving(*given) as (process, http):
         until_ready(process, http)
         assert process.stdout
         hello = ""
@@ -87,8 +93,8 @@ def test_ready_says_where_the_page_is_and_a_curl_line_that_works(tmp_path: Path)
         found = re.search(r"curl .*", hello.replace("\\\n", ""))
         assert found
         overlay = tmp_path / "overlay.png"
-        line = shlex.split(found[0].replace("-o overlay.png", f"-sS -o {overlay}"))
-        subprocess.run(line, cwd=ROOT, check=True)
+        line = found[0].replace("-o overlay.png", f"-sS -o {overlay}")
+        subprocess.run(line, shell=True, cwd=ROOT, env={**os.environ, "KEY": secret}, check=True)
         assert overlay.read_bytes().startswith(b"\x89PNG")
         process.send_signal(signal.SIGINT)
         assert process.wait(10) == 0

@@ -14,7 +14,7 @@ import uvicorn
 from starlette.types import Receive, Scope, Send
 
 from service.errors import Problem, QueueFull
-from service.guard.protocol import Patience, PatientProtocol
+from service.guard.protocol import Patience, PatientProtocol, RawHeaders
 
 SHORT = 0.4
 """Seconds to receive, and to send."""
@@ -134,7 +134,7 @@ class House:
     def listens(self) -> bool:
         return any(each.is_serving() for each in self.server.servers)
 
-    def turn_away(self, path: bytes) -> Problem | None:
+    def turn_away(self, path: bytes, headers: RawHeaders) -> Problem | None:
         return QueueFull("full", retry_after=1) if self.full and path == b"/length" else None
 
     async def app(self, scope: Scope, receive: Receive, send: Send) -> None:

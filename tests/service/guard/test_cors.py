@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from httpx2 import Response
 from starlette.testclient import TestClient
 
 from service.app import create_app
+from service.errors import QueueFull
 from service.guard.keys import new_key
+from service.server import turned_away
 from service.settings import Settings
 from tests.service.conftest import wait_until_ready
 from tests.service.guard.test_access import EXPLAIN, PHOTO, PNG, SECURITY, bearer
@@ -116,3 +120,44 @@ def test_the_answer_to_a_preflight_is_as_careful_as_any_other(served: TestClient
         response = preflight(served, origin, "POST", "x-api-key")
         for name, value in SECURITY.items():
             assert response.headers.get(name) == value
+
+
+def test_a_full_service_asks_for_a_key_first_and_can_be_read_by_the_page(
+    served: TestClient, origins: tuple[str, ...], secret_and_file: tuple[str, Path]
+) -> None:
+    """A stranger does not learn which model is busy; a page that may ask can read Retry-After."""
+
+    def ask(**headers: str) -> Response:
+        return served.post(EXPLAIN, content=PHOTO, headers={"Origin": OURS, **PNG, **headers})
+
+    app: Any = served.app
+    with app.state.admission.hold(FRAGILE.name, 10_000, costly=0):
+        check(ask(), 401, "unauthorized")
+        full = ask(**bearer(secret_and_file[0]))
+    check(full, 429, "queue-full", "10000 images are in work")
+    assert int(full.headers["retry-after"]) >= 1
+    assert full.headers.get(ALLOW) == (OURS if OURS in origins else None)
+    if origins:
+        assert "Retry-After" in full.headers["access-control-expose-headers"]
+
+
+@pytest.mark.parametrize(
+    ("keys", "cors", "headers", "early"),
+    [
+        (False, (), [], True),
+        (False, (), [(b"origin", b"https://app.test")], True),
+        (False, (OURS,), [], True),
+        (False, (OURS,), [(b"origin", b"https://app.test")], False),
+        (True, (), [], False),
+    ],
+)
+def test_who_is_turned_away_before_the_service_hears_of_it(
+    secret_and_file: tuple[str, Path],
+    keys: bool,
+    cors: tuple[str, ...],
+    headers: list[tuple[bytes, bytes]],
+    early: bool,
+) -> None:
+    settings = Settings(keys=secret_and_file[1] if keys else None, cors_origins=cors)
+    admission: Any = SimpleNamespace(turned_away=lambda path: QueueFull("full", retry_after=1))
+    assert bool(turned_away(settings, admission, b"/v1/models/m:explain", headers)) is early
