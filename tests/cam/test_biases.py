@@ -263,3 +263,25 @@ def test_frozen_normalisations_add_their_biases_too(kind: str) -> None:
     (found,) = explain(model, images(1), target=1, method="fullgrad")
     assert found.completeness is not None
     assert found.completeness.attributed == pytest.approx(found.completeness.difference, rel=1e-4)
+
+
+def test_the_least_share_is_no_heat() -> None:
+    # X ⊙ ∂y/∂X = ½, 1, 3/2, 2 → 0, ⅓, ⅔, 1; the biases' shares are all ¼ and add nothing.
+    photo = torch.tensor([[[[1.0, 2], [3, 4]]]])
+    (found,) = explain(Plain(), photo, target=0, method="fullgrad")
+    np.testing.assert_allclose(found.map, np.array([[0, 1 / 3], [2 / 3, 1]]), rtol=1e-6)
+
+
+def test_a_normalisation_that_holds_its_rectifier_adds_its_bias_before_it() -> None:
+    """timm's. Behind the rectifier the gradient is another, and the shares miss the score."""
+    torch.manual_seed(3)
+    norm = timm.layers.BatchNormAct2d(4, act_layer=nn.ReLU)
+    nn.init.uniform_(norm.weight, 0.5, 2)
+    nn.init.normal_(norm.bias)
+    nn.init.normal_(norm.running_mean)
+    first = nn.Conv2d(3, 4, 3)
+    pooled = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 5))
+    model = nn.Sequential(first, norm, pooled).eval()
+    (found,) = explain(model, images(1), target=1, method="fullgrad")
+    assert found.completeness is not None
+    assert found.completeness.attributed == pytest.approx(found.completeness.difference, rel=1e-4)
