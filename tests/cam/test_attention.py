@@ -17,6 +17,7 @@ from transformers import ViTConfig, ViTForImageClassification
 from cam import ClassTarget, explain
 from cam.attention import attending
 from cam.errors import MethodUnsuited
+from cam.methods.attention import blocks_of
 from tests.cam.nets import hook_count, images, small
 
 METHODS = ("rollout", "chefer", "legrad")
@@ -265,3 +266,43 @@ def test_the_callers_mode_changes_nothing(method: str, mode: Callable[[], Any]) 
     plain = mapped(method, Tiny())
     with mode():
         np.testing.assert_array_equal(mapped(method, Tiny()), plain)
+
+
+def block() -> nn.Module:
+    return nn.Sequential(nn.Linear(2, 2), nn.ReLU())
+
+
+class Listed(nn.Module):
+    """Lists of modules, by name."""
+
+    def __init__(self, **lists: list[nn.Module]) -> None:
+        super().__init__()
+        for name, modules in lists.items():
+            setattr(self, name, nn.ModuleList(modules))
+
+
+class Stack(nn.Module):
+    """No list, whatever its children are."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.third = block(), block(), block()
+
+
+@pytest.mark.parametrize(
+    ("model", "expected"),
+    [
+        (Listed(a=[block()] * 2, b=[block(), block(), block()]), ["b.0", "b.1", "b.2"]),
+        (Listed(a=[block(), block()], b=[block(), block()]), ["a.0", "a.1"]),
+        (Listed(a=[block(), block()], b=[nn.ReLU(), nn.ReLU(), nn.ReLU()]), ["a.0", "a.1"]),
+        (Listed(a=[block(), block()], b=[block(), nn.Sequential(), block()]), ["a.0", "a.1"]),
+        (Listed(a=[block(), block()], b=[block(), Stack(), block()]), ["a.0", "a.1"]),
+        (nn.Sequential(Stack(), Stack()), ["0", "1"]),
+        (nn.ModuleDict({"a": block(), "b": block(), "c": block()}), []),
+        (nn.Linear(2, 2), []),
+    ],
+)
+def test_the_blocks_are_the_longest_list_of_equal_modules(
+    model: nn.Module, expected: list[str]
+) -> None:
+    assert blocks_of(model) == expected
