@@ -1,0 +1,59 @@
+"""The pages of docs/ that people paste from: every block runs as it stands."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.service.live import ROOT, serving, until_ready
+
+LINES = re.findall(r"```sh\n(.*?)```", (ROOT / "docs" / "cookbook.md").read_text(), re.DOTALL)
+TUTORIAL = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "library.md").read_text(), re.DOTALL)
+
+
+def test_the_tutorial_of_the_library() -> None:
+    space: dict[str, Any] = {}
+    for block in TUTORIAL:
+        exec(block, space)
+    assert space["seen"].output.shape == space["seen"].gradient.shape == (8, 32, 32)
+    assert space["capture"].activations["last"].shape == (2, 16, 16, 16)
+    assert space["capture"].gradients["last"].shape == (2, 16, 16, 16)
+    picture = space["picture"]
+    assert (picture.dtype, picture.shape[2]) == (np.uint8, 3)
+    assert len(picture) > 32
+    assert space["maps"][0].map.shape == (16, 16)
+    assert space["leaves"](space["model"])[:3] == ["first", "relu", "last"]
+
+
+@pytest.fixture(scope="module")
+def address() -> Iterator[str]:
+    with serving() as (process, http):
+        until_ready(process, http)
+        yield str(http.base_url).rstrip("/")
+
+
+@pytest.mark.parametrize("line", [line for each in LINES for line in each.splitlines()])
+def test_the_cookbook(line: str, address: str, tmp_path: Path) -> None:
+    (tmp_path / "docs").symlink_to(ROOT / "docs")
+    line = line.replace("http://127.0.0.1:8000", address).replace("curl -s", "curl -fsS")
+    done = subprocess.run(line, shell=True, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    if "-o overlay.png" in line:
+        assert (tmp_path / "overlay.png").read_bytes().startswith(b"\x89PNG")
+        return
+    said = json.loads(done.stdout)
+    if ":explain" in line:
+        found = [each["target"] for each in said["explanations"]]
+        photos = line.count("image=@") + line.count('"id"') + line.count("--data-binary")
+        targets = max(line.count("target=") // photos, 1)
+        assert len(found) == photos * targets
+        assert all("error" not in each for each in found)
+    else:
+        assert "predictions" in said or said["name"] == "efficientnet-lite0"
