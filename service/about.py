@@ -73,7 +73,15 @@ def make_about_router(*, fleet: Fleet, metrics: Metrics) -> APIRouter:
             activation=served.activation,
             activation_reason=served.activation_reason,
             input=portraits.InputDescription(
-                height=seen.height, width=seen.width, mean=seen.mean, std=seen.std
+                height=seen.height,
+                width=seen.width,
+                resize=seen.shorter_side,
+                fit=seen.crop_fit,
+                interpolation=seen.resampling.name.lower(),
+                channel_order="bgr" if seen.reversed else "rgb",
+                value_range="0-255" if seen.byte_range else "0-1",
+                mean=seen.mean,
+                std=seen.std,
             ),
             classes=served.classes,
             labels=list(served.labels.names),

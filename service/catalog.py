@@ -12,6 +12,8 @@ from pydantic_core import PydanticCustomError
 
 from service.errors import ConfigError
 
+MISMATCHES = {"pin": "sha256", "crop": "crop_ratio"}
+"""Mistakes of keys that do not go together, and the one to change."""
 Side = Annotated[int, Field(ge=8, le=4096)]
 Mean = Annotated[float, Field(ge=-1000, le=1000, allow_inf_nan=False)]
 Std = Annotated[float, Field(gt=0, le=1000, allow_inf_nan=False)]
@@ -20,6 +22,9 @@ Std = Annotated[float, Field(gt=0, le=1000, allow_inf_nan=False)]
 Index = Annotated[int, Field(strict=True, ge=0, le=1000)]
 Name = Annotated[str, Field(min_length=1, max_length=200)]
 Detections = Literal["auto", "boxes", "detr", "detr-sigmoid", "yolov5", "yolov8", "yolo-end2end"]
+Interpolation = Literal["nearest", "bilinear", "bicubic", "lanczos", "box", "hamming"]
+ChannelOrder = Literal["rgb", "bgr"]
+ValueRange = Literal["0-1", "0-255"]
 Device = Annotated[str, Field(pattern=r"^(auto|cpu|(cuda|mps|xpu)(:\d+)?)$")]
 
 
@@ -97,11 +102,31 @@ class ModelEntry(BaseModel):
     input_size: tuple[Side, Side] | Side | None = Field(
         None, description="height and width of the model's input in pixels, or one for both"
     )
+    resize: Side | None = Field(
+        None,
+        description="pixels of a photo's shorter side, to which it is resized before it is cropped",
+    )
+    crop_ratio: float | None = Field(
+        None,
+        gt=0,
+        le=1,
+        description="the same as the share of that side that the crop takes, such as 0.875",
+    )
+    interpolation: Interpolation | None = Field(
+        None,
+        description="`nearest`, `bilinear`, `bicubic`, `lanczos`, `box` or `hamming`, of Pillow",
+    )
+    channel_order: ChannelOrder = Field(
+        "rgb", description="`rgb`, or `bgr` of models that were trained on OpenCV's pictures"
+    )
+    value_range: ValueRange = Field(
+        "0-1", description="of pixels before they are normalised: `0-1` or `0-255`"
+    )
     mean: tuple[Mean, Mean, Mean] | None = Field(
-        None, description="of red, green, blue in 0 … 1, subtracted from the input"
+        None, description="of red, green, blue in the value range, subtracted from the input"
     )
     std: tuple[Std, Std, Std] | None = Field(
-        None, description="of red, green, blue in 0 … 1, by which the input is divided"
+        None, description="of red, green, blue in the value range, by which the input is divided"
     )
     device: Device | Annotated[list[Device], Field(min_length=1, max_length=64)] = Field(
         "auto",
@@ -147,6 +172,8 @@ class ModelEntry(BaseModel):
 
     @model_validator(mode="after")
     def _pins_a_file(self) -> ModelEntry:
+        if self.resize is not None and self.crop_ratio is not None:
+            raise PydanticCustomError("crop", "an entry has resize or crop_ratio, one of them")
         if self.sha256 and self.weights in ("default", "none"):
             raise PydanticCustomError("pin", "sha256 is of a file that weights names")
         return self
@@ -182,6 +209,11 @@ class NewModel(BaseModel):
     layer: str = Field("auto", max_length=200)
     reshape: ReshapeWords | dict[LayerName, ReshapeWords] = Field({}, max_length=100)
     input_size: tuple[Side, Side] | Side | None = None
+    resize: Side | None = None
+    crop_ratio: float | None = Field(None, gt=0, le=1)
+    interpolation: Interpolation | None = None
+    channel_order: ChannelOrder = "rgb"
+    value_range: ValueRange = "0-1"
     mean: tuple[Mean, Mean, Mean] | None = None
     std: tuple[Std, Std, Std] | None = None
     device: Device = "auto"
@@ -241,8 +273,8 @@ def _entry(file: Path, number: int, table: Any) -> ModelEntry:
 
 def _sentence(error: ValidationError) -> str:
     first = error.errors()[0]
-    if first["type"] == "pin":
-        return f"key 'sha256': {first['msg']}"
+    if first["type"] in MISMATCHES:
+        return f"key {MISMATCHES[first['type']]!r}: {first['msg']}"
     if not first["loc"]:
         return "is not a table of keys"
     key = str(first["loc"][0])

@@ -14,10 +14,20 @@ class ModelList(Open):
 
 
 class InputDescription(Open):
+    """What the model gets to see of a photo, whatever the entry says or leaves out."""
+
     height: int
     width: int
-    mean: tuple[float, float, float]
-    std: tuple[float, float, float]
+    resize: int = Field(
+        description="Pixels to which the photo's shorter side is resized before the middle is "
+        "cropped, with `fit=crop`."
+    )
+    fit: Literal["crop", "squash", "pad"] = Field(description="What `fit=crop` means here.")
+    interpolation: str = Field(description="Pillow's, antialiased.")
+    channel_order: Literal["rgb", "bgr"]
+    value_range: Literal["0-1", "0-255"] = Field(description="Before it is normalised.")
+    mean: tuple[float, float, float] = Field(description="Of red, green, blue.")
+    std: tuple[float, float, float] = Field(description="Of red, green, blue.")
 
 
 class FidelityDescription(Open):

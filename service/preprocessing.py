@@ -49,6 +49,10 @@ class Preprocessing:
     resampling: Image.Resampling
     crop_fit: Fit = "crop"
     """What `crop` means: a few models were evaluated squashed or padded instead."""
+    reversed: bool = False
+    """Whether the model takes blue, green, red. `mean` and `std` are of red, green, blue."""
+    byte_range: bool = False
+    """Whether pixels are 0 … 255 before they are normalised, not 0 … 1."""
 
     def apply(self, photo: Image.Image, fit: Fit) -> ModelInput:
         """Prepare an RGB photo.
@@ -65,8 +69,10 @@ class Preprocessing:
         else:
             box = self._cropped(photo.width, photo.height)
         view = self._view(photo, box)
-        scaled = view.astype(np.float32) / 255
+        scaled = view.astype(np.float32) / (1 if self.byte_range else 255)
         normalised = (scaled - np.array(self.mean, np.float32)) / np.array(self.std, np.float32)
+        if self.reversed:
+            normalised = normalised[..., ::-1]
         tensor = torch.from_numpy(np.ascontiguousarray(normalised.transpose(2, 0, 1)))
         digest = hashlib.blake2b(np.ascontiguousarray(view).data, digest_size=16).digest()
         return ModelInput(tensor, view, box, digest)
@@ -103,7 +109,8 @@ class Preprocessing:
         resized = photo.resize(inner, self.resampling, box=(left, top, right, bottom))
         if inner == (self.width, self.height):
             return np.asarray(resized)
-        mean = tuple(round(255 * min(max(channel, 0), 1)) for channel in self.mean)
+        most = 255 if self.byte_range else 1
+        mean = tuple(round(255 * min(max(channel / most, 0), 1)) for channel in self.mean)
         canvas = Image.new("RGB", (self.width, self.height), mean)
         canvas.paste(resized, (round((left - box.left) * x), round((top - box.top) * y)))
         return np.asarray(canvas)

@@ -25,6 +25,7 @@ from service.errors import ConfigError, one_line
 from service.fingerprint import fingerprint_of
 from service.labels import Labels, imagenet, read_labels
 from service.preprocessing import Preprocessing
+from service.seeding import seeded
 from service.sources import Built, build
 
 log = logging.getLogger(__name__)
@@ -87,6 +88,7 @@ class ServedModel:
         return (self.method_layers.get(method, self.default_layer),)
 
 
+@seeded
 def load(entry: ModelEntry) -> ServedModel:
     """Build the module, load its weights, put it on its (one) device and look at its layers.
 
@@ -102,8 +104,7 @@ def load(entry: ModelEntry) -> ServedModel:
         least = LEAST_SCORE if entry.min_score is None else entry.min_score
         read_detections(module, entry.detections, least=least)
     shape = (1, 3, preprocessing.height, preprocessing.width)
-    noise = torch.randn(shape, generator=torch.Generator().manual_seed(0))
-    image = noise.to(device, dtype)
+    image = torch.randn(shape, generator=torch.Generator().manual_seed(0)).to(device, dtype)
     reshape = {"*": entry.reshape} if isinstance(entry.reshape, str) else entry.reshape
     try:
         declare(module, reshape)

@@ -10,18 +10,17 @@ import difflib
 import importlib
 import logging
 import math
-import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from PIL.Image import Resampling
 from torch import nn
 
 from service.catalog import ModelEntry
 from service.errors import one_line
 from service.preprocessing import Fit, Preprocessing
+from service.transforms import preprocessing_of, with_stated
 from service.weights import WeightsError, classes_of, load_in_order, load_weights, read_weights
 
 log = logging.getLogger(__name__)
@@ -30,9 +29,6 @@ IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
 DETECTOR_SIDE = 640
 """Of a detector's input, in pixels, which it resizes once more by itself."""
-SEEDED_SECONDS = 600.0
-"""How long a model waits to be built for another one, which may have to be downloaded."""
-_SEEDED = threading.Lock()
 CROP_FITS: dict[str, Fit] = {"center": "crop", "squash": "squash", "border": "pad"}
 
 
@@ -61,17 +57,8 @@ def build(entry: ModelEntry, classes: int | None) -> Built:
         ConfigError: naming file, entry, key and what is allowed.
     """
     kind, _, what = entry.source.partition(":")
-    # Random weights come from the process's one generator: nobody else may draw from it meanwhile,
-    # and it is left as found.
-    if not _SEEDED.acquire(timeout=SEEDED_SECONDS):
-        raise entry.mistake("source", "another model that is being built has not ended for long")
-    try:
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(entry.seed)
-            built = _with_weights(entry, SOURCES[kind], what, classes)
-    finally:
-        _SEEDED.release()
-    return built
+    torch.manual_seed(entry.seed)
+    return _with_weights(entry, SOURCES[kind], what, classes)
 
 
 def _with_weights(entry: ModelEntry, source: Source, what: str, classes: int | None) -> Built:
@@ -120,7 +107,7 @@ def _torchvision(entry: ModelEntry, what: str, classes: int | None) -> Built:
         labels = tuple(weights.meta["categories"])
         return Built(
             module,
-            _preprocessing(
+            preprocessing_of(
                 entry,
                 size=(side, side),
                 shorter_side=side,
@@ -134,7 +121,7 @@ def _torchvision(entry: ModelEntry, what: str, classes: int | None) -> Built:
             trunk="backbone",
         )
     evaluation = weights.transforms()
-    preprocessing = _preprocessing(
+    preprocessing = preprocessing_of(
         entry,
         size=(evaluation.crop_size[0], evaluation.crop_size[0]),
         shorter_side=evaluation.resize_size[0],
@@ -196,10 +183,13 @@ def _factory(entry: ModelEntry, what: str, classes: int | None) -> Built:
     except Exception as error:  # it is the operator's own
         log.debug("the factory %s failed", what, exc_info=error)
         raise entry.mistake("source", f"{what} raised {_told(error)}") from None
+    if isinstance(made, tuple) and len(made) == 2 and isinstance(made[1], Mapping):
+        made, stated = made
+        entry = with_stated(entry, what, stated)
     if not isinstance(made, nn.Module):
         kind = type(made).__name__
         raise entry.mistake("source", f"{what} returned a {kind}, not a torch.nn.Module")
-    preprocessing = _preprocessing(
+    preprocessing = preprocessing_of(
         entry,
         size=(224, 224),
         shorter_side=256,
@@ -227,7 +217,7 @@ def _timm_preprocessing(entry: ModelEntry, module: nn.Module) -> Preprocessing:
 
     data = resolve_data_config(model=module)
     _, height, width = data["input_size"]
-    return _preprocessing(
+    return preprocessing_of(
         entry,
         size=(height, width),
         shorter_side=math.floor(min(height, width) / data["crop_pct"]),
@@ -235,36 +225,6 @@ def _timm_preprocessing(entry: ModelEntry, module: nn.Module) -> Preprocessing:
         std=tuple(data["std"]),
         interpolation=data["interpolation"],
         crop_fit=CROP_FITS.get(data["crop_mode"], "crop"),
-    )
-
-
-def _preprocessing(
-    entry: ModelEntry,
-    *,
-    size: tuple[int, int],
-    shorter_side: int,
-    mean: tuple[float, ...],
-    std: tuple[float, ...],
-    interpolation: str,
-    crop_fit: Fit = "crop",
-) -> Preprocessing:
-    """The source's preprocessing, with what the entry sets put in its place."""
-    height, width = size
-    if entry.input_size is not None:
-        ratio = shorter_side / min(size)
-        given = entry.input_size
-        height, width = (given, given) if isinstance(given, int) else given
-        shorter_side = math.floor(min(height, width) * ratio)
-    red, green, blue = entry.mean or mean
-    red_std, green_std, blue_std = entry.std or std
-    return Preprocessing(
-        height=height,
-        width=width,
-        shorter_side=shorter_side,
-        mean=(red, green, blue),
-        std=(red_std, green_std, blue_std),
-        resampling=Resampling[interpolation.upper()],
-        crop_fit=crop_fit,
     )
 
 

@@ -140,6 +140,7 @@ def test_torch_stays_behind_the_engine() -> None:
         "fingerprint",
         "warming",
         "registry",
+        "seeding",
         "sources",
         "weights",
     }

@@ -19,6 +19,7 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 from service.errors import HeadTooLarge, MalformedRequest, Overloaded, Problem, TooSlow
 from service.guard.flow import Flow
 
+RawHeaders = Sequence[tuple[bytes, bytes]]
 LEAST_RATE: Final = 64_000
 """Bytes a second: a body at this speed or above has all the time that it takes."""
 LINGER_SECONDS: Final = 0.5
@@ -28,9 +29,6 @@ MOST_PIPELINED: Final = 8
 """Requests of a connection that wait for the answer to an earlier one."""
 FRAMING: Final = 16
 """Bytes around a byte of a body that comes in chunks."""
-
-
-RawHeaders = Sequence[tuple[bytes, bytes]]
 
 
 @dataclass(frozen=True)
@@ -44,9 +42,8 @@ class Patience:
         max_connections: at a time.
         max_body_bytes: of a body that nobody reads, after which the connection ends.
         refused: is told why, of each that is turned away.
-        turn_away: a request's path and headers → why there is no room for it, if there is none.
-            Asked before anything is done for a request: under overload a refusal costs next to
-            nothing.
+        turn_away: a request's path and headers → why there is no room for it, if there is none:
+            asked before anything is done, so under overload a refusal costs next to nothing.
     """
 
     receive_seconds: float

@@ -136,3 +136,17 @@ def yolo() -> nn.Module:
 
 def raising() -> nn.Module:
     raise ZeroDivisionError("division by zero")
+
+
+def stating() -> tuple[nn.Module, dict[str, object]]:
+    """A model of pictures as OpenCV reads them, as Caffe's were."""
+    stated = {"input_size": 24, "resize": 30, "channel_order": "bgr", "value_range": "0-255"}
+    return small(), {**stated, "mean": (104, 117, 123), "std": (1, 1, 1)}
+
+
+def stating_nonsense() -> tuple[nn.Module, dict[str, object]]:
+    return small(), {"sizes": 24}
+
+
+def stating_too_small() -> tuple[nn.Module, dict[str, object]]:
+    return small(), {"input_size": 1}

@@ -21,6 +21,10 @@ layer = "layer4"
 method_layers = {layercam = "layer3"}
 reshape = {"blocks.*" = "tokens 14 14 1"}
 input_size = [224, 320]
+resize = 256
+interpolation = "lanczos"
+channel_order = "bgr"
+value_range = "0-255"
 mean = [0.1, 0.2, 0.3]
 std = [1, 1, 1]
 device = "cpu"
@@ -58,6 +62,11 @@ def test_every_key_is_read(tmp_path: Path) -> None:
         "method_layers": {"layercam": "layer3"},
         "reshape": {"blocks.*": "tokens 14 14 1"},
         "input_size": (224, 320),
+        "resize": 256,
+        "crop_ratio": None,
+        "interpolation": "lanczos",
+        "channel_order": "bgr",
+        "value_range": "0-255",
         "mean": (0.1, 0.2, 0.3),
         "std": (1, 1, 1),
         "device": "cpu",
@@ -87,6 +96,9 @@ ENTRY = '[[models]]\nname = "a"\nsource = "torchvision:resnet18"\n'
         (ENTRY + 'activation = "relu"\n', "key 'activation': 'relu' is not allowed; it is what"),
         (ENTRY + "output = true\n", "key 'output': True is not allowed"),
         (ENTRY + "output = -1\n", "key 'output': -1 is not allowed"),
+        (ENTRY + "crop_ratio = 1.5\n", "key 'crop_ratio': 1.5 is not allowed"),
+        (ENTRY + 'interpolation = "cubic"\n', "key 'interpolation': 'cubic' is not allowed"),
+        (ENTRY + "crop_ratio = 0.9\nresize = 300\n", "resize or crop_ratio, one of them"),
         (ENTRY + "max_batch = 0\n", "key 'max_batch': 0 is not allowed"),
         (ENTRY + 'device = "tpu"\n', "key 'device': 'tpu' is not allowed; it is 'auto'.*'cpu'"),
         (ENTRY + "std = [0, 1, 1]\n", "key 'std': 0 is not allowed"),

@@ -7,6 +7,8 @@ may be rounded to the other one.
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import timm
@@ -135,3 +137,26 @@ def test_crop_for_an_input_that_is_not_square_equals_timms(shape: tuple[int, int
         wanted = expected(photo)
         assert (found - wanted).abs().mean() < 0.25 * 2 / 255, size
         assert (found - wanted).abs().max() <= 2.05 * 2 / 255, size
+
+
+def test_blue_first_and_bytes_by_hand() -> None:
+    """Models of Caffe take blue, green, red, 0 … 255, less each channel's mean."""
+    photo = Image.new("RGB", (8, 8), (10, 20, 30))
+    given: dict[str, Any] = {
+        "height": 8,
+        "width": 8,
+        "shorter_side": 8,
+        "resampling": Image.Resampling.BILINEAR,
+    }
+    mean, std = (1.0, 2.0, 3.0), (1.0, 2.0, 4.0)
+    plain = Preprocessing(**given, mean=mean, std=std, byte_range=True).apply(photo, "squash")
+    assert plain.tensor[:, 0, 0].tolist() == [9, 9, 6.75]
+    turned = Preprocessing(**given, mean=mean, std=std, byte_range=True, reversed=True)
+    assert turned.apply(photo, "squash").tensor[:, 0, 0].tolist() == [6.75, 9, 9]
+    unit = Preprocessing(**given, mean=(0.0, 0.0, 0.0), std=(1.0, 1.0, 1.0), reversed=True)
+    seen = unit.apply(photo, "squash")
+    assert seen.tensor[:, 0, 0].tolist() == pytest.approx([30 / 255, 20 / 255, 10 / 255])
+    assert seen.view[0, 0].tolist() == [10, 20, 30]
+    wide = Image.new("RGB", (16, 8))
+    border = turned.apply(wide, "pad").view[0, 0]
+    assert border.tolist() == [1, 2, 3]  # the mean colour

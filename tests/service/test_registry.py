@@ -11,6 +11,7 @@ import pytest
 import timm
 import torch
 import torchvision
+from pydantic import ValidationError
 from safetensors.torch import save_file
 
 from service.catalog import EMBEDDED, ModelEntry, read_catalog
@@ -186,6 +187,28 @@ def test_a_file_of_other_weights_says_what_it_holds(
         load(entry(weights=str(tmp_path / "w.pt")))
 
 
+def test_the_preprocessing_as_it_is_stated() -> None:
+    seen = load(entry(resize=40, interpolation="lanczos", channel_order="bgr")).preprocessing
+    assert (seen.shorter_side, seen.resampling.name, seen.reversed) == (40, "LANCZOS", True)
+    assert load(entry(crop_ratio=0.5)).preprocessing.shorter_side == 64
+    with pytest.raises(ConfigError, match="resized to 20 pixels cannot be cropped to 32 × 32"):
+        load(entry(resize=20))
+    with pytest.raises(ValidationError, match="resize or crop_ratio, one of them"):
+        entry(resize=40, crop_ratio=0.5)
+
+
+def test_a_factory_may_state_the_preprocessing() -> None:
+    source = "factory:tests.service.factories:stating"
+    seen = load(entry(source, input_size=None)).preprocessing
+    assert (seen.height, seen.width, seen.shorter_side) == (24, 24, 30)
+    assert (seen.mean, seen.reversed, seen.byte_range) == ((104, 117, 123), True, True)
+    assert load(entry(source, input_size=None, resize=28)).preprocessing.shorter_side == 28
+    with pytest.raises(ConfigError, match="states sizes beside its module; what it may state is"):
+        load(entry("factory:tests.service.factories:stating_nonsense"))
+    with pytest.raises(ConfigError, match="stating_too_small states input_size: "):
+        load(entry("factory:tests.service.factories:stating_too_small"))
+
+
 def test_what_a_factory_raises_is_a_sentence() -> None:
     words = "key 'source': .*:raising raised ZeroDivisionError: division by zero"
     with pytest.raises(ConfigError, match=words):
@@ -286,7 +309,7 @@ def test_weights_that_do_not_fit_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="cannot be read"):
         load(entry(weights=str(tmp_path / "broken.safetensors")))
     torch.save([1, 2], tmp_path / "list.pt")
-    with pytest.raises(ConfigError, match="holds no state dict"):
+    with pytest.raises(ConfigError, match="it holds list, and none of state_dict"):
         load(entry(weights=str(tmp_path / "list.pt")))
 
 
