@@ -96,13 +96,13 @@ def _box_of(target: Target, output: Output) -> Detections:
     if found is None or not isinstance(target, ClassTarget) or target.against:
         raise MethodUnsuited("drise explains a box of a detector, and what speaks for it alone")
     best = target.find(found)
-    if best is None:
-        return Detections(found.boxes[:0], found.labels[:0], found.scores[:0])
+    assert best is not None  # a target that is not there was refused before
     return found.rows([best])
 
 
 def _similarity(box: Detections, found: Detections | None) -> float:
-    if found is None or not len(found.scores) or not len(box.scores):
+    assert found is not None  # of a detector
+    if not len(found.scores):
         return 0.0
     overlap = box_iou(box.boxes.float(), found.boxes.float())[0]
     if box.classes is None or found.classes is None:

@@ -96,6 +96,14 @@ def test_several_boxes_share_the_masks() -> None:
         np.testing.assert_allclose(each.map, expected * SCALE, rtol=1e-4)
 
 
+def test_its_steps_are_told_as_they_are_done() -> None:
+    target = cam.ClassTarget(1, box=MINE)
+    question = cam.Question((target,), "drise", ("input",), BUDGET)
+    steps = cam.explain_in_steps(Says([(MINE, 1, 0.5)]), IMAGE[0], question, chunk=16)
+    told = [(each.done, each.total) for each in steps]
+    assert told == [(16, BUDGET), (32, BUDGET), (40, BUDGET)]
+
+
 @pytest.mark.parametrize("method", ["drise", "odam"])
 def test_a_classifier_has_no_boxes(method: str) -> None:
     with pytest.raises(MethodUnsuited, match=r"a box of a detector|the boxes of a detector"):
