@@ -250,3 +250,20 @@ def test_a_model_without_rectifiers_is_refused() -> None:
 class Mean(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return x.mean(dim=(2, 3))
+
+
+class Weighed(nn.Module):
+    """y = Σ_c w_c X_c over all pixels, and its negative."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = (x * x.new_tensor([1.0, 2, -1])[:, None, None]).sum((1, 2, 3))
+        return torch.stack([y, -y], 1)
+
+
+def test_integrated_gradients_of_a_linear_model_by_hand() -> None:
+    """∂y/∂X_c = w_c everywhere: the map is Σ_c w_c X_c at each pixel, not its mean over c."""
+    photo = torch.tensor([[[[1.0, 2]], [[3, 0]], [[1, 4]]]])
+    (found,) = explain(Weighed(), photo, target=0, method="integratedgradients", budget=3)
+    np.testing.assert_allclose(found.map, [[1 + 6 - 1, 0]], rtol=1e-6)  # and 2 + 0 - 4, rectified
+    assert found.completeness is not None
+    assert found.completeness.attributed == pytest.approx(6 - 2)
