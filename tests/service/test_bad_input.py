@@ -216,7 +216,7 @@ PARAMETERS: dict[str, tuple[str, Any, str, list[str]]] = {
         "target",
         '{"klass": 1}',
         "invalid-parameter",
-        ["klass", "class, minus, against, of, box, mask, layer, channel, like"],
+        ["klass", "class, index, label, minus, against, of, box, mask, layer, channel, like"],
     ),
     "a digit string out of range": (
         "target",

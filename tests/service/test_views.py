@@ -10,13 +10,11 @@ from typing import Any
 import cv2
 import numpy as np
 import pytest
-import skimage.data
 from PIL import Image
 from starlette.testclient import TestClient
 
 from cam.heatmap import Region, hot_region
 from cam.overlay import COLORMAPS, DIVERGING, colorize, contour, paint
-from service.preprocessing import Fit, ModelInput, Preprocessing
 from tests.service.conftest import CAT, MODEL
 from tests.service.test_bad_input import check
 
@@ -295,41 +293,3 @@ def test_finer_cam_refuses_a_contrast_of_its_own(client: TestClient, cat: bytes)
     query = {"method": "finercam", "target": '{"class": 285, "minus": 282}'}
     response = client.post(EXPLAIN, params=query, content=cat, headers=PNG)
     check(response, 422, "unexplainable", "leave out minus and of")
-
-
-def test_a_photo_of_which_only_the_map_is_asked_is_not_decoded_whole(
-    client: TestClient, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The same answer as from the whole one, its boxes in the whole one's pixels."""
-    file = io.BytesIO()
-    Image.fromarray(skimage.data.chelsea()).resize((2400, 1600), 3).save(file, "JPEG", quality=92)
-    jpeg = file.getvalue()
-    sizes: list[tuple[int, int]] = []
-    apply = Preprocessing.apply
-
-    def noted(self: Preprocessing, photo: Image.Image, fit: Fit) -> ModelInput:
-        sizes.append(photo.size)
-        return apply(self, photo, fit)
-
-    monkeypatch.setattr(Preprocessing, "apply", noted)
-    headers = {"Content-Type": "image/jpeg"}
-
-    def asked(verb: str, **query: Any) -> dict[str, Any]:
-        response = client.post(
-            f"{MODEL}:{verb}", params={"fit": "squash", **query}, content=jpeg, headers=headers
-        )
-        assert response.status_code == 200, response.text
-        return dict(response.json())
-
-    whole, small = (asked("explain", size=size) for size in ("image", "layer"))
-    said = asked("predict", top_k=5)
-    assert sizes == [(2400, 1600), (1200, 800), (1200, 800)]
-    for one, other in zip(
-        whole["predictions"][0]["classes"], said["predictions"][0]["classes"], strict=True
-    ):
-        assert one["index"] == other["index"]
-        assert one["probability"] == pytest.approx(other["probability"], abs=0.005)
-    hot = [values(each["explanations"][0]) for each in (whole, small)]
-    assert hot[1].shape == (7, 7)
-    coarse = cv2.resize(hot[0], (7, 7), interpolation=cv2.INTER_AREA)
-    assert np.corrcoef(coarse.ravel(), hot[1].ravel())[0, 1] > 0.98

@@ -513,11 +513,11 @@ def test_an_unknown_item(jobs: TestClient) -> None:
 
 def test_verbs_that_there_are_none_of(jobs: TestClient) -> None:
     for verb, path, allowed in (
-        ("PUT", "/v1/jobs", "GET, POST"),
-        ("DELETE", "/v1/jobs", "GET, POST"),
-        ("POST", "/v1/jobs/x", "GET, DELETE"),
-        ("POST", "/v1/jobs/x/results", "GET"),
-        ("DELETE", "/v1/jobs/x/archive", "GET"),
+        ("PUT", "/v1/jobs", "GET, HEAD, POST"),
+        ("DELETE", "/v1/jobs", "GET, HEAD, POST"),
+        ("POST", "/v1/jobs/x", "GET, HEAD, DELETE"),
+        ("POST", "/v1/jobs/x/results", "GET, HEAD"),
+        ("DELETE", "/v1/jobs/x/archive", "GET, HEAD"),
     ):
         response = jobs.request(verb, path)
         check(response, 405, "method-not-allowed", verb)
