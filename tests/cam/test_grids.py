@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ from torch import Tensor, nn
 
 from cam import default_layer, explain, survey
 from cam.errors import LayerNotSpatial
-from cam.grids import Grid, candidates, grid_in_words, grid_of_map
+from cam.grids import Grid, Located, Location, candidates, grid_in_words, grid_of_map
 from cam.heatmap import minmax
 from tests.cam.test_methods import peer_maps
 
@@ -188,3 +189,104 @@ def patches(output: Tensor) -> Tensor:
 
 def channels_first(output: Tensor) -> Tensor:
     return output.permute(0, 3, 1, 2)
+
+
+def sides(shape: tuple[int, ...], image: tuple[int, int], **given: Any) -> list[tuple[int, int]]:
+    """Rows and columns of all candidates, each once."""
+    return list(
+        dict.fromkeys((each.height, each.width) for each in candidates(shape, image, **given))
+    )
+
+
+@pytest.mark.parametrize(
+    ("shape", "image", "expected"),
+    [
+        ((1, 41, 8), (40, 40), [(6, 6), (5, 5)]),  # 5 and 16 others
+        ((1, 42, 8), (40, 40), [(6, 6)]),  # 17 are too many
+        ((1, 2, 8), (16, 16), []),
+        ((1, 4, 8), (16, 16), [(2, 2)]),
+        ((1, 7, 8), (16, 16), [(2, 2)]),
+        ((1, 3, 8), (16, 16), []),
+        ((1, 6, 8), (64, 96), [(2, 3), (2, 2)]),
+        ((1, 30, 8), (84, 104), [(5, 6), (5, 5), (4, 6), (4, 5), (4, 4)]),
+        ((1, 42, 8), (84, 104), [(6, 7), (6, 6), (5, 7), (5, 6)]),
+        ((1, 98, 8), (224, 448), [(7, 14), (7, 13)]),  # at strides of 32 and 33
+        ((1, 5, 1, 3), (8, 24), [(1, 3)]),
+        ((1, 5, 2, 3), (16, 24), [(2, 3), (5, 2)]),
+        ((1, 2, 3, 5), (16, 24), [(3, 5), (2, 3)]),
+        ((1, 8, 1, 1), (16, 16), []),
+        ((1, 1, 2, 8), (16, 16), [(2, 8)]),
+        ((1, 2, 1, 8), (16, 16), [(1, 8)]),
+        ((1, 9), (16, 16), []),
+        ((1, 2, 3, 4, 5), (16, 16), []),
+    ],
+)
+def test_the_rows_and_columns_that_a_shape_may_mean(
+    shape: tuple[int, ...], image: tuple[int, int], expected: list[tuple[int, int]]
+) -> None:
+    assert sides(shape, image) == expected
+
+
+@pytest.mark.parametrize(
+    ("stated", "expected"),
+    [
+        ((5, 6), (5, 6)),
+        ((4, 7), (4, 7)),  # and two others: what the model states need be no square
+        ((2, 7), (2, 7)),  # and 16 others
+        ((1, 13), (5, 5)),  # 17 are too many
+        ((6, 6), (5, 5)),  # there are no 36
+    ],
+)
+def test_what_the_model_states_is_likeliest(
+    stated: tuple[int, int], expected: tuple[int, int]
+) -> None:
+    assert sides((1, 30, 8), (70, 70), sides=[stated])[0] == expected
+    found = candidates((1, 30, 8), (70, 70), sides=[stated])
+    prefixes = [each.prefix for each in found if (each.height, each.width) == expected]
+    assert prefixes == list(range(30 - expected[0] * expected[1], -1, -1))
+
+
+@pytest.mark.parametrize(
+    ("height", "width", "image", "clear"),
+    [
+        (220, 220, (224, 224), True),  # four pixels less than a stride of one gives
+        (219, 219, (224, 224), False),
+        (7, 8, (224, 224), True),
+        (7, 9, (224, 224), False),
+        (7, 14, (224, 448), True),
+        (14, 7, (224, 448), False),
+        (1, 1, (224, 224), False),
+        (1, 2, (32, 64), True),
+        (60, 60, (224, 224), True),  # 56 at a stride of 4, and 4 more
+        (51, 51, (224, 224), False),  # 45 at 5, 56 at 4
+    ],
+)
+def test_which_sides_are_an_images(
+    height: int, width: int, image: tuple[int, int], clear: bool
+) -> None:
+    found = grid_of_map((1, 500, height, width), image)
+    assert found == (Grid("channels first", height, width) if clear else None)
+
+
+def test_a_shape_that_could_have_its_channels_last_is_doubtful() -> None:
+    assert grid_of_map((1, 7, 14, 14), (224, 448)) is None  # 14 × 14 is no map, 7 × 14 would be
+    assert grid_of_map((1, 7, 14, 28), (224, 448)) is None  # both are
+    assert grid_of_map((1, 14, 14, 28), (224, 448)) == Grid("channels first", 14, 28)
+    assert grid_of_map((1, 14, 14, 14), (224, 224)) is None
+    assert grid_of_map((1, 49, 7), (224, 224)) is None
+
+
+def test_the_grids_of_what_layers_returned() -> None:
+    grid = Grid("channels first", 4, 4)
+    located = Located({"a": Location((8, 4, 4), grid), "flat": Location((8,), None, "it is flat")})
+    images, output = torch.zeros(2, 3, 8, 8), torch.zeros(2, 8, 4, 4)
+    assert located.grids({"a": output}, images) == {"a": grid}
+    for wrong in (output[:1], output[:, :, :3], torch.zeros(2, 4, 4, 8)):
+        with pytest.raises(LayerNotSpatial, match="at layer 'a': its output"):
+            located.grids({"a": wrong}, images)
+    with pytest.raises(
+        LayerNotSpatial, match=r"at layer 'b': its output \(8, 4, 4\) is no grid of"
+    ):
+        located.grids({"b": output}, images)
+    with pytest.raises(LayerNotSpatial, match="at layer 'flat': it is flat$"):
+        located.grids({"flat": torch.zeros(2, 8)}, images)
