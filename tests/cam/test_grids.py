@@ -288,5 +288,5 @@ def test_the_grids_of_what_layers_returned() -> None:
         LayerNotSpatial, match=r"at layer 'b': its output \(8, 4, 4\) is no grid of"
     ):
         located.grids({"b": output}, images)
-    with pytest.raises(LayerNotSpatial, match="at layer 'flat': it is flat$"):
+    with pytest.raises(LayerNotSpatial, match=r"at layer 'flat': it is flat$"):
         located.grids({"flat": torch.zeros(2, 8)}, images)
