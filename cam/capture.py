@@ -230,12 +230,14 @@ class Capture:
     def _watch_for_losses(self, captured: Tensor, layer: str) -> None:
         """Raise where a tensor's own `backward()` comes to the captured one, which it does last,
         and parameters that are to be trained have got no gradient."""
+        if self._trunk == "train":
+            return
         before = {
             name: (parameter.grad, None if parameter.grad is None else parameter.grad._version)
             for name, parameter in self._model.named_parameters()
             if parameter.requires_grad
         }
-        if not before or self._trunk == "train":
+        if not before:
             return
 
         def tell(leaf: Tensor) -> None:

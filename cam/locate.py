@@ -160,10 +160,11 @@ def _locations(
         found[name] = Location(shape[1:], None, f"its output {shape[1:]} is {NO_GRID}")
     if doubtful:
         shapes = {name: tuple(outputs[name].shape[1:]) for name in doubtful}
+        modules = dict(model.named_modules())
         for cells, names in _by_cells(doubtful, shapes, stated).items():
             patches = patches_of(size, cells)
             before = {name: outputs[name] for name in names}
-            moved = responses(model, dict(model.named_modules()), image, before, patches)
+            moved = responses(model, modules, image, before, patches)
             grids_of = {name: doubtful[name] for name in names}
             found |= _judged(grids_of, shapes, moved, patches, size)
     return found

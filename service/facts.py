@@ -8,6 +8,7 @@ from cam import Answer, ClassTarget
 from cam.heatmap import Box, border, concentration
 from service.parameters import Parameters
 from service.preprocessing import ModelInput
+from service.questions import asked_of
 from service.rendering import Drawing
 from service.targets import OneTarget, TargetObject
 
@@ -20,7 +21,7 @@ class Facts:
     concentration: float | None
     border: float | None
     covers: Box
-    """Of the map as it is drawn."""
+    """Where the drawn map lies on the photo."""
     correct: bool | None
 
 
@@ -51,8 +52,7 @@ def _correct(answer: Answer, number: int, parameters: Parameters) -> bool | None
     target, best = answer.explanations[number].target, predicted(answer)
     if best is None or not isinstance(target, ClassTarget):
         return None
-    asked = parameters.target
-    sent = list(dict.fromkeys(asked)) if isinstance(asked, list) else [asked]
+    sent = asked_of(parameters)
     # Maps are in the order of the targets, layers fastest.
     mine = sent[number * len(sent) // len(answer.explanations)]
     return target.index == best if _names_a_class(mine) else None

@@ -51,7 +51,7 @@ class Labels:
         indexed = (
             f"class {index} is called {self.names[index]!r}"
             if index < len(self)
-            else (f"there is no class {index}")
+            else f"there is no class {index}"
         )
         raise AmbiguousLabel(
             f"{target[:40]} is the label of class {classes}, and {indexed}: say "

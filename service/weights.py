@@ -80,7 +80,7 @@ class Counts:
     """A head of another number of classes than the model's."""
 
     name: str
-    """Of one of its tensors, in the model."""
+    """The name that one of the head's tensors has in the model."""
     own: int
     given: int
 

@@ -28,7 +28,7 @@ LEFTOVERS: Final = ".*.tmp"
 ROWS: Final = 500
 """Read at a time."""
 BLOCK_BYTES: Final = 16 << 20
-"""Of rows that are sorted at a time, unpacked."""
+"""Rows are sorted in blocks of about so many bytes, counted unpacked."""
 BYTES: Final = 1 << 20
 """Of a column read at a time: without it a row group is read whole."""
 
