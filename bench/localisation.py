@@ -1,10 +1,13 @@
-"""Whether the heat is where the object is: two objects side by side, each asked for.
+"""Whether the heat is where the object is: two objects side by side, each asked for; and what a
+map costs.
 
-    python bench/localisation.py [--layer blocks.5] [METHOD …]
+    python -m bench.localisation [--layer blocks.5] [--write docs/methods.md] [METHOD …]
 
 All ordered pairs of {Egyptian cat, espresso, tripod, moped} stand as squares in one 448 × 224
-picture and are asked for over HTTP with `fit=squash`. Prints, for each method, the share of the
-map's mass in the half with the object: mean and minimum over the 12 pairs. Chance is 0.5.
+picture and are asked for over HTTP with `fit=squash`, one at a time, the cache of answers off. For
+each method: the share of the map's mass in the half with the object, mean and minimum over the 12
+pairs (chance is 0.5), and the median time of a request, in requests for the prediction alone, which
+are made in between. `--write` replaces the table in a document.
 """
 
 from __future__ import annotations
@@ -12,12 +15,17 @@ from __future__ import annotations
 import argparse
 import io
 import itertools
+import re
 import time
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
 
 import numpy as np
 import skimage.data
 from PIL import Image
 from rich.console import Console
+from rich.progress import track
 from rich.table import Table
 from starlette.testclient import TestClient
 
@@ -25,12 +33,23 @@ from cam import METHODS
 from service.app import create_app
 from service.settings import Settings
 
+MODEL = "/v1/models/efficientnet-lite0"
 PHOTOS = {
     285: skimage.data.chelsea(),
     967: skimage.data.coffee(),
     872: skimage.data.camera(),
     665: skimage.data.stereo_motorcycle()[0],
 }
+BEGIN, END = "<!-- localisation -->\n", "<!-- end of localisation -->"
+
+
+@dataclass(frozen=True)
+class Measured:
+    method: str
+    layer: str
+    shares: list[float]
+    times: float
+    """A request's, in requests for the prediction alone."""
 
 
 def square(index: int) -> Image.Image:
@@ -41,41 +60,79 @@ def square(index: int) -> Image.Image:
     return photo.resize((224, 224), Image.Resampling.BICUBIC, box=box)
 
 
-def share(client: TestClient, method: str, layer: str, left: int, right: int) -> float:
-    """Of the mass of the map for `right`, which stands on the right, the part on the right."""
+def beside(left: int, right: int) -> bytes:
     picture = Image.new("RGB", (448, 224))
     picture.paste(square(left), (0, 0))
     picture.paste(square(right), (224, 0))
     file = io.BytesIO()
     picture.save(file, "PNG")
+    return file.getvalue()
+
+
+def ask(client: TestClient, verb: str, photo: bytes, **query: str | int) -> tuple[bytes, float]:
+    """The answer, and how many seconds it took."""
+    accept = "application/x-npy" if verb == "explain" else "application/json"
+    start = time.perf_counter()
     response = client.post(
-        "/v1/models/efficientnet-lite0:explain",
-        params={"target": right, "method": method, "layer": layer, "fit": "squash"},
-        content=file.getvalue(),
-        headers={"Content-Type": "image/png", "Accept": "application/x-npy"},
+        f"{MODEL}:{verb}",
+        params={"fit": "squash", **query},
+        content=photo,
+        headers={"Content-Type": "image/png", "Accept": accept},
     )
+    seconds = time.perf_counter() - start
     response.raise_for_status()
-    heat = np.load(io.BytesIO(response.content))
-    return float(heat[:, 224:].sum() / max(heat.sum(), 1e-12))
+    return response.content, seconds
+
+
+def measure(client: TestClient, method: str, layer: str) -> Measured:
+    shares, seconds, plain = [], [], []
+    for left, right in itertools.permutations(PHOTOS, 2):
+        photo = beside(left, right)
+        plain.append(ask(client, "predict", photo)[1])
+        asked: dict[str, str | int] = {"target": right, "method": method, "layer": layer}
+        body, took = ask(client, "explain", photo, **asked)
+        heat = np.load(io.BytesIO(body))
+        shares.append(float(heat[:, 224:].sum() / max(heat.sum(), 1e-12)))
+        seconds.append(took)
+    described = client.get(MODEL).json()["methods"]
+    own = {each["name"]: each.get("layer") or "input" for each in described}
+    used = own[method] if layer == "auto" or METHODS[method].at == "input" else layer
+    return Measured(method, used, shares, median(seconds) / median(plain))
+
+
+def written(found: list[Measured]) -> str:
+    """As a table in Markdown."""
+    lines = ["| method | layer | mean | worst pair | time |", "|---|---|---|---|---|"]
+    lines += [
+        f"| `{each.method}` | `{each.layer}` | {np.mean(each.shares):.2f} | "
+        f"{min(each.shares):.2f} | {each.times:.1f} × |"
+        for each in sorted(found, key=lambda each: -float(np.mean(each.shares)))
+    ]
+    return "\n".join(lines) + "\n"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("methods", nargs="*", default=list(METHODS), metavar="METHOD")
+    parser.add_argument("methods", nargs="*", metavar="METHOD")
     parser.add_argument("--layer", default="auto")
+    parser.add_argument("--write", type=Path, metavar="DOCUMENT")
     arguments = parser.parse_args()
-    table = Table("method", "layer", "mean", "minimum")
-    with TestClient(create_app(Settings())) as client:
+    settings = Settings(cache_bytes=0, deadline_seconds=3600)
+    found = []
+    with TestClient(create_app(settings)) as client:
         while client.get("/readyz").status_code != 200:
             time.sleep(0.1)
-        for method in arguments.methods:
-            shares = [
-                share(client, method, arguments.layer, *pair)
-                for pair in itertools.permutations(PHOTOS, 2)
-            ]
-            table.add_row(
-                method, arguments.layer, f"{np.mean(shares):.3f}", f"{np.min(shares):.3f}"
-            )
+        able = [each["name"] for each in client.get(MODEL).json()["methods"] if each["available"]]
+        for method in track(arguments.methods or able):
+            found.append(measure(client, method, arguments.layer))
+    if arguments.write:
+        text = arguments.write.read_text()
+        told = f"{BEGIN}{written(found)}{END}"
+        arguments.write.write_text(re.sub(f"{BEGIN}.*?{END}", told, text, flags=re.DOTALL))
+    table = Table("method", "layer", "mean", "minimum", "time")
+    for each in found:
+        mean, worst = f"{np.mean(each.shares):.3f}", f"{min(each.shares):.3f}"
+        table.add_row(each.method, each.layer, mean, worst, f"{each.times:.1f}")
     Console().print(table)
 
 

@@ -37,7 +37,7 @@ from service.jobs.records import NewItem, NewJob
 from service.jobs.store import Store
 from service.many import explain_many
 from service.parameters import Parameters
-from service.questions import question_of
+from service.questions import questions_of
 from service.rendering import encode
 from service.settings import Settings
 from service.threads import one_each
@@ -95,7 +95,7 @@ async def measure(folder: Path) -> dict[str, float]:
         images = [inputs.read(name) for name in inputs.ids]
         async with workshop(Settings(cache_bytes=0), None) as shop:
             model = shop.crew.model
-            question_of(model, Parameters())
+            questions_of(model, Parameters())
             items = [Item(name, inputs.read) for name in inputs.ids]
             rows: list[Row] = []
             async with explain_many(
@@ -106,7 +106,7 @@ async def measure(folder: Path) -> dict[str, float]:
                     rows += found
             decoded = [decode(image, max_pixels=10**8) for image in images]
             seen = [model.preprocessing.apply(photo, "crop") for photo in decoded]
-            outcome = await shop.crew.answer(seen[0], question_of(model, Parameters()))
+            outcome = await shop.crew.answer(seen[0], *questions_of(model, Parameters()))
             (explanation,) = outcome.value.explanations
 
             def draw(turn: int) -> None:

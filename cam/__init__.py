@@ -1,5 +1,6 @@
 """Class activation maps of PyTorch models: tensors in, maps and pictures out."""
 
+from cam.agreement import spearman
 from cam.capture import Capture
 from cam.change import Change, ablate, clamp, scale
 from cam.errors import CamError
@@ -51,5 +52,6 @@ __all__ = [
     "observe",
     "resolve_reading",
     "scale",
+    "spearman",
     "survey",
 ]

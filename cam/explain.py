@@ -11,6 +11,7 @@ from __future__ import annotations
 import fnmatch
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
+from itertools import chain
 from typing import Literal
 
 from torch import Tensor, nn
@@ -25,12 +26,13 @@ from cam.inputs import (
     images_of,
     is_pattern,
     layers_of,
+    methods_of,
     model_of,
     targets_of,
 )
 from cam.layers import Layer, default_layer, level_layers, survey
 from cam.locate import Reshape, declared
-from cam.methods import Method, method_named
+from cam.methods import Method
 from cam.onepass import explain_batch
 from cam.output import resolve_reading
 from cam.reading import Activation, Reading
@@ -42,7 +44,7 @@ def explain(
     images: Tensor,
     *,
     target: Targets = None,
-    method: str = "gradcam",
+    method: str | Sequence[str] = "gradcam",
     layer: str | Sequence[str] = "auto",
     budget: int | None = None,
     signed: bool = False,
@@ -66,7 +68,8 @@ def explain(
             (`logits.argmax(1)`); a Target for contrasts, masks, boxes, units and more; a list or
             tuple of several for several maps from the same forward pass. For a Target of each
             image's own see `explain_batch`.
-        method: a name in `cam.METHODS`.
+        method: a name in `cam.METHODS`, or several: those of one pass share it. To compare their
+            maps see `cam.spearman`.
         layer: a module's name, or several; "auto" runs the model once more, on the first image,
             and takes the last layer with a spatial output; of a detector the last one that every
             box depends on, and for odam all that boxes are made from. A pattern such as
@@ -84,14 +87,16 @@ def explain(
             probabilities already. "auto" tells by the model: see `cam.reading.activation_of`.
 
     Returns:
-        Explanations image by image, within an image target by target, then layer by layer.
+        Explanations image by image, within an image method by method, then target by target, then
+        layer by layer.
 
     Raises:
         CamError: see `cam.errors`. The model is left as found in any case. What the model's own
             `forward` raises is raised as it is.
     """
-    way = method_named(method)
-    model = model_of(model, method)
+    ways = methods_of(method)
+    for way in ways:
+        model = model_of(model, way.name)
     layers = layers_of(model, layer)
     images = images_of(images)
     asked = targets_of(target, len(images))
@@ -103,27 +108,39 @@ def explain(
         alone(model) if shapes else nullcontext(),
         declared(model, shapes) if shapes else nullcontext(),
     ):
-        if way.at == "layer" and any(name == "auto" or is_pattern(name) for name in layers):
-            known = survey(model, images[:1], reading)
-            meant = [each for name in layers for each in _meant(name, way, known)]
-            layers = list(dict.fromkeys(meant))
-        rest = (method, tuple(layers), budget_of(budget), signed, smooth, fuse)
-        questions = [Question(targets, *rest) for targets in asked]
-        questions[0].check()
-        if questions[0].in_steps:
+        open_names = any(name == "auto" or is_pattern(name) for name in layers)
+        at_layers = any(way.at == "layer" for way in ways)
+        known = survey(model, images[:1], reading) if open_names and at_layers else []
+        questions: list[list[Question]] = []
+        """For each method one for each image."""
+        for way in ways:
+            names = layers
+            if known and way.at == "layer":
+                meant = [each for name in layers for each in _meant(name, way, known)]
+                names = list(dict.fromkeys(meant))
+            rest = (way.name, tuple(names), budget_of(budget), signed, smooth, fuse)
+            questions.append([Question(targets, *rest) for targets in asked])
+            questions[-1][0].check()
+        if any(each[0].in_steps for each in questions):
             reading, _ = resolve_reading(model, images[:1], reading)
-            answers = [
-                finish(explain_in_steps(model, image, question, reading=reading))
-                for image, question in zip(images, questions, strict=True)
-            ]
-        else:
-            answers = explain_batch(model, images, questions, reading=reading)
-    found: list[Explanation] = []
-    for answer in answers:
-        if isinstance(answer, CamError):
-            raise answer
-        found.extend(answer.explanations)
-    return found
+        together = [each for each in questions if not each[0].in_steps]
+        answers = iter(
+            explain_batch(model, images, list(chain(*together)), reading=reading)
+            if together
+            else []
+        )
+        found: list[list[Explanation]] = [[] for _ in images]
+        for each in questions:
+            for image, question, explanations in zip(images, each, found, strict=True):
+                if question.in_steps:
+                    steps = explain_in_steps(model, image, question, reading=reading)
+                    answer = finish(steps)
+                else:
+                    answer = next(answers)
+                if isinstance(answer, CamError):
+                    raise answer
+                explanations.extend(answer.explanations)
+    return list(chain(*found))
 
 
 def _meant(name: str, method: Method, layers: list[Layer]) -> Sequence[str]:

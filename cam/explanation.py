@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
-from dataclasses import dataclass
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Literal, get_args
 
 import numpy as np
@@ -133,6 +134,9 @@ class Explanation:
     reached: bool = True
     """Whether the score has a gradient at the layer that is not all zero. Without one the map of a
     method that differentiates is empty, and a warning says so."""
+    turn: int = 0
+    """The position of its target among the image's targets, from 0. A detector's maps count the
+    boxes that were found."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -166,6 +170,18 @@ class Found:
     """Whether the score has a gradient at the layer that is not all zero."""
 
 
+def join(answers: Sequence[Answer | CamError]) -> Answer | CamError:
+    """One answer of several about the same image, at least one: the first error among them, if
+    there is one, else what the first says, with the explanations of all."""
+    for each in answers:
+        if isinstance(each, CamError):
+            return each
+    good = [each for each in answers if isinstance(each, Answer)]
+    if len(good) == 1:
+        return good[0]
+    return replace(good[0], explanations=tuple(chain(*(each.explanations for each in good))))
+
+
 def score_of(question: Question, target: Target, output: Output) -> Tensor:
     """What the question's method explains of a target: its own score, unless it has another.
 
@@ -187,7 +203,7 @@ def compose(
     if isinstance(targets, CamError):
         return targets
     explanations = []
-    for target, at in zip(targets, found, strict=True):
+    for turn, (target, at) in enumerate(zip(targets, found, strict=True)):
         names = [INPUT] if INPUT in at else list(dict.fromkeys(question.layers))
         if METHODS[question.method].levels:
             names = list(at)  # what became of the levels: one map, or why there is none
@@ -214,6 +230,7 @@ def compose(
                 completeness=each.completeness,
                 warnings=each.warnings,
                 reached=each.reached,
+                turn=turn,
             )
             for name, each in zip(names, good, strict=True)
         ]

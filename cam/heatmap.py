@@ -68,6 +68,14 @@ def resize(small: Float, height: int, width: int) -> Float:
     return place(small, Box(0, 0, width, height), height, width)[0]
 
 
+def shrink(values: Float, height: int, width: int) -> Float:
+    """A map on fewer positions: float32 (height, width), each the mean of what it covers."""
+    if values.shape == (height, width):
+        return values
+    smaller = cv2.resize(values, (width, height), interpolation=cv2.INTER_AREA)
+    return smaller.astype(np.float32, copy=False)
+
+
 def minmax(values: Float, region: Region | None = None) -> Float:
     """Scale the values (of the region, where one is given; the rest stays 0) to 0 … 1.
 

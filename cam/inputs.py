@@ -22,7 +22,9 @@ from cam.errors import (
     NotAModule,
     ScriptedModel,
     UnknownLayer,
+    UnknownMethod,
 )
+from cam.methods import METHODS, Method, method_named
 from cam.targets import ClassTarget, SimilarityTarget, Target, UnitTarget
 
 OneTarget = SupportsIndex | Target | None
@@ -50,6 +52,22 @@ def model_of(model: nn.Module, method: str) -> nn.Module:
             f"model that was scripted or traced, or use {', '.join(HOOKLESS)}"
         )
     found: nn.Module = original
+    return found
+
+
+def methods_of(method: str | Sequence[str]) -> list[Method]:
+    """The methods of those names.
+
+    Raises:
+        UnknownMethod: if there is none of a name, no name, or one twice.
+    """
+    names = [method] if isinstance(method, str) or not isinstance(method, Sequence) else method
+    if not names:
+        raise UnknownMethod(f"the list of methods is empty; the methods are {', '.join(METHODS)}")
+    found = [method_named(name) for name in names]
+    twice = [each.name for each in found if found.count(each) > 1]
+    if twice:
+        raise UnknownMethod(f"method {twice[0]!r} is named twice")
     return found
 
 

@@ -32,6 +32,10 @@ Models = Annotated[
 ]
 Target = Annotated[list[str] | None, typer.Option(help="Class index or label; repeat for several.")]
 Layer = Annotated[list[str] | None, typer.Option(help="Target layer; repeat for several.")]
+Method = Annotated[
+    list[str] | None,
+    typer.Option(help="Method of class activation mapping, gradcam; repeat to compare several."),
+]
 
 
 def _tell_version(asked: bool) -> None:
@@ -94,7 +98,7 @@ def explain(
     photos: Annotated[list[Path], typer.Argument(help="Image files.")],
     model: Annotated[str | None, typer.Option(help="Its name; else the first.")] = None,
     target: Target = None,
-    method: Annotated[str, typer.Option(help="Method of class activation mapping.")] = "gradcam",
+    method: Method = None,
     layer: Layer = None,
     output: Annotated[Path, typer.Option(help="Folder for the pictures.")] = Path("explanations"),
     fit: Annotated[str, typer.Option(help="crop, squash or pad.")] = "crop",
@@ -106,7 +110,7 @@ def explain(
     settings = read_settings(os.environ, models=models)
     given: dict[str, Any] = {
         "target": target,
-        "method": method,
+        "method": _one_or_more(method, "gradcam"),
         "layer": layer or "auto",
         "fit": fit,
         "colormap": colormap,
@@ -133,7 +137,7 @@ def batch(
     ],
     model: Annotated[str | None, typer.Option(help="Its name; else the first.")] = None,
     target: Target = None,
-    method: Annotated[str, typer.Option(help="Method of class activation mapping.")] = "gradcam",
+    method: Method = None,
     layer: Layer = None,
     fit: Annotated[str, typer.Option(help="crop, squash or pad.")] = "crop",
     other: Annotated[
@@ -157,7 +161,11 @@ def batch(
     of all."""
     former = {*threading.enumerate()}
     settings = read_settings(os.environ, models=models)
-    given: dict[str, Any] = {"method": method, "layer": layer or "auto", "fit": fit}
+    given: dict[str, Any] = {
+        "method": _one_or_more(method, "gradcam"),
+        "layer": layer or "auto",
+        "fit": fit,
+    }
     if target:
         given["target"] = target
     from service.batch.command import batch as explain_all
@@ -190,6 +198,12 @@ def _end(code: int, former: set[threading.Thread]) -> None:
                 sys.stderr.flush()
                 os._exit(code)
     raise typer.Exit(code)
+
+
+def _one_or_more(given: list[str] | None, default: str) -> str | list[str]:
+    """What an option that may be repeated names."""
+    found = given or [default]
+    return found[0] if len(found) == 1 else found
 
 
 def _pairs(given: list[str]) -> dict[str, str]:

@@ -19,7 +19,7 @@ from service.errors import ConfigError, Problem
 from service.explainer import Explained, Explainer
 from service.parameters import Parameters
 from service.photo_file import read_file
-from service.questions import question_of
+from service.questions import questions_of
 from service.rendering import encode
 from service.requests import Instance, parameter_problem
 from service.settings import Settings
@@ -67,7 +67,7 @@ async def _explain(
     names = Names()
     console = Console()
     async with workshop(settings, model) as shop:
-        question_of(shop.crew.model, parameters)  # a mistake in it would be every photo's
+        questions_of(shop.crew.model, parameters)  # a mistake in it would be every photo's
         _make(output)
         for index, photo in enumerate(photos):
             try:
@@ -118,7 +118,7 @@ def _drawn(
         drawing = Explainer.draw(explained, explanation, parameters)
         picture = Explainer.picture(model, explained, explanation, drawing, parameters)
         suffix = f".{number}" if number else ""
-        file = start.with_name(f"{start.name}.{parameters.method}{suffix}.png")
+        file = start.with_name(f"{start.name}.{explanation.method}{suffix}.png")
         _write(file, encode(picture, "image/png"))
         target = describe_target(explanation, model.labels, explained.seen)
         name = caption_of(explanation, target, model).title

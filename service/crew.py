@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import fields
+from collections.abc import Sequence
+from dataclasses import fields, replace
 
 from torch import Tensor
 
-from cam import Answer, Concept, Observation, Question, Target
+from cam import Answer, Concept, Explanation, Observation, Question, Target
 from cam.fidelity import Fidelity
 from cam.methods.subject import Progress
 from service.batcher import Outcome
@@ -85,25 +86,70 @@ class Crew:
     async def answer(
         self,
         seen: ModelInput,
-        question: Question,
+        *questions: Question,
         progress: Listener | None = None,
-        *,
         patient: bool = False,
     ) -> Outcome[Answer]:
-        """Answer a question about one image, telling `progress` how far it is. What was answered
+        """Answer questions about one image, telling `progress` how far it is. What was answered
         before took no time, in a batch of 0.
 
         Args:
+            questions: at least one, all with the same targets and each with a method of its own.
+                Methods of one pass share a forward pass, those that are served fast another one;
+                each method of many passes follows by itself. A class that is left to the model is
+                the same for all of them.
             patient: it gives way to all others, and takes no place in the memory of answers.
+
+        Returns:
+            One answer, its explanations in the questions' order.
 
         Raises:
             QueueFull, Unavailable, Unexplainable
         """
+        if len(questions) == 1:
+            return await self._answer(seen, questions, progress, patient=patient)
+        outcomes: list[Outcome[Answer]] = []
+        found: dict[str, list[Explanation]] = {}
+        for group in self._groups(questions):
+            if outcomes:  # two passes, in two precisions, might disagree about the best class
+                explained = outcomes[0].value.explanations
+                targets = tuple({each.turn: each.target for each in explained}.values())
+                group = tuple(replace(each, targets=targets) for each in group)
+            told = progress and _naming(group[0].method, progress)
+            outcomes.append(await self._answer(seen, group, told, patient=patient))
+            for each in outcomes[-1].value.explanations:
+                found.setdefault(each.method, []).append(each)
+        explanations = [each for question in questions for each in found.get(question.method, [])]
+        return Outcome(
+            replace(outcomes[0].value, explanations=tuple(explanations)),
+            sum(each.queued_seconds for each in outcomes),
+            sum(each.run_seconds for each in outcomes),
+            max(each.batch_size for each in outcomes),
+        )
+
+    def _groups(self, questions: Sequence[Question]) -> list[tuple[Question, ...]]:
+        """The questions that one pass answers together."""
+        groups: dict[object, list[Question]] = {}
+        for each in questions:
+            key = each.method if each.in_steps else self.is_fast(each.method)
+            groups.setdefault(key, []).append(each)
+        return [tuple(group) for group in groups.values()]
+
+    async def _answer(
+        self,
+        seen: ModelInput,
+        questions: tuple[Question, ...],
+        progress: Listener | None,
+        *,
+        patient: bool,
+    ) -> Outcome[Answer]:
+        """Answer questions of one pass, or one of many passes."""
         if patient:
-            return await self._idlest().answer(seen.tensor, question, progress, patient=True)
+            idlest = self._idlest()
+            return await idlest.answer(seen.tensor, *questions, progress=progress, patient=True)
         outcome, how = await self._recall.get(
-            _key(seen, question),
-            lambda report: self._idlest().answer(seen.tensor, question, report),
+            _key(seen, questions),
+            lambda report: self._idlest().answer(seen.tensor, *questions, progress=report),
             progress,
         )
         self._metrics.answers.labels(model=self.model.name, how=how).inc()
@@ -127,8 +173,13 @@ class Crew:
         return min(self.engines, key=lambda engine: (not engine.alive, engine.load))
 
 
-def _key(seen: ModelInput, question: Question) -> bytes:
-    """Equal for the same image and question."""
+def _naming(method: str, progress: Listener) -> Listener:
+    """Tells also which of several methods is at work."""
+    return lambda step: progress(replace(step, method=method))
+
+
+def _key(seen: ModelInput, questions: Sequence[Question]) -> bytes:
+    """Equal for the same image and questions."""
     digest = hashlib.blake2b(seen.digest, digest_size=16)
 
     def add(value: object) -> None:
@@ -138,11 +189,12 @@ def _key(seen: ModelInput, question: Question) -> bytes:
         else:
             digest.update(f"|{value!r}".encode())
 
-    for target in question.targets:
+    for target in questions[0].targets:
         add(type(target).__name__)
         for each in fields(target):
             add(getattr(target, each.name))
-    add([getattr(question, each.name) for each in fields(question) if each.name != "targets"])
+    for question in questions:
+        add([getattr(question, each.name) for each in fields(question) if each.name != "targets"])
     return digest.digest()
 
 

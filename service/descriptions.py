@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from cam import METHODS, Answer, ClassTarget, Explanation, SimilarityTarget, UnitTarget
 from cam.heatmap import Box, Region, hot_region
+from cam.methods import INPUT
 from cam.overlay import grayscale
 from service import schemas
 from service.facts import facts_of
@@ -58,6 +59,7 @@ def describe(
         target=target,
         method=explanation.method,
         layer=explanation.layer,
+        layer_reason=_layer_reason(explanation, model, parameters),
         region=_region(drawing.region),
         covers=_edges(facts.covers),
         heatmap=schemas.Heatmap(
@@ -72,6 +74,7 @@ def describe(
         concentration=facts.concentration,
         border=facts.border,
         correct=facts.correct,
+        agreement=facts.agreement,
         signed=explanation.signed or None,
         completeness=None
         if complete is None
@@ -80,6 +83,19 @@ def describe(
             *([_flat_warning(drawing, explanation)] if flat and explanation.reached else []),
             *explanation.warnings,
         ],
+    )
+
+
+def _layer_reason(
+    explanation: Explanation, model: ServedModel, parameters: Parameters
+) -> str | None:
+    """Why `auto` is another layer than that of most methods."""
+    method, layer = explanation.method, explanation.layer
+    if parameters.layer != "auto" or layer in (INPUT, model.default_layer):
+        return None
+    return (
+        f"{layer!r} is what {method} takes by default in model {model.name!r}; other methods take "
+        f"{model.default_layer!r}, so name a layer to compare {method} with them"
     )
 
 

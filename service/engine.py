@@ -28,6 +28,7 @@ from cam import (
     factorise,
     observe,
 )
+from cam.explanation import join
 from cam.fast import FastPath
 from cam.fidelity import Fidelity
 from cam.methods.subject import Progress
@@ -42,6 +43,9 @@ from service.warming import warm_fast_path
 PATIENT_GROUP = 4
 """Of images that nobody waits for, so many at a time: on a CPU as fast as more, and soon done."""
 
+NOTHING = Question((), "gradcam", ())
+"""Asks for no map, so for the prediction alone."""
+
 Looked = list[Observation] | list[Concept] | Tensor
 Worked = Answer | Progress | Looked
 Steps = Generator[Progress, None, Answer | CamError | Looked]
@@ -52,7 +56,8 @@ Value = TypeVar("Value", bound=Looked)
 @dataclass(frozen=True, eq=False)
 class _Item:
     tensor: Tensor
-    question: Question
+    questions: tuple[Question, ...]
+    """At least one, all with the same targets."""
     steps: Steps | None = None
     """Work of its own, one step of which is the item's turn."""
     patient: bool = False
@@ -89,13 +94,17 @@ class Engine:
             # and a prediction for none.
             key=lambda item: (
                 item.tensor.shape,
-                len(item.question.targets),
+                len(item.questions),
+                len(item.questions[0].targets),
                 item.steps,
                 # Whether a target depends on a layer is told for the batch.
-                item.question.looks_at,
+                item.questions[0].looks_at,
                 self._is_fast(item),
             ),
-            lane=lambda item: (item.steps is not None, len(item.question.targets) > 1),
+            lane=lambda item: (
+                item.steps is not None,
+                len(item.questions) * len(item.questions[0].targets) > 1,
+            ),
             patient=lambda item: item.patient,
             max_batch=model.max_batch,
             max_queue=max_queue,
@@ -145,10 +154,10 @@ class Engine:
         image = torch.zeros(3, size.height, size.width)
         question = Question((ClassTarget(),), "gradcam", (self.model.default_layer,))
         for count in {1, self._fullest}:
-            for future in [self._batcher.submit(_Item(image, question)) for _ in range(count)]:
+            for future in [self._batcher.submit(_Item(image, (question,))) for _ in range(count)]:
                 await future
         if self.model.fast:
-            await self._submit(_Item(image, Question((), "gradcam", ()), self._settle_fast()))
+            await self._submit(_Item(image, (NOTHING,), self._settle_fast()))
 
     def _settle_fast(self) -> Steps:
         self.fidelities = warm_fast_path(self.model)
@@ -164,21 +173,22 @@ class Engine:
         return (
             self._fast is not None
             and item.steps is None
-            and self.is_fast(item.question.method)
-            and self._fast.takes(item.question)
+            and all(self.is_fast(each.method) for each in item.questions)
+            and all(map(self._fast.takes, item.questions))
         )
 
     async def answer(
         self,
         tensor: Tensor,
-        question: Question,
+        *questions: Question,
         progress: Listener | None = None,
-        *,
         patient: bool = False,
     ) -> Outcome[Answer]:
         """Answer a question about one image, float32 (3, H, W), telling `progress` how far it is.
 
         Args:
+            questions: one; or several of one pass with the same targets, which share the forward
+                pass and whose explanations follow each other in the answer.
             patient: it gives way to all that are not.
 
         Raises:
@@ -188,10 +198,11 @@ class Engine:
         def in_steps() -> Steps:
             model, image = self.model, tensor.to(self.model.device, self.model.dtype)
             chunk, reading = model.max_batch, model.reading
-            steps = explain_in_steps(model.module, image, question, chunk=chunk, reading=reading)
+            steps = explain_in_steps(model.module, image, only, chunk=chunk, reading=reading)
             return (yield from steps)
 
-        item = _Item(tensor, question, in_steps() if question.in_steps else None, patient)
+        only = questions[0]
+        item = _Item(tensor, questions, in_steps() if only.in_steps else None, patient)
         queued, ran, admitted = 0.0, 0.0, False
         while True:
             # Between two steps others have their turn, and a caller who has gone ends the work.
@@ -230,7 +241,7 @@ class Engine:
             model, image = self.model, tensor[None].to(self.model.device, self.model.dtype)
             return work(model.module, image, reading=model.reading)
 
-        outcome = await self._submit(_Item(tensor, Question((), "gradcam", ()), look()))
+        outcome = await self._submit(_Item(tensor, (NOTHING,), look()))
         value = cast(Value, outcome.value)
         return Outcome(value, outcome.queued_seconds, outcome.run_seconds, outcome.batch_size)
 
@@ -290,11 +301,14 @@ class Engine:
 
     def _explained(self, items: list[_Item]) -> list[Worked | CamError]:
         model, images = self.model, torch.stack([item.tensor for item in items])
-        questions = [item.question for item in items]
+        rounds = len(items[0].questions)
+        questions = [item.questions[turn] for turn in range(rounds) for item in items]
         if self._fast and self._is_fast(items[0]):
-            return [*self._fast.explain(images.to(model.device), questions)]
-        images = images.to(model.device, model.dtype)
-        if model.channels_last:
-            images = images.contiguous(memory_format=torch.channels_last)
-        head, reading = model.head, model.reading
-        return [*explain_batch(model.module, images, questions, head=head, reading=reading)]
+            answers = self._fast.explain(images.to(model.device), questions)
+        else:
+            images = images.to(model.device, model.dtype)
+            if model.channels_last:
+                images = images.contiguous(memory_format=torch.channels_last)
+            head, reading = model.head, model.reading
+            answers = explain_batch(model.module, images, questions, head=head, reading=reading)
+        return [join(answers[turn :: len(items)]) for turn in range(len(items))]

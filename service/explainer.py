@@ -16,7 +16,7 @@ from service import schemas
 from service.case import Case
 from service.crew import Crew
 from service.descriptions import caption_of, describe, describe_target, predict
-from service.engine import Listener
+from service.engine import NOTHING, Listener
 from service.errors import NotAcceptable, Problem
 from service.guard.lanes import Lanes
 from service.images import decode, measure
@@ -24,14 +24,11 @@ from service.metrics import Metrics
 from service.parameters import ActivationParameters, Parameters, PredictParameters, points_at_photo
 from service.placement import picture_of
 from service.preprocessing import Fit, ModelInput
-from service.questions import layers_of, placed, question_of, target_of
+from service.questions import layers_of, placed, questions_of, target_of
 from service.registry import ServedModel
 from service.rendering import Drawing, draw, encode, encode_values
 from service.requests import Instance, P
 from service.timings import Timings
-
-NOTHING = Question((), "gradcam", ())
-"""Asks for no map, so for the prediction alone."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -104,12 +101,13 @@ class Explainer:
             Problem: of this instance alone.
         """
         try:
-            question = question_of(case.crew.model, case.instance.parameters)
+            questions = questions_of(case.crew.model, case.instance.parameters)
             photo, seen = await self._seen(case)
-            question = await self._placed(case, question, photo, seen)
+            first = await self._placed(case, questions[0], photo, seen)
         except Problem as problem:
             raise case.instance.blame(problem) from None
-        outcome = await case.crew.answer(seen, question, progress, patient=self._patient)
+        questions = tuple(replace(each, targets=first.targets) for each in questions)
+        outcome = await case.crew.answer(seen, *questions, progress=progress, patient=self._patient)
         case.timings.note_outcome(outcome)
         return Explained(photo, seen, outcome.value)
 

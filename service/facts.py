@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
+from statistics import fmean
 
-from cam import Answer, ClassTarget
+from cam import Answer, ClassTarget, spearman
 from cam.heatmap import Box, border, concentration
 from service.parameters import Parameters
 from service.preprocessing import ModelInput
@@ -23,6 +25,12 @@ class Facts:
     covers: Box
     """Where the drawn map lies on the photo."""
     correct: bool | None
+    agreement: dict[str, float] | None
+
+    @property
+    def agreement_mean(self) -> float | None:
+        """Over the other methods."""
+        return fmean(self.agreement.values()) if self.agreement else None
 
 
 def facts_of(
@@ -40,6 +48,7 @@ def facts_of(
         border=None if flat else border(values),
         covers=Box(0, 0, width, height) if whole else seen.box,
         correct=_correct(answer, number, parameters),
+        agreement=_agreement(answer, number),
     )
 
 
@@ -52,10 +61,25 @@ def _correct(answer: Answer, number: int, parameters: Parameters) -> bool | None
     target, best = answer.explanations[number].target, predicted(answer)
     if best is None or not isinstance(target, ClassTarget):
         return None
-    sent = asked_of(parameters)
-    # Maps are in the order of the targets, layers fastest.
-    mine = sent[number * len(sent) // len(answer.explanations)]
+    mine = asked_of(parameters)[answer.explanations[number].turn]
     return target.index == best if _names_a_class(mine) else None
+
+
+def _agreement(answer: Answer, number: int) -> dict[str, float] | None:
+    """Method → Spearman's correlation with its map of the same target at the same layer; where one
+    of the two has a single map of the target, whatever layer that is of. Of maps that are the same
+    everywhere there is none."""
+    mine = answer.explanations[number]
+    same_target = [each for each in answer.explanations if each.turn == mine.turn]
+    maps = Counter(each.method for each in same_target)
+    found = {}
+    for other in same_target:
+        single = maps[mine.method] == 1 and maps[other.method] == 1
+        if other.method != mine.method and (single or other.layer == mine.layer):
+            agreement = spearman(mine.map, other.map)
+            if agreement is not None:
+                found[other.method] = agreement
+    return found or None
 
 
 def _names_a_class(target: OneTarget | None) -> bool:

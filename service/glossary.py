@@ -31,6 +31,10 @@ TERMS: Final = {
     ),
     "method": "The method that made the map.",
     "layer": "The target layer, or `input` of methods that need none.",
+    "layer_reason": (
+        "Why `auto` means this layer, where the method takes another one by default than most "
+        "methods do; absent otherwise."
+    ),
     "peak": (
         "The hottest pixel, counted from the top left one, (0, 0), in pixels of the picture that "
         "`size` asks for; absent where nothing is hot."
@@ -47,6 +51,12 @@ TERMS: Final = {
         "The share of the heat within a tenth of the height and of the width from the edges of "
         "what the model saw, on the layer's grid: 0.36 where the map is the same everywhere; "
         "absent of a flat map."
+    ),
+    "agreement": (
+        "Of several methods: for each other one how alike its map of the same target at the same "
+        "layer is, as Spearman's rank correlation over the layer's positions, −1 … 1, the column "
+        "the mean over the other methods; 1 where both order all positions alike, 0 where they "
+        "have nothing in common. Of two layers' grids the coarser one counts; absent of a flat map."
     ),
     "hot": (
         "The rectangle, in pixels of the map, around the connected pixels at or above `threshold` "

@@ -28,9 +28,12 @@ MAX_MATCHED = 16
 
 
 LayerParameter = Name | Annotated[list[Name], Field(min_length=1, max_length=MAX_MAPS)]
-MethodParameter = Annotated[
+MethodName = Annotated[
     str, Field(min_length=1, max_length=40, json_schema_extra={"enum": list(METHODS)})
 ]
+MethodParameter = (
+    MethodName | Annotated[list[MethodName], Field(min_length=1, max_length=len(METHODS))]
+)
 ColormapParameter = Annotated[str, Field(json_schema_extra={"enum": list(COLORMAPS)})]
 
 
@@ -83,7 +86,11 @@ class Parameters(PredictParameters):
         ),
     )
     method: MethodParameter = Field(
-        "gradcam", description="The method of class activation mapping."
+        "gradcam",
+        description=(
+            "The method of class activation mapping, or several for a map each, whose `agreement` "
+            "is told: all at the model's default layer, unless `layer` says otherwise."
+        ),
     )
     layer: LayerParameter = Field(
         "auto",
@@ -174,18 +181,24 @@ class Parameters(PredictParameters):
         targets = len(dict.fromkeys(self.target)) if isinstance(self.target, list) else 1
         named = self.layer if isinstance(self.layer, list) else [self.layer]
         layers = sum(MAX_MATCHED if is_pattern(name) else 1 for name in dict.fromkeys(named))
-        return targets * (1 if self.one_of_all_layers else layers)
+        return targets * self.maps_at(layers)
 
     @property
-    def one_of_all_layers(self) -> bool:
-        """Whether a target has one map, however many layers there are."""
-        known = METHODS.get(self.method)
-        return self.fuse != "none" or (known is not None and (known.at == "input" or known.levels))
+    def methods(self) -> list[str]:
+        """Each once."""
+        return list(dict.fromkeys([self.method] if isinstance(self.method, str) else self.method))
+
+    def maps_at(self, layers: int) -> int:
+        """How many maps a target has at so many layers: those of all methods, some of which make
+        one map however many layers there are."""
+        known = [METHODS[name] for name in self.methods if name in METHODS]
+        one = [self.fuse != "none" or each.at == "input" or each.levels for each in known]
+        return sum(1 if each else layers for each in one)
 
     @property
     def costly(self) -> bool:
-        known = METHODS.get(self.method)
-        many = known is not None and known.steps is not None
+        known = [METHODS[name] for name in self.methods if name in METHODS]
+        many = any(each.steps is not None for each in known)
         return many or self.smooth in ("augment", "both") or self.maps > FEW_MAPS
 
     _object_in_text = field_validator("target", mode="before")(object_in_text)
@@ -193,9 +206,10 @@ class Parameters(PredictParameters):
 
     @field_validator("method")
     @classmethod
-    def _method_exists(cls, method: str) -> str:
-        if method not in METHODS:
-            raise PydanticCustomError("unknown_method", no_method(method))
+    def _method_exists(cls, method: str | list[str]) -> str | list[str]:
+        for name in [method] if isinstance(method, str) else method:
+            if name not in METHODS:
+                raise PydanticCustomError("unknown_method", no_method(name))
         return method
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 import difflib
 import fnmatch
 from dataclasses import dataclass, replace
+from itertools import chain
 
 from PIL import Image
 
@@ -36,14 +37,37 @@ MAX_OBSERVED = 64
 """Layers of one :activations request."""
 
 
-def question_of(model: ServedModel, parameters: Parameters) -> Question:
-    """What the parameters ask of the model; targets that point at the photo are left to `placed`.
+def questions_of(model: ServedModel, parameters: Parameters) -> tuple[Question, ...]:
+    """What the parameters ask of the model, a question for each method; targets that point at the
+    photo are left to `placed`.
 
     Raises:
         UnknownMethod, UnsuitedMethod, UnknownLayer, UnknownLabel, AmbiguousLabel,
         ClassOutOfRange, InvalidTarget, InvalidParameter
     """
-    method = parameters.method
+    targets = tuple(target_of(model, target) for target in asked_of(parameters))
+    if model.kind == "detections" and parameters.target is None:
+        ranks = range(min(parameters.boxes, MAX_MAPS))
+        targets = tuple(ClassTarget(rank=rank) for rank in ranks)
+    questions = [_question(model, parameters, method, targets) for method in parameters.methods]
+    layers = max(len(each.layers) for each in questions)
+    maps = len(targets) * parameters.maps_at(layers)
+    if maps > MAX_MAPS:
+        several = f" by {len(questions)} methods" if len(questions) > 1 else ""
+        raise InvalidParameter(
+            f"{len(targets)} targets at {layers} layers{several} have {maps} maps; at most "
+            f"{MAX_MAPS} of an image are allowed"
+        )
+    return tuple(questions)
+
+
+def _question(
+    model: ServedModel, parameters: Parameters, method: str, targets: tuple[Target, ...]
+) -> Question:
+    """
+    Raises:
+        UnknownMethod, UnsuitedMethod, UnknownLayer, InvalidParameter
+    """
     if method not in METHODS:
         raise UnknownMethod(no_method(method))
     automatic = parameters.layer == "auto"
@@ -52,18 +76,10 @@ def question_of(model: ServedModel, parameters: Parameters) -> Question:
         raise UnsuitedMethod(
             f"model {model.name!r} cannot do {method}: {model.unsuited[method]}; it can do {able}"
         )
-    targets = tuple(target_of(model, target) for target in asked_of(parameters))
-    if model.kind == "detections" and parameters.target is None:
-        ranks = range(min(parameters.boxes, MAX_MAPS))
-        targets = tuple(ClassTarget(rank=rank) for rank in ranks)
     named = parameters.layer if isinstance(parameters.layer, list) else [parameters.layer]
-    layers = tuple(dict.fromkeys(layer for name in named for layer in _layers(model, name, method)))
-    maps = len(targets) * (1 if parameters.one_of_all_layers else len(layers))
-    if maps > MAX_MAPS:
-        raise InvalidParameter(
-            f"{len(targets)} targets at {len(layers)} layers have {maps} maps; at most {MAX_MAPS} "
-            "of an image are allowed"
-        )
+    alone = len(parameters.methods) == 1
+    found = [_layers(model, name, method, alone=alone) for name in named]
+    layers = tuple(dict.fromkeys(chain(*found)))
     question = Question(
         targets,
         method,
@@ -202,9 +218,15 @@ def _class(model: ServedModel, target: int | str | NamedClass | None) -> int | N
     return index
 
 
-def _layers(model: ServedModel, name: str, method: str) -> tuple[str, ...]:
-    if name == "auto":
+def _layers(model: ServedModel, name: str, method: str, *, alone: bool) -> tuple[str, ...]:
+    """
+    Args:
+        alone: there is no other method. Several are compared, so they share a layer.
+    """
+    if name == "auto" and (alone or METHODS[method].levels):
         return model.layers_of(method)
+    if name == "auto":
+        return (model.default_layer,)
     if is_pattern(name):
         return _matched(model, name)
     layer = _known(model, name)

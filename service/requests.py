@@ -199,9 +199,13 @@ def read_parameters(schema: type[P], sent: ImmutableMultiDict[str, Any], where: 
     for name in sent:
         several = sent.getlist(name)
         values[name] = several if len(several) > 1 else several[0]
-    if isinstance(values.get("method"), str):
+    if "method" in values:
         # In a query a bare plus is a space: nobody shall fail at ?method=gradcam++.
-        values["method"] = values["method"].replace(" ", "+")
+        methods = [
+            each.replace(" ", "+") if isinstance(each, str) else each
+            for each in sent.getlist("method")
+        ]
+        values["method"] = methods if len(methods) > 1 else methods[0]
     try:
         return schema.model_validate(values)
     except ValidationError as error:

@@ -214,7 +214,10 @@ def make_router(*, reception: Reception, explainer: Explainer) -> APIRouter:
                 elif isinstance(result, Progress):
                     step = schemas.Step(done=result.done, total=result.total)
                     line = schemas.ProgressLine(
-                        instance=instance.index, id=instance.id, progress=step
+                        instance=instance.index,
+                        id=instance.id,
+                        progress=step,
+                        method=result.method,
                     )
                     yield dump(line) + b"\n"
                 else:
@@ -238,7 +241,7 @@ def _limit_maps(instances: list[Instance[Parameters]]) -> None:
     if asked > MAX_MAPS:
         raise InvalidParameter(
             f"the request asks for {asked} maps; at most {MAX_MAPS} are allowed: fewer images, "
-            "targets or layers"
+            "methods, targets or layers"
         )
 
 

@@ -99,6 +99,7 @@ class Explanation(Open):
     target: ExplainedTarget
     method: str = Field(description=TERMS["method"])
     layer: str = Field(description=TERMS["layer"])
+    layer_reason: str | None = Field(None, description=TERMS["layer_reason"])
     region: Region = Field(description=TERMS["region"])
     covers: Box | None = Field(None, description=TERMS["covers"])
     heatmap: Heatmap
@@ -112,6 +113,7 @@ class Explanation(Open):
     concentration: float | None = Field(None, description=TERMS["concentration"])
     border: float | None = Field(None, description=TERMS["border"])
     correct: bool | None = Field(None, description=TERMS["correct"])
+    agreement: dict[str, float] | None = Field(None, description=TERMS["agreement"])
     signed: Literal[True] | None = None
     completeness: Completeness | None = Field(
         None, description="Of methods that promise it: integratedgradients, fullgrad."
@@ -169,8 +171,8 @@ class PredictResponse(Open):
 
 
 class ExplainResponse(Open):
-    """Both lists are in the order of the instances; an instance with several targets or layers
-    has an explanation for each, targets first."""
+    """Both lists are in the order of the instances; an instance with several methods, targets or
+    layers has an explanation for each: by method, then by target, then by layer."""
 
     predictions: list[Prediction | FailedInstance]
     explanations: list[Explanation | FailedInstance]
@@ -229,6 +231,9 @@ class ProgressLine(Open):
     instance: int
     id: str | None = None
     progress: Step
+    method: str | None = Field(
+        None, description="Which method is at work, where the request names several."
+    )
 
 
 def dump(model: BaseModel) -> bytes:

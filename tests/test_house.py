@@ -151,8 +151,3 @@ def test_torch_stays_behind_the_engine() -> None:
         if name.startswith("service.") and any(m.split(".")[0] == "torch" for m in imported)
     }
     assert users == {f"service.{name}" for name in behind}
-
-
-@pytest.mark.parametrize("file", FILES, ids=module_name)
-def test_a_file_is_one_noun(file: Path) -> None:
-    assert len(file.read_text().splitlines()) <= 300

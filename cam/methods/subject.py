@@ -28,6 +28,8 @@ class Progress:
 
     done: int
     total: int
+    method: str | None = None
+    """The method's name, where an image is explained by several."""
 
 
 @dataclass(frozen=True)

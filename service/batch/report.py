@@ -142,6 +142,7 @@ def _shown(
     least = {number: rank for rank, number in enumerate(census.least)}
     most = {number: rank for rank, number in enumerate(census.most)}
     beside = {number: rank for rank, number in enumerate(census.beside)}
+    disputed = {number: rank for rank, number in enumerate(census.disputed)}
 
     def describe(chosen: Chosen) -> dict[str, Any]:
         shown = show(chosen.row.picture, output, page)
@@ -156,9 +157,10 @@ def _shown(
             "least": least.get(chosen.number),
             "most": most.get(chosen.number),
             "beside": beside.get(chosen.number),
+            "disputed": disputed.get(chosen.number),
         }
 
-    ends = {*least, *most, *beside}
+    ends = {*least, *most, *beside, *disputed}
 
     def choose() -> Iterator[Chosen]:
         for number, row in enumerate(read_rows(manifest, maps=True)):
@@ -186,6 +188,7 @@ def _facts(row: Row, positions: dict[ClassKey, int]) -> dict[str, Any]:
         "mass": _number(row.mass),
         "concentration": _number(row.concentration),
         "border": _number(row.border),
+        "agreement": _number(row.agreement_mean),
         "size": None if row.width is None or row.height is None else [row.width, row.height],
         "warning": row.warning,
     }

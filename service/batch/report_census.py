@@ -114,6 +114,8 @@ class Census:
     """How many pairs of classes there are in all."""
     beside: list[int] = field(default_factory=list)
     """Row numbers of wrong predictions, the one with the most heat at the border first."""
+    disputed: list[int] = field(default_factory=list)
+    """Row numbers of the maps with which those of the other methods agree least, least first."""
 
 
 def class_of(row: Row) -> ClassKey:
@@ -133,6 +135,7 @@ def take_census(rows: Iterable[Row]) -> Census:
     least: list[tuple[float, int]] = []
     most: list[tuple[float, int]] = []
     beside: list[tuple[float, int]] = []
+    disputed: list[tuple[float, int]] = []
     confused: Counter[tuple[ClassKey, ClassKey]] = Counter()
     for number, row in enumerate(rows):
         # Each image has one row of number 0, so nobody need remember all ids.
@@ -146,6 +149,8 @@ def take_census(rows: Iterable[Row]) -> Census:
         if row.concentration is not None and math.isfinite(row.concentration):
             _offer(least, -row.concentration, number)
             _offer(most, row.concentration, number)
+        if row.agreement_mean is not None and math.isfinite(row.agreement_mean):
+            _offer(disputed, -row.agreement_mean, number)
         if row.correct is not None:
             census.named += 1
             census.correct += row.correct
@@ -161,6 +166,7 @@ def take_census(rows: Iterable[Row]) -> Census:
     census.confusions = [(*pair, count) for pair, count in pairs[:CONFUSIONS]]
     census.confusion_kinds = len(pairs)
     census.beside = [-number for _, number in sorted(beside, reverse=True)]
+    census.disputed = [-number for _, number in sorted(disputed, reverse=True)]
     # Of few maps none is at both ends.
     half = census.maps // 2
     census.least = [-number for _, number in sorted(least, reverse=True)][:half]

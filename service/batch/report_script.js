@@ -18,7 +18,11 @@ const AT_ONCE = 60;
 const count = (number) => number.toLocaleString("en");
 const decimal = (value, digits = 2) => (value === null ? "–" : value.toFixed(digits));
 const nameOf = (row) => classes[row.class].name;
-const titleOf = (row) => (row.number ? `${row.id} (map ${row.number + 1})` : row.id);
+const compared = new Set(rows.map((row) => row.method)).size > 1;
+const titleOf = (row) => {
+  const told = [compared && row.method, row.number && `map ${row.number + 1}`].filter(Boolean);
+  return told.length ? `${row.id} (${told.join(", ")})` : row.id;
+};
 
 function element(tag, className, ...children) {
   const made = document.createElement(tag);
@@ -87,6 +91,7 @@ function tell(index) {
     ["As named", row.correct === null ? null : row.correct ? "yes" : "no", "correct"],
     ["Concentration", three(row.concentration), "concentration"],
     ["At the border", three(row.border), "border"],
+    ["Agreement", three(row.agreement), "agreement"],
     ["Mean heat", three(row.mass), "mass"],
     ["Score", row.score === null ? null : String(+row.score.toPrecision(4)), "target_score"],
     ["Hottest at", row.peak && `x ${count(row.peak[0])}, y ${count(row.peak[1])}`, "peak"],
@@ -133,11 +138,16 @@ for (const end of ["most", "least"]) {
 const beside = rows.filter((row) => row.beside !== null).sort((a, b) => a.beside - b.beside);
 $("beside")?.append(...beside.map((row) => card(row, beside, "border")));
 
+const disputed = rows.filter((row) => row.disputed !== null)
+  .sort((a, b) => a.disputed - b.disputed);
+$("disputed")?.append(...disputed.map((row) => card(row, disputed, "agreement")));
+
 /* All maps, as they are filtered and sorted; made as they come into view. */
 let shown = [], made = 0;
 
 function extend() {
-  const value = $("sort").value.endsWith("concentration") ? "concentration" : "probability";
+  const by = $("sort").value.replace("-", "");
+  const value = ["concentration", "agreement"].includes(by) ? by : "probability";
   const next = shown.slice(made, made + AT_ONCE);
   $("gallery").append(...next.map((row) => card(row, shown, value)));
   made += next.length;

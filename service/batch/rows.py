@@ -49,6 +49,7 @@ SCHEMA: Final = pa.schema(
         _column("mass", pa.float32()),
         _column("concentration", pa.float32()),
         _column("border", pa.float32()),
+        _column("agreement_mean", pa.float32()),
         _column("width", pa.int32()),
         _column("height", pa.int32()),
         _column("covers_left", pa.float32()),
@@ -96,6 +97,7 @@ class Row:
     mass: float | None = None
     concentration: float | None = None
     border: float | None = None
+    agreement_mean: float | None = None
     width: int | None = None
     height: int | None = None
     covers_left: float | None = None
@@ -161,6 +163,7 @@ def row_of(
         mass=facts.mass,
         concentration=facts.concentration,
         border=facts.border,
+        agreement_mean=facts.agreement_mean,
         width=width,
         height=height,
         covers_left=covers.left,

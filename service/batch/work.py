@@ -16,7 +16,7 @@ from service.case import Case
 from service.errors import ConfigError, InsufficientStorage, Problem, Unavailable
 from service.explainer import Explained, Explainer
 from service.parameters import Parameters
-from service.questions import question_of
+from service.questions import questions_of
 from service.rendering import EXTENSIONS, encode
 from service.requests import Instance
 from service.timings import Timings
@@ -53,12 +53,12 @@ def check(workshop: Workshop, order: Order, targets: Collection[str | None]) -> 
     parameters = order.parameters()
     if None not in targets:
         parameters = parameters.model_copy(update={"target": None})
-    question_of(model, parameters)
+    questions_of(model, parameters)
     wrong = []
     counts = Counter(target for target in targets if target is not None)
     for target, images in counts.items():
         try:
-            question_of(model, order.parameters(target))
+            questions_of(model, order.parameters(target))
         except Problem as problem:
             wrong.append(f"{target[:80]!r} (of {images}): {problem.detail}")
     if wrong:

@@ -148,8 +148,8 @@ class AsyncClient:
     async def explain_each(
         self, photo: Photo, *, model: str | None = None, **parameters: Unpack[Options]
     ) -> list[Explanation]:
-        """As `explain`, a map for each of the targets and layers, targets first, from one forward
-        pass."""
+        """As `explain`, a map for each of the methods, targets and layers, in this order. Methods
+        of one pass share it; `agreement` says how alike the methods' maps are."""
         asked: Mapping[str, Any] = {"output": "overlay", **parameters}
         name = await self._named(model)
         call = await _about_photo("explain", name, photo, asked, calls.JSON)
@@ -183,8 +183,8 @@ class AsyncClient:
         **parameters: Unpack[Options],
     ) -> AsyncGenerator[tuple[P, Explanation | Failure]]:
         """Each photo with its explanation, as they become ready, in their order; of several
-        targets or layers one after the other. Where one fails, the error stands in its place, not
-        raised, and the others go on.
+        methods, targets or layers one after the other. Where one fails, the error stands in its
+        place, not raised, and the others go on.
 
         However many there are, at most `in_flight` requests are under way, and photos are read at
         most as many ahead. Without an `output` there is the map alone, and no overlay.

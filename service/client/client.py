@@ -146,8 +146,8 @@ class Client:
     def explain_each(
         self, photo: Photo, *, model: str | None = None, **parameters: Unpack[Options]
     ) -> list[Explanation]:
-        """As `explain`, a map for each of the targets and layers, targets first, from one forward
-        pass."""
+        """As `explain`, a map for each of the methods, targets and layers, in this order. Methods
+        of one pass share it; `agreement` says how alike the methods' maps are."""
         asked: Mapping[str, Any] = {"output": "overlay", **parameters}
         call = calls.about_photo("explain", self._named(model), photo, asked, calls.JSON)
         return answers.explanations(self._line.send(call))
@@ -178,8 +178,8 @@ class Client:
         **parameters: Unpack[Options],
     ) -> Generator[tuple[P, Explanation | Failure]]:
         """Each photo with its explanation, as they become ready, in their order; of several
-        targets or layers one after the other. Where one fails, the error stands in its place, not
-        raised, and the others go on.
+        methods, targets or layers one after the other. Where one fails, the error stands in its
+        place, not raised, and the others go on.
 
         However many there are, at most `in_flight` requests are under way, and photos are read at
         most as many ahead. Without an `output` there is the map alone, and no overlay.

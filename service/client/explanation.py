@@ -86,6 +86,11 @@ class Explanation:
         return self.document.hot
 
     @property
+    def agreement(self) -> dict[str, float]:
+        """Of several methods: for each other one how alike its map is, −1 … 1; else empty."""
+        return self.document.agreement or {}
+
+    @property
     def warnings(self) -> list[str]:
         """What to know before believing the map."""
         return self.document.warnings

@@ -54,7 +54,7 @@ class PredictOptions(TypedDict, total=False):
 class Options(PredictOptions, total=False):
     """Parameters of `explain`, `overlay`, `explain_many` and `submit`."""
 
-    method: str
+    method: str | Sequence[str]
     layer: str | Sequence[str]
     target: Target | Sequence[Target]
     budget: int

@@ -9,6 +9,7 @@ import json
 import unicodedata
 import zipfile
 from collections.abc import Iterator
+from statistics import fmean
 from typing import Any, Final
 
 import numpy as np
@@ -144,6 +145,7 @@ def _row(item: str, number: int, each: dict[str, Any], best: dict[str, Any]) -> 
     target, heatmap, overlay = each["target"], each["heatmap"], each.get("overlay")
     peak, covers = each.get("peak") or {}, each.get("covers") or {}
     height, width = heatmap["shape"]
+    agreement = [*(each.get("agreement") or {}).values()]
     return Row(
         id=item,
         number=number,
@@ -163,6 +165,7 @@ def _row(item: str, number: int, each: dict[str, Any], best: dict[str, Any]) -> 
         mass=each.get("mass"),
         concentration=each.get("concentration"),
         border=each.get("border"),
+        agreement_mean=fmean(agreement) if agreement else None,
         width=width,
         height=height,
         covers_left=covers.get("left"),

@@ -29,7 +29,7 @@ from service.jobs.records import Job, NewJob, parameters_json
 from service.jobs.register import Register
 from service.parameters import Parameters
 from service.pool import Pool
-from service.questions import question_of
+from service.questions import questions_of
 from service.requests import read_parameters
 from service.settings import Settings
 from service.targets import MAX_MAPS
@@ -161,7 +161,7 @@ class Intake:
             )
         served = self._fleet.crew(model).model
         try:
-            question_of(served, parameters)  # a label that no class has is told now, and once
+            questions_of(served, parameters)  # a label that no class has is told now, and once
         except Problem as problem:
             where = origins.get(problem.parameter or "")
             raise (problem.at(f"{where}/{problem.parameter}") if where else problem) from None

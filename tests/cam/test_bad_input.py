@@ -164,7 +164,7 @@ def test_a_model_without_numbers_is_named() -> None:
         ({"budget": "many"}, InvalidOption, "the budget is many"),
         ({"method": "grad-cam"}, UnknownMethod, "no method 'grad-cam'; the methods are gradcam"),
         ({"method": None}, UnknownMethod, "no method None"),
-        ({"method": ["gradcam"]}, UnknownMethod, "no method"),
+        ({"method": ["gradcam", "cam "]}, UnknownMethod, "no method 'cam '"),
         ({"layer": []}, UnknownLayer, "the list of layers is empty"),
         ({"layer": ["relu2", "relu2"]}, UnknownLayer, "'relu2' is named twice"),
         ({"layer": None}, UnknownLayer, "'None' is no layer's name and no list of names"),

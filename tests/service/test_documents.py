@@ -53,7 +53,10 @@ def test_the_cookbook(line: str, address: str, tmp_path: Path) -> None:
         found = [each["target"] for each in said["explanations"]]
         photos = line.count("image=@") + line.count('"id"') + line.count("--data-binary")
         targets = max(line.count("target=") // photos, 1)
-        assert len(found) == photos * targets
+        methods = max(line.count("method="), 1)
+        assert len(found) == photos * targets * methods
+        compared = [each.get("agreement", {}) for each in said["explanations"]]
+        assert {len(each) for each in compared} == {methods - 1}
         assert all("error" not in each for each in found)
     else:
         assert "predictions" in said or said["name"] == "efficientnet-lite0"

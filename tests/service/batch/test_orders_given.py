@@ -15,6 +15,7 @@ import psutil
 import pytest
 from PIL import Image
 
+from cam import spearman
 from service.batch import command
 from service.registry import load
 from tests.service.batch.batches import Shell, catalog, rows, small_photos
@@ -106,6 +107,33 @@ def test_parameters_and_several_targets(gradcam: Shell, models: str, tmp_path: P
             gray = np.asarray(picture)
         if not row["warning"]:
             assert (gray[row["peak_y"], row["peak_x"]], gray.max()) == (255, 255)
+
+
+def test_methods_are_compared(gradcam: Shell, models: str, tmp_path: Path) -> None:
+    photos = small_photos(tmp_path / "photos", 2)
+    output = tmp_path / "out"
+    line = (photos, "--output", output, "--models", models, "--set", "normalize=none")
+    methods = ("--method", "gradcam", "--method", "fem", "--method", "occlusion")
+    code, said = gradcam(*line, *methods, "--report", tmp_path / "report.html")
+    assert code == 0, said
+    found = rows(output)
+    assert [(row["id"], row["method"]) for row in found] == [
+        (f"00{turn}.png", name) for turn in range(2) for name in ("gradcam", "fem", "occlusion")
+    ]
+    assert {row["layer"] for row in found} == {"relu2", "input"}
+    for start in (0, 3):
+        some = found[start : start + 3]
+        maps = [
+            np.frombuffer(row["map"], "<f4").reshape(row["map_height"], row["map_width"])
+            for row in some
+        ]
+        for turn, row in enumerate(some):
+            others = [spearman(maps[turn], each) for at, each in enumerate(maps) if at != turn]
+            known = [each for each in others if each is not None]
+            expected = pytest.approx(sum(known) / len(known), abs=1e-6) if known else None
+            assert row["agreement_mean"] == expected
+    assert any(row["agreement_mean"] is not None for row in found)
+    assert "Where the methods disagree most" in (tmp_path / "report.html").read_text()
 
 
 def test_own_targets_of_a_table(gradcam: Shell, models: str, tmp_path: Path) -> None:

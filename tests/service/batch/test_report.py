@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import math
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -283,6 +284,18 @@ def test_the_former_page_stays_until_the_new_one_is_whole(
         write_report(manifest, tmp_path, tmp_path / "report.html", title="Photos")
     assert (tmp_path / "report.html").read_bytes() == before
     assert sorted(each.name for each in tmp_path.iterdir()) == ["manifest.parquet", "report.html"]
+
+
+def test_where_the_methods_disagree(tmp_path: Path) -> None:
+    told = {"a": 0.5, "b": -0.25, "c": None, "d": 1.0, "e": math.nan}
+    page = page_of(tmp_path, [map_row(name, agreement_mean=each) for name, each in told.items()])
+    assert {row["id"]: row["disputed"] for row in page.rows} == {
+        "a": 1, "b": 0, "c": None, "d": 2, "e": None
+    }
+    assert {row["id"]: row["agreement"] for row in page.rows} == {**told, "e": None}
+    assert "Where the methods disagree most" in page.words
+    page = page_of(tmp_path, [map_row("a")])
+    assert "disagree" not in page.words
 
 
 def test_what_was_named_and_what_was_predicted(tmp_path: Path) -> None:
