@@ -69,8 +69,6 @@ class Berth:
         """A sentence's end: model 'x' is …"""
         if self.leaving:
             return "being unloaded"
-        if self.failure:
-            return f"not there, for it could not be loaded: {self.failure}"
         return "still loading" if self.crew is None else "getting a new worker"
 
     async def load(self) -> None:

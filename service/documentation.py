@@ -69,6 +69,11 @@ _REASONS: Final = {
     431: ("The request's head is too large", "head-too-large", "101 headers"),
     500: ("The service failed", "internal-error", "the service failed; its log has the cause"),
     429: ("Too many requests are waiting", "queue-full", "256 items are waiting"),
+    424: (
+        "The model could not be loaded",
+        "model-failed",
+        "model 'x' could not be loaded: cannot import 'x'; DELETE it, and add it again",
+    ),
     503: ("The service is not ready", "unavailable", "still loading: efficientnet-lite0"),
     504: ("The answer took too long", "deadline-exceeded", "not ready after 30 s"),
     507: ("There is no room on the disk", "insufficient-storage", "the disk is full"),
@@ -126,7 +131,7 @@ def _body(request: type[BaseModel], parameters: type[BaseModel], example: Any) -
 
 _PROBLEM: Final = {"$ref": f"#/components/schemas/{ProblemDocument.__name__}"}
 _BYTES: Final = {"schema": {"type": "string", "format": "binary"}}
-_SERVING: Final = (400, 401, 403, 404, 406, 408, 413, 415, 422, 429, 431, 500, 503, 504)
+_SERVING: Final = (400, 401, 403, 404, 406, 408, 413, 415, 422, 424, 429, 431, 500, 503, 504)
 _INSTANCE: Final = {"image": {"b64": TINY_PNG}}
 
 PAGE: Final[dict[str, Any]] = {
@@ -166,19 +171,20 @@ MODELS: Final[dict[str, Any]] = {
 MODEL: Final[dict[str, Any]] = {
     "tags": ["models"],
     "summary": "One model: its input, classes, default layer and methods",
-    "responses": {**_ok(MODEL_EXAMPLE), **problems(401, 404, 503)},
+    "responses": {**_ok(MODEL_EXAMPLE), **problems(401, 404, 424, 503)},
 }
 LAYERS: Final[dict[str, Any]] = {
     "tags": ["models"],
     "summary": "The model's layers in execution order, and which can be explained",
-    "responses": {**_ok({"layers": [LAYER_EXAMPLE]}), **problems(401, 404, 503)},
+    "responses": {**_ok({"layers": [LAYER_EXAMPLE]}), **problems(401, 404, 424, 503)},
 }
 ADD_MODEL: Final[dict[str, Any]] = {
     "tags": ["models"],
     "summary": "Load one more model",
     "description": (
         "For keys of scope `admin`. It loads in the background; until then `GET` of its `Location` "
-        "answers 503. No file is named: weights are the source's own, or seeded random."
+        "answers 503, or 424 where it could not be loaded. No file is named: weights are the "
+        "source's own, or seeded random."
     ),
     "responses": {
         202: {

@@ -234,6 +234,13 @@ class Unexplainable(Problem):
     title = "The model gives no explanation for this image"
 
 
+class ModelFailed(Problem):
+    """No later try will fare better, so it is no 503."""
+
+    status = 424
+    title = "The model could not be loaded"
+
+
 class QueueFull(Problem):
     status = 429
     title = "Too many requests are waiting"

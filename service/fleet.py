@@ -11,7 +11,14 @@ from types import TracebackType
 from service.berth import Berth
 from service.catalog import ModelEntry
 from service.crew import Crew
-from service.errors import RETRY_AFTER_SECONDS, ConfigError, Conflict, Unavailable, UnknownModel
+from service.errors import (
+    RETRY_AFTER_SECONDS,
+    ConfigError,
+    Conflict,
+    ModelFailed,
+    Unavailable,
+    UnknownModel,
+)
 from service.metrics import Metrics
 from service.settings import Settings
 
@@ -114,12 +121,17 @@ class Fleet:
 
         Raises:
             UnknownModel: naming the models that there are.
+            ModelFailed: if it could not be loaded.
             Unavailable: while it loads, has no worker, leaves, or the service drains.
         """
         berth = self._berth_of(name)
         if self.draining:
             raise Unavailable(
                 "the service is shutting down; try again", retry_after=RETRY_AFTER_SECONDS
+            )
+        if berth.failure and not berth.leaving:
+            raise ModelFailed(
+                f"model {name!r} could not be loaded: {berth.failure}; DELETE it, and add it again"
             )
         if not berth.ready or not berth.crew:
             raise Unavailable(

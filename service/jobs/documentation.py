@@ -74,7 +74,7 @@ SUBMIT: Final[dict[str, Any]] = {
                 **_RETRY,
             },
         },
-        **problems(400, 401, 403, 404, 408, 413, 415, 422, 429, 431, 500, 503, 507),
+        **problems(400, 401, 403, 404, 408, 413, 415, 422, 424, 429, 431, 500, 503, 507),
     },
     "openapi_extra": {
         "parameters": [_MODEL, *parameter_schemas(Parameters), _IDEMPOTENCY],

@@ -13,6 +13,7 @@ from service.errors import (
     DeadlineExceeded,
     InternalError,
     InvalidParameter,
+    ModelFailed,
     OutOfMemory,
     Problem,
     QueueFull,
@@ -109,7 +110,7 @@ class Tries:
         """Those for whom it was leased; meanwhile they may have gone, or others have come."""
         try:
             crew = self._fleet.crew(item.model)
-        except (UnknownModel, Unavailable):
+        except (UnknownModel, ModelFailed, Unavailable):
             raise Withdrawn from None
         if crew.model.fingerprint != item.weights:
             raise Withdrawn

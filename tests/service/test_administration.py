@@ -268,7 +268,9 @@ def test_a_model_that_cannot_be_built_says_why_and_harms_nobody(
         while "still loading" in (said := client.get(MODEL)).text and time.monotonic() < deadline:
             time.sleep(0.01)
         for refused in (said, explain(client)):
-            check(refused, 503, "unavailable", "'new' is not there", "could not be loaded", why)
+            check(refused, 424, "model-failed", "'new' could not be loaded", why)
+            assert "Retry-After" not in refused.headers
+            assert "try again" not in refused.text
         assert client.get("/readyz").status_code == 200
         assert 'gradcam_model_ready{model="new"} 0.0' in client.get("/metrics").text
         other = client.post("/v1/models/fragile:predict", content=PHOTO, headers=PNG)

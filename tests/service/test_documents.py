@@ -5,16 +5,19 @@ from __future__ import annotations
 import json
 import re
 import subprocess
+import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from tests.service.live import ROOT, serving, until_ready
 
 LINES = re.findall(r"```sh\n(.*?)```", (ROOT / "docs" / "cookbook.md").read_text(), re.DOTALL)
+CLIENT = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "client.md").read_text(), re.DOTALL)
 TUTORIAL = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "library.md").read_text(), re.DOTALL)
 
 
@@ -37,6 +40,33 @@ def address() -> Iterator[str]:
     with serving() as (process, http):
         until_ready(process, http)
         yield str(http.base_url).rstrip("/")
+
+
+def test_the_client(
+    address: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    (tmp_path / "docs").symlink_to(ROOT / "docs")
+    monkeypatch.chdir(tmp_path)
+    space: dict[str, Any] = {}
+    for block in CLIENT:
+        exec(block.replace("http://127.0.0.1:8000", address), space)
+    with Image.open("overlay.png") as overlay, Image.open("docs/photos/chelsea.png") as photo:
+        assert overlay.size == photo.size
+    assert zipfile.is_zipfile("job.zip")
+    assert space["raw"].map.shape == (7, 7)
+    assert space["jpeg"].startswith(b"\xff\xd8")
+    assert [(each.method, each.target.label) for each in space["maps"]] == [
+        (method, label) for method in ("gradcam", "layercam") for label in ("tabby", "Egyptian cat")
+    ]
+    assert space["job"].state == "done"
+    said = capsys.readouterr().out
+    assert "chelsea.png Egyptian cat\n" in said
+    assert "422 urn:gradcam-service:unknown-label" in said
+    assert "there is no job 'never-submitted'" in said
+    assert "failed" not in said
 
 
 @pytest.mark.parametrize("line", [line for each in LINES for line in each.splitlines()])

@@ -290,7 +290,11 @@ def test_where_the_methods_disagree(tmp_path: Path) -> None:
     told = {"a": 0.5, "b": -0.25, "c": None, "d": 1.0, "e": math.nan}
     page = page_of(tmp_path, [map_row(name, agreement_mean=each) for name, each in told.items()])
     assert {row["id"]: row["disputed"] for row in page.rows} == {
-        "a": 1, "b": 0, "c": None, "d": 2, "e": None
+        "a": 1,
+        "b": 0,
+        "c": None,
+        "d": 2,
+        "e": None,
     }
     assert {row["id"]: row["agreement"] for row in page.rows} == {**told, "e": None}
     assert "Where the methods disagree most" in page.words
