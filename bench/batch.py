@@ -250,9 +250,9 @@ def engine(source: Path) -> float:
     """Seconds from the first photo to the last overlay, the model loaded."""
     from service.allocator import keep_memory
     from service.batch.inputs import open_inputs
+    from service.instances import Instance
     from service.many import explain_many
     from service.parameters import Parameters
-    from service.requests import Instance
     from service.settings import read_settings
     from service.timings import Timings
     from service.workshop import workshop

@@ -117,7 +117,7 @@ def main() -> None:
     parser.add_argument("--layer", default="auto")
     parser.add_argument("--write", type=Path, metavar="DOCUMENT")
     arguments = parser.parse_args()
-    settings = Settings(cache_bytes=0, deadline_seconds=3600)
+    settings = Settings(cache_bytes=0, deadline_seconds=3600, hang_seconds=3600)
     found = []
     with TestClient(create_app(settings)) as client:
         while client.get("/readyz").status_code != 200:
@@ -125,10 +125,10 @@ def main() -> None:
         able = [each["name"] for each in client.get(MODEL).json()["methods"] if each["available"]]
         for method in track(arguments.methods or able):
             found.append(measure(client, method, arguments.layer))
-    if arguments.write:
-        text = arguments.write.read_text()
-        told = f"{BEGIN}{written(found)}{END}"
-        arguments.write.write_text(re.sub(f"{BEGIN}.*?{END}", told, text, flags=re.DOTALL))
+            if arguments.write:  # it takes a while, and may be stopped
+                text = arguments.write.read_text()
+                told = f"{BEGIN}{written(found)}{END}"
+                arguments.write.write_text(re.sub(f"{BEGIN}.*?{END}", told, text, flags=re.DOTALL))
     table = Table("method", "layer", "mean", "minimum", "time")
     for each in found:
         mean, worst = f"{np.mean(each.shares):.3f}", f"{min(each.shares):.3f}"

@@ -6,8 +6,9 @@ import json
 import os
 import sys
 import threading
+from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -18,6 +19,9 @@ from service.guard.keys import new_key, read_keys
 from service.reach import listen
 from service.settings import Settings, read_settings
 from service.supervisor import supervise
+
+if TYPE_CHECKING:
+    from service.batch.command import Explain
 
 cli = typer.Typer(
     name="gradcam",
@@ -179,9 +183,23 @@ def batch(
         model=model,
         retry_failed=retry_failed,
         report=report,
-        ray=ray,
+        explain=None if ray is None else _on_ray(ray),
     )
     _end(code, former)
+
+
+def _on_ray(address: str) -> Explain:
+    """
+    Raises:
+        ConfigError: where Ray is not installed.
+    """
+    try:
+        from service.batch.cluster import explain_on_ray
+    except ModuleNotFoundError as error:
+        if error.name != "ray":
+            raise
+        raise ConfigError("--ray needs Ray: pip install 'gradcam-service[ray]'") from None
+    return partial(explain_on_ray, address=address)
 
 
 def _end(code: int, former: set[threading.Thread]) -> None:

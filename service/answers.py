@@ -12,10 +12,10 @@ from starlette.responses import JSONResponse, Response
 
 from service import __version__
 from service.errors import InternalError, NotAcceptable, Problem
+from service.instances import Instance
 from service.middleware import PROBLEM_JSON
 from service.parameters import PredictParameters
 from service.registry import ServedModel
-from service.requests import Instance
 from service.schemas import FailedInstance, ProblemDocument
 
 log = logging.getLogger(__name__)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import warnings
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
@@ -28,7 +27,7 @@ from service.answers import problem_response
 from service.catalog import EMBEDDED, ModelEntry
 from service.documentation import DESCRIPTION, SECURITY, SECURITY_SCHEMES, TAGS
 from service.errors import MalformedRequest, MethodNotAllowed, Problem, UnknownRoute
-from service.explainer import Explainer
+from service.explainer import make_explainer
 from service.fleet import Fleet
 from service.guard.access import Access
 from service.guard.admission import Admission
@@ -58,16 +57,6 @@ class ModelName(StringConvertor):
     """A model's name in a path: KServe's verbs follow it after a colon."""
 
     regex = "[^/:]+"
-
-
-def make_explainer(settings: Settings, metrics: Metrics, *, patient: bool = False) -> Explainer:
-    return Explainer(
-        max_pixels=settings.max_pixels,
-        pixel_budget=settings.pixel_budget // (2 if patient else 1),
-        threads=os.cpu_count() or 1,
-        metrics=metrics,
-        patient=patient,
-    )
 
 
 def create_app(settings: Settings, entries: Sequence[ModelEntry] = (EMBEDDED,)) -> FastAPI:

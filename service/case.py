@@ -8,8 +8,8 @@ from typing import Final, Generic
 from service.crew import Crew
 from service.errors import InvalidParameter
 from service.guard.lanes import Lane
+from service.instances import Instance, P_co
 from service.parameters import Parameters
-from service.requests import Instance, P_co
 from service.timings import Timings
 
 MOST_NUMBERS: Final = 100_000_000

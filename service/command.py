@@ -17,13 +17,14 @@ from service.case import Case
 from service.descriptions import caption_of, describe_target
 from service.errors import ConfigError, Problem
 from service.explainer import Explained, Explainer
+from service.instances import Instance
 from service.parameters import Parameters
 from service.photo_file import read_file
 from service.questions import questions_of
 from service.rendering import encode
-from service.requests import Instance, parameter_problem
 from service.settings import Settings
 from service.timings import Timings
+from service.validation import parameter_problem
 from service.workshop import workshop
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
@@ -20,6 +21,7 @@ from service.engine import NOTHING, Listener
 from service.errors import NotAcceptable, Problem
 from service.guard.lanes import Lanes
 from service.images import decode, measure
+from service.instances import Instance, P
 from service.metrics import Metrics
 from service.parameters import ActivationParameters, Parameters, PredictParameters, points_at_photo
 from service.placement import picture_of
@@ -27,7 +29,7 @@ from service.preprocessing import Fit, ModelInput
 from service.questions import layers_of, placed, questions_of, target_of
 from service.registry import ServedModel
 from service.rendering import Drawing, draw, encode, encode_values
-from service.requests import Instance, P
+from service.settings import Settings
 from service.timings import Timings
 
 
@@ -284,3 +286,13 @@ class Explainer:
         target = describe_target(explanation, model.labels, explained.seen)
         caption = caption_of(explanation, target, model)
         return drawing.picture(parameters.output or "overlay", parameters, caption)
+
+
+def make_explainer(settings: Settings, metrics: Metrics, *, patient: bool = False) -> Explainer:
+    return Explainer(
+        max_pixels=settings.max_pixels,
+        pixel_budget=settings.pixel_budget // (2 if patient else 1),
+        threads=os.cpu_count() or 1,
+        metrics=metrics,
+        patient=patient,
+    )

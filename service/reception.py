@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from time import monotonic
 from typing import Generic
 
 from starlette.requests import Request
 
 from service.crew import Crew
-from service.errors import MalformedRequest
+from service.errors import MalformedRequest, Problem
 from service.fleet import Fleet
 from service.guard.admission import Admission
-from service.guard.fetch import Fetcher
+from service.guard.fetch import Allowance, Fetcher
+from service.instances import Instance, P, Remote
 from service.patience import deadline
-from service.requests import Instance, P, read_instances
+from service.requests import read_instances
 from service.settings import Settings
 from service.timings import Timings
 
@@ -36,6 +38,26 @@ class Inquiry(Generic[P]):
     @property
     def seconds_left(self) -> float:
         return max(self.until - monotonic(), 0.0)
+
+
+async def fill(
+    instances: list[Instance[P]], fetcher: Fetcher, allowance: Allowance
+) -> list[Instance[P]]:
+    """The instances with the bytes of images that they only name; a problem where there are none
+    to be had."""
+
+    async def filled(instance: Instance[P]) -> Instance[P]:
+        if not isinstance(instance.image, Remote):
+            return instance
+        try:
+            image: bytes | Problem = await fetcher.fetch(instance.image.url, allowance)
+        except Problem as problem:
+            image = problem.at(instance.pointer)
+        return replace(instance, image=image)
+
+    if not any(isinstance(each.image, Remote) for each in instances):
+        return instances
+    return list(await asyncio.gather(*map(filled, instances)))
 
 
 class Reception:
@@ -68,7 +90,8 @@ class Reception:
             )
             costly = sum(instance.parameters.costly for instance in read)
             with self._admission.admit(model, len(read), costly=costly):
-                read = await self._fetcher.fetched(read)
+                allowance = Allowance(self._settings.max_body_bytes)
+                read = await fill(read, self._fetcher, allowance)
                 yield Inquiry(crew, read, timings, seconds, until)
 
     @contextmanager

@@ -3,27 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 from anyio import to_thread
 from pydantic import BaseModel, ValidationError
-from pydantic_core import ErrorDetails
 from python_multipart.multipart import parse_options_header
 from starlette.datastructures import ImmutableMultiDict, UploadFile
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 
 from service.errors import (
-    InvalidParameter,
     MalformedRequest,
     Problem,
     TooManyInstances,
-    UnknownMethod,
     UnknownParameter,
     UnsupportedMediaType,
     step,
 )
+from service.instances import Instance, P, Remote
 from service.parameters import (
     MAX_INSTANCES,
     ActivationParameters,
@@ -33,49 +30,18 @@ from service.parameters import (
     Parameters,
     PredictParameters,
     PredictRequest,
-    names_of,
 )
 from service.placement import decode_base64
-from service.targets import TargetObject
+from service.validation import OWN, parameter_problem, plain, read_parameters
 
-P = TypeVar("P", bound=PredictParameters)
-P_co = TypeVar("P_co", bound=PredictParameters, covariant=True)
 Body = PredictRequest | ExplainRequest | ActivationRequest
 REQUESTS: dict[type[PredictParameters], type[Body]] = {
     PredictParameters: PredictRequest,
     Parameters: ExplainRequest,
     ActivationParameters: ActivationRequest,
 }
-OWN = ("target", "method", "layer")
 MAX_MISTAKES = 1000
 ACCEPTED = "application/json, multipart/form-data or image/*"
-
-
-@dataclass(frozen=True)
-class Remote:
-    """An image that is only named."""
-
-    url: str
-
-
-@dataclass(frozen=True)
-class Instance(Generic[P_co]):
-    """One image and all that is asked of it."""
-
-    index: int
-    id: str | None
-    image: bytes | Problem | Remote
-    """The bytes as sent; a problem where they could not be had; where they are to be had."""
-    pointer: str
-    """Where in the request the image is."""
-    parameters: P_co
-    origins: Mapping[str, str] = field(default_factory=dict)
-    """Where in the request each parameter that it gives is."""
-
-    def blame(self, problem: Problem) -> Problem:
-        """The problem with a pointer to the parameter that it is about."""
-        where = self.origins.get(problem.parameter or "")
-        return problem.at(where) if where else problem
 
 
 async def read_instances(
@@ -189,29 +155,6 @@ def _decode_base64(text: str, pointer: str) -> bytes | Problem:
         return MalformedRequest(f"the image is not valid base64: {error}", pointer=pointer)
 
 
-def read_parameters(schema: type[P], sent: ImmutableMultiDict[str, Any], where: str) -> P:
-    """Parameters as text, from a query or a form.
-
-    Raises:
-        Problem: naming the one that is wrong.
-    """
-    values: dict[str, Any] = {}
-    for name in sent:
-        several = sent.getlist(name)
-        values[name] = several if len(several) > 1 else several[0]
-    if "method" in values:
-        # In a query a bare plus is a space: nobody shall fail at ?method=gradcam++.
-        methods = [
-            each.replace(" ", "+") if isinstance(each, str) else each
-            for each in sent.getlist("method")
-        ]
-        values["method"] = methods if len(methods) > 1 else methods[0]
-    try:
-        return schema.model_validate(values)
-    except ValidationError as error:
-        raise parameter_problem(error, schema, where) from None
-
-
 def _origins(where: str, names: Iterable[str]) -> dict[str, str]:
     return {name: f"{where}/{name}" for name in names}
 
@@ -246,57 +189,4 @@ def _body_problem(error: ValidationError, parameters: type[PredictParameters]) -
             f"there is no field {where[-1][:80]!r} at {pointer}; the fields are {known}",
             pointer=pointer,
         )
-    return MalformedRequest(f"at {pointer or '/'}: {_plain(first['msg'])}", pointer=pointer)
-
-
-def parameter_problem(
-    error: ValidationError,
-    schema: type[PredictParameters],
-    where: str = "",
-    *,
-    depth: int = 0,
-) -> Problem:
-    """The problem of the first parameter that pydantic refused, `depth` steps down from `where`."""
-    way = error.errors()[0]["loc"][: depth + 1]
-    name = str(way[-1])
-    errors = [each for each in error.errors() if each["loc"][: depth + 1] == way]
-    pointer = f"{where}/{step(name)}"
-    if errors[0]["type"] == "extra_forbidden":
-        known = ", ".join(names_of(schema))
-        return UnknownParameter(
-            f"there is no parameter {name[:80]!r}; the parameters are {known}", pointer=pointer
-        )
-    if errors[0]["type"] == "unknown_method":
-        return UnknownMethod(errors[0]["msg"], pointer=pointer)
-    inner = [each for each in errors if any(map(_is_target, each["loc"][:-1]))]
-    inner += [each for each in errors if each["type"] == "target"]
-    if inner:
-        return _target_problem(inner[0], pointer)
-    allowed = " or ".join(dict.fromkeys(_plain(each["msg"]) for each in errors))
-    value = str(errors[0]["input"])[:80]
-    return InvalidParameter(f"{name} is {value!r}: {allowed}", pointer=pointer)
-
-
-def _target_problem(error: ErrorDetails, pointer: str) -> Problem:
-    """Of an object that is a target but for one key."""
-    if error["type"] == "target":
-        return InvalidParameter(error["msg"], pointer=pointer)
-    loc = error["loc"]
-    where = next(turn for turn, each in enumerate(loc) if _is_target(each))
-    key, value = str(loc[where + 1])[:80], str(error["input"])[:80]
-    if error["type"] == "extra_forbidden":
-        keys = ", ".join(each.rstrip("_") for each in TargetObject.model_fields)
-        said = f"a target has no key {key!r}; its keys are {keys}"
-    else:
-        said = f"{key} of a target is {value!r}: {_plain(error['msg'])}"
-    return InvalidParameter(said, pointer=pointer)
-
-
-def _is_target(where: int | str) -> bool:
-    """Whether a step of pydantic's way to an error is the object that a target may be."""
-    return "TargetObject" in str(where) and not str(where).startswith("list[")
-
-
-def _plain(message: str) -> str:
-    message = message.replace("a valid dictionary or instance of TargetObject", "an object")
-    return message.replace("Input should be", "it should be", 1)
+    return MalformedRequest(f"at {pointer or '/'}: {plain(first['msg'])}", pointer=pointer)

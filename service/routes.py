@@ -26,6 +26,7 @@ from service.case import Case, require_few_numbers
 from service.engine import Listener
 from service.errors import InvalidParameter, NotAcceptable, Problem
 from service.explainer import Explainer
+from service.instances import Instance
 from service.negotiation import choose
 from service.observations import (
     describe_activations,
@@ -37,7 +38,6 @@ from service.parameters import ActivationParameters, Parameters, PredictParamete
 from service.patience import deadline, while_connected
 from service.reception import Inquiry, Reception
 from service.rendering import EXTENSIONS
-from service.requests import Instance
 from service.schemas import dump
 from service.targets import MAX_MAPS
 

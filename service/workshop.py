@@ -9,12 +9,11 @@ from dataclasses import dataclass
 from time import monotonic
 from typing import Final
 
-from service.app import make_explainer
 from service.catalog import ModelEntry, read_catalog
 from service.cores import devices
 from service.crew import Crew
 from service.errors import RETRY_AFTER_SECONDS
-from service.explainer import Explainer
+from service.explainer import Explainer, make_explainer
 from service.fleet import Fleet
 from service.metrics import Metrics
 from service.settings import Settings

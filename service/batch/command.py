@@ -5,12 +5,11 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from collections.abc import Callable
 from contextlib import nullcontext, suppress
 from pathlib import Path
 from time import monotonic
 from types import TracebackType
-from typing import Final
+from typing import Final, Protocol
 
 from rich.console import Console
 
@@ -33,6 +32,21 @@ INTERRUPTED: Final = 130
 """The exit code of what a signal ended."""
 
 
+class Explain(Protocol):
+    """Explains what is left of a batch, and says how much that was."""
+
+    def __call__(
+        self,
+        source: str,
+        settings: Settings,
+        order: Order,
+        *,
+        model: str | None,
+        retry_failed: bool,
+        console: Console,
+    ) -> Tally: ...
+
+
 def batch(
     source: str,
     settings: Settings,
@@ -41,12 +55,13 @@ def batch(
     model: str | None = None,
     retry_failed: bool = False,
     report: Path | None = None,
-    ray: str | None = None,
+    explain: Explain | None = None,
 ) -> int:
     """Explain the images that `source` names which are not done yet, into `order.output`.
 
     Args:
-        ray: the address of a Ray cluster to do it on.
+        explain: how the images are explained, in place of this process; `service.batch.cluster`
+            has another way.
 
     Returns:
         The exit code: 0; 1 if an image failed; 130 if a signal ended it.
@@ -62,14 +77,8 @@ def batch(
     console = Console(stderr=True)
     try:
         with order.locked():
-            tally = _explained(
-                source,
-                settings,
-                order,
-                model=model,
-                retry_failed=retry_failed,
-                console=console,
-                ray=ray,
+            tally = (explain or _explain_here)(
+                source, settings, order, model=model, retry_failed=retry_failed, console=console
             )
     except (InsufficientStorage, Unavailable) as problem:
         raise ConfigError(f"{problem.detail}; {GO_ON}") from None
@@ -104,7 +113,7 @@ def _check_place(report: Path, output: Path) -> None:
         raise ConfigError(f"--report={report} is the batch's own; it should be another file")
 
 
-def _explained(
+def _explain_here(
     source: str,
     settings: Settings,
     order: Order,
@@ -112,31 +121,10 @@ def _explained(
     model: str | None,
     retry_failed: bool,
     console: Console,
-    ray: str | None,
 ) -> Tally:
-    if ray is None:
-        return asyncio.run(
-            _explain(source, settings, order, model, retry_failed=retry_failed, console=console)
-        )
-    return _ray()(
-        source,
-        settings,
-        order,
-        address=ray,
-        model=model,
-        retry_failed=retry_failed,
-        console=console,
+    return asyncio.run(
+        _explain(source, settings, order, model, retry_failed=retry_failed, console=console)
     )
-
-
-def _ray() -> Callable[..., Tally]:
-    try:
-        from service.batch.cluster import explain_on_ray
-    except ModuleNotFoundError as error:
-        if error.name != "ray":
-            raise
-        raise ConfigError("--ray needs Ray: pip install 'gradcam-service[ray]'") from None
-    return explain_on_ray
 
 
 async def _explain(

@@ -17,7 +17,7 @@ from pydantic import ValidationError
 from service.errors import ConfigError
 from service.files import written_whole
 from service.parameters import Parameters
-from service.requests import parameter_problem
+from service.validation import parameter_problem
 
 RECORD: Final = "run.json"
 LOCK: Final = ".lock"

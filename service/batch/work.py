@@ -15,10 +15,10 @@ from service.batch.rows import Row, picture_path, row_of
 from service.case import Case
 from service.errors import ConfigError, InsufficientStorage, Problem, Unavailable
 from service.explainer import Explained, Explainer
+from service.instances import Instance
 from service.parameters import Parameters
 from service.questions import questions_of
 from service.rendering import EXTENSIONS, encode
-from service.requests import Instance
 from service.timings import Timings
 from service.workshop import Workshop
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Final
 
@@ -17,9 +17,8 @@ import aiohttp
 from aiohttp.abc import AbstractResolver, ResolveResult
 from yarl import URL
 
-from service.errors import BodyTooLarge, Forbidden, Problem, UnfetchableImage
+from service.errors import BodyTooLarge, Forbidden, UnfetchableImage
 from service.guard.addresses import is_public
-from service.requests import Instance, P, Remote
 
 MAX_REDIRECTS: Final = 3
 AT_ONCE: Final = 4
@@ -88,23 +87,6 @@ class Fetcher:
         if self._session:
             await self._session.close()
             self._session = None
-
-    async def fetched(self, instances: list[Instance[P]]) -> list[Instance[P]]:
-        """The instances with the bytes of images that they only name; a problem where there are
-        none to be had."""
-        if not any(isinstance(each.image, Remote) for each in instances):
-            return instances
-        allowance = Allowance(self._max_bytes)
-        return list(await asyncio.gather(*(self._filled(each, allowance) for each in instances)))
-
-    async def _filled(self, instance: Instance[P], allowance: Allowance) -> Instance[P]:
-        if not isinstance(instance.image, Remote):
-            return instance
-        try:
-            image: bytes | Problem = await self.fetch(instance.image.url, allowance)
-        except Problem as problem:
-            image = problem.at(instance.pointer)
-        return replace(instance, image=image)
 
     async def fetch(self, url: str, allowance: Allowance) -> bytes:
         """

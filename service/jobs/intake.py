@@ -30,9 +30,9 @@ from service.jobs.register import Register
 from service.parameters import Parameters
 from service.pool import Pool
 from service.questions import questions_of
-from service.requests import read_parameters
 from service.settings import Settings
 from service.targets import MAX_MAPS
+from service.validation import read_parameters
 
 ZIP = ("application/zip", "application/x-zip-compressed")
 TAR = ("application/x-tar", "application/gzip", "application/x-gzip")

@@ -11,8 +11,8 @@ from service.errors import MalformedRequest, Problem, UnknownParameter
 from service.jobs.records import LONGEST_ID, Source
 from service.parameters import ExplainInstance, Parameters
 from service.placement import decode_base64
-from service.requests import OWN, parameter_problem
 from service.targets import Closed
+from service.validation import OWN, parameter_problem
 
 MOST_PATH = 2000
 FORMS = ("b64", "url", "path", "uri")

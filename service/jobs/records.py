@@ -9,7 +9,7 @@ from typing import Any, Final, Literal
 from pydantic import ValidationError
 
 from service.parameters import Parameters
-from service.requests import parameter_problem
+from service.validation import parameter_problem
 
 LONGEST_ID: Final = 1000
 """Characters of an item's id: archives hold whole paths."""

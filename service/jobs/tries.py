@@ -22,12 +22,12 @@ from service.errors import (
 )
 from service.explainer import Explainer
 from service.fleet import Fleet
+from service.instances import Instance
 from service.jobs.documents import ItemAnswer
 from service.jobs.errors import FolderAway
 from service.jobs.records import Leased
 from service.jobs.sources import Sources
 from service.pool import Pool
-from service.requests import Instance
 from service.schemas import dump
 from service.targets import MAX_MAPS
 from service.timings import Timings

@@ -17,8 +17,9 @@ from service.app import create_app
 from service.errors import BodyTooLarge, Problem, UnfetchableImage
 from service.guard import fetch
 from service.guard.fetch import Allowance, Fetcher
+from service.instances import Instance, Remote
 from service.parameters import Parameters
-from service.requests import Instance, Remote
+from service.reception import fill
 from service.settings import Settings
 from tests.service.conftest import encoded, noise, wait_until_ready
 from tests.service.guard.sites import IMAGE, SITE, Canary, Names, Page, Site, fetched, redirect
@@ -66,7 +67,7 @@ async def test_all_images_of_a_request_share_what_it_may_have(site: Site, host: 
         hosts=[host], max_bytes=1000, resolver=Names(images_test=[[SITE]])
     ) as fetcher:
         for _ in range(2):  # what one request had is not missing to the next
-            images = [each.image for each in await fetcher.fetched(instances)]
+            images = [each.image for each in await fill(instances, fetcher, Allowance(1000))]
             assert images[3] == IMAGE
             refused = [each for each in images if isinstance(each, BodyTooLarge)]
             assert refused

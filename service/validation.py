@@ -1,0 +1,94 @@
+"""Parameters from what a caller sent, or the problem that names the one that is wrong."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import ValidationError
+from pydantic_core import ErrorDetails
+from starlette.datastructures import ImmutableMultiDict
+
+from service.errors import InvalidParameter, Problem, UnknownMethod, UnknownParameter, step
+from service.instances import P
+from service.parameters import PredictParameters, names_of
+from service.targets import TargetObject
+
+OWN = ("target", "method", "layer")
+"""Parameters that an instance may have of its own."""
+
+
+def read_parameters(schema: type[P], sent: ImmutableMultiDict[str, Any], where: str) -> P:
+    """Parameters as text, from a query or a form.
+
+    Raises:
+        Problem: naming the one that is wrong.
+    """
+    values: dict[str, Any] = {}
+    for name in sent:
+        several = sent.getlist(name)
+        values[name] = several if len(several) > 1 else several[0]
+    if "method" in values:
+        # In a query a bare plus is a space: nobody shall fail at ?method=gradcam++.
+        methods = [
+            each.replace(" ", "+") if isinstance(each, str) else each
+            for each in sent.getlist("method")
+        ]
+        values["method"] = methods if len(methods) > 1 else methods[0]
+    try:
+        return schema.model_validate(values)
+    except ValidationError as error:
+        raise parameter_problem(error, schema, where) from None
+
+
+def parameter_problem(
+    error: ValidationError,
+    schema: type[PredictParameters],
+    where: str = "",
+    *,
+    depth: int = 0,
+) -> Problem:
+    """The problem of the first parameter that pydantic refused, `depth` steps down from `where`."""
+    way = error.errors()[0]["loc"][: depth + 1]
+    name = str(way[-1])
+    errors = [each for each in error.errors() if each["loc"][: depth + 1] == way]
+    pointer = f"{where}/{step(name)}"
+    if errors[0]["type"] == "extra_forbidden":
+        known = ", ".join(names_of(schema))
+        return UnknownParameter(
+            f"there is no parameter {name[:80]!r}; the parameters are {known}", pointer=pointer
+        )
+    if errors[0]["type"] == "unknown_method":
+        return UnknownMethod(errors[0]["msg"], pointer=pointer)
+    inner = [each for each in errors if any(map(_is_target, each["loc"][:-1]))]
+    inner += [each for each in errors if each["type"] == "target"]
+    if inner:
+        return _target_problem(inner[0], pointer)
+    allowed = " or ".join(dict.fromkeys(plain(each["msg"]) for each in errors))
+    value = str(errors[0]["input"])[:80]
+    return InvalidParameter(f"{name} is {value!r}: {allowed}", pointer=pointer)
+
+
+def _target_problem(error: ErrorDetails, pointer: str) -> Problem:
+    """Of an object that is a target but for one key."""
+    if error["type"] == "target":
+        return InvalidParameter(error["msg"], pointer=pointer)
+    loc = error["loc"]
+    where = next(turn for turn, each in enumerate(loc) if _is_target(each))
+    key, value = str(loc[where + 1])[:80], str(error["input"])[:80]
+    if error["type"] == "extra_forbidden":
+        keys = ", ".join(each.rstrip("_") for each in TargetObject.model_fields)
+        said = f"a target has no key {key!r}; its keys are {keys}"
+    else:
+        said = f"{key} of a target is {value!r}: {plain(error['msg'])}"
+    return InvalidParameter(said, pointer=pointer)
+
+
+def _is_target(where: int | str) -> bool:
+    """Whether a step of pydantic's way to an error is the object that a target may be."""
+    return "TargetObject" in str(where) and not str(where).startswith("list[")
+
+
+def plain(message: str) -> str:
+    """What pydantic says, as a part of a sentence."""
+    message = message.replace("a valid dictionary or instance of TargetObject", "an object")
+    return message.replace("Input should be", "it should be", 1)
