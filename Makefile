@@ -13,7 +13,9 @@ EDITABLE := $(UV) install --python $(BIN)/python --no-deps --editable .
 # Without bytecode every start compiles torch anew: 10 s instead of 5.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: serve test test-random test-ray chaos lint format types openapi bench lock clean
+.PHONY: install serve test test-random test-ray chaos lint format types openapi bench lock clean
+
+install: .venv/serve
 
 serve: .venv/serve
 	$(BIN)/gradcam serve --host $(HOST) --port $(PORT)

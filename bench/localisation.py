@@ -7,7 +7,7 @@ All ordered pairs of {Egyptian cat, espresso, tripod, moped} stand as squares in
 picture and are asked for over HTTP with `fit=squash`, one at a time, the cache of answers off. For
 each method: the share of the map's mass in the half with the object, mean and minimum over the 12
 pairs (chance is 0.5), and the median time of a request, in requests for the prediction alone, which
-are made in between. `--write` replaces the table in a document.
+are made in between. `--write` replaces the table in a document, row by row.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from __future__ import annotations
 import argparse
 import io
 import itertools
-import re
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -100,15 +99,17 @@ def measure(client: TestClient, method: str, layer: str) -> Measured:
     return Measured(method, used, shares, median(seconds) / median(plain))
 
 
-def written(found: list[Measured]) -> str:
-    """As a table in Markdown."""
-    lines = ["| method | layer | mean | worst pair | time |", "|---|---|---|---|---|"]
-    lines += [
-        f"| `{each.method}` | `{each.layer}` | {np.mean(each.shares):.2f} | "
-        f"{min(each.shares):.2f} | {each.times:.1f} × |"
-        for each in sorted(found, key=lambda each: -float(np.mean(each.shares)))
-    ]
-    return "\n".join(lines) + "\n"
+def written(found: list[Measured], former: str) -> str:
+    """As a table in Markdown, with the rows of the former one that were not measured anew."""
+    rows = {row.split("`")[1]: row for row in former.splitlines() if row.startswith("| `")}
+    for each in found:
+        rows[each.method] = (
+            f"| `{each.method}` | `{each.layer}` | {np.mean(each.shares):.2f} | "
+            f"{min(each.shares):.2f} | {each.times:.1f} × |"
+        )
+    best_first = sorted(rows.values(), key=lambda row: -float(row.split("|")[3]))
+    head = ["| method | layer | mean | worst pair | time |", "|---|---|---|---|---|"]
+    return "\n".join([*head, *best_first]) + "\n"
 
 
 def main() -> None:
@@ -126,9 +127,10 @@ def main() -> None:
         for method in track(arguments.methods or able):
             found.append(measure(client, method, arguments.layer))
             if arguments.write:  # it takes a while, and may be stopped
-                text = arguments.write.read_text()
-                told = f"{BEGIN}{written(found)}{END}"
-                arguments.write.write_text(re.sub(f"{BEGIN}.*?{END}", told, text, flags=re.DOTALL))
+                before, _, rest = arguments.write.read_text().partition(BEGIN)
+                former, _, after = rest.partition(END)
+                table = written(found, former)
+                arguments.write.write_text(f"{before}{BEGIN}{table}{END}{after}")
     table = Table("method", "layer", "mean", "minimum", "time")
     for each in found:
         mean, worst = f"{np.mean(each.shares):.3f}", f"{min(each.shares):.3f}"

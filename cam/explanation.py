@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
-from typing import Literal, get_args
+from typing import Final, Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +18,8 @@ from cam.methods.subject import Completeness, Progress
 from cam.output import Output
 from cam.targets import ClassTarget, Target
 
+COMPLETE: Final = 0.1
+"""How far attributions may be from what they should add up to, in parts of it."""
 Map = NDArray[np.float32]
 Smoothing = Literal["none", "eigen", "augment", "both"]
 Fusion = Literal["none", "mean", "max"]
@@ -170,6 +172,21 @@ class Found:
     """Whether the score has a gradient at the layer that is not all zero."""
 
 
+def _incomplete(question: Question, found: Completeness | None) -> tuple[str, ...]:
+    """What is wrong where attributions do not add up to what they should."""
+    if found is None:
+        return ()
+    gap = abs(found.attributed - found.difference)
+    if gap <= COMPLETE * max(abs(found.difference), abs(found.attributed)):
+        return ()
+    more = METHODS[question.method].budget
+    reason = (
+        "a larger budget comes nearer" if more else "not all of the model is made of rectifiers"
+    )
+    sums = f"{found.attributed:.4g}, and should to {found.difference:.4g}"
+    return (f"the attributions add up to {sums}: {reason}",)
+
+
 def join(answers: Sequence[Answer | CamError]) -> Answer | CamError:
     """One answer of several about the same image, at least one: the first error among them, if
     there is one, else what the first says, with the explanations of all."""
@@ -228,7 +245,7 @@ def compose(
                 map=each.map,
                 signed=question.signed,
                 completeness=each.completeness,
-                warnings=each.warnings,
+                warnings=(*each.warnings, *_incomplete(question, each.completeness)),
                 reached=each.reached,
                 turn=turn,
             )

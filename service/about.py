@@ -10,6 +10,7 @@ from starlette.responses import HTMLResponse, Response
 from cam import METHODS
 from cam.fidelity import Fidelity
 from service import documentation, portraits
+from service.descriptions import describe_input
 from service.errors import RETRY_AFTER_SECONDS, Unavailable
 from service.fleet import Fleet
 from service.metrics import CONTENT_TYPE, Metrics
@@ -62,7 +63,7 @@ def make_about_router(*, fleet: Fleet, metrics: Metrics) -> APIRouter:
     async def describe_model(model: str) -> portraits.ModelDescription:
         crew = fleet.crew(model)
         served, fidelities = crew.model, crew.fidelities
-        seen = served.preprocessing
+
         return portraits.ModelDescription(
             name=served.name,
             ready=fleet.model_ready(model),
@@ -72,17 +73,7 @@ def make_about_router(*, fleet: Fleet, metrics: Metrics) -> APIRouter:
             kind=served.kind,
             activation=served.activation,
             activation_reason=served.activation_reason,
-            input=portraits.InputDescription(
-                height=seen.height,
-                width=seen.width,
-                resize=seen.shorter_side,
-                fit=seen.crop_fit,
-                interpolation=seen.resampling.name.lower(),
-                channel_order="bgr" if seen.reversed else "rgb",
-                value_range="0-255" if seen.byte_range else "0-1",
-                mean=seen.mean,
-                std=seen.std,
-            ),
+            input=describe_input(served.preprocessing),
             classes=served.classes,
             labels=list(served.labels.names),
             default_layer=served.default_layer,

@@ -27,6 +27,11 @@ from service.guard.admission import Admission
 from service.schemas import dump
 
 MAX_BYTES = 10_000
+WORDS = {
+    "name": "it should begin with a letter or a digit and have letters, digits, '.', '_' and '-'",
+    "source": "it should be embedded:NAME, torchvision:NAME, timm:NAME or factory:MODULE:FUNCTION",
+}
+"""What a key is that has a pattern."""
 
 
 def make_administration_router(
@@ -38,7 +43,7 @@ def make_administration_router(
     async def add_model(request: Request) -> Response:
         entry = await _entry(request)
         if not any(fnmatch.fnmatchcase(entry.source, pattern) for pattern in allowed_sources):
-            allowed = ", ".join(allowed_sources) or "none: see GRADCAM_ALLOWED_SOURCES"
+            allowed = ", ".join(dict.fromkeys(allowed_sources))
             raise Forbidden(f"source {entry.source!r} is not allowed; allowed are {allowed}")
         fleet.add(entry)
         answer = portraits.ModelState(name=entry.name, state="loading")
@@ -84,6 +89,9 @@ def _problem(error: ValidationError) -> Problem:
         return UnknownParameter(f"there is no key {key!r}; the keys are {keys}", pointer=pointer)
     if first["type"] == "missing":
         return InvalidParameter(f"{key} is required", pointer=pointer)
+    if first["type"] == "string_pattern_mismatch":
+        told = WORDS.get(key, first["msg"])
+        return InvalidParameter(f"{key} is {str(first['input'])[:80]!r}: {told}", pointer=pointer)
     # Of a key that may have several forms, what each of them wants.
     of_key = [each for each in error.errors() if each["loc"][0] == first["loc"][0]]
     wanted = " or ".join(dict.fromkeys(each["msg"].replace("Input", "it", 1) for each in of_key))

@@ -121,10 +121,12 @@ def create_app(settings: Settings, entries: Sequence[ModelEntry] = (EMBEDDED,)) 
         app.add_middleware(
             Cors,
             allow_origins=list(settings.cors_origins),
-            allow_methods=["GET", "HEAD", "POST"],
+            allow_methods=["GET", "HEAD", "POST", "DELETE"],
             allow_headers=["Authorization", "Content-Type", "If-None-Match", *OWN_HEADERS],
             expose_headers=["ETag", "Location", "Retry-After", *SHOWN_HEADERS],
         )
+    # What was removed may come back.
+    configured = [entry.source for entry in entries]
     app.add_exception_handler(Problem, _on_problem)
     app.add_exception_handler(HTTPException, _on_http_exception)
     app.include_router(make_about_router(fleet=fleet, metrics=metrics))
@@ -132,7 +134,9 @@ def create_app(settings: Settings, entries: Sequence[ModelEntry] = (EMBEDDED,)) 
     app.include_router(make_jobs_router(jobs=jobs, fleet=fleet))
     app.include_router(
         make_administration_router(
-            fleet=fleet, admission=admission, allowed_sources=settings.allowed_sources
+            fleet=fleet,
+            admission=admission,
+            allowed_sources=[*settings.allowed_sources, *configured],
         )
     )
     return app

@@ -77,6 +77,7 @@ class Berth:
             ConfigError: naming what in the entry is wrong.
         """
         started = perf_counter()
+        log.info("loading model %s", self.entry.name)
         try:
             engines = [
                 await self._engine(turn, copy) for turn, copy in enumerate(self.entry.copies)

@@ -51,9 +51,11 @@ class ModelEntry(BaseModel):
         "default",
         min_length=1,
         description=(
-            "`default`: the source's own; `none`: seeded random; or a path, from the TOML file's "
-            "folder, to a `.safetensors`, or a `.pt`, `.pth` or `.bin` that loads without running "
-            "code"
+            "`default`: the source's own; `none`: seeded random; both leave a factory's model as "
+            "the function returns it; or a path, from the TOML file's folder, to a `.safetensors`, "
+            "or a `.pt`, `.pth` or `.bin` that loads without running code, also as training leaves "
+            "it: under `state_dict`, `model_state_dict`, `model` or `ema` (the first of them), with "
+            "prefixes of Lightning, DataParallel or torch.compile; the head has the file's classes"
         ),
     )
     sha256: str | None = Field(
@@ -164,8 +166,8 @@ class ModelEntry(BaseModel):
     max_batch: int = Field(16, ge=1, le=1024, description="most images in one forward pass")
     layout: Literal["auto", "channels-last", "contiguous"] = Field(
         "auto",
-        description="of images in memory; `auto`: whichever is faster, by trying at load; the last "
-        "bits of maps depend on it",
+        description="of images in memory: `channels-last`, `contiguous`, or `auto`, whichever is "
+        "faster, by trying at load; the last bits of maps depend on it",
     )
 
     _file: Path | None = PrivateAttr(None)
@@ -186,8 +188,8 @@ class ModelEntry(BaseModel):
 
     def mistake(self, key: str, sentence: str) -> ConfigError:
         """A mistake in `key` of this entry."""
-        file = self._file or "the built-in configuration"
-        return ConfigError(f"{file}: model {self.name!r}: key {key!r}: {sentence}")
+        file = f"{self._file}: " if self._file else ""
+        return ConfigError(f"{file}model {self.name!r}: key {key!r}: {sentence}")
 
     def path(self, name: str) -> Path:
         """A path that the entry names, relative to its file's folder."""

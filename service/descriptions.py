@@ -11,12 +11,12 @@ from cam import METHODS, Answer, ClassTarget, Explanation, SimilarityTarget, Uni
 from cam.heatmap import Box, Region, hot_region
 from cam.methods import INPUT
 from cam.overlay import grayscale
-from service import schemas
+from service import portraits, schemas
 from service.facts import facts_of
 from service.labels import Labels
 from service.parameters import Parameters
 from service.placement import Edges, box_on_photo
-from service.preprocessing import ModelInput
+from service.preprocessing import ModelInput, Preprocessing
 from service.registry import ServedModel
 from service.rendering import Caption, Drawing, encode
 
@@ -96,6 +96,21 @@ def _layer_reason(
     return (
         f"{layer!r} is what {method} takes by default in model {model.name!r}; other methods take "
         f"{model.default_layer!r}, so name a layer to compare {method} with them"
+    )
+
+
+def describe_input(preprocessing: Preprocessing) -> portraits.InputDescription:
+    """How photos are prepared, as JSON has it."""
+    return portraits.InputDescription(
+        height=preprocessing.height,
+        width=preprocessing.width,
+        resize=preprocessing.shorter_side,
+        fit=preprocessing.crop_fit,
+        interpolation=preprocessing.resampling.name.lower(),
+        channel_order="bgr" if preprocessing.reversed else "rgb",
+        value_range="0-255" if preprocessing.byte_range else "0-1",
+        mean=preprocessing.mean,
+        std=preprocessing.std,
     )
 
 

@@ -79,8 +79,10 @@ class Fleet:
 
     @property
     def ready(self) -> bool:
-        """Whether every essential model is warm, its worker alive, and nothing is being drained."""
-        return not self.draining and not self._missing
+        """Whether every essential model is warm, its worker alive, or any other where there is none
+        of these, and nothing is being drained."""
+        able = any(berth.ready for berth in self._berths.values())
+        return able and not self.draining and not self._missing
 
     @property
     def worn_out(self) -> bool:
@@ -111,10 +113,13 @@ class Fleet:
     def why_not_ready(self) -> str:
         if self.draining:
             return "the service is shutting down"
-        loading = [each.entry.name for each in self._missing if each.crew is None]
+        if not self._berths:
+            return "there is no model: each was removed"
+        missing = self._missing or list(self._berths.values())
+        loading = [each.entry.name for each in missing if each.crew is None]
         if loading:
             return f"still loading: {', '.join(loading)}"
-        return "; ".join(f"{each.entry.name} is {each.why_not_ready}" for each in self._missing)
+        return "; ".join(f"{each.entry.name} is {each.why_not_ready}" for each in missing)
 
     def crew(self, name: str) -> Crew:
         """The engines of a model.
@@ -131,7 +136,9 @@ class Fleet:
             )
         if berth.failure and not berth.leaving:
             raise ModelFailed(
-                f"model {name!r} could not be loaded: {berth.failure}; DELETE it, and add it again"
+                f"model {name!r} could not be loaded: "
+                f"{berth.failure.removeprefix(f'model {name!r}: ')}; DELETE it, and add it again "
+                "once that is put right"
             )
         if not berth.ready or not berth.crew:
             raise Unavailable(
@@ -194,9 +201,8 @@ class Fleet:
 
     def _berth_of(self, name: str) -> Berth:
         if name not in self._berths:
-            raise UnknownModel(
-                f"there is no model {name[:80]!r}; the models are {', '.join(self._berths)}"
-            )
+            there = f"the models are {', '.join(self._berths)}" if self._berths else "there is none"
+            raise UnknownModel(f"there is no model {name[:80]!r}; {there}")
         return self._berths[name]
 
     def _berth(self, entry: ModelEntry, *, essential: bool) -> Berth:

@@ -44,19 +44,20 @@ TERMS: Final = {
         "−1 … 1) on the pixels that `size` asks for."
     ),
     "concentration": (
-        "The share of the heat in the hottest tenth of the layer's positions: 0.1 where the map is "
-        "the same everywhere, 1 where all heat is in that tenth; absent of a flat map."
+        "The share of the heat, the method's numbers before they are scaled, in the hottest tenth "
+        "of the layer's positions, 0.1 … 1: 0.1 where the map is the same everywhere, 1 where all "
+        "heat is in that tenth; absent of a flat map."
     ),
     "border": (
-        "The share of the heat within a tenth of the height and of the width from the edges of "
-        "what the model saw, on the layer's grid: 0.36 where the map is the same everywhere; "
-        "absent of a flat map."
+        "The share of the heat, the method's numbers before they are scaled, within a tenth of the "
+        "height and of the width from the edges of what the model saw, on the layer's grid, 0 … 1: "
+        "0.36 where the map is the same everywhere; absent of a flat map."
     ),
     "agreement": (
         "Of several methods: for each other one how alike its map of the same target at the same "
-        "layer is, as Spearman's rank correlation over the layer's positions, −1 … 1, the column "
-        "the mean over the other methods; 1 where both order all positions alike, 0 where they "
-        "have nothing in common. Of two layers' grids the coarser one counts; absent of a flat map."
+        "layer is, as Spearman's rank correlation over the layer's positions, −1 … 1: 1 where both "
+        "order all positions alike, 0 where they have nothing in common. Of two layers' grids the "
+        "coarser one counts; absent of a flat map. `agreement_mean` is the mean over the others."
     ),
     "hot": (
         "The rectangle, in pixels of the map, around the connected pixels at or above `threshold` "
@@ -70,7 +71,8 @@ TERMS: Final = {
     "covers": (
         "Where the map's edges lie on the photo, in the photo's pixels, (0, 0) its top left "
         "corner: the whole photo where `size` is `image`, else what the model saw, which may be a "
-        "part of the photo (`fit=crop`) or reach beyond it (`fit=pad`)."
+        "part of the photo (`fit=crop`) or reach beyond it (`fit=pad`). In a folder's manifest "
+        "always what the model saw, for the map there is the layer's."
     ),
     "map": (
         "The map as `normalize` asks for it: scaled to 0 … 1 (a signed one to −1 … 1), or the "
@@ -82,7 +84,10 @@ TERMS: Final = {
     ),
     "map_height": "Rows of the map.",
     "map_width": "Columns of the map.",
-    "picture": "The picture's path below the output folder; absent where none was drawn.",
+    "picture": (
+        "The picture's path below the output folder; absent where none was drawn, and in a job's "
+        "file, which has `overlay`."
+    ),
     "overlay": "The picture itself, a PNG, where the job's `output` asks for one.",
     "warning": "Why the map should not be trusted as it is.",
     "error": "Why the image has no map.",

@@ -14,6 +14,7 @@ How pixels become 8-bit RGB:
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from io import BytesIO
@@ -112,9 +113,11 @@ def _opened(data: bytes, max_pixels: int) -> Iterator[Image.Image]:
         raise
     except UnidentifiedImageError:
         raise UndecodableImage(f"the {len(data)} bytes are not a {NAMES} image") from None
-    except (Image.DecompressionBombError, Image.DecompressionBombWarning):
+    except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
+        counted = re.search(r"\((\d+) pixels\)", str(error))
+        said = f"{int(counted[1]) / 1e6:.0f} megapixels; " if counted else "too many pixels; "
         raise ImageTooLarge(
-            f"the image has more than the {max_pixels / 1e6:g} megapixels allowed"
+            f"the image has {said}at most {max_pixels / 1e6:g} megapixels are allowed"
         ) from None
     except Exception as error:
         # Decoders raise nearly anything on bytes made to confuse them; none of it is our defect.

@@ -79,9 +79,9 @@ class Labels:
             )
         near = difflib.get_close_matches(_plain(label)[:80], self._meant, 3, 0.5)
         hint = ", ".join(repr(self._shown(name)) for name in near)
+        rest = f"the nearest labels are {hint}" if hint else f"e.g. {self.names[0]!r} is one"
         raise UnknownLabel(
-            f"no class is called {label[:80]!r}"
-            + (f"; the nearest labels are {hint}" if hint else f", e.g. {self.names[0]!r} is one")
+            f"no class is called {label[:80]!r}; {rest}, and GET /v1/models/MODEL lists all"
         )
 
     def _shown(self, plain: str) -> str:

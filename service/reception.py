@@ -84,10 +84,10 @@ class Reception:
         timings = Timings()
         seconds = self._patience(request)
         until = monotonic() + seconds
+        # More than may wait could never be let in together.
+        most = min(self._settings.max_instances, self._settings.max_queue)
         async with deadline(seconds):
-            read = await read_instances(
-                request, parameters, max_instances=self._settings.max_instances
-            )
+            read = await read_instances(request, parameters, max_instances=most)
             costly = sum(instance.parameters.costly for instance in read)
             with self._admission.admit(model, len(read), costly=costly):
                 allowance = Allowance(self._settings.max_body_bytes)

@@ -171,7 +171,9 @@ def _set(model: BaseModel, names: Sequence[str] | None = None) -> dict[str, Any]
 def _body_problem(error: ValidationError, parameters: type[PredictParameters]) -> Problem:
     if error.error_count() > MAX_MISTAKES:  # to list them all would take longer than to read them
         return MalformedRequest(f"the body has {error.error_count()} mistakes; send fewer fields")
-    first = error.errors()[0]
+    # What is unknown explains what is missing.
+    unknown = [each for each in error.errors() if each["type"] == "extra_forbidden"]
+    first = (unknown or error.errors())[0]
     where = [str(part) for part in first["loc"]]
     if first["type"] == "too_long" and where == ["instances"]:
         return TooManyInstances(f"the request has more than {MAX_INSTANCES} instances")
@@ -189,4 +191,7 @@ def _body_problem(error: ValidationError, parameters: type[PredictParameters]) -
             f"there is no field {where[-1][:80]!r} at {pointer}; the fields are {known}",
             pointer=pointer,
         )
-    return MalformedRequest(f"at {pointer or '/'}: {plain(first['msg'])}", pointer=pointer)
+    said = plain(first["msg"])
+    if where[2:] == ["image"]:
+        said += ', {"b64": …} or {"url": …}'
+    return MalformedRequest(f"at {pointer or '/'}: {said}", pointer=pointer)

@@ -3,11 +3,20 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+)
+from pydantic_core import PydanticCustomError
 
 from service.errors import ConfigError
 
@@ -25,6 +34,16 @@ Names = Annotated[
         )
     ),
 ]
+
+
+def _origins(given: tuple[str, ...]) -> tuple[str, ...]:
+    """As browsers write them; another one would never match."""
+    for origin in given:
+        if origin != "*" and not re.fullmatch(r"https?://[^/?#@\s]+", origin):
+            raise PydanticCustomError(
+                "origin", "an origin is like https://app.example, without a path; or * for all"
+            )
+    return given
 
 
 class Settings(BaseModel):
@@ -103,7 +122,7 @@ class Settings(BaseModel):
     insecure: bool = Field(
         False, description="listen on an address that others can reach, without keys"
     )
-    cors_origins: Names = Field(
+    cors_origins: Annotated[Names, AfterValidator(_origins)] = Field(
         (), description="web origins whose pages may call the service, with commas between them"
     )
     image_hosts: Names = Field(

@@ -234,6 +234,8 @@ def _download(entry: ModelEntry, create: Callable[[], nn.Module]) -> nn.Module:
     except (OSError, RuntimeError, ValueError, TypeError) as error:
         # Hubs fail in their own ways: no network, no such weights, a broken cache.
         reason = one_line(error)
+        if isinstance(error, OSError) and entry.weights == "default":
+            reason += "; they come from the internet, and 'none' takes seeded random ones"
         raise entry.mistake(
             "weights",
             f"{entry.source} with weights {entry.weights!r} cannot be loaded: {reason}",

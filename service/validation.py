@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
+from annotated_types import Ge, Le
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 from starlette.datastructures import ImmutableMultiDict
@@ -13,6 +15,16 @@ from service.instances import P
 from service.parameters import PredictParameters, names_of
 from service.targets import TargetObject
 
+PLAIN = {
+    "a valid dictionary or instance of TargetObject": "an object",
+    "a valid dictionary or object to extract fields from": "an object",
+    "Input should be a valid boolean.*": "it should be true or false",
+    "Input should be": "it should be",
+    "Field required": "it is missing",
+    r"(?:List|String) should have (at \w+ \d+ (?:item|character)s?).*": r"it should have \1",
+}
+"""What pydantic says, and what that means."""
+BOUNDS = ("greater_than_equal", "less_than_equal")
 OWN = ("target", "method", "layer")
 """Parameters that an instance may have of its own."""
 
@@ -63,15 +75,29 @@ def parameter_problem(
     inner += [each for each in errors if each["type"] == "target"]
     if inner:
         return _target_problem(inner[0], pointer)
-    allowed = " or ".join(dict.fromkeys(plain(each["msg"]) for each in errors))
-    value = str(errors[0]["input"])[:80]
+    sent = errors[0]["input"]
+    if isinstance(sent, list) and where in ("/query", "/form") and errors[0]["loc"] == way:
+        return InvalidParameter(f"{name} is given {len(sent)} times; give it once", pointer=pointer)
+    allowed = _range(schema, name) if errors[0]["type"] in BOUNDS else None
+    allowed = allowed or " or ".join(dict.fromkeys(plain(each["msg"]) for each in errors))
+    value = str(sent)[:80]
     return InvalidParameter(f"{name} is {value!r}: {allowed}", pointer=pointer)
+
+
+def _range(schema: type[PredictParameters], name: str) -> str | None:
+    """Both ends of what a number may be."""
+    bounds = {type(each): each for each in schema.model_fields[name].metadata}
+    low, high = bounds.get(Ge), bounds.get(Le)
+    if isinstance(low, Ge) and isinstance(high, Le):
+        return f"it should be a number from {low.ge} to {high.le}"
+    return None
 
 
 def _target_problem(error: ErrorDetails, pointer: str) -> Problem:
     """Of an object that is a target but for one key."""
     if error["type"] == "target":
-        return InvalidParameter(error["msg"], pointer=pointer)
+        sent = str(error["input"])[:80]
+        return InvalidParameter(f"target is {sent!r}: {error['msg']}", pointer=pointer)
     loc = error["loc"]
     where = next(turn for turn, each in enumerate(loc) if _is_target(each))
     key, value = str(loc[where + 1])[:80], str(error["input"])[:80]
@@ -90,5 +116,6 @@ def _is_target(where: int | str) -> bool:
 
 def plain(message: str) -> str:
     """What pydantic says, as a part of a sentence."""
-    message = message.replace("a valid dictionary or instance of TargetObject", "an object")
-    return message.replace("Input should be", "it should be", 1)
+    for said, meant in PLAIN.items():
+        message = re.sub(said, meant, message)
+    return message

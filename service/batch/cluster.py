@@ -31,7 +31,7 @@ from service.batch.order import Order
 from service.batch.parts import Parts
 from service.batch.progress import Tally, begun, say, shown
 from service.batch.rows import Row, failed_row
-from service.batch.work import Item, check, explain_item, raise_last
+from service.batch.work import Item, check, explain_item, made_with, raise_last
 from service.cores import use_all
 from service.errors import ConfigError, Problem
 from service.many import explain_many
@@ -109,7 +109,7 @@ def explain_on_ray(
                     tally.done += row["images"]
                     tally.failed += row["failed"]
                     show()
-        parts.merge()
+        parts.merge(order.record())
         return tally
 
 
@@ -167,7 +167,8 @@ def _begin(
     async def begin() -> None:
         async with workshop(settings, model) as shop:
             check(shop, order, targets)
-            order.open(source, shop.crew.model.name, shop.crew.model.fingerprint)
+            served = shop.crew.model
+            order.open(source, served.name, served.fingerprint, made_with(served))
 
     asyncio.run(begin())
 

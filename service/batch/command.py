@@ -19,7 +19,7 @@ from service.batch.order import LOCK, RECORD, Order
 from service.batch.parts import MANIFEST, PARTS, Parts
 from service.batch.progress import Tally, begun, say, shown
 from service.batch.rows import PICTURES, Row, failed_row
-from service.batch.work import Item, check, explain_item, raise_last
+from service.batch.work import Item, check, explain_item, made_with, raise_last
 from service.errors import ConfigError, InsufficientStorage, Problem, Unavailable
 from service.many import explain_many
 from service.settings import Settings
@@ -145,7 +145,7 @@ async def _explain(
         async with workshop(settings, model, spread=True) as shop:
             served = shop.crew.model
             check(shop, order, inputs.wanted)
-            order.open(source, served.name, served.fingerprint)
+            order.open(source, served.name, served.fingerprint, made_with(served))
             if inputs.warning:
                 say(inputs.warning, console)
             left, tally = begun(inputs, parts, retry_failed=retry_failed)
@@ -162,7 +162,7 @@ async def _explain(
                         shelf.put(result)
                         tally.done += 1
                         show()
-            parts.merge()
+            parts.merge(order.record())
     return tally
 
 

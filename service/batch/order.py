@@ -63,11 +63,14 @@ class Order:
         except ValidationError as error:
             raise parameter_problem(error, Parameters) from None
 
-    def open(self, source: str, model: str, fingerprint: str) -> None:
+    def open(
+        self, source: str, model: str, fingerprint: str, made_with: Mapping[str, Any] | None = None
+    ) -> None:
         """Make the output folder; of one that is there, see that it holds the same batch.
 
         Args:
             source: a folder, a pattern or a file, from the current folder.
+            made_with: what else is to be known of the batch as it began; it may change meanwhile.
 
         Raises:
             ConfigError: if it holds another one, something else, or cannot be written.
@@ -89,7 +92,8 @@ class Order:
                 raise ConfigError(f"{self.output} is not empty, and no batch has begun there")
             self.output.mkdir(parents=True, exist_ok=True)
             with written_whole(file) as temporary:
-                temporary.write_text(json.dumps(record, indent=2) + "\n")
+                told = {**record, "made_with": {**self._resolved(), **(made_with or {})}}
+                temporary.write_text(json.dumps(told, indent=2, ensure_ascii=False) + "\n")
         except (OSError, ValueError) as error:
             reason = error.strerror if isinstance(error, OSError) else f"{file} is not JSON"
             raise ConfigError(f"{self.output} cannot be used: {reason}") from None
@@ -124,6 +128,14 @@ class Order:
     def model(self) -> str:
         """That the batch in the output folder is made with."""
         return str(json.loads((self.output / RECORD).read_text())["model"])
+
+    def record(self) -> str:
+        """What the batch in the output folder is asked to do, and what it is made with: JSON."""
+        return (self.output / RECORD).read_text()
+
+    def _resolved(self) -> dict[str, Any]:
+        """The parameters with their defaults, as they are in force."""
+        return {"parameters": json.loads(self.parameters().model_dump_json(exclude_none=True))}
 
     def _leftovers(self) -> Iterator[Path]:
         """Of a batch that was killed as it began."""

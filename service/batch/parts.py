@@ -23,6 +23,8 @@ from service.files import written_whole
 MANIFEST: Final = "manifest.parquet"
 PARTS: Final = "parts"
 COMPRESSION: Final = "zstd"
+RUN: Final = "gradcam-service"
+"""Under which the manifest's metadata has the record of its batch."""
 LEFTOVERS: Final = ".*.tmp"
 """What `written_whole` leaves behind where the process is killed."""
 ROWS: Final = 500
@@ -107,8 +109,11 @@ class Parts:
                     kept = [name not in names for name in rows.column("id").to_pylist()]
                     writer.write_batch(rows.filter(pa.array(kept, pa.bool_())))
 
-    def merge(self) -> None:
+    def merge(self, record: str | None = None) -> None:
         """Make `manifest.parquet` of all rows, each image's once, and let the parts go.
+
+        Args:
+            record: of the batch, for the table's metadata.
 
         Raises:
             ConfigError: as `finished`.
@@ -116,7 +121,7 @@ class Parts:
         """
         files = self._files()
         if files != [self.manifest]:
-            self._write_manifest(files)
+            self._write_manifest(files, record)
         parts = [file for file in files if file != self.manifest]
         for folder in (self._folder, self.manifest.parent):
             parts += folder.glob(LEFTOVERS)
@@ -125,7 +130,7 @@ class Parts:
         with suppress(OSError):
             self._folder.rmdir()
 
-    def _write_manifest(self, files: list[Path]) -> None:
+    def _write_manifest(self, files: list[Path], record: str | None) -> None:
         """By id and number, so that the same images make the same table whichever was done first.
         It is sorted block by block: what a block's ids are not in is not read."""
         owner: dict[str, int] = {}
@@ -137,7 +142,8 @@ class Parts:
                     owner.setdefault(name, turn)
         names = sorted(owner)
         block = max(len(names) * BLOCK_BYTES // max(size, 1), 1)
-        with _written(self.manifest) as temporary, _writer(temporary) as writer:
+        schema = SCHEMA.with_metadata({RUN: record}) if record else SCHEMA
+        with _written(self.manifest) as temporary, _writer(temporary, schema) as writer:
             for start in range(0, len(names), block):
                 wanted = set(names[start : start + block])
                 span = names[start], names[min(start + block, len(names)) - 1]
@@ -151,7 +157,7 @@ class Parts:
                     for turn, file in enumerate(files)
                     for rows in _batches(file, span=span)
                 ]
-                table = pa.Table.from_batches(found, SCHEMA)
+                table = pa.Table.from_batches(found, SCHEMA).cast(schema)
                 order = [("id", "ascending"), ("number", "ascending")]
                 writer.write_table(table.sort_by(order), row_group_size=ROWS)
 
@@ -176,9 +182,9 @@ def _written(file: Path) -> Iterator[Path]:
 
 
 @contextmanager
-def _writer(file: Path) -> Iterator[pq.ParquetWriter]:
+def _writer(file: Path, schema: pa.Schema = SCHEMA) -> Iterator[pq.ParquetWriter]:
     # A file that pyarrow opens by itself stays open where the disk is full.
-    with file.open("wb") as opened, pq.ParquetWriter(opened, SCHEMA, compression=COMPRESSION) as to:
+    with file.open("wb") as opened, pq.ParquetWriter(opened, schema, compression=COMPRESSION) as to:
         yield to
 
 

@@ -189,6 +189,7 @@ def _facts(row: Row, positions: dict[ClassKey, int]) -> dict[str, Any]:
         "concentration": _number(row.concentration),
         "border": _number(row.border),
         "agreement": _number(row.agreement_mean),
+        "agreements": [[name, _number(each)] for name, each in row.agreement or ()],
         "size": None if row.width is None or row.height is None else [row.width, row.height],
         "warning": row.warning,
     }

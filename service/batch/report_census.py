@@ -115,7 +115,8 @@ class Census:
     beside: list[int] = field(default_factory=list)
     """Row numbers of wrong predictions, the one with the most heat at the border first."""
     disputed: list[int] = field(default_factory=list)
-    """Row numbers of the maps with which those of the other methods agree least, least first."""
+    """Of each image the row number of the map that agrees least with those of the other methods,
+    the least one first."""
 
 
 def class_of(row: Row) -> ClassKey:
@@ -136,6 +137,7 @@ def take_census(rows: Iterable[Row]) -> Census:
     most: list[tuple[float, int]] = []
     beside: list[tuple[float, int]] = []
     disputed: list[tuple[float, int]] = []
+    apart: tuple[float, int] | None = None
     confused: Counter[tuple[ClassKey, ClassKey]] = Counter()
     for number, row in enumerate(rows):
         # Each image has one row of number 0, so nobody need remember all ids.
@@ -149,8 +151,11 @@ def take_census(rows: Iterable[Row]) -> Census:
         if row.concentration is not None and math.isfinite(row.concentration):
             _offer(least, -row.concentration, number)
             _offer(most, row.concentration, number)
+        if row.number == 0 and apart:  # the last image's is known
+            _offer(disputed, *apart)
+            apart = None
         if row.agreement_mean is not None and math.isfinite(row.agreement_mean):
-            _offer(disputed, -row.agreement_mean, number)
+            apart = max(apart or (-math.inf, 0), (-row.agreement_mean, number))
         if row.correct is not None:
             census.named += 1
             census.correct += row.correct
@@ -158,6 +163,8 @@ def take_census(rows: Iterable[Row]) -> Census:
             confused[class_of(row), predicted_class_of(row)] += 1
             if row.border is not None and math.isfinite(row.border):
                 _offer(beside, row.border, number)
+    if apart:
+        _offer(disputed, *apart)
     census.classes = sorted(classes.values(), key=lambda each: (-each.maps, each.key.name))
     census.kinds = sorted(kinds.values(), key=lambda each: (-each.count, each.name))
     for kind in census.kinds:

@@ -49,6 +49,7 @@ SCHEMA: Final = pa.schema(
         _column("mass", pa.float32()),
         _column("concentration", pa.float32()),
         _column("border", pa.float32()),
+        _column("agreement", pa.map_(pa.string(), pa.float32())),
         _column("agreement_mean", pa.float32()),
         _column("width", pa.int32()),
         _column("height", pa.int32()),
@@ -97,6 +98,7 @@ class Row:
     mass: float | None = None
     concentration: float | None = None
     border: float | None = None
+    agreement: list[tuple[str, float]] | None = None
     agreement_mean: float | None = None
     width: int | None = None
     height: int | None = None
@@ -163,6 +165,7 @@ def row_of(
         mass=facts.mass,
         concentration=facts.concentration,
         border=facts.border,
+        agreement=[*facts.agreement.items()] if facts.agreement else None,
         agreement_mean=facts.agreement_mean,
         width=width,
         height=height,

@@ -7,17 +7,21 @@ from collections import Counter
 from collections.abc import Callable, Collection
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from importlib.metadata import version
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
+from service import __version__
 from service.batch.order import FORMATS, Order
 from service.batch.rows import Row, picture_path, row_of
 from service.case import Case
+from service.descriptions import describe_input
 from service.errors import ConfigError, InsufficientStorage, Problem, Unavailable
 from service.explainer import Explained, Explainer
 from service.instances import Instance
 from service.parameters import Parameters
 from service.questions import questions_of
+from service.registry import ServedModel
 from service.rendering import EXTENSIONS, encode
 from service.timings import Timings
 from service.workshop import Workshop
@@ -60,13 +64,27 @@ def check(workshop: Workshop, order: Order, targets: Collection[str | None]) -> 
         try:
             questions_of(model, order.parameters(target))
         except Problem as problem:
-            wrong.append(f"{target[:80]!r} (of {images}): {problem.detail}")
+            wrong.append(
+                f"{target[:80]!r} ({images} image{'s' if images > 1 else ''}): {problem.detail}"
+            )
     if wrong:
         more = [f"and {len(wrong) - LISTED} more"] if len(wrong) > LISTED else []
         raise ConfigError(
             f"{len(wrong)} of {len(counts)} different targets in the table cannot be explained: "
             + "; ".join(wrong[:LISTED] + more)
         )
+
+
+def made_with(model: ServedModel) -> dict[str, Any]:
+    """What numbers depend on beside the weights and the parameters."""
+    return {
+        "gradcam-service": __version__,
+        "torch": version("torch"),
+        "device": str(model.device),
+        "dtype": str(model.dtype).removeprefix("torch."),
+        "layout": "channels-last" if model.channels_last else "contiguous",
+        "input": describe_input(model.preprocessing).model_dump(mode="json"),
+    }
 
 
 def raise_last(workshop: Workshop, result: object) -> None:

@@ -17,6 +17,7 @@ from service.metrics import Metrics
 
 OPEN_PATHS = ("/healthz", "/readyz")
 READING = ("GET", "HEAD")
+SEND_ONE = "send an API key: Authorization: Bearer KEY, or X-API-Key: KEY"
 
 
 class Access:
@@ -50,10 +51,13 @@ class Access:
         await self._app(scope, receive, send)
 
     async def _admit(self, keys: Keys, scope: Scope, wants_admin: bool) -> None:
-        key = keys.of(_presented(Headers(scope=scope)))
+        presented = _presented(Headers(scope=scope))
+        key = keys.of(presented)
         if key is None:
             self._metrics.rejected.labels(reason="no key").inc()
-            raise Unauthorized("send an API key: Authorization: Bearer KEY, or X-API-Key: KEY")
+            if presented:
+                raise Unauthorized(f"the API key that was sent is not known; {SEND_ONE}")
+            raise Unauthorized(SEND_ONE)
         scope["state"]["key"] = key.name
         scope["state"]["admin"] = "admin" in key.scopes
         needed = "admin" if wants_admin else "explain"

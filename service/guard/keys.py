@@ -21,6 +21,14 @@ PREFIX = "gradcam_"
 DIGEST = "sha256:"
 
 
+PATTERNS = {
+    "name": "it should begin with a letter or a digit and have at most 64 letters, digits, '.', "
+    "'_' and '-'",
+    "digest": "it should be sha256: and 64 hexadecimal digits",
+}
+"""What a field is that has a pattern."""
+
+
 class KeyEntry(BaseModel):
     """One `[[keys]]` entry."""
 
@@ -114,6 +122,8 @@ def _sentence(error: ValidationError) -> str:
     if first["type"] == "missing":
         return f"{where} is required"
     message = first["msg"].removeprefix("Value error, ").replace("Input", "it", 1)
+    if first["type"] == "string_pattern_mismatch":
+        message = PATTERNS.get(where, message)
     return f"{where} is {str(first['input'])[:80]!r}: {message}"
 
 

@@ -145,7 +145,7 @@ def _row(item: str, number: int, each: dict[str, Any], best: dict[str, Any]) -> 
     target, heatmap, overlay = each["target"], each["heatmap"], each.get("overlay")
     peak, covers = each.get("peak") or {}, each.get("covers") or {}
     height, width = heatmap["shape"]
-    agreement = [*(each.get("agreement") or {}).values()]
+    agreement = each.get("agreement") or {}
     return Row(
         id=item,
         number=number,
@@ -165,7 +165,8 @@ def _row(item: str, number: int, each: dict[str, Any], best: dict[str, Any]) -> 
         mass=each.get("mass"),
         concentration=each.get("concentration"),
         border=each.get("border"),
-        agreement_mean=fmean(agreement) if agreement else None,
+        agreement=[*agreement.items()] or None,
+        agreement_mean=fmean(agreement.values()) if agreement else None,
         width=width,
         height=height,
         covers_left=covers.get("left"),

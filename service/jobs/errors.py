@@ -23,6 +23,11 @@ class UnknownItem(Problem):
     title = "The job has no such item"
 
 
+class ItemFailed(Problem):
+    status = 422
+    title = "The item failed"
+
+
 class NotFinished(Problem):
     status = 409
     title = "It is not finished"

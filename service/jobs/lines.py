@@ -11,7 +11,7 @@ from PIL import Image
 
 from service.errors import InternalError, NotAcceptable
 from service.jobs.documents import ItemResult
-from service.jobs.errors import NotFinished
+from service.jobs.errors import ItemFailed
 from service.jobs.folder import Folder
 from service.jobs.records import Finished, Job
 from service.rendering import encode
@@ -44,11 +44,11 @@ def picture_of_line(line: bytes, form: str) -> bytes:
 
     Raises:
         NotAcceptable: if there is not exactly one, or it was not asked for as a picture.
-        NotFinished: if the item failed.
+        ItemFailed: if the item failed.
     """
     document = json.loads(line)
     if "error" in document:
-        raise NotFinished(f"item {document['item'][:200]!r} failed: {document['error']}")
+        raise ItemFailed(f"item {document['item'][:200]!r} failed: {document['error']}")
     explanations = document["explanations"]
     if len(explanations) != 1:
         raise NotAcceptable(

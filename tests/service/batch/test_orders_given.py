@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib.metadata import version
 from pathlib import Path
 from zipfile import ZipFile
 
 import numpy as np
 import psutil
+import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
@@ -136,6 +139,25 @@ def test_methods_are_compared(gradcam: Shell, models: str, tmp_path: Path) -> No
     assert "Where the methods disagree most" in (tmp_path / "report.html").read_text()
 
 
+def test_what_made_a_table_is_in_it(gradcam: Shell, models: str, tmp_path: Path) -> None:
+    photos, tables = small_photos(tmp_path / "photos", 3), []
+    for name in ("one", "two"):
+        output = tmp_path / name
+        line = (photos, "--output", output, "--models", models, "--pictures", "none")
+        assert gradcam(*line, "--method", "layercam")[0] == 0
+        tables.append(output / "manifest.parquet")
+    # The models of these tests have a fixed layout.
+    assert tables[0].read_bytes() == tables[1].read_bytes()
+    told = json.loads(pq.read_schema(tables[0]).metadata[b"gradcam-service"])
+    assert told == json.loads((tmp_path / "one" / "run.json").read_text())
+    assert told["parameters"] == {"method": "layercam"}
+    made = told["made_with"]
+    assert (made["parameters"]["fit"], made["parameters"]["normalize"]) == ("crop", "minmax")
+    assert (made["torch"], made["device"], made["dtype"]) == (version("torch"), "cpu", "float32")
+    assert made["input"]["height"] == 8
+    assert made["layout"] in ("contiguous", "channels-last")
+
+
 def test_own_targets_of_a_table(gradcam: Shell, models: str, tmp_path: Path) -> None:
     small_photos(tmp_path / "photos", 3)
     table = tmp_path / "table.csv"
@@ -169,8 +191,8 @@ def test_all_targets_of_a_table_are_looked_at_first(
     table.write_text("\n".join(["id,path,target", *lines]))
     code, said = gradcam(table, "--output", tmp_path / "out", "--models", models)
     assert code == 2
-    assert "2 of 4 different targets in the table cannot be explained: 'tabby' (of 1): " in said
-    assert "'3' (of 2): class index 3 is out of range; model 'tiny' has classes 0 to 2" in said
+    assert "2 of 4 different targets in the table cannot be explained: 'tabby' (1 image): " in said
+    assert "'3' (2 images): class index 3 is out of range; model 'tiny' has classes 0 to 2" in said
     assert not (tmp_path / "out").exists()
 
 
@@ -251,7 +273,7 @@ def test_a_name_that_is_no_text(gradcam: Shell, models: str, tmp_path: Path) -> 
     ("arguments", "words"),
     [
         (["--set", "opacity"], "--set opacity: it should be NAME=VALUE"),
-        (["--set", "opacity=2"], "opacity is '2': it should be less than or equal to 1"),
+        (["--set", "opacity=2"], "opacity is '2': it should be a number from 0 to 1"),
         (["--set", "colour=red"], "there is no parameter 'colour'; the parameters are "),
         (["--set", "=red"], "there is no parameter ''; the parameters are "),
         (["--set", "output=values"], "output=values is no picture"),

@@ -58,8 +58,8 @@ def test_it_says_what_was_explained(tmp_path: Path) -> None:
     assert "gradcam at bn2 · made " in words
     assert "Images 4 Maps 4 Classes 2 Warnings 1 Failures 1" in words
     # (0.2 + 0.6) / 2 and (0.2 + 0.5) / 2, of the numbers that are there
-    assert "cat 3 maps probability 0.40 concentration 0.35" in words
-    assert "dog 1 map probability 0.50 concentration 0.30" in words
+    assert "cat 3 maps its probability 0.40 concentration 0.35" in words
+    assert "dog 1 map its probability 0.50 concentration 0.30" in words
     assert words.index("cat 3 maps") < words.index("dog 1 map")
     assert "are shown" not in words
 

@@ -107,7 +107,7 @@ def test_a_preflight_needs_no_key_where_its_origin_is_named(
 def test_other_preflights_are_refused(served: TestClient) -> None:
     for origin, method, headers in (
         *((other, "POST", "content-type") for other in OTHERS),
-        (OURS, "DELETE", "x-api-key"),
+        (OURS, "PUT", "x-api-key"),
         (OURS, "POST", "x-forwarded-for"),
     ):
         response = preflight(served, origin, method, headers)
