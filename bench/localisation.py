@@ -129,8 +129,8 @@ def main() -> None:
             if arguments.write:  # it takes a while, and may be stopped
                 before, _, rest = arguments.write.read_text().partition(BEGIN)
                 former, _, after = rest.partition(END)
-                table = written(found, former)
-                arguments.write.write_text(f"{before}{BEGIN}{table}{END}{after}")
+                rows = written(found, former)
+                arguments.write.write_text(f"{before}{BEGIN}{rows}{END}{after}")
     table = Table("method", "layer", "mean", "minimum", "time")
     for each in found:
         mean, worst = f"{np.mean(each.shares):.3f}", f"{min(each.shares):.3f}"

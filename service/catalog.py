@@ -54,7 +54,7 @@ class ModelEntry(BaseModel):
             "`default`: the source's own; `none`: seeded random; both leave a factory's model as "
             "the function returns it; or a path, from the TOML file's folder, to a `.safetensors`, "
             "or a `.pt`, `.pth` or `.bin` that loads without running code, also as training leaves "
-            "it: under `state_dict`, `model_state_dict`, `model` or `ema` (the first of them), with "
+            "it: under `state_dict`, `model_state_dict`, `model` or `ema` (the first there), with "
             "prefixes of Lightning, DataParallel or torch.compile; the head has the file's classes"
         ),
     )
