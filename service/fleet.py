@@ -201,8 +201,11 @@ class Fleet:
 
     def _berth_of(self, name: str) -> Berth:
         if name not in self._berths:
-            there = f"the models are {', '.join(self._berths)}" if self._berths else "there is none"
-            raise UnknownModel(f"there is no model {name[:80]!r}; {there}")
+            if not self._berths:
+                raise UnknownModel("the service has no model: each was removed")
+            raise UnknownModel(
+                f"there is no model {name[:80]!r}; the models are {', '.join(self._berths)}"
+            )
         return self._berths[name]
 
     def _berth(self, entry: ModelEntry, *, essential: bool) -> Berth:

@@ -132,7 +132,7 @@ def test_what_has_no_end_is_no_photo(tmp_path: Path) -> None:
         (["--target", "1000"], "class index 1000 is out of range; model 'efficientnet-lite0'"),
         (["--layer", "conv9"], "model 'efficientnet-lite0' has no layer 'conv9'; the nearest"),
         (["--method", "rollout"], "model 'efficientnet-lite0' cannot do rollout: it needs a"),
-        (["--opacity", "2"], "opacity is '2.0': it should be less than or equal to 1"),
+        (["--opacity", "2"], "opacity is '2.0': it should be a number from 0 to 1"),
         (["--models", "missing.toml"], "missing.toml: cannot be read"),
     ],
 )

@@ -130,7 +130,7 @@ def test_a_service_without_a_model_is_not_ready_and_gets_it_back(tmp_path: Path)
         assert unready.status_code == 503
         assert unready.json()["detail"] == "there is no model: each was removed"
         missing = client.post("/v1/models/tiny:predict", content=PHOTO, headers=PNG)
-        assert missing.json()["detail"] == "there is no model 'tiny'; there is none"
+        assert missing.json()["detail"] == "the service has no model: each was removed"
         other = {"name": "other", "source": EMBEDDED.source}
         refused = client.post("/v1/models", json=other)
         assert refused.status_code == 403

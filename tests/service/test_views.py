@@ -212,7 +212,7 @@ def test_a_zero_map_says_why_and_what_to_try(client: TestClient, cat: bytes) -> 
         ({"method": "rise", "smooth": "augment"}, ["rise takes many passes itself"]),
         ({"method": "occlusion", "fuse": "max"}, ["there is none to fuse"]),
         ({"smooth": "twice"}, ["smooth is 'twice'", "'eigen'"]),
-        ({"threshold": "2"}, ["threshold is '2'", "less than or equal to 1"]),
+        ({"threshold": "2"}, ["threshold is '2'", "from 0 to 1"]),
     ],
 )
 def test_what_cannot_be_asked(

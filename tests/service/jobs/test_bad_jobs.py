@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 from starlette.testclient import TestClient
 
+from service.app import create_app
 from service.jobs.tables import CHUNK
 from service.settings import Settings
 from tests.service.conftest import encoded, noise
-from tests.service.jobs.conftest import app_with
 from tests.service.jobs.forms import (
     FORMS,
     GZIP,
@@ -387,9 +387,9 @@ PARAMETERS: dict[str, tuple[str, Any, str, str]] = {
     "class": ("target", 1000, "class-out-of-range", "0 to 999"),
     "layer": ("layer", "bn3", "unknown-layer", "no layer 'bn3'"),
     "method": ("method", "gradcam2", "unknown-method", "'gradcam2'"),
-    "opacity": ("opacity", 2, "invalid-parameter", "less than or equal to 1"),
+    "opacity": ("opacity", 2, "invalid-parameter", "from 0 to 1"),
     "output": ("output", "gif", "invalid-parameter", "'gif'"),
-    "top_k": ("top_k", 0, "invalid-parameter", "greater than or equal to 1"),
+    "top_k": ("top_k", 0, "invalid-parameter", "from 1 to 1000"),
 }
 
 
@@ -438,9 +438,9 @@ def test_an_unknown_model(jobs: TestClient) -> None:
 
 
 def test_without_any_model(tmp_path: Path) -> None:
-    with app_with((), Settings(jobs=tmp_path)) as client:
+    with TestClient(create_app(Settings(jobs=tmp_path), ())) as client:
         response = client.post("/v1/jobs", **form_of("json", {"a": DOT}))
-        check(response, 404, "unknown-model", "no model ''")
+        check(response, 404, "unknown-model", "the service has no model")
 
 
 @pytest.mark.parametrize("key", ["", "x" * 201, "a\tb", "caf\x7f"])
