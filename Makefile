@@ -43,6 +43,7 @@ chaos: .venv/test
 lint: .venv/test
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
+	$(BIN)/lint-imports
 
 types: .venv/test
 	$(BIN)/mypy

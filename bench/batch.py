@@ -248,14 +248,14 @@ def inside(words: list[str], around: dict[str, str]) -> float:
 
 def engine(source: Path) -> float:
     """Seconds from the first photo to the last overlay, the model loaded."""
-    from service.allocator import keep_memory
     from service.batch.inputs import open_inputs
-    from service.instances import Instance
-    from service.many import explain_many
-    from service.parameters import Parameters
-    from service.settings import read_settings
-    from service.timings import Timings
-    from service.workshop import workshop
+    from service.core.concurrency import explain_many
+    from service.core.settings import read_settings
+    from service.engine.allocator import keep_memory
+    from service.engine.timings import Timings
+    from service.pipeline.instances import Instance
+    from service.pipeline.parameters import Parameters
+    from service.pipeline.session import workshop
 
     async def explain() -> float:
         settings = read_settings(os.environ, cache_bytes=0)

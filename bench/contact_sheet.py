@@ -15,8 +15,8 @@ from PIL import Image, ImageDraw, ImageFont
 from starlette.testclient import TestClient
 
 from cam import METHODS
-from service.app import create_app
-from service.settings import Settings
+from service.core.settings import Settings
+from service.http.app import create_app
 
 COLUMNS, WIDTH, CAPTION, GAP = 6, 300, 44, 8
 

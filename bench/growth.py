@@ -27,14 +27,14 @@ from rich.table import Table
 
 from bench.library import build, head_of, record
 from cam import ClassTarget, Question, explain_batch
-from service.allocator import keep_memory
-from service.catalog import ModelEntry
-from service.engine import Engine
-from service.images import decode
-from service.metrics import Metrics
-from service.parameters import Parameters
-from service.registry import load
-from service.rendering import draw, encode
+from service.core.metrics import Metrics
+from service.engine.allocator import keep_memory
+from service.engine.engine import Engine
+from service.models.catalog import ModelEntry
+from service.models.registry import load
+from service.pipeline.images import decode
+from service.pipeline.parameters import Parameters
+from service.pipeline.rendering import draw, encode
 
 LAYER = "layer4"
 Trial = tuple[str, dict[float, Callable[[], Any]]]

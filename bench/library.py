@@ -42,8 +42,8 @@ from cam import ClassTarget, Question, default_layer, explain_batch, survey
 from cam.errors import MethodUnsuited
 from cam.fast import FastPath
 from cam.head import PooledHead, pooled_head
-from service.catalog import EMBEDDED
-from service.registry import load
+from service.models.catalog import EMBEDDED
+from service.models.registry import load
 
 MIDDLE = {
     "resnet50": "layer2",

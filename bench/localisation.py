@@ -29,8 +29,8 @@ from rich.table import Table
 from starlette.testclient import TestClient
 
 from cam import METHODS
-from service.app import create_app
-from service.settings import Settings
+from service.core.settings import Settings
+from service.http.app import create_app
 
 MODEL = "/v1/models/efficientnet-lite0"
 PHOTOS = {

@@ -32,24 +32,24 @@ from rich.table import Table
 import cam.capture
 import cam.head
 import cam.onepass
-import service.explainer
-import service.rendering
+import service.pipeline.explainer
+import service.pipeline.rendering
 from bench.service import ask_until_ready, photographs, serving
-from service.app import create_app
-from service.catalog import ModelEntry
-from service.preprocessing import Preprocessing
-from service.settings import Settings
+from service.core.settings import Settings
+from service.http.app import create_app
+from service.models.catalog import ModelEntry
+from service.models.preprocessing import Preprocessing
 
 PATH = "/v1/models/resnet50:explain?fit=squash"
 STEPS: list[tuple[str, Any, str]] = [
-    ("decode", service.explainer, "decode"),
+    ("decode", service.pipeline.explainer, "decode"),
     ("preprocess", Preprocessing, "apply"),
     ("backward", cam.capture.Capture, "backward"),
     ("backward", cam.head.HeadSignals, "backward"),
     ("map", cam.onepass, "_maps"),
-    ("resize", service.rendering, "place"),
-    ("colour", service.rendering, "overlay"),
-    ("encode", service.explainer, "encode"),
+    ("resize", service.pipeline.rendering, "place"),
+    ("colour", service.pipeline.rendering, "overlay"),
+    ("encode", service.pipeline.explainer, "encode"),
 ]
 
 

@@ -90,7 +90,7 @@ def behind_serve() -> Iterator[None]:
         "RAY_USAGE_STATS_ENABLED": "0",
         "RAY_worker_niceness": "0",  # 15 by itself: the clients here would come first
         "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
-        "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": "service.ray_proxy:gate",
+        "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": "service.ray.proxy:gate",
         # As bench.service's are started.
         "GRADCAM_LOG_LEVEL": "warning",
         "GRADCAM_DEADLINE_SECONDS": "300",
@@ -99,7 +99,7 @@ def behind_serve() -> Iterator[None]:
     import ray  # reads them
     from ray import serve
 
-    from service.ray_serve import build
+    from service.ray.serve import build
 
     ray.init(address="local", namespace="serve", include_dashboard=False, log_to_driver=False)
     try:

@@ -23,25 +23,25 @@ from rich.table import Table
 
 from bench.batch import make_photos
 from bench.library import record
+from service.batch.configuration import Order
 from service.batch.inputs import open_inputs
-from service.batch.order import Order
 from service.batch.parts import Parts
-from service.batch.rows import Row
 from service.batch.work import Item, explain_item
-from service.explainer import Explained, Explainer
-from service.images import decode
-from service.jobs.arrivals import Arrivals
+from service.core.concurrency import explain_many
+from service.core.settings import Settings
+from service.core.threads import one_each
 from service.jobs.database import Database
 from service.jobs.folder import Folder
 from service.jobs.records import NewItem, NewJob
 from service.jobs.store import Store
-from service.many import explain_many
-from service.parameters import Parameters
-from service.questions import questions_of
-from service.rendering import encode
-from service.settings import Settings
-from service.threads import one_each
-from service.workshop import workshop
+from service.jobs.submission import Arrivals
+from service.pipeline.explainer import Explained, Explainer
+from service.pipeline.images import decode
+from service.pipeline.parameters import Parameters
+from service.pipeline.rendering import encode
+from service.pipeline.resolve import questions_of
+from service.pipeline.rows import Row
+from service.pipeline.session import workshop
 
 PHOTOS = 60
 

@@ -9,7 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import interpolate
 
@@ -217,6 +219,11 @@ class ClassTarget:
     def _best(self, found: Detections) -> Tensor:
         best = self.find(found)
         return found.scores.sum() * 0 if best is None else found.scores[best]
+
+
+def mask_of(white: NDArray[np.bool_]) -> Tensor:
+    """A mask (H, W) over the model's input as `ClassTarget` takes it."""
+    return torch.from_numpy(white)
 
 
 def mirrored(target: Target, width: int) -> Target:

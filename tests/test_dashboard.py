@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from service.metrics import Metrics
+from service.core.metrics import Metrics
 
 DASHBOARD = Path(__file__).parent.parent / "deploy" / "grafana.json"
 SELECTOR = re.compile(r"([A-Za-z_:][A-Za-z0-9_:]*)\{([^}]*)\}")

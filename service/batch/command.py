@@ -13,17 +13,17 @@ from typing import Final, Protocol
 
 from rich.console import Console
 
-from service.allocator import keep_memory
+from service.batch.configuration import LOCK, RECORD, Order
 from service.batch.inputs import open_inputs
-from service.batch.order import LOCK, RECORD, Order
 from service.batch.parts import MANIFEST, PARTS, Parts
 from service.batch.progress import Tally, begun, say, shown
-from service.batch.rows import PICTURES, Row, failed_row
 from service.batch.work import Item, check, explain_item, made_with, raise_last
-from service.errors import ConfigError, InsufficientStorage, Problem, Unavailable
-from service.many import explain_many
-from service.settings import Settings
-from service.workshop import workshop
+from service.core.concurrency import explain_many
+from service.core.errors import ConfigError, InsufficientStorage, Problem, Unavailable
+from service.core.settings import Settings
+from service.engine.allocator import keep_memory
+from service.pipeline.rows import PICTURES, Row, failed_row
+from service.pipeline.session import workshop
 
 PART_ROWS: Final = 500
 PART_SECONDS: Final = 10.0
@@ -60,7 +60,7 @@ def batch(
     """Explain the images that `source` names which are not done yet, into `order.output`.
 
     Args:
-        explain: how the images are explained, in place of this process; `service.batch.cluster`
+        explain: how the images are explained, in place of this process; `service.ray.batch`
             has another way.
 
     Returns:

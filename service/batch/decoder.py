@@ -10,8 +10,8 @@ from typing import Any, Final
 import pyarrow as pa
 
 from service.batch.inputs import open_inputs
-from service.errors import Problem
-from service.images import decode
+from service.core.errors import Problem
+from service.pipeline.images import decode
 
 MOST_PIXELS: Final = 4_000_000
 """Of a photo that travels decoded: a larger one's pixels would fill the object store."""

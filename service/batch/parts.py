@@ -16,9 +16,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from service.batch.rows import SCHEMA, Row, table_of
-from service.errors import ConfigError, InsufficientStorage, one_line
-from service.files import written_whole
+from service.core.errors import ConfigError, InsufficientStorage, one_line
+from service.core.files import written_whole
+from service.pipeline.rows import SCHEMA, Row, table_of
 
 MANIFEST: Final = "manifest.parquet"
 PARTS: Final = "parts"

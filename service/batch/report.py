@@ -32,9 +32,9 @@ from service.batch.report_manifest import read_rows
 from service.batch.report_means import MeanMap, mean_maps, scaled_map
 from service.batch.report_pictures import draw_bar, draw_map, in_order, show
 from service.batch.report_sample import Sample
-from service.batch.rows import Row
-from service.files import written_whole
-from service.glossary import TERMS
+from service.core.files import written_whole
+from service.core.glossary import TERMS
+from service.pipeline.rows import Row
 
 CLASSES: Final = 1000
 """Whose mean maps are drawn, those with the most maps: not every name in a vocabulary."""

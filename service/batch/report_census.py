@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
-from service.batch.rows import Row
+from service.pipeline.rows import Row
 
 BINS: Final = 20
 """Of the probabilities' histogram."""

@@ -9,8 +9,8 @@ from typing import Final
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from service.batch.rows import SCHEMA, Row
-from service.errors import ConfigError, one_line
+from service.core.errors import ConfigError, one_line
+from service.pipeline.rows import SCHEMA, Row
 
 ROWS: Final = 1024
 """Read at a time without their maps."""

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from cam.heatmap import minmax, resize
 from service.batch.report_census import ClassKey, Grid, class_of
-from service.batch.rows import Row
+from service.pipeline.rows import Row
 
 Float = NDArray[np.float32]
 

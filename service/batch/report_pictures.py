@@ -18,8 +18,8 @@ from PIL import Image
 
 from cam.heatmap import resize
 from cam.overlay import Float, Picture, colorize
-from service.errors import Problem
-from service.images import decode_reduced
+from service.core.errors import Problem
+from service.pipeline.images import decode_reduced
 
 THUMBNAIL: Final = 192
 """Pixels of a thumbnail's longer side: sharp at 160 and good enough at twice that."""

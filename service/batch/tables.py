@@ -12,7 +12,7 @@ from typing import Any, Final
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from service.errors import ConfigError, one_line
+from service.core.errors import ConfigError, one_line
 
 COLUMNS: Final = ("path", "id", "target")
 Cells = dict[str, str | None]

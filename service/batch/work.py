@@ -12,19 +12,19 @@ from pathlib import Path
 from typing import Any, Final
 
 from service import __version__
-from service.batch.order import FORMATS, Order
-from service.batch.rows import Row, picture_path, row_of
-from service.case import Case
-from service.descriptions import describe_input
-from service.errors import ConfigError, InsufficientStorage, Problem, Unavailable
-from service.explainer import Explained, Explainer
-from service.instances import Instance
-from service.parameters import Parameters
-from service.questions import questions_of
-from service.registry import ServedModel
-from service.rendering import EXTENSIONS, encode
-from service.timings import Timings
-from service.workshop import Workshop
+from service.batch.configuration import FORMATS, Order
+from service.core.errors import ConfigError, InsufficientStorage, Problem, Unavailable
+from service.engine.timings import Timings
+from service.models.registry import ServedModel
+from service.pipeline.descriptions import describe_input
+from service.pipeline.explainer import Explained, Explainer
+from service.pipeline.instances import Instance
+from service.pipeline.parameters import Parameters
+from service.pipeline.rendering import EXTENSIONS, encode
+from service.pipeline.resolve import questions_of
+from service.pipeline.rows import Row, picture_path, row_of
+from service.pipeline.session import Workshop
+from service.pipeline.work_item import Case
 
 LISTED: Final = 20
 """Targets that are told one by one."""

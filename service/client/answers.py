@@ -8,9 +8,9 @@ from typing import TypeVar
 
 from pydantic import BaseModel, ValidationError
 
-from service import schemas
 from service.client.explanation import Explanation
 from service.client.failures import UnexpectedAnswer, failure, failure_of
+from service.core import schemas
 
 M = TypeVar("M", bound=BaseModel)
 

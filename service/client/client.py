@@ -9,18 +9,18 @@ from typing import Any, Self, TypeVar, Unpack
 
 import httpx2
 
-from service import portraits, schemas
 from service.client import answers, calls, job_calls
+from service.client.concurrency import Rest, in_threads, require_some
 from service.client.explanation import Explanation
 from service.client.failures import ClientError, Failure, Overloaded, ServiceError, Unreachable
 from service.client.job import Job
 from service.client.job_documents import JobDocument, JobList, State
-from service.client.lines import Line
-from service.client.many import Rest, in_threads, require_some
 from service.client.options import MediaType, Options, PredictOptions
 from service.client.photos import Photo
 from service.client.retries import Retries
 from service.client.settings import settings
+from service.client.transport import Line
+from service.core import model_schemas, schemas
 
 P = TypeVar("P", bound=Photo)
 
@@ -104,18 +104,18 @@ class Client:
     def models(self) -> list[str]:
         """The models' names."""
         answer = self._line.send(calls.get("/v1/models"))
-        return answers.parsed(portraits.ModelList, answer.body).models
+        return answers.parsed(model_schemas.ModelList, answer.body).models
 
-    def model(self, name: str | None = None) -> portraits.ModelDescription:
+    def model(self, name: str | None = None) -> model_schemas.ModelDescription:
         """A model's input, classes, labels, default layer and methods."""
         answer = self._line.send(calls.get(calls.model_path(self._named(name))))
-        return answers.parsed(portraits.ModelDescription, answer.body)
+        return answers.parsed(model_schemas.ModelDescription, answer.body)
 
-    def layers(self, name: str | None = None) -> list[portraits.LayerDescription]:
+    def layers(self, name: str | None = None) -> list[model_schemas.LayerDescription]:
         """A model's modules in the order in which they run, and which can be explained."""
         path = calls.model_path(self._named(name))
         answer = self._line.send(calls.get(f"{path}/layers"))
-        return answers.parsed(portraits.LayerList, answer.body).layers
+        return answers.parsed(model_schemas.LayerList, answer.body).layers
 
     def predict(
         self, photo: Photo, *, model: str | None = None, **parameters: Unpack[PredictOptions]

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from service import schemas
+from service.core import schemas
 
 
 @dataclass(frozen=True, eq=False)

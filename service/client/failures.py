@@ -21,7 +21,7 @@ from http import HTTPStatus
 
 from pydantic import ValidationError
 
-from service.schemas import ProblemDocument
+from service.core.schemas import ProblemDocument
 
 MAX_QUOTED = 200
 """Characters of an answer that is no problem document, in a sentence."""

@@ -14,9 +14,9 @@ from service.client import job_calls
 from service.client.answers import Answer, parsed
 from service.client.calls import Call
 from service.client.job_documents import Counts, JobDocument, Result, State, result_of
-from service.client.lines import FAILURES, Line
 from service.client.options import MediaType
 from service.client.retries import Tries
+from service.client.transport import FAILURES, Line
 
 
 class Job:

@@ -8,11 +8,11 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from service import schemas
 from service.client.answers import parsed
 from service.client.explanation import Explanation
 from service.client.failures import ServiceError, failure
-from service.schemas import Open
+from service.core import schemas
+from service.core.schemas import Open
 
 State = Literal["waiting", "running", "done", "cancelled"]
 ENDED = ("done", "cancelled")

@@ -1,7 +1,7 @@
 """The parameters of a call, by name and type, so that editors complete them.
 
-They are those of service.parameters, which this does not import: that would load PyTorch. A test
-compares the two.
+They are those of service.pipeline.parameters, which this does not import: that would load PyTorch.
+A test compares the two.
 """
 
 from __future__ import annotations

@@ -7,10 +7,10 @@ import json
 from collections import Counter
 from typing import Any, Final
 
-from service.errors import ImageTooLarge, MalformedRequest, Problem, TooManyInstances
-from service.jobs.arrivals import Arrivals
+from service.core.errors import ImageTooLarge, MalformedRequest, Problem, TooManyInstances
 from service.jobs.folder import Blob
 from service.jobs.records import LONGEST_ID, MOST_ID_BYTES, NewItem, Source, storable
+from service.jobs.submission import Arrivals
 from service.jobs.tables import CHUNK
 
 CHUNK_BYTES: Final = 4_000_000

@@ -12,7 +12,7 @@ from typing import Any, Final
 from sqlalchemy import Connection, Engine, create_engine, event, func, insert, select
 from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError, SQLAlchemyError
 
-from service.errors import ConfigError, InsufficientStorage, Unavailable, one_line
+from service.core.errors import ConfigError, InsufficientStorage, Unavailable, one_line
 from service.jobs.tables import VERSION, meta, metadata
 
 FILE: Final = "jobs.sqlite"

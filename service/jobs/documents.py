@@ -8,8 +8,8 @@ from typing import Any, Literal
 
 from pydantic import Field
 
+from service.core.schemas import Explanation, Open, Prediction, ProblemDocument
 from service.jobs.records import Job
-from service.schemas import Explanation, Open, Prediction, ProblemDocument
 
 
 class Counts(Open):

@@ -10,7 +10,7 @@
 
 from __future__ import annotations
 
-from service.errors import Problem, Unavailable
+from service.core.errors import Problem, Unavailable
 
 
 class UnknownJob(Problem):

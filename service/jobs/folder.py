@@ -14,8 +14,8 @@ from uuid import uuid4
 
 from filelock import FileLock, Timeout
 
-from service.errors import ConfigError, InsufficientStorage
-from service.files import sync_folder, written_whole
+from service.core.errors import ConfigError, InsufficientStorage
+from service.core.files import sync_folder, written_whole
 from service.jobs.errors import FolderAway
 
 PER_FOLDER: Final = 1000

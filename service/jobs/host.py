@@ -13,27 +13,27 @@ from uuid import uuid4
 
 import platformdirs
 
-from service.errors import ConfigError, InsufficientStorage, Unavailable
-from service.explainer import Explainer
-from service.fleet import Fleet
-from service.guard.admission import Admission
-from service.guard.fetch import Fetcher
-from service.guard.holding import Holding
-from service.jobs.arrivals import Arrivals
+from service.core.errors import ConfigError, InsufficientStorage, Unavailable
+from service.core.pool import Pool
+from service.core.settings import Settings
+from service.engine.manager import Fleet
 from service.jobs.database import Database
 from service.jobs.documents import JobDocument, describe_job
+from service.jobs.executor import Tries
 from service.jobs.folder import Folder
 from service.jobs.intake import Intake
-from service.jobs.keeper import enlisted, kept
-from service.jobs.outcomes import Outcomes
+from service.jobs.janitor import enlisted, kept
+from service.jobs.listing import Register
 from service.jobs.records import Job
-from service.jobs.register import Register
+from service.jobs.result_store import Outcomes
 from service.jobs.runner import Runner
 from service.jobs.sources import Sources
 from service.jobs.store import Store
-from service.jobs.tries import Tries
-from service.pool import Pool
-from service.settings import Settings
+from service.jobs.submission import Arrivals
+from service.limits.admission import Admission
+from service.limits.body_budget import Holding
+from service.limits.fetch import Fetcher
+from service.pipeline.explainer import Explainer
 
 THREADS: Final = 4
 AGAIN_SECONDS: Final = 5.0

@@ -11,28 +11,28 @@ from python_multipart.multipart import parse_options_header
 from starlette.datastructures import ImmutableMultiDict
 from starlette.requests import Request
 
-from service.errors import (
+from service.core.errors import (
     BodyTooLarge,
     InvalidParameter,
     MalformedRequest,
     Problem,
     UnsupportedMediaType,
 )
-from service.fleet import Fleet
-from service.guard.holding import Holding
-from service.jobs.arrivals import Arrivals
+from service.core.pool import Pool
+from service.core.settings import Settings
+from service.engine.manager import Fleet
 from service.jobs.collector import Collector
 from service.jobs.folder import Folder
+from service.jobs.listing import Register
 from service.jobs.quota import no_room
 from service.jobs.readers import ArchiveReader, FormReader, JsonReader, LinesReader, Reader
 from service.jobs.records import Job, NewJob, parameters_json
-from service.jobs.register import Register
-from service.parameters import Parameters
-from service.pool import Pool
-from service.questions import questions_of
-from service.settings import Settings
-from service.targets import MAX_MAPS
-from service.validation import read_parameters
+from service.jobs.submission import Arrivals
+from service.limits.body_budget import Holding
+from service.pipeline.parameters import Parameters
+from service.pipeline.resolve import questions_of
+from service.pipeline.targets import MAX_MAPS
+from service.pipeline.validation import read_parameters
 
 ZIP = ("application/zip", "application/x-zip-compressed")
 TAR = ("application/x-tar", "application/gzip", "application/x-gzip")

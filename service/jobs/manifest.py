@@ -7,12 +7,12 @@ from typing import Annotated, Any
 from pydantic import FailFast, Field, ValidationError, model_validator
 from pydantic_core import PydanticCustomError
 
-from service.errors import MalformedRequest, Problem, UnknownParameter
+from service.core.errors import MalformedRequest, Problem, UnknownParameter
 from service.jobs.records import LONGEST_ID, Source
-from service.parameters import ExplainInstance, Parameters
-from service.placement import decode_base64
-from service.targets import Closed
-from service.validation import OWN, parameter_problem
+from service.pipeline.coordinates import decode_base64
+from service.pipeline.parameters import ExplainInstance, Parameters
+from service.pipeline.targets import Closed
+from service.pipeline.validation import OWN, parameter_problem
 
 MOST_PATH = 2000
 FORMS = ("b64", "url", "path", "uri")

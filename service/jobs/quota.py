@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from sqlalchemy import Connection, func, select
 
-from service.errors import InsufficientStorage
+from service.core.errors import InsufficientStorage
 from service.jobs.tables import jobs
 
 

@@ -12,11 +12,11 @@ from pydantic import ValidationError
 from python_multipart.exceptions import FormParserError, MultipartParseError
 from python_multipart.multipart import MultipartParser, parse_options_header
 
-from service.errors import BodyTooLarge, MalformedRequest, Problem, UnknownParameter
-from service.jobs.archives import collect_tar, collect_zip
+from service.core.errors import BodyTooLarge, MalformedRequest, Problem, UnknownParameter
 from service.jobs.collector import Collector
 from service.jobs.manifest import JobInstance, JobRequest, manifest_problem
-from service.parameters import Parameters
+from service.jobs.unpack import collect_tar, collect_zip
+from service.pipeline.parameters import Parameters
 
 LONGEST_TEXT: Final = 1_000_000
 """Bytes of all fields of a form that are no files."""

@@ -9,7 +9,7 @@ from contextlib import suppress
 from functools import partial
 from typing import Final
 
-from service.errors import UnfetchableImage
+from service.core.errors import UnfetchableImage
 
 READ_SECONDS: Final = 60.0
 """That one may take, its turn included."""

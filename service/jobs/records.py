@@ -8,8 +8,8 @@ from typing import Any, Final, Literal
 
 from pydantic import ValidationError
 
-from service.parameters import Parameters
-from service.validation import parameter_problem
+from service.pipeline.parameters import Parameters
+from service.pipeline.validation import parameter_problem
 
 LONGEST_ID: Final = 1000
 """Characters of an item's id: archives hold whole paths."""

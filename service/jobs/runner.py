@@ -11,16 +11,16 @@ from time import monotonic
 from types import TracebackType
 from typing import Final, TypeVar
 
-from service.errors import InsufficientStorage, Problem, Unavailable
-from service.fleet import Fleet
-from service.guard.admission import Admission
+from service.core.concurrency import explain_many
+from service.core.errors import InsufficientStorage, Problem, Unavailable
+from service.core.pool import Pool
+from service.engine.manager import Fleet
+from service.jobs.executor import Tries, Withdrawn
 from service.jobs.folder import Folder
+from service.jobs.in_flight import UnderWay
 from service.jobs.records import Leased
 from service.jobs.store import Store
-from service.jobs.tries import Tries, Withdrawn
-from service.jobs.underway import UnderWay
-from service.many import explain_many
-from service.pool import Pool
+from service.limits.admission import Admission
 
 LEASE_ITEMS: Final = 16
 LOOK_SECONDS: Final = 1.0

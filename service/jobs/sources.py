@@ -10,7 +10,7 @@ from urllib.parse import unquote
 
 import fsspec
 
-from service.errors import (
+from service.core.errors import (
     Forbidden,
     ImageTooLarge,
     Problem,
@@ -18,12 +18,12 @@ from service.errors import (
     UnfetchableImage,
     one_line,
 )
-from service.guard.fetch import Allowance, Fetcher
+from service.core.pool import Pool
+from service.core.settings import Settings
 from service.jobs.folder import Folder
 from service.jobs.reads import Reads
 from service.jobs.records import Leased
-from service.pool import Pool
-from service.settings import Settings
+from service.limits.fetch import Allowance, Fetcher
 
 
 class Sources:

@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from sqlalchemy import Connection, Row, delete, func, insert, or_, select, update
 
-from service.errors import InternalError, Problem
+from service.core.errors import InternalError, Problem
 from service.jobs.database import Database
 from service.jobs.quota import bytes_of_jobs, no_room
 from service.jobs.records import Leased, parameters_of
@@ -31,7 +31,7 @@ from service.jobs.tables import (
     results,
     runners,
 )
-from service.parameters import Parameters
+from service.pipeline.parameters import Parameters
 
 LEASE_SECONDS: Final = 20.0
 """A runner that was not heard of for so long has lost its items."""

@@ -14,7 +14,7 @@ import tempfile
 from collections import Counter
 from pathlib import Path
 
-from service.guard.keys import new_key
+from service.limits.keys import new_key
 from tests.chaos.finding import Finding
 from tests.chaos.sockets import metric
 from tests.chaos.stage import ROOT, Client, photo, staged

@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as some
 
 from cam import COLORMAPS, METHODS
-from service.parameters import Parameters
+from service.pipeline.parameters import Parameters
 from tests.chaos.finding import Finding
 from tests.chaos.stage import photo, plain, staged
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from service.errors import Problem
+from service.core.errors import Problem
 from tests.chaos.finding import Finding
-from tests.service.guard.sites import Canary, Names, fetched
-from tests.service.guard.test_addresses import OWN
-from tests.service.guard.test_fetch import FORBIDDEN, hosts_of
+from tests.service.limits.sites import Canary, Names, fetched
+from tests.service.limits.test_addresses import OWN
+from tests.service.limits.test_fetch import FORBIDDEN, hosts_of
 
 
 async def forged(scale: float) -> list[Finding]:

@@ -17,9 +17,9 @@ from typing import Any
 
 import torch
 
-from service.catalog import ModelEntry
-from service.errors import ConfigError
-from service.registry import load
+from service.core.errors import ConfigError
+from service.models.catalog import ModelEntry
+from service.models.registry import load
 from tests.chaos.finding import Finding
 
 

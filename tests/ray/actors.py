@@ -17,15 +17,15 @@ from typing import Any
 import pyarrow as pa
 from PIL import Image
 
-import service.berth
-import service.workshop
-from service.batch.cluster import Explainers
+import service.engine.lifecycle
+import service.pipeline.session
+from service.batch.configuration import Order
 from service.batch.decoder import DECODED
-from service.batch.order import Order
 from service.batch.parts import Parts
-from service.errors import Problem
-from service.registry import load
-from service.settings import Settings
+from service.core.errors import Problem
+from service.core.settings import Settings
+from service.models.registry import load
+from service.ray.batch import Explainers
 from tests.service.batch.batches import catalog
 
 
@@ -47,9 +47,9 @@ def _targets(folder: Path) -> dict[str, Any]:
 
 def _dead(folder: Path) -> dict[str, Any]:
     """A model that hangs at a white image, and cannot be loaded a second time."""
-    service.workshop.REVIVAL_SECONDS = 0.2  # type: ignore[misc]
+    service.pipeline.session.REVIVAL_SECONDS = 0.2  # type: ignore[misc]
     loads = [load]
-    service.berth.load = lambda entry: loads.pop()(entry)  # type: ignore[attr-defined]
+    service.engine.lifecycle.load = lambda entry: loads.pop()(entry)  # type: ignore[attr-defined]
     output = folder / "dead"
     explainers = _explainers(folder, "stuck", output)
     explainers(pa.Table.from_pylist([_photo("black")], DECODED))

@@ -16,7 +16,7 @@ import pytest
 
 from tests.ray.stage import PNG, ask
 from tests.service.conftest import ELSEWHERE, MODEL, encoded, noise
-from tests.service.test_bad_input import check
+from tests.service.http.test_bad_input import check
 
 URL = ELSEWHERE or ""
 SLOW, NARROW = f"{URL}/slow", f"{URL}/narrow"

@@ -128,7 +128,7 @@ def environment(folder: Path) -> dict[str, str]:
         "RAY_AUTH_MODE": "token",
         "RAY_AUTH_TOKEN": secrets.token_hex(32),
         "RAY_USAGE_STATS_ENABLED": "0",
-        "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": "service.ray_proxy:gate",
+        "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": "service.ray.proxy:gate",
         "RAY_worker_niceness": "0",  # 15 by itself: whatever else runs would come first
         "XDG_STATE_HOME": str(folder / "state"),  # where jobs are kept
         "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # the node's address is 127.0.0.1
@@ -171,7 +171,7 @@ def main(folder: Path, port: int) -> None:
             {
                 "name": name,
                 "route_prefix": f"/{name}",
-                "import_path": "service.ray_serve:build",
+                "import_path": "service.ray.serve:build",
                 "args": arguments,
             }
         )

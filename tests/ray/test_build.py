@@ -15,10 +15,10 @@ yaml = pytest.importorskip("yaml")
 
 from ray.serve.schema import ServeDeploySchema  # noqa: E402
 
-from service.catalog import EMBEDDED  # noqa: E402
-from service.errors import ConfigError  # noqa: E402
-from service.ray_serve import Scale, build, options  # noqa: E402
-from service.settings import Settings  # noqa: E402
+from service.core.errors import ConfigError  # noqa: E402
+from service.core.settings import Settings  # noqa: E402
+from service.models.catalog import EMBEDDED  # noqa: E402
+from service.ray.serve import Scale, build, options  # noqa: E402
 from tests.service.live import ROOT  # noqa: E402
 
 DEPLOY = ROOT / "deploy" / "ray"
@@ -112,7 +112,7 @@ def test_mistakes_are_told_before_anything_starts(
 
 
 def test_whoever_builds_forwards_or_decodes_loads_no_torch() -> None:
-    modules = "service.ray_serve, service.ray_proxy, service.batch.decoder"
+    modules = "service.ray.serve, service.ray.proxy, service.batch.decoder"
     code = f"import {modules}, sys; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT).returncode == 0
 
@@ -120,7 +120,7 @@ def test_whoever_builds_forwards_or_decodes_loads_no_torch() -> None:
 def config(text: str) -> Any:
     found = ServeDeploySchema.model_validate(yaml.safe_load(text))
     (application,) = found.applications
-    assert application.import_path == "service.ray_serve:build"
+    assert application.import_path == "service.ray.serve:build"
     assert found.http_options.request_timeout_s is not None
     # Serve's own time-out is for requests that no replica has: the service's comes before.
     assert found.http_options.request_timeout_s > Settings().deadline_seconds
@@ -165,7 +165,7 @@ def test_the_rayservice_is_one(tmp_path: Path) -> None:
         assert environment == {
             "RAY_AUTH_MODE": "token",
             "RAY_USAGE_STATS_ENABLED": "0",
-            "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": "service.ray_proxy:gate",
+            "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": "service.ray.proxy:gate",
             "RAY_worker_niceness": "0",
         }
         (mount,) = container["volumeMounts"]

@@ -7,8 +7,8 @@ from starlette.middleware import Middleware
 from starlette.testclient import TestClient
 from starlette.types import Receive, Scope, Send
 
-from service.ray_proxy import Gate, gate
-from tests.service.test_bad_input import check
+from service.ray.proxy import Gate, gate
+from tests.service.http.test_bad_input import check
 
 
 class Proxy:

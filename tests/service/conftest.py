@@ -14,8 +14,8 @@ import skimage.data
 from PIL import Image
 from starlette.testclient import TestClient
 
-from service.app import create_app
-from service.settings import Settings
+from service.core.settings import Settings
+from service.http.app import create_app
 from tests.service.live import serving, until_ready
 
 MODEL = "/v1/models/efficientnet-lite0"

@@ -20,10 +20,10 @@ from pydantic import BaseModel
 from starlette.testclient import TestClient
 
 from cam import COLORMAPS, METHODS
-from service.app import create_app
-from service.catalog import ModelEntry, read_catalog
-from service.parameters import Parameters
-from service.settings import PREFIX, Settings
+from service.core.settings import PREFIX, Settings
+from service.http.app import create_app
+from service.models.catalog import ModelEntry, read_catalog
+from service.pipeline.parameters import Parameters
 from tests.service.live import ROOT, serving, until_ready
 
 README = (ROOT / "README.md").read_text()
@@ -220,11 +220,15 @@ def test_the_models_example_is_a_catalog(tmp_path: Path) -> None:
     ]
 
 
-def test_the_house_names_every_room() -> None:
-    house = README[README.index("## The house") :]
-    for file in [*ROOT.glob("cam/**/*.py"), *ROOT.glob("service/**/*.py")]:
+def test_the_architecture_names_every_module() -> None:
+    text = (ROOT / "docs" / "architecture.md").read_text()
+    cam = text[text.index("### cam") :]
+    for file in [*ROOT.glob("cam/**/*.py"), *ROOT.glob("service/*/*.py")]:
+        folder = file.relative_to(ROOT).parts[:2]
+        part = cam if folder[0] == "cam" else text[text.index(f"### service/{folder[1]}\n") :]
         if file.stem != "__init__":
-            assert re.search(rf"\b{file.stem}\b", house), file
+            part = part.split("\n### ")[0]
+            assert re.search(rf"\b{file.stem}\b", part), file
 
 
 def test_the_overlays_are_what_the_service_makes(client: TestClient) -> None:

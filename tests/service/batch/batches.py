@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
-from service.__main__ import main
+from service.cli.main import main
 from tests.service.conftest import noise
 from tests.service.live import ROOT
 

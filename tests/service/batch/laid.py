@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from service.batch.inputs import open_inputs
-from service.errors import ConfigError
+from service.core.errors import ConfigError
 
 NOBODY = 65534
 

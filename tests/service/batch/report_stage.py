@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from PIL import Image
 
-from service.batch.rows import SCHEMA, Row
+from service.pipeline.rows import SCHEMA, Row
 
 HOSTILE = "<script>alert(1)</script>.jpg"
 

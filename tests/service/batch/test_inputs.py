@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 
 from service.batch.inputs import open_inputs
-from service.errors import UndecodableImage
+from service.core.errors import UndecodableImage
 from tests.service.batch.laid import as_nobody, ids, lay, readable_by_nobody, refused
 
 

@@ -20,7 +20,7 @@ from PIL import Image
 
 from cam import spearman
 from service.batch import command
-from service.registry import load
+from service.models.registry import load
 from tests.service.batch.batches import Shell, catalog, rows, small_photos
 from tests.service.batch.factories import Stuck
 from tests.service.batch.laid import as_nobody, lay, readable_by_nobody
@@ -448,7 +448,7 @@ def test_a_model_that_stays_dead_stops_it_and_no_image_fails_for_it(
     gradcam: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("GRADCAM_HANG_SECONDS", "0.5")
-    monkeypatch.setattr("service.workshop.REVIVAL_SECONDS", 0.2)
+    monkeypatch.setattr("service.pipeline.session.REVIVAL_SECONDS", 0.2)
     monkeypatch.setattr(Stuck, "gone", False)
     folder = small_photos(tmp_path / "photos", 10)
     Image.new("RGB", (32, 32), "white").save(folder / "005.png")
@@ -456,7 +456,7 @@ def test_a_model_that_stays_dead_stops_it_and_no_image_fails_for_it(
     line = (folder, "--output", tmp_path / "out", "--models", models)
     with monkeypatch.context() as patched:
         loads = [load]  # the second time there is none
-        patched.setattr("service.berth.load", lambda entry: loads.pop()(entry))
+        patched.setattr("service.engine.lifecycle.load", lambda entry: loads.pop()(entry))
         code, said = gradcam(*line)
     assert code == 2
     assert said.splitlines()[-1].endswith("; the same command goes on from here")
@@ -469,7 +469,7 @@ def test_threads_that_were_there_before_are_not_waited_for(
 ) -> None:
     endings: list[int] = []
     monkeypatch.setattr(os, "_exit", endings.append)
-    monkeypatch.setattr("service.__main__.LAST_SECONDS", 0.1)
+    monkeypatch.setattr("service.cli.main.LAST_SECONDS", 0.1)
     folder = small_photos(tmp_path / "photos", 1)
     enough = threading.Event()
     thread = threading.Thread(target=enough.wait)

@@ -14,9 +14,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from service.batch.parts import Parts
-from service.batch.rows import SCHEMA, Row
-from service.errors import ConfigError, InsufficientStorage
-from service.files import written_whole
+from service.core.errors import ConfigError, InsufficientStorage
+from service.core.files import written_whole
+from service.pipeline.rows import SCHEMA, Row
 from tests.service.live import ROOT
 
 
@@ -100,7 +100,7 @@ import threading
 import time
 from pathlib import Path
 from service.batch.parts import Parts
-from service.batch.rows import Row
+from service.pipeline.rows import Row
 
 reached = threading.Semaphore(0)
 

@@ -12,7 +12,7 @@ from service.batch import progress
 from service.batch.inputs import Inputs
 from service.batch.parts import Parts
 from service.batch.progress import Tally, begun, shown
-from service.batch.rows import Row
+from service.pipeline.rows import Row
 
 
 def test_what_is_left_and_what_is_done(tmp_path: Path) -> None:

@@ -19,8 +19,8 @@ from PIL import Image
 from service.batch import report
 from service.batch.report import write_report
 from service.batch.report_pictures import THUMBNAIL
-from service.batch.rows import SCHEMA, Row
-from service.errors import ConfigError
+from service.core.errors import ConfigError
+from service.pipeline.rows import SCHEMA, Row
 from tests.service.batch.report_stage import (
     HOSTILE,
     Page,

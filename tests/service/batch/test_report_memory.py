@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from service.batch.report import write_report
-from service.batch.rows import SCHEMA, Row
+from service.pipeline.rows import SCHEMA, Row
 from tests.service.batch.report_stage import map_row, read_page, write_picture
 
 COUNT = 200_000

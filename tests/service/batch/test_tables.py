@@ -10,9 +10,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from service import photo_file
 from service.batch.inputs import open_inputs
-from service.errors import ImageTooLarge, UndecodableImage
+from service.core.errors import ImageTooLarge, UndecodableImage
+from service.pipeline import photo_file
 from tests.service.batch.laid import as_nobody, ids, lay, readable_by_nobody, refused
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from service.batch import inputs
 from service.batch.inputs import open_inputs
-from service.errors import ConfigError, ImageTooLarge, Problem, UndecodableImage
+from service.core.errors import ConfigError, ImageTooLarge, Problem, UndecodableImage
 from tests.service.batch.laid import ids, lay, refused
 
 

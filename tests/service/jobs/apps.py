@@ -14,9 +14,9 @@ from typing import Any
 import httpx2
 from starlette.testclient import TestClient
 
-from service.app import create_app
-from service.catalog import ModelEntry
-from service.settings import Settings
+from service.core.settings import Settings
+from service.http.app import create_app
+from service.models.catalog import ModelEntry
 from tests.service.conftest import wait_until_ready
 
 

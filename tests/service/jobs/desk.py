@@ -11,15 +11,15 @@ from typing import Any
 
 from sqlalchemy import func, select, update
 
-from service.jobs.arrivals import Arrivals
 from service.jobs.database import Database
 from service.jobs.folder import Folder
-from service.jobs.outcomes import Outcomes
+from service.jobs.listing import Register
 from service.jobs.records import Finished, Job, Leased, NewItem, NewJob
-from service.jobs.register import Register
+from service.jobs.result_store import Outcomes
 from service.jobs.store import LEASE_SECONDS, Store
+from service.jobs.submission import Arrivals
 from service.jobs.tables import items, jobs, results, runners
-from service.parameters import Parameters
+from service.pipeline.parameters import Parameters
 
 MODEL = ("m", "w")
 

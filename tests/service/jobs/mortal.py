@@ -11,7 +11,7 @@ from typing import Any
 
 from sqlalchemy import Engine, event
 
-from service.jobs.keeper import enlisted
+from service.jobs.janitor import enlisted
 from service.jobs.records import Leased
 from tests.service.jobs.desk import Desk, desk_at
 

@@ -19,8 +19,8 @@ import numpy as np
 import pytest
 from starlette.testclient import TestClient
 
-from service.errors import Problem
-from service.jobs.archives import collect_tar, collect_zip
+from service.core.errors import Problem
+from service.jobs.unpack import collect_tar, collect_zip
 from tests.service.conftest import encoded, noise
 from tests.service.jobs.forms import (
     GZIP,
@@ -183,7 +183,7 @@ def test_an_encrypted_entry_fails_alone(jobs: TestClient) -> None:
 def test_a_zip_whose_list_of_contents_is_huge(
     jobs: TestClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("service.jobs.archives.LONGEST_LISTING", 1000)
+    monkeypatch.setattr("service.jobs.unpack.LONGEST_LISTING", 1000)
     response = jobs.post("/v1/jobs", **form_of("zip", {f"{at:03}.png": DOT for at in range(30)}))
     check(response, 413, "body-too-large", "list of contents has more than 1000 bytes; send a tar")
     accepted(jobs.post("/v1/jobs", **form_of("zip", {f"{at}.png": DOT for at in range(9)})))

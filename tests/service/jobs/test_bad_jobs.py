@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 from starlette.testclient import TestClient
 
-from service.app import create_app
+from service.core.settings import Settings
+from service.http.app import create_app
 from service.jobs.tables import CHUNK
-from service.settings import Settings
 from tests.service.conftest import encoded, noise
 from tests.service.jobs.forms import (
     FORMS,

@@ -16,12 +16,12 @@ from pathlib import Path
 
 import pytest
 
-from service.errors import Unavailable
-from service.files import written_whole
+from service.core.errors import Unavailable
+from service.core.files import written_whole
+from service.core.pool import Pool
 from service.jobs.database import FILE
 from service.jobs.folder import Folder
-from service.jobs.keeper import bury_dead, enlisted, kept
-from service.pool import Pool
+from service.jobs.janitor import bury_dead, enlisted, kept
 from tests.service.jobs.desk import Desk, desk_at
 from tests.service.jobs.mortal import DOCUMENT, MOMENTS, NAME, live
 
@@ -208,8 +208,8 @@ def test_who_could_not_be_heard_itself_takes_nobody_for_dead(
     desk: Desk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """When a database comes back after a while, all are silent, and alive."""
-    monkeypatch.setattr("service.jobs.keeper.LEASE_SECONDS", 2.0)
-    monkeypatch.setattr("service.jobs.keeper.BEAT_SECONDS", 0.05)
+    monkeypatch.setattr("service.jobs.janitor.LEASE_SECONDS", 2.0)
+    monkeypatch.setattr("service.jobs.janitor.BEAT_SECONDS", 0.05)
     away = False
     enlist = desk.store.enlist
 

@@ -14,11 +14,11 @@ import pytest
 import schemathesis
 from starlette.testclient import TestClient
 
-from service.app import create_app
+from service.core.settings import Settings
+from service.http.app import create_app
 from service.jobs.database import FILE
 from service.jobs.host import Jobs
 from service.jobs.tables import CHUNK, VERSION
-from service.settings import Settings
 from tests.service.conftest import encoded, noise
 from tests.service.jobs.conftest import MOST_BYTES, SLOW, TINY, app_with
 from tests.service.jobs.forms import (

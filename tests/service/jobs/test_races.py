@@ -15,14 +15,14 @@ from typing import cast
 import pytest
 from sqlalchemy import Engine, event
 
-from service.errors import Unavailable
-from service.jobs.archive import PAGE, parquet, zipped
+from service.core.errors import Unavailable
+from service.core.pool import Pool
 from service.jobs.errors import UnknownJob
-from service.jobs.keeper import kept
+from service.jobs.export import PAGE, parquet, zipped
+from service.jobs.janitor import kept
 from service.jobs.records import Job
 from service.jobs.runner import Runner
 from service.jobs.store import LEASE_SECONDS
-from service.pool import Pool
 from tests.service.jobs.desk import Desk, desk_at
 from tests.service.jobs.postgres import Postgres, postgres
 

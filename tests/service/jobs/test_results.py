@@ -22,9 +22,9 @@ import pytest
 from PIL import Image
 from starlette.testclient import TestClient
 
-from service.app import create_app
-from service.jobs.keeper import BEAT_SECONDS
-from service.settings import Settings
+from service.core.settings import Settings
+from service.http.app import create_app
+from service.jobs.janitor import BEAT_SECONDS
 from tests.service.conftest import encoded, noise
 from tests.service.jobs.conftest import SLOW, TINY, app_with
 from tests.service.jobs.forms import (
@@ -269,7 +269,7 @@ def test_a_coloured_picture_is_the_job_s_overlay(jobs: TestClient) -> None:
 def test_what_cannot_be_a_picture(jobs: TestClient, named: dict[str, Any], several: str) -> None:
     png = {"Accept": "image/png"}
     broken = jobs.get(f"/v1/jobs/{named['id']}/results/broken", headers=png)
-    check(broken, 409, "not-finished", "'broken' failed", "not a JPEG")
+    check(broken, 422, "item-failed", "'broken' failed", "not a JPEG")
     many = jobs.get(f"/v1/jobs/{several}/results/b", headers=png)
     check(many, 406, "not-acceptable", "exactly one map, and the item has 3")
     other = jobs.get(f"/v1/jobs/{several}/results/b", headers={"Accept": "image/gif"})

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from service.errors import InsufficientStorage, MalformedRequest, Unavailable
+from service.core.errors import InsufficientStorage, MalformedRequest, Unavailable
 from service.jobs.errors import IdempotencyConflict, TooManyJobs, UnknownJob
 from service.jobs.records import Leased, NewItem
 from service.jobs.store import HOPELESS, SUSPICIOUS

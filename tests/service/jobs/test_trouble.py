@@ -27,7 +27,7 @@ SMALL_DISK = 8_000_000
 def _in_a_hurry(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("service.jobs.runner.HEADSTART_SECONDS", 0.0)
     monkeypatch.setattr("service.jobs.runner.PAUSE_SECONDS", 0.5)
-    monkeypatch.setattr("service.jobs.keeper.BEAT_SECONDS", 0.5)
+    monkeypatch.setattr("service.jobs.janitor.BEAT_SECONDS", 0.5)
     monkeypatch.setattr("service.jobs.host.AGAIN_SECONDS", 0.5)
     monkeypatch.setattr("service.jobs.database.BUSY_SECONDS", 1)
 

@@ -14,17 +14,17 @@ from typing import Any
 import pytest
 from starlette.testclient import TestClient
 
-from service.app import create_app
-from service.fleet import Fleet
-from service.guard.keys import new_key
-from service.jobs.arrivals import Arrivals
+from service.core.settings import Settings
+from service.engine.manager import Fleet
+from service.http.app import create_app
+from service.http.job_routes import PAGE
 from service.jobs.database import Database
-from service.jobs.outcomes import Outcomes
 from service.jobs.records import Job
-from service.jobs.routes import PAGE
+from service.jobs.result_store import Outcomes
 from service.jobs.runner import LEASE_ITEMS, Runner
 from service.jobs.store import Store
-from service.settings import Settings
+from service.jobs.submission import Arrivals
+from service.limits.keys import new_key
 from tests.chaos.models import SICK
 from tests.chaos.stage import photo, plain, staged
 from tests.service.conftest import wait_until_ready

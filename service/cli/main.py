@@ -1,0 +1,256 @@
+"""The command line: `gradcam serve`, `explain`, `batch`, `key`, `openapi`."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import threading
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from service import __version__
+from service.core.errors import ConfigError, Problem
+from service.core.settings import Settings, read_settings
+from service.limits.keys import new_key, read_keys
+from service.models.catalog import read_catalog
+from service.process.listener import listen
+from service.process.supervisor import supervise
+
+if TYPE_CHECKING:
+    from service.batch.command import Explain
+
+cli = typer.Typer(
+    name="gradcam",
+    help="Explains what vision models look at.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+LAST_SECONDS = 5.0
+Models = Annotated[
+    Path | None, typer.Option(help="The TOML file that names the models; else the embedded one.")
+]
+Target = Annotated[list[str] | None, typer.Option(help="Class index or label; repeat for several.")]
+Layer = Annotated[list[str] | None, typer.Option(help="Target layer; repeat for several.")]
+Method = Annotated[
+    list[str] | None,
+    typer.Option(help="Method of class activation mapping, gradcam; repeat to compare several."),
+]
+
+
+def _tell_version(asked: bool) -> None:
+    if asked:
+        print(f"gradcam-service {__version__}")
+        raise typer.Exit
+
+
+@cli.callback()
+def main_options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_tell_version, is_eager=True, help="Its number.")
+    ] = False,
+) -> None:
+    """Explains what vision models look at."""
+
+
+@cli.command()
+def serve(
+    host: Annotated[str | None, typer.Option(help="Address to listen on.")] = None,
+    port: Annotated[int | None, typer.Option(help="Port to listen on; 0 takes a free one.")] = None,
+    models: Models = None,
+    keys: Annotated[Path | None, typer.Option(help="The TOML file of API keys.")] = None,
+    insecure: Annotated[
+        bool | None,
+        typer.Option("--insecure", help="Listen where others can reach it, without keys."),
+    ] = None,
+) -> None:
+    """Serve explanations over HTTP. GRADCAM_… variables set the rest: see the README."""
+    settings = read_settings(
+        os.environ, host=host, port=port, models=models, keys=keys, insecure=insecure
+    )
+    entries = read_catalog(settings.models)
+    if settings.keys:
+        read_keys(settings.keys)  # a mistake in it is told before anything starts
+    with listen(settings) as listening:
+        if settings.supervise:
+            raise typer.Exit(supervise(listening, settings, entries))
+        from service.process.server import run  # imports torch, which a supervisor needs not
+
+        raise typer.Exit(run(settings, entries, listening, None))
+
+
+@cli.command()
+def key(
+    name: Annotated[str, typer.Argument(help="Whose it is.")],
+    scope: Annotated[
+        list[str] | None, typer.Option(help="explain or admin; repeat for both.")
+    ] = None,
+    rate: Annotated[str | None, typer.Option(help="Like 600/minute.")] = None,
+) -> None:
+    """Make an API key: prints its entry for the file of keys, and, once, the key itself."""
+    secret, entry = new_key(name, scope or ["explain"], rate)
+    print(entry)
+    print(f"# The key, shown this once: {secret}", file=sys.stderr)
+
+
+@cli.command()
+def explain(
+    photos: Annotated[list[Path], typer.Argument(help="Image files.")],
+    model: Annotated[str | None, typer.Option(help="Its name; else the first.")] = None,
+    target: Target = None,
+    method: Method = None,
+    layer: Layer = None,
+    output: Annotated[Path, typer.Option(help="Folder for the pictures.")] = Path("explanations"),
+    fit: Annotated[str, typer.Option(help="crop, squash or pad.")] = "crop",
+    colormap: Annotated[str, typer.Option(help="The colours of heat.")] = "turbo",
+    opacity: Annotated[float, typer.Option(help="Of the colours over the photo, 0 … 1.")] = 0.5,
+    models: Models = None,
+) -> None:
+    """Explain photos without a server: writes an overlay for each, and prints a table."""
+    settings = read_settings(os.environ, models=models)
+    given: dict[str, Any] = {
+        "target": target,
+        "method": _one_or_more(method, "gradcam"),
+        "layer": layer or "auto",
+        "fit": fit,
+        "colormap": colormap,
+        "opacity": opacity,
+    }
+    from service.cli.explain import explain_files
+
+    raise typer.Exit(explain_files(photos, settings, model=model, given=given, output=output))
+
+
+@cli.command()
+def batch(
+    source: Annotated[
+        str,
+        typer.Argument(
+            metavar="INPUT",
+            help="A folder, a pattern like 'photos/**/*.jpg', a .zip, or a .csv or .parquet with a "
+            "column path, and id and target if you like.",
+        ),
+    ],
+    output: Annotated[
+        Path,
+        typer.Option(help="Folder for pictures and manifest.parquet; goes on where it stopped."),
+    ],
+    model: Annotated[str | None, typer.Option(help="Its name; else the first.")] = None,
+    target: Target = None,
+    method: Method = None,
+    layer: Layer = None,
+    fit: Annotated[str, typer.Option(help="crop, squash or pad.")] = "crop",
+    other: Annotated[
+        list[str] | None,
+        typer.Option("--set", help="NAME=VALUE: any other parameter of :explain; repeat."),
+    ] = None,
+    pictures: Annotated[str, typer.Option(help="jpg, png, webp, or none.")] = "jpg",
+    report: Annotated[
+        Path | None, typer.Option(help="A page to write: thumbnails, mean maps, failures.")
+    ] = None,
+    retry_failed: Annotated[
+        bool, typer.Option("--retry-failed", help="Try those again that failed before.")
+    ] = False,
+    ray: Annotated[
+        str | None,
+        typer.Option(help="Address of a Ray cluster to do it on: HOST:PORT, auto, or local."),
+    ] = None,
+    models: Models = None,
+) -> None:
+    """Explain images without a server, as many as there are: writes a picture of each and a table
+    of all."""
+    former = {*threading.enumerate()}
+    settings = read_settings(os.environ, models=models)
+    given: dict[str, Any] = {
+        "method": _one_or_more(method, "gradcam"),
+        "layer": layer or "auto",
+        "fit": fit,
+    }
+    if target:
+        given["target"] = target
+    from service.batch.command import batch as explain_all
+    from service.batch.configuration import Order
+
+    order = Order({**given, **_pairs(other or [])}, output, pictures)
+    code = explain_all(
+        source,
+        settings,
+        order,
+        model=model,
+        retry_failed=retry_failed,
+        report=report,
+        explain=None if ray is None else _on_ray(ray),
+    )
+    _end(code, former)
+
+
+def _on_ray(address: str) -> Explain:
+    """
+    Raises:
+        ConfigError: where Ray is not installed.
+    """
+    try:
+        from service.ray.batch import explain_on_ray
+    except ModuleNotFoundError as error:
+        if error.name != "ray":
+            raise
+        raise ConfigError("--ray needs Ray: pip install 'gradcam-service[ray]'") from None
+    return partial(explain_on_ray, address=address)
+
+
+def _end(code: int, former: set[threading.Thread]) -> None:
+    """End the process, also where a worker hangs whose thread nothing ends.
+
+    Args:
+        former: those that were there before the command began: their end is not its to wait for.
+    """
+    for thread in {*threading.enumerate()} - former:
+        if not thread.daemon:
+            thread.join(LAST_SECONDS)
+            if thread.is_alive():
+                sys.stdout.flush()
+                sys.stderr.flush()
+                os._exit(code)
+    raise typer.Exit(code)
+
+
+def _one_or_more(given: list[str] | None, default: str) -> str | list[str]:
+    """What an option that may be repeated names."""
+    found = given or [default]
+    return found[0] if len(found) == 1 else found
+
+
+def _pairs(given: list[str]) -> dict[str, str]:
+    """
+    Raises:
+        ConfigError: naming the one that is no NAME=VALUE.
+    """
+    for pair in given:
+        if "=" not in pair:
+            raise ConfigError(f"--set {pair}: it should be NAME=VALUE")
+    return {name: value for name, _, value in (pair.partition("=") for pair in given)}
+
+
+@cli.command()
+def openapi() -> None:
+    """Print the HTTP contract as an OpenAPI document."""
+    from service.http.app import create_app
+
+    document = json.dumps(create_app(Settings()).openapi(), indent=2, ensure_ascii=False)
+    sys.stdout.buffer.write(f"{document}\n".encode())  # JSON is UTF-8, whatever the terminal is
+
+
+def main() -> None:
+    try:
+        cli()
+    except (ConfigError, Problem) as error:
+        print(f"gradcam: {error}", file=sys.stderr)
+        raise SystemExit(2) from None
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""What every package may use: settings, errors, metrics, logs, threads."""

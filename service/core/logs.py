@@ -1,0 +1,123 @@
+"""Log lines: one JSON object each, or, for a person at a terminal, one line of words.
+
+No image, no key and no header of a caller is ever logged; what may hold control characters is
+escaped in either form, so that nobody writes lines of his own into the log. And nobody ever waits
+for the log: where its reader stops reading, lines are dropped.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import queue
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import Any, Final
+
+import structlog
+from structlog.typing import EventDict, Processor
+
+from service.core.settings import Settings
+
+STANDARD_ERROR: Final = 2
+MOST_WAITING: Final = 10_000
+"""Lines; the next ones are dropped."""
+PATIENCE_SECONDS: Final = 2.0
+"""At the end, for what still waits to be written."""
+
+
+@contextmanager
+def logging_set_up(settings: Settings) -> Iterator[None]:
+    """While it is open, every logger of the process, uvicorn's too, writes to standard error in
+    one form."""
+    at_terminal = sys.stderr.isatty()
+    console = settings.log_format == "console" or (settings.log_format == "auto" and at_terminal)
+    shared: list[Processor] = [
+        structlog.contextvars.merge_contextvars,
+        structlog.stdlib.add_log_level,
+        structlog.stdlib.add_logger_name,
+        structlog.stdlib.ExtraAdder(),
+        _without_colours,
+        structlog.processors.TimeStamper(fmt="iso", utc=True),
+    ]
+    last: list[Processor] = (
+        [escape, structlog.dev.ConsoleRenderer(colors=at_terminal)]
+        if console
+        else [structlog.processors.JSONRenderer()]
+    )
+    formatter = structlog.stdlib.ProcessorFormatter(
+        foreign_pre_chain=shared,
+        processors=[
+            structlog.stdlib.ProcessorFormatter.remove_processors_meta,
+            # Here, because the console's own form shows every variable, images among them.
+            structlog.processors.format_exc_info,
+            *last,
+        ],
+    )
+    handler = Unhurried()
+    handler.setFormatter(formatter)
+    logging.basicConfig(level=settings.log_level.upper(), handlers=[handler], force=True)
+    logging.captureWarnings(True)
+    try:
+        yield
+    finally:
+        logging.captureWarnings(False)
+        logging.getLogger().removeHandler(handler)
+        handler.close()
+
+
+class Unhurried(logging.Handler):
+    """Writes to standard error in a thread of its own, so that no caller ever waits for it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._lines: queue.Queue[bytes | None] = queue.Queue(MOST_WAITING)
+        self._thread = threading.Thread(target=self._write, name="log", daemon=True)
+        self._thread.start()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            line = self.format(record) + "\n"
+            self._lines.put_nowait(line.encode("utf-8", "backslashreplace"))
+        except queue.Full:
+            pass
+        except Exception:  # as every handler of logging does: a bad record is no caller's trouble
+            self.handleError(record)
+
+    def close(self) -> None:
+        """Write what waits, if its reader takes it, and end the thread."""
+        with suppress(queue.Full):
+            self._lines.put(None, timeout=PATIENCE_SECONDS)
+            self._thread.join(PATIENCE_SECONDS)
+        super().close()
+
+    def _write(self) -> None:
+        while (line := self._lines.get()) is not None:
+            with suppress(OSError):  # nobody reads it any more
+                while line:
+                    # Not sys.stderr: a lock held while blocked would hold up the end as well.
+                    line = line[os.write(STANDARD_ERROR, line) :]
+
+
+def _without_colours(logger: Any, method: str, event: EventDict) -> EventDict:
+    event.pop("color_message", None)  # uvicorn's own, of the same words
+    return event
+
+
+def escape(logger: Any, method: str, event: EventDict) -> EventDict:
+    """Control characters as \\xNN, but for the line breaks of a traceback."""
+    return {
+        key: _escaped(value, keep="\n" if key == "exception" else "")
+        if isinstance(value, str)
+        else value
+        for key, value in event.items()
+    }
+
+
+def _escaped(text: str, *, keep: str) -> str:
+    return "".join(
+        each if each.isprintable() or each in keep else each.encode("unicode_escape").decode()
+        for each in text
+    )

@@ -1,0 +1,241 @@
+"""What answers look like, in JSON."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from service.core.glossary import TERMS
+
+
+class Open(BaseModel):
+    model_config = ConfigDict(frozen=True)
+
+
+class ScoredClass(Open):
+    index: int
+    label: str | None = Field(None, description="Absent where the model has no labels.")
+    score: float = Field(description="The model's output for the class: as a rule a logit.")
+    probability: float = Field(description="By the model's `activation`, 0 … 1.")
+
+
+class NamedClass(Open):
+    index: int
+    label: str | None = None
+
+
+class Box(Open):
+    """In the photo's pixels; edges, which may lie between pixels."""
+
+    left: float
+    top: float
+    right: float
+    bottom: float
+
+
+class Unit(Open):
+    layer: str
+    channel: int
+
+
+class ExplainedTarget(Open):
+    """What is explained; `score` is the number: a class's logit, unless the rest says otherwise."""
+
+    index: int | None = Field(None, description=TERMS["target_index"])
+    label: str | None = Field(None, description=TERMS["target_label"])
+    score: float = Field(description=TERMS["target_score"])
+    probability: float | None = Field(None, description=TERMS["target_probability"])
+    box: Box | None = Field(None, description="Of the detection.")
+    unit: Unit | None = None
+    like: str | None = Field(
+        None, description="The layer at which the photo's embedding was compared with another's."
+    )
+    minus: NamedClass | None = Field(None, description="The class it was contrasted with.")
+    against: Literal[True] | None = Field(None, description="What speaks against it is shown.")
+    of: Literal["probability"] | None = None
+
+
+class Region(Open):
+    """Whole pixels of the heatmap."""
+
+    left: int
+    top: int
+    width: int
+    height: int
+
+
+class Point(Open):
+    x: int
+    y: int
+
+
+class Heatmap(Open):
+    shape: tuple[int, int] = Field(description="Height and width.")
+    encoding: Literal["png", "float32"] = Field(
+        description=(
+            "`png`: an 8-bit grayscale PNG, 255 is 1.0 (of a signed map 0 is -1.0 and 128 is 0); "
+            "`float32`: little-endian, row by row."
+        )
+    )
+    data: str = Field(description="In base64.")
+
+
+class Overlay(Open):
+    content_type: Literal["image/png"]
+    data: str = Field(description="In base64.")
+
+
+class Completeness(Open):
+    """Whether the attributions, of either sign, add up to what they explain."""
+
+    attributed: float = Field(description="Their sum.")
+    difference: float = Field(description="The score, less that of the baseline.")
+
+
+class Explanation(Open):
+    instance: int = Field(description="Which of the request's instances, from 0.")
+    id: str | None = None
+    target: ExplainedTarget
+    method: str = Field(description=TERMS["method"])
+    layer: str = Field(description=TERMS["layer"])
+    layer_reason: str | None = Field(None, description=TERMS["layer_reason"])
+    region: Region = Field(description=TERMS["region"])
+    covers: Box | None = Field(None, description=TERMS["covers"])
+    heatmap: Heatmap
+    overlay: Overlay | None = Field(
+        None,
+        description="The picture, where `output` is `overlay`, `heatmap`, `contour` or `panel`.",
+    )
+    peak: Point | None = Field(None, description=TERMS["peak"])
+    hot: Region | None = Field(None, description=TERMS["hot"])
+    mass: float | None = Field(None, description=TERMS["mass"])
+    concentration: float | None = Field(None, description=TERMS["concentration"])
+    border: float | None = Field(None, description=TERMS["border"])
+    correct: bool | None = Field(None, description=TERMS["correct"])
+    agreement: dict[str, float] | None = Field(None, description=TERMS["agreement"])
+    signed: Literal[True] | None = None
+    completeness: Completeness | None = Field(
+        None, description="Of methods that promise it: integratedgradients, fullgrad."
+    )
+    warnings: list[str] = []
+
+
+class ProblemDocument(Open):
+    """RFC 9457; `error` repeats `detail` for KServe clients."""
+
+    type: str
+    title: str
+    status: int
+    detail: str
+    error: str
+    pointer: str | None = None
+
+
+class FailedInstance(Open):
+    """Stands in the place of what an instance would have got."""
+
+    instance: int
+    id: str | None = None
+    error: str
+    problem: ProblemDocument
+
+
+class Segment(NamedClass):
+    share: float = Field(description="Of the pixels that the model saw, 0 … 1.")
+
+
+class Detection(NamedClass):
+    score: float
+    box: Box
+
+
+class Prediction(Open):
+    """What the model says of an image: the one that its kind has."""
+
+    instance: int
+    id: str | None = None
+    classes: list[ScoredClass] | None = Field(
+        None, description="Of a classifier: the top_k classes, best first."
+    )
+    segments: list[Segment] | None = Field(
+        None, description="Of a segmenter: the top_k classes of the most pixels."
+    )
+    detections: list[Detection] | None = Field(
+        None, description="Of a detector: the top_k detections, best first."
+    )
+
+
+class PredictResponse(Open):
+    predictions: list[Prediction | FailedInstance]
+
+
+class ExplainResponse(Open):
+    """Both lists are in the order of the instances; an instance with several methods, targets or
+    layers has an explanation for each: by method, then by target, then by layer."""
+
+    predictions: list[Prediction | FailedInstance]
+    explanations: list[Explanation | FailedInstance]
+
+
+class SignalDescription(Open):
+    """One tensor of one image, without the batch."""
+
+    shape: list[int]
+    mean: float
+    std: float
+    minimum: float
+    maximum: float
+    zeros: float = Field(description="The share of exact zeros: behind a ReLU, of dead units.")
+
+
+class ConceptDescription(Open):
+    """A pattern that the layer repeats over the photo."""
+
+    share: float = Field(description="Of the layer's activations, 0 … 1.")
+    classes: list[ScoredClass] | None = Field(
+        None, description="What the model makes of it alone, best first."
+    )
+
+
+class LayerActivation(Open):
+    instance: int
+    id: str | None = None
+    layer: str
+    type: str
+    input: SignalDescription | None = Field(None, description="Absent if no tensor went in.")
+    output: SignalDescription
+    gradient: SignalDescription | None = Field(
+        None, description="Of the target at the output; absent if it does not depend on it."
+    )
+    channels: list[int] = Field(description="The top_k strongest, strongest first.")
+    concepts: list[ConceptDescription] | None = Field(
+        None, description="Where `concepts` asks for them, the largest share first."
+    )
+
+
+class ActivationResponse(Open):
+    activations: list[LayerActivation | FailedInstance]
+
+
+class Step(Open):
+    """In forward passes of one image."""
+
+    done: int
+    total: int
+
+
+class ProgressLine(Open):
+    """In NDJSON, while a method of many passes is at work."""
+
+    instance: int
+    id: str | None = None
+    progress: Step
+    method: str | None = Field(
+        None, description="Which method is at work, where the request names several."
+    )
+
+
+def dump(model: BaseModel) -> bytes:
+    """A schema as JSON, without the fields that are absent."""
+    return model.model_dump_json(exclude_none=True).encode()

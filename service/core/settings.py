@@ -1,0 +1,211 @@
+"""What an operator may set, read once and passed down."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+)
+from pydantic_core import PydanticCustomError
+
+from service.core.errors import ConfigError
+
+PREFIX = "GRADCAM_"
+
+
+# In an environment variable with commas between them.
+Names = Annotated[
+    tuple[str, ...],
+    BeforeValidator(
+        lambda given: (
+            [part.strip() for part in given.split(",") if part.strip()]
+            if isinstance(given, str)
+            else given
+        )
+    ),
+]
+
+
+def _origins(given: tuple[str, ...]) -> tuple[str, ...]:
+    """As browsers write them; another one would never match."""
+    for origin in given:
+        if origin != "*" and not re.fullmatch(r"https?://[^/?#@\s]+", origin):
+            raise PydanticCustomError(
+                "origin", "an origin is like https://app.example, without a path; or * for all"
+            )
+    return given
+
+
+class Settings(BaseModel):
+    """Each is an environment variable, GRADCAM_ and the name in capitals."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    host: str = Field("127.0.0.1", description="address to listen on")
+    port: int = Field(8000, ge=0, le=65535, description="port to listen on; 0 takes a free one")
+    models: Path | None = Field(
+        None, description="the TOML file that names the models; without it the embedded one runs"
+    )
+    max_body_bytes: int = Field(
+        10_000_000, ge=1, description="largest request body, counted while it streams in"
+    )
+    max_pixels: int = Field(
+        50_000_000,
+        ge=1,
+        le=89_000_000,
+        description="largest image, checked before its pixels are read",
+    )
+    max_instances: int = Field(32, ge=1, le=1024, description="most images in one request")
+    max_queue: int = Field(
+        256,
+        ge=1,
+        description="most images in work for one model, waiting ones included, at most half of "
+        "them of costly methods; beyond it requests get a 429",
+    )
+    max_bodies_bytes: int = Field(
+        250_000_000,
+        ge=1,
+        description="of all request bodies held at a time, and of jobs as far as they are not on "
+        "the disk yet; beyond it requests get a 503",
+    )
+    pixel_budget: int = Field(
+        100_000_000,
+        ge=1,
+        description="pixels of all photos held at a time, from decoding to drawing, some 30 bytes "
+        "each; further ones wait",
+    )
+    max_connections: int = Field(
+        1000, ge=1, description="most connections at a time; beyond it they get a 503"
+    )
+    receive_seconds: float = Field(
+        10.0,
+        gt=0,
+        description="longest for a request to come in; a body of at least 64 kB/s has longer",
+    )
+    send_seconds: float = Field(
+        30.0, gt=0, description="longest for a client to read nothing of its answer"
+    )
+    cache_bytes: int = Field(
+        64_000_000,
+        ge=0,
+        description="of answers to remember for each model, so that another colour or size of the "
+        "same map costs no forward pass; 0 remembers none",
+    )
+    deadline_seconds: float = Field(
+        30.0,
+        gt=0,
+        description="longest a request may take, its wait included; then it gets a 504. The header "
+        "X-Request-Timeout may shorten it",
+    )
+    hang_seconds: float = Field(
+        60.0,
+        gt=0,
+        description="longest that a model's forward pass may take; then its worker is given up and "
+        "replaced",
+    )
+    drain_seconds: float = Field(
+        20.0, ge=0, description="longest that running requests may take to finish after SIGTERM"
+    )
+    keys: Path | None = Field(
+        None, description="the TOML file of API keys; without it everybody may explain"
+    )
+    insecure: bool = Field(
+        False, description="listen on an address that others can reach, without keys"
+    )
+    cors_origins: Annotated[Names, AfterValidator(_origins)] = Field(
+        (), description="web origins whose pages may call the service, with commas between them"
+    )
+    image_hosts: Names = Field(
+        (),
+        description="hosts from which an image may be fetched by its https address; none: images "
+        "are sent, not named",
+    )
+    allowed_sources: Names = Field(
+        (),
+        description="patterns of sources that an admin may load while the service runs, like "
+        "`torchvision:resnet*`; none: no model is added",
+    )
+    max_models: int = Field(16, ge=1, description="most models at a time, those added included")
+    jobs: Path | None = Field(
+        None,
+        description="folder in which jobs and their results are kept; without it `gradcam/jobs` in "
+        "the user's folder for such things",
+    )
+    jobs_database: str | None = Field(
+        None,
+        description="SQLAlchemy's URL of a PostgreSQL database that several replicas share, with "
+        "the folder; without it SQLite in the folder",
+    )
+    max_jobs: int = Field(
+        100, ge=0, description="most unfinished jobs at a time; beyond it a job gets a 429"
+    )
+    max_job_items: int = Field(1_000_000, ge=1, description="most images of one job")
+    max_job_bytes: int = Field(
+        2_000_000_000, ge=1, description="largest body of a job, and what an archive unpacks to"
+    )
+    jobs_bytes: int = Field(
+        20_000_000_000,
+        ge=1,
+        description="of the disk that all jobs and results may take; beyond it a job gets a 507, "
+        "and those under way wait",
+    )
+    job_retention_seconds: float = Field(
+        604_800.0, gt=0, description="how long a job and its results are kept when it has ended"
+    )
+    inputs: Path | None = Field(
+        None, description="folder below which a job may name its images by `path`"
+    )
+    input_uris: Names = Field(
+        (),
+        description="patterns of places from which a job may name its images by `uri`, like "
+        "`s3://bucket/*`, read through fsspec",
+    )
+    supervise: bool = Field(
+        True, description="serve in a process of its own, which is replaced when it dies"
+    )
+    log_level: Literal["debug", "info", "warning", "error"] = Field(
+        "info", description="least severe messages to log"
+    )
+    log_format: Literal["auto", "json", "console"] = Field(
+        "auto", description="of log lines; auto: JSON unless a person reads them in a terminal"
+    )
+    traces: bool = Field(
+        False, description="send OpenTelemetry traces where OTEL_EXPORTER_OTLP_ENDPOINT says"
+    )
+
+
+def read_settings(environment: Mapping[str, str], **given: Any) -> Settings:
+    """Settings from GRADCAM_… variables; what is `given` and not None wins.
+
+    Raises:
+        ConfigError: naming the variable or option, its value and what is allowed.
+    """
+    values: dict[str, Any] = {
+        key.removeprefix(PREFIX).lower(): value
+        for key, value in environment.items()
+        if key.startswith(PREFIX)
+    }
+    values |= {name: value for name, value in given.items() if value is not None}
+    try:
+        return Settings.model_validate(values)
+    except ValidationError as error:
+        first = error.errors()[0]
+        name = str(first["loc"][0])
+        where = f"--{name}" if given.get(name) is not None else PREFIX + name.upper()
+        if first["type"] == "extra_forbidden":
+            known = [PREFIX + field.upper() for field in Settings.model_fields]
+            near = difflib.get_close_matches(where, known, 1) or known
+            raise ConfigError(
+                f"there is no setting {where}; did you mean {' or '.join(near)}?"
+            ) from None
+        raise ConfigError(f"{where}={first['input']}: {first['msg'].lower()}") from None

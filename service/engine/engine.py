@@ -1,0 +1,320 @@
+"""One model on one device: a batcher and ONE worker thread before `cam`.
+
+Hooks on a shared module see every thread's forward, so one thread is correctness, not tuning.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from types import TracebackType
+from typing import TypeVar, cast
+
+import torch
+from torch import Tensor
+
+from cam import (
+    Answer,
+    CamError,
+    ClassTarget,
+    Concept,
+    Observation,
+    Question,
+    Target,
+    embed,
+    explain_batch,
+    explain_in_steps,
+    factorise,
+    observe,
+)
+from cam.explanation import join
+from cam.fast import FastPath
+from cam.fidelity import Fidelity
+from cam.methods.subject import Progress
+from service.core.errors import (
+    RETRY_AFTER_SECONDS,
+    OutOfMemory,
+    QueueFull,
+    Unavailable,
+    Unexplainable,
+)
+from service.core.metrics import Metrics
+from service.engine.allocator import is_of_memory
+from service.engine.batcher import Batcher, Closed, Full, Outcome
+from service.engine.warming import warm_fast_path
+from service.models.devices import bind
+from service.models.registry import ServedModel
+
+PATIENT_GROUP = 4
+"""Of images that nobody waits for, so many at a time: on a CPU as fast as more, and soon done."""
+
+NOTHING = Question((), "gradcam", ())
+"""Asks for no map, so for the prediction alone."""
+
+Looked = list[Observation] | list[Concept] | Tensor
+Worked = Answer | Progress | Looked
+Steps = Generator[Progress, None, Answer | CamError | Looked]
+Listener = Callable[[Progress], None]
+Value = TypeVar("Value", bound=Looked)
+
+
+@dataclass(frozen=True, eq=False)
+class _Item:
+    tensor: Tensor
+    questions: tuple[Question, ...]
+    """At least one, all with the same targets."""
+    steps: Steps | None = None
+    """Work of its own, one step of which is the item's turn."""
+    patient: bool = False
+
+
+class Engine:
+    """Answers questions about preprocessed images, many in one forward pass.
+
+    Use with `async with`: leaving it finishes what is queued and ends the thread.
+
+    Args:
+        cores: to which the thread, and those that it computes with, are bound; all unless given.
+    """
+
+    def __init__(
+        self,
+        model: ServedModel,
+        *,
+        max_queue: int,
+        metrics: Metrics,
+        cores: Sequence[int] | None = None,
+    ) -> None:
+        self.model = model
+        self._fullest = min(model.max_batch, max_queue)
+        group = PATIENT_GROUP if model.device.type == "cpu" else model.max_batch
+        self._group = min(group, model.max_batch)
+        self._metrics = metrics
+        self._fast: FastPath | None = None
+        self.fidelities: dict[str, Fidelity] = {}
+        """Method → how much its fast maps are like the exact ones; empty without a fast path."""
+        self._batcher: Batcher[_Item, Worked] = Batcher(
+            self._run,
+            # Each target costs the whole batch a backward pass: one target waits for no hundred,
+            # and a prediction for none.
+            key=lambda item: (
+                item.tensor.shape,
+                len(item.questions),
+                len(item.questions[0].targets),
+                item.steps,
+                # Whether a target depends on a layer is told for the batch.
+                item.questions[0].looks_at,
+                self._is_fast(item),
+            ),
+            lane=lambda item: (
+                item.steps is not None,
+                len(item.questions) * len(item.questions[0].targets) > 1,
+            ),
+            patient=lambda item: item.patient,
+            max_batch=model.max_batch,
+            max_queue=max_queue,
+            name=f"engine {model.name}",
+            prepare=partial(bind, cores),
+        )
+
+    async def __aenter__(self) -> Engine:
+        await self._batcher.__aenter__()
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self._batcher.__aexit__(kind, error, trace)
+
+    @property
+    def alive(self) -> bool:
+        return self._batcher.alive
+
+    @property
+    def running_seconds(self) -> float:
+        """Of the forward pass under way; 0 if there is none."""
+        return self._batcher.running_seconds
+
+    async def abandon(self) -> None:
+        """Give the worker thread up, which may never end, and the model with it; all who wait get
+        a 503."""
+        await self._batcher.abandon()
+
+    @property
+    def waiting(self) -> int:
+        """Images in the queue."""
+        return len(self._batcher)
+
+    @property
+    def load(self) -> int:
+        """Images in the queue and in the model."""
+        return self._batcher.load
+
+    async def warm(self) -> None:
+        """Run one image and the fullest batch, so that no caller pays for a first time."""
+        size = self.model.preprocessing
+        image = torch.zeros(3, size.height, size.width)
+        question = Question((ClassTarget(),), "gradcam", (self.model.default_layer,))
+        for count in {1, self._fullest}:
+            for future in [self._batcher.submit(_Item(image, (question,))) for _ in range(count)]:
+                await future
+        if self.model.fast:
+            await self._submit(_Item(image, (NOTHING,), self._settle_fast()))
+
+    def _settle_fast(self) -> Steps:
+        self.fidelities = warm_fast_path(self.model)
+        self._fast = self.model.fast if self.fidelities else None
+        yield from ()
+        return []
+
+    def is_fast(self, method: str) -> bool:
+        """Whether the method's maps at the default layer come from the fast path."""
+        return method in self.fidelities and self.fidelities[method].enough
+
+    def _is_fast(self, item: _Item) -> bool:
+        return (
+            self._fast is not None
+            and item.steps is None
+            and all(self.is_fast(each.method) for each in item.questions)
+            and all(map(self._fast.takes, item.questions))
+        )
+
+    async def answer(
+        self,
+        tensor: Tensor,
+        *questions: Question,
+        progress: Listener | None = None,
+        patient: bool = False,
+    ) -> Outcome[Answer]:
+        """Answer a question about one image, float32 (3, H, W), telling `progress` how far it is.
+
+        Args:
+            questions: one; or several of one pass with the same targets, which share the forward
+                pass and whose explanations follow each other in the answer.
+            patient: it gives way to all that are not.
+
+        Raises:
+            QueueFull, Unavailable, Unexplainable
+        """
+
+        def in_steps() -> Steps:
+            model, image = self.model, tensor.to(self.model.device, self.model.dtype)
+            chunk, reading = model.max_batch, model.reading
+            steps = explain_in_steps(model.module, image, only, chunk=chunk, reading=reading)
+            return (yield from steps)
+
+        only = questions[0]
+        item = _Item(tensor, questions, in_steps() if only.in_steps else None, patient)
+        queued, ran, admitted = 0.0, 0.0, False
+        while True:
+            # Between two steps others have their turn, and a caller who has gone ends the work.
+            outcome = await self._submit(item, admitted=admitted)
+            admitted = True
+            queued, ran = queued + outcome.queued_seconds, ran + outcome.run_seconds
+            if isinstance(outcome.value, Answer):
+                break
+            if progress and isinstance(outcome.value, Progress):
+                progress(outcome.value)
+        self._metrics.phase_seconds.labels(phase="queue").observe(queued)
+        return Outcome(outcome.value, queued, ran, outcome.batch_size)
+
+    async def observe(
+        self, tensor: Tensor, layers: tuple[str, ...], target: Target
+    ) -> Outcome[list[Observation]]:
+        """Look at layers while the model sees one image, float32 (3, H, W).
+        Raises what `answer` does."""
+        return await self._look(tensor, partial(observe, layers=layers, target=target))
+
+    async def factorise(self, tensor: Tensor, layer: str, count: int) -> Outcome[list[Concept]]:
+        """The concepts of a layer while the model sees one image, float32 (3, H, W).
+        Raises what `answer` does."""
+        return await self._look(tensor, partial(factorise, layer=layer, count=count))
+
+    async def embed(self, tensor: Tensor, layer: str) -> Outcome[Tensor]:
+        """A layer's embedding of one image, float32 (3, H, W).
+        Raises what `answer` does."""
+        return await self._look(tensor, lambda module, image, reading: embed(module, image, layer))
+
+    async def _look(self, tensor: Tensor, work: Callable[..., Value]) -> Outcome[Value]:
+        """Work of one step: `work(module, image, reading=…)`, the image (1, 3, H, W)."""
+
+        def look() -> Steps:
+            yield from ()
+            model, image = self.model, tensor[None].to(self.model.device, self.model.dtype)
+            return work(model.module, image, reading=model.reading)
+
+        outcome = await self._submit(_Item(tensor, (NOTHING,), look()))
+        value = cast(Value, outcome.value)
+        return Outcome(value, outcome.queued_seconds, outcome.run_seconds, outcome.batch_size)
+
+    async def _submit(self, item: _Item, *, admitted: bool = False) -> Outcome[Worked]:
+        try:
+            return await self._batcher.submit(item, admitted=admitted)
+        except Full as error:
+            self._metrics.rejected.labels(reason="queue full").inc()
+            raise QueueFull(
+                f"{error} for model {self.model.name!r}, as many as may; try again",
+                retry_after=RETRY_AFTER_SECONDS,
+            ) from None
+        except Closed as error:
+            raise Unavailable(
+                f"model {self.model.name!r} takes no more requests; try again",
+                retry_after=RETRY_AFTER_SECONDS,
+                blamed=error.blamed,
+            ) from None
+        except CamError as error:
+            raise Unexplainable(f"model {self.model.name!r} cannot explain it: {error}") from None
+        except (MemoryError, RuntimeError) as error:
+            if not is_of_memory(error):
+                raise
+            self._metrics.rejected.labels(reason="out of memory").inc()
+            raise OutOfMemory(
+                f"model {self.model.name!r} has no memory left for this image, even alone; try "
+                "again later, or with fewer targets or a smaller budget",
+                retry_after=RETRY_AFTER_SECONDS,
+            ) from None
+
+    def _run(self, items: list[_Item]) -> list[Worked | CamError]:
+        try:
+            return self._work(items)
+        except (MemoryError, RuntimeError) as error:
+            if is_of_memory(error) and self.model.device.type != "cpu":
+                torch.accelerator.memory.empty_cache()
+            raise  # the batcher halves the batch
+
+    def _work(self, items: list[_Item]) -> list[Worked | CamError]:
+        self._metrics.batch_size.labels(model=self.model.name).observe(len(items))
+        with self._metrics.phase_seconds.labels(phase="forward_backward").time():
+            if items[0].steps:
+                try:
+                    return [next(items[0].steps)]
+                except StopIteration as stop:
+                    return [stop.value]
+            if not items[0].patient:
+                return self._explained(items)
+            # The last bits depend on how many images share a batch, not on which: where a job goes
+            # on after a crash, in other company, none shall differ.
+            found = []
+            for start in range(0, len(items), self._group):
+                some = items[start : start + self._group]
+                full = some + some[:1] * (self._group - len(some))
+                found += self._explained(full)[: len(some)]
+            return found
+
+    def _explained(self, items: list[_Item]) -> list[Worked | CamError]:
+        model, images = self.model, torch.stack([item.tensor for item in items])
+        rounds = len(items[0].questions)
+        questions = [item.questions[turn] for turn in range(rounds) for item in items]
+        if self._fast and self._is_fast(items[0]):
+            answers = self._fast.explain(images.to(model.device), questions)
+        else:
+            images = images.to(model.device, model.dtype)
+            if model.channels_last:
+                images = images.contiguous(memory_format=torch.channels_last)
+            head, reading = model.head, model.reading
+            answers = explain_batch(model.module, images, questions, head=head, reading=reading)
+        return [join(answers[turn :: len(items)]) for turn in range(len(items))]

@@ -1,0 +1,58 @@
+"""What the phases of a request took."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from time import perf_counter, time_ns
+from typing import Any
+
+from service.core.metrics import Metrics
+from service.core.tracing import Span, phase_spans
+from service.engine.batcher import Outcome
+
+
+@dataclass
+class Timings:
+    """Seconds per phase; of several images, the slowest one's."""
+
+    seconds: dict[str, float] = field(default_factory=dict)
+    batch_size: int = 0
+    _made: int = field(default_factory=time_ns)
+    _span: Span = field(default_factory=phase_spans)
+    """Draws a phase into the trace of the request in which this is made."""
+
+    @contextmanager
+    def phase(self, name: str, metrics: Metrics) -> Iterator[None]:
+        """Note what the block takes, here and in the metrics."""
+        started, begun = perf_counter(), time_ns()
+        try:
+            yield
+        finally:
+            seconds = perf_counter() - started
+            self.note(name, seconds)
+            self._span(name, begun, time_ns())
+            metrics.phase_seconds.labels(phase=name).observe(seconds)
+
+    def note(self, phase: str, seconds: float) -> None:
+        self.seconds[phase] = max(self.seconds.get(phase, 0.0), seconds)
+
+    def note_outcome(self, outcome: Outcome[Any]) -> None:
+        self.note("queue", outcome.queued_seconds)
+        self.note("forward_backward", outcome.run_seconds)
+        ended = time_ns()
+        # An answer that others had asked for may have begun before this request did.
+        begun = max(ended - round(outcome.run_seconds * 1e9), self._made)
+        queued = max(begun - round(outcome.queued_seconds * 1e9), self._made)
+        self._span("queue", queued, begun)
+        self._span("forward_backward", begun, ended, batch_size=outcome.batch_size)
+        self.batch_size = max(self.batch_size, outcome.batch_size)
+
+    def header(self) -> str:
+        """As a Server-Timing header: durations in milliseconds."""
+        entries = []
+        for phase, seconds in self.seconds.items():
+            batch = f';desc="batch of {self.batch_size}"' if phase == "forward_backward" else ""
+            entries.append(f"{phase};dur={seconds * 1000:.1f}{batch}")
+        return ", ".join(entries)

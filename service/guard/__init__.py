@@ -1,1 +1,0 @@
-"""Who may come in, with how much, and how long the service waits for them."""

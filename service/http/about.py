@@ -1,0 +1,130 @@
+"""The routes that tell about the service: the page, health, metrics, models and their layers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from fastapi import APIRouter
+from starlette.responses import HTMLResponse, Response
+
+from cam import METHODS
+from cam.fidelity import Fidelity
+from service.core import model_schemas
+from service.core.errors import RETRY_AFTER_SECONDS, Unavailable
+from service.core.metrics import CONTENT_TYPE, Metrics
+from service.engine.manager import Fleet
+from service.http import documentation
+from service.pipeline.descriptions import describe_input
+
+PAGE = Path(__file__).with_name("page.html")
+PAGE_POLICY = (
+    "default-src 'none'; connect-src 'self'; img-src 'self' data: blob:; "
+    "style-src 'unsafe-inline'; script-src 'unsafe-inline'; base-uri 'none'; form-action 'none'; "
+    "frame-ancestors 'none'"
+)
+PAGE_HEADERS = {"Content-Security-Policy": PAGE_POLICY}
+
+
+def _fidelity(found: Fidelity | None) -> model_schemas.FidelityDescription | None:
+    if found is None:
+        return None
+    return model_schemas.FidelityDescription(median=found.median, worst=found.worst)
+
+
+def make_about_router(*, fleet: Fleet, metrics: Metrics) -> APIRouter:
+    router = APIRouter()
+    page = PAGE.read_text(encoding="utf-8")
+
+    @router.get("/", response_class=HTMLResponse, **documentation.PAGE)
+    async def show_page() -> Response:
+        return HTMLResponse(page, headers=PAGE_HEADERS)
+
+    @router.head("/healthz", include_in_schema=False)
+    @router.get("/healthz", **documentation.HEALTHZ)
+    async def is_alive() -> model_schemas.Health:
+        return model_schemas.Health(status="ok")
+
+    @router.head("/readyz", include_in_schema=False)
+    @router.get("/readyz", **documentation.READYZ)
+    async def is_ready() -> model_schemas.Health:
+        if not fleet.ready:
+            raise Unavailable(fleet.why_not_ready(), retry_after=RETRY_AFTER_SECONDS)
+        return model_schemas.Health(status="ok")
+
+    @router.get("/metrics", response_class=Response, **documentation.METRICS)
+    async def show_metrics() -> Response:
+        fleet.measure()
+        return Response(metrics.render(), media_type=CONTENT_TYPE)
+
+    @router.get("/v1/models", **documentation.MODELS)
+    async def list_models() -> model_schemas.ModelList:
+        return model_schemas.ModelList(models=fleet.names)
+
+    @router.get("/v1/models/{model:model}", **documentation.MODEL)
+    async def describe_model(model: str) -> model_schemas.ModelDescription:
+        crew = fleet.crew(model)
+        served, fidelities = crew.model, crew.fidelities
+
+        return model_schemas.ModelDescription(
+            name=served.name,
+            ready=fleet.model_ready(model),
+            source=served.source,
+            device=crew.devices,
+            dtype=str(served.dtype).removeprefix("torch."),
+            kind=served.kind,
+            activation=served.activation,
+            activation_reason=served.activation_reason,
+            input=describe_input(served.preprocessing),
+            classes=served.classes,
+            labels=list(served.labels.names),
+            default_layer=served.default_layer,
+            levels=list(served.levels) if served.kind == "detections" else None,
+            methods=[
+                model_schemas.MethodDescription(
+                    name=method.name,
+                    summary=method.summary,
+                    cost=method.cost,
+                    budget=method.budget or None,
+                    at=method.at,
+                    class_specific=method.class_specific,
+                    signed=method.signed,
+                    layer=" + ".join(served.layers_of(method.name))
+                    if method.at == "layer"
+                    else None,
+                    available=method.name not in served.unsuited,
+                    reason=served.unsuited.get(method.name),
+                    fast=crew.is_fast(method.name),
+                    fidelity=_fidelity(fidelities.get(method.name)),
+                )
+                for method in METHODS.values()
+            ],
+            mode="exact" if crew.fidelity is None else "fast",
+            fidelity=crew.fidelity,
+            max_batch=served.max_batch,
+            batching=served.batching,
+            fingerprint=served.fingerprint,
+        )
+
+    @router.get(
+        "/v1/models/{model:model}/layers",
+        response_model_exclude_none=True,
+        **documentation.LAYERS,
+    )
+    async def list_layers(model: str) -> model_schemas.LayerList:
+        served = fleet.crew(model).model
+        return model_schemas.LayerList(
+            layers=[
+                model_schemas.LayerDescription(
+                    name=layer.name,
+                    type=layer.type,
+                    output_shape=None if layer.shape is None else list(layer.shape),
+                    grid=layer.grid and (layer.grid.height, layer.grid.width),
+                    explainable=layer.explainable,
+                    reason=layer.problem,
+                    default=layer.name == served.default_layer,
+                )
+                for layer in served.layers
+            ]
+        )
+
+    return router

@@ -1,0 +1,102 @@
+"""The routes that change what is served: load a model, let one go. For keys of scope `admin`."""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Sequence
+
+from fastapi import APIRouter
+from pydantic import ValidationError
+from starlette.requests import Request
+from starlette.responses import Response
+
+from service.core import model_schemas
+from service.core.errors import (
+    BodyTooLarge,
+    Forbidden,
+    InvalidParameter,
+    MalformedRequest,
+    Problem,
+    UnknownParameter,
+    UnsupportedMediaType,
+    step,
+)
+from service.core.schemas import dump
+from service.engine.manager import Fleet
+from service.http import documentation
+from service.limits.admission import Admission
+from service.models.catalog import ModelEntry, NewModel
+
+MAX_BYTES = 10_000
+WORDS = {
+    "name": "it should begin with a letter or a digit and have letters, digits, '.', '_' and '-'",
+    "source": "it should be embedded:NAME, torchvision:NAME, timm:NAME or factory:MODULE:FUNCTION",
+}
+"""What a key is that has a pattern."""
+
+
+def make_administration_router(
+    *, fleet: Fleet, admission: Admission, allowed_sources: Sequence[str]
+) -> APIRouter:
+    router = APIRouter()
+
+    @router.post("/v1/models", status_code=202, **documentation.ADD_MODEL)
+    async def add_model(request: Request) -> Response:
+        entry = await _entry(request)
+        if not any(fnmatch.fnmatchcase(entry.source, pattern) for pattern in allowed_sources):
+            allowed = ", ".join(dict.fromkeys(allowed_sources))
+            raise Forbidden(
+                f"source {entry.source!r} is not allowed; allowed are {allowed}: see GRADCAM_ALLOWED_SOURCES"
+            )
+        fleet.add(entry)
+        answer = model_schemas.ModelState(name=entry.name, state="loading")
+        headers = {"Location": f"/v1/models/{entry.name}", "Retry-After": "1"}
+        return Response(dump(answer), 202, headers, media_type="application/json")
+
+    @router.delete("/v1/models/{model:model}", status_code=204, **documentation.REMOVE_MODEL)
+    async def remove_model(model: str) -> Response:
+        await fleet.remove(model, lambda: admission.in_work(model))
+        return Response(status_code=204)
+
+    return router
+
+
+async def _entry(request: Request) -> ModelEntry:
+    """
+    Raises:
+        Problem: naming the key and what is allowed.
+    """
+    media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if media_type != "application/json":
+        raise UnsupportedMediaType(f"Content-Type is {media_type[:80]!r}; send application/json")
+    body = await request.body()
+    if len(body) > MAX_BYTES:
+        raise BodyTooLarge(f"the body has {len(body)} bytes; of a model at most {MAX_BYTES}")
+    try:
+        new = NewModel.model_validate_json(body)
+        return ModelEntry.model_validate(new.model_dump(exclude_unset=True))
+    except ValidationError as error:
+        raise _problem(error) from None
+
+
+def _problem(error: ValidationError) -> Problem:
+    first = error.errors()[0]
+    if first["type"] == "json_invalid":
+        return MalformedRequest(f"the body is not JSON: {first['ctx']['error']}")
+    if not first["loc"]:
+        return MalformedRequest('the body is no object; send {"name": …, "source": …}')
+    key = str(first["loc"][0])[:80]
+    pointer = f"/{step(key)}"
+    if first["type"] == "extra_forbidden":
+        keys = ", ".join(NewModel.model_fields)
+        return UnknownParameter(f"there is no key {key!r}; the keys are {keys}", pointer=pointer)
+    if first["type"] == "missing":
+        return InvalidParameter(f"{key} is required", pointer=pointer)
+    if first["type"] == "string_pattern_mismatch":
+        told = WORDS.get(key, first["msg"])
+        return InvalidParameter(f"{key} is {str(first['input'])[:80]!r}: {told}", pointer=pointer)
+    # Of a key that may have several forms, what each of them wants.
+    of_key = [each for each in error.errors() if each["loc"][0] == first["loc"][0]]
+    wanted = " or ".join(dict.fromkeys(each["msg"].replace("Input", "it", 1) for each in of_key))
+    value = str(first["input"])[:80]
+    return InvalidParameter(f"{key} is {value!r}: {wanted}"[:390], pointer=pointer)

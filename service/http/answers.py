@@ -1,0 +1,137 @@
+"""What several routes answer alike: problems, tags, and results that may fail one by one."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from typing import TypeVar
+
+from starlette.responses import JSONResponse, Response
+
+from service import __version__
+from service.core.errors import InternalError, NotAcceptable, Problem
+from service.core.schemas import FailedInstance, ProblemDocument
+from service.http.middleware import PROBLEM_JSON
+from service.models.registry import ServedModel
+from service.pipeline.instances import Instance
+from service.pipeline.parameters import PredictParameters
+
+log = logging.getLogger(__name__)
+
+Result = TypeVar("Result")
+Report = TypeVar("Report")
+P = TypeVar("P", bound=PredictParameters)
+
+
+def problem_response(problem: Problem) -> Response:
+    return JSONResponse(
+        problem.body(), problem.status, headers=problem.headers(), media_type=PROBLEM_JSON
+    )
+
+
+def failed(instance: Instance[P], problem: Problem) -> FailedInstance:
+    """A problem in the place of what the instance would have got."""
+    return FailedInstance(
+        instance=instance.index,
+        id=instance.id,
+        error=problem.detail,
+        problem=ProblemDocument.model_validate(problem.body()),
+    )
+
+
+async def attempt(
+    work: Callable[[Instance[P]], Awaitable[Result]],
+    instance: Instance[P],
+) -> Result | Problem:
+    """The result of work on an instance; its failure as a value, so that it stays its own."""
+    try:
+        return await work(instance)
+    except Problem as problem:
+        return problem
+    except Exception:
+        log.exception("instance %d failed", instance.index)
+        return InternalError("the service failed at this image; its log has the cause")
+
+
+async def together(
+    work: Callable[[Instance[P]], Awaitable[Result]],
+    instances: Sequence[Instance[P]],
+) -> list[Result | Problem]:
+    """Work on all instances at once; results in their order.
+
+    Raises:
+        Problem: the first one's, if every instance failed.
+    """
+    async with asyncio.TaskGroup() as group:
+        tasks = [group.create_task(attempt(work, instance)) for instance in instances]
+    results = [task.result() for task in tasks]
+    problems = [result for result in results if isinstance(result, Problem)]
+    if len(problems) == len(results):
+        raise problems[0]
+    return results
+
+
+async def as_ready(
+    work: Callable[[Instance[P], Callable[[Report], None]], Awaitable[Result]],
+    instances: Sequence[Instance[P]],
+) -> AsyncIterator[tuple[Instance[P], Result | Report | Problem]]:
+    """Work on all instances at once; each with its result as soon as it is there, and before it
+    with whatever the work reports. Closing the iterator withdraws what is still under way."""
+    ready: asyncio.Queue[tuple[Instance[P], Result | Report | Problem, bool]] = asyncio.Queue()
+
+    async def put(instance: Instance[P]) -> None:
+        def report(value: Report) -> None:
+            ready.put_nowait((instance, value, False))
+
+        result = await attempt(lambda each: work(each, report), instance)
+        ready.put_nowait((instance, result, True))
+
+    tasks = [asyncio.create_task(put(instance)) for instance in instances]
+    left = len(tasks)
+    try:
+        while left:
+            instance, value, last = await ready.get()
+            left -= last
+            yield instance, value
+    finally:
+        for task in tasks:
+            task.cancel()
+
+
+def entity_tag(model: ServedModel, media_type: str, instances: Sequence[Instance[P]]) -> str:
+    """Equal for the same images, ids, model weights and parameters as they were sent.
+
+    Weak, because the last bits of a map may depend on the batch it was computed in.
+    """
+    digest = hashlib.blake2b(digest_size=16)
+    digest.update(f"{__version__}|{model.name}|{model.fingerprint}|{media_type}".encode())
+    for instance in instances:
+        if isinstance(instance.image, bytes):
+            image = hashlib.blake2b(instance.image, digest_size=16).digest()
+        else:
+            image = repr(instance.image).encode()
+        asked = instance.parameters.model_dump_json()
+        # Of a detector it matters whether it was given: see `Parameters.boxes`.
+        asked += str("top_k" in instance.parameters.model_fields_set)
+        digest.update(f"|{instance.id!r}|{asked}|".encode() + image)
+    return f'W/"{digest.hexdigest()}"'
+
+
+def matches(if_none_match: str | None, tag: str) -> bool:
+    """Whether a caller already has what `tag` names (RFC 9110, 13.1.2: weak comparison)."""
+    known = {part.strip().removeprefix("W/") for part in (if_none_match or "").split(",")}
+    return tag.removeprefix("W/") in known
+
+
+def require_one_map(maps: int, media_type: str) -> None:
+    """
+    Raises:
+        NotAcceptable: if there is more than one map to show.
+    """
+    if maps != 1:
+        raise NotAcceptable(
+            f"{media_type} holds exactly one map, and this request asks for {maps}; "
+            "ask for application/json or application/x-ndjson"
+        )

@@ -1,0 +1,193 @@
+"""The app: lifespan, middleware, and every error's way to a problem document."""
+
+from __future__ import annotations
+
+import asyncio
+import warnings
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from functools import partial
+from typing import Any
+
+from anyio import to_thread
+from fastapi import FastAPI
+from fastapi_offline import FastAPIOffline
+from PIL import Image
+from starlette.convertors import StringConvertor, register_url_convertor
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Match
+
+from service import __version__
+from service.core.errors import MalformedRequest, MethodNotAllowed, Problem, UnknownRoute
+from service.core.metrics import Metrics
+from service.core.settings import Settings
+from service.core.threads import one_each
+from service.engine.allocator import give_back_memory
+from service.engine.manager import Fleet
+from service.http.about import make_about_router
+from service.http.administration import make_administration_router
+from service.http.answers import problem_response
+from service.http.documentation import DESCRIPTION, SECURITY, SECURITY_SCHEMES, TAGS
+from service.http.job_routes import make_jobs_router
+from service.http.middleware import Cors, Head, LimitBody, Observe, TurnAway
+from service.http.reception import Reception
+from service.http.routes import make_router
+from service.jobs.host import Jobs
+from service.limits.access import Access
+from service.limits.admission import Admission
+from service.limits.body_budget import Holding
+from service.limits.fetch import Fetcher
+from service.limits.keys import read_keys
+from service.models.catalog import EMBEDDED, ModelEntry
+from service.pipeline.explainer import make_explainer
+
+OWN_HEADERS = ("X-API-Key", "X-Request-ID", "X-Request-Timeout", "Idempotency-Key")
+SHOWN_HEADERS = ("Server-Timing", "X-Request-ID", "X-Next-Cursor")
+
+
+JOBS = "/v1/jobs"
+REST_SECONDS = 5
+PARSERS = 4
+"""Threads that read bodies and write answers in JSON."""
+
+
+class ModelName(StringConvertor):
+    """A model's name in a path: KServe's verbs follow it after a colon."""
+
+    regex = "[^/:]+"
+
+
+def create_app(settings: Settings, entries: Sequence[ModelEntry] = (EMBEDDED,)) -> FastAPI:
+    """The service for these models. They load when the app starts, not before;
+    `app.state.fleet` tells how far they are."""
+    register_url_convertor("model", ModelName())
+    # A picture that claims a bomb's size is refused, not warned about.
+    warnings.simplefilter("error", Image.DecompressionBombWarning)
+    keys = read_keys(settings.keys) if settings.keys else None
+    metrics = Metrics()
+    fleet = Fleet(entries, settings=settings, metrics=metrics)
+    explainer = make_explainer(settings, metrics)
+    fetcher = Fetcher(hosts=settings.image_hosts, max_bytes=settings.max_body_bytes)
+    admission = Admission(settings.max_queue, metrics=metrics)
+    holding = Holding(max(settings.max_bodies_bytes, settings.max_body_bytes), metrics)
+    jobs = Jobs(
+        fleet=fleet,
+        explainer=make_explainer(settings, metrics, patient=True),
+        fetcher=fetcher,
+        admission=admission,
+        holding=holding,
+        settings=settings,
+    )
+    reception = Reception(fleet=fleet, admission=admission, fetcher=fetcher, settings=settings)
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        to_thread.current_default_thread_limiter().total_tokens = PARSERS
+        with one_each():
+            async with explainer, fetcher, fleet, jobs:
+                resting = asyncio.create_task(_rest(admission), name="rest")
+                yield
+                resting.cancel()
+
+    app = FastAPIOffline(
+        title="gradcam-service",
+        version=__version__,
+        description=DESCRIPTION,
+        openapi_tags=TAGS,
+        license_info={"name": "Apache-2.0", "identifier": "Apache-2.0"},
+        lifespan=lifespan,
+        redoc_url=None,
+    )
+    app.openapi = partial(_openapi, app)  # type: ignore[method-assign]
+    app.state.fleet = fleet
+    app.state.metrics = metrics
+    app.state.admission = admission
+    app.state.jobs = jobs
+    # The onion, from the inside out.
+    app.add_middleware(Head)
+    app.add_middleware(
+        LimitBody,
+        max_bytes=settings.max_body_bytes,
+        holding=holding,
+        streamed={JOBS: settings.max_job_bytes},
+        metrics=metrics,
+    )
+    app.add_middleware(TurnAway, admission=admission)
+    app.add_middleware(Access, keys=keys, metrics=metrics)
+    app.add_middleware(Observe, metrics=metrics)
+    if settings.cors_origins:
+        app.add_middleware(
+            Cors,
+            allow_origins=list(settings.cors_origins),
+            allow_methods=["GET", "HEAD", "POST", "DELETE"],
+            allow_headers=["Authorization", "Content-Type", "If-None-Match", *OWN_HEADERS],
+            expose_headers=["ETag", "Location", "Retry-After", *SHOWN_HEADERS],
+        )
+    # What was removed may come back.
+    configured = [entry.source for entry in entries]
+    app.add_exception_handler(Problem, _on_problem)
+    app.add_exception_handler(HTTPException, _on_http_exception)
+    app.include_router(make_about_router(fleet=fleet, metrics=metrics))
+    app.include_router(make_router(reception=reception, explainer=explainer))
+    app.include_router(make_jobs_router(jobs=jobs, fleet=fleet))
+    app.include_router(
+        make_administration_router(
+            fleet=fleet,
+            admission=admission,
+            allowed_sources=[*settings.allowed_sources, *configured],
+        )
+    )
+    return app
+
+
+def _openapi(app: FastAPI) -> dict[str, Any]:
+    """FastAPI's own, and how a key is sent."""
+    document = FastAPI.openapi(app)
+    document["components"]["securitySchemes"] = SECURITY_SCHEMES
+    document["security"] = SECURITY
+    return document
+
+
+async def _rest(admission: Admission) -> None:
+    """Give memory back whenever there was work and there is none any more, until cancelled."""
+    seen = -1
+    while True:
+        await asyncio.sleep(REST_SECONDS)
+        if admission.at_rest and admission.admitted != seen:
+            seen = admission.admitted
+            await asyncio.to_thread(give_back_memory)
+
+
+async def _on_problem(request: Request, error: Exception) -> Response:
+    assert isinstance(error, Problem)
+    return problem_response(error)
+
+
+async def _on_http_exception(request: Request, error: Exception) -> Response:
+    """Starlette's own refusals, as problems."""
+    assert isinstance(error, HTTPException)
+    path = request.url.path[:120]
+    if error.status_code == 405:
+        # Starlette knows of the first route alone.
+        routes = request.app.router.routes
+        allowed = ", ".join(
+            verb
+            for verb in ("GET", "HEAD", "POST", "DELETE")
+            if any(
+                each.matches({**request.scope, "method": "GET" if verb == "HEAD" else verb})[0]
+                is Match.FULL
+                for each in routes
+            )
+        )
+        response = problem_response(
+            MethodNotAllowed(f"{path} does not answer {request.method}, only {allowed}")
+        )
+        response.headers["Allow"] = allowed
+        return response
+    if error.status_code == 404:
+        return problem_response(
+            UnknownRoute(f"there is nothing at {path}; GET /docs shows every address")
+        )
+    return problem_response(MalformedRequest(str(error.detail)))

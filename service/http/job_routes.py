@@ -1,0 +1,264 @@
+"""The routes of jobs."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Literal, TypeVar
+
+from fastapi import APIRouter
+from starlette.convertors import PathConvertor, register_url_convertor
+from starlette.requests import Request
+from starlette.responses import Response, StreamingResponse
+
+from service.core.errors import InsufficientStorage, InvalidParameter, Unavailable
+from service.core.schemas import dump
+from service.engine.manager import Fleet
+from service.http import job_documentation
+from service.http.negotiation import choose
+from service.jobs.documents import JobDocument, JobList
+from service.jobs.errors import NotFinished, UnknownItem, UnknownJob
+from service.jobs.export import parquet, zipped
+from service.jobs.host import Jobs, Workplace
+from service.jobs.records import Job, storable
+from service.jobs.results import line_of, picture_of_line
+from service.pipeline.rendering import EXTENSIONS
+
+JSON, NDJSON, EVENTS = "application/json", "application/x-ndjson", "text/event-stream"
+MOST_LISTED = 200
+MOST_LINES = 10_000
+PAGE = 100
+"""Lines of results that are looked up at a time."""
+LOOK_SECONDS = 0.5
+QUIET_SECONDS = 10.0
+"""After which an event stream says something, so that nobody on the way takes it for dead."""
+LONGEST_WAIT = 60
+Result = TypeVar("Result")
+State = Literal["waiting", "running", "done", "cancelled"]
+
+
+class ItemId(PathConvertor):
+    """All that follows, lines of it too."""
+
+    regex = "(?s:.*)"
+
+
+def make_jobs_router(*, jobs: Jobs, fleet: Fleet) -> APIRouter:
+    register_url_convertor("item", ItemId())
+    router = APIRouter()
+
+    @router.post("/v1/jobs", **job_documentation.SUBMIT)
+    async def submit(request: Request) -> Response:
+        place = jobs.place
+        job = await place.intake.receive(request, _owner(request))
+        place.runner.wake()
+        document = await place.describe(job)
+        headers = {"Location": f"/v1/jobs/{job.id}", "Retry-After": str(_wait(document))}
+        return Response(dump(document), 202, media_type=JSON, headers=headers)
+
+    @router.get("/v1/jobs", **job_documentation.LIST)
+    async def show_jobs(request: Request) -> Response:
+        place = jobs.place
+        limit = _number(request, "limit", 50, least=1, most=MOST_LISTED)
+        state = request.query_params.get("state")
+        if state not in (None, "waiting", "running", "done", "cancelled"):
+            raise InvalidParameter(
+                f"state is {state[:80]!r}: it should be waiting, running, done or cancelled",
+                pointer="/query/state",
+            )
+        before = request.query_params.get("before")
+        before = None if before is None else storable(before)
+        found = await place.pool.run(
+            lambda: place.register.latest(
+                _sees(request), before=before, state=state, most=limit + 1
+            )
+        )
+        following = None
+        if len(found) > limit:
+            found = found[:limit]
+            also = f"&state={state}" if state else ""
+            following = f"/v1/jobs?limit={limit}&before={found[-1].id}{also}"
+        documents = [await place.describe(job) for job in found]
+        return Response(dump(JobList(jobs=documents, next=following)), media_type=JSON)
+
+    @router.get("/v1/jobs/{job}", **job_documentation.SHOW)
+    async def show_job(job: str, request: Request) -> Response:
+        place = jobs.place
+        document = await place.describe(await _job(place, job, request))
+        headers = {} if _ended(document) else {"Retry-After": str(_wait(document))}
+        return Response(dump(document), media_type=JSON, headers=headers)
+
+    @router.delete("/v1/jobs/{job}", **job_documentation.CANCEL)
+    async def cancel(job: str, request: Request) -> Response:
+        place = jobs.place
+        purge = request.query_params.get("purge", "false").lower()
+        if purge not in ("true", "false"):
+            raise InvalidParameter(
+                f"purge is {purge[:80]!r}: it should be true or false", pointer="/query/purge"
+            )
+        await _job(place, job, request)
+        await place.pool.run(lambda: place.register.cancel(job))
+        place.runner.drop(job)
+        if purge == "true":
+            # Its files go when the keeper comes by: of a million results that takes a while.
+            await place.pool.run(lambda: place.register.leave(job))
+            return Response(status_code=204)
+        document = await place.describe(await _job(place, job, request))
+        return Response(dump(document), media_type=JSON)
+
+    @router.get("/v1/jobs/{job}/events", **job_documentation.EVENTS)
+    async def events(job: str, request: Request) -> Response:
+        place = jobs.place
+        choose(request.headers.get("accept"), [EVENTS])
+        document = await place.describe(await _job(place, job, request))
+        return StreamingResponse(
+            _events(place, document, request),
+            media_type=EVENTS,
+            headers={"Cache-Control": "no-store"},
+        )
+
+    @router.get("/v1/jobs/{job}/results", **job_documentation.RESULTS)
+    async def results(job: str, request: Request) -> Response:
+        place = jobs.place
+        choose(request.headers.get("accept"), [NDJSON])
+        after = _number(request, "after", 0, least=0, most=2**31 - 1)
+        limit = _number(request, "limit", MOST_LINES, least=1, most=MOST_LINES)
+        found = await _job(place, job, request)
+        last = min(after + limit, found.settled)
+        headers = {"X-Next-Cursor": str(max(last, after))}
+        lines = _lines(place, found, after, last)
+        return StreamingResponse(lines, media_type=NDJSON, headers=headers)
+
+    @router.get("/v1/jobs/{job}/results/{item:item}", **job_documentation.RESULT)
+    async def result(job: str, item: str, request: Request) -> Response:
+        place = jobs.place
+        form = choose(request.headers.get("accept"), [JSON, *EXTENSIONS])
+        found = await _job(place, job, request)
+        finished = await place.pool.run(lambda: place.outcomes.result(found, storable(item)))
+        if finished is False:
+            raise UnknownItem(f"job {job} has no item {item[:200]!r}")
+        if finished is True:
+            if found.ended:
+                raise NotFinished(f"job {job} was cancelled before item {item[:200]!r} was done")
+            raise NotFinished(f"item {item[:200]!r} is not done yet; try again", retry_after=1)
+        line = await place.pool.run(lambda: line_of(place.folder, found, finished))
+        if form == JSON:
+            return Response(line, media_type=JSON, headers={"Vary": "Accept"})
+        picture = await place.pool.run(lambda: picture_of_line(line, form))
+        return Response(picture, media_type=form, headers={"Vary": "Accept"})
+
+    @router.get("/v1/jobs/{job}/archive", **job_documentation.ARCHIVE)
+    async def archive(job: str, request: Request) -> Response:
+        place = jobs.place
+        form = request.query_params.get("format", "zip")
+        if form not in ("zip", "parquet"):
+            raise InvalidParameter(
+                f"format is {form[:80]!r}: it should be zip or parquet", pointer="/query/format"
+            )
+        media_type = "application/zip" if form == "zip" else "application/vnd.apache.parquet"
+        choose(request.headers.get("accept"), [media_type])
+        found = await _job(place, job, request)
+        if not found.ended:
+            document = await place.describe(found)
+            raise NotFinished(
+                f"job {job} is {found.state}, {found.settled} of {found.total} are done; try "
+                f"again, or read /v1/jobs/{job}/results",
+                retry_after=_wait(document),
+            )
+        pack = zipped if form == "zip" else parquet
+        headers = {"Content-Disposition": f'attachment; filename="{job}.{form}"'}
+        body = pack(place.outcomes, place.folder, found)
+        return StreamingResponse(body, media_type=media_type, headers=headers)
+
+    async def _events(
+        place: Workplace, document: JobDocument, request: Request
+    ) -> AsyncIterator[bytes]:
+        told: bytes | None = None
+        quiet = 0.0
+        while not fleet.draining:
+            said = dump(document)
+            if said != told:
+                told, quiet = said, 0.0
+                yield _event("progress", said)
+            if _ended(document):
+                yield _event("end", said)
+                return
+            await asyncio.sleep(LOOK_SECONDS)
+            quiet += LOOK_SECONDS
+            if quiet >= QUIET_SECONDS:
+                quiet = 0.0
+                yield b": still there\n\n"
+            document = await _now(place, document, request)
+
+    return router
+
+
+async def _lines(place: Workplace, job: Job, after: int, last: int) -> AsyncIterator[bytes]:
+    """
+    Raises:
+        UnknownJob: if it was removed meanwhile: an answer that ended here would look whole.
+    """
+    while after < last:
+        start, count = after, min(PAGE, last - after)
+        page = await place.pool.run(lambda: _page(place, job, start, count))  # noqa: B023
+        after += count
+        yield page
+
+
+def _page(place: Workplace, job: Job, after: int, count: int) -> bytes:
+    found = place.outcomes.results(job, after, count)
+    if len(found) < count:
+        raise UnknownJob(f"job {job.id} was removed while its results were read")
+    return b"".join(line_of(place.folder, job, each) + b"\n" for each in found)
+
+
+def _event(name: str, data: bytes) -> bytes:
+    return b"event: " + name.encode() + b"\ndata: " + data + b"\n\n"
+
+
+async def _now(place: Workplace, job: JobDocument, request: Request) -> JobDocument:
+    """A job as it is now: as it was where the database is away, cancelled where it is gone."""
+    try:
+        return await place.describe(await _job(place, job.id, request))
+    except UnknownJob:
+        gone = {"state": "cancelled", "eta_seconds": None, "stalled": None}
+        return job if _ended(job) else job.model_copy(update=gone)
+    except (InsufficientStorage, Unavailable):
+        return job
+
+
+async def _job(place: Workplace, job: str, request: Request) -> Job:
+    return await place.pool.run(lambda: place.register.get(storable(job), _sees(request)))
+
+
+def _owner(request: Request) -> str:
+    """Of what this caller brings: the name of the key."""
+    return str(request.scope.get("state", {}).get("key", ""))
+
+
+def _sees(request: Request) -> str | None:
+    """Whose jobs this caller may see; None: everybody's."""
+    state = request.scope.get("state", {})
+    return None if state.get("admin") or "key" not in state else _owner(request)
+
+
+def _ended(document: JobDocument) -> bool:
+    return document.state in ("done", "cancelled")
+
+
+def _wait(document: JobDocument) -> int:
+    """Seconds after which looking again makes sense."""
+    return min(max(round((document.eta_seconds or 0) / 4), 1), LONGEST_WAIT)
+
+
+def _number(request: Request, name: str, otherwise: int, *, least: int, most: int) -> int:
+    given = request.query_params.get(name)
+    if given is None:
+        return otherwise
+    plain = given.isascii() and given.isdigit() and len(given) <= 12
+    if not plain or not least <= int(given) <= most:
+        raise InvalidParameter(
+            f"{name} is {given[:80]!r}: it should be a whole number from {least} to {most}",
+            pointer=f"/query/{name}",
+        )
+    return int(given)

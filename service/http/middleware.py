@@ -1,0 +1,248 @@
+"""The onion around the app: every request is named, counted, bounded and answered."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import re
+from collections.abc import Mapping
+from time import perf_counter
+from uuid import uuid4
+
+import structlog
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.middleware.cors import CORSMiddleware
+from starlette.requests import ClientDisconnect
+from starlette.responses import Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from service.core.errors import BodyTooLarge, InternalError, Problem, Unavailable
+from service.core.metrics import Metrics
+from service.core.tracing import request_span
+from service.limits.admission import Admission
+from service.limits.body_budget import Holding
+
+log = logging.getLogger(__name__)
+access_log = logging.getLogger("service.access")
+
+REQUEST_ID = re.compile(r"^[A-Za-z0-9._:-]{1,128}$")
+CLIENT_LEFT = 499  # in the metrics alone: nobody is there to be answered
+METHOD_NOT_ALLOWED = 405
+PROBLEM_JSON = "application/problem+json"
+QUIET = ("/healthz", "/readyz", "/metrics")
+"""Asked every few seconds; their answers are logged at level debug."""
+SECURITY = {
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Resource-Policy": "same-origin",
+}
+
+
+class Cors(CORSMiddleware):
+    """Starlette's, whose answers to preflights are as careful as any other."""
+
+    def preflight_response(self, request_headers: Headers) -> Response:
+        response = super().preflight_response(request_headers)
+        response.headers.update(SECURITY)
+        return response
+
+
+class Observe:
+    """Gives every request an id, counts and logs it, and answers where nothing inside could: a
+    defect of ours is a 500 with that id, a request cut short by the end of the process a 503.
+
+    A caller's own `X-Request-ID` is kept if it is harmless in a log line.
+    """
+
+    def __init__(self, app: ASGIApp, *, metrics: Metrics) -> None:
+        self._app = app
+        self._metrics = metrics
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        given = Headers(scope=scope).get("x-request-id", "")
+        request_id = given if REQUEST_ID.match(given) else str(uuid4())
+        scope.setdefault("state", {})["request_id"] = request_id
+        started = perf_counter()
+        status = 0
+
+        async def send_named(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                headers = MutableHeaders(scope=message)
+                headers["X-Request-ID"] = request_id
+                for name, value in SECURITY.items():
+                    headers.setdefault(name, value)
+            await send(message)
+
+        with (
+            structlog.contextvars.bound_contextvars(request_id=request_id),
+            request_span(scope["method"], scope["headers"]) as tell,
+        ):
+            try:
+                await self._app(scope, receive, send_named)
+            except ClientDisconnect:
+                status = CLIENT_LEFT
+            except Problem as problem:  # of the middleware inside
+                await _send_problem(problem, send_named)
+            except Exception:
+                log.exception("request %s failed", request_id)
+                if status:
+                    raise  # the answer has begun; all that is left is to cut it off
+                await _send_problem(
+                    InternalError(f"the service failed; its log has the cause under {request_id}"),
+                    send_named,
+                )
+            except asyncio.CancelledError:
+                if status:
+                    raise
+                await _send_problem(
+                    Unavailable(
+                        "the service stopped before the answer was ready; try again",
+                        retry_after=1,
+                    ),
+                    send_named,
+                )
+            finally:
+                route = getattr(scope.get("route"), "path", "unmatched")
+                tell(route, status, request_id)
+                self._note(scope, route, status, perf_counter() - started)
+
+    def _note(self, scope: Scope, route: str, status: int, seconds: float) -> None:
+        answered = route != "unmatched" and status != METHOD_NOT_ALLOWED
+        method = scope["method"] if answered else "any"  # callers may make methods up
+        self._metrics.requests.labels(route=route, method=method, status=str(status)).inc()
+        self._metrics.request_seconds.labels(route=route).observe(seconds)
+        level = logging.DEBUG if route in QUIET else logging.INFO
+        told = {
+            "route": route,
+            "method": method,
+            "status": status,
+            "ms": round(seconds * 1000, 1),
+        }
+        if key := scope["state"].get("key"):
+            told["key"] = key
+        access_log.log(level, "request", extra=told)
+
+
+class TurnAway:
+    """Refuses a request for a model that has no room for it before its body is read, behind the
+    check of keys: a stranger is not told which model is busy."""
+
+    def __init__(self, app: ASGIApp, *, admission: Admission) -> None:
+        self._app = app
+        self._admission = admission
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and (
+            problem := self._admission.turned_away(scope["path"].encode())
+        ):
+            raise problem
+        await self._app(scope, receive, send)
+
+
+class Head:
+    """Answers HEAD wherever GET answers: with the same status and headers, and without a body. An
+    answer that would stream for long is not waited for."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or scope["method"] != "HEAD":
+            await self._app(scope, receive, send)
+            return
+        begun = asyncio.Event()
+        inside: Scope = {**scope, "method": "GET"}
+
+        async def send_head(message: Message) -> None:
+            if begun.is_set():
+                return
+            if message["type"] == "http.response.body":
+                message = {"type": "http.response.body", "body": b""}
+                begun.set()
+            await send(message)
+
+        answering = asyncio.ensure_future(self._app(inside, receive, send_head))
+        waiting = asyncio.ensure_future(begun.wait())
+        try:
+            await asyncio.wait({answering, waiting}, return_when=asyncio.FIRST_COMPLETED)
+            if answering.done():
+                answering.result()
+        finally:
+            if "route" in inside:  # for the log
+                scope["route"] = inside["route"]
+            for task in (answering, waiting):
+                task.cancel()
+            await asyncio.gather(answering, waiting, return_exceptions=True)
+
+
+async def _send_problem(problem: Problem, send: Send) -> None:
+    body = json.dumps(problem.body()).encode()
+    headers = {
+        "content-type": PROBLEM_JSON,
+        "content-length": str(len(body)),
+        **problem.headers(),
+    }
+    raw = [(name.lower().encode(), value.encode()) for name, value in headers.items()]
+    await send({"type": "http.response.start", "status": problem.status, "headers": raw})
+    await send({"type": "http.response.body", "body": body})
+
+
+class LimitBody:
+    """Ends a request whose body is larger than allowed: at its Content-Length, or as soon as more
+    has streamed in, whatever it claims to be; and one that comes while others hold as much
+    together as the service may hold.
+
+    Args:
+        streamed: addresses whose bodies go to the disk as they come, and how large they may be;
+            they tell themselves what they hold.
+    """
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        *,
+        max_bytes: int,
+        holding: Holding,
+        streamed: Mapping[str, int],
+        metrics: Metrics,
+    ) -> None:
+        self._app = app
+        self._max_bytes = max_bytes
+        self._streamed = streamed
+        self._holding = holding
+        self._metrics = metrics
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        claimed = Headers(scope=scope).get("content-length", "")
+        streams = scope["path"] in self._streamed
+        most = self._streamed[scope["path"]] if streams else self._max_bytes
+        received = 0
+
+        async def receive_bounded() -> Message:
+            nonlocal received
+            if claimed.isdecimal() and int(claimed[:20]) > most:
+                raise self._too_large(f"the body has {claimed[:20]} bytes", most)
+            message = await receive()
+            received += len(message.get("body", b""))
+            if received > most:
+                raise self._too_large("the body is larger", most)
+            if not streams:
+                hold(received)
+            return message
+
+        with self._holding.share() as hold:
+            await self._app(scope, receive_bounded, send)
+
+    def _too_large(self, what: str, most: int) -> BodyTooLarge:
+        self._metrics.rejected.labels(reason="body too large").inc()
+        return BodyTooLarge(f"{what}; at most {most} bytes are allowed")

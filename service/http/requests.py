@@ -1,0 +1,197 @@
+"""The three forms of a request — JSON, a raw image, a form — become the same instances."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from anyio import to_thread
+from pydantic import BaseModel, ValidationError
+from python_multipart.multipart import parse_options_header
+from starlette.datastructures import ImmutableMultiDict, UploadFile
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+
+from service.core.errors import (
+    MalformedRequest,
+    Problem,
+    TooManyInstances,
+    UnknownParameter,
+    UnsupportedMediaType,
+    step,
+)
+from service.pipeline.coordinates import decode_base64
+from service.pipeline.instances import Instance, P, Remote
+from service.pipeline.parameters import (
+    MAX_INSTANCES,
+    ActivationParameters,
+    ActivationRequest,
+    ExplainInstance,
+    ExplainRequest,
+    Parameters,
+    PredictParameters,
+    PredictRequest,
+)
+from service.pipeline.validation import OWN, parameter_problem, plain, read_parameters
+
+Body = PredictRequest | ExplainRequest | ActivationRequest
+REQUESTS: dict[type[PredictParameters], type[Body]] = {
+    PredictParameters: PredictRequest,
+    Parameters: ExplainRequest,
+    ActivationParameters: ActivationRequest,
+}
+MAX_MISTAKES = 1000
+ACCEPTED = "application/json, multipart/form-data or image/*"
+
+
+async def read_instances(
+    request: Request, parameters: type[P], *, max_instances: int
+) -> list[Instance[P]]:
+    """Read a request's body, whatever its form.
+
+    Query parameters hold for every instance; what the body says wins.
+
+    Raises:
+        Problem: where the request as a whole cannot be read.
+    """
+    base = read_parameters(parameters, request.query_params, "/query")
+    origins = _origins("/query", _set(base))
+    header = request.headers.get("content-type", "")
+    media, options = parse_options_header(header)
+    media_type = media.decode("latin-1").strip().lower()
+    charset = options.get(b"charset", b"utf-8").decode("latin-1").lower()
+    if media_type == "application/json" and charset in ("utf-8", "utf8"):
+        read = await to_thread.run_sync(
+            _from_json, await request.body(), base, origins, max_instances
+        )
+    elif media_type == "multipart/form-data" and charset in ("utf-8", "utf8"):
+        read = await _from_form(request, base, origins)
+    elif media_type.startswith("image/"):
+        read = [Instance(0, None, await request.body(), "", base, origins)]
+    else:
+        said = f"Content-Type is {header[:120]!r}" if header else "there is no Content-Type"
+        raise UnsupportedMediaType(f"{said}; send {ACCEPTED} (text in UTF-8)")
+    _limit(len(read), max_instances)
+    if not read[0].image and read[0].pointer == "":
+        raise MalformedRequest("the body is empty; send the bytes of an image")
+    return read
+
+
+def _limit(count: int, max_instances: int) -> None:
+    if count > max_instances:
+        raise TooManyInstances(
+            f"the request has {count} instances; at most {max_instances} are allowed"
+        )
+
+
+def _from_json(
+    body: bytes, base: P, origins: Mapping[str, str], max_instances: int
+) -> list[Instance[P]]:
+    if not body.strip():
+        raise MalformedRequest('the body is empty; send {"instances": [{"image": {"b64": …}}]}')
+    schema = REQUESTS[type(base)]
+    try:
+        sent = schema.model_validate_json(body, strict=True)
+    except ValidationError as error:
+        raise _body_problem(error, type(base)) from None
+    _limit(len(sent.instances), max_instances)
+    common = base.model_copy(update=_set(sent.parameters))
+    origins = {**origins, **_origins("/parameters", _set(sent.parameters))}
+    instances = []
+    for index, each in enumerate(sent.instances):
+        pointer = f"/instances/{index}/image/b64"
+        own = _set(each, OWN) if isinstance(each, ExplainInstance) else {}
+        image: bytes | Problem | Remote
+        if each.image.url is not None:
+            pointer = f"/instances/{index}/image/url"
+            image = Remote(each.image.url)
+        else:
+            image = _decode_base64(each.image.b64 or "", pointer)
+        asked = common.model_copy(update=own)
+        where = {**origins, **_origins(f"/instances/{index}", own)}
+        instances.append(Instance(index, each.id, image, pointer, asked, where))
+    return instances
+
+
+async def _from_form(request: Request, base: P, origins: Mapping[str, str]) -> list[Instance[P]]:
+    await request.body()  # whole, so that the limit on its size is what ends a large one
+    try:
+        form = await request.form()
+    except HTTPException as error:
+        raise MalformedRequest(f"the form cannot be read: {error.detail}") from None
+    try:
+        fields = [(name, value) for name, value in form.multi_items() if name != "image"]
+        for name, value in fields:
+            if isinstance(value, UploadFile):
+                raise UnknownParameter(
+                    f"the form has a file {name[:80]!r}; images are in parts named 'image'",
+                    pointer=f"/form/{step(name)}",
+                )
+        given = read_parameters(type(base), ImmutableMultiDict(fields), "/form")
+        common = base.model_copy(update=_set(given))
+        origins = {**origins, **_origins("/form", _set(given))}
+        instances = []
+        for index, part in enumerate(form.getlist("image")):
+            pointer = f"/form/image/{index}"
+            if not isinstance(part, UploadFile):
+                raise MalformedRequest(
+                    "a part named 'image' has no filename, so it is no file", pointer=pointer
+                )
+            data = await part.read()
+            instances.append(Instance(index, part.filename, data, pointer, common, origins))
+    finally:
+        await form.close()
+    if not instances:
+        raise MalformedRequest(
+            "the form has no complete part named 'image'; send at least one image file"
+        )
+    return instances
+
+
+def _decode_base64(text: str, pointer: str) -> bytes | Problem:
+    try:
+        return decode_base64(text)
+    except ValueError as error:
+        return MalformedRequest(f"the image is not valid base64: {error}", pointer=pointer)
+
+
+def _origins(where: str, names: Iterable[str]) -> dict[str, str]:
+    return {name: f"{where}/{name}" for name in names}
+
+
+def _set(model: BaseModel, names: Sequence[str] | None = None) -> dict[str, Any]:
+    """The fields that the caller set, of those named."""
+    return {
+        name: value
+        for name in model.model_fields_set
+        if (names is None or name in names) and (value := getattr(model, name)) is not None
+    }
+
+
+def _body_problem(error: ValidationError, parameters: type[PredictParameters]) -> Problem:
+    if error.error_count() > MAX_MISTAKES:  # to list them all would take longer than to read them
+        return MalformedRequest(f"the body has {error.error_count()} mistakes; send fewer fields")
+    # What is unknown explains what is missing.
+    unknown = [each for each in error.errors() if each["type"] == "extra_forbidden"]
+    first = (unknown or error.errors())[0]
+    where = [str(part) for part in first["loc"]]
+    if first["type"] == "too_long" and where == ["instances"]:
+        return TooManyInstances(f"the request has more than {MAX_INSTANCES} instances")
+    if first["type"] == "json_invalid":
+        return MalformedRequest(f"the body is not JSON: {first['ctx']['error']}")
+    if where[:1] == ["parameters"] and len(where) > 1:
+        return parameter_problem(error, parameters, "/parameters", depth=1)
+    if where[:1] == ["instances"] and len(where) > 2 and where[2] in OWN:
+        return parameter_problem(error, parameters, f"/instances/{where[1]}", depth=2)
+    pointer = "/" + "/".join(step(part) for part in where[:4]) if where else ""
+    if first["type"] == "extra_forbidden":
+        fields = {1: ["instances", "parameters"], 3: ["image", "id", *OWN], 4: ["b64", "url"]}
+        known = ", ".join(fields.get(len(where), fields[1]))
+        return UnknownParameter(
+            f"there is no field {where[-1][:80]!r} at {pointer}; the fields are {known}",
+            pointer=pointer,
+        )
+    said = plain(first["msg"])
+    if where[2:] == ["image"]:
+        said += ', {"b64": …} or {"url": …}'
+    return MalformedRequest(f"at {pointer or '/'}: {said}", pointer=pointer)

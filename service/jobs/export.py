@@ -1,0 +1,182 @@
+"""All of a job's results in one file, made as it is read: neither the disk nor memory holds it."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import io
+import json
+import unicodedata
+import zipfile
+from collections.abc import Iterator
+from statistics import fmean
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from service.core.schemas import ExplainedTarget
+from service.jobs.errors import UnknownJob
+from service.jobs.folder import Folder
+from service.jobs.records import Job
+from service.jobs.result_store import Outcomes
+from service.jobs.results import line_of, picture_of_explanation
+from service.pipeline.descriptions import title_of
+from service.pipeline.rendering import encode_values
+from service.pipeline.rows import SCHEMA, Row, picture_path, table_of
+
+PAGE: Final = 100
+
+
+def zipped(outcomes: Outcomes, folder: Folder, job: Job) -> Iterator[bytes]:
+    """A zip: a picture for each map (or .npy, where numbers were asked for), and `results.ndjson`
+    with all that is said of them."""
+    sink = _Sink()
+    with zipfile.ZipFile(sink, "w", zipfile.ZIP_STORED) as archive:
+        names = _Names()
+        for line in _documents(outcomes, folder, job):
+            for number, explanation in enumerate(line.get("explanations", ())):
+                extension, data = _content_of(explanation)
+                archive.writestr(names.take(line["item"], number, extension), data)
+            yield from sink.taken()
+        names = _Names()
+        with archive.open("results.ndjson", "w", force_zip64=True) as lines:
+            for line in _documents(outcomes, folder, job):
+                for number, explanation in enumerate(line.get("explanations", ())):
+                    extension, _ = _content_of(explanation)
+                    explanation["file"] = names.take(line["item"], number, extension)
+                    explanation.pop("overlay", None)
+                    del explanation["heatmap"]["data"]
+                lines.write(json.dumps(line, ensure_ascii=False).encode() + b"\n")
+                yield from sink.taken()
+    yield from sink.taken()
+
+
+def parquet(outcomes: Outcomes, folder: Folder, job: Job) -> Iterator[bytes]:
+    """A Parquet file: a row for each map, and for each item that failed."""
+    sink = _Sink()
+    with pq.ParquetWriter(pa.PythonFile(sink, mode="w"), SCHEMA, compression="zstd") as writer:
+        rows: list[Row] = []
+        for line in _documents(outcomes, folder, job):
+            rows += _rows(line)
+            if len(rows) >= PAGE:
+                writer.write_table(table_of(rows))
+                rows = []
+                yield from sink.taken()
+        if rows:
+            writer.write_table(table_of(rows))
+    yield from sink.taken()
+
+
+class _Sink(io.RawIOBase):
+    """Keeps what is written until it is taken. It cannot go back, and says so."""
+
+    def __init__(self) -> None:
+        self._pieces: list[bytes] = []
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: Any) -> int:
+        piece = bytes(data)
+        self._pieces.append(piece)
+        return len(piece)
+
+    def taken(self) -> Iterator[bytes]:
+        pieces, self._pieces = self._pieces, []
+        yield from pieces
+
+
+def _documents(outcomes: Outcomes, folder: Folder, job: Job) -> Iterator[dict[str, Any]]:
+    after, told = -1, 0
+    while page := outcomes.in_order(job, after, PAGE):
+        for finished in page:
+            yield json.loads(line_of(folder, job, finished))
+        after, told = page[-1].number, told + len(page)
+    if told < job.settled:
+        raise UnknownJob(f"job {job.id} was removed while its results were read")
+
+
+class _Names:
+    """Of the files in an archive: some file systems on which it is unpacked take A.png and a.png
+    for the same."""
+
+    def __init__(self) -> None:
+        self._taken: set[bytes] = set()
+
+    def take(self, item: str, number: int, extension: str) -> str:
+        path = picture_path(item, number, extension)
+        if self._is_taken(path):
+            digest = hashlib.blake2b(item.encode("utf-8", "surrogatepass"), digest_size=6)
+            path = f"{path.removesuffix(extension)}.{digest.hexdigest()}{extension}"
+            self._is_taken(path)
+        return path
+
+    def _is_taken(self, path: str) -> bool:
+        # Of a million names the digests take a tenth of the memory.
+        plain = unicodedata.normalize("NFC", path).casefold()
+        digest = hashlib.blake2b(plain.encode("utf-8", "surrogatepass"), digest_size=8).digest()
+        taken = digest in self._taken
+        self._taken.add(digest)
+        return taken
+
+
+def _content_of(explanation: dict[str, Any]) -> tuple[str, bytes]:
+    """A map's file: its extension and what is in it."""
+    heatmap = explanation["heatmap"]
+    picture = picture_of_explanation(explanation)
+    if picture is not None:
+        return ".png", picture
+    values = np.frombuffer(base64.b64decode(heatmap["data"]), "<f4").reshape(heatmap["shape"])
+    return ".npy", encode_values(values)
+
+
+def _rows(line: dict[str, Any]) -> list[Row]:
+    if "error" in line:
+        return [Row(id=line["item"], error=line["error"], problem=line["problem"]["type"])]
+    best: dict[str, Any] = next(iter((line.get("prediction") or {}).get("classes") or ()), {})
+    return [
+        _row(line["item"], number, each, best) for number, each in enumerate(line["explanations"])
+    ]
+
+
+def _row(item: str, number: int, each: dict[str, Any], best: dict[str, Any]) -> Row:
+    target, heatmap, overlay = each["target"], each["heatmap"], each.get("overlay")
+    peak, covers = each.get("peak") or {}, each.get("covers") or {}
+    height, width = heatmap["shape"]
+    agreement = each.get("agreement") or {}
+    return Row(
+        id=item,
+        number=number,
+        predicted_index=best.get("index"),
+        predicted_label=best.get("label"),
+        predicted_probability=best.get("probability"),
+        correct=each.get("correct"),
+        target=title_of(ExplainedTarget.model_validate(target)),
+        target_index=target.get("index"),
+        target_label=target.get("label"),
+        target_probability=target.get("probability"),
+        target_score=target["score"],
+        method=each["method"],
+        layer=each["layer"],
+        peak_x=peak.get("x"),
+        peak_y=peak.get("y"),
+        mass=each.get("mass"),
+        concentration=each.get("concentration"),
+        border=each.get("border"),
+        agreement=[*agreement.items()] or None,
+        agreement_mean=fmean(agreement.values()) if agreement else None,
+        width=width,
+        height=height,
+        covers_left=covers.get("left"),
+        covers_top=covers.get("top"),
+        covers_right=covers.get("right"),
+        covers_bottom=covers.get("bottom"),
+        map=base64.b64decode(heatmap["data"]),
+        map_encoding=heatmap["encoding"],
+        map_height=height,
+        map_width=width,
+        overlay=base64.b64decode(overlay["data"]) if overlay else None,
+        warning="; ".join(each["warnings"]) or None,
+    )

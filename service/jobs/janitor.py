@@ -1,0 +1,113 @@
+"""Signs of life, the items of the dead, and jobs whose time is over."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
+from time import monotonic
+from typing import Final
+
+from service.core.errors import InsufficientStorage, Problem
+from service.core.pool import Pool
+from service.jobs.folder import Folder
+from service.jobs.listing import Register
+from service.jobs.runner import Runner
+from service.jobs.store import LEASE_SECONDS, Store
+
+BEAT_SECONDS: Final = LEASE_SECONDS / 4
+log = logging.getLogger(__name__)
+
+
+@contextmanager
+def enlisted(name: str, store: Store, folder: Folder) -> Iterator[None]:
+    """While it is open, a runner of that name is known to be alive; before, those of this machine
+    that died are buried, so that a service that starts anew goes on at once."""
+    # Nobody else could say that it is alive where the database was away until now.
+    bury_dead(name, store, folder, silent=False)
+    with folder.alive(name):
+        store.enlist(name)
+        try:
+            yield
+        finally:
+            with suppress(Problem):  # else it is found dead
+                store.dismiss(name)
+
+
+def bury_dead(name: str, store: Store, folder: Folder, *, silent: bool = True) -> None:
+    """
+    Args:
+        silent: also those who were not heard of for too long.
+    """
+    dead = {each for each in store.neighbours(name) if folder.is_dead(each)}
+    if silent:
+        dead |= set(store.silent())
+    for each in dead - {name}:
+        log.warning("runner %s died; its items are free again", each)
+        store.bury(each)
+        if folder.is_dead(each):  # one that was only silent may be in the middle of a file
+            folder.clear(each)
+    for each in set(folder.left_over()) - store.runners() - {name}:
+        folder.clear(each)
+
+
+@asynccontextmanager
+async def kept(
+    runner: Runner,
+    store: Store,
+    register: Register,
+    folder: Folder,
+    pool: Pool,
+    *,
+    retention_seconds: float,
+    clear_up: Callable[[], None] = lambda: None,
+) -> AsyncIterator[None]:
+    """While it is open, the runner is known to be alive, the dead are buried, and jobs that ended
+    long ago are removed.
+
+    Args:
+        clear_up: what else is to be done now and then.
+    """
+    heard = steady = monotonic()
+
+    def look_around() -> None:
+        nonlocal heard, steady
+        store.enlist(runner.name)
+        before, heard = heard, monotonic()
+        if heard - before > LEASE_SECONDS / 2:  # the database was away, for the others, too
+            steady = heard
+        silent = heard - steady > LEASE_SECONDS
+        bury_dead(runner.name, store, folder, silent=silent)
+
+    def tidy_up() -> None:
+        clear_up()
+        ended_before = time.time() - retention_seconds
+        for job in register.leaving(ended_before):
+            if register.expire(job, ended_before):
+                try:
+                    folder.remove(job)
+                except InsufficientStorage as problem:  # the others go all the same
+                    log.warning("job %s cannot be removed: %s", job, problem.detail)
+                else:
+                    register.remove(job)
+
+    async def keep(work: Callable[[], None]) -> None:
+        while True:
+            try:
+                await pool.run(work)
+            except Problem as problem:
+                log.warning("jobs are not looked after: %s", problem.detail)
+            except Exception:
+                log.exception("jobs are not looked after")
+            await asyncio.sleep(BEAT_SECONDS)
+
+    # To remove a million results takes longer than a sign of life may.
+    keeping = [asyncio.create_task(keep(work), name="keep jobs") for work in (look_around, tidy_up)]
+    try:
+        yield
+    finally:
+        for each in keeping:
+            each.cancel()
+        await asyncio.wait(keeping)

@@ -1,0 +1,221 @@
+"""Jobs on their way in, until they are accepted. Each method is one transaction."""
+
+from __future__ import annotations
+
+import json
+import secrets
+import time
+from collections import Counter
+from collections.abc import Sequence
+from typing import Final
+
+from sqlalchemy import Connection, func, insert, select, update
+from sqlalchemy.exc import IntegrityError
+
+from service.core.errors import Unavailable
+from service.jobs.database import Database
+from service.jobs.errors import DuplicateId, IdempotencyConflict, TooManyJobs
+from service.jobs.quota import bytes_of_jobs, no_room
+from service.jobs.records import Job, NewItem, NewJob, job_of, parameters_json
+from service.jobs.tables import FREE, OPEN, RECEIVING, WAITING, items, jobs, meta
+
+BUSY_SECONDS: Final = 10
+"""After which a job that was one too many may be brought again."""
+
+
+class Arrivals:
+    """The tables as those see them who bring jobs."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def begin(self, runner: str, new: NewJob, most: int | None = None) -> str:
+        """Make room for a job that `runner` receives; nobody sees it before it is accepted.
+
+        Args:
+            most: unfinished jobs that there may be with it.
+
+        Returns:
+            Its id: later jobs have greater ones.
+
+        Raises:
+            TooManyJobs: if there are as many already.
+        """
+        name = f"{time.time_ns() // 1_000_000:012x}{secrets.token_hex(8)}"
+        with self._database.write() as connection:
+            if most is not None:
+                _one_at_a_time(connection)
+                if (there := _unfinished(connection)) >= most:
+                    raise TooManyJobs(
+                        f"{there} jobs are unfinished, as many as may be; try again",
+                        retry_after=BUSY_SECONDS,
+                    )
+            connection.execute(
+                insert(jobs).values(
+                    id=name,
+                    state=RECEIVING,
+                    owner=new.owner,
+                    digest="",
+                    model=new.model,
+                    weights=new.weights,
+                    parameters=parameters_json(new.parameters),
+                    warnings="[]",
+                    total=0,
+                    done=0,
+                    failed=0,
+                    bytes=0,
+                    turn=0,
+                    runner=runner,
+                    created=time.time(),
+                )
+            )
+        return name
+
+    def add(self, job: str, first: int, new: Sequence[NewItem]) -> None:
+        """Some of a job's items, numbered from `first`.
+
+        Raises:
+            DuplicateId: naming the id that two of them have.
+            Unavailable: if whoever receives it was taken for dead meanwhile.
+        """
+        rows = [
+            {
+                "job": job,
+                "number": number,
+                "id": item.id,
+                "source": json.dumps(item.source),
+                "own": json.dumps(item.own) if item.own else None,
+                "state": FREE,
+                "attempts": 0,
+            }
+            for number, item in enumerate(new, first)
+        ]
+        if not rows:
+            return
+        try:
+            with self._database.write() as connection:
+                connection.execute(insert(items), rows)
+        except IntegrityError:
+            twice = self._twice(job, [item.id for item in new])
+            if twice is None:  # it was the job that is gone
+                raise _forgotten() from None
+            raise DuplicateId(
+                f"two instances have the id {twice[:200]!r}; each needs its own"
+            ) from None
+
+    def accept(
+        self,
+        job: str,
+        new: NewJob,
+        *,
+        total: int,
+        size: int,
+        digest: str,
+        warnings: Sequence[str],
+        most_bytes: int | None = None,
+    ) -> Job:
+        """From here on the job is there: this is what a caller is told.
+
+        Args:
+            most_bytes: of the disk that all jobs may take together with it.
+
+        Returns:
+            It, or the one that the same caller brought before under the same idempotency key.
+
+        Raises:
+            IdempotencyConflict: if that one asks for something else.
+            InsufficientStorage: if others that came meanwhile have taken its place.
+            Unavailable: if whoever receives it was taken for dead meanwhile.
+        """
+        others = jobs.alias()
+        values = {
+            "state": WAITING,
+            "runner": None,
+            "idempotency": new.idempotency,
+            "digest": digest,
+            "model": new.model,
+            "weights": new.weights,
+            "parameters": parameters_json(new.parameters),
+            "total": total,
+            "bytes": size,
+            "warnings": json.dumps(list(warnings)),
+            # After those who wait already: were it before them, they would wait for all who come.
+            "turn": select(func.coalesce(func.max(others.c.turn), 0))
+            .where(others.c.state.in_(OPEN))
+            .scalar_subquery(),
+        }
+        try:
+            with self._database.write() as connection:
+                if most_bytes is not None:
+                    _one_at_a_time(connection)
+                before = self._before(connection, new, digest)
+                if before is None:
+                    mine = (jobs.c.id == job) & (jobs.c.state == RECEIVING)
+                    if connection.execute(update(jobs).where(mine).values(values)).rowcount != 1:
+                        raise _forgotten()
+                    if most_bytes is not None:
+                        taken = bytes_of_jobs(connection)
+                        if taken > most_bytes:
+                            raise no_room(taken, most_bytes)
+                    before = job_of(connection.execute(select(jobs).where(jobs.c.id == job)).one())
+                return before
+        except IntegrityError:  # the same key came twice at the same moment
+            with self._database.read() as connection:
+                same = self._before(connection, new, digest)
+            if same is None:  # it is gone already
+                raise _forgotten() from None
+            return same
+
+    def knows(self, owner: str, idempotency: str) -> bool:
+        """Whether this caller has brought a job under this key."""
+        brought = select(jobs.c.id).where(jobs.c.owner == owner, jobs.c.idempotency == idempotency)
+        with self._database.read() as connection:
+            return connection.execute(brought).first() is not None
+
+    def bytes(self) -> int:
+        """What all jobs together take of the disk."""
+        with self._database.read() as connection:
+            return bytes_of_jobs(connection)
+
+    def _before(self, connection: Connection, new: NewJob, digest: str) -> Job | None:
+        if new.idempotency is None:
+            return None
+        row = connection.execute(
+            select(jobs).where(jobs.c.owner == new.owner, jobs.c.idempotency == new.idempotency)
+        ).one_or_none()
+        if row is None:
+            return None
+        if row.digest != digest:
+            raise IdempotencyConflict(
+                f"Idempotency-Key {new.idempotency[:80]!r} came with another job before: "
+                f"/v1/jobs/{row.id}; a new job needs a new key"
+            )
+        return job_of(row)
+
+    def _twice(self, job: str, names: list[str]) -> str | None:
+        name, count = Counter(names).most_common(1)[0]
+        if count > 1:
+            return name
+        with self._database.read() as connection:
+            for start in range(0, len(names), 500):
+                some = items.c.id.in_(names[start : start + 500])
+                found = connection.execute(
+                    select(items.c.id).where(items.c.job == job, some)
+                ).scalar()
+                if found is not None:
+                    return str(found)
+        return None
+
+
+def _forgotten() -> Unavailable:
+    return Unavailable("the job was lost on its way in; send it again", retry_after=1)
+
+
+def _one_at_a_time(connection: Connection) -> None:
+    """What is counted from here on stays so to the transaction's end, whoever else brings a job."""
+    connection.execute(select(meta.c.version).with_for_update())
+
+
+def _unfinished(connection: Connection) -> int:
+    query = select(func.count()).where(jobs.c.state.in_((*OPEN, RECEIVING)))
+    return connection.execute(query).scalar_one()

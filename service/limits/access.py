@@ -1,0 +1,93 @@
+"""Who a request comes from, whether they may, and how often."""
+
+from __future__ import annotations
+
+import base64
+import math
+import time
+
+from limits.aio.storage import MemoryStorage
+from limits.aio.strategies import MovingWindowRateLimiter
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from service.core.errors import Forbidden, RateLimited, Unauthorized
+from service.core.metrics import Metrics
+from service.limits.keys import Key, Keys
+
+OPEN_PATHS = ("/healthz", "/readyz")
+READING = ("GET", "HEAD")
+SEND_ONE = "send an API key: Authorization: Bearer KEY, or X-API-Key: KEY"
+
+
+class Access:
+    """Lets in those with a key that allows what they want. Without keys everybody may do
+    everything but what needs the scope `admin`.
+
+    A key comes as `Authorization: Bearer KEY`, as `X-API-Key: KEY`, or, for browsers, as the
+    password of `Authorization: Basic`.
+    """
+
+    def __init__(self, app: ASGIApp, *, keys: Keys | None, metrics: Metrics) -> None:
+        self._app = app
+        self._keys = keys
+        self._metrics = metrics
+        self._limiter = MovingWindowRateLimiter(MemoryStorage())
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and scope["path"] not in OPEN_PATHS:
+            wants_admin = scope["path"].startswith("/v1/models") and (
+                scope["method"] == "DELETE"
+                or (scope["method"] == "POST" and ":" not in scope["path"])
+            )
+            if self._keys is not None:
+                await self._admit(self._keys, scope, wants_admin)
+            elif wants_admin:
+                self._metrics.rejected.labels(reason="scope").inc()
+                raise Forbidden(
+                    "models are added and removed with an API key of scope 'admin', and this "
+                    "service has no keys: see GRADCAM_KEYS"
+                )
+        await self._app(scope, receive, send)
+
+    async def _admit(self, keys: Keys, scope: Scope, wants_admin: bool) -> None:
+        presented = _presented(Headers(scope=scope))
+        key = keys.of(presented)
+        if key is None:
+            self._metrics.rejected.labels(reason="no key").inc()
+            if presented:
+                raise Unauthorized(f"the API key that was sent is not known; {SEND_ONE}")
+            raise Unauthorized(SEND_ONE)
+        scope["state"]["key"] = key.name
+        scope["state"]["admin"] = "admin" in key.scopes
+        needed = "admin" if wants_admin else "explain"
+        if needed not in key.scopes and (wants_admin or scope["method"] not in READING):
+            self._metrics.rejected.labels(reason="scope").inc()
+            raise Forbidden(
+                f"the key {key.name!r} has the scope {', '.join(sorted(key.scopes))}, and this "
+                f"needs {needed}"
+            )
+        await self._count(key)
+
+    async def _count(self, key: Key) -> None:
+        if key.rate is None or await self._limiter.hit(key.rate, key.name):
+            return
+        window = await self._limiter.get_window_stats(key.rate, key.name)
+        self._metrics.rejected.labels(reason="rate").inc()
+        raise RateLimited(
+            f"the key {key.name!r} may make {key.rate}; try again later",
+            retry_after=max(math.ceil(window.reset_time - time.time()), 1),
+        )
+
+
+def _presented(headers: Headers) -> str:
+    """The key that a request carries, "" without one."""
+    kind, _, value = headers.get("authorization", "").partition(" ")
+    if kind.lower() == "bearer":
+        return value.strip()
+    if kind.lower() == "basic":
+        try:
+            return base64.b64decode(value, validate=True).decode().partition(":")[2]
+        except ValueError:  # of base64, of UTF-8, of bytes that are neither
+            return ""
+    return headers.get("x-api-key", "")

@@ -1,0 +1,1 @@
+"""From an entry of models.toml to a model that can be served."""

@@ -1,0 +1,292 @@
+"""The models to serve, as a TOML file names them."""
+
+from __future__ import annotations
+
+import difflib
+import tomllib
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError, model_validator
+from pydantic_core import PydanticCustomError
+
+from service.core.errors import ConfigError
+
+MISMATCHES = {"pin": "sha256", "crop": "crop_ratio"}
+"""Mistakes of keys that do not go together, and the one to change."""
+Side = Annotated[int, Field(ge=8, le=4096)]
+Mean = Annotated[float, Field(ge=-1000, le=1000, allow_inf_nan=False)]
+Std = Annotated[float, Field(gt=0, le=1000, allow_inf_nan=False)]
+
+
+Index = Annotated[int, Field(strict=True, ge=0, le=1000)]
+Name = Annotated[str, Field(min_length=1, max_length=200)]
+Detections = Literal["auto", "boxes", "detr", "detr-sigmoid", "yolov5", "yolov8", "yolo-end2end"]
+Interpolation = Literal["nearest", "bilinear", "bicubic", "lanczos", "box", "hamming"]
+ChannelOrder = Literal["rgb", "bgr"]
+ValueRange = Literal["0-1", "0-255"]
+Device = Annotated[str, Field(pattern=r"^(auto|cpu|(cuda|mps|xpu)(:\d+)?)$")]
+
+
+LayerName = Annotated[str, Field(max_length=200)]
+ReshapeWords = Annotated[str, Field(max_length=100)]
+
+
+class ModelEntry(BaseModel):
+    """One `[[models]]` entry. What is not set follows from the source."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    name: str = Field(
+        pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", description="the model's name in addresses"
+    )
+    source: str = Field(
+        pattern=r"^(embedded|torchvision|timm):[A-Za-z0-9._-]+$|^factory:[A-Za-z0-9_.]+:[A-Za-z0-9_]+$",
+        description=(
+            "`embedded:efficientnet-lite0`, `torchvision:NAME`, `timm:NAME`, or "
+            "`factory:package.module:function`, your own function that returns a module"
+        ),
+    )
+    weights: str = Field(
+        "default",
+        min_length=1,
+        description=(
+            "`default`: the source's own; `none`: seeded random; both leave a factory's model as "
+            "the function returns it; or a path, from the TOML file's folder, to a `.safetensors`, "
+            "or a `.pt`, `.pth` or `.bin` that loads without running code, also as training leaves "
+            "it: under `state_dict`, `model_state_dict`, `model` or `ema` (the first there), with "
+            "prefixes of Lightning, DataParallel or torch.compile; the head has the file's classes"
+        ),
+    )
+    sha256: str | None = Field(
+        None,
+        pattern=r"^[0-9a-f]{64}$",
+        description="of the file of weights, in hexadecimal: with another one nothing is loaded",
+    )
+    seed: int = Field(0, ge=0, lt=2**63, description='the seed of `weights = "none"`')
+    labels: str | None = Field(
+        None,
+        min_length=1,
+        description=(
+            "`imagenet`, or a file, one label a line; without it ImageNet's if there are 1000 "
+            "classes, else numbers; of a model with one output the labels of the negative and the "
+            "positive class, or of the positive one alone"
+        ),
+    )
+    output: Index | Name | None = Field(
+        None,
+        description=(
+            "the name or index of the logits, where the model returns several tensors; `logits` "
+            "and `out` are found without"
+        ),
+    )
+    activation: Literal["auto", "softmax", "sigmoid", "none"] = Field(
+        "auto",
+        description=(
+            "what makes probabilities of the logits: `softmax`; `sigmoid` of one output, or of "
+            "labels that do not exclude each other; `none` where they are probabilities already; "
+            "`auto`: `none` of a model that ends in a softmax or a sigmoid, else `sigmoid` of one "
+            "output, else `softmax`"
+        ),
+    )
+    layer: str = Field("auto", min_length=1, description="the default target layer")
+    method_layers: dict[str, str] = Field(
+        {}, description="the default target layer of single methods, as a table of their names"
+    )
+    reshape: str | dict[str, str] = Field(
+        {},
+        description=(
+            "how the outputs of layers lie whose tokens cannot be located by themselves: "
+            "`tokens HEIGHT WIDTH PREFIX`, such as `tokens 14 14 1`, or a table of such words for "
+            "names or patterns of layers"
+        ),
+    )
+    input_size: tuple[Side, Side] | Side | None = Field(
+        None, description="height and width of the model's input in pixels, or one for both"
+    )
+    resize: Side | None = Field(
+        None,
+        description="pixels of a photo's shorter side, to which it is resized before it is cropped",
+    )
+    crop_ratio: float | None = Field(
+        None,
+        gt=0,
+        le=1,
+        description="the same as the share of that side that the crop takes, such as 0.875",
+    )
+    interpolation: Interpolation | None = Field(
+        None,
+        description="`nearest`, `bilinear`, `bicubic`, `lanczos`, `box` or `hamming`, of Pillow",
+    )
+    channel_order: ChannelOrder = Field(
+        "rgb", description="`rgb`, or `bgr` of models that were trained on OpenCV's pictures"
+    )
+    value_range: ValueRange = Field(
+        "0-1", description="of pixels before they are normalised: `0-1` or `0-255`"
+    )
+    mean: tuple[Mean, Mean, Mean] | None = Field(
+        None, description="of red, green, blue in the value range, subtracted from the input"
+    )
+    std: tuple[Std, Std, Std] | None = Field(
+        None, description="of red, green, blue in the value range, by which the input is divided"
+    )
+    device: Device | Annotated[list[Device], Field(min_length=1, max_length=64)] = Field(
+        "auto",
+        description=(
+            "`auto` (an accelerator if there is one), `cpu`, `cuda`, `cuda:1`, `mps` …; or a list, "
+            "for a copy of the model on each: several `cpu` share out the cores"
+        ),
+    )
+    dtype: Literal["float32", "bfloat16", "float16"] = Field(
+        "float32", description="precision of the model; maps are computed in float32"
+    )
+    mode: Literal["exact", "fast", "auto"] = Field(
+        "auto",
+        description=(
+            "`exact`: as it is, eager; `fast`: the default layer's maps also in half precision "
+            "where the device has units for it, and compiled; `auto`: fast on an accelerator"
+        ),
+    )
+    detections: Detections = Field(
+        "auto",
+        description=(
+            "how a detector of your own says its boxes: `auto` where its output tells; `boxes` "
+            "(torchvision's dictionaries), `detr` (softmax, the last class for no object), "
+            "`detr-sigmoid`, `yolov5`, `yolov8`, `yolo-end2end`"
+        ),
+    )
+    min_score: float | None = Field(
+        None,
+        ge=0,
+        le=1,
+        description=(
+            "the least score of a detection; without it 0.05, or the threshold of the model's own"
+        ),
+    )
+    max_batch: int = Field(16, ge=1, le=1024, description="most images in one forward pass")
+    layout: Literal["auto", "channels-last", "contiguous"] = Field(
+        "auto",
+        description="of images in memory: `channels-last`, `contiguous`, or `auto`, whichever is "
+        "faster, by trying at load; the last bits of maps depend on it",
+    )
+
+    _file: Path | None = PrivateAttr(None)
+
+    @model_validator(mode="after")
+    def _pins_a_file(self) -> ModelEntry:
+        if self.resize is not None and self.crop_ratio is not None:
+            raise PydanticCustomError("crop", "an entry has resize or crop_ratio, one of them")
+        if self.sha256 and self.weights in ("default", "none"):
+            raise PydanticCustomError("pin", "sha256 is of a file that weights names")
+        return self
+
+    @property
+    def copies(self) -> tuple[ModelEntry, ...]:
+        """The entry for each of its devices."""
+        devices = self.device if isinstance(self.device, list) else [self.device]
+        return tuple(self.model_copy(update={"device": device}) for device in devices)
+
+    def mistake(self, key: str, sentence: str) -> ConfigError:
+        """A mistake in `key` of this entry."""
+        file = f"{self._file}: " if self._file else ""
+        return ConfigError(f"{file}model {self.name!r}: key {key!r}: {sentence}")
+
+    def path(self, name: str) -> Path:
+        """A path that the entry names, relative to its file's folder."""
+        return (self._file.parent if self._file else Path()) / Path(name).expanduser()
+
+
+class NewModel(BaseModel):
+    """A model to load: an entry as in models.toml, without what would name a file."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    name: str
+    source: str
+    weights: Literal["default", "none"] = "default"
+    seed: int = 0
+    labels: Literal["imagenet"] | None = None
+    output: Index | Name | None = None
+    activation: Literal["auto", "softmax", "sigmoid", "none"] = "auto"
+    layer: str = Field("auto", max_length=200)
+    reshape: ReshapeWords | dict[LayerName, ReshapeWords] = Field({}, max_length=100)
+    input_size: tuple[Side, Side] | Side | None = None
+    resize: Side | None = None
+    crop_ratio: float | None = Field(None, gt=0, le=1)
+    interpolation: Interpolation | None = None
+    channel_order: ChannelOrder = "rgb"
+    value_range: ValueRange = "0-1"
+    mean: tuple[Mean, Mean, Mean] | None = None
+    std: tuple[Std, Std, Std] | None = None
+    device: Device = "auto"
+    dtype: Literal["float32", "bfloat16", "float16"] = "float32"
+    mode: Literal["exact", "fast", "auto"] = "auto"
+    detections: Detections = "auto"
+    min_score: float | None = Field(None, ge=0, le=1)
+    max_batch: int = 16
+
+
+EMBEDDED = ModelEntry(name="efficientnet-lite0", source="embedded:efficientnet-lite0")
+MEASURED = dict.fromkeys(("gradcam++", "smoothgradcam++", "elementwise", "layercam"), "blocks.6")
+"""Of the embedded model: methods whose maps lie better at another layer than its default one, by
+`bench/localisation.py`."""
+
+
+def read_catalog(file: Path | None) -> tuple[ModelEntry, ...]:
+    """The models named in `file`; the embedded one without a file.
+
+    Raises:
+        ConfigError: naming file, entry, key and what is allowed.
+    """
+    if file is None:
+        return (EMBEDDED,)
+    try:
+        document = tomllib.loads(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"{file}: cannot be read: {error.strerror}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{file}: is not TOML: {error}") from None
+    for key in document.keys() - {"models"}:
+        raise ConfigError(f"{file}: unknown key {key!r}; the file holds [[models]] entries only")
+    tables = document.get("models")
+    if not isinstance(tables, list) or not tables:
+        raise ConfigError(f"{file}: has no [[models]] entry; it needs at least one")
+    entries = [_entry(file, number, table) for number, table in enumerate(tables, start=1)]
+    names = [entry.name for entry in entries]
+    for number, name in enumerate(names, start=1):
+        if name in names[: number - 1]:
+            raise ConfigError(
+                f"{file}: entry {number}: key 'name': {name!r} is taken by "
+                f"entry {names.index(name) + 1}; names must differ"
+            )
+    return tuple(entries)
+
+
+def _entry(file: Path, number: int, table: Any) -> ModelEntry:
+    try:
+        entry = ModelEntry.model_validate(table)
+    except ValidationError as error:
+        named = table.get("name") if isinstance(table, dict) else None
+        which = f"entry {number}" + (f" ({named!r})" if named else "")
+        raise ConfigError(f"{file}: {which}: {_sentence(error)}") from None
+    entry._file = file
+    return entry
+
+
+def _sentence(error: ValidationError) -> str:
+    first = error.errors()[0]
+    if first["type"] in MISMATCHES:
+        return f"key {MISMATCHES[first['type']]!r}: {first['msg']}"
+    if not first["loc"]:
+        return "is not a table of keys"
+    key = str(first["loc"][0])
+    if first["type"] == "extra_forbidden":
+        known = list(ModelEntry.model_fields)
+        near = difflib.get_close_matches(key, known, 1)
+        return f"unknown key {key!r}; " + (
+            f"did you mean {near[0]!r}?" if near else f"the keys are {', '.join(known)}"
+        )
+    if first["type"] == "missing":
+        return f"key {key!r} is missing"
+    allowed = (ModelEntry.model_fields[key].description or "").replace("`", "'")
+    return f"key {key!r}: {first['input']!r} is not allowed; it is {allowed}"

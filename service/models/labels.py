@@ -1,0 +1,120 @@
+"""What a model's classes are called, and which class a name means."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from service.core.errors import AmbiguousLabel, UnknownLabel
+
+
+@dataclass(frozen=True)
+class Labels:
+    """One name per class and, where classes have several, every name they go by.
+
+    Names are matched without regard to case, and a space, hyphen or underscore is the same.
+    """
+
+    names: tuple[str, ...]
+    _meant: dict[str, tuple[int, ...]] = field(repr=False)
+
+    @classmethod
+    def of(cls, names: Sequence[str], synonyms: Sequence[Iterable[str]] | None = None) -> Labels:
+        meant: dict[str, tuple[int, ...]] = {}
+        for index, name in enumerate(names):
+            known_as = {_plain(name), *map(_plain, synonyms[index] if synonyms else ())}
+            for plain in known_as:
+                meant[plain] = (*meant.get(plain, ()), index)
+        return cls(tuple(names), meant)
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    def name(self, index: int) -> str | None:
+        return self.names[index] if index < len(self.names) else None
+
+    def meant(self, target: str) -> int:
+        """The class that a number or a label means.
+
+        Raises:
+            UnknownLabel: naming the nearest labels.
+            AmbiguousLabel: naming every class it could mean.
+        """
+        if not target.isdecimal():
+            return self.index(target)
+        index, called = int(target), self._meant.get(_plain(target), ())
+        if called in ((), (index,)):
+            return index
+        classes = " and ".join(f"{each} ({self.names[each]!r})" for each in called)
+        indexed = (
+            f"class {index} is called {self.names[index]!r}"
+            if index < len(self)
+            else f"there is no class {index}"
+        )
+        raise AmbiguousLabel(
+            f"{target[:40]} is the label of class {classes}, and {indexed}: say "
+            f'{{"label": "{target[:40]}"}} or {{"index": {index}}}'
+        )
+
+    def index(self, label: str) -> int:
+        """The class that `label` means.
+
+        Raises:
+            UnknownLabel: naming the nearest labels.
+            AmbiguousLabel: naming every class it could mean.
+        """
+        meant = self._meant.get(_plain(label), ())
+        if len(meant) == 1:
+            return meant[0]
+        if meant:
+            classes = " and ".join(f"{index} ({self.names[index]})" for index in meant)
+            raise AmbiguousLabel(
+                f"the label {label[:80]!r} names {len(meant)} classes: {classes}; give the index"
+            )
+        if not self.names:
+            raise UnknownLabel(
+                f"the model has no labels, so no class is called {label[:80]!r}; give the index"
+            )
+        near = difflib.get_close_matches(_plain(label)[:80], self._meant, 3, 0.5)
+        hint = ", ".join(repr(self._shown(name)) for name in near)
+        rest = f"the nearest labels are {hint}" if hint else f"e.g. {self.names[0]!r} is one"
+        raise UnknownLabel(
+            f"no class is called {label[:80]!r}; {rest}, and GET /v1/models/MODEL lists all"
+        )
+
+    def _shown(self, plain: str) -> str:
+        """A name of `_meant` as people write it."""
+        name = self.names[self._meant[plain][0]]
+        return name if _plain(name) == plain else plain
+
+
+def imagenet() -> Labels:
+    """The 1000 classes of ImageNet-1k: torchvision's category names, with WordNet's synonyms.
+
+    The synonyms matter for safety as much as for comfort: `crane` is a bird and a machine, and
+    whoever asks for one must not silently get the other.
+    """
+    from timm.data import ImageNetInfo
+    from torchvision.models import ResNet18_Weights
+
+    names = ResNet18_Weights.DEFAULT.meta["categories"]
+    wordnet = ImageNetInfo()
+    lemmas = [wordnet.index_to_description(index).split(", ") for index in range(len(names))]
+    return Labels.of(names, lemmas)
+
+
+def read_labels(file: Path) -> Labels:
+    """A label file: UTF-8, one label a line, in the order of the classes.
+
+    Raises:
+        OSError, UnicodeDecodeError: as reading text does.
+    """
+    # str.splitlines also ends a line at what people paste into names: U+2028, form feeds.
+    lines = file.read_text(encoding="utf-8-sig").split("\n")
+    return Labels.of([line.strip() for line in lines if line.strip()])
+
+
+def _plain(label: str) -> str:
+    return " ".join(label.casefold().replace("_", " ").replace("-", " ").split())

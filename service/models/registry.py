@@ -1,0 +1,300 @@
+"""From an entry of the catalog to a model that can be served."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from cam import METHODS, CamError, Layer, Reading, default_layer, resolve_reading, survey
+from cam.abilities import unsuited
+from cam.company import sees_company
+from cam.detection import LEAST_SCORE, read_detections
+from cam.errors import UnsuitedActivation
+from cam.fast import FastPath
+from cam.head import PooledHead, pooled_head
+from cam.layout import laid_out, lay_out
+from cam.locate import declare
+from cam.output import Kind, Output, outputs_of, size_of
+from cam.reading import Activation, logits_of
+from service.core.errors import ConfigError, one_line
+from service.models.catalog import EMBEDDED, MEASURED, ModelEntry
+from service.models.devices import accelerators
+from service.models.fingerprint import fingerprint_of
+from service.models.labels import Labels, imagenet, read_labels
+from service.models.preprocessing import Preprocessing
+from service.models.seeding import seeded
+from service.models.sources import Built, build
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, eq=False)
+class ServedModel:
+    """A model on its device, frozen and in eval mode, and all that is known of it."""
+
+    name: str
+    source: str
+    module: nn.Module
+    device: torch.device
+    dtype: torch.dtype
+    preprocessing: Preprocessing
+    kind: Kind
+    reading: Reading
+    """How its output is read, its activation resolved."""
+    activation_reason: str
+    """Why it is that activation, as half a sentence."""
+    labels: Labels
+    classes: int
+    """0 where nobody knows: of a detector without labels."""
+    layers: tuple[Layer, ...]
+    default_layer: str
+    levels: tuple[str, ...]
+    """The layers that a detector's boxes are made from; of other models the default one."""
+    method_layers: dict[str, str]
+    """Of methods whose default layer is another."""
+    unsuited: dict[str, str]
+    """Method → why the model cannot do it."""
+    max_batch: int
+    batching: str | None
+    """Why images are given to it one by one, whatever its entry says."""
+    channels_last: bool
+    """Whether images should be laid out with their channels last."""
+    head: PooledHead | None
+    """Its linear head, if that reads the default layer's mean."""
+    fast: FastPath | None
+    """Its copy for the default layer's maps, not yet warmed."""
+    fingerprint: str
+    """A digest of the weights and of everything else that shapes a map."""
+
+    @property
+    def background(self) -> int | None:
+        """The class of a segmenter that stands for everything else."""
+        first = self.labels.name(0) or ""
+        return 0 if self.kind == "segments" and first.strip("_") == "background" else None
+
+    @property
+    def activation(self) -> Activation:
+        """What makes probabilities of its outputs."""
+        assert self.reading.activation != "auto"
+        return self.reading.activation
+
+    def layers_of(self, method: str) -> tuple[str, ...]:
+        """The default layer of a method, or layers."""
+        if METHODS[method].levels and method not in self.method_layers:
+            return self.levels
+        return (self.method_layers.get(method, self.default_layer),)
+
+
+@seeded
+def load(entry: ModelEntry) -> ServedModel:
+    """Build the module, load its weights, put it on its (one) device and look at its layers.
+
+    Raises:
+        ConfigError: naming file, entry, key and what is allowed.
+    """
+    given = _labels(entry)
+    built = build(entry, len(given) if given else None)
+    device, dtype = _device(entry), getattr(torch, entry.dtype)
+    preprocessing = built.preprocessing
+    module = built.module.eval().requires_grad_(False).to(device, dtype)
+    if entry.detections != "auto" or entry.min_score is not None:
+        least = LEAST_SCORE if entry.min_score is None else entry.min_score
+        read_detections(module, entry.detections, least=least)
+    shape = (1, 3, preprocessing.height, preprocessing.width)
+    image = torch.randn(shape, generator=torch.Generator().manual_seed(0)).to(device, dtype)
+    reshape = {"*": entry.reshape} if isinstance(entry.reshape, str) else entry.reshape
+    try:
+        declare(module, reshape)
+    except CamError as error:
+        raise entry.mistake("reshape", str(error)) from None
+    try:
+        reading, reason = _reading(entry, module, image)
+        layers = tuple(survey(module, image, reading))
+        default = _default_layer(entry, built, layers)
+        with torch.no_grad():
+            raw = module(image)
+        (said,) = outputs_of(raw, size=size_of(image), reading=reading, batch=1)
+        if not all(
+            bool(each.isfinite().all()) for each in (said.logits, said.segments) if each is not None
+        ):
+            raise entry.mistake(
+                "source" if entry.weights in ("default", "none") else "weights",
+                "the model's outputs for noise are not finite; its weights or its precision are at "
+                "fault",
+            )
+        binary = said.detections is None and logits_of(raw, reading, batch=1).shape[1] == 1
+        grid = next(layer.grid for layer in layers if layer.name == default)
+        assert grid  # of an explainable layer
+        cannot = unsuited(module, image, default, grid, reading)
+        head = None if "cam" in cannot else pooled_head(module, image, default, grid, reading)
+        batching = None
+        if entry.max_batch > 1:
+            batching = sees_company(module, image, default, reading)
+        if batching:
+            log.warning("model %s is given images one by one: %s", entry.name, batching)
+            entry = entry.model_copy(update={"max_batch": 1})
+        if entry.layout == "auto":
+            channels_last = laid_out(module, image, batch=min(entry.max_batch, 4))
+        else:
+            channels_last = entry.layout == "channels-last"
+            lay_out(module, channels_last=channels_last)
+    except ConfigError:
+        raise
+    except UnsuitedActivation as error:
+        raise entry.mistake("activation", str(error)) from None
+    except CamError as error:
+        raise entry.mistake("source", f"the model cannot be explained: {error}") from None
+    except Exception as error:  # the module is the operator's: whatever it raises is a mistake
+        reason = one_line(error)
+        raise entry.mistake(
+            "input_size", f"the model fails on an input of shape {shape}: {reason}"
+        ) from error
+    classes = _class_count(said)
+    labels = _checked(entry, given, built, classes, binary=binary)
+    return ServedModel(
+        name=entry.name,
+        source=entry.source,
+        module=module,
+        device=device,
+        dtype=dtype,
+        preprocessing=preprocessing,
+        kind=said.kind,
+        reading=reading,
+        activation_reason=reason,
+        labels=labels,
+        classes=classes if classes is not None else len(labels),
+        layers=layers,
+        default_layer=default,
+        levels=tuple(layer.name for layer in layers if layer.level) or (default,),
+        method_layers=_method_layers(entry, layers, default),
+        unsuited=cannot,
+        max_batch=entry.max_batch,
+        batching=batching,
+        channels_last=channels_last,
+        head=head,
+        fast=_fast(entry, module, default, said.kind, device, head, reading),
+        fingerprint=fingerprint_of(entry, module, preprocessing, default, labels, reading),
+    )
+
+
+def _reading(entry: ModelEntry, module: nn.Module, image: torch.Tensor) -> tuple[Reading, str]:
+    """How the model's output is read, and why its activation is that one."""
+    reading, reason = resolve_reading(module, image, Reading(entry.output, entry.activation))
+    return reading, reason if entry.activation == "auto" else "it is set in the model's entry"
+
+
+def _labels(entry: ModelEntry) -> Labels | None:
+    """The labels that the entry names, if it names any."""
+    if entry.labels is None:
+        return None
+    if entry.labels == "imagenet":
+        return imagenet()
+    file = entry.path(entry.labels)
+    try:
+        return read_labels(file)
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise entry.mistake(
+            "labels",
+            f"{file} cannot be read: {reason}; it is 'imagenet' or a file, one label a line",
+        ) from None
+
+
+def _checked(
+    entry: ModelEntry, labels: Labels | None, built: Built, classes: int | None, *, binary: bool
+) -> Labels:
+    """The labels of the model's classes; of a model with one output the positive one may be named
+    alone."""
+    if labels is None:
+        if built.labels and classes in (None, len(built.labels)):
+            return Labels.of(built.labels)
+        return imagenet() if classes == 1000 else Labels.of(())
+    if binary and len(labels) == 1:
+        (positive,) = labels.names
+        return Labels.of((f"not {positive}", positive))
+    if classes is not None and len(labels) != classes:
+        many = f"{entry.labels} has {len(labels)} labels, but the model has {classes} classes"
+        one = ", a negative and a positive one, for its one output; name both, or the positive one"
+        raise entry.mistake("labels", many + one * binary)
+    return labels
+
+
+def _device(entry: ModelEntry) -> torch.device:
+    assert isinstance(entry.device, str)  # of one of an entry's copies
+    if entry.device == "auto":
+        return torch.accelerator.current_accelerator(check_available=True) or torch.device("cpu")
+    device, here = torch.device(entry.device), accelerators()
+    if device.type != "cpu" and f"{device.type}:{device.index or 0}" not in here:
+        have = ", ".join(["cpu", *here])
+        raise entry.mistake("device", f"{entry.device!r} is not on this machine; it has {have}")
+    return device
+
+
+def _default_layer(entry: ModelEntry, built: Built, layers: tuple[Layer, ...]) -> str:
+    if entry.layer == "auto":
+        trunk = [layer for layer in layers if layer.name.startswith(f"{built.trunk}.")]
+        return default_layer(trunk if built.trunk else list(layers))
+    return _usable(entry, "layer", entry.layer, layers)
+
+
+def _method_layers(entry: ModelEntry, layers: tuple[Layer, ...], default: str) -> dict[str, str]:
+    measured = entry.source == EMBEDDED.source and entry.layer == "auto"
+    found = dict(MEASURED) if measured else {}
+    for method, layer in entry.method_layers.items():
+        if method not in METHODS:
+            names = ", ".join(METHODS)
+            raise entry.mistake(
+                "method_layers", f"there is no method {method!r}; the methods are {names}"
+            )
+        found[method] = _usable(entry, "method_layers", layer, layers)
+    return {method: layer for method, layer in found.items() if layer != default}
+
+
+def _usable(entry: ModelEntry, key: str, name: str, layers: tuple[Layer, ...]) -> str:
+    for layer in layers:
+        if layer.name == name:
+            if layer.problem is None:
+                return layer.name
+            raise entry.mistake(key, f"no map can be made at {layer.name!r}: {layer.problem}")
+    usable = [layer.name for layer in layers if layer.explainable][-5:]
+    raise entry.mistake(
+        key, f"the model has no layer {name!r}; among its last are {', '.join(usable)}"
+    )
+
+
+def _class_count(said: Output) -> int | None:
+    """How many classes there are; None of a detector, which names only those it finds."""
+    values = said.logits if said.segments is None else said.segments
+    return None if values is None else len(values)
+
+
+def _fast(
+    entry: ModelEntry,
+    module: nn.Module,
+    layer: str,
+    kind: Kind,
+    device: torch.device,
+    head: PooledHead | None,
+    reading: Reading,
+) -> FastPath | None:
+    wanted = entry.mode == "fast" or (entry.mode == "auto" and device.type != "cpu")
+    if not wanted or kind == "detections":
+        return None
+    sizes = [2**power for power in range(entry.max_batch.bit_length())]
+    dtype = getattr(torch, entry.dtype)
+    if dtype == torch.float32 and _has_bfloat16(device):
+        dtype = torch.bfloat16
+    sizes = [*sizes, entry.max_batch]
+    return FastPath(module, layer, dtype=dtype, sizes=sizes, head=head, reading=reading)
+
+
+def _has_bfloat16(device: torch.device) -> bool:
+    """Whether the device computes in bfloat16 rather than imitating it."""
+    if device.type == "cuda":
+        return bool(torch.cuda.is_bf16_supported(including_emulation=False))
+    if device.type == "cpu":
+        return torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
+    return False

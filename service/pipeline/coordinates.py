@@ -1,0 +1,124 @@
+"""What a caller points at on the photo, in the model input's pixels; and back."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+from cam.heatmap import Box
+from service.core.errors import InvalidTarget, Problem
+from service.models.preprocessing import ModelInput
+from service.pipeline.images import decode
+
+Edges = tuple[float, float, float, float]
+
+
+def decode_base64(text: str) -> bytes:
+    """
+    Raises:
+        ValueError: saying what is wrong with it.
+    """
+    if text.startswith("data:"):
+        text = text.partition(",")[2]
+    try:
+        return base64.b64decode(text, validate=True)
+    except binascii.Error as error:
+        raise ValueError(str(error)[:80]) from None
+
+
+def picture_of(text: str, what: str, *, max_pixels: int) -> Image.Image:
+    """A target's own picture, RGB.
+
+    Raises:
+        InvalidTarget: naming what it is.
+    """
+    try:
+        return decode(decode_base64(text), max_pixels=max_pixels)
+    except ValueError as error:
+        raise InvalidTarget(f"the target's {what} is not valid base64: {error}") from None
+    except Problem as problem:
+        raise InvalidTarget(f"the target's {what}: {problem.detail}") from None
+
+
+def box_on_input(box: Edges, photo: Image.Image, seen: ModelInput) -> Edges:
+    """A box on the photo in the input's pixels.
+
+    Raises:
+        InvalidTarget: if it lies outside the photo or what the model sees of it.
+    """
+    left, top, right, bottom = box
+    if left < 0 or top < 0 or right > photo.width or bottom > photo.height:
+        raise InvalidTarget(
+            f"the box {_plain(box)} reaches outside the photo, which has {photo.width} × "
+            f"{photo.height} pixels"
+        )
+    if not (
+        left < seen.box.right
+        and right > seen.box.left
+        and top < seen.box.bottom
+        and bottom > seen.box.top
+    ):
+        raise InvalidTarget(
+            f"the box {_plain(box)} lies where the model does not look; use fit=squash or fit=pad"
+        )
+    x, y = _scale(seen)
+    return (
+        (left - seen.box.left) * x,
+        (top - seen.box.top) * y,
+        (right - seen.box.left) * x,
+        (bottom - seen.box.top) * y,
+    )
+
+
+def box_on_photo(box: Edges, seen: ModelInput) -> Box:
+    """A box on the input in the photo's pixels."""
+    x, y = _scale(seen)
+    left, top, right, bottom = box
+    return Box(
+        left / x + seen.box.left,
+        top / y + seen.box.top,
+        right / x + seen.box.left,
+        bottom / y + seen.box.top,
+    )
+
+
+def mask_on_input(mask: Image.Image, photo: Image.Image, seen: ModelInput) -> NDArray[np.bool_]:
+    """A mask over the photo, bool (H, W) over the input: white is meant, black is not.
+
+    Raises:
+        InvalidTarget: if its size is not the photo's, or nothing of it is seen.
+    """
+    if mask.size != photo.size:
+        raise InvalidTarget(
+            f"the mask has {mask.width} × {mask.height} pixels; it needs the photo's "
+            f"{photo.width} × {photo.height}"
+        )
+    white = np.asarray(mask.convert("L")) > 127
+    height, width = seen.view.shape[:2]
+    x, y = _scale(seen)
+    columns = np.floor((np.arange(width) + 0.5) / x + seen.box.left).astype(np.int64)
+    rows = np.floor((np.arange(height) + 0.5) / y + seen.box.top).astype(np.int64)
+    inside = ((rows >= 0) & (rows < photo.height))[:, None] & (
+        (columns >= 0) & (columns < photo.width)
+    )
+    placed = white[rows.clip(0, photo.height - 1)][:, columns.clip(0, photo.width - 1)] & inside
+    if not placed.any():
+        raise InvalidTarget("the mask has no white pixel that the model sees")
+    found: NDArray[np.bool_] = placed
+    return found
+
+
+def _scale(seen: ModelInput) -> tuple[float, float]:
+    height, width = seen.view.shape[:2]
+    return (
+        width / (seen.box.right - seen.box.left),
+        height / (seen.box.bottom - seen.box.top),
+    )
+
+
+def _plain(box: Edges) -> str:
+    return "(" + ", ".join(f"{edge:g}" for edge in box) + ")"

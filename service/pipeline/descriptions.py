@@ -1,0 +1,263 @@
+"""What came out of an image, as JSON has it."""
+
+from __future__ import annotations
+
+import base64
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cam import METHODS, Answer, ClassTarget, Explanation, SimilarityTarget, UnitTarget
+from cam.heatmap import Box, Region, hot_region
+from cam.methods import INPUT
+from cam.overlay import grayscale
+from service.core import model_schemas, schemas
+from service.models.labels import Labels
+from service.models.preprocessing import ModelInput, Preprocessing
+from service.models.registry import ServedModel
+from service.pipeline.coordinates import Edges, box_on_photo
+from service.pipeline.facts import facts_of
+from service.pipeline.parameters import Parameters
+from service.pipeline.rendering import Caption, Drawing, encode
+
+
+def describe(
+    drawing: Drawing,
+    answer: Answer,
+    number: int,
+    model: ServedModel,
+    seen: ModelInput,
+    parameters: Parameters,
+    *,
+    instance: int,
+    name: str | None,
+) -> schemas.Explanation:
+    """The answer's map of that number as JSON has it."""
+    explanation = answer.explanations[number]
+    facts = facts_of(drawing, answer, number, seen, parameters)
+    kind = parameters.output or "mask"
+    height, width = drawing.values.shape
+    raw = parameters.normalize == "none"
+    if kind == "values" or raw:
+        numbers = drawing.values if raw else drawing.scaled
+        encoding, data = "float32", numbers.astype("<f4").tobytes()
+    else:
+        encoding, data = "png", encode(grayscale(drawing.shade), "image/png")
+    target = describe_target(explanation, model.labels, seen)
+    picture = None
+    if kind not in ("mask", "values"):
+        drawn = drawing.picture(kind, parameters, caption_of(explanation, target, model))
+        picture = schemas.Overlay(
+            content_type="image/png", data=_base64(encode(drawn, "image/png"))
+        )
+    flat = not drawing.scaled.any()
+    hot = hot_region(drawing.scaled, parameters.threshold)
+    complete = explanation.completeness
+    return schemas.Explanation(
+        instance=instance,
+        id=name,
+        target=target,
+        method=explanation.method,
+        layer=explanation.layer,
+        layer_reason=_layer_reason(explanation, model, parameters),
+        region=_region(drawing.region),
+        covers=_edges(facts.covers),
+        heatmap=schemas.Heatmap(
+            shape=(height, width),
+            encoding="png" if encoding == "png" else "float32",
+            data=_base64(data),
+        ),
+        overlay=picture,
+        peak=None if drawing.scaled.max() <= 0 else _peak(drawing.scaled),
+        hot=None if hot is None else _region(hot),
+        mass=facts.mass,
+        concentration=facts.concentration,
+        border=facts.border,
+        correct=facts.correct,
+        agreement=facts.agreement,
+        signed=explanation.signed or None,
+        completeness=None
+        if complete is None
+        else schemas.Completeness(attributed=complete.attributed, difference=complete.difference),
+        warnings=[
+            *([_flat_warning(drawing, explanation)] if flat and explanation.reached else []),
+            *explanation.warnings,
+        ],
+    )
+
+
+def _layer_reason(
+    explanation: Explanation, model: ServedModel, parameters: Parameters
+) -> str | None:
+    """Why `auto` is another layer than that of most methods."""
+    method, layer = explanation.method, explanation.layer
+    if parameters.layer != "auto" or layer in (INPUT, model.default_layer):
+        return None
+    return (
+        f"{layer!r} is what {method} takes by default in model {model.name!r}; other methods take "
+        f"{model.default_layer!r}, so name a layer to compare {method} with them"
+    )
+
+
+def describe_input(preprocessing: Preprocessing) -> model_schemas.InputDescription:
+    """How photos are prepared, as JSON has it."""
+    return model_schemas.InputDescription(
+        height=preprocessing.height,
+        width=preprocessing.width,
+        resize=preprocessing.shorter_side,
+        fit=preprocessing.crop_fit,
+        interpolation=preprocessing.resampling.name.lower(),
+        channel_order="bgr" if preprocessing.reversed else "rgb",
+        value_range="0-255" if preprocessing.byte_range else "0-1",
+        mean=preprocessing.mean,
+        std=preprocessing.std,
+    )
+
+
+def describe_target(
+    explanation: Explanation, labels: Labels, seen: ModelInput
+) -> schemas.ExplainedTarget:
+    """What a map explains, as JSON has it."""
+    target, score = explanation.target, explanation.score
+    against = target.against or None
+    if isinstance(target, UnitTarget):
+        unit = schemas.Unit(layer=target.layer, channel=target.channel)
+        return schemas.ExplainedTarget(score=score, unit=unit, against=against)
+    if isinstance(target, SimilarityTarget):
+        return schemas.ExplainedTarget(score=score, like=target.layer, against=against)
+    index, minus = target.index or 0, target.minus  # filled in, where there is a map
+    return schemas.ExplainedTarget(
+        index=index,
+        label=labels.name(index),
+        score=score,
+        probability=explanation.probability,
+        box=None if target.box is None else _box(target.box, seen),
+        minus=None if minus is None else schemas.NamedClass(index=minus, label=labels.name(minus)),
+        against=against,
+        of="probability" if target.of == "probability" else None,
+    )
+
+
+def caption_of(
+    explanation: Explanation, target: schemas.ExplainedTarget, model: ServedModel
+) -> Caption:
+    """What a panel says of an explanation."""
+    sure = "" if target.probability is None else f"probability {target.probability:.3f} · "
+    lines = (
+        f"{sure}score {target.score:.4g}",
+        f"{explanation.method} at {explanation.layer} of {model.name}",
+    )
+    return Caption(title_of(target), lines)
+
+
+def title_of(target: schemas.ExplainedTarget) -> str:
+    """What is explained, in words."""
+    if target.unit is not None:
+        title = f"channel {target.unit.channel} of {target.unit.layer}"
+    elif target.like is not None:
+        title = f"like the other photo, at {target.like}"
+    else:
+        title = target.label or f"class {target.index}"
+        if target.minus is not None:
+            title += f", not {target.minus.label or f'class {target.minus.index}'}"
+    return f"against: {title}" if target.against else title
+
+
+def predict(
+    answer: Answer,
+    model: ServedModel,
+    seen: ModelInput,
+    count: int,
+    *,
+    instance: int,
+    name: str | None,
+) -> schemas.Prediction:
+    """What the model says of an image, as JSON has it: the `count` best."""
+    said, labels = answer.output, model.labels
+    if said.logits is not None:
+        assert said.probabilities is not None
+        classes = top_classes(said.logits.numpy(), said.probabilities.numpy(), labels, count)
+        return schemas.Prediction(instance=instance, id=name, classes=classes)
+    if said.segments is not None:
+        wins = said.segments.argmax(0).flatten().cpu().numpy()
+        shares = np.bincount(wins, minlength=len(said.segments)) / len(wins)
+        best = [int(index) for index in np.argsort(-shares, kind="stable")[:count]]
+        return schemas.Prediction(
+            instance=instance,
+            id=name,
+            segments=[
+                schemas.Segment(index=index, label=labels.name(index), share=float(shares[index]))
+                for index in best
+                if shares[index] > 0
+            ],
+        )
+    assert said.detections is not None
+    found = zip(
+        said.detections.boxes.tolist(),
+        said.detections.labels.tolist(),
+        said.detections.scores.tolist(),
+        strict=True,
+    )
+    return schemas.Prediction(
+        instance=instance,
+        id=name,
+        detections=[
+            schemas.Detection(
+                index=index, label=labels.name(index), score=score, box=_box(tuple(box), seen)
+            )
+            for box, index, score in list(found)[:count]
+        ],
+    )
+
+
+def top_classes(
+    logits: NDArray[np.float32], probabilities: NDArray[np.float32], labels: Labels, count: int
+) -> list[schemas.ScoredClass]:
+    """The `count` best classes of one image's logits (C,) and probabilities (C,), best first."""
+    best = np.argsort(-logits, kind="stable")[:count]
+    return [
+        schemas.ScoredClass(
+            index=int(index),
+            label=labels.name(int(index)),
+            score=float(logits[index]),
+            probability=float(probabilities[index]),
+        )
+        for index in best
+    ]
+
+
+def _flat_warning(drawing: Drawing, explanation: Explanation) -> str:
+    if explanation.map.max() > explanation.map.min():
+        return "the model saw too few of these pixels to show the map on them; try another size"
+    what = "zero" if not drawing.values.any() else "the same"
+    target = explanation.target
+    whom = f"class {target.index}" if isinstance(target, ClassTarget) else "the target"
+    both = METHODS[explanation.method].signed and not explanation.signed
+    advice = "; signed=true shows what speaks against it, if anything does" if both else ""
+    return (
+        f"the map is {what} everywhere: {explanation.method} finds nothing at layer "
+        f"{explanation.layer!r} that speaks for {whom}{advice}"
+    )
+
+
+def _region(region: Region) -> schemas.Region:
+    return schemas.Region(
+        left=region.left, top=region.top, width=region.width, height=region.height
+    )
+
+
+def _box(box: Edges, seen: ModelInput) -> schemas.Box:
+    return _edges(box_on_photo(box, seen))
+
+
+def _edges(box: Box) -> schemas.Box:
+    return schemas.Box(left=box.left, top=box.top, right=box.right, bottom=box.bottom)
+
+
+def _peak(scaled: NDArray[np.float32]) -> schemas.Point:
+    y, x = np.unravel_index(int(scaled.argmax()), scaled.shape)
+    return schemas.Point(x=int(x), y=int(y))
+
+
+def _base64(data: bytes) -> str:
+    return base64.b64encode(data).decode("ascii")

@@ -1,0 +1,89 @@
+"""What is told of a map beside the map itself."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from statistics import fmean
+
+from cam import Answer, ClassTarget, spearman
+from cam.heatmap import Box, border, concentration
+from service.models.preprocessing import ModelInput
+from service.pipeline.parameters import Parameters
+from service.pipeline.rendering import Drawing
+from service.pipeline.resolve import asked_of
+from service.pipeline.targets import OneTarget, TargetObject
+
+
+@dataclass(frozen=True)
+class Facts:
+    """`service.core.glossary` says what each is."""
+
+    mass: float
+    concentration: float | None
+    border: float | None
+    covers: Box
+    """Where the drawn map lies on the photo."""
+    correct: bool | None
+    agreement: dict[str, float] | None
+
+    @property
+    def agreement_mean(self) -> float | None:
+        """Over the other methods."""
+        return fmean(self.agreement.values()) if self.agreement else None
+
+
+def facts_of(
+    drawing: Drawing, answer: Answer, number: int, seen: ModelInput, parameters: Parameters
+) -> Facts:
+    """Of the answer's map of that number, which is drawn as the parameters ask."""
+    explanation = answer.explanations[number]
+    values = explanation.map
+    flat = values.max() == values.min() or not values.any()
+    height, width = drawing.values.shape
+    whole = parameters.size == "image"
+    return Facts(
+        mass=float(drawing.scaled[drawing.region.slices].mean()),
+        concentration=None if flat else concentration(values),
+        border=None if flat else border(values),
+        covers=Box(0, 0, width, height) if whole else seen.box,
+        correct=_correct(answer, number, parameters),
+        agreement=_agreement(answer, number),
+    )
+
+
+def predicted(answer: Answer) -> int | None:
+    """A classifier's best class."""
+    return None if answer.output.logits is None else int(answer.output.logits.argmax())
+
+
+def _correct(answer: Answer, number: int, parameters: Parameters) -> bool | None:
+    target, best = answer.explanations[number].target, predicted(answer)
+    if best is None or not isinstance(target, ClassTarget):
+        return None
+    mine = asked_of(parameters)[answer.explanations[number].turn]
+    return target.index == best if _names_a_class(mine) else None
+
+
+def _agreement(answer: Answer, number: int) -> dict[str, float] | None:
+    """Method → Spearman's correlation with its map of the same target at the same layer; where one
+    of the two has a single map of the target, whatever layer that is of. Of maps that are the same
+    everywhere there is none."""
+    mine = answer.explanations[number]
+    same_target = [each for each in answer.explanations if each.turn == mine.turn]
+    maps = Counter(each.method for each in same_target)
+    found = {}
+    for other in same_target:
+        single = maps[mine.method] == 1 and maps[other.method] == 1
+        if other.method != mine.method and (single or other.layer == mine.layer):
+            agreement = spearman(mine.map, other.map)
+            if agreement is not None:
+                found[other.method] = agreement
+    return found or None
+
+
+def _names_a_class(target: OneTarget | None) -> bool:
+    """As one tells what a photo shows, without what it is contrasted with, and not against it."""
+    if isinstance(target, TargetObject):
+        return target.which is not None and target.minus is None and not target.against
+    return target is not None

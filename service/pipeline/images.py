@@ -1,0 +1,168 @@
+"""Strangers' bytes → an upright RGB photo, or a problem. Every limit on images is kept here.
+
+How pixels become 8-bit RGB:
+
+- EXIF orientation is applied, so a photo is as a person sees it.
+- Of an animation or a multi-page file the first frame is taken.
+- Transparency is laid over white.
+- Grayscale, bilevel and palette pictures get equal or looked-up red, green and blue.
+- 16-bit grayscale is scaled by 1/257 (65535 → 255); of 16-bit colour the high byte is taken.
+- CMYK, YCbCr and Lab are converted by Pillow's formulas; embedded colour profiles are ignored, as
+  they were in training.
+- 32-bit floating-point pictures have no agreed range and are refused.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from io import BytesIO
+from typing import Final
+
+import numpy as np
+from PIL import ExifTags, Image, UnidentifiedImageError
+
+from service.core.errors import ImageTooLarge, Problem, UndecodableImage
+from service.pipeline.structure import check_structure
+
+FORMATS: Final = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "AVIF")
+MAX_SIDE: Final = 65_535
+BAND: Final = 1_000_000
+"""Pixels that are converted at a time."""
+TURNS: Final = {
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
+"""What sets a photo upright, by its EXIF orientation."""
+NAMES: Final = "JPEG, PNG, WebP, GIF, BMP, TIFF or AVIF"
+
+
+def decode(data: bytes, *, max_pixels: int) -> Image.Image:
+    """Decode an image by its content, whatever it is called.
+
+    Args:
+        max_pixels: width × height allowed, checked from the header before pixels are read.
+
+    Returns:
+        Mode RGB, upright.
+
+    Raises:
+        UndecodableImage, ImageTooLarge
+    """
+    with _opened(data, max_pixels) as image:
+        image.load()
+        return _rgb(_upright(image))
+
+
+def decode_reduced(data: bytes, *, max_pixels: int, least_side: int) -> Image.Image:
+    """The same for a thumbnail: a JPEG is decoded at a half, a quarter or an eighth of its size as
+    long as its shorter side keeps `least_side` pixels, which costs as much less. A model sees no
+    such picture: its probabilities would move by some hundredths.
+
+    Raises:
+        UndecodableImage, ImageTooLarge
+    """
+    with _opened(data, max_pixels) as image:
+        shrink = min(image.size) // least_side
+        if shrink > 1:
+            image.draft(image.mode, (image.width // shrink, image.height // shrink))
+        image.load()
+        return _rgb(_upright(image))
+
+
+def measure(data: bytes, *, max_pixels: int) -> int:
+    """How many pixels `decode` would decode, told by the header.
+
+    Raises:
+        UndecodableImage, ImageTooLarge
+    """
+    with _opened(data, max_pixels) as image:
+        return image.width * image.height
+
+
+@contextmanager
+def _opened(data: bytes, max_pixels: int) -> Iterator[Image.Image]:
+    """The image with its header read and within bounds; what a decoder raises in the block is a
+    problem."""
+    if not data:
+        raise UndecodableImage(f"the image is empty (0 bytes); send a {NAMES} image")
+    check_structure(data, max_pixels=max_pixels)
+    try:
+        with Image.open(BytesIO(data), formats=FORMATS) as image:
+            if image.width * image.height > max_pixels:
+                raise ImageTooLarge(
+                    f"the image has {image.width} × {image.height} = "
+                    f"{image.width * image.height / 1e6:.1f} megapixels; "
+                    f"at most {max_pixels / 1e6:g} are allowed"
+                )
+            if max(image.size) > MAX_SIDE:
+                raise ImageTooLarge(
+                    f"the image has {image.width} × {image.height} pixels; "
+                    f"at most {MAX_SIDE} are allowed on a side"
+                )
+            if image.tile and image.tile[0].codec_name == "bmp_rle":
+                raise UndecodableImage("the BMP is run-length encoded; send a plain one, or a PNG")
+            yield image
+    except Problem:
+        raise
+    except UnidentifiedImageError:
+        raise UndecodableImage(f"the {len(data)} bytes are not a {NAMES} image") from None
+    except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
+        counted = re.search(r"\((\d+) pixels\)", str(error))
+        said = f"{int(counted[1]) / 1e6:.0f} megapixels; " if counted else "too many pixels; "
+        raise ImageTooLarge(
+            f"the image has {said}at most {max_pixels / 1e6:g} megapixels are allowed"
+        ) from None
+    except Exception as error:
+        # Decoders raise nearly anything on bytes made to confuse them; none of it is our defect.
+        reason = " ".join(str(error).split())[:120] or type(error).__name__
+        raise UndecodableImage(f"the image is truncated or corrupt: {reason}") from None
+
+
+def _upright(image: Image.Image) -> Image.Image:
+    """As `ImageOps.exif_transpose`, which writes the whole EXIF block anew for nothing."""
+    turn = TURNS.get(image.getexif().get(ExifTags.Base.Orientation, 1))
+    return image if turn is None else image.transpose(turn)
+
+
+def _rgb(image: Image.Image) -> Image.Image:
+    if image.mode == "RGB" and "transparency" not in image.info:
+        return image
+    if image.mode == "F":
+        raise UndecodableImage(
+            "the image holds 32-bit floating-point pixels, whose range is not known; "
+            "send 8 or 16 bit"
+        )
+    if image.mode.startswith("I"):
+        return _in_bands(image, _from_16_bit)
+    if image.has_transparency_data:
+        return _in_bands(image, _over_white)
+    return image.convert("RGB")
+
+
+def _in_bands(image: Image.Image, convert: Callable[[Image.Image], Image.Image]) -> Image.Image:
+    """Convert some rows at a time: what lies between the two forms takes no memory to speak of."""
+    whole = Image.new("RGB", image.size)
+    rows = max(BAND // image.width, 1)
+    for top in range(0, image.height, rows):
+        band = image.crop((0, top, image.width, min(top + rows, image.height)))
+        whole.paste(convert(band), (0, top))
+    return whole
+
+
+def _from_16_bit(image: Image.Image) -> Image.Image:
+    sixteen_bit = np.clip(np.asarray(image, dtype=np.int64), 0, 65535)
+    sixteen_bit[sixteen_bit == image.info.get("transparency")] = 65535
+    return Image.fromarray(((sixteen_bit + 128) // 257).astype(np.uint8)).convert("RGB")
+
+
+def _over_white(image: Image.Image) -> Image.Image:
+    rgba = image.convert("RGBA")
+    white = Image.new("RGBA", rgba.size, "white")
+    return Image.alpha_composite(white, rgba).convert("RGB")

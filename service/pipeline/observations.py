@@ -1,0 +1,137 @@
+"""What hooks saw, as JSON, as a picture and as arrays."""
+
+from __future__ import annotations
+
+from io import BytesIO
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+from cam import Concept, Observation, gallery
+from cam.heatmap import place
+from cam.observation import statistics
+from cam.overlay import paint
+from cam.panel import legend
+from service.core import schemas
+from service.core.errors import NotAcceptable
+from service.models.labels import Labels
+from service.models.preprocessing import ModelInput
+from service.pipeline.descriptions import top_classes
+from service.pipeline.parameters import ActivationParameters
+from service.pipeline.rendering import encode
+
+
+def describe_activations(
+    observations: list[Observation],
+    concepts: dict[str, list[Concept]],
+    labels: Labels,
+    parameters: ActivationParameters,
+    *,
+    instance: int,
+    name: str | None,
+) -> list[schemas.LayerActivation]:
+    """One image's layers as JSON has them."""
+    return [
+        schemas.LayerActivation(
+            instance=instance,
+            id=name,
+            layer=seen.layer,
+            type=seen.type,
+            input=None if seen.input is None else _signal(seen.input),
+            output=_signal(seen.output),
+            gradient=None if seen.gradient is None else _signal(seen.gradient),
+            channels=seen.strongest(parameters.top_k, parameters.by),
+            concepts=[_concept(each, labels) for each in concepts[seen.layer]]
+            if seen.layer in concepts
+            else None,
+        )
+        for seen in observations
+    ]
+
+
+def draw_gallery(
+    observations: list[Observation], parameters: ActivationParameters, media_type: str
+) -> bytes:
+    """The strongest feature maps of the only layer, each under its channel's number.
+
+    Raises:
+        NotAcceptable: if there is more than one layer, or none whose output is feature maps.
+    """
+    if len(observations) != 1:
+        raise NotAcceptable(
+            f"{media_type} holds the gallery of exactly one layer, and this request names "
+            f"{len(observations)}; ask for application/json or application/x-npz"
+        )
+    (seen,) = observations
+    maps = seen.channels()
+    chosen = seen.strongest(parameters.top_k, parameters.by)
+    if maps is None or not chosen:
+        why = "has no feature maps" if maps is None else "does not reach the target"
+        raise NotAcceptable(f"layer {seen.layer!r} {why}; ask for application/json")
+    names = [f"{index}: {maps[index].max():.3g}" for index in chosen]
+    picture = gallery([maps[index] for index in chosen], names, colormap=parameters.colormap)
+    return encode(picture, media_type)
+
+
+def draw_concepts(
+    photo: Image.Image,
+    seen: ModelInput,
+    concepts: dict[str, list[Concept]],
+    labels: Labels,
+    media_type: str,
+) -> bytes:
+    """The concepts of the only layer over the photo, each in its colour, and what the model makes
+    of each.
+
+    Raises:
+        NotAcceptable: if there is more than one layer.
+    """
+    if len(concepts) != 1:
+        raise NotAcceptable(
+            f"{media_type} holds the concepts of exactly one layer, and this request names "
+            f"{len(concepts)}; ask for application/json"
+        )
+    (found,) = concepts.values()
+    picture = np.asarray(photo)
+    maps = [place(each.map, seen.box, *picture.shape[:2])[0] for each in found]
+    names = []
+    for each in found:
+        what = ", ".join(one.label or f"class {one.index}" for one in _best(each, labels) or [])
+        names.append(f"{each.share:.0%} {what}".rstrip())
+    return encode(legend(paint(picture, maps), names), media_type)
+
+
+def pack_arrays(observations: list[Observation]) -> bytes:
+    """A NumPy .npz file: for each layer LAYER.input, LAYER.output, LAYER.gradient, float32."""
+    arrays: dict[str, NDArray[np.float32]] = {}
+    for seen in observations:
+        for kind in ("input", "output", "gradient"):
+            values = getattr(seen, kind)
+            if values is not None:
+                arrays[f"{seen.layer}.{kind}"] = values
+    file = BytesIO()
+    np.savez_compressed(file, allow_pickle=False, **arrays)
+    return file.getvalue()
+
+
+def _concept(concept: Concept, labels: Labels) -> schemas.ConceptDescription:
+    return schemas.ConceptDescription(share=concept.share, classes=_best(concept, labels))
+
+
+def _best(concept: Concept, labels: Labels) -> list[schemas.ScoredClass] | None:
+    if concept.logits is None or concept.probabilities is None:
+        return None
+    return top_classes(concept.logits, concept.probabilities, labels, 3)
+
+
+def _signal(values: NDArray[np.float32]) -> schemas.SignalDescription:
+    found = statistics(values)
+    return schemas.SignalDescription(
+        shape=list(values.shape),
+        mean=found.mean,
+        std=found.std,
+        minimum=found.minimum,
+        maximum=found.maximum,
+        zeros=found.zeros,
+    )

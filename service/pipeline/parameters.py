@@ -1,0 +1,298 @@
+"""What a caller may ask: the same names in JSON, in the query, in form fields and on the command
+line."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, FailFast, Field, field_validator
+from pydantic_core import PydanticCustomError
+
+from cam import COLORMAPS, METHODS
+from service.pipeline.targets import (
+    MAX_MAPS,
+    ClassIndex,
+    Closed,
+    Name,
+    Photo,
+    TargetObject,
+    TargetParameter,
+    object_in_text,
+)
+
+MAX_INSTANCES = 1024
+FEW_MAPS = 10
+"""Of one image: more are a cost of their own."""
+MAX_MATCHED = 16
+"""Layers that one pattern may match."""
+
+
+LayerParameter = Name | Annotated[list[Name], Field(min_length=1, max_length=MAX_MAPS)]
+MethodName = Annotated[
+    str, Field(min_length=1, max_length=40, json_schema_extra={"enum": list(METHODS)})
+]
+MethodParameter = (
+    MethodName | Annotated[list[MethodName], Field(min_length=1, max_length=len(METHODS))]
+)
+ColormapParameter = Annotated[str, Field(json_schema_extra={"enum": list(COLORMAPS)})]
+
+
+def is_pattern(layer: str) -> bool:
+    """Whether the name of a layer stands for several, as in `blocks.*.norm1`."""
+    return any(sign in layer for sign in "*?[")
+
+
+def no_method(name: str) -> str:
+    return f"there is no method {name!r}; the methods are {', '.join(METHODS)}"
+
+
+def known_colormap(colormap: str | None) -> str | None:
+    if colormap is not None and colormap not in COLORMAPS:
+        names = ", ".join(COLORMAPS)
+        raise PydanticCustomError("unknown_colormap", f"the colormaps are {names}")
+    return colormap
+
+
+class PredictParameters(Closed):
+    """Parameters of `:predict`: the same names in JSON, in the query and in form fields."""
+
+    top_k: int = Field(5, ge=1, le=1000, description="How many labels to return, best first.")
+    fit: Literal["crop", "squash", "pad"] = Field(
+        "crop",
+        description=(
+            "How the model sees the photo: `crop` is its own evaluation preprocessing (the edges "
+            "may be cut off), `squash` the whole photo in the input's shape, `pad` the whole "
+            "photo with a border."
+        ),
+    )
+
+    @property
+    def costly(self) -> bool:
+        """Whether an image takes many passes through the model, or many maps."""
+        return False
+
+
+class Parameters(PredictParameters):
+    """Parameters of `:explain`: the same names in JSON, query, form fields, and on the command
+    line."""
+
+    top_k: int = Field(
+        5,
+        ge=1,
+        le=1000,
+        description=(
+            "How many labels to return, best first. Of a detector, without a target: how many "
+            "boxes to explain, best first; the best one alone where it is not given."
+        ),
+    )
+    method: MethodParameter = Field(
+        "gradcam",
+        description=(
+            "The method of class activation mapping, or several for a map each, whose `agreement` "
+            "is told: all at the model's default layer, unless `layer` says otherwise."
+        ),
+    )
+    layer: LayerParameter = Field(
+        "auto",
+        description=(
+            "The target layer, or several for a map each, or a pattern like `blocks.*.norm1` for "
+            f"all explainable ones that it matches (at most {MAX_MATCHED}); `auto` is the model's "
+            "default."
+        ),
+    )
+    target: TargetParameter | None = Field(
+        None,
+        description=(
+            "The class to explain, by index or label, or an object for contrasts and more; "
+            "several for several maps from one forward pass. Without it, the predicted class."
+        ),
+    )
+    budget: int | None = Field(
+        None,
+        ge=1,
+        le=10_000,
+        description=(
+            "Most forward passes of a method that needs many; without it the method's own default."
+        ),
+    )
+    signed: bool = Field(
+        False,
+        description=(
+            "Keep what speaks against the target, below 0, too: -1 … 1 where it is scaled, in "
+            "colours with a neutral middle."
+        ),
+    )
+    smooth: Literal["none", "eigen", "augment", "both"] = Field(
+        "none",
+        description=(
+            "`eigen`: the first principal component of the weighted activations instead of their "
+            "sum; `augment`: the mean over the photo, mirrored and not, at three brightnesses."
+        ),
+    )
+    fuse: Literal["none", "mean", "max"] = Field(
+        "none", description="Of several layers, one map: the mean or maximum of theirs, scaled."
+    )
+    output: Literal["overlay", "heatmap", "mask", "values", "contour", "panel"] | None = Field(
+        None,
+        description=(
+            "`overlay`: colours over the photo; `heatmap`: the colours alone; `mask`: 8-bit "
+            "grayscale; `values`: float32 numbers; `contour`: lines around what is hot; `panel`: "
+            "photo, overlay, colour bar and words, to paste into a report. Without it: an overlay "
+            "where a picture is answered, a mask in JSON."
+        ),
+    )
+    threshold: float = Field(
+        0.5,
+        ge=0,
+        le=1,
+        allow_inf_nan=False,
+        description="What is hot: of the box around the hottest region, and of contours.",
+    )
+    colormap: ColormapParameter | None = Field(
+        None, description="The colours of heat: `turbo`, or `coolwarm` where it is signed."
+    )
+    opacity: float = Field(
+        0.5, ge=0, le=1, allow_inf_nan=False, description="Of the colours over the photo."
+    )
+    normalize: Literal["minmax", "none"] = Field(
+        "minmax",
+        description=(
+            "`minmax` scales each map to 0 … 1; `none` leaves the numbers as the method's formula "
+            "gives them (pictures are scaled all the same)."
+        ),
+    )
+    size: Literal["image", "model", "layer"] = Field(
+        "image",
+        description=(
+            "Of the map: `image` the photo's own pixels, upright; `model` the model's input; "
+            "`layer` the target layer's grid."
+        ),
+    )
+
+    @property
+    def boxes(self) -> int:
+        """How many of a detector's boxes are explained where no target is named: one, unless
+        `top_k` was given, so that a lone map needs no list."""
+        return self.top_k if "top_k" in self.model_fields_set else 1
+
+    @property
+    def maps(self) -> int:
+        """How many maps of an image they ask for at most."""
+        targets = len(dict.fromkeys(self.target)) if isinstance(self.target, list) else 1
+        named = self.layer if isinstance(self.layer, list) else [self.layer]
+        layers = sum(MAX_MATCHED if is_pattern(name) else 1 for name in dict.fromkeys(named))
+        return targets * self.maps_at(layers)
+
+    @property
+    def methods(self) -> list[str]:
+        """Each once."""
+        return list(dict.fromkeys([self.method] if isinstance(self.method, str) else self.method))
+
+    def maps_at(self, layers: int) -> int:
+        """How many maps a target has at so many layers: those of all methods, some of which make
+        one map however many layers there are."""
+        known = [METHODS[name] for name in self.methods if name in METHODS]
+        one = [self.fuse != "none" or each.at == "input" or each.levels for each in known]
+        return sum(1 if each else layers for each in one)
+
+    @property
+    def costly(self) -> bool:
+        known = [METHODS[name] for name in self.methods if name in METHODS]
+        many = any(each.steps is not None for each in known)
+        return many or self.smooth in ("augment", "both") or self.maps > FEW_MAPS
+
+    _object_in_text = field_validator("target", mode="before")(object_in_text)
+    _colormap_exists = field_validator("colormap")(known_colormap)
+
+    @field_validator("method")
+    @classmethod
+    def _method_exists(cls, method: str | list[str]) -> str | list[str]:
+        for name in [method] if isinstance(method, str) else method:
+            if name not in METHODS:
+                raise PydanticCustomError("unknown_method", no_method(name))
+        return method
+
+
+class ActivationParameters(PredictParameters):
+    """Parameters of `:activations`."""
+
+    top_k: int = Field(25, ge=1, le=400, description="How many channels a gallery shows.")
+    layer: LayerParameter = Field(
+        "auto",
+        description=(
+            "A layer, several, or patterns like `blocks.*.bn1`; `auto` is the model's default."
+        ),
+    )
+    target: ClassIndex | Name | TargetObject | None = Field(
+        None, description="What is differentiated; without it, the predicted class's logit."
+    )
+    by: Literal["activation", "gradient"] = Field(
+        "activation",
+        description=(
+            "Which channels a gallery shows: those of the greatest mean activation, or those that "
+            "Grad-CAM weights most."
+        ),
+    )
+    colormap: ColormapParameter = Field("viridis", description="The colours of a gallery.")
+    concepts: int | None = Field(
+        None,
+        ge=2,
+        le=10,
+        description=(
+            "Factorise a layer's activations into so many concepts; a picture then shows them over "
+            "the photo, with the classes that the model makes of each alone."
+        ),
+    )
+
+    @property
+    def costly(self) -> bool:
+        return True  # it is worked on alone, in no batch
+
+    _object_in_text = field_validator("target", mode="before")(object_in_text)
+    _colormap_exists = field_validator("colormap")(known_colormap)
+
+
+class PredictInstance(Closed):
+    """One photo."""
+
+    image: Photo
+    id: str | None = Field(None, max_length=200, description="Comes back with the answer.")
+
+
+class ExplainInstance(PredictInstance):
+    """One photo, with parameters of its own where they differ from the request's."""
+
+    target: TargetParameter | None = None
+    method: MethodParameter | None = None
+    layer: LayerParameter | None = None
+
+
+class PredictRequest(Closed):
+    instances: Annotated[list[PredictInstance], FailFast()] = Field(
+        min_length=1, max_length=MAX_INSTANCES
+    )
+    parameters: PredictParameters = PredictParameters()
+
+
+class ActivationRequest(Closed):
+    instances: Annotated[list[PredictInstance], FailFast()] = Field(
+        min_length=1, max_length=MAX_INSTANCES
+    )
+    parameters: ActivationParameters = ActivationParameters()
+
+
+class ExplainRequest(Closed):
+    instances: Annotated[list[ExplainInstance], FailFast()] = Field(
+        min_length=1, max_length=MAX_INSTANCES
+    )
+    parameters: Parameters = Parameters()
+
+
+def points_at_photo(target: object) -> bool:
+    """Whether a target may have a box or a mask."""
+    targets = target if isinstance(target, list) else [target]
+    return any(isinstance(each, TargetObject) for each in targets)
+
+
+def names_of(model: type[BaseModel]) -> list[str]:
+    return list(model.model_fields)

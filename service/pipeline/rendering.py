@@ -1,0 +1,162 @@
+"""A small map becomes pictures and numbers on the photo's pixels."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from io import BytesIO
+from typing import Final
+
+import cv2
+import numpy as np
+from PIL import Image
+
+from cam import ClassTarget, Explanation
+from cam.heatmap import Box, Region, minmax, place, symmetric
+from cam.overlay import Float, Picture, colorize, contour, framed, grayscale, overlay
+from cam.panel import panel
+from service.core.errors import NotAcceptable
+from service.models.preprocessing import ModelInput
+from service.pipeline.coordinates import box_on_photo
+from service.pipeline.parameters import Parameters
+
+EXTENSIONS = {"image/png": ".png", "image/jpeg": ".jpg", "image/webp": ".webp"}
+QUALITY = {
+    ".jpg": [cv2.IMWRITE_JPEG_QUALITY, 90],
+    ".webp": [cv2.IMWRITE_WEBP_QUALITY, 90],
+    ".png": [],
+}
+UNSEEN_GRAY = 128
+
+
+LINE: Final = (255, 220, 0)
+"""Of contours, RGB: yellow stands out from most photos."""
+FRAME: Final = (255, 255, 255)
+"""Of the box that is explained."""
+
+
+@dataclass(frozen=True)
+class Caption:
+    """What a panel says."""
+
+    title: str
+    lines: tuple[str, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Drawing:
+    """One map on the pixels that were asked for."""
+
+    values: Float
+    """float32 (H, W): the method's own numbers, 0 outside `region`."""
+    scaled: Float
+    """The same, min-max scaled to 0 … 1 within `region`; of a signed map −1 … 1, 0 staying 0."""
+    region: Region
+    background: Picture
+    """RGB uint8 (H, W, 3)."""
+    signed: bool = False
+    frame: Box | None = None
+    """Around the detection that is explained."""
+
+    @property
+    def shade(self) -> Float:
+        """`scaled` as 0 … 1, whatever its sign: what colours show."""
+        shade: Float = (self.scaled + np.float32(1)) / np.float32(2) if self.signed else self.scaled
+        return shade
+
+    def picture(self, kind: str, parameters: Parameters, caption: Caption) -> Picture:
+        """RGB (H, W, 3), or grayscale (H, W) where `kind` is "mask". What the model did not see
+        keeps the photo's own colours in an overlay, and is gray in a heatmap."""
+        if kind == "mask":
+            return grayscale(self.shade)
+        if kind == "contour":
+            drawn = contour(
+                self.background, self.scaled, threshold=parameters.threshold, colour=LINE
+            )
+            return self._framed(drawn)
+        colormap = parameters.colormap or ("coolwarm" if self.signed else "turbo")
+        if kind == "heatmap":
+            drawn = np.full_like(self.background, UNSEEN_GRAY)
+            drawn[self.region.slices] = colorize(self.shade[self.region.slices], colormap)
+            return drawn
+        blended = self.background.copy()
+        blended[self.region.slices] = overlay(
+            np.ascontiguousarray(self.background[self.region.slices]),
+            self.shade[self.region.slices],
+            colormap=colormap,
+            opacity=parameters.opacity,
+        )
+        blended = self._framed(blended)
+        if kind == "overlay":
+            return blended
+        return panel(
+            self.background,
+            blended,
+            title=caption.title,
+            lines=caption.lines,
+            colormap=colormap,
+            ends=("for", "against") if self.signed else ("1", "0"),
+        )
+
+    def _framed(self, picture: Picture) -> Picture:
+        if self.frame is None:
+            return picture
+        left, top, right, bottom = (
+            self.frame.left,
+            self.frame.top,
+            self.frame.right,
+            self.frame.bottom,
+        )
+        return framed(picture, (left, top, right, bottom), colour=FRAME)
+
+
+def draw(photo: Image.Image, seen: ModelInput, explanation: Explanation, size: str) -> Drawing:
+    """Put a map onto the pixels of `size`: the photo's, the model input's or its own."""
+    if size == "image":
+        background, box = np.asarray(photo), seen.box
+    else:
+        height, width = explanation.map.shape if size == "layer" else seen.view.shape[:2]
+        background = seen.view
+        if size == "layer":
+            background = _shrunk(seen.view, height, width)
+        box = Box(0, 0, width, height)
+    height, width = background.shape[:2]
+    values, region = place(explanation.map, box, height, width)
+    scale = symmetric if explanation.signed else minmax
+    frame = None
+    target = explanation.target
+    if isinstance(target, ClassTarget) and target.box is not None and target.mask is None:
+        frame = box_on_photo(target.box, replace(seen, box=box))
+    scaled = scale(values, region)
+    return Drawing(values, scaled, region, background, explanation.signed, frame)
+
+
+def encode(picture: Picture, media_type: str) -> bytes:
+    """An RGB or grayscale picture as PNG, JPEG or WebP.
+
+    Raises:
+        NotAcceptable: if the format cannot hold a picture of that size.
+    """
+    extension = EXTENSIONS[media_type]
+    blue_first = cv2.cvtColor(picture, cv2.COLOR_RGB2BGR) if picture.ndim == 3 else picture
+    try:
+        done, encoded = cv2.imencode(extension, blue_first, QUALITY[extension])
+    except cv2.error:
+        done = False
+    if not done:
+        height, width = picture.shape[:2]
+        raise NotAcceptable(
+            f"a picture of {width} × {height} pixels does not fit {media_type}; ask for image/png"
+        )
+    return encoded.tobytes()
+
+
+def encode_values(values: Float) -> bytes:
+    """A map as a NumPy .npy file: float32 (H, W)."""
+    file = BytesIO()
+    np.save(file, values)
+    return file.getvalue()
+
+
+def _shrunk(view: Picture, height: int, width: int) -> Picture:
+    small = cv2.resize(view, (width, height), interpolation=cv2.INTER_AREA)
+    return small.astype(np.uint8, copy=False)

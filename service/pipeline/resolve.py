@@ -1,0 +1,266 @@
+"""What a request's parameters ask of a model: labels, layers and methods by name become a
+question.
+"""
+
+from __future__ import annotations
+
+import difflib
+import fnmatch
+from dataclasses import dataclass, replace
+from itertools import chain
+
+from PIL import Image
+
+from cam import METHODS, ClassTarget, Layer, Question, Target, UnitTarget
+from cam.errors import MethodUnsuited
+from cam.targets import mask_of
+from service.core.errors import (
+    ClassOutOfRange,
+    InvalidParameter,
+    InvalidTarget,
+    UnknownLayer,
+    UnknownMethod,
+    UnsuitedMethod,
+)
+from service.models.preprocessing import ModelInput
+from service.models.registry import ServedModel
+from service.pipeline.coordinates import box_on_input, mask_on_input, picture_of
+from service.pipeline.parameters import (
+    MAX_MATCHED,
+    ActivationParameters,
+    Parameters,
+    is_pattern,
+    no_method,
+)
+from service.pipeline.targets import MAX_MAPS, NamedClass, OneTarget, TargetObject
+
+MAX_OBSERVED = 64
+"""Layers of one :activations request."""
+
+
+def questions_of(model: ServedModel, parameters: Parameters) -> tuple[Question, ...]:
+    """What the parameters ask of the model, a question for each method; targets that point at the
+    photo are left to `placed`.
+
+    Raises:
+        UnknownMethod, UnsuitedMethod, UnknownLayer, UnknownLabel, AmbiguousLabel,
+        ClassOutOfRange, InvalidTarget, InvalidParameter
+    """
+    targets = tuple(target_of(model, target) for target in asked_of(parameters))
+    if model.kind == "detections" and parameters.target is None:
+        ranks = range(min(parameters.boxes, MAX_MAPS))
+        targets = tuple(ClassTarget(rank=rank) for rank in ranks)
+    questions = [_question(model, parameters, method, targets) for method in parameters.methods]
+    layers = max(len(each.layers) for each in questions)
+    maps = len(targets) * parameters.maps_at(layers)
+    if maps > MAX_MAPS:
+        several = f" by {len(questions)} methods" if len(questions) > 1 else ""
+        raise InvalidParameter(
+            f"{len(targets)} targets at {layers} layers{several} have {maps} maps; at most "
+            f"{MAX_MAPS} of an image are allowed"
+        )
+    return tuple(questions)
+
+
+def _question(
+    model: ServedModel, parameters: Parameters, method: str, targets: tuple[Target, ...]
+) -> Question:
+    """
+    Raises:
+        UnknownMethod, UnsuitedMethod, UnknownLayer, InvalidParameter
+    """
+    if method not in METHODS:
+        raise UnknownMethod(no_method(method))
+    automatic = parameters.layer == "auto"
+    if method in model.unsuited and (automatic or method != "cam"):
+        able = ", ".join(name for name in METHODS if name not in model.unsuited)
+        raise UnsuitedMethod(
+            f"model {model.name!r} cannot do {method}: {model.unsuited[method]}; it can do {able}"
+        )
+    named = parameters.layer if isinstance(parameters.layer, list) else [parameters.layer]
+    alone = len(parameters.methods) == 1
+    found = [_layers(model, name, method, alone=alone) for name in named]
+    layers = tuple(dict.fromkeys(chain(*found)))
+    question = Question(
+        targets,
+        method,
+        layers,
+        parameters.budget,
+        parameters.signed,
+        parameters.smooth,
+        parameters.fuse,
+    )
+    try:
+        question.check()
+    except MethodUnsuited as error:
+        raise InvalidParameter(str(error)) from None
+    return question
+
+
+@dataclass(frozen=True)
+class Likeness:
+    """A target that is made of another photo, still to be looked at."""
+
+    b64: str
+    layer: str
+    against: bool
+
+
+def placed(
+    model: ServedModel,
+    question: Question,
+    parameters: Parameters | ActivationParameters,
+    photo: Image.Image,
+    seen: ModelInput,
+    *,
+    max_pixels: int,
+) -> tuple[Question, dict[int, Likeness]]:
+    """The question with boxes and masks in the input's pixels, and for each target that is
+    another photo, by its place, that photo.
+
+    Raises:
+        InvalidTarget
+    """
+    targets, others = list(question.targets), {}
+    sent_targets = asked_of(parameters)
+    for turn, (sent, target) in enumerate(zip(sent_targets, question.targets, strict=True)):
+        if not isinstance(sent, TargetObject):
+            continue
+        if sent.like is not None:
+            layer = sent.layer or model.default_layer
+            others[turn] = Likeness(sent.like.b64, layer, sent.against)
+        elif isinstance(target, ClassTarget) and sent.box is not None:
+            targets[turn] = replace(target, box=box_on_input(sent.box, photo, seen))
+        elif isinstance(target, ClassTarget) and sent.mask is not None:
+            white = picture_of(sent.mask.b64, "mask", max_pixels=max_pixels)
+            targets[turn] = replace(target, mask=mask_of(mask_on_input(white, photo, seen)))
+    return replace(question, targets=tuple(targets)), others
+
+
+def asked_of(parameters: Parameters | ActivationParameters) -> list[OneTarget | None]:
+    """The targets, each once."""
+    sent = parameters.target
+    return list(dict.fromkeys(sent)) if isinstance(sent, list) else [sent]
+
+
+def layers_of(model: ServedModel, parameters: ActivationParameters) -> tuple[str, ...]:
+    """The layers that names and patterns mean, in execution order.
+
+    Raises:
+        UnknownLayer, InvalidParameter
+    """
+    named = parameters.layer if isinstance(parameters.layer, list) else [parameters.layer]
+    ran = [layer.name for layer in model.layers if layer.shape is not None]
+    wanted: set[str] = set()
+    for name in named:
+        pattern = model.default_layer if name == "auto" else name
+        found = [each for each in ran if each == pattern] or fnmatch.filter(ran, pattern)
+        if not found:
+            near = difflib.get_close_matches(pattern, ran, 3) or ran[-3:]
+            raise UnknownLayer(
+                f"model {model.name!r} has no layer {name[:80]!r} that returns a tensor; the "
+                f"nearest are {', '.join(near)}"
+            )
+        wanted.update(found)
+    if len(wanted) > MAX_OBSERVED:
+        raise InvalidParameter(
+            f"layer names {len(wanted)} layers; at most {MAX_OBSERVED} are allowed, so use a "
+            "narrower pattern"
+        )
+    return tuple(name for name in ran if name in wanted)
+
+
+def target_of(model: ServedModel, target: OneTarget | None) -> Target:
+    """
+    Raises:
+        UnknownLabel, AmbiguousLabel, ClassOutOfRange, InvalidTarget, UnknownLayer
+    """
+    background = model.background
+    if not isinstance(target, TargetObject):
+        return ClassTarget(_class(model, target), background=background)
+    if target.layer is not None:
+        try:
+            _known(model, target.layer)
+        except UnknownLayer as problem:
+            raise InvalidTarget(problem.detail) from None
+    if target.channel is not None:
+        assert target.layer is not None
+        return UnitTarget(target.layer, target.channel, target.against)
+    index, minus = _class(model, target.which), _class(model, target.minus)
+    if index is not None and index == minus:
+        raise InvalidTarget(
+            f"class {index} ({model.labels.name(index) or 'no label'}) cannot be contrasted with "
+            "itself; name another class in 'minus'"
+        )
+    if model.kind == "classes" and (target.box or target.mask):
+        raise InvalidTarget(
+            f"model {model.name!r} classifies whole photos; a box or a mask is for segmenters and "
+            "detectors"
+        )
+    if model.kind == "detections" and (minus is not None or target.mask or target.of != "logit"):
+        raise InvalidTarget(
+            f"model {model.name!r} detects boxes; a target has class, box and against there"
+        )
+    return ClassTarget(index, minus, target.against, target.of, background=background)
+
+
+def _class(model: ServedModel, target: int | str | NamedClass | None) -> int | None:
+    if target is None:
+        return None
+    if isinstance(target, NamedClass):
+        index = model.labels.index(target.label) if target.label else target.index or 0
+    else:
+        index = model.labels.meant(str(target))
+    if index >= (model.classes or 2**31):
+        raise ClassOutOfRange(
+            f"class index {str(index)[:40]} is out of range; model {model.name!r} has classes "
+            f"0 to {(model.classes or 2**31) - 1}"
+        )
+    return index
+
+
+def _layers(model: ServedModel, name: str, method: str, *, alone: bool) -> tuple[str, ...]:
+    """
+    Args:
+        alone: there is no other method. Several are compared, so they share a layer.
+    """
+    if name == "auto" and (alone or METHODS[method].levels):
+        return model.layers_of(method)
+    if name == "auto":
+        return (model.default_layer,)
+    if is_pattern(name):
+        return _matched(model, name)
+    layer = _known(model, name)
+    if layer.problem is None:
+        return (name,)
+    raise UnknownLayer(f"no map can be made at layer {name!r}: {layer.problem}")
+
+
+def _matched(model: ServedModel, pattern: str) -> tuple[str, ...]:
+    """The explainable layers that a pattern matches, in execution order."""
+    usable = [layer.name for layer in model.layers if layer.explainable]
+    found = fnmatch.filter(usable, pattern)
+    if not found:
+        near = difflib.get_close_matches(pattern, usable, 3) or usable[-3:]
+        raise UnknownLayer(
+            f"no layer of model {model.name!r} at which a map can be made matches "
+            f"{pattern[:80]!r}; the nearest are {', '.join(near)}"
+        )
+    if len(found) > MAX_MATCHED:
+        raise UnknownLayer(
+            f"the pattern {pattern[:80]!r} matches {len(found)} layers of model {model.name!r}; "
+            f"at most {MAX_MATCHED} are allowed, so use a narrower one"
+        )
+    return tuple(found)
+
+
+def _known(model: ServedModel, name: str) -> Layer:
+    for layer in model.layers:
+        if layer.name == name:
+            return layer
+    usable = [layer.name for layer in model.layers if layer.explainable]
+    near = difflib.get_close_matches(name, usable, 3) or usable[-3:]
+    raise UnknownLayer(
+        f"model {model.name!r} has no layer {name[:80]!r}; the nearest are {', '.join(near)} "
+        f"(GET /v1/models/{model.name}/layers lists all)"
+    )

@@ -1,0 +1,226 @@
+"""A map of an image as one row of a table."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from typing import Final
+
+import numpy as np
+import pyarrow as pa
+
+from cam import Explanation
+from cam.heatmap import minmax, symmetric
+from service.core.errors import Problem
+from service.core.glossary import TERMS
+from service.models.registry import ServedModel
+from service.pipeline.descriptions import describe_target, title_of
+from service.pipeline.explainer import Explained
+from service.pipeline.facts import facts_of, predicted
+from service.pipeline.parameters import Parameters
+from service.pipeline.rendering import Drawing
+
+
+def _column(name: str, kind: pa.DataType, *, nullable: bool = True) -> pa.Field:
+    told = TERMS.get(name) or TERMS[name.rpartition("_")[0]]  # of peak_x, covers_left
+    return pa.field(name, kind, nullable, {"description": told})
+
+
+SCHEMA: Final = pa.schema(
+    [
+        _column("id", pa.string(), nullable=False),
+        _column("number", pa.int32(), nullable=False),
+        _column("asked", pa.string()),
+        _column("predicted_index", pa.int32()),
+        _column("predicted_label", pa.string()),
+        _column("predicted_probability", pa.float32()),
+        _column("correct", pa.bool_()),
+        _column("target", pa.string()),
+        _column("target_index", pa.int32()),
+        _column("target_label", pa.string()),
+        _column("target_probability", pa.float32()),
+        _column("target_score", pa.float32()),
+        _column("method", pa.string()),
+        _column("layer", pa.string()),
+        _column("peak_x", pa.int32()),
+        _column("peak_y", pa.int32()),
+        _column("mass", pa.float32()),
+        _column("concentration", pa.float32()),
+        _column("border", pa.float32()),
+        _column("agreement", pa.map_(pa.string(), pa.float32())),
+        _column("agreement_mean", pa.float32()),
+        _column("width", pa.int32()),
+        _column("height", pa.int32()),
+        _column("covers_left", pa.float32()),
+        _column("covers_top", pa.float32()),
+        _column("covers_right", pa.float32()),
+        _column("covers_bottom", pa.float32()),
+        _column("map", pa.binary()),
+        _column("map_encoding", pa.string()),
+        _column("map_height", pa.int32()),
+        _column("map_width", pa.int32()),
+        _column("picture", pa.string()),
+        _column("overlay", pa.binary()),
+        _column("warning", pa.string()),
+        _column("error", pa.string()),
+        _column("problem", pa.string()),
+    ]
+)
+"""Of a folder's manifest and a job's Parquet file; `service.core.glossary` says what each is."""
+PICTURES: Final = "pictures"
+LONGEST_NAME: Final = 200
+"""Bytes of a folder's or a picture's name, before what is appended to it; 255 are allowed."""
+LONGEST_PATH: Final = 1000
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """One map of one image, or, with `error`, an image that has none: a value for each column."""
+
+    id: str
+    number: int = 0
+    asked: str | None = None
+    predicted_index: int | None = None
+    predicted_label: str | None = None
+    predicted_probability: float | None = None
+    correct: bool | None = None
+    target: str | None = None
+    target_index: int | None = None
+    target_label: str | None = None
+    target_probability: float | None = None
+    target_score: float | None = None
+    method: str | None = None
+    layer: str | None = None
+    peak_x: int | None = None
+    peak_y: int | None = None
+    mass: float | None = None
+    concentration: float | None = None
+    border: float | None = None
+    agreement: list[tuple[str, float]] | None = None
+    agreement_mean: float | None = None
+    width: int | None = None
+    height: int | None = None
+    covers_left: float | None = None
+    covers_top: float | None = None
+    covers_right: float | None = None
+    covers_bottom: float | None = None
+    map: bytes | None = None
+    map_encoding: str | None = None
+    map_height: int | None = None
+    map_width: int | None = None
+    picture: str | None = None
+    overlay: bytes | None = None
+    warning: str | None = None
+    error: str | None = None
+    problem: str | None = None
+
+
+def row_of(
+    name: str,
+    number: int,
+    explained: Explained,
+    drawing: Drawing,
+    model: ServedModel,
+    parameters: Parameters,
+    picture: str | None,
+) -> Row:
+    """The row of the map of that number. Its map is the layer's, whatever size is drawn: the finer
+    ones say no more, and cost a thousand times the bytes.
+
+    Args:
+        name: the image's id.
+        drawing: of the map, as the parameters ask.
+        picture: where it was written, below the output folder.
+    """
+    explanation = explained.answer.explanations[number]
+    target = describe_target(explanation, model.labels, explained.seen)
+    facts = facts_of(drawing, explained.answer, number, explained.seen, parameters)
+    best = predicted(explained.answer)
+    said = explained.answer.output.probabilities
+    cold = drawing.scaled.max() <= 0
+    peak_y, peak_x = np.unravel_index(int(drawing.scaled.argmax()), drawing.scaled.shape)
+    height, width = drawing.values.shape
+    covers = explained.seen.box
+    values = explanation.map
+    if parameters.normalize != "none":
+        values = (symmetric if explanation.signed else minmax)(values)
+    return Row(
+        id=name,
+        number=number,
+        predicted_index=best,
+        predicted_label=None if best is None else model.labels.name(best),
+        predicted_probability=None if best is None or said is None else float(said[best]),
+        correct=facts.correct,
+        target=title_of(target),
+        target_index=target.index,
+        target_label=target.label,
+        target_probability=target.probability,
+        target_score=target.score,
+        method=explanation.method,
+        layer=explanation.layer,
+        peak_x=None if cold else int(peak_x),
+        peak_y=None if cold else int(peak_y),
+        mass=facts.mass,
+        concentration=facts.concentration,
+        border=facts.border,
+        agreement=[*facts.agreement.items()] if facts.agreement else None,
+        agreement_mean=facts.agreement_mean,
+        width=width,
+        height=height,
+        covers_left=covers.left,
+        covers_top=covers.top,
+        covers_right=covers.right,
+        covers_bottom=covers.bottom,
+        map=values.astype("<f4").tobytes(),
+        map_encoding="float32",
+        map_height=values.shape[0],
+        map_width=values.shape[1],
+        picture=picture,
+        warning="; ".join(_warnings(drawing, explanation)) or None,
+    )
+
+
+def _warnings(drawing: Drawing, explanation: Explanation) -> Iterator[str]:
+    if not drawing.scaled.any():
+        if explanation.map.max() > explanation.map.min():
+            yield "the model saw too few pixels to show the map on them"
+        else:
+            yield f"the map is {'the same' if explanation.map.any() else 'zero'} everywhere"
+    yield from explanation.warnings
+
+
+def failed_row(name: str, problem: Problem, asked: str | None) -> Row:
+    """The row of an image that has no map."""
+    return Row(id=name, asked=asked, error=problem.detail, problem=problem.type())
+
+
+def table_of(rows: list[Row]) -> pa.Table:
+    return pa.Table.from_pylist([asdict(row) for row in rows], schema=SCHEMA)
+
+
+def picture_path(name: str, number: int, extension: str) -> str:
+    """Where the picture of a map goes, below the output folder: always below it, whatever the
+    image is called. Different ids and numbers have different paths, and none of them is a folder
+    of another's."""
+    parts = [part for part in re.split(r"[/\\]", name) if part not in ("", ".")]
+    *folders, last = [_safe(part) for part in parts] or ["_"]
+    path = last
+    for folder in reversed(folders):
+        longer = f"{folder}{'_' if folder.endswith(extension) else ''}/{path}"
+        if len(longer.encode()) > LONGEST_PATH:
+            break
+        path = longer
+    # Two names must not become one, nor a name one with a number, or with what is appended here.
+    if path != name or re.search(r"\.(\d+|[0-9a-f]{12})$", path):
+        digest = hashlib.blake2b(name.encode("utf-8", "surrogatepass"), digest_size=6)
+        path += f".{digest.hexdigest()}"
+    return f"{PICTURES}/{path}{f'.{number}' if number else ''}{extension}"
+
+
+def _safe(part: str) -> str:
+    """One component of a path, harmless in every file system."""
+    cleaned = re.sub(r'[\x00-\x1f<>:"|?*\x7f\ud800-\udfff]', "_", part)
+    cut = cleaned.encode()[:LONGEST_NAME].decode(errors="ignore")
+    return cut.rstrip(". ") or "_" * min(len(cut), 9)

@@ -1,0 +1,121 @@
+"""Parameters from what a caller sent, or the problem that names the one that is wrong."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from annotated_types import Ge, Le
+from pydantic import ValidationError
+from pydantic_core import ErrorDetails
+from starlette.datastructures import ImmutableMultiDict
+
+from service.core.errors import InvalidParameter, Problem, UnknownMethod, UnknownParameter, step
+from service.pipeline.instances import P
+from service.pipeline.parameters import PredictParameters, names_of
+from service.pipeline.targets import TargetObject
+
+PLAIN = {
+    "a valid dictionary or instance of TargetObject": "an object",
+    "a valid dictionary or object to extract fields from": "an object",
+    "Input should be a valid boolean.*": "it should be true or false",
+    "Input should be": "it should be",
+    "Field required": "it is missing",
+    r"(?:List|String) should have (at \w+ \d+ (?:item|character)s?).*": r"it should have \1",
+}
+"""What pydantic says, and what that means."""
+BOUNDS = ("greater_than_equal", "less_than_equal")
+OWN = ("target", "method", "layer")
+"""Parameters that an instance may have of its own."""
+
+
+def read_parameters(schema: type[P], sent: ImmutableMultiDict[str, Any], where: str) -> P:
+    """Parameters as text, from a query or a form.
+
+    Raises:
+        Problem: naming the one that is wrong.
+    """
+    values: dict[str, Any] = {}
+    for name in sent:
+        several = sent.getlist(name)
+        values[name] = several if len(several) > 1 else several[0]
+    if "method" in values:
+        # In a query a bare plus is a space: nobody shall fail at ?method=gradcam++.
+        methods = [
+            each.replace(" ", "+") if isinstance(each, str) else each
+            for each in sent.getlist("method")
+        ]
+        values["method"] = methods if len(methods) > 1 else methods[0]
+    try:
+        return schema.model_validate(values)
+    except ValidationError as error:
+        raise parameter_problem(error, schema, where) from None
+
+
+def parameter_problem(
+    error: ValidationError,
+    schema: type[PredictParameters],
+    where: str = "",
+    *,
+    depth: int = 0,
+) -> Problem:
+    """The problem of the first parameter that pydantic refused, `depth` steps down from `where`."""
+    way = error.errors()[0]["loc"][: depth + 1]
+    name = str(way[-1])
+    errors = [each for each in error.errors() if each["loc"][: depth + 1] == way]
+    pointer = f"{where}/{step(name)}"
+    if errors[0]["type"] == "extra_forbidden":
+        known = ", ".join(names_of(schema))
+        return UnknownParameter(
+            f"there is no parameter {name[:80]!r}; the parameters are {known}", pointer=pointer
+        )
+    if errors[0]["type"] == "unknown_method":
+        return UnknownMethod(errors[0]["msg"], pointer=pointer)
+    inner = [each for each in errors if any(map(_is_target, each["loc"][:-1]))]
+    inner += [each for each in errors if each["type"] == "target"]
+    if inner:
+        return _target_problem(inner[0], pointer)
+    sent = errors[0]["input"]
+    if isinstance(sent, list) and where in ("/query", "/form") and errors[0]["loc"] == way:
+        return InvalidParameter(f"{name} is given {len(sent)} times; give it once", pointer=pointer)
+    allowed = _range(schema, name) if errors[0]["type"] in BOUNDS else None
+    allowed = allowed or " or ".join(dict.fromkeys(plain(each["msg"]) for each in errors))
+    value = str(sent)[:80]
+    return InvalidParameter(f"{name} is {value!r}: {allowed}", pointer=pointer)
+
+
+def _range(schema: type[PredictParameters], name: str) -> str | None:
+    """Both ends of what a number may be."""
+    bounds = {type(each): each for each in schema.model_fields[name].metadata}
+    low, high = bounds.get(Ge), bounds.get(Le)
+    if isinstance(low, Ge) and isinstance(high, Le):
+        return f"it should be a number from {low.ge} to {high.le}"
+    return None
+
+
+def _target_problem(error: ErrorDetails, pointer: str) -> Problem:
+    """Of an object that is a target but for one key."""
+    if error["type"] == "target":
+        sent = str(error["input"])[:80]
+        return InvalidParameter(f"target is {sent!r}: {error['msg']}", pointer=pointer)
+    loc = error["loc"]
+    where = next(turn for turn, each in enumerate(loc) if _is_target(each))
+    key, value = str(loc[where + 1])[:80], str(error["input"])[:80]
+    if error["type"] == "extra_forbidden":
+        keys = ", ".join(each.rstrip("_") for each in TargetObject.model_fields)
+        said = f"a target has no key {key!r}; its keys are {keys}"
+    else:
+        said = f"{key} of a target is {value!r}: {plain(error['msg'])}"
+    return InvalidParameter(said, pointer=pointer)
+
+
+def _is_target(where: int | str) -> bool:
+    """Whether a step of pydantic's way to an error is the object that a target may be."""
+    return "TargetObject" in str(where) and not str(where).startswith("list[")
+
+
+def plain(message: str) -> str:
+    """What pydantic says, as a part of a sentence."""
+    for said, meant in PLAIN.items():
+        message = re.sub(said, meant, message)
+    return message

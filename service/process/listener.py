@@ -1,0 +1,73 @@
+"""The port: who can reach it, and the socket that listens there."""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import socket
+from collections.abc import Iterable
+
+from service.core.errors import ConfigError
+from service.core.settings import Settings
+
+BACKLOG = 2048
+SETTLE_SECONDS = 0.02
+
+
+def listen(settings: Settings) -> socket.socket:
+    """A socket that listens where the settings say, to be closed by the caller.
+
+    Raises:
+        ConfigError: if the port cannot be had, or if others could reach it without a key.
+    """
+    where = f"{settings.host}:{settings.port}"
+    if settings.keys is None and not settings.insecure and not _is_loopback(settings.host):
+        raise ConfigError(
+            f"{where} can be reached by others, and the service has no keys: name a file of keys "
+            "in GRADCAM_KEYS (`gradcam key NAME` writes an entry), or say --insecure"
+        )
+    try:
+        found = socket.getaddrinfo(
+            settings.host, settings.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )
+        family, kind, protocol, _, address = found[0]
+        # Named as TCP: asyncio lets only such answers go out at once (TCP_NODELAY).
+        listening = socket.socket(family, kind, protocol)
+    except OSError as error:
+        raise ConfigError(
+            f"cannot listen on {where}: {(error.strerror or str(error)).lower()}"
+        ) from None
+    try:
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listening.bind(address)
+        listening.listen(BACKLOG)
+        listening.setblocking(False)
+    except OSError as error:
+        listening.close()
+        raise ConfigError(
+            f"cannot listen on {where}: {(error.strerror or str(error)).lower()}"
+        ) from None
+    return listening
+
+
+async def accept_no_more(sockets: Iterable[socket.socket]) -> None:
+    """Before their server is closed: asyncio drops a connection that was accepted in the very
+    moment in which its server is."""
+    loop = asyncio.get_running_loop()
+    for each in sockets:
+        loop.remove_reader(each.fileno())
+    await asyncio.sleep(SETTLE_SECONDS)
+
+
+def url(listening: socket.socket) -> str:
+    """The address to open on this machine."""
+    host, port = listening.getsockname()[:2]
+    shown = "127.0.0.1" if host in ("0.0.0.0", "::") else host  # noqa: S104
+    return f"http://[{shown}]:{port}" if ":" in shown else f"http://{shown}:{port}"
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"

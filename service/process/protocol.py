@@ -1,0 +1,299 @@
+"""HTTP/1.1 that waits for nobody forever: uvicorn's protocol with deadlines and limits.
+
+Beneath the app, because a client who sends one byte a second, or reads none, holds a connection
+that no middleware ever sees.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from asyncio import TimerHandle
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+from uuid import uuid4
+
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+
+from service.core.errors import HeadTooLarge, MalformedRequest, Overloaded, Problem, TooSlow
+from service.process.flow import Flow
+
+RawHeaders = Sequence[tuple[bytes, bytes]]
+LEAST_RATE: Final = 64_000
+"""Bytes a second: a body at this speed or above has all the time that it takes."""
+LINGER_SECONDS: Final = 0.5
+MAX_HEAD: Final = 32_768
+MAX_HEADERS: Final = 100
+MOST_PIPELINED: Final = 8
+"""Requests of a connection that wait for the answer to an earlier one."""
+FRAMING: Final = 16
+"""Bytes around a byte of a body that comes in chunks."""
+
+
+@dataclass(frozen=True)
+class Patience:
+    """What a connection may take.
+
+    Args:
+        receive_seconds: for a request's head, and for its body beyond what it takes at
+            `LEAST_RATE`.
+        send_seconds: during which a client has to read something of an answer.
+        max_connections: at a time.
+        max_body_bytes: of a body that nobody reads, after which the connection ends.
+        refused: is told why, of each that is turned away.
+        turn_away: a request's path and headers → why there is no room for it, if there is none:
+            asked before anything is done, so under overload a refusal costs next to nothing.
+    """
+
+    receive_seconds: float
+    send_seconds: float
+    max_connections: int
+    max_body_bytes: int
+    refused: Callable[[str], None]
+    turn_away: Callable[[bytes, RawHeaders], Problem | None] = lambda path, headers: None
+
+
+class PatientProtocol(HttpToolsProtocol):
+    """One connection. `patience` is set by a subclass: uvicorn makes the instances."""
+
+    patience: Patience
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._receiving: TimerHandle | None = None
+        self._sending: TimerHandle | None = None
+        self._begun = 0.0
+        self._head_bytes = 0
+        self._body_bytes = 0
+        self._framing_bytes = 0
+        self._message = 0
+        self._in_body = False
+        self._refusal: Problem | None = None
+        self._ending = False
+        self._turned_away = False
+        self._begun_message = 0
+        """The latest one that is a request already."""
+        self._last_word: Problem | None = None
+        """To be said when all earlier requests are answered."""
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self.flow = self._flow = Flow(transport)
+        transport.set_write_buffer_limits(0)  # so that resuming means: all of it was read
+        if len(self.connections) > self.patience.max_connections:
+            self._refuse(Overloaded("there are too many connections; try again", retry_after=1))
+            return
+        self._expect()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._cancel_receiving()
+        self._cancel_sending()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        if self.transport.is_closing() or self._last_word:
+            return
+        if not self._in_body:
+            self._head_bytes += len(data)
+            if self._receiving is None and self._idle:  # blank lines begin no message
+                self._expect()
+        message, before = self._message if self._in_body else None, self._body_bytes
+        super().data_received(data)
+        if message == self._message:  # all of it was of one body, or of what is around its chunks
+            self._framing_bytes += len(data) - (self._body_bytes - before)
+            if self._framing_bytes > MAX_HEAD + FRAMING * self._body_bytes:
+                self._refuse(_large_head(f"{self._framing_bytes} bytes behind it and more"))
+        if not self._in_body and self._head_bytes > MAX_HEAD and not self.transport.is_closing():
+            self._refuse(_large_head(f"{self._head_bytes} bytes and more"))
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self._unset_keepalive_if_required()
+        self._body_bytes = self._framing_bytes = 0
+        self._message += 1
+        self._head_bytes = max(self._head_bytes, 1)
+        if self._receiving is None:  # the first byte of a connection does not begin anew
+            self._expect()
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if not self._in_body:
+            super().on_header(name, value)
+
+    def on_headers_complete(self) -> None:
+        size = len(self.url) + sum(len(name) + len(value) for name, value in self.headers)
+        if size > MAX_HEAD or len(self.headers) > MAX_HEADERS:
+            self._refusal = _large_head(f"{size} bytes in {len(self.headers)} headers")
+            raise ValueError("the head is too large")  # uvicorn sends its 400, which is ours
+        if len(self.pipeline) >= MOST_PIPELINED:
+            self._refusal = Overloaded(
+                f"more than {MOST_PIPELINED} requests of the connection wait for an earlier one",
+                retry_after=1,
+            )
+            raise ValueError("too many requests wait")
+        self._in_body = True
+        room = not self.flow.write_paused and self.parser.get_method() != b"HEAD"
+        if self._idle and room and (problem := self.patience.turn_away(self.url, self.headers)):
+            self._turned_away = True
+            alive = bool(self.parser.should_keep_alive()) and not self._ending
+            self.transport.write(_response(problem, keep_alive=alive))
+            if not alive:
+                self.transport.close()
+            return
+        super().on_headers_complete()
+        self._begun_message = self._message
+        if self._ending:
+            self.cycle.keep_alive = False
+
+    def on_body(self, body: bytes) -> None:
+        self._body_bytes += len(body)
+        if self._answered and self._body_bytes > self.patience.max_body_bytes:
+            self.transport.abort()  # it was answered, and still sends
+        elif not self._turned_away:
+            super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        if self._turned_away:
+            self._turned_away = False
+            self.timeout_keep_alive_task = self.loop.call_later(
+                self.timeout_keep_alive, self.timeout_keep_alive_handler
+            )
+        else:
+            super().on_message_complete()
+            if self.cycle.response_complete and not self.timeout_keep_alive_task:
+                self.timeout_keep_alive_task = self.loop.call_later(
+                    self.timeout_keep_alive, self.timeout_keep_alive_handler
+                )
+        self._in_body = False
+        self._head_bytes = 0
+        self._cancel_receiving()
+
+    def on_response_complete(self) -> None:
+        was_last = not self.pipeline
+        super().on_response_complete()
+        if self._last_word and was_last and not self.transport.is_closing():
+            self.transport.write(_response(self._last_word))
+            self.transport.close()
+
+    def shutdown(self) -> None:
+        """Let an idle connection linger: what is on its way meanwhile gets an answer."""
+        self._ending = True
+        if self._idle:
+            self.loop.call_later(LINGER_SECONDS, self._close_if_idle)
+        else:
+            super().shutdown()
+
+    @property
+    def _answered(self) -> bool:
+        """Of the request whose body comes in."""
+        return self._turned_away or bool(self.cycle.response_complete)
+
+    @property
+    def _idle(self) -> bool:
+        return self.cycle is None or self.cycle.response_complete
+
+    def _close_if_idle(self) -> None:
+        if self._idle and not self.transport.is_closing():
+            self.transport.close()
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._watch_sending()
+
+    def resume_writing(self) -> None:
+        self._cancel_sending()
+        super().resume_writing()
+
+    def send_400_response(self, msg: str) -> None:
+        self._refuse(self._refusal or MalformedRequest("the request is not HTTP/1.1"))
+
+    def _expect(self) -> None:
+        """From now on a request is awaited."""
+        self._cancel_receiving()
+        self._begun = self.loop.time() - self._flow.paused_seconds
+        self._receiving = self.loop.call_later(self.patience.receive_seconds, self._check_receiving)
+
+    def _check_receiving(self) -> None:
+        # The time in which it is we who do not read does not count.
+        allowed = self.patience.receive_seconds + self._flow.paused_seconds
+        if self._in_body and not self._answered:
+            allowed += self._body_bytes / LEAST_RATE
+        left = self._begun + allowed - self.loop.time()
+        if left > 0.001 or self._flow.read_paused:
+            self._receiving = self.loop.call_later(max(left, 0.1), self._check_receiving)
+        elif not self._head_bytes or (self._in_body and self._answered):
+            self.transport.close()  # it never said anything, or was answered long ago
+        else:
+            self._refuse(
+                TooSlow(
+                    f"the request was not here after {self.patience.receive_seconds:g} s; a body "
+                    f"needs at least {LEAST_RATE} bytes a second"
+                )
+            )
+
+    def _watch_sending(self) -> None:
+        if self._sending is None:
+            left = self.transport.get_write_buffer_size()
+            self._sending = self.loop.call_later(
+                self.patience.send_seconds, self._check_sending, left
+            )
+
+    def _check_sending(self, before: int) -> None:
+        self._sending = None
+        left = self.transport.get_write_buffer_size()
+        if left and left >= before:
+            self.patience.refused("answer not read")
+            self.transport.abort()
+        elif left:
+            self._watch_sending()
+
+    def _cancel_receiving(self) -> None:
+        if self._receiving:
+            self._receiving.cancel()
+            self._receiving = None
+
+    def _cancel_sending(self) -> None:
+        if self._sending:
+            self._sending.cancel()
+            self._sending = None
+
+    def _refuse(self, problem: Problem) -> None:
+        """Answer, unless an answer has begun, and hang up; first come earlier requests."""
+        self._cancel_receiving()
+        if self._last_word:
+            return
+        self.patience.refused(problem.title.lower())
+        cycle = self.cycle
+        answering = cycle is not None and not cycle.response_complete
+        begun = self._begun_message == self._message
+        if answering and (self.pipeline or not begun):
+            self._last_word = problem
+            if begun:
+                self.pipeline.popleft()  # it will never be whole
+            return
+        if not (answering and cycle.response_started):
+            self.transport.write(_response(problem))
+        if answering:
+            cycle.disconnected = True
+            cycle.message_event.set()
+        self.transport.close()
+
+
+def _large_head(what: str) -> HeadTooLarge:
+    return HeadTooLarge(
+        f"the request's head has {what}; at most {MAX_HEAD} bytes and {MAX_HEADERS} headers are "
+        "allowed"
+    )
+
+
+def _response(problem: Problem, *, keep_alive: bool = False) -> bytes:
+    body = json.dumps(problem.body()).encode()
+    headers = {
+        "content-type": "application/problem+json",
+        "content-length": str(len(body)),
+        "connection": "keep-alive" if keep_alive else "close",
+        "x-request-id": str(uuid4()),
+        **problem.headers(),
+    }
+    lines = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
+    return STATUS_LINE[problem.status] + lines.encode() + b"\r\n" + body

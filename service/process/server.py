@@ -1,0 +1,226 @@
+"""uvicorn around the app: readiness that waits for models, SIGTERM that drains, exit code 0."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import logging
+import os
+import signal
+import socket
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack
+from functools import partial
+
+import uvicorn
+from fastapi import FastAPI
+
+from service import __version__
+from service.core.errors import ConfigError, Problem
+from service.core.logs import logging_set_up
+from service.core.metrics import Metrics
+from service.core.settings import Settings
+from service.core.tracing import tracing
+from service.engine.allocator import keep_memory
+from service.engine.manager import Fleet
+from service.http.app import create_app
+from service.jobs.host import Jobs
+from service.limits.admission import Admission
+from service.models.catalog import ModelEntry
+from service.process.heartbeat import ALIVE, LISTENING, READY, REPLACE_ME, Pulse
+from service.process.listener import accept_no_more, url
+from service.process.protocol import Patience, PatientProtocol, RawHeaders
+
+KEEP_ALIVE_SECONDS = 5
+LOOK_SECONDS = 0.25
+UNREAD_BODIES = 10
+"""So many largest bodies may come after an answer, so that their sender gets to read it."""
+log = logging.getLogger(__name__)
+
+
+class DrainingServer(uvicorn.Server):
+    """On SIGTERM or SIGINT: refuse new work, finish what runs, return. A second signal waits for
+    the running batch alone and answers all else with 503."""
+
+    def __init__(self, config: uvicorn.Config, fleet: Fleet) -> None:
+        super().__init__(config)
+        self._fleet = fleet
+        self.opened = asyncio.Event()
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self.opened.set()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        await accept_no_more(sockets or [])
+        await super().shutdown(sockets)
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        # uvicorn's own would raise the signal again after a clean end: exit code 143, not 0.
+        loop = asyncio.get_running_loop()
+        signals = (signal.SIGTERM, signal.SIGINT)
+        for number in signals:
+            loop.add_signal_handler(number, self.drain)
+        try:
+            yield
+        finally:
+            for number in signals:
+                loop.remove_signal_handler(number)
+
+    def drain(self) -> None:
+        if self._fleet.draining:
+            self.force_exit = True
+        self._fleet.draining = True
+        self.should_exit = True
+
+
+def run(
+    settings: Settings,
+    entries: tuple[ModelEntry, ...],
+    listening: socket.socket,
+    pulse: Pulse | None,
+) -> int:
+    """Serve until told to stop.
+
+    Args:
+        pulse: to a supervisor, if there is one.
+
+    Returns:
+        The process's exit code: 0 after a clean stop, 1 after one that waited for nobody, 2 after
+        a mistake in the configuration, which has been printed.
+    """
+    keep_memory()
+    try:
+        with ExitStack() as scope:
+            scope.enter_context(logging_set_up(settings))
+            if settings.traces:
+                scope.enter_context(tracing(__version__))
+            return asyncio.run(_serve(settings, entries, listening, pulse))
+    except ConfigError as error:
+        print(f"gradcam: {error}", file=sys.stderr)
+        return 2
+
+
+async def _serve(
+    settings: Settings,
+    entries: tuple[ModelEntry, ...],
+    listening: socket.socket,
+    pulse: Pulse | None,
+) -> int:
+    app = create_app(settings, entries)
+    server = _server(settings, app)
+    fleet: Fleet = app.state.fleet
+    jobs: Jobs = app.state.jobs
+    serving = asyncio.create_task(server.serve([listening]))
+    await asyncio.wait(
+        [asyncio.create_task(server.opened.wait()), serving], return_when=asyncio.FIRST_COMPLETED
+    )
+    if pulse:
+        pulse.tell(LISTENING)
+        loop, orphaned = asyncio.get_running_loop(), pulse.orphaned()
+
+        def finish() -> None:
+            loop.remove_reader(orphaned)  # it stays readable, and a second call would be a hurry
+            server.drain()
+
+        loop.add_reader(orphaned, finish)
+    failure: ConfigError | None = None
+    said_hello = False
+    while not serving.done():
+        if pulse:
+            pulse.tell(ALIVE)
+        if fleet.worn_out and not server.should_exit:
+            log.error("too many workers hang; only a new process helps")
+            server.drain()
+        if jobs.failure and not server.should_exit:
+            failure = jobs.failure
+            server.should_exit = True
+        if fleet.loaded.done() and not said_hello and not server.should_exit:
+            said_hello = True
+            failure = _failure(fleet.loaded)
+            if failure:
+                server.should_exit = True
+            else:
+                if pulse:
+                    pulse.tell(READY)  # before anything that may be the end of this process
+                # What is there now stays: to search it for garbage, a third of a second each time,
+                # would hold up every request.
+                gc.collect()
+                gc.freeze()
+                _say_hello(url(listening), fleet, keys=settings.keys is not None)
+        awaited = {serving} if fleet.loaded.done() else {serving, fleet.loaded}
+        await asyncio.wait(awaited, timeout=LOOK_SECONDS, return_when=asyncio.FIRST_COMPLETED)
+    await serving
+    if failure:
+        raise failure
+    code = REPLACE_ME if fleet.worn_out else int(server.force_exit)
+    if fleet.busy:  # a thread that hangs, or loads, would keep the process for ever
+        for handler in logging.getLogger().handlers:
+            handler.close()
+        sys.stdout.flush()
+        os._exit(code)
+    return code
+
+
+def _server(settings: Settings, app: FastAPI) -> DrainingServer:
+    metrics: Metrics = app.state.metrics
+
+    class Protocol(PatientProtocol):
+        patience = Patience(
+            receive_seconds=settings.receive_seconds,
+            send_seconds=settings.send_seconds,
+            max_connections=settings.max_connections,
+            max_body_bytes=UNREAD_BODIES * settings.max_body_bytes,
+            refused=lambda reason: metrics.rejected.labels(reason=reason).inc(),
+            turn_away=partial(turned_away, settings, app.state.admission),
+        )
+
+    config = uvicorn.Config(
+        app,
+        http=Protocol,
+        ws="none",
+        log_config=None,
+        log_level=settings.log_level,
+        access_log=False,
+        server_header=False,
+        timeout_keep_alive=KEEP_ALIVE_SECONDS,
+        timeout_graceful_shutdown=round(settings.drain_seconds),
+    )
+    server = DrainingServer(config, app.state.fleet)
+    metrics.connections.set_function(lambda: len(server.server_state.connections))
+    return server
+
+
+def _failure(loaded: asyncio.Task[None]) -> ConfigError | None:
+    """Why a model could not be loaded."""
+    error = None if loaded.cancelled() else loaded.exception()
+    if error is None or isinstance(error, ConfigError):
+        return error
+    log.error("a model could not be loaded", exc_info=error)
+    return ConfigError(f"a model could not be loaded: {error}")
+
+
+def turned_away(
+    settings: Settings, admission: Admission, path: bytes, headers: RawHeaders
+) -> Problem | None:
+    """Why there is no room for a request, where nobody has to be asked for a key first, and no page
+    needs other headers to read the answer: these are turned away by `middleware.TurnAway`."""
+    if settings.keys or (settings.cors_origins and any(name == b"origin" for name, _ in headers)):
+        return None
+    return admission.turned_away(path)
+
+
+def _say_hello(address: str, fleet: Fleet, *, keys: bool) -> None:
+    key = '-H "X-API-Key: $KEY" ' if keys else ""
+    print(
+        f"""
+Ready. Drop a photo on {address}/ or paste:
+
+  curl --data-binary @docs/photos/chelsea.png -H 'Content-Type: image/png' -H 'Accept: image/png' \\
+    {key}-o overlay.png '{address}/v1/models/{fleet.names[0]}:explain?fit=squash'
+""",
+        flush=True,
+    )

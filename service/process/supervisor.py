@@ -1,0 +1,219 @@
+"""The process that never does anything else: it holds the port, and keeps one that serves alive.
+
+    code = supervise(listening, settings, entries)
+
+The serving process may be killed, run out of memory or stop answering; the port stays open through
+it. Whoever comes while nobody serves gets a 503 at once, from here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import signal
+import socket
+from asyncio import IncompleteReadError, LimitOverrunError, StreamReader, StreamWriter
+from contextlib import suppress
+from multiprocessing import get_context
+from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
+from time import monotonic
+from typing import Final
+
+from service.core.errors import Unavailable
+from service.core.logs import logging_set_up
+from service.core.settings import Settings
+from service.models.catalog import ModelEntry
+from service.process.heartbeat import END, LISTENING, READY, Pulse
+from service.process.listener import accept_no_more
+
+BEAT_SECONDS: Final = 1.0
+SILENT_SECONDS: Final = 30.0
+"""An event loop that says nothing for so long is stuck for good."""
+MOST_FAILED_STARTS: Final = 3
+DECIDED: Final = (0, 2)
+"""Exit codes that are meant: stopped, a mistake in the configuration."""
+AT_ONCE: Final = 1
+"""Meant only if a signal came twice: Python ends so, too, when nobody catches an exception."""
+STAND_IN_SECONDS: Final = 5.0
+LINGER_SECONDS: Final = 0.1
+CHUNK: Final = 65_536
+log = logging.getLogger(__name__)
+
+
+def supervise(listening: socket.socket, settings: Settings, entries: tuple[ModelEntry, ...]) -> int:
+    """Run `service.process.server` in a process of its own, and another one whenever it dies, until
+    it ends by itself or a signal ends it.
+
+    Returns:
+        The exit code.
+    """
+    with logging_set_up(settings):
+        return asyncio.run(_Supervisor(listening, settings, entries).run())
+
+
+class _Supervisor:
+    def __init__(
+        self, listening: socket.socket, settings: Settings, entries: tuple[ModelEntry, ...]
+    ) -> None:
+        self._listening = listening
+        self._what = (settings, entries, listening)
+        # A forkserver has torch imported before it is needed: a new process is there at once.
+        self._context = get_context("forkserver")
+        self._context.set_forkserver_preload(["service.process.server", "timm"])
+        self._process: BaseProcess | None = None
+        self._stand_in: asyncio.Server | None = None
+        self._stopping = False
+        self._told: set[asyncio.Task[None]] = set()
+
+    async def run(self) -> int:
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._stop)
+        failed_starts = 0
+        while True:
+            code, was_ready = await self._one_life()
+            if self._stopping or code in DECIDED:
+                await self._close()
+                return code if code in (*DECIDED, AT_ONCE) else 0
+            failed_starts = 0 if was_ready else failed_starts + 1
+            how = f"by signal {-code}" if code < 0 else f"with exit code {code}"
+            log.error("the serving process ended %s; another one starts", how)
+            if failed_starts == MOST_FAILED_STARTS:
+                log.error("%d processes in a row ended before they were ready", failed_starts)
+                return 1
+
+    def _stop(self) -> None:
+        # Two equal signals in a row might become one.
+        number = signal.SIGINT if self._stopping else signal.SIGTERM
+        if not self._stopping:
+            self._stopping = True
+            self._answering = asyncio.create_task(self._answer())
+        self._pass_on(number)
+
+    def _pass_on(self, number: int) -> None:
+        if self._process and self._process.pid and self._process.is_alive():
+            os.kill(self._process.pid, number)
+
+    async def _one_life(self) -> tuple[int, bool]:
+        """Of a serving process: its exit code, and whether it was ever ready."""
+        loop = asyncio.get_running_loop()
+        receiving, sending = self._context.Pipe(duplex=False)
+        heard: asyncio.Queue[bytes] = asyncio.Queue()
+        await self._answer()
+        self._process = self._context.Process(target=_live, args=(*self._what, sending))
+        await asyncio.to_thread(self._process.start)
+        sending.close()
+        if self._stopping:
+            self._pass_on(signal.SIGTERM)
+        loop.add_reader(receiving.fileno(), _hear, receiving, heard, loop)
+        try:
+            ready = await self._listen_to(heard)
+        finally:
+            loop.remove_reader(receiving.fileno())
+            receiving.close()
+        await self._answer()
+        await asyncio.to_thread(self._process.join)
+        assert self._process.exitcode is not None
+        return self._process.exitcode, ready
+
+    async def _listen_to(self, heard: asyncio.Queue[bytes]) -> bool:
+        """Until the serving process says no more; returns whether it was ever ready."""
+        assert self._process
+        ready = False
+        latest: float | None = None
+        while True:
+            word = b""
+            with suppress(TimeoutError):
+                async with asyncio.timeout(BEAT_SECONDS):
+                    word = await heard.get()
+            if word == END:
+                return ready
+            if word:
+                latest = monotonic()
+            if word == LISTENING and not self._stopping and self._stand_in:
+                stand_in, self._stand_in = self._stand_in, None
+                await accept_no_more(stand_in.sockets)
+                stand_in.close()
+            ready = ready or word == READY
+            if latest and monotonic() - latest > SILENT_SECONDS:
+                log.error("the serving process is silent for %.0f s", SILENT_SECONDS)
+                self._process.kill()
+
+    async def _answer(self) -> None:
+        """Answer everybody, on the same port, that nobody serves."""
+        if self._stand_in is None:
+            self._stand_in = await asyncio.start_server(self._tell, sock=self._listening.dup())
+
+    async def _close(self) -> None:
+        """Nobody who has been let in is left without an answer."""
+        if self._stand_in:
+            await accept_no_more(self._stand_in.sockets)
+            self._stand_in.close()
+        while True:
+            try:
+                accepted, _ = self._listening.accept()
+            except OSError:  # there is none left
+                break
+            reader, writer = await asyncio.open_connection(sock=accepted)
+            self._told.add(asyncio.create_task(self._say_unavailable(reader, writer)))
+        self._listening.close()
+        await asyncio.sleep(LINGER_SECONDS)  # for those who were let in a moment ago
+        if self._told:
+            await asyncio.wait(self._told, timeout=STAND_IN_SECONDS)
+
+    async def _tell(self, reader: StreamReader, writer: StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task
+        self._told.add(task)
+        try:
+            await self._say_unavailable(reader, writer)
+        finally:
+            self._told.discard(task)
+
+    async def _say_unavailable(self, reader: StreamReader, writer: StreamWriter) -> None:
+        what = "shutting down" if self._stopping else "starting"
+        problem = Unavailable(f"the service is {what}; try again", retry_after=1)
+        status, reason, document = problem.status, "Service Unavailable", problem.body()
+        with suppress(OSError, TimeoutError, IncompleteReadError, LimitOverrunError):
+            async with asyncio.timeout(STAND_IN_SECONDS):
+                head = await reader.readuntil(b"\r\n\r\n")
+                if head.split(b" ")[1:2] == [b"/healthz"]:
+                    status, reason, document = 200, "OK", {"status": "ok"}
+                body = json.dumps(document).encode()
+                kind = "application/json" if status == 200 else "application/problem+json"
+                writer.write(
+                    f"HTTP/1.1 {status} {reason}\r\ncontent-type: {kind}\r\nretry-after: 1\r\n"
+                    f"content-length: {len(body)}\r\nconnection: close\r\n\r\n".encode()
+                )
+                if not head.startswith(b"HEAD"):
+                    writer.write(body)
+                writer.write_eof()
+                while await reader.read(CHUNK):  # a body half read would reset the connection
+                    pass
+        writer.close()
+
+
+def _hear(
+    receiving: Connection, heard: asyncio.Queue[bytes], loop: asyncio.AbstractEventLoop
+) -> None:
+    try:
+        heard.put_nowait(receiving.recv_bytes())
+    except (EOFError, OSError):
+        loop.remove_reader(receiving.fileno())
+        heard.put_nowait(END)
+
+
+def _live(
+    settings: Settings,
+    entries: tuple[ModelEntry, ...],
+    listening: socket.socket,
+    sending: Connection,
+) -> None:
+    """The life of a serving process."""
+    from service.process.server import run  # imports torch, which the supervisor needs not
+
+    os.setsid()  # a terminal's Ctrl-C reaches the supervisor alone, which passes it on
+    raise SystemExit(run(settings, entries, listening, Pulse(sending)))

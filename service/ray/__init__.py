@@ -1,0 +1,1 @@
+"""The same service through Ray Serve, and the same batch through Ray."""

@@ -1,0 +1,220 @@
+"""`gradcam batch --ray`: the same batch on the machines of a Ray cluster.
+
+    rows of (id, target) → Decoders, on CPUs → Explainers, on GPUs → parts in the output folder
+
+All machines see the input and the output folder. What is finished is in the same parts as without
+Ray, so either goes on where the other stopped, and a part is named after what is in it: images that
+are explained twice, because a worker died after it had written them, are there once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import AsyncExitStack, contextmanager, suppress
+from dataclasses import replace
+from types import FrameType
+from typing import Any, Final
+
+import pyarrow as pa
+import ray
+from ray.data import ActorPoolStrategy, DataContext, from_arrow
+from rich.console import Console
+
+from service.batch.configuration import Order
+from service.batch.decoder import Decoder
+from service.batch.inputs import open_inputs
+from service.batch.parts import Parts
+from service.batch.progress import Tally, begun, say, shown
+from service.batch.work import Item, check, explain_item, made_with, raise_last
+from service.core.concurrency import explain_many
+from service.core.errors import ConfigError, Problem
+from service.core.settings import Settings
+from service.engine.allocator import keep_memory
+from service.models.devices import use_all
+from service.pipeline.rows import Row, failed_row
+from service.pipeline.session import Workshop, workshop
+
+BLOCK: Final = 64
+"""Images of a part, which is what is lost when a worker dies."""
+TOLD: Final = pa.schema([pa.field("images", pa.int64()), pa.field("failed", pa.int64())])
+
+
+def explain_on_ray(
+    source: str,
+    settings: Settings,
+    order: Order,
+    *,
+    address: str,
+    model: str | None,
+    retry_failed: bool,
+    console: Console,
+) -> Tally:
+    """Explain what is not done yet.
+
+    Args:
+        address: of the cluster; "local" starts one of this machine.
+
+    Raises:
+        ConfigError, Problem: where nothing can be explained at all, or nothing more be written.
+    """
+    settings = settings.model_copy(
+        update={"models": None if settings.models is None else settings.models.resolve()}
+    )
+    order = replace(order, output=order.output.resolve())
+    source = source and os.path.abspath(source)  # noqa: PTH100 - a pattern is no path
+    parts = Parts(order.output)
+    with (
+        open_inputs(source, order.output) as inputs,
+        _connected(address),
+        _terminated_as_interrupted(),
+    ):
+        gpus = int(ray.cluster_resources().get("GPU", 0))
+        placed: dict[str, float] = {"num_gpus": 1} if gpus else {"num_cpus": 1}
+        workers = gpus or len([node for node in ray.nodes() if node["Alive"]])
+        begin = ray.remote(**placed)(_begin)
+        with _as_here():
+            ray.get(begin.remote(source, settings, order, model, inputs.wanted))
+        if inputs.warning:
+            say(inputs.warning, console)
+        left, tally = begun(inputs, parts, retry_failed=retry_failed)
+        if left:
+            targets = [inputs.targets.get(name) for name in left]
+            table = pa.table({"id": left, "target": pa.array(targets, pa.string())})
+            blocks = [table.slice(start, BLOCK) for start in range(0, len(left), BLOCK)]
+            told = (
+                from_arrow(blocks)
+                .map_batches(
+                    Decoder,
+                    fn_constructor_args=(source, order.output, settings.max_pixels),
+                    batch_size=None,
+                    batch_format="pyarrow",
+                    compute=ActorPoolStrategy(min_size=1, max_size=max(workers, 1) * 4),
+                    num_cpus=0.5,
+                )
+                .map_batches(
+                    Explainers,
+                    fn_constructor_args=(settings, order, model),
+                    batch_size=None,
+                    batch_format="pyarrow",
+                    compute=ActorPoolStrategy(min_size=1, max_size=max(workers, 1)),
+                    **placed,
+                )
+            )
+            with shown(tally, console) as show, _as_here():
+                for row in told.iter_rows():
+                    tally.done += row["images"]
+                    tally.failed += row["failed"]
+                    show()
+        parts.merge(order.record())
+        return tally
+
+
+class Explainers:
+    """Pixels to maps: an actor for a GPU, or for a machine without one."""
+
+    def __init__(self, settings: Settings, order: Order, model: str | None) -> None:
+        keep_memory()
+        use_all()  # Ray says one, for each CPU that it counts
+        self._order = order
+        self._parts = Parts(order.output)
+        self._loop = asyncio.Runner()  # it and the model live as long as the actor
+        self._scope = AsyncExitStack()
+        self._shop = self._loop.run(self._opened(settings, model))
+
+    def __call__(self, block: pa.Table) -> pa.Table:
+        rows = self._loop.run(self._explained(block.to_pylist()))
+        self._parts.add(rows)
+        failed = sum(row.error is not None for row in rows)
+        return pa.Table.from_pylist([{"images": block.num_rows, "failed": failed}], TOLD)
+
+    async def _opened(self, settings: Settings, model: str | None) -> Workshop:
+        return await self._scope.enter_async_context(workshop(settings, model, spread=True))
+
+    async def _explained(self, block: list[dict[str, Any]]) -> list[Row]:
+        shop, order = self._shop, self._order
+        images = {row["id"]: row["image"] for row in block}
+        items = [
+            Item(row["id"], images.__getitem__, row["target"])
+            for row in block
+            if row["error"] is None
+        ]
+        rows = [
+            Row(**{name: row[name] for name in ("id", "error", "problem")}, asked=row["target"])
+            for row in block
+            if row["error"] is not None
+        ]
+        async with explain_many(
+            items, lambda item: explain_item(shop, order, item), at_once=shop.at_once
+        ) as results:
+            async for item, result in results:
+                raise_last(shop, result)
+                if isinstance(result, Problem):
+                    result = [failed_row(item.id, result, item.target)]
+                rows += result
+        return rows
+
+
+def _begin(
+    source: str, settings: Settings, order: Order, model: str | None, targets: list[str | None]
+) -> None:
+    """Load the model where it will work, and see that it can do what is asked, and that the output
+    is this batch's."""
+
+    async def begin() -> None:
+        async with workshop(settings, model) as shop:
+            check(shop, order, targets)
+            served = shop.crew.model
+            order.open(source, served.name, served.fingerprint, made_with(served))
+
+    asyncio.run(begin())
+
+
+@contextmanager
+def _as_here() -> Iterator[None]:
+    """What was raised at a worker, as if it was raised here."""
+    try:
+        yield
+    except ray.exceptions.RayError as error:
+        cause: BaseException | None = error
+        while cause is not None and not isinstance(cause, ConfigError | Problem):
+            cause = getattr(cause, "cause", None) or cause.__cause__
+        raise cause or error from None
+
+
+@contextmanager
+def _connected(address: str) -> Iterator[None]:
+    """Ray, with nothing left to its defaults that listens or tells others."""
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    os.environ.setdefault("RAY_AUTH_MODE", "token")
+    local = {"include_dashboard": False} if address == "local" else {}
+    try:
+        ray.init(address=address, log_to_driver=False, logging_level=logging.WARNING, **local)
+    except (ConnectionError, RuntimeError, ValueError) as error:
+        raise ConfigError(f"there is no Ray cluster at {address}: {error}") from None
+    logging.getLogger("ray.data").setLevel(logging.WARNING)
+    context = DataContext.get_current()
+    context.enable_progress_bars = False
+    context.execution_options.verbose_progress = False
+    try:
+        yield
+    finally:
+        ray.shutdown()
+
+
+@contextmanager
+def _terminated_as_interrupted() -> Iterator[None]:
+    """SIGTERM ends the work as Control-C does."""
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        with suppress(TypeError):
+            signal.signal(signal.SIGTERM, before)

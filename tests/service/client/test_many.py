@@ -1,0 +1,350 @@
+"""explain_many: bounded, lazy, in order or as they are ready, and gone when nobody listens."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import threading
+import time
+import tracemalloc
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import aclosing, closing
+from errno import EINVAL
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from service.client import AsyncClient, Client, Explanation, Failure, ServiceError
+from tests.service.client.scripted import Asked, Reply, Script, in_json, problem, scripted
+
+ONE_PIXEL = "AACAPw=="  # 1.0 as a little-endian float32
+
+
+def explained(asked: Asked, size: int = 1) -> Reply:
+    """An answer whose score is what was sent for a photo."""
+    explanation = {
+        "instance": 0,
+        "target": {"index": 1, "score": float(asked.body or 0)},
+        "method": "gradcam",
+        "layer": "l",
+        "region": {"left": 0, "top": 0, "width": 1, "height": 1},
+        "heatmap": {"shape": [1, 1], "encoding": "float32", "data": ONE_PIXEL},
+        "warnings": ["x" * size],
+    }
+    return in_json({"predictions": [], "explanations": [explanation]})
+
+
+def numbers(read: list[int], end: int | None = None) -> Iterator[bytes]:
+    """Photos without an end, and which of them were read."""
+    for number in count() if end is None else range(end):
+        read.append(number)
+        yield b"%d" % number
+
+
+def scores(results: list[tuple[bytes, Explanation | Failure]]) -> list[float]:
+    found = []
+    for photo, result in results:
+        assert isinstance(result, Explanation), result
+        assert result.target.score == float(photo)
+        found.append(result.target.score)
+    return found
+
+
+Take = Callable[..., list[tuple[bytes, Explanation | Failure]]]
+
+
+def taken_waiting(
+    script: Script, photos: Any, limit: int, into: list[Any] | None = None, **options: Any
+) -> Any:
+    results = [] if into is None else into
+    with (
+        Client(script.address, model="m", timeout=20) as client,
+        closing(client.explain_many(photos, **options)) as found,
+    ):
+        for _, each in zip(range(limit), found, strict=False):  # in this order: no more
+            results.append(each)
+    return results
+
+
+def taken_awaiting(
+    script: Script, photos: Any, limit: int, into: list[Any] | None = None, **options: Any
+) -> Any:
+    async def take() -> list[Any]:
+        results = [] if into is None else into
+        async with (
+            AsyncClient(script.address, model="m", timeout=20) as client,
+            aclosing(client.explain_many(photos, **options)) as found,
+        ):
+            async for each in found:
+                results.append(each)
+                if len(results) == limit:
+                    break
+        return results
+
+    return asyncio.run(take())
+
+
+both = pytest.mark.parametrize("take", [taken_waiting, taken_awaiting])
+
+
+@both
+@pytest.mark.parametrize("ordered", [True, False])
+def test_no_more_are_in_flight_than_were_allowed(take: Take, ordered: bool) -> None:
+    together = threading.Barrier(3)
+
+    def answer(asked: Asked) -> Reply:
+        together.wait(10)  # it goes on only if there are three at once
+        time.sleep(0.01)
+        return explained(asked)
+
+    with scripted(answer) as script:
+        results = take(script, numbers([], 30), 30, in_flight=3, ordered=ordered)
+        script.until_unconnected()
+    assert sorted(scores(results)) == list(range(30))
+    assert script.busiest == 3
+    assert {asked.path for asked in script.asked} == {"/v1/models/m:explain"}
+
+
+@both
+def test_results_are_in_the_order_of_the_photos(take: Take) -> None:
+    def answer(asked: Asked) -> Reply:
+        time.sleep(0.1 if float(asked.body) % 4 == 0 else 0)
+        return explained(asked)
+
+    with scripted(answer) as script:
+        results = take(script, numbers([], 12), 12, in_flight=4)
+    assert scores(results) == list(range(12))
+
+
+@both
+def test_unordered_results_come_as_each_is_ready(take: Take) -> None:
+    others = threading.Event()
+
+    def answer(asked: Asked) -> Reply:
+        if asked.body == b"0":
+            assert others.wait(10)
+        if asked.body == b"7":
+            others.set()
+        return explained(asked)
+
+    with scripted(answer) as script:
+        results = take(script, numbers([], 8), 8, in_flight=2, ordered=False)
+    order = scores(results)
+    assert sorted(order) == list(range(8))
+    assert order.index(0) >= 6  # the first waited for the last one, and held nobody up
+
+
+@both
+def test_photos_without_an_end_are_read_as_far_as_needed(take: Take) -> None:
+    read: list[int] = []
+    with scripted(explained) as script:
+        results = take(script, numbers(read), 10, in_flight=4)
+        script.until_unconnected()
+    assert scores(results) == list(range(10))
+    assert len(read) <= 10 + 4
+    assert len(script.asked) <= 10 + 4
+
+
+def test_nothing_begins_before_the_first_is_wanted() -> None:
+    read: list[int] = []
+    with scripted(explained) as script, Client(script.address, model="m") as client:
+        client.explain_many(numbers(read))
+        assert not read
+        assert not script.asked
+        with pytest.raises(ValueError, match="in_flight is 0; it should be 1 or more"):
+            client.explain_many(numbers(read), in_flight=0)
+
+
+@both
+def test_failures_are_values_and_the_others_stand(take: Take) -> None:
+    def answer(asked: Asked) -> Reply:
+        if asked.body == b"5":
+            return problem(422, "five is no photo")
+        return Reply(reset=True) if asked.body == b"9" else explained(asked)
+
+    photos: list[Any] = [*numbers([], 12), "no/such/file.png", "a\0.png", Path("\ud800.png")]
+    with scripted(answer) as script:
+        results = take(script, photos, 15, in_flight=4)
+    assert [photo for photo, _ in results] == photos
+    assert isinstance(results[5][1], ServiceError)
+    assert str(results[5][1]) == "five is no photo"
+    assert type(results[9][1]).__name__ == "Unreachable"
+    assert isinstance(results[12][1], FileNotFoundError)
+    for turn, name in ((13, r"'a\x00.png'"), (14, r"'\ud800.png'")):
+        error = results[turn][1]
+        assert isinstance(error, OSError)
+        assert error.errno == EINVAL
+        assert name in str(error)
+    assert scores([each for turn, each in enumerate(results) if turn not in (5, 9, 12, 13, 14)])
+
+
+@both
+def test_a_photo_that_is_none_is_raised(take: Take) -> None:
+    with scripted(explained) as script, pytest.raises(TypeError, match="a photo is a object"):
+        take(script, [b"1", object(), b"3"], 3)
+
+
+@both
+def test_parameters_that_no_address_has_room_for_are_raised(take: Take) -> None:
+    with scripted(explained) as script:
+        with pytest.raises(ValueError, match="do not fit into an address: URL component 'query'"):
+            take(script, [b"1"], 1, target="x" * 100_000)
+        assert not script.asked
+
+
+@both
+@pytest.mark.parametrize("ordered", [True, False])
+def test_an_error_of_the_photos_iterator_is_raised_after_the_results(
+    take: Take, ordered: bool
+) -> None:
+    def broken() -> Iterator[bytes]:
+        yield from numbers([], 3)
+        raise LookupError("no more")
+
+    def answer(asked: Asked) -> Reply:
+        time.sleep(0.1)  # all are under way when it breaks
+        return explained(asked)
+
+    taken: list[tuple[bytes, Explanation | Failure]] = []
+    with scripted(answer) as script:
+        with pytest.raises(LookupError, match="no more"):
+            take(script, broken(), 9, taken, ordered=ordered)
+        script.until_unconnected()
+    assert sorted(scores(taken)) == [0, 1, 2]
+
+
+@both
+def test_those_who_wait_for_room_are_dropped_with_the_iterator(take: Take) -> None:
+    def answer(asked: Asked) -> Reply:
+        return explained(asked) if asked.body == b"0" else problem(429, "full", Retry_After="15")
+
+    begun = time.monotonic()
+    strangers = set(threading.enumerate())
+    with scripted(answer) as script:
+        assert scores(take(script, numbers([]), 1, in_flight=4)) == [0]
+    assert time.monotonic() - begun < 10
+    while begun + 10 > time.monotonic() and set(threading.enumerate()) - strangers:
+        time.sleep(0.01)  # those of the script's connections end when they hear of it
+    assert not set(threading.enumerate()) - strangers
+
+
+@both
+def test_several_maps_of_a_photo_follow_each_other(take: Take) -> None:
+    def answer(asked: Asked) -> Reply:
+        one = explained(Asked("", "", "", {}, {}, b"7", 0)).body.decode()
+        first = one[one.index("[{") + 1 : one.rindex("]}")]
+        return Reply(body=f'{{"predictions": [], "explanations": [{first}, {first}]}}'.encode())
+
+    with scripted(answer) as script:
+        results = take(script, [b"a", b"b"], 4, target=[1, 2])
+    assert [photo for photo, _ in results] == [b"a", b"a", b"b", b"b"]
+
+
+def test_memory_stays_flat() -> None:
+    def answer(asked: Asked) -> Reply:
+        return explained(asked, size=200_000)
+
+    with (
+        scripted(answer) as script,
+        Client(script.address, model="m") as client,
+        closing(client.explain_many(numbers([]), in_flight=2)) as found,
+    ):
+        held = []
+        tracemalloc.start()
+        try:
+            for turn, _ in enumerate(found):
+                script.asked.clear()
+                if turn in (40, 200):
+                    gc.collect()
+                    held.append(tracemalloc.get_traced_memory()[0])
+                if turn == 200:
+                    break
+        finally:
+            tracemalloc.stop()
+    # 160 answers of 0.2 MB went by; a few may be in flight when it is measured.
+    assert held[1] - held[0] < 3_000_000
+
+
+def test_what_is_ready_is_given_before_the_next_photo_is_read() -> None:
+    others = threading.Event()
+
+    def answer(asked: Asked) -> Reply:
+        if asked.body == b"0":
+            assert others.wait(10)
+        if asked.body == b"20":
+            others.set()
+        return explained(asked)
+
+    def dripping() -> Iterator[bytes]:
+        for photo in numbers(read, 100):
+            time.sleep(0.03)
+            yield photo
+
+    read: list[int] = []
+    taken = []
+    with (
+        scripted(answer) as script,
+        Client(script.address, model="m") as client,
+        closing(client.explain_many(dripping(), in_flight=100)) as found,
+    ):
+        for _ in zip(range(21), found, strict=False):
+            taken.append(len(read))
+    assert taken[0] < 100
+    # The first held up all of the others, which were given with it.
+    assert taken[-1] - taken[0] < 10
+
+
+def test_of_a_list_the_next_photo_is_read_after_each_result() -> None:
+    class Listed(list[bytes]):
+        def __iter__(self) -> Iterator[bytes]:
+            return numbers(read, len(self))
+
+    second = threading.Event()
+
+    def answer(asked: Asked) -> Reply:
+        if asked.body == b"0":
+            assert second.wait(10)
+            time.sleep(0.2)  # so that both are ready
+        if asked.body == b"1":
+            second.set()
+        return explained(asked)
+
+    read: list[int] = []
+    taken = []
+    with (
+        scripted(answer) as script,
+        Client(script.address, model="m") as client,
+        closing(client.explain_many(Listed([b""] * 9), in_flight=2)) as found,
+    ):
+        for _ in found:
+            taken.append(len(read))
+    assert taken == [2, 3, 4, 5, 6, 7, 8, 9, 9]
+
+
+def test_photos_that_are_long_in_coming_hold_up_no_result() -> None:
+    async def slow() -> AsyncIterator[bytes]:
+        yield b"1"
+        yield b"2"
+        await asyncio.sleep(30)
+        yield b"3"
+
+    async def take(script: Script) -> list[float]:
+        found = []
+        async with (
+            AsyncClient(script.address, model="m") as client,
+            aclosing(client.explain_many(slow())) as results,
+        ):
+            async for _, result in results:
+                assert isinstance(result, Explanation)
+                found.append(result.target.score)
+                if len(found) == 2:
+                    return found
+        return found
+
+    begun = time.monotonic()
+    with scripted(explained) as script:
+        assert asyncio.run(take(script)) == [1, 2]
+        script.until_unconnected()
+    assert time.monotonic() - begun < 10

@@ -1,0 +1,35 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from service.core.errors import ConfigError
+from service.core.settings import Settings, read_settings
+
+
+def test_defaults_without_environment() -> None:
+    assert read_settings({"PATH": "/bin"}) == Settings()
+
+
+def test_environment_then_options() -> None:
+    environment = {"GRADCAM_PORT": "9000", "GRADCAM_HOST": "0.0.0.0", "GRADCAM_MODELS": "m.toml"}
+    found = read_settings(environment, port=9001, host=None)
+    assert (found.host, found.port, found.models) == ("0.0.0.0", 9001, Path("m.toml"))
+
+
+@pytest.mark.parametrize(
+    ("environment", "given", "words"),
+    [
+        ({"GRADCAM_PORT": "http"}, {}, "GRADCAM_PORT=http: input should be a valid integer"),
+        ({"GRADCAM_PORT": "70000"}, {}, "GRADCAM_PORT=70000: .* less than or equal to 65535"),
+        ({}, {"port": -1}, "--port=-1: .* greater than or equal to 0"),
+        ({"GRADCAM_LOG_LEVEL": "loud"}, {}, "GRADCAM_LOG_LEVEL=loud: .*'debug', 'info'"),
+        ({"GRADCAM_MAX_QEUE": "1"}, {}, "no setting GRADCAM_MAX_QEUE; did you mean GRADCAM_MAX_QU"),
+    ],
+)
+def test_a_mistake_names_the_setting_its_value_and_what_is_allowed(
+    environment: dict[str, str], given: dict[str, int], words: str
+) -> None:
+    with pytest.raises(ConfigError, match=words):
+        read_settings(environment, **given)

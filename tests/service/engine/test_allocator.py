@@ -1,0 +1,45 @@
+"""Memory is kept: told by page faults, in a process of its own."""
+
+from __future__ import annotations
+
+import platform
+import subprocess
+import sys
+
+import pytest
+
+SCRIPT = """
+import resource, sys, threading
+import torch
+from service.engine.allocator import keep_memory
+
+if sys.argv[1] == "keep":
+    assert keep_memory()
+
+def faults():
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+
+def work():
+    found = []
+    for _ in range(10):
+        before = faults()
+        torch.ones(25_000_000)
+        found.append(faults() - before)
+    print(min(found))
+
+thread = threading.Thread(target=work)
+thread.start()
+thread.join()
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc can be told")
+def test_what_was_given_back_is_not_asked_for_again() -> None:
+    def faults(how: str) -> int:
+        done = subprocess.run(
+            [sys.executable, "-c", SCRIPT, how], capture_output=True, text=True, check=True
+        )
+        return int(done.stdout)
+
+    assert faults("keep") < 100
+    assert faults("as it comes") > 1000

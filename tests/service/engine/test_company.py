@@ -1,0 +1,112 @@
+"""A model that lets images see each other explains each as if it were alone."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import logging
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from starlette.testclient import TestClient
+from torch import Tensor, nn
+
+from cam import ClassTarget, Question
+from service.core.metrics import Metrics
+from service.core.settings import Settings
+from service.engine.engine import Engine
+from service.http.app import create_app
+from service.models.catalog import ModelEntry
+from service.models.registry import load
+from tests.cam.nets import Small
+from tests.service.conftest import encoded, noise, wait_until_ready
+
+pytestmark = pytest.mark.anyio
+GIVEN: dict[str, Any] = {"weights": "none", "input_size": 32, "layout": "contiguous"}
+MIXING = ModelEntry(
+    name="mixing", source="factory:tests.service.engine.test_company:mixing", **GIVEN
+)
+TINY = ModelEntry(name="tiny", source="factory:tests.service.factories:tiny", **GIVEN)
+
+
+def mixing() -> nn.Module:
+    """A batch normalisation takes the batch's statistics in eval mode, too."""
+    model = Small()
+    normed = nn.BatchNorm2d(4, track_running_stats=False)
+    model.relu1 = nn.Sequential(normed, nn.ReLU())  # type: ignore[assignment]
+    return model.eval()
+
+
+def picture(seed: int) -> Tensor:
+    """Of a brightness and contrast of its own."""
+    rng = torch.Generator().manual_seed(seed)
+    return torch.randn(3, 32, 32, generator=rng) * (1 + seed) + seed
+
+
+@pytest.mark.parametrize("patient", [False, True])
+@pytest.mark.parametrize("method", ["gradcam", "hirescam", "rise", "integratedgradients"])
+async def test_maps_of_concurrent_requests_are_those_of_each_alone(
+    method: str, patient: bool
+) -> None:
+    question = Question((ClassTarget(1),), method, ("relu2",), budget=10)
+    async with Engine(load(MIXING), max_queue=64, metrics=Metrics()) as engine:
+        await engine.warm()
+        alone = [await engine.answer(picture(i), question) for i in range(6)]
+        together = await asyncio.gather(
+            *(engine.answer(picture(i), question, patient=patient) for i in range(6))
+        )
+    assert {outcome.batch_size for outcome in together} == {1}
+    for one, other in zip(alone, together, strict=True):
+        np.testing.assert_array_equal(one.value.logits, other.value.logits)
+        (a,), (b,) = one.value.explanations, other.value.explanations
+        np.testing.assert_array_equal(a.map, b.map)
+        assert a.completeness == b.completeness
+
+
+def test_told_at_load(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.WARNING)
+    model = load(MIXING.model_copy(update={"mode": "fast"}))
+    assert model.max_batch == 1
+    assert model.batching
+    assert model.fast
+    assert model.fast.sizes == (1,)
+    assert [record.getMessage() for record in caplog.records if "one by one" in record.message] == [
+        f"model mixing is given images one by one: {model.batching}"
+    ]
+    plain = load(TINY)
+    assert (plain.max_batch, plain.batching) == (16, None)
+    single = load(MIXING.model_copy(update={"max_batch": 1}))
+    assert (single.max_batch, single.batching) == (1, None)  # nothing else was asked for
+
+
+def test_over_http() -> None:
+    def heat(seed: int) -> np.ndarray:
+        response = client.post(
+            "/v1/models/mixing:explain",
+            params={"target": 1, "size": "layer", "normalize": "none", "layer": "relu2"},
+            content=encoded(noise(20 + seed, 30, seed).point(lambda value: value * seed // 8)),
+            headers={"Content-Type": "image/png", "Accept": "application/x-npy"},
+        )
+        assert response.status_code == 200, response.text
+        values: np.ndarray = np.load(io.BytesIO(response.content))
+        return values
+
+    def served() -> TestClient:
+        return TestClient(create_app(Settings(cache_bytes=0), [MIXING, TINY]))
+
+    with served() as client:
+        wait_until_ready(client)
+        with ThreadPoolExecutor(8) as threads:
+            together = list(threads.map(heat, range(1, 9)))
+        about = client.get("/v1/models/mixing").json()
+        assert about["max_batch"] == 1
+        assert "depends on the others of its batch" in about["batching"]
+        about = client.get("/v1/models/tiny").json()
+        assert (about["max_batch"], about["batching"]) == (16, None)
+    with served() as client:
+        wait_until_ready(client)
+        for seed, found in enumerate(together, start=1):
+            np.testing.assert_array_equal(found, heat(seed))

@@ -1,0 +1,173 @@
+"""One engine under concurrent, mixed and failing work; and the fleet around engines."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch import Tensor
+
+from cam import METHODS, ClassTarget, Question
+from service.core.errors import (
+    ConfigError,
+    Problem,
+    QueueFull,
+    Unavailable,
+    Unexplainable,
+    UnknownModel,
+)
+from service.core.metrics import Metrics
+from service.core.settings import Settings
+from service.engine.engine import Engine
+from service.engine.manager import Fleet
+from service.models.catalog import EMBEDDED, ModelEntry
+from service.models.registry import ServedModel, load
+from tests.cam.nets import hook_count
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture(scope="module")
+def model() -> ServedModel:
+    return load(EMBEDDED)
+
+
+def image(seed: int) -> Tensor:
+    return torch.randn(3, 224, 224, generator=torch.Generator().manual_seed(seed))
+
+
+def mixed(index: int) -> Question:
+    """Questions that differ in targets, methods and layers.
+
+    Methods that differentiate ask behind the last rectifier. A unit before it whose input is within
+    rounding of 0 has either of two derivatives, so the map is decided by rounding: eigengradcam of
+    image 5 at blocks.4 differed by 1.5e-2 of its peak, with one thread, because one unit of
+    blocks.5.3.bn1 is 4e-7 alone and -3e-7 in a batch.
+    """
+    targets = ([None], [285], [967, 5], [None, 1, 2])[index % 4]
+    one_pass = [name for name, method in METHODS.items() if not (method.steps or method.levels)]
+    method = one_pass[index % len(one_pass)]
+    layers: tuple[str, ...] = ("bn2",)
+    if not METHODS[method].differentiates:
+        layers = (("bn2",), ("blocks.6",), ("blocks.4", "bn2"))[index % 3]
+    return Question(tuple(ClassTarget(target) for target in targets), method, layers)
+
+
+async def test_64_concurrent_mixed_requests_equal_the_same_one_by_one(model: ServedModel) -> None:
+    metrics = Metrics()
+    async with Engine(model, max_queue=64, metrics=metrics) as engine:
+        alone = [await engine.answer(image(i), mixed(i)) for i in range(64)]
+        together = await asyncio.gather(*(engine.answer(image(i), mixed(i)) for i in range(64)))
+    assert {outcome.batch_size for outcome in alone} == {1}
+    sizes = [outcome.batch_size for outcome in together]
+    assert max(sizes) == model.max_batch
+    assert sizes.count(1) <= 1
+    for one, other in zip(alone, together, strict=True):
+        np.testing.assert_allclose(one.value.logits, other.value.logits, atol=1e-4)
+        pairs = zip(one.value.explanations, other.value.explanations, strict=True)
+        for a, b in pairs:
+            assert (a.target, a.method, a.layer) == (b.target, b.method, b.layer)
+            peak = max(float(a.map.max()), float(b.map.max()), 1e-12)
+            assert np.abs(a.map - b.map).max() / peak <= 1e-4
+
+
+async def test_a_poisoned_image_fails_alone_and_the_model_is_left_as_found(
+    model: ServedModel,
+) -> None:
+    before = {name: tensor.clone() for name, tensor in model.module.state_dict().items()}
+    poisoned = torch.full((3, 224, 224), math.nan)
+    question = mixed(1)
+    async with Engine(model, max_queue=64, metrics=Metrics()) as engine:
+        results = await asyncio.gather(
+            *(engine.answer(poisoned if i == 3 else image(i), question) for i in range(8)),
+            return_exceptions=True,
+        )
+        assert (await engine.answer(image(0), question)).value.explanations
+    assert [isinstance(result, Exception) for result in results].index(True) == 3
+    assert sum(isinstance(result, Exception) for result in results) == 1
+    assert isinstance(results[3], Unexplainable)
+    assert "not finite" in results[3].detail
+    assert hook_count(model.module) == 0
+    assert not model.module.training
+    for name, tensor in model.module.state_dict().items():
+        torch.testing.assert_close(tensor, before[name], rtol=0, atol=0)
+    assert all(p.grad is None and not p.requires_grad for p in model.module.parameters())
+
+
+async def test_a_layer_that_fails_a_batch_fails_its_own_item_only(model: ServedModel) -> None:
+    bad = Question((ClassTarget(),), "gradcam", ("classifier",))
+    async with Engine(model, max_queue=64, metrics=Metrics()) as engine:
+        questions = [bad if i == 2 else mixed(1) for i in range(5)]
+        results = await asyncio.gather(
+            *(engine.answer(image(i), questions[i]) for i in range(5)), return_exceptions=True
+        )
+    assert [type(r) is Unexplainable for r in results] == [False, False, True, False, False]
+
+
+async def test_a_full_queue_is_a_429_at_once(model: ServedModel) -> None:
+    async with Engine(model, max_queue=2, metrics=Metrics()) as engine:
+        tasks = [asyncio.create_task(engine.answer(image(i), mixed(1))) for i in range(12)]
+        results = await asyncio.gather(*tasks, return_exceptions=True)
+    refused = [r for r in results if isinstance(r, QueueFull)]
+    assert len(refused) == 12 - 2
+    assert refused[0].retry_after
+    assert "items are waiting" in refused[0].detail
+
+
+async def test_a_closed_engine_answers_503_and_its_thread_is_gone(model: ServedModel) -> None:
+    before = set(threading.enumerate())
+    async with Engine(model, max_queue=2, metrics=Metrics()) as engine:
+        await engine.warm()
+        started = set(threading.enumerate()) - before
+        assert any(thread.name.startswith("engine") for thread in started)
+    with pytest.raises(Unavailable, match="takes no more requests"):
+        await engine.answer(image(0), mixed(0))
+    for _ in range(100):
+        if not any(thread.is_alive() for thread in started):
+            return
+        await asyncio.sleep(0.01)
+    raise AssertionError("the engine's thread lives on")
+
+
+async def test_a_fleet_says_how_far_it_is(tmp_path: Path) -> None:
+    entries = [
+        EMBEDDED,
+        ModelEntry(name="other", source="torchvision:squeezenet1_1", weights="none"),
+    ]
+    async with Fleet(entries, settings=Settings(max_queue=4), metrics=Metrics()) as fleet:
+        assert fleet.why_not_ready() == "still loading: efficientnet-lite0, other"
+        with pytest.raises(Unavailable, match="still loading") as caught:
+            fleet.crew("other")
+        assert caught.value.retry_after
+        with pytest.raises(UnknownModel, match="the models are efficientnet-lite0, other"):
+            fleet.crew("third")
+        await fleet.loaded
+        assert fleet.ready
+        crew = fleet.crew("other")
+        seen = crew.model.preprocessing.apply(Image.new("RGB", (30, 20)), "squash")
+        assert (await crew.answer(seen, Question((), "gradcam", ()))).value.explanations == ()
+        fleet.draining = True
+        assert fleet.why_not_ready() == "the service is shutting down"
+        with pytest.raises(Unavailable, match="shutting down"):
+            fleet.crew("other")
+    assert not crew.alive
+
+
+async def test_a_fleet_reports_the_model_that_cannot_be_loaded_and_closes_the_others() -> None:
+    entries = [
+        ModelEntry(name="good", source="torchvision:squeezenet1_1", weights="none"),
+        ModelEntry(name="bad", source="torchvision:resnet51", weights="none"),
+    ]
+    async with Fleet(entries, settings=Settings(max_queue=4), metrics=Metrics()) as fleet:
+        with pytest.raises(ConfigError, match=r"'bad'.*no model for images 'resnet51'"):
+            await fleet.loaded
+        good = fleet.crew("good")
+        with pytest.raises(Problem):
+            fleet.crew("bad")
+    assert not good.alive

@@ -1,0 +1,80 @@
+"""A worker that ends, and another one in its place."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+
+from service.core.metrics import Metrics
+from service.engine import lifecycle as place
+from service.engine.engine import Engine
+from service.engine.lifecycle import Berth
+from service.models.catalog import ModelEntry
+from service.models.registry import ServedModel, load
+from tests.service.jobs.conftest import TINY
+
+pytestmark = pytest.mark.anyio
+SOON = 20
+
+
+@asynccontextmanager
+async def watched(entry: ModelEntry = TINY) -> AsyncIterator[Berth]:
+    berth = Berth(
+        entry, essential=True, max_queue=8, cache_bytes=0, hang_seconds=60, metrics=Metrics()
+    )
+    await berth.load()
+    watching = asyncio.create_task(berth.watch())
+    try:
+        yield berth
+        assert not watching.done(), "nobody watches any more"
+    finally:
+        watching.cancel()
+        await asyncio.wait([watching])
+        await berth.leave(SOON)
+
+
+def workers() -> int:
+    return sum(thread.name.startswith("engine tiny") for thread in threading.enumerate())
+
+
+@pytest.mark.parametrize("fails", ["load", "warm"])
+async def test_a_worker_that_cannot_be_replaced_is_tried_again(
+    fails: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(place, "AGAIN_SECONDS", 0.05)
+    left = 3
+
+    def fail() -> None:
+        nonlocal left
+        if left:
+            left -= 1
+            raise RuntimeError("the device is busy")
+
+    async with watched() as berth:
+        assert berth.crew
+        before = workers()
+        warm = Engine.warm
+
+        def load_at_last(entry: ModelEntry) -> ServedModel:
+            fail()
+            return load(entry)
+
+        async def warm_at_last(engine: Engine) -> None:
+            await warm(engine)
+            fail()
+
+        if fails == "load":
+            monkeypatch.setattr(place, "load", load_at_last)
+        else:
+            monkeypatch.setattr(Engine, "warm", warm_at_last)
+        await berth.crew.engines[0].abandon()
+        async with asyncio.timeout(SOON):
+            while left or not berth.ready:  # noqa: ASYNC110
+                await asyncio.sleep(0.02)
+        assert workers() <= before, "those that failed are gone"
+    assert sum("cannot be replaced" in record.message for record in caplog.records) == 3
+    assert sum("it is replaced" in record.message for record in caplog.records) == 1

@@ -1,0 +1,77 @@
+"""openapi/openapi.json is what the app says, and the app does what it says."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import httpx2
+import pytest
+import schemathesis
+from hypothesis import HealthCheck, settings
+from schemathesis import Case
+from schemathesis.config import SchemathesisConfig
+
+import tests.serializers  # noqa: F401 - it registers them
+from service.core.settings import Settings
+from service.http.app import create_app
+from tests.service.live import ROOT
+
+DOCUMENT: dict[str, Any] = json.loads((ROOT / "openapi" / "openapi.json").read_text())
+OPERATIONS = [
+    (path, verb, operation)
+    for path, item in DOCUMENT["paths"].items()
+    for verb, operation in item.items()
+]
+
+
+def test_the_document_is_current() -> None:
+    assert create_app(Settings()).openapi() == DOCUMENT, "run: make openapi"
+
+
+@pytest.mark.parametrize(("path", "verb", "operation"), OPERATIONS)
+def test_every_operation_shows_what_goes_in_and_what_comes_out(
+    path: str, verb: str, operation: dict[str, Any]
+) -> None:
+    assert operation["summary"]
+    done = next(each for status, each in operation["responses"].items() if status[0] == "2")
+    if verb != "delete":
+        answers = done["content"].values()
+        files = all(answer.get("schema", {}).get("format") == "binary" for answer in answers)
+        assert files or any("example" in answer for answer in answers)
+    if verb == "post":
+        assert "example" in operation["requestBody"]["content"]["application/json"]
+
+
+@pytest.mark.parametrize("verb", ["predict", "explain"])
+def test_the_request_examples_work(address: str, verb: str) -> None:
+    operation = DOCUMENT["paths"][f"/v1/models/{{model}}:{verb}"]["post"]
+    example = operation["requestBody"]["content"]["application/json"]["example"]
+    response = httpx2.post(f"{address}/v1/models/efficientnet-lite0:{verb}", json=example)
+    assert response.status_code == 200, response.text
+    shown = operation["responses"]["200"]["content"]["application/json"]["example"]
+    assert response.json().keys() == shown.keys()
+
+
+# A body that fits its schema may still be no image, or ask for a form that Accept rules out.
+CONFIG = {
+    "parameters": {"path.model": "efficientnet-lite0"},
+    "checks": {
+        "positive_data_acceptance": {
+            "expected-statuses": ["2xx", "304", "400", "403", "404", "406", "413", "415", "422"]
+        },
+        "negative_data_rejection": {
+            "expected-statuses": ["400", "403", "404", "406", "413", "415", "422", "431"]
+        },
+    },
+}
+schema = schemathesis.openapi.from_dict(DOCUMENT, config=SchemathesisConfig.from_dict(CONFIG))
+
+
+@schema.parametrize()
+@settings(max_examples=40, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+def test_the_app_keeps_to_it(case: Case[Any], address: str) -> None:
+    response = case.call_and_validate(base_url=address, timeout=30)
+    if response.status_code == 202:  # a job: of a costly method it would keep the model for minutes
+        where = response.headers["location"][0]
+        httpx2.delete(f"{address}{where}", params={"purge": "true"}, timeout=30)

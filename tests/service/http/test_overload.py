@@ -1,0 +1,152 @@
+"""More than the service can take, and defects: every caller gets an answer."""
+
+from __future__ import annotations
+
+import base64
+import json
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+from PIL import Image
+from starlette.testclient import TestClient
+
+from service.core.settings import Settings
+from service.http.app import create_app
+from service.models.catalog import ModelEntry
+from tests.service.conftest import encoded, noise, wait_until_ready
+from tests.service.http.test_bad_input import check
+
+TINY: dict[str, Any] = {"weights": "none", "input_size": 8}
+SLOW = ModelEntry(name="slow", source="factory:tests.service.factories:slow", max_batch=1, **TINY)
+FRAGILE = ModelEntry(
+    name="fragile",
+    source="factory:tests.service.factories:fragile",
+    mean=(0, 0, 0),
+    std=(1, 1, 1),
+    **TINY,
+)
+EXPLAIN = "/v1/models/slow:explain"
+PNG = {"Content-Type": "image/png"}
+PHOTO = encoded(noise(8, 8))
+
+
+@pytest.fixture
+def slow(request: pytest.FixtureRequest) -> Iterator[TestClient]:
+    with TestClient(create_app(Settings(**request.param), [SLOW])) as client:
+        wait_until_ready(client)
+        yield client
+
+
+@pytest.mark.parametrize("slow", [{"max_queue": 2}], indirect=True)
+def test_a_full_queue_answers_429_at_once(slow: TestClient) -> None:
+    def ask(seed: int) -> tuple[int, float]:
+        started = time.monotonic()
+        response = slow.post(EXPLAIN, content=encoded(noise(8, 8, seed)), headers=PNG)
+        if response.status_code == 429:
+            check(
+                response,
+                429,
+                "queue-full",
+                "2 images are in work for model 'slow'",
+                "at most 2",
+                "try again",
+            )
+            assert response.headers["retry-after"] == "1"
+        return response.status_code, time.monotonic() - started
+
+    with ThreadPoolExecutor(8) as threads:
+        answers = list(threads.map(ask, range(8)))
+    refused = [seconds for status, seconds in answers if status == 429]
+    assert sorted(status for status, _ in answers) == [200] * (8 - len(refused)) + [429] * len(
+        refused
+    )
+    assert 5 <= len(refused) <= 6  # one runs, one waits, and who comes when the first is done
+    assert min(refused) < 0.4  # before even one forward pass is over
+    assert slow.post(EXPLAIN, content=PHOTO, headers=PNG).status_code == 200
+    assert 'gradcam_rejected_total{reason="queue full"}' in slow.get("/metrics").text
+
+
+@pytest.mark.parametrize("slow", [{"deadline_seconds": 0.2}], indirect=True)
+def test_what_takes_too_long_is_a_504_and_leaves_the_queue(slow: TestClient) -> None:
+    for verb in ("explain", "predict"):
+        response = slow.post(f"/v1/models/slow:{verb}", content=PHOTO, headers=PNG)
+        check(response, 504, "deadline-exceeded", "not ready after 0.2 s")
+    lines = slow.post(
+        EXPLAIN, content=PHOTO, headers={**PNG, "Accept": "application/x-ndjson"}
+    ).text.splitlines()
+    assert len(lines) == 1
+    assert "not ready after 0.2 s" in lines[0]
+    assert 'gradcam_queue_depth{model="slow"} 0.0' in slow.get("/metrics").text
+    assert slow.get("/readyz").status_code == 200
+
+
+def test_while_it_loads_and_while_it_drains_a_503_says_so() -> None:
+    app = create_app(Settings(), [SLOW])
+    with TestClient(app) as client:
+        for response in (
+            client.post(EXPLAIN, content=PHOTO, headers=PNG),
+            client.get("/v1/models/slow"),
+        ):
+            check(response, 503, "unavailable", "'slow' is still loading")
+            assert response.headers["retry-after"] == "1"
+        assert client.get("/healthz").status_code == 200
+        wait_until_ready(client)
+        app.state.fleet.draining = True
+        check(client.get("/readyz"), 503, "unavailable", "shutting down")
+        check(client.post(EXPLAIN, content=PHOTO, headers=PNG), 503, "unavailable", "shutting down")
+        assert client.get("/healthz").status_code == 200
+
+
+def test_a_defect_fails_its_own_image_and_is_a_problem() -> None:
+    white = encoded(Image.new("RGB", (8, 8), "white"))
+    instances = [
+        {"image": {"b64": base64.b64encode(each).decode()}} for each in (PHOTO, white, PHOTO)
+    ]
+    path = "/v1/models/fragile:explain"
+    with TestClient(create_app(Settings(), [FRAGILE])) as client:
+        wait_until_ready(client)
+        found = client.post(path, json={"instances": instances})
+        assert found.status_code == 200
+        explanations = found.json()["explanations"]
+        assert ["error" in each for each in explanations] == [False, True, False]
+        assert explanations[1]["problem"]["type"] == "urn:gradcam-service:internal-error"
+        ndjson = {"Accept": "application/x-ndjson"}
+        lines = client.post(path, json={"instances": instances}, headers=ndjson).text.splitlines()
+        assert sorted("error" in json.loads(line) for line in lines) == [False, False, True]
+        for accept in ("application/json", "image/png"):
+            alone = client.post(path, content=white, headers={**PNG, "Accept": accept})
+            check(alone, 500, "internal-error", "the service failed", "log has the cause")
+        assert client.post(path, content=PHOTO, headers=PNG).status_code == 200
+        assert client.get("/readyz").status_code == 200
+
+
+@pytest.mark.parametrize("slow", [{"deadline_seconds": 4}], indirect=True)
+def test_a_method_of_many_passes_lets_others_in_and_ends_when_its_caller_does(
+    slow: TestClient,
+) -> None:
+    """A forward pass takes half a second, and this asks for a hundred."""
+    with ThreadPoolExecutor(1) as threads:
+        started = time.monotonic()
+        query: dict[str, str | int] = {"method": "rise", "budget": 100}
+        long = threads.submit(slow.post, EXPLAIN, params=query, content=PHOTO, headers=PNG)
+        time.sleep(0.7)
+        assert slow.post(EXPLAIN, content=PHOTO, headers=PNG).status_code == 200
+        assert time.monotonic() - started < 3  # the step under way, and its own
+        check(long.result(), 504, "deadline-exceeded", "not ready after 4 s", "smaller budget")
+    started = time.monotonic()
+    assert slow.post(EXPLAIN, content=PHOTO, headers=PNG).status_code == 200
+    assert time.monotonic() - started < 2
+
+
+@pytest.mark.parametrize("slow", [{}], indirect=True)
+def test_many_steps_make_one_answer(slow: TestClient) -> None:
+    query = {"method": "occlusion", "budget": "4", "size": "model", "output": "values"}
+    response = slow.post(EXPLAIN, params=query, content=PHOTO, headers=PNG)
+    (explanation,) = response.json()["explanations"]
+    assert explanation["layer"] == "input"
+    assert explanation["heatmap"]["shape"] == [8, 8]
+    timings = response.headers["server-timing"]
+    assert float(timings.split("forward_backward;dur=")[1].split(";")[0]) > 2000

@@ -1,0 +1,163 @@
+"""Pages of other origins: none may read an answer, unless the operator names its origin."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from httpx2 import Response
+from starlette.testclient import TestClient
+
+from service.core.errors import QueueFull
+from service.core.settings import Settings
+from service.http.app import create_app
+from service.limits.keys import new_key
+from service.process.server import turned_away
+from tests.service.conftest import wait_until_ready
+from tests.service.http.test_bad_input import check
+from tests.service.http.test_overload import FRAGILE
+from tests.service.limits.test_access import EXPLAIN, PHOTO, PNG, SECURITY, bearer
+
+OURS = "https://app.test"
+OTHERS = ["https://evil.test", "https://app.test.evil.test", "http://app.test", "null", "*", ""]
+ALLOW = "access-control-allow-origin"
+
+
+@pytest.fixture(scope="module", params=[(), (OURS, "https://two.test")], ids=["closed", "open"])
+def origins(request: pytest.FixtureRequest) -> tuple[str, ...]:
+    return tuple(request.param)
+
+
+@pytest.fixture(scope="module")
+def secret_and_file(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]:
+    file = tmp_path_factory.mktemp("keys") / "keys.toml"
+    secret, entry = new_key("page", ["explain"], None)
+    file.write_text(entry)
+    return secret, file
+
+
+@pytest.fixture(scope="module")
+def served(origins: tuple[str, ...], secret_and_file: tuple[str, Path]) -> Iterator[TestClient]:
+    settings = Settings(keys=secret_and_file[1], cors_origins=origins)
+    with TestClient(create_app(settings, [FRAGILE])) as client:
+        wait_until_ready(client)
+        yield client
+
+
+def answers(client: TestClient, origin: str, key: str) -> list[Response]:
+    """To a page of that origin: what it asks for, with and without a key, and what is not there."""
+    said = {"Origin": origin}
+    return [
+        client.get("/healthz", headers=said),
+        client.get("/v1/models", headers=said),
+        client.get("/v1/models", headers={**said, **bearer(key)}),
+        client.post(EXPLAIN, content=PHOTO, headers={**said, **PNG, **bearer(key)}),
+        client.get("/nothing", headers={**said, **bearer(key)}),
+    ]
+
+
+def preflight(client: TestClient, origin: str, method: str, headers: str) -> Response:
+    asked = {
+        "Origin": origin,
+        "Access-Control-Request-Method": method,
+        "Access-Control-Request-Headers": headers,
+    }
+    return client.options(EXPLAIN, headers=asked)
+
+
+@pytest.mark.parametrize("origin", [OURS, *OTHERS])
+def test_an_answer_is_open_to_the_origins_named_and_closed_to_others(
+    served: TestClient, origins: tuple[str, ...], secret_and_file: tuple[str, Path], origin: str
+) -> None:
+    found = answers(served, origin, secret_and_file[0])
+    assert [each.status_code for each in found] == [200, 401, 200, 200, 404]
+    for each in found:
+        assert each.headers.get(ALLOW) == (origin if origin in origins else None)
+        assert "access-control-allow-credentials" not in each.headers
+        if origins:  # caches shall not give one origin's answer to another
+            assert "Origin" in each.headers["vary"]
+    check(found[1], 401, "unauthorized")
+    if origin in origins:
+        exposed = found[3].headers["access-control-expose-headers"]
+        for name in ("ETag", "Retry-After", "Server-Timing", "X-Request-ID"):
+            assert name in exposed
+
+
+@pytest.mark.parametrize("method", ["GET", "POST"])
+def test_a_preflight_needs_no_key_where_its_origin_is_named(
+    served: TestClient, origins: tuple[str, ...], method: str
+) -> None:
+    sent = "authorization, content-type, x-api-key, x-request-id, if-none-match"
+    response = preflight(served, OURS, method, sent)
+    if not origins:
+        check(response, 401, "unauthorized")
+        assert ALLOW not in response.headers
+        return
+    assert response.status_code == 200
+    assert response.headers[ALLOW] == OURS
+    assert method in response.headers["access-control-allow-methods"]
+    assert set(sent.split(", ")) <= {
+        name.strip().lower() for name in response.headers["access-control-allow-headers"].split(",")
+    }
+
+
+def test_other_preflights_are_refused(served: TestClient) -> None:
+    for origin, method, headers in (
+        *((other, "POST", "content-type") for other in OTHERS),
+        (OURS, "PUT", "x-api-key"),
+        (OURS, "POST", "x-forwarded-for"),
+    ):
+        response = preflight(served, origin, method, headers)
+        assert response.status_code in (400, 401)
+        assert origin == OURS or ALLOW not in response.headers
+
+
+def test_the_answer_to_a_preflight_is_as_careful_as_any_other(served: TestClient) -> None:
+    for origin in (OURS, OTHERS[0]):
+        response = preflight(served, origin, "POST", "x-api-key")
+        for name, value in SECURITY.items():
+            assert response.headers.get(name) == value
+
+
+def test_a_full_service_asks_for_a_key_first_and_can_be_read_by_the_page(
+    served: TestClient, origins: tuple[str, ...], secret_and_file: tuple[str, Path]
+) -> None:
+    """A stranger does not learn which model is busy; a page that may ask can read Retry-After."""
+
+    def ask(**headers: str) -> Response:
+        return served.post(EXPLAIN, content=PHOTO, headers={"Origin": OURS, **PNG, **headers})
+
+    app: Any = served.app
+    with app.state.admission.hold(FRAGILE.name, 10_000, costly=0):
+        check(ask(), 401, "unauthorized")
+        full = ask(**bearer(secret_and_file[0]))
+    check(full, 429, "queue-full", "10000 images are in work")
+    assert int(full.headers["retry-after"]) >= 1
+    assert full.headers.get(ALLOW) == (OURS if OURS in origins else None)
+    if origins:
+        assert "Retry-After" in full.headers["access-control-expose-headers"]
+
+
+@pytest.mark.parametrize(
+    ("keys", "cors", "headers", "early"),
+    [
+        (False, (), [], True),
+        (False, (), [(b"origin", b"https://app.test")], True),
+        (False, (OURS,), [], True),
+        (False, (OURS,), [(b"origin", b"https://app.test")], False),
+        (True, (), [], False),
+    ],
+)
+def test_who_is_turned_away_before_the_service_hears_of_it(
+    secret_and_file: tuple[str, Path],
+    keys: bool,
+    cors: tuple[str, ...],
+    headers: list[tuple[bytes, bytes]],
+    early: bool,
+) -> None:
+    settings = Settings(keys=secret_and_file[1] if keys else None, cors_origins=cors)
+    admission: Any = SimpleNamespace(turned_away=lambda path: QueueFull("full", retry_after=1))
+    assert bool(turned_away(settings, admission, b"/v1/models/m:explain", headers)) is early

@@ -1,0 +1,47 @@
+"""docs/huggingface.md, run as it stands but for the model that would need the internet."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from starlette.testclient import TestClient
+
+from service.core.settings import Settings
+from service.http.app import create_app
+from service.models.catalog import read_catalog
+from tests.service.conftest import encoded, noise, wait_until_ready
+
+TEXT = (Path(__file__).parents[2] / "docs" / "huggingface.md").read_text()
+
+
+def test_the_example(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    python, toml = (
+        re.findall(rf"```{language}\n(.*?)```", TEXT, re.DOTALL)[0]
+        for language in ("python", "toml")
+    )
+    (tmp_path / "explained.py").write_text(python)
+    (tmp_path / "models.toml").write_text(toml)
+    monkeypatch.syspath_prepend(tmp_path)
+    online, offline = read_catalog(tmp_path / "models.toml")
+    assert (online.name, online.source) == ("vit", "factory:explained:vit")
+    with TestClient(create_app(Settings(), [offline])) as client:
+        wait_until_ready(client)
+        about = client.get("/v1/models/untrained").json()
+        assert about["kind"] == "classes"
+        methods = {each["name"]: each["available"] for each in about["methods"]}
+        assert methods["rollout"]
+        assert methods["chefer"]
+        assert methods["legrad"]
+        assert not methods["cam"]
+        for method in ("gradcam", "legrad"):
+            response = client.post(
+                "/v1/models/untrained:explain",
+                params={"method": method, "target": 1, "fit": "squash", "size": "layer"},
+                content=encoded(noise(90, 70)),
+                headers={"Content-Type": "image/png"},
+            )
+            (found,) = response.json()["explanations"]
+            assert found["heatmap"]["shape"] == [4, 4]
+            assert found["target"]["index"] == 1

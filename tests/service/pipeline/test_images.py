@@ -1,0 +1,227 @@
+"""Strangers' bytes: every format and pixel mode by its rule, every limit before its pixels."""
+
+from __future__ import annotations
+
+import contextlib
+import struct
+import tracemalloc
+import zlib
+from io import BytesIO
+
+import numpy as np
+import pytest
+import skimage.data
+from PIL import Image
+
+from service.core.errors import ImageTooLarge, UndecodableImage
+from service.pipeline.images import decode, decode_reduced
+from tests.service.conftest import encoded, noise
+
+LIMIT = 50_000_000
+
+
+def pixels(data: bytes) -> np.ndarray:
+    image = decode(data, max_pixels=LIMIT)
+    assert image.mode == "RGB"
+    return np.asarray(image).astype(int)
+
+
+SMOOTH = noise(6, 4).resize((60, 40))
+
+
+@pytest.mark.parametrize("name", ["PNG", "BMP", "TIFF", "GIF", "JPEG", "WEBP", "AVIF"])
+def test_every_format_by_its_content(name: str) -> None:
+    found = pixels(encoded(SMOOTH, name))
+    exact = name in ("PNG", "BMP", "TIFF")
+    difference = np.abs(found - np.asarray(SMOOTH).astype(int))
+    assert difference.max() == 0 if exact else difference.mean() < 12
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+@pytest.mark.parametrize("name", ["JPEG", "PNG", "WEBP", "TIFF"])
+def test_every_exif_orientation_comes_out_upright(name: str, orientation: int) -> None:
+    upright = Image.new("RGB", (32, 16), "black")
+    upright.paste("red", (0, 0, 16, 8))  # top left
+    upright.paste("blue", (16, 8, 32, 16))  # bottom right
+    undo = {
+        2: Image.Transpose.FLIP_LEFT_RIGHT,
+        3: Image.Transpose.ROTATE_180,
+        4: Image.Transpose.FLIP_TOP_BOTTOM,
+        5: Image.Transpose.TRANSPOSE,
+        6: Image.Transpose.ROTATE_90,
+        7: Image.Transpose.TRANSVERSE,
+        8: Image.Transpose.ROTATE_270,
+    }
+    stored = upright.transpose(undo[orientation]) if orientation > 1 else upright
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    found = pixels(encoded(stored, name, exif=exif))
+    assert found.shape == (16, 32, 3)
+    assert found[4, 8, 0] > 200
+    assert found[4, 8, 2] < 60
+    assert found[12, 24, 2] > 200
+    assert found[12, 24, 0] < 60
+
+
+def test_transparency_is_laid_over_white() -> None:
+    rgba = Image.new("RGBA", (3, 1))
+    rgba.putdata([(255, 0, 0, 255), (0, 0, 0, 0), (0, 0, 0, 51)])
+    np.testing.assert_array_equal(pixels(encoded(rgba))[0], [[255, 0, 0], [255] * 3, [204] * 3])
+    la = Image.new("LA", (1, 1), (0, 0))
+    np.testing.assert_array_equal(pixels(encoded(la))[0, 0], [255] * 3)
+    palette = Image.new("P", (2, 1))
+    palette.putpalette([10, 20, 30, 40, 50, 60])
+    palette.putdata([0, 1])
+    np.testing.assert_array_equal(
+        pixels(encoded(palette, transparency=0))[0], [[255, 255, 255], [40, 50, 60]]
+    )
+    keyed = Image.new("RGB", (1, 1), (1, 2, 3))
+    np.testing.assert_array_equal(pixels(encoded(keyed, transparency=(1, 2, 3)))[0, 0], [255] * 3)
+
+
+def test_palette_gray_and_bilevel() -> None:
+    palette = Image.new("P", (1, 1))
+    palette.putpalette([10, 20, 30])
+    np.testing.assert_array_equal(pixels(encoded(palette))[0, 0], [10, 20, 30])
+    np.testing.assert_array_equal(pixels(encoded(Image.new("L", (1, 1), 77)))[0, 0], [77] * 3)
+    np.testing.assert_array_equal(pixels(encoded(Image.new("1", (1, 1), 1)))[0, 0], [255] * 3)
+
+
+@pytest.mark.parametrize("name", ["PNG", "TIFF"])
+def test_sixteen_bit_gray_is_scaled_not_clipped(name: str) -> None:
+    deep = Image.fromarray(np.array([[0, 257, 32768, 65535]], np.uint16))
+    found = pixels(encoded(deep, name))[0, :, 0]
+    np.testing.assert_array_equal(found, [0, 1, 128, 255])
+
+
+def test_cmyk_becomes_rgb() -> None:
+    cmyk = Image.new("CMYK", (16, 16), (0, 255, 255, 0))  # no cyan, all magenta and yellow: red
+    red = pixels(encoded(cmyk, "JPEG"))[8, 8]
+    assert red[0] > 200
+    assert red[1:].max() < 60
+
+
+def test_floating_point_pixels_are_refused() -> None:
+    with pytest.raises(UndecodableImage, match="32-bit floating-point"):
+        pixels(encoded(Image.new("F", (2, 2)), "TIFF"))
+
+
+def test_the_first_frame_of_an_animation() -> None:
+    frames = [Image.new("RGB", (8, 8), colour) for colour in ("red", "blue")]
+    for name in ("GIF", "WEBP", "PNG", "AVIF"):
+        data = encoded(frames[0], name, save_all=True, append_images=frames[1:], duration=100)
+        found = pixels(data)[4, 4]
+        assert found[0] > 200, name
+        assert found[2] < 60, name
+
+
+def png_header(width: int, height: int) -> bytes:
+    """A PNG that claims a size and holds next to nothing."""
+
+    def chunk(kind: bytes, data: bytes) -> bytes:
+        check = struct.pack(">I", zlib.crc32(kind + data))
+        return struct.pack(">I", len(data)) + kind + data + check
+
+    header = chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0))
+    return (
+        b"\x89PNG\r\n\x1a\n"
+        + header
+        + chunk(b"IDAT", zlib.compress(b"\0" * 9))
+        + chunk(b"IEND", b"")
+    )
+
+
+@pytest.mark.parametrize(
+    ("width", "height"), [(8500, 6000), (12_000, 9000), (20_000, 20_000), (2**31 - 1, 2**31 - 1)]
+)
+def test_too_many_pixels_are_refused_before_any_is_read(width: int, height: int) -> None:
+    tracemalloc.start()
+    try:
+        with pytest.raises(ImageTooLarge, match="megapixels"):
+            decode(png_header(width, height), max_pixels=LIMIT)
+        assert tracemalloc.get_traced_memory()[1] < 2_000_000
+    finally:
+        tracemalloc.stop()
+
+
+def test_exactly_the_limit_is_allowed() -> None:
+    assert decode(encoded(noise(10, 10)), max_pixels=100).size == (10, 10)
+    with pytest.raises(ImageTooLarge, match=r"10 × 11 = 0\.0 megapixels"):
+        decode(encoded(noise(10, 11)), max_pixels=100)
+
+
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [
+        (b"", r"is empty \(0 bytes\)"),
+        (b"hello, I am a cat", "the 17 bytes are not a JPEG, PNG, WebP, GIF, BMP, TIFF or AVIF"),
+        (b"<svg xmlns='http://www.w3.org/2000/svg'/>", "are not a JPEG"),
+        (b"%PDF-1.7", "are not a JPEG"),
+        (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n", "are not a JPEG"),
+        (encoded(noise(64, 64), "JPEG")[:-900], "truncated or corrupt"),
+        (encoded(noise(64, 64))[:400], "truncated or corrupt"),
+        (png_header(10, 10), "truncated or corrupt"),
+    ],
+)
+def test_what_is_no_image_is_said_to_be_none(data: bytes, words: str) -> None:
+    with pytest.raises(UndecodableImage, match=words):
+        decode(data, max_pixels=LIMIT)
+
+
+def test_mutated_images_raise_nothing_but_problems() -> None:
+    rng = np.random.default_rng(0)
+    sources = [encoded(SMOOTH, n) for n in ("PNG", "BMP", "TIFF", "GIF", "JPEG", "WEBP", "AVIF")]
+    for turn in range(700):
+        data = bytearray(sources[turn % len(sources)])
+        for place in rng.integers(0, len(data), rng.integers(1, 20)):
+            data[place] = int(rng.integers(256))
+        with contextlib.suppress(UndecodableImage, ImageTooLarge):
+            decode(bytes(data), max_pixels=LIMIT)
+
+
+def test_the_transparent_value_of_a_16_bit_grayscale_is_white() -> None:
+    deep = Image.fromarray(np.array([[0, 500, 65535]], np.uint16))
+    file = BytesIO()
+    deep.save(file, "PNG", transparency=500)
+    found = np.asarray(decode(file.getvalue(), max_pixels=100))
+    assert found[0, :, 0].tolist() == [0, 255, 255]
+
+
+def large(width: int, height: int) -> bytes:
+    """A photo of an eye, smooth and fine, as a JPEG."""
+    eye = Image.fromarray(skimage.data.retina()).resize((width, height))
+    return encoded(eye, "JPEG")
+
+
+@pytest.mark.parametrize(
+    ("size", "least", "expected"),
+    [
+        ((1200, 900), 900, (1200, 900)),
+        ((1200, 900), 450, (600, 450)),
+        ((1200, 900), 451, (1200, 900)),
+        ((1200, 900), 300, (600, 450)),
+        ((1200, 900), 225, (300, 225)),
+        ((1200, 900), 1, (150, 113)),
+        ((1199, 901), 450, (600, 451)),
+    ],
+)
+def test_a_jpeg_is_decoded_no_larger_than_needed(
+    size: tuple[int, int], least: int, expected: tuple[int, int]
+) -> None:
+    image = decode_reduced(large(*size), max_pixels=LIMIT, least_side=least)
+    assert image.size == expected
+    assert min(image.size) >= least
+
+
+def test_a_reduced_photo_lies_as_its_camera_lay() -> None:
+    file = BytesIO()
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    Image.fromarray(skimage.data.retina()).resize((1200, 900)).save(file, "JPEG", exif=exif)
+    image = decode_reduced(file.getvalue(), max_pixels=LIMIT, least_side=450)
+    assert image.size == (450, 600)
+
+
+def test_other_formats_stay_whole() -> None:
+    data = encoded(noise(80, 60), "PNG")
+    assert decode_reduced(data, max_pixels=LIMIT, least_side=10).size == (80, 60)

@@ -1,0 +1,202 @@
+"""Clients that say what they like when they like, and a server of little patience."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import uvicorn
+from starlette.types import Receive, Scope, Send
+
+from service.core.errors import Problem, QueueFull
+from service.process.protocol import Patience, PatientProtocol, RawHeaders
+
+SHORT = 0.4
+"""Seconds to receive, and to send."""
+KEEP_ALIVE = 1
+SOON = SHORT + KEEP_ALIVE + 1.5
+"""By then whoever is cut off has been, on a machine that is busy with other things."""
+LATER = 1.4
+"""Seconds that the app takes to answer /later."""
+VAST = 20_000_000
+KERNEL_BYTES = 65_536
+"""That the kernel takes on either side before anybody reads."""
+HELLO = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"
+LARGE = b"GET /large/%d HTTP/1.1\r\nHost: x\r\n\r\n"
+
+
+def upload(length: int, path: bytes = b"/length") -> bytes:
+    return b"POST %b HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % (path, length)
+
+
+class Caller:
+    """A client that says what it likes, when it likes."""
+
+    def __init__(self, one: socket.socket) -> None:
+        self._socket = one
+        self._loop = asyncio.get_running_loop()
+        self._rest = b""
+
+    async def say(self, data: bytes) -> None:
+        await self._loop.sock_sendall(self._socket, data)
+
+    async def hear(self, size: int = 1 << 20) -> bytes:
+        """What has come, b"" once the server has hung up."""
+        try:
+            return await asyncio.wait_for(self._loop.sock_recv(self._socket, size), SOON)
+        except ConnectionResetError:
+            return b""
+
+    async def answer(self) -> tuple[bytes, bytes]:
+        """The head and the body of the next answer."""
+        head, body = self._rest, b""
+        while b"\r\n\r\n" not in head:
+            data = await self.hear()
+            assert data, head
+            head += data
+        head, _, body = head.partition(b"\r\n\r\n")
+        length = int(head.lower().partition(b"content-length: ")[2].split()[0])
+        while len(body) < length and (data := await self.hear()):
+            body += data
+        self._rest = body[length:]
+        return head, body[:length]
+
+    async def takes_its_time_over(self, size: int) -> None:
+        """Read steadily, a megabyte at a time, what is a second's work and more."""
+        got = 0
+        for mark in range(1_000_000, size + 1, 1_000_000):
+            while got < mark:
+                data = await self.hear()
+                assert data, f"cut off after {got} bytes"
+                got += len(data)
+            await asyncio.sleep(SHORT / 8)
+
+    async def is_hung_up_on(self) -> bool:
+        """Whether it is, whatever comes before."""
+        try:
+            while await self.hear():
+                pass
+        except TimeoutError:
+            return False
+        return True
+
+    async def hung_up_on(self) -> None:
+        assert await self.hear() == b""
+
+    async def refused(self) -> tuple[int, str]:
+        """The status and the type of the problem with which the server hangs up."""
+        head, body = await self.answer()
+        assert b"content-type: application/problem+json" in head
+        assert b"connection: close" in head
+        await self.hung_up_on()
+        problem = json.loads(body)
+        assert int(head.split()[1]) == problem["status"]
+        return problem["status"], problem["type"].rpartition(":")[2]
+
+
+async def until(come_about: Callable[[], object]) -> None:
+    for _ in range(500):
+        if come_about():
+            return
+        await asyncio.sleep(0.01)
+    raise AssertionError("it never came about")
+
+
+@dataclass
+class House:
+    """A server, and what happened in it."""
+
+    address: tuple[str, int]
+    server: uvicorn.Server
+    refusals: list[str] = field(default_factory=list)
+    heard: list[dict[str, Any]] = field(default_factory=list)
+    """By the app."""
+    asked: list[str] = field(default_factory=list)
+    """Of the app: paths."""
+    full: bool = False
+    """Whether there is room for /length no more."""
+    callers: list[socket.socket] = field(default_factory=list)
+
+    async def caller(self) -> Caller:
+        one = socket.socket()
+        for each in (socket.SO_RCVBUF, socket.SO_SNDBUF):
+            one.setsockopt(socket.SOL_SOCKET, each, KERNEL_BYTES)
+        one.setblocking(False)
+        self.callers.append(one)
+        await asyncio.get_running_loop().sock_connect(one, self.address)
+        return Caller(one)
+
+    def listens(self) -> bool:
+        return any(each.is_serving() for each in self.server.servers)
+
+    def turn_away(self, path: bytes, headers: RawHeaders) -> Problem | None:
+        return QueueFull("full", retry_after=1) if self.full and path == b"/length" else None
+
+    async def app(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self.asked.append(scope["path"])
+        _, what, *sizes = scope["path"].split("/")
+        pieces = [bytes(int(size)) for size in sizes]
+        if what == "later":
+            await asyncio.sleep(LATER)
+        if what in ("length", "later"):
+            while not self.heard or self.heard[-1].get("more_body"):
+                self.heard.append(dict(await receive()))
+            if self.heard[-1]["type"] == "http.disconnect":
+                return
+            pieces = [str(sum(len(message["body"]) for message in self.heard)).encode()]
+        length = str(sum(map(len, pieces))).encode()
+        headers = [(b"content-length", length)]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        for piece in pieces:
+            await send({"type": "http.response.body", "body": piece, "more_body": True})
+        await send({"type": "http.response.body", "body": b""})
+
+
+@asynccontextmanager
+async def serving(receive_seconds: float = SHORT) -> AsyncIterator[House]:
+    """At its end every connection is gone, and with it its timers."""
+    made: list[PatientProtocol] = []
+    times = Patience(receive_seconds, SHORT, 5, 100_000, lambda reason: None)
+
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, KERNEL_BYTES)
+
+        class Remembered(PatientProtocol):
+            def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+                made.append(self)
+                super().connection_made(transport)
+
+        async def app(scope: Scope, receive: Receive, send: Send) -> None:
+            await house.app(scope, receive, send)
+
+        config = uvicorn.Config(
+            app,
+            http=Remembered,
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            timeout_keep_alive=KEEP_ALIVE,
+            timeout_graceful_shutdown=2,
+        )
+        house = House(listening.getsockname(), uvicorn.Server(config))
+        Remembered.patience = replace(
+            times, refused=house.refusals.append, turn_away=house.turn_away
+        )
+        task = asyncio.create_task(house.server.serve([listening]))
+        await until(lambda: house.server.started)
+        try:
+            yield house
+        finally:
+            for one in house.callers:
+                one.close()
+            await until(lambda: not house.server.server_state.connections)
+            for each in house.server.servers:
+                each.close()
+            task.cancel()
+            await asyncio.wait([task])
+        assert [(each._receiving, each._sending) for each in made] == [(None, None)] * len(made)
