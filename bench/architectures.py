@@ -260,8 +260,8 @@ def misplaced(model: nn.Module, image: Tensor, layers: list[Layer]) -> dict[str,
     rng = torch.Generator().manual_seed(7)
     size = max(side // 7, 1)
     tops = (torch.linspace(0.06, 0.94, PLACES) * (side - size)).round().int().tolist()
-    order = torch.randperm(PLACES, generator=rng).tolist()
-    corners = [(top, tops[turn]) for top, turn in zip(tops, order, strict=True)]
+    configuration = torch.randperm(PLACES, generator=rng).tolist()
+    corners = [(top, tops[turn]) for top, turn in zip(tops, configuration, strict=True)]
     outputs: dict[str, Tensor] = {}
     moved: dict[str, list[Tensor]] = {layer.name: [] for layer in layers}
     grids = {layer.name: layer.grid for layer in layers}

@@ -255,22 +255,24 @@ def engine(source: Path) -> float:
     from service.engine.timings import Timings
     from service.pipeline.instances import Instance
     from service.pipeline.parameters import Parameters
-    from service.pipeline.session import workshop
+    from service.pipeline.session import local_session
 
     async def explain() -> float:
         settings = read_settings(os.environ, cache_bytes=0)
         with open_inputs(str(source)) as inputs:
             images = {name: inputs.read(name) for name in inputs.ids}
-        async with workshop(settings, None, spread=True) as shop:
+        async with local_session(settings, None, spread=True) as session:
 
             async def work(name: str) -> bytes:
                 instance = Instance(0, name, images[name], "", Parameters())
-                async with shop.explainer.case(shop.crew, instance, Timings()) as case:
-                    explained = await shop.explainer.explain(case)
-                    return await shop.explainer.render(case, explained, "image/jpeg")
+                async with session.explainer.work_item(
+                    session.replicas, instance, Timings()
+                ) as work_item:
+                    explained = await session.explainer.explain(work_item)
+                    return await session.explainer.render(work_item, explained, "image/jpeg")
 
             begun = time.perf_counter()
-            async with explain_many(images, work, at_once=shop.at_once) as results:
+            async with explain_many(images, work, at_once=session.at_once) as results:
                 async for _ in results:
                     pass
             return time.perf_counter() - begun

@@ -53,9 +53,9 @@ def energy(heat: np.ndarray, box: tuple[float, ...]) -> float:
 
 def insertion(model: nn.Module, image: Tensor, target: cam.ClassTarget, heat: np.ndarray) -> float:
     """The mean score of the box while the photo's pixels replace blurred ones, hottest first."""
-    order = np.argsort(-heat, axis=None, kind="stable")
-    ranks = np.empty(order.size)
-    ranks[order] = np.arange(order.size) / order.size
+    configuration = np.argsort(-heat, axis=None, kind="stable")
+    ranks = np.empty(configuration.size)
+    ranks[configuration] = np.arange(configuration.size) / configuration.size
     rank = torch.tensor(ranks.reshape(heat.shape))
     blurred = gaussian_blur(image, [31, 31], [10.0, 10.0])
     shares = torch.linspace(0, 1, STEPS + 1)

@@ -65,7 +65,7 @@ def main() -> None:
         name="resnet50", source="torchvision:resnet50", weights="none", mode=arguments.mode
     )
     with here(entry) as (port, app), watched(spent):
-        (engine,) = app.state.fleet.crew("resnet50").engines
+        (engine,) = app.state.manager.replicas("resnet50").engines
         owner, name = (
             (engine.model.fast, "_run")
             if engine.is_fast("gradcam")

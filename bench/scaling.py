@@ -23,7 +23,7 @@ from rich.table import Table
 
 from bench.batch import make_photos
 from bench.library import record
-from service.batch.configuration import Order
+from service.batch.configuration import RunConfiguration
 from service.batch.inputs import open_inputs
 from service.batch.parts import Parts
 from service.batch.work import Item, explain_item
@@ -34,14 +34,14 @@ from service.jobs.database import Database
 from service.jobs.folder import Folder
 from service.jobs.records import NewItem, NewJob
 from service.jobs.store import Store
-from service.jobs.submission import Arrivals
+from service.jobs.submission import Submissions
 from service.pipeline.explainer import Explained, Explainer
 from service.pipeline.images import decode
 from service.pipeline.parameters import Parameters
 from service.pipeline.rendering import encode
 from service.pipeline.resolve import questions_of
 from service.pipeline.rows import Row
-from service.pipeline.session import workshop
+from service.pipeline.session import local_session
 
 PHOTOS = 60
 
@@ -90,23 +90,25 @@ def needs(one: dict[str, float], images: float, hours: float, gpu: float) -> dic
 async def measure(folder: Path) -> dict[str, float]:
     photos, output = folder / "photos", folder / "out"
     make_photos(photos, PHOTOS)
-    order = Order({}, output)
+    configuration = RunConfiguration({}, output)
     with open_inputs(str(photos)) as inputs, one_each():
         images = [inputs.read(name) for name in inputs.ids]
-        async with workshop(Settings(cache_bytes=0), None) as shop:
-            model = shop.crew.model
+        async with local_session(Settings(cache_bytes=0), None) as session:
+            model = session.replicas.model
             questions_of(model, Parameters())
             items = [Item(name, inputs.read) for name in inputs.ids]
             rows: list[Row] = []
             async with explain_many(
-                items, lambda item: explain_item(shop, order, item), at_once=shop.at_once
+                items,
+                lambda item: explain_item(session, configuration, item),
+                at_once=session.at_once,
             ) as results:
                 async for _, found in results:
                     assert isinstance(found, list)
                     rows += found
             decoded = [decode(image, max_pixels=10**8) for image in images]
             seen = [model.preprocessing.apply(photo, "crop") for photo in decoded]
-            outcome = await shop.crew.answer(seen[0], *questions_of(model, Parameters()))
+            outcome = await session.replicas.answer(seen[0], *questions_of(model, Parameters()))
             (explanation,) = outcome.value.explanations
 
             def draw(turn: int) -> None:
@@ -147,7 +149,7 @@ def measure_keeping(folder: Path, count: int = 300) -> dict[str, float]:
     place = folder / "jobs"
     files = Folder(place)
     with Database(place, None) as database:
-        arrivals, store = Arrivals(database), Store(database)
+        arrivals, store = Submissions(database), Store(database)
         store.enlist("bench")
         new = NewJob("m", "w", Parameters(), "")
         job = arrivals.begin("bench", new)

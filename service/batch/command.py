@@ -13,7 +13,7 @@ from typing import Final, Protocol
 
 from rich.console import Console
 
-from service.batch.configuration import LOCK, RECORD, Order
+from service.batch.configuration import LOCK, RECORD, RunConfiguration
 from service.batch.inputs import open_inputs
 from service.batch.parts import MANIFEST, PARTS, Parts
 from service.batch.progress import Tally, begun, say, shown
@@ -23,7 +23,7 @@ from service.core.errors import ConfigError, InsufficientStorage, Problem, Unava
 from service.core.settings import Settings
 from service.engine.allocator import keep_memory
 from service.pipeline.rows import PICTURES, Row, failed_row
-from service.pipeline.session import workshop
+from service.pipeline.session import local_session
 
 PART_ROWS: Final = 500
 PART_SECONDS: Final = 10.0
@@ -39,7 +39,7 @@ class Explain(Protocol):
         self,
         source: str,
         settings: Settings,
-        order: Order,
+        configuration: RunConfiguration,
         *,
         model: str | None,
         retry_failed: bool,
@@ -50,7 +50,7 @@ class Explain(Protocol):
 def batch(
     source: str,
     settings: Settings,
-    order: Order,
+    configuration: RunConfiguration,
     *,
     model: str | None = None,
     retry_failed: bool = False,
@@ -70,30 +70,35 @@ def batch(
         ConfigError, Problem: where nothing can be explained at all, or nothing more be written.
     """
     if report:
-        _check_place(report, order.output)
+        _check_place(report, configuration.output)
     keep_memory()
     # The memory of answers is for those who ask again.
     settings = settings.model_copy(update={"cache_bytes": 0})
     console = Console(stderr=True)
     try:
-        with order.locked():
+        with configuration.locked():
             tally = (explain or _explain_here)(
-                source, settings, order, model=model, retry_failed=retry_failed, console=console
+                source,
+                settings,
+                configuration,
+                model=model,
+                retry_failed=retry_failed,
+                console=console,
             )
     except (InsufficientStorage, Unavailable) as problem:
         raise ConfigError(f"{problem.detail}; {GO_ON}") from None
     except (KeyboardInterrupt, asyncio.CancelledError):
         console.print(f"Stopped; {GO_ON}.")
         return INTERRUPTED
-    manifest = Parts(order.output).manifest
+    manifest = Parts(configuration.output).manifest
     explained = f"{tally.done - tally.failed} of {tally.total} images explained"
     say(f"{explained}, {tally.failed} failed: {manifest}", console)
     if report:
         from service.batch.report import write_report
 
-        served = order.model()
+        served = configuration.model()
         try:
-            write_report(manifest, order.output, report, title=source, model=served)
+            write_report(manifest, configuration.output, report, title=source, model=served)
         except OSError as error:
             raise ConfigError(f"{report} cannot be written: {error.strerror}") from None
         say(f"Report: {report}", console)
@@ -116,21 +121,21 @@ def _check_place(report: Path, output: Path) -> None:
 def _explain_here(
     source: str,
     settings: Settings,
-    order: Order,
+    configuration: RunConfiguration,
     *,
     model: str | None,
     retry_failed: bool,
     console: Console,
 ) -> Tally:
     return asyncio.run(
-        _explain(source, settings, order, model, retry_failed=retry_failed, console=console)
+        _explain(source, settings, configuration, model, retry_failed=retry_failed, console=console)
     )
 
 
 async def _explain(
     source: str,
     settings: Settings,
-    order: Order,
+    configuration: RunConfiguration,
     model: str | None,
     *,
     retry_failed: bool,
@@ -140,29 +145,31 @@ async def _explain(
     assert task is not None
     with suppress(NotImplementedError):  # Windows' loops have no signals
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
-    parts = Parts(order.output)
-    with open_inputs(source, order.output) as inputs:
-        async with workshop(settings, model, spread=True) as shop:
-            served = shop.crew.model
-            check(shop, order, inputs.wanted)
-            order.open(source, served.name, served.fingerprint, made_with(served))
+    parts = Parts(configuration.output)
+    with open_inputs(source, configuration.output) as inputs:
+        async with local_session(settings, model, spread=True) as session:
+            served = session.replicas.model
+            check(session, configuration, inputs.wanted)
+            configuration.open(source, served.name, served.fingerprint, made_with(served))
             if inputs.warning:
                 say(inputs.warning, console)
             left, tally = begun(inputs, parts, retry_failed=retry_failed)
             items = (Item(name, inputs.read, inputs.targets.get(name)) for name in left)
             with Shelf(parts) as shelf, shown(tally, console) as show:
                 async with explain_many(
-                    items, lambda item: explain_item(shop, order, item), at_once=shop.at_once
+                    items,
+                    lambda item: explain_item(session, configuration, item),
+                    at_once=session.at_once,
                 ) as results:
                     async for item, result in results:
-                        raise_last(shop, result)
+                        raise_last(session, result)
                         if isinstance(result, Problem):
                             tally.failed += 1
                             result = [failed_row(item.id, result, item.target)]
                         shelf.put(result)
                         tally.done += 1
                         show()
-            parts.merge(order.record())
+            parts.merge(configuration.record())
     return tally
 
 

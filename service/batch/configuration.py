@@ -25,7 +25,7 @@ FORMATS: Final = {"jpg": "image/jpeg", "png": "image/png", "webp": "image/webp",
 
 
 @dataclass(frozen=True)
-class Order:
+class RunConfiguration:
     """
     Args:
         given: parameters as on the command line.

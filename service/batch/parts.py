@@ -158,8 +158,8 @@ class Parts:
                     for rows in _batches(file, span=span)
                 ]
                 table = pa.Table.from_batches(found, SCHEMA).cast(schema)
-                order = [("id", "ascending"), ("number", "ascending")]
-                writer.write_table(table.sort_by(order), row_group_size=ROWS)
+                configuration = [("id", "ascending"), ("number", "ascending")]
+                writer.write_table(table.sort_by(configuration), row_group_size=ROWS)
 
     def _files(self) -> list[Path]:
         earlier = [self.manifest] if self.manifest.exists() else []

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from service import __version__
-from service.batch.configuration import FORMATS, Order
+from service.batch.configuration import FORMATS, RunConfiguration
 from service.core.errors import ConfigError, InsufficientStorage, Problem, Unavailable
 from service.engine.timings import Timings
 from service.models.registry import ServedModel
@@ -23,8 +23,8 @@ from service.pipeline.parameters import Parameters
 from service.pipeline.rendering import EXTENSIONS, encode
 from service.pipeline.resolve import questions_of
 from service.pipeline.rows import Row, picture_path, row_of
-from service.pipeline.session import Workshop
-from service.pipeline.work_item import Case
+from service.pipeline.session import LocalSession
+from service.pipeline.work_item import WorkItem
 
 LISTED: Final = 20
 """Targets that are told one by one."""
@@ -43,7 +43,9 @@ class Item:
     """Its own."""
 
 
-def check(workshop: Workshop, order: Order, targets: Collection[str | None]) -> None:
+def check(
+    session: LocalSession, configuration: RunConfiguration, targets: Collection[str | None]
+) -> None:
     """See, before the first image is explained, that the model can do what they are asked for.
 
     Args:
@@ -53,8 +55,8 @@ def check(workshop: Workshop, order: Order, targets: Collection[str | None]) -> 
         Problem: naming what the model cannot.
         ConfigError: naming the targets of single images that it cannot explain, and why.
     """
-    model = workshop.crew.model
-    parameters = order.parameters()
+    model = session.replicas.model
+    parameters = configuration.parameters()
     if None not in targets:
         parameters = parameters.model_copy(update={"target": None})
     questions_of(model, parameters)
@@ -62,7 +64,7 @@ def check(workshop: Workshop, order: Order, targets: Collection[str | None]) -> 
     counts = Counter(target for target in targets if target is not None)
     for target, images in counts.items():
         try:
-            questions_of(model, order.parameters(target))
+            questions_of(model, configuration.parameters(target))
         except Problem as problem:
             wrong.append(
                 f"{target[:80]!r} ({images} image{'s' if images > 1 else ''}): {problem.detail}"
@@ -87,7 +89,7 @@ def made_with(model: ServedModel) -> dict[str, Any]:
     }
 
 
-def raise_last(workshop: Workshop, result: object) -> None:
+def raise_last(session: LocalSession, result: object) -> None:
     """
     Raises:
         InsufficientStorage, Unavailable: if the result is a problem that each further image would
@@ -95,47 +97,57 @@ def raise_last(workshop: Workshop, result: object) -> None:
     """
     if isinstance(result, InsufficientStorage):
         raise result
-    if isinstance(result, Unavailable) and not workshop.crew.alive:
+    if isinstance(result, Unavailable) and not session.replicas.alive:
         raise result
 
 
-async def explain_item(workshop: Workshop, order: Order, item: Item) -> list[Row]:
+async def explain_item(
+    session: LocalSession, configuration: RunConfiguration, item: Item
+) -> list[Row]:
     """The rows of an image's maps.
 
     Raises:
         Problem: if it has none.
     """
-    parameters = order.parameters(item.target)
+    parameters = configuration.parameters(item.target)
     image = await asyncio.to_thread(item.read, item.id)
     instance = Instance(0, item.id, image, "", parameters)
     for _ in range(TRIES - 1):
         with suppress(Unavailable):
-            return await _explained(workshop, order, instance, item.target)
-        await workshop.revival()
-    return await _explained(workshop, order, instance, item.target)
+            return await _explained(session, configuration, instance, item.target)
+        await session.revival()
+    return await _explained(session, configuration, instance, item.target)
 
 
 async def _explained(
-    workshop: Workshop, order: Order, instance: Instance[Parameters], asked: str | None
+    session: LocalSession,
+    configuration: RunConfiguration,
+    instance: Instance[Parameters],
+    asked: str | None,
 ) -> list[Row]:
-    async with workshop.explainer.case(workshop.crew, instance, Timings()) as case:
-        explained = await workshop.explainer.explain(case)
-        return await case.lane.run(lambda: _recorded(case, explained, order, asked))
+    async with session.explainer.work_item(session.replicas, instance, Timings()) as work_item:
+        explained = await session.explainer.explain(work_item)
+        return await work_item.lane.run(
+            lambda: _recorded(work_item, explained, configuration, asked)
+        )
 
 
 def _recorded(
-    case: Case[Parameters], explained: Explained, order: Order, asked: str | None
+    work_item: WorkItem[Parameters],
+    explained: Explained,
+    configuration: RunConfiguration,
+    asked: str | None,
 ) -> list[Row]:
-    model, parameters = case.crew.model, case.instance.parameters
-    name = case.instance.id or ""
+    model, parameters = work_item.replicas.model, work_item.instance.parameters
+    name = work_item.instance.id or ""
     rows = []
     for number, explanation in enumerate(explained.answer.explanations):
         drawing = Explainer.draw(explained, explanation, parameters)
         path = None
-        if media_type := FORMATS[order.form]:
+        if media_type := FORMATS[configuration.form]:
             picture = Explainer.picture(model, explained, explanation, drawing, parameters)
             path = picture_path(name, number, EXTENSIONS[media_type])
-            _write(order.output / path, encode(picture, media_type))
+            _write(configuration.output / path, encode(picture, media_type))
         row = row_of(name, number, explained, drawing, model, parameters, path)
         rows.append(replace(row, asked=asked))
     return rows

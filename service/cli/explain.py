@@ -23,9 +23,9 @@ from service.pipeline.parameters import Parameters
 from service.pipeline.photo_file import read_file
 from service.pipeline.rendering import encode
 from service.pipeline.resolve import questions_of
-from service.pipeline.session import workshop
+from service.pipeline.session import local_session
 from service.pipeline.validation import parameter_problem
-from service.pipeline.work_item import Case
+from service.pipeline.work_item import WorkItem
 
 
 def explain_files(
@@ -67,15 +67,17 @@ async def _explain(
     failures = 0
     names = Names()
     console = Console()
-    async with workshop(settings, model) as shop:
-        questions_of(shop.crew.model, parameters)  # a mistake in it would be every photo's
+    async with local_session(settings, model) as session:
+        questions_of(session.replicas.model, parameters)  # a mistake in it would be every photo's
         _make(output)
         for index, photo in enumerate(photos):
             try:
                 instance = Instance(index, photo.name, read_file(photo), "", parameters)
-                async with shop.explainer.case(shop.crew, instance, Timings()) as case:
-                    explained = await shop.explainer.explain(case)
-                    for row in _drawn(case, explained, photo, output / names.of(photo)):
+                async with session.explainer.work_item(
+                    session.replicas, instance, Timings()
+                ) as work_item:
+                    explained = await session.explainer.explain(work_item)
+                    for row in _drawn(work_item, explained, photo, output / names.of(photo)):
                         table.add_row(*(_cell(each, console) for each in row))
             except Problem as problem:
                 failures += 1
@@ -107,14 +109,14 @@ class Names:
 
 
 def _drawn(
-    case: Case[Parameters], explained: Explained, photo: Path, start: Path
+    work_item: WorkItem[Parameters], explained: Explained, photo: Path, start: Path
 ) -> Iterator[tuple[str, str, str, str]]:
     """Draws each map into a file, and yields its row of the table.
 
     Args:
         start: of the files' paths.
     """
-    model, parameters = case.crew.model, case.instance.parameters
+    model, parameters = work_item.replicas.model, work_item.instance.parameters
     for number, explanation in enumerate(explained.answer.explanations):
         drawing = Explainer.draw(explained, explanation, parameters)
         picture = Explainer.picture(model, explained, explanation, drawing, parameters)

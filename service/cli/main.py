@@ -173,13 +173,13 @@ def batch(
     if target:
         given["target"] = target
     from service.batch.command import batch as explain_all
-    from service.batch.configuration import Order
+    from service.batch.configuration import RunConfiguration
 
-    order = Order({**given, **_pairs(other or [])}, output, pictures)
+    configuration = RunConfiguration({**given, **_pairs(other or [])}, output, pictures)
     code = explain_all(
         source,
         settings,
-        order,
+        configuration,
         model=model,
         retry_failed=retry_failed,
         report=report,

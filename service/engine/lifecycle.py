@@ -1,4 +1,4 @@
-"""A model's place in the fleet: loading, ready, its worker given up and replaced, leaving."""
+"""A model from loading to unloading: ready, its worker given up and replaced, leaving."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from time import perf_counter
 from service.core.errors import one_line
 from service.core.metrics import Metrics
 from service.engine.engine import Engine
-from service.engine.replicas import Crew
+from service.engine.replicas import Replicas
 from service.models.catalog import ModelEntry
 from service.models.devices import bind, usable
 from service.models.registry import ServedModel, load
@@ -21,7 +21,7 @@ AGAIN_SECONDS = 5.0
 log = logging.getLogger(__name__)
 
 
-class Berth:
+class ModelLifecycle:
     """Loads a model, watches over its workers, and lets it go.
 
     Args:
@@ -42,7 +42,7 @@ class Berth:
     ) -> None:
         self.entry = entry
         self.essential = essential
-        self.crew: Crew | None = None
+        self.replicas: Replicas | None = None
         self.failure: str | None = None
         """Why it could not be loaded."""
         self.leaving = False
@@ -62,14 +62,14 @@ class Berth:
 
     @property
     def ready(self) -> bool:
-        return self.crew is not None and self.crew.alive and not self.leaving
+        return self.replicas is not None and self.replicas.alive and not self.leaving
 
     @property
     def why_not_ready(self) -> str:
         """A sentence's end: model 'x' is …"""
         if self.leaving:
             return "being unloaded"
-        return "still loading" if self.crew is None else "getting a new worker"
+        return "still loading" if self.replicas is None else "getting a new worker"
 
     async def load(self) -> None:
         """
@@ -85,28 +85,28 @@ class Berth:
         except Exception as error:
             self.failure = one_line(error)
             raise
-        self.crew = Crew(engines, cache_bytes=self._cache_bytes, metrics=self._metrics)
+        self.replicas = Replicas(engines, cache_bytes=self._cache_bytes, metrics=self._metrics)
         log.info(
             "model %s ready on %s after %.1f s, default layer %s",
             self.entry.name,
-            self.crew.devices,
+            self.replicas.devices,
             perf_counter() - started,
-            self.crew.model.default_layer,
+            self.replicas.model.default_layer,
         )
 
     async def watch(self) -> None:
         """Replace workers that have ended, or whose forward pass hangs, until cancelled."""
-        assert self.crew
+        assert self.replicas
         while True:
             await asyncio.sleep(LOOK_SECONDS)
-            for turn, engine in enumerate(self.crew.engines):
+            for turn, engine in enumerate(self.replicas.engines):
                 hangs = engine.running_seconds > self._hang_seconds
                 if engine.alive and not hangs:
                     continue
                 if engine in self._open:  # or it is given up, and there is no other one yet
                     await self._give_up(engine, hangs=hangs)
                 try:
-                    self.crew.replace(turn, await self._engine(turn, self.entry.copies[turn]))
+                    self.replicas.replace(turn, await self._engine(turn, self.entry.copies[turn]))
                 except Exception:
                     log.exception("model %s: its worker cannot be replaced", self.entry.name)
                     await asyncio.sleep(AGAIN_SECONDS)
@@ -132,7 +132,7 @@ class Berth:
             await leaving[task].abandon()
         await asyncio.gather(*leaving)
         self._open.clear()
-        self.crew = None
+        self.replicas = None
 
     async def _engine(self, turn: int, copy: ModelEntry) -> Engine:
         engine = Engine(

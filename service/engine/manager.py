@@ -18,8 +18,8 @@ from service.core.errors import (
 )
 from service.core.metrics import Metrics
 from service.core.settings import Settings
-from service.engine.lifecycle import Berth
-from service.engine.replicas import Crew
+from service.engine.lifecycle import ModelLifecycle
+from service.engine.replicas import Replicas
 from service.models.catalog import ModelEntry
 
 LOOK_SECONDS = 0.05
@@ -29,7 +29,7 @@ MOST_GIVEN_UP = 3
 log = logging.getLogger(__name__)
 
 
-class Fleet:
+class ModelManager:
     """Loads and warms every model of the catalog in the background, one after the other; watches
     over their workers; adds and removes models.
 
@@ -45,14 +45,14 @@ class Fleet:
     ) -> None:
         self._settings = settings
         self._metrics = metrics
-        self._berths = {entry.name: self._berth(entry, essential=True) for entry in entries}
+        self._lifecycles = {entry.name: self._lifecycle(entry, essential=True) for entry in entries}
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._one_at_a_time = asyncio.Lock()
         self._given_up = 0
-        self._gone: list[Berth] = []
+        self._gone: list[ModelLifecycle] = []
         self.draining = False
 
-    async def __aenter__(self) -> Fleet:
+    async def __aenter__(self) -> ModelManager:
         self.draining = False
         self.loaded = asyncio.create_task(self._load(), name="load models")
         # Whoever waits gets the exception; if nobody does, it is not "never retrieved".
@@ -70,18 +70,20 @@ class Fleet:
         for task in tasks:
             task.cancel()
         await asyncio.wait(tasks)
-        berths = list(self._berths.values())
-        await asyncio.gather(*(berth.leave(self._settings.drain_seconds) for berth in berths))
+        lifecycles = list(self._lifecycles.values())
+        await asyncio.gather(
+            *(lifecycle.leave(self._settings.drain_seconds) for lifecycle in lifecycles)
+        )
 
     @property
     def names(self) -> list[str]:
-        return list(self._berths)
+        return list(self._lifecycles)
 
     @property
     def ready(self) -> bool:
         """Whether every essential model is warm, its worker alive, or any other where there is none
         of these, and nothing is being drained."""
-        able = any(berth.ready for berth in self._berths.values())
+        able = any(lifecycle.ready for lifecycle in self._lifecycles.values())
         return able and not self.draining and not self._missing
 
     @property
@@ -91,37 +93,37 @@ class Fleet:
 
     @property
     def given_up(self) -> int:
-        return self._given_up + sum(berth.given_up for berth in self._berths.values())
+        return self._given_up + sum(lifecycle.given_up for lifecycle in self._lifecycles.values())
 
     @property
     def busy(self) -> bool:
         """Whether a thread is still at work, which nothing ends but the end of the process."""
-        berths = {*self._berths.values(), *self._gone}
-        return self.given_up > 0 or any(berth.loading for berth in berths)
+        lifecycles = {*self._lifecycles.values(), *self._gone}
+        return self.given_up > 0 or any(lifecycle.loading for lifecycle in lifecycles)
 
     @property
-    def _missing(self) -> list[Berth]:
-        return [each for each in self._berths.values() if self._is_missed(each)]
+    def _missing(self) -> list[ModelLifecycle]:
+        return [each for each in self._lifecycles.values() if self._is_missed(each)]
 
     @staticmethod
-    def _is_missed(berth: Berth) -> bool:
-        return berth.essential and not berth.ready and not berth.leaving
+    def _is_missed(lifecycle: ModelLifecycle) -> bool:
+        return lifecycle.essential and not lifecycle.ready and not lifecycle.leaving
 
     def model_ready(self, name: str) -> bool:
-        return name in self._berths and self._berths[name].ready
+        return name in self._lifecycles and self._lifecycles[name].ready
 
     def why_not_ready(self) -> str:
         if self.draining:
             return "the service is shutting down"
-        if not self._berths:
+        if not self._lifecycles:
             return "there is no model: each was removed"
-        missing = self._missing or list(self._berths.values())
-        loading = [each.entry.name for each in missing if each.crew is None]
+        missing = self._missing or list(self._lifecycles.values())
+        loading = [each.entry.name for each in missing if each.replicas is None]
         if loading:
             return f"still loading: {', '.join(loading)}"
         return "; ".join(f"{each.entry.name} is {each.why_not_ready}" for each in missing)
 
-    def crew(self, name: str) -> Crew:
+    def replicas(self, name: str) -> Replicas:
         """The engines of a model.
 
         Raises:
@@ -129,23 +131,23 @@ class Fleet:
             ModelFailed: if it could not be loaded.
             Unavailable: while it loads, has no worker, leaves, or the service drains.
         """
-        berth = self._berth_of(name)
+        lifecycle = self._lifecycle_of(name)
         if self.draining:
             raise Unavailable(
                 "the service is shutting down; try again", retry_after=RETRY_AFTER_SECONDS
             )
-        if berth.failure and not berth.leaving:
+        if lifecycle.failure and not lifecycle.leaving:
+            reason = lifecycle.failure.removeprefix(f"model {name!r}: ")
             raise ModelFailed(
-                f"model {name!r} could not be loaded: "
-                f"{berth.failure.removeprefix(f'model {name!r}: ')}; DELETE it, and add it again "
-                "once that is put right"
+                f"model {name!r} could not be loaded: {reason}; DELETE it, and add it again once "
+                "that is put right"
             )
-        if not berth.ready or not berth.crew:
+        if not lifecycle.ready or not lifecycle.replicas:
             raise Unavailable(
-                f"model {name!r} is {berth.why_not_ready}; try again",
+                f"model {name!r} is {lifecycle.why_not_ready}; try again",
                 retry_after=RETRY_AFTER_SECONDS,
             )
-        return berth.crew
+        return lifecycle.replicas
 
     def add(self, entry: ModelEntry) -> None:
         """Load one more model in the background.
@@ -153,13 +155,13 @@ class Fleet:
         Raises:
             Conflict: if there is one of that name, or as many as there may be.
         """
-        if entry.name in self._berths:
+        if entry.name in self._lifecycles:
             raise Conflict(f"there is a model {entry.name!r} already; DELETE it first")
-        if len(self._berths) >= self._settings.max_models:
+        if len(self._lifecycles) >= self._settings.max_models:
             raise Conflict(
-                f"there are {len(self._berths)} models, as many as may be; DELETE one first"
+                f"there are {len(self._lifecycles)} models, as many as may be; DELETE one first"
             )
-        self._berths[entry.name] = self._berth(entry, essential=False)
+        self._lifecycles[entry.name] = self._lifecycle(entry, essential=False)
         self._tasks[entry.name] = asyncio.create_task(self._join(entry.name), name="add a model")
 
     async def remove(self, name: str, in_work: Callable[[], int] = lambda: 0) -> None:
@@ -171,45 +173,45 @@ class Fleet:
         Raises:
             UnknownModel, Conflict: if it is not there, or on its way out.
         """
-        berth = self._berth_of(name)
-        if berth.leaving:
+        lifecycle = self._lifecycle_of(name)
+        if lifecycle.leaving:
             raise Conflict(f"model {name!r} is being unloaded")
-        berth.leaving = True
+        lifecycle.leaving = True
         if task := self._tasks.pop(name, None):
             task.cancel()
             await asyncio.wait([task])
         latest = monotonic() + self._settings.drain_seconds
         while in_work() and monotonic() < latest:  # noqa: ASYNC110 - nothing tells
             await asyncio.sleep(LOOK_SECONDS)
-        await berth.leave(max(latest - monotonic(), 0))
-        self._given_up += berth.given_up
-        self._gone.append(berth)
-        del self._berths[name]
+        await lifecycle.leave(max(latest - monotonic(), 0))
+        self._given_up += lifecycle.given_up
+        self._gone.append(lifecycle)
+        del self._lifecycles[name]
         self._metrics.forget(name)
         log.info("model %s unloaded", name)
 
     def measure(self) -> None:
         """Bring the gauges up to date."""
-        for berth in self._gone:  # a request that ended late may have brought its series back
-            if berth.entry.name not in self._berths:
-                self._metrics.forget(berth.entry.name)
-        for name, berth in self._berths.items():
-            self._metrics.model_ready.labels(model=name).set(berth.ready)
+        for lifecycle in self._gone:  # a request that ended late may have brought its series back
+            if lifecycle.entry.name not in self._lifecycles:
+                self._metrics.forget(lifecycle.entry.name)
+        for name, lifecycle in self._lifecycles.items():
+            self._metrics.model_ready.labels(model=name).set(lifecycle.ready)
             self._metrics.queue_depth.labels(model=name).set(
-                berth.crew.waiting if berth.crew else 0
+                lifecycle.replicas.waiting if lifecycle.replicas else 0
             )
 
-    def _berth_of(self, name: str) -> Berth:
-        if name not in self._berths:
-            if not self._berths:
+    def _lifecycle_of(self, name: str) -> ModelLifecycle:
+        if name not in self._lifecycles:
+            if not self._lifecycles:
                 raise UnknownModel("the service has no model: each was removed")
             raise UnknownModel(
-                f"there is no model {name[:80]!r}; the models are {', '.join(self._berths)}"
+                f"there is no model {name[:80]!r}; the models are {', '.join(self._lifecycles)}"
             )
-        return self._berths[name]
+        return self._lifecycles[name]
 
-    def _berth(self, entry: ModelEntry, *, essential: bool) -> Berth:
-        return Berth(
+    def _lifecycle(self, entry: ModelEntry, *, essential: bool) -> ModelLifecycle:
+        return ModelLifecycle(
             entry,
             essential=essential,
             max_queue=self._settings.max_queue,
@@ -219,28 +221,28 @@ class Fleet:
         )
 
     async def _load(self) -> None:
-        for name, berth in list(self._berths.items()):
+        for name, lifecycle in list(self._lifecycles.items()):
             async with self._one_at_a_time:
-                if not berth.leaving:
+                if not lifecycle.leaving:
                     try:
-                        await berth.load()
+                        await lifecycle.load()
                     except Exception:
-                        if not berth.leaving:  # meanwhile; then nobody misses it
+                        if not lifecycle.leaving:  # meanwhile; then nobody misses it
                             raise
-            if berth.leaving:  # it was removed before it was there
-                await berth.leave(0)
+            if lifecycle.leaving:  # it was removed before it was there
+                await lifecycle.leave(0)
                 continue
-            self._tasks[name] = asyncio.create_task(berth.watch(), name=f"watch {name}")
+            self._tasks[name] = asyncio.create_task(lifecycle.watch(), name=f"watch {name}")
 
     async def _join(self, name: str) -> None:
         """The life of an added model."""
-        berth = self._berths[name]
+        lifecycle = self._lifecycles[name]
         try:
             async with self._one_at_a_time:
-                await berth.load()
+                await lifecycle.load()
         except ConfigError:
-            log.warning("model %s could not be loaded: %s", name, berth.failure)
+            log.warning("model %s could not be loaded: %s", name, lifecycle.failure)
         except Exception:
             log.exception("model %s could not be loaded", name)
         else:
-            await berth.watch()
+            await lifecycle.watch()

@@ -14,12 +14,12 @@ from cam.methods.subject import Progress
 from service.core.metrics import Metrics
 from service.engine.batcher import Outcome
 from service.engine.engine import Engine, Listener
-from service.engine.response_cache import Recall
+from service.engine.response_cache import ResponseCache
 from service.models.preprocessing import ModelInput
 from service.models.registry import ServedModel
 
 
-class Crew:
+class Replicas:
     """Answers questions about preprocessed images at whichever engine has the least to do.
 
     The same image with the same question is answered once: those who ask meanwhile wait with the
@@ -33,7 +33,9 @@ class Crew:
     def __init__(self, engines: list[Engine], *, cache_bytes: int, metrics: Metrics) -> None:
         self.engines = tuple(engines)
         self._metrics = metrics
-        self._recall: Recall[Outcome[Answer], Progress] = Recall(cache_bytes, _bytes_of)
+        self._response_cache: ResponseCache[Outcome[Answer], Progress] = ResponseCache(
+            cache_bytes, _bytes_of
+        )
 
     def replace(self, turn: int, engine: Engine) -> None:
         """Put another engine of the model in the place of one."""
@@ -147,7 +149,7 @@ class Crew:
         if patient:
             idlest = self._idlest()
             return await idlest.answer(seen.tensor, *questions, progress=progress, patient=True)
-        outcome, how = await self._recall.get(
+        outcome, how = await self._response_cache.get(
             _key(seen, questions),
             lambda report: self._idlest().answer(seen.tensor, *questions, progress=report),
             progress,

@@ -1,6 +1,6 @@
 """Answers that are known or on their way, by what was asked.
 
-    answer, how = await recall.get(key, work)
+    answer, how = await response_cache.get(key, work)
 
 The same question asked while it is being answered waits for that answer; asked later it is
 answered from memory, while it is among the latest. Generic: it knows neither torch nor HTTP.
@@ -27,7 +27,7 @@ class _Flight(Generic[Value, Report]):
     waiting: int = 0
 
 
-class Recall(Generic[Value, Report]):
+class ResponseCache(Generic[Value, Report]):
     """A bounded memory of answers, and those under way.
 
     Args:

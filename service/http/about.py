@@ -12,7 +12,7 @@ from cam.fidelity import Fidelity
 from service.core import model_schemas
 from service.core.errors import RETRY_AFTER_SECONDS, Unavailable
 from service.core.metrics import CONTENT_TYPE, Metrics
-from service.engine.manager import Fleet
+from service.engine.manager import ModelManager
 from service.http import documentation
 from service.pipeline.descriptions import describe_input
 
@@ -31,7 +31,7 @@ def _fidelity(found: Fidelity | None) -> model_schemas.FidelityDescription | Non
     return model_schemas.FidelityDescription(median=found.median, worst=found.worst)
 
 
-def make_about_router(*, fleet: Fleet, metrics: Metrics) -> APIRouter:
+def make_about_router(*, manager: ModelManager, metrics: Metrics) -> APIRouter:
     router = APIRouter()
     page = PAGE.read_text(encoding="utf-8")
 
@@ -47,29 +47,29 @@ def make_about_router(*, fleet: Fleet, metrics: Metrics) -> APIRouter:
     @router.head("/readyz", include_in_schema=False)
     @router.get("/readyz", **documentation.READYZ)
     async def is_ready() -> model_schemas.Health:
-        if not fleet.ready:
-            raise Unavailable(fleet.why_not_ready(), retry_after=RETRY_AFTER_SECONDS)
+        if not manager.ready:
+            raise Unavailable(manager.why_not_ready(), retry_after=RETRY_AFTER_SECONDS)
         return model_schemas.Health(status="ok")
 
     @router.get("/metrics", response_class=Response, **documentation.METRICS)
     async def show_metrics() -> Response:
-        fleet.measure()
+        manager.measure()
         return Response(metrics.render(), media_type=CONTENT_TYPE)
 
     @router.get("/v1/models", **documentation.MODELS)
     async def list_models() -> model_schemas.ModelList:
-        return model_schemas.ModelList(models=fleet.names)
+        return model_schemas.ModelList(models=manager.names)
 
     @router.get("/v1/models/{model:model}", **documentation.MODEL)
     async def describe_model(model: str) -> model_schemas.ModelDescription:
-        crew = fleet.crew(model)
-        served, fidelities = crew.model, crew.fidelities
+        replicas = manager.replicas(model)
+        served, fidelities = replicas.model, replicas.fidelities
 
         return model_schemas.ModelDescription(
             name=served.name,
-            ready=fleet.model_ready(model),
+            ready=manager.model_ready(model),
             source=served.source,
-            device=crew.devices,
+            device=replicas.devices,
             dtype=str(served.dtype).removeprefix("torch."),
             kind=served.kind,
             activation=served.activation,
@@ -93,13 +93,13 @@ def make_about_router(*, fleet: Fleet, metrics: Metrics) -> APIRouter:
                     else None,
                     available=method.name not in served.unsuited,
                     reason=served.unsuited.get(method.name),
-                    fast=crew.is_fast(method.name),
+                    fast=replicas.is_fast(method.name),
                     fidelity=_fidelity(fidelities.get(method.name)),
                 )
                 for method in METHODS.values()
             ],
-            mode="exact" if crew.fidelity is None else "fast",
-            fidelity=crew.fidelity,
+            mode="exact" if replicas.fidelity is None else "fast",
+            fidelity=replicas.fidelity,
             max_batch=served.max_batch,
             batching=served.batching,
             fingerprint=served.fingerprint,
@@ -111,7 +111,7 @@ def make_about_router(*, fleet: Fleet, metrics: Metrics) -> APIRouter:
         **documentation.LAYERS,
     )
     async def list_layers(model: str) -> model_schemas.LayerList:
-        served = fleet.crew(model).model
+        served = manager.replicas(model).model
         return model_schemas.LayerList(
             layers=[
                 model_schemas.LayerDescription(

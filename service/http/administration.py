@@ -22,7 +22,7 @@ from service.core.errors import (
     step,
 )
 from service.core.schemas import dump
-from service.engine.manager import Fleet
+from service.engine.manager import ModelManager
 from service.http import documentation
 from service.limits.admission import Admission
 from service.models.catalog import ModelEntry, NewModel
@@ -36,7 +36,7 @@ WORDS = {
 
 
 def make_administration_router(
-    *, fleet: Fleet, admission: Admission, allowed_sources: Sequence[str]
+    *, manager: ModelManager, admission: Admission, allowed_sources: Sequence[str]
 ) -> APIRouter:
     router = APIRouter()
 
@@ -45,17 +45,16 @@ def make_administration_router(
         entry = await _entry(request)
         if not any(fnmatch.fnmatchcase(entry.source, pattern) for pattern in allowed_sources):
             allowed = ", ".join(dict.fromkeys(allowed_sources))
-            raise Forbidden(
-                f"source {entry.source!r} is not allowed; allowed are {allowed}: see GRADCAM_ALLOWED_SOURCES"
-            )
-        fleet.add(entry)
+            told = f"allowed are {allowed}: see GRADCAM_ALLOWED_SOURCES"
+            raise Forbidden(f"source {entry.source!r} is not allowed; {told}")
+        manager.add(entry)
         answer = model_schemas.ModelState(name=entry.name, state="loading")
         headers = {"Location": f"/v1/models/{entry.name}", "Retry-After": "1"}
         return Response(dump(answer), 202, headers, media_type="application/json")
 
     @router.delete("/v1/models/{model:model}", status_code=204, **documentation.REMOVE_MODEL)
     async def remove_model(model: str) -> Response:
-        await fleet.remove(model, lambda: admission.in_work(model))
+        await manager.remove(model, lambda: admission.in_work(model))
         return Response(status_code=204)
 
     return router

@@ -25,7 +25,7 @@ from service.core.metrics import Metrics
 from service.core.settings import Settings
 from service.core.threads import one_each
 from service.engine.allocator import give_back_memory
-from service.engine.manager import Fleet
+from service.engine.manager import ModelManager
 from service.http.about import make_about_router
 from service.http.administration import make_administration_router
 from service.http.answers import problem_response
@@ -37,7 +37,7 @@ from service.http.routes import make_router
 from service.jobs.host import Jobs
 from service.limits.access import Access
 from service.limits.admission import Admission
-from service.limits.body_budget import Holding
+from service.limits.body_budget import BodyBudget
 from service.limits.fetch import Fetcher
 from service.limits.keys import read_keys
 from service.models.catalog import EMBEDDED, ModelEntry
@@ -61,32 +61,32 @@ class ModelName(StringConvertor):
 
 def create_app(settings: Settings, entries: Sequence[ModelEntry] = (EMBEDDED,)) -> FastAPI:
     """The service for these models. They load when the app starts, not before;
-    `app.state.fleet` tells how far they are."""
+    `app.state.manager` tells how far they are."""
     register_url_convertor("model", ModelName())
     # A picture that claims a bomb's size is refused, not warned about.
     warnings.simplefilter("error", Image.DecompressionBombWarning)
     keys = read_keys(settings.keys) if settings.keys else None
     metrics = Metrics()
-    fleet = Fleet(entries, settings=settings, metrics=metrics)
+    manager = ModelManager(entries, settings=settings, metrics=metrics)
     explainer = make_explainer(settings, metrics)
     fetcher = Fetcher(hosts=settings.image_hosts, max_bytes=settings.max_body_bytes)
     admission = Admission(settings.max_queue, metrics=metrics)
-    holding = Holding(max(settings.max_bodies_bytes, settings.max_body_bytes), metrics)
+    body_budget = BodyBudget(max(settings.max_bodies_bytes, settings.max_body_bytes), metrics)
     jobs = Jobs(
-        fleet=fleet,
+        manager=manager,
         explainer=make_explainer(settings, metrics, patient=True),
         fetcher=fetcher,
         admission=admission,
-        holding=holding,
+        body_budget=body_budget,
         settings=settings,
     )
-    reception = Reception(fleet=fleet, admission=admission, fetcher=fetcher, settings=settings)
+    reception = Reception(manager=manager, admission=admission, fetcher=fetcher, settings=settings)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         to_thread.current_default_thread_limiter().total_tokens = PARSERS
         with one_each():
-            async with explainer, fetcher, fleet, jobs:
+            async with explainer, fetcher, manager, jobs:
                 resting = asyncio.create_task(_rest(admission), name="rest")
                 yield
                 resting.cancel()
@@ -101,7 +101,7 @@ def create_app(settings: Settings, entries: Sequence[ModelEntry] = (EMBEDDED,)) 
         redoc_url=None,
     )
     app.openapi = partial(_openapi, app)  # type: ignore[method-assign]
-    app.state.fleet = fleet
+    app.state.manager = manager
     app.state.metrics = metrics
     app.state.admission = admission
     app.state.jobs = jobs
@@ -110,7 +110,7 @@ def create_app(settings: Settings, entries: Sequence[ModelEntry] = (EMBEDDED,)) 
     app.add_middleware(
         LimitBody,
         max_bytes=settings.max_body_bytes,
-        holding=holding,
+        body_budget=body_budget,
         streamed={JOBS: settings.max_job_bytes},
         metrics=metrics,
     )
@@ -129,12 +129,12 @@ def create_app(settings: Settings, entries: Sequence[ModelEntry] = (EMBEDDED,)) 
     configured = [entry.source for entry in entries]
     app.add_exception_handler(Problem, _on_problem)
     app.add_exception_handler(HTTPException, _on_http_exception)
-    app.include_router(make_about_router(fleet=fleet, metrics=metrics))
+    app.include_router(make_about_router(manager=manager, metrics=metrics))
     app.include_router(make_router(reception=reception, explainer=explainer))
-    app.include_router(make_jobs_router(jobs=jobs, fleet=fleet))
+    app.include_router(make_jobs_router(jobs=jobs, manager=manager))
     app.include_router(
         make_administration_router(
-            fleet=fleet,
+            manager=manager,
             admission=admission,
             allowed_sources=[*settings.allowed_sources, *configured],
         )

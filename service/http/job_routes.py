@@ -13,7 +13,7 @@ from starlette.responses import Response, StreamingResponse
 
 from service.core.errors import InsufficientStorage, InvalidParameter, Unavailable
 from service.core.schemas import dump
-from service.engine.manager import Fleet
+from service.engine.manager import ModelManager
 from service.http import job_documentation
 from service.http.negotiation import choose
 from service.jobs.documents import JobDocument, JobList
@@ -43,7 +43,7 @@ class ItemId(PathConvertor):
     regex = "(?s:.*)"
 
 
-def make_jobs_router(*, jobs: Jobs, fleet: Fleet) -> APIRouter:
+def make_jobs_router(*, jobs: Jobs, manager: ModelManager) -> APIRouter:
     register_url_convertor("item", ItemId())
     router = APIRouter()
 
@@ -100,7 +100,7 @@ def make_jobs_router(*, jobs: Jobs, fleet: Fleet) -> APIRouter:
         await place.pool.run(lambda: place.register.cancel(job))
         place.runner.drop(job)
         if purge == "true":
-            # Its files go when the keeper comes by: of a million results that takes a while.
+            # Its files go when the janitor comes by: of a million results that takes a while.
             await place.pool.run(lambda: place.register.leave(job))
             return Response(status_code=204)
         document = await place.describe(await _job(place, job, request))
@@ -134,7 +134,7 @@ def make_jobs_router(*, jobs: Jobs, fleet: Fleet) -> APIRouter:
         place = jobs.place
         form = choose(request.headers.get("accept"), [JSON, *EXTENSIONS])
         found = await _job(place, job, request)
-        finished = await place.pool.run(lambda: place.outcomes.result(found, storable(item)))
+        finished = await place.pool.run(lambda: place.result_store.result(found, storable(item)))
         if finished is False:
             raise UnknownItem(f"job {job} has no item {item[:200]!r}")
         if finished is True:
@@ -167,7 +167,7 @@ def make_jobs_router(*, jobs: Jobs, fleet: Fleet) -> APIRouter:
             )
         pack = zipped if form == "zip" else parquet
         headers = {"Content-Disposition": f'attachment; filename="{job}.{form}"'}
-        body = pack(place.outcomes, place.folder, found)
+        body = pack(place.result_store, place.folder, found)
         return StreamingResponse(body, media_type=media_type, headers=headers)
 
     async def _events(
@@ -175,7 +175,7 @@ def make_jobs_router(*, jobs: Jobs, fleet: Fleet) -> APIRouter:
     ) -> AsyncIterator[bytes]:
         told: bytes | None = None
         quiet = 0.0
-        while not fleet.draining:
+        while not manager.draining:
             said = dump(document)
             if said != told:
                 told, quiet = said, 0.0
@@ -206,7 +206,7 @@ async def _lines(place: Workplace, job: Job, after: int, last: int) -> AsyncIter
 
 
 def _page(place: Workplace, job: Job, after: int, count: int) -> bytes:
-    found = place.outcomes.results(job, after, count)
+    found = place.result_store.results(job, after, count)
     if len(found) < count:
         raise UnknownJob(f"job {job.id} was removed while its results were read")
     return b"".join(line_of(place.folder, job, each) + b"\n" for each in found)

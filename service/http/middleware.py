@@ -21,7 +21,7 @@ from service.core.errors import BodyTooLarge, InternalError, Problem, Unavailabl
 from service.core.metrics import Metrics
 from service.core.tracing import request_span
 from service.limits.admission import Admission
-from service.limits.body_budget import Holding
+from service.limits.body_budget import BodyBudget
 
 log = logging.getLogger(__name__)
 access_log = logging.getLogger("service.access")
@@ -209,14 +209,14 @@ class LimitBody:
         app: ASGIApp,
         *,
         max_bytes: int,
-        holding: Holding,
+        body_budget: BodyBudget,
         streamed: Mapping[str, int],
         metrics: Metrics,
     ) -> None:
         self._app = app
         self._max_bytes = max_bytes
         self._streamed = streamed
-        self._holding = holding
+        self._body_budget = body_budget
         self._metrics = metrics
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -240,7 +240,7 @@ class LimitBody:
                 hold(received)
             return message
 
-        with self._holding.share() as hold:
+        with self._body_budget.share() as hold:
             await self._app(scope, receive_bounded, send)
 
     def _too_large(self, what: str, most: int) -> BodyTooLarge:

@@ -13,8 +13,8 @@ from starlette.requests import Request
 
 from service.core.errors import MalformedRequest, Problem
 from service.core.settings import Settings
-from service.engine.manager import Fleet
-from service.engine.replicas import Crew
+from service.engine.manager import ModelManager
+from service.engine.replicas import Replicas
 from service.engine.timings import Timings
 from service.http.requests import read_instances
 from service.limits.admission import Admission
@@ -24,10 +24,10 @@ from service.pipeline.instances import Instance, P, Remote
 
 
 @dataclass(frozen=True, eq=False)
-class Inquiry(Generic[P]):
+class RequestContext(Generic[P]):
     """A request that has been read."""
 
-    crew: Crew
+    replicas: Replicas
     instances: list[Instance[P]]
     timings: Timings
     seconds: float
@@ -64,9 +64,9 @@ class Reception:
     """Where requests for work on a model come in."""
 
     def __init__(
-        self, *, fleet: Fleet, admission: Admission, fetcher: Fetcher, settings: Settings
+        self, *, manager: ModelManager, admission: Admission, fetcher: Fetcher, settings: Settings
     ) -> None:
-        self._fleet = fleet
+        self._manager = manager
         self._admission = admission
         self._fetcher = fetcher
         self._settings = settings
@@ -74,13 +74,13 @@ class Reception:
     @asynccontextmanager
     async def receive(
         self, request: Request, model: str, parameters: type[P]
-    ) -> AsyncIterator[Inquiry[P]]:
+    ) -> AsyncIterator[RequestContext[P]]:
         """Read a request; the block has until its deadline, and its images count as long.
 
         Raises:
             Problem: where the request as a whole cannot be read, or is not let in.
         """
-        crew = self._fleet.crew(model)
+        replicas = self._manager.replicas(model)
         timings = Timings()
         seconds = self._patience(request)
         until = monotonic() + seconds
@@ -92,13 +92,15 @@ class Reception:
             with self._admission.admit(model, len(read), costly=costly):
                 allowance = Allowance(self._settings.max_body_bytes)
                 read = await fill(read, self._fetcher, allowance)
-                yield Inquiry(crew, read, timings, seconds, until)
+                yield RequestContext(replicas, read, timings, seconds, until)
 
     @contextmanager
-    def lasting(self, inquiry: Inquiry[P]) -> Iterator[None]:
+    def lasting(self, context: RequestContext[P]) -> Iterator[None]:
         """For work that goes on after `receive` is left: while it is open, the images count."""
-        costly = sum(instance.parameters.costly for instance in inquiry.instances)
-        with self._admission.hold(inquiry.crew.model.name, len(inquiry.instances), costly=costly):
+        costly = sum(instance.parameters.costly for instance in context.instances)
+        with self._admission.hold(
+            context.replicas.model.name, len(context.instances), costly=costly
+        ):
             yield
 
     def _patience(self, request: Request) -> float:

@@ -27,7 +27,7 @@ from service.http.answers import (
     together,
 )
 from service.http.negotiation import choose
-from service.http.reception import Inquiry, Reception
+from service.http.reception import Reception, RequestContext
 from service.limits.timeouts import deadline, while_connected
 from service.pipeline.explainer import Explainer
 from service.pipeline.instances import Instance
@@ -40,7 +40,7 @@ from service.pipeline.observations import (
 from service.pipeline.parameters import ActivationParameters, Parameters, PredictParameters
 from service.pipeline.rendering import EXTENSIONS
 from service.pipeline.targets import MAX_MAPS
-from service.pipeline.work_item import Case, require_few_numbers
+from service.pipeline.work_item import WorkItem, require_few_numbers
 
 JSON, NDJSON, NPY = "application/json", "application/x-ndjson", "application/x-npy"
 NPZ = "application/x-npz"
@@ -58,47 +58,49 @@ def make_router(*, reception: Reception, explainer: Explainer) -> APIRouter:
         choose(_list_of(request, "accept"), [JSON])
 
         async def work(instance: Instance[PredictParameters]) -> schemas.Prediction:
-            async with explainer.case(inquiry.crew, instance, inquiry.timings) as case:
-                return explainer.predictions(case, await explainer.predict(case))
+            async with explainer.work_item(
+                context.replicas, instance, context.timings
+            ) as work_item:
+                return explainer.predictions(work_item, await explainer.predict(work_item))
 
         async with (
-            reception.receive(request, model, PredictParameters) as inquiry,
+            reception.receive(request, model, PredictParameters) as context,
             while_connected(request),
         ):
-            results = await together(work, inquiry.instances)
+            results = await together(work, context.instances)
         predictions = [
             failed(instance, result) if isinstance(result, Problem) else result
-            for instance, result in zip(inquiry.instances, results, strict=True)
+            for instance, result in zip(context.instances, results, strict=True)
         ]
         answer = schemas.PredictResponse(predictions=predictions)
         body = await to_thread.run_sync(dump, answer)
-        headers = {"Server-Timing": inquiry.timings.header()}
+        headers = {"Server-Timing": context.timings.header()}
         return Response(body, media_type=JSON, headers=headers)
 
     @router.post("/v1/models/{model:model}:explain", **documentation.EXPLAIN)
     async def explain(model: str, request: Request) -> Response:
         form = choose(_list_of(request, "accept"), FORMS)
-        async with reception.receive(request, model, Parameters) as inquiry:
-            _limit_maps(inquiry.instances)
+        async with reception.receive(request, model, Parameters) as context:
+            _limit_maps(context.instances)
             if form == NDJSON:
                 return StreamingResponse(
-                    _lines(inquiry), media_type=NDJSON, headers={"Vary": "Accept"}
+                    _lines(context), media_type=NDJSON, headers={"Vary": "Accept"}
                 )
             single = form in EXTENSIONS or form == NPY
             if single:
-                _require_single(inquiry.instances, form)
-            served = inquiry.crew.model
-            tag = await to_thread.run_sync(entity_tag, served, form, inquiry.instances)
+                _require_single(context.instances, form)
+            served = context.replicas.model
+            tag = await to_thread.run_sync(entity_tag, served, form, context.instances)
             headers = {"ETag": tag, "Vary": "Accept"}
             if matches(_list_of(request, "if-none-match"), tag):
                 return Response(status_code=304, headers=headers)
             async with while_connected(request):
                 if single:
-                    body = await _draw(inquiry, form)
+                    body = await _draw(context, form)
                 else:
-                    answer = await _explain_all(inquiry, headers)
+                    answer = await _explain_all(context, headers)
                     body = await to_thread.run_sync(dump, answer)
-        headers["Server-Timing"] = inquiry.timings.header()
+        headers["Server-Timing"] = context.timings.header()
         return Response(body, media_type=form, headers=headers)
 
     @router.post("/v1/models/{model:model}:activations", **documentation.ACTIVATIONS)
@@ -108,90 +110,92 @@ def make_router(*, reception: Reception, explainer: Explainer) -> APIRouter:
         async def look(
             instance: Instance[ActivationParameters],
         ) -> list[schemas.LayerActivation]:
-            async with explainer.case(inquiry.crew, instance, inquiry.timings) as case:
-                return await _look(case)
+            async with explainer.work_item(
+                context.replicas, instance, context.timings
+            ) as work_item:
+                return await _look(work_item)
 
-        async with reception.receive(request, model, ActivationParameters) as inquiry:
+        async with reception.receive(request, model, ActivationParameters) as context:
             if form != JSON:
-                require_one_map(len(inquiry.instances), form)
+                require_one_map(len(context.instances), form)
             async with while_connected(request):
                 if form != JSON:
-                    body = await _show(inquiry, form)
+                    body = await _show(context, form)
                 else:
-                    results = await together(look, inquiry.instances)
+                    results = await together(look, context.instances)
                     activations: list[schemas.LayerActivation | schemas.FailedInstance] = []
-                    for instance, result in zip(inquiry.instances, results, strict=True):
+                    for instance, result in zip(context.instances, results, strict=True):
                         if isinstance(result, Problem):
                             activations.append(failed(instance, result))
                         else:
                             activations.extend(result)
                     answer = schemas.ActivationResponse(activations=activations)
                     body = await to_thread.run_sync(dump, answer)
-        headers = {"Server-Timing": inquiry.timings.header(), "Vary": "Accept"}
+        headers = {"Server-Timing": context.timings.header(), "Vary": "Accept"}
         return Response(body, media_type=form, headers=headers)
 
     looks = asyncio.Semaphore(LOOKS)
 
-    async def _look(case: Case[ActivationParameters]) -> list[schemas.LayerActivation]:
+    async def _look(work_item: WorkItem[ActivationParameters]) -> list[schemas.LayerActivation]:
         async with looks:
-            return await _looked(case)
+            return await _looked(work_item)
 
-    async def _looked(case: Case[ActivationParameters]) -> list[schemas.LayerActivation]:
-        seen = await explainer.observe(case)
+    async def _looked(work_item: WorkItem[ActivationParameters]) -> list[schemas.LayerActivation]:
+        seen = await explainer.observe(work_item)
         concepts: dict[str, list[Concept]] = {}
-        if case.instance.parameters.concepts is not None:
-            _, concepts = await explainer.concepts(case)
+        if work_item.instance.parameters.concepts is not None:
+            _, concepts = await explainer.concepts(work_item)
         describe = partial(
             describe_activations,
             seen,
             concepts,
-            case.crew.model.labels,
-            case.instance.parameters,
-            instance=case.instance.index,
-            name=case.instance.id,
+            work_item.replicas.model.labels,
+            work_item.instance.parameters,
+            instance=work_item.instance.index,
+            name=work_item.instance.id,
         )
         return await to_thread.run_sync(describe)
 
-    async def _show(inquiry: Inquiry[ActivationParameters], form: str) -> bytes:
-        (instance,) = inquiry.instances
+    async def _show(context: RequestContext[ActivationParameters], form: str) -> bytes:
+        (instance,) = context.instances
         parameters = instance.parameters
         if parameters.concepts is not None and form == NPZ:
             raise NotAcceptable(f"concepts are numbers in JSON or a picture, not {NPZ}")
-        async with explainer.case(inquiry.crew, instance, inquiry.timings) as case:
+        async with explainer.work_item(context.replicas, instance, context.timings) as work_item:
             if parameters.concepts is not None:
-                looked, concepts = await explainer.concepts(case)
-                labels = inquiry.crew.model.labels
+                looked, concepts = await explainer.concepts(work_item)
+                labels = context.replicas.model.labels
                 draw = partial(draw_concepts, looked.photo, looked.seen, concepts, labels, form)
-                return await case.lane.run(draw)
+                return await work_item.lane.run(draw)
             async with looks:
-                seen = await explainer.observe(case)
+                seen = await explainer.observe(work_item)
                 if form == NPZ:
                     return await to_thread.run_sync(pack_arrays, seen)
                 return await to_thread.run_sync(draw_gallery, seen, parameters, form)
 
-    async def _draw(inquiry: Inquiry[Parameters], form: str) -> bytes:
-        (instance,) = inquiry.instances
-        async with explainer.case(inquiry.crew, instance, inquiry.timings) as case:
-            return await explainer.render(case, await explainer.explain(case), form)
+    async def _draw(context: RequestContext[Parameters], form: str) -> bytes:
+        (instance,) = context.instances
+        async with explainer.work_item(context.replicas, instance, context.timings) as work_item:
+            return await explainer.render(work_item, await explainer.explain(work_item), form)
 
     async def explained(
-        inquiry: Inquiry[Parameters],
+        context: RequestContext[Parameters],
         instance: Instance[Parameters],
         progress: Listener | None = None,
     ) -> tuple[schemas.Prediction, list[schemas.Explanation]]:
-        async with explainer.case(inquiry.crew, instance, inquiry.timings) as case:
-            require_few_numbers(case, len(inquiry.instances))
-            found = await explainer.explain(case, progress)
-            described = await explainer.describe(case, found)
-            return explainer.predictions(case, found), described
+        async with explainer.work_item(context.replicas, instance, context.timings) as work_item:
+            require_few_numbers(work_item, len(context.instances))
+            found = await explainer.explain(work_item, progress)
+            described = await explainer.describe(work_item, found)
+            return explainer.predictions(work_item, found), described
 
     async def _explain_all(
-        inquiry: Inquiry[Parameters], headers: dict[str, str]
+        context: RequestContext[Parameters], headers: dict[str, str]
     ) -> schemas.ExplainResponse:
-        results = await together(lambda each: explained(inquiry, each), inquiry.instances)
+        results = await together(lambda each: explained(context, each), context.instances)
         predictions: list[schemas.Prediction | schemas.FailedInstance] = []
         explanations: list[schemas.Explanation | schemas.FailedInstance] = []
-        for instance, result in zip(inquiry.instances, results, strict=True):
+        for instance, result in zip(context.instances, results, strict=True):
             if isinstance(result, Problem):
                 predictions.append(failed(instance, result))
                 explanations.append(failed(instance, result))
@@ -201,15 +205,15 @@ def make_router(*, reception: Reception, explainer: Explainer) -> APIRouter:
                 explanations.extend(result[1])
         return schemas.ExplainResponse(predictions=predictions, explanations=explanations)
 
-    async def _lines(inquiry: Inquiry[Parameters]) -> AsyncIterator[bytes]:
+    async def _lines(context: RequestContext[Parameters]) -> AsyncIterator[bytes]:
         async def bounded(
             instance: Instance[Parameters], report: Callable[[Progress], None]
         ) -> tuple[schemas.Prediction, list[schemas.Explanation]]:
-            async with deadline(inquiry.seconds_left, of=inquiry.seconds):
-                return await explained(inquiry, instance, report)
+            async with deadline(context.seconds_left, of=context.seconds):
+                return await explained(context, instance, report)
 
-        with reception.lasting(inquiry):
-            async for instance, result in as_ready(bounded, inquiry.instances):
+        with reception.lasting(context):
+            async for instance, result in as_ready(bounded, context.instances):
                 if isinstance(result, Problem):
                     yield dump(failed(instance, result)) + b"\n"
                 elif isinstance(result, Progress):

@@ -10,7 +10,7 @@ from typing import Any, Final
 from service.core.errors import ImageTooLarge, MalformedRequest, Problem, TooManyInstances
 from service.jobs.folder import Blob
 from service.jobs.records import LONGEST_ID, MOST_ID_BYTES, NewItem, Source, storable
-from service.jobs.submission import Arrivals
+from service.jobs.submission import Submissions
 from service.jobs.tables import CHUNK
 
 CHUNK_BYTES: Final = 4_000_000
@@ -27,11 +27,17 @@ class Collector:
     """
 
     def __init__(
-        self, job: str, blob: Blob, arrivals: Arrivals, *, max_items: int, max_image_bytes: int
+        self,
+        job: str,
+        blob: Blob,
+        submissions: Submissions,
+        *,
+        max_items: int,
+        max_image_bytes: int,
     ) -> None:
         self._job = job
         self._blob = blob
-        self._arrivals = arrivals
+        self._submissions = submissions
         self._max_items = max_items
         self.max_image_bytes = max_image_bytes
         self._waiting: list[NewItem] = []
@@ -141,7 +147,7 @@ class Collector:
             self._flush()
 
     def _flush(self) -> None:
-        self._arrivals.add(self._job, self._written, self._waiting)
+        self._submissions.add(self._job, self._written, self._waiting)
         self._written += len(self._waiting)
         self._waiting = []
         self.held = 0

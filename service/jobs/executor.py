@@ -20,8 +20,8 @@ from service.core.errors import (
 )
 from service.core.pool import Pool
 from service.core.schemas import dump
-from service.engine.manager import Fleet
-from service.engine.replicas import Crew
+from service.engine.manager import ModelManager
+from service.engine.replicas import Replicas
 from service.engine.timings import Timings
 from service.jobs.documents import ItemAnswer
 from service.jobs.errors import FolderAway
@@ -40,15 +40,17 @@ PASSING: Final = (DeadlineExceeded, OutOfMemory, QueueFull, Unavailable)
 log = logging.getLogger(__name__)
 
 
-class Tries:
+class ItemExecutor:
     """
     Args:
         explainer: a patient one.
         pool: for what blocks.
     """
 
-    def __init__(self, *, fleet: Fleet, explainer: Explainer, sources: Sources, pool: Pool) -> None:
-        self._fleet = fleet
+    def __init__(
+        self, *, manager: ModelManager, explainer: Explainer, sources: Sources, pool: Pool
+    ) -> None:
+        self._manager = manager
         self._explainer = explainer
         self._sources = sources
         self._pool = pool
@@ -94,27 +96,27 @@ class Tries:
                 f"the image would have {item.parameters.maps} maps; at most {MAX_MAPS} are allowed"
             )
         data = await self._sources.read(item)
-        crew = self._crew(item)
+        replicas = self._replicas(item)
         instance = Instance(item.number, item.id, data, "", item.parameters)
-        async with self._explainer.case(crew, instance, Timings()) as case:
-            require_few_numbers(case)
-            explained = await self._explainer.explain(case)
-            described = await self._explainer.describe(case, explained)
-            prediction = self._explainer.predictions(case, explained)
+        async with self._explainer.work_item(replicas, instance, Timings()) as work_item:
+            require_few_numbers(work_item)
+            explained = await self._explainer.explain(work_item)
+            described = await self._explainer.describe(work_item, explained)
+            prediction = self._explainer.predictions(work_item, explained)
         answer = ItemAnswer(
             index=item.number, item=item.id, prediction=prediction, explanations=described
         )
         return await self._pool.run(lambda: dump(answer))
 
-    def _crew(self, item: Leased) -> Crew:
+    def _replicas(self, item: Leased) -> Replicas:
         """Those for whom it was leased; meanwhile they may have gone, or others have come."""
         try:
-            crew = self._fleet.crew(item.model)
+            replicas = self._manager.replicas(item.model)
         except (UnknownModel, ModelFailed, Unavailable):
             raise Withdrawn from None
-        if crew.model.fingerprint != item.weights:
+        if replicas.model.fingerprint != item.weights:
             raise Withdrawn
-        return crew
+        return replicas
 
 
 class Withdrawn(Exception):

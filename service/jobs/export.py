@@ -20,7 +20,7 @@ from service.core.schemas import ExplainedTarget
 from service.jobs.errors import UnknownJob
 from service.jobs.folder import Folder
 from service.jobs.records import Job
-from service.jobs.result_store import Outcomes
+from service.jobs.result_store import ResultStore
 from service.jobs.results import line_of, picture_of_explanation
 from service.pipeline.descriptions import title_of
 from service.pipeline.rendering import encode_values
@@ -29,20 +29,20 @@ from service.pipeline.rows import SCHEMA, Row, picture_path, table_of
 PAGE: Final = 100
 
 
-def zipped(outcomes: Outcomes, folder: Folder, job: Job) -> Iterator[bytes]:
+def zipped(result_store: ResultStore, folder: Folder, job: Job) -> Iterator[bytes]:
     """A zip: a picture for each map (or .npy, where numbers were asked for), and `results.ndjson`
     with all that is said of them."""
     sink = _Sink()
     with zipfile.ZipFile(sink, "w", zipfile.ZIP_STORED) as archive:
         names = _Names()
-        for line in _documents(outcomes, folder, job):
+        for line in _documents(result_store, folder, job):
             for number, explanation in enumerate(line.get("explanations", ())):
                 extension, data = _content_of(explanation)
                 archive.writestr(names.take(line["item"], number, extension), data)
             yield from sink.taken()
         names = _Names()
         with archive.open("results.ndjson", "w", force_zip64=True) as lines:
-            for line in _documents(outcomes, folder, job):
+            for line in _documents(result_store, folder, job):
                 for number, explanation in enumerate(line.get("explanations", ())):
                     extension, _ = _content_of(explanation)
                     explanation["file"] = names.take(line["item"], number, extension)
@@ -53,12 +53,12 @@ def zipped(outcomes: Outcomes, folder: Folder, job: Job) -> Iterator[bytes]:
     yield from sink.taken()
 
 
-def parquet(outcomes: Outcomes, folder: Folder, job: Job) -> Iterator[bytes]:
+def parquet(result_store: ResultStore, folder: Folder, job: Job) -> Iterator[bytes]:
     """A Parquet file: a row for each map, and for each item that failed."""
     sink = _Sink()
     with pq.ParquetWriter(pa.PythonFile(sink, mode="w"), SCHEMA, compression="zstd") as writer:
         rows: list[Row] = []
-        for line in _documents(outcomes, folder, job):
+        for line in _documents(result_store, folder, job):
             rows += _rows(line)
             if len(rows) >= PAGE:
                 writer.write_table(table_of(rows))
@@ -88,9 +88,9 @@ class _Sink(io.RawIOBase):
         yield from pieces
 
 
-def _documents(outcomes: Outcomes, folder: Folder, job: Job) -> Iterator[dict[str, Any]]:
+def _documents(result_store: ResultStore, folder: Folder, job: Job) -> Iterator[dict[str, Any]]:
     after, told = -1, 0
-    while page := outcomes.in_order(job, after, PAGE):
+    while page := result_store.in_order(job, after, PAGE):
         for finished in page:
             yield json.loads(line_of(folder, job, finished))
         after, told = page[-1].number, told + len(page)

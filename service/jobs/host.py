@@ -16,22 +16,22 @@ import platformdirs
 from service.core.errors import ConfigError, InsufficientStorage, Unavailable
 from service.core.pool import Pool
 from service.core.settings import Settings
-from service.engine.manager import Fleet
+from service.engine.manager import ModelManager
 from service.jobs.database import Database
 from service.jobs.documents import JobDocument, describe_job
-from service.jobs.executor import Tries
+from service.jobs.executor import ItemExecutor
 from service.jobs.folder import Folder
 from service.jobs.intake import Intake
 from service.jobs.janitor import enlisted, kept
-from service.jobs.listing import Register
+from service.jobs.listing import Listing
 from service.jobs.records import Job
-from service.jobs.result_store import Outcomes
+from service.jobs.result_store import ResultStore
 from service.jobs.runner import Runner
 from service.jobs.sources import Sources
 from service.jobs.store import Store
-from service.jobs.submission import Arrivals
+from service.jobs.submission import Submissions
 from service.limits.admission import Admission
-from service.limits.body_budget import Holding
+from service.limits.body_budget import BodyBudget
 from service.limits.fetch import Fetcher
 from service.pipeline.explainer import Explainer
 
@@ -44,29 +44,29 @@ log = logging.getLogger(__name__)
 class Workplace:
     """Where jobs are taken in, worked on and looked up."""
 
-    register: Register
-    outcomes: Outcomes
+    register: Listing
+    result_store: ResultStore
     folder: Folder
     intake: Intake
     runner: Runner
     pool: Pool
-    fleet: Fleet
+    manager: ModelManager
     retention_seconds: float
 
     async def describe(self, job: Job) -> JobDocument:
-        rate = await self.pool.run(lambda: self.outcomes.speed(job))
+        rate = await self.pool.run(lambda: self.result_store.speed(job))
         return describe_job(
             job, rate=rate, stalled=self._stalled(job), retention_seconds=self.retention_seconds
         )
 
     def _stalled(self, job: Job) -> str | None:
-        if self.fleet.draining:
+        if self.manager.draining:
             return "the service is shutting down"
-        if job.model not in self.fleet.names:
+        if job.model not in self.manager.names:
             return f"there is no model {job.model!r} any more"
-        if not self.fleet.model_ready(job.model):
+        if not self.manager.model_ready(job.model):
             return f"the model {job.model!r} is not ready"
-        if self.fleet.crew(job.model).model.fingerprint != job.weights:
+        if self.manager.replicas(job.model).model.fingerprint != job.weights:
             return f"the model {job.model!r} has other weights than when the job came"
         return self.runner.stalled
 
@@ -83,18 +83,18 @@ class Jobs:
     def __init__(
         self,
         *,
-        fleet: Fleet,
+        manager: ModelManager,
         explainer: Explainer,
         fetcher: Fetcher,
         admission: Admission,
-        holding: Holding,
+        body_budget: BodyBudget,
         settings: Settings,
     ) -> None:
-        self._fleet = fleet
+        self._manager = manager
         self._explainer = explainer
         self._fetcher = fetcher
         self._admission = admission
-        self._holding = holding
+        self._body_budget = body_budget
         self._settings = settings
         self._scope = AsyncExitStack()
         self._place: Workplace | None = None
@@ -172,9 +172,9 @@ class Jobs:
                 return database, folder, store
 
             database, folder, store = await pool.run(open_files)
-            register = Register(database)
-            tries = Tries(
-                fleet=self._fleet,
+            register = Listing(database)
+            executor = ItemExecutor(
+                manager=self._manager,
                 explainer=self._explainer,
                 sources=Sources(folder, self._fetcher, settings, image_pool),
                 pool=pool,
@@ -183,18 +183,18 @@ class Jobs:
                 name,
                 store=store,
                 folder=folder,
-                tries=tries,
-                fleet=self._fleet,
+                executor=executor,
+                manager=self._manager,
                 admission=self._admission,
                 pool=pool,
             )
             intake = Intake(
                 runner=name,
                 folder=folder,
-                arrivals=Arrivals(database),
+                submissions=Submissions(database),
                 register=register,
-                fleet=self._fleet,
-                holding=self._holding,
+                manager=self._manager,
+                body_budget=self._body_budget,
                 settings=settings,
                 pool=intake_pool,
             )
@@ -211,11 +211,11 @@ class Jobs:
             async with self._explainer, runner, keeping:
                 yield Workplace(
                     register,
-                    Outcomes(database),
+                    ResultStore(database),
                     folder,
                     intake,
                     runner,
                     pool,
-                    self._fleet,
+                    self._manager,
                     retention,
                 )

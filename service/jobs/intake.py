@@ -20,15 +20,15 @@ from service.core.errors import (
 )
 from service.core.pool import Pool
 from service.core.settings import Settings
-from service.engine.manager import Fleet
+from service.engine.manager import ModelManager
 from service.jobs.collector import Collector
 from service.jobs.folder import Folder
-from service.jobs.listing import Register
+from service.jobs.listing import Listing
 from service.jobs.quota import no_room
 from service.jobs.readers import ArchiveReader, FormReader, JsonReader, LinesReader, Reader
 from service.jobs.records import Job, NewJob, parameters_json
-from service.jobs.submission import Arrivals
-from service.limits.body_budget import Holding
+from service.jobs.submission import Submissions
+from service.limits.body_budget import BodyBudget
 from service.pipeline.parameters import Parameters
 from service.pipeline.resolve import questions_of
 from service.pipeline.targets import MAX_MAPS
@@ -60,19 +60,19 @@ class Intake:
         *,
         runner: str,
         folder: Folder,
-        arrivals: Arrivals,
-        register: Register,
-        fleet: Fleet,
-        holding: Holding,
+        submissions: Submissions,
+        register: Listing,
+        manager: ModelManager,
+        body_budget: BodyBudget,
         settings: Settings,
         pool: Pool,
     ) -> None:
         self._runner = runner
         self._folder = folder
-        self._arrivals = arrivals
+        self._submissions = submissions
         self._register = register
-        self._fleet = fleet
-        self._holding = holding
+        self._manager = manager
+        self._body_budget = body_budget
         self._settings = settings
         self._pool = pool
         self._undone: set[str] = set()
@@ -99,7 +99,9 @@ class Intake:
         try:
             order = await self._read(request, job, draft, room)
             most = self._settings.jobs_bytes
-            accepted = await self._run(lambda: self._arrivals.accept(job, **order, most_bytes=most))
+            accepted = await self._run(
+                lambda: self._submissions.accept(job, **order, most_bytes=most)
+            )
             return accepted
         finally:
             if accepted is None or accepted.id != job:
@@ -113,12 +115,12 @@ class Intake:
             collector = Collector(
                 job,
                 blob,
-                self._arrivals,
+                self._submissions,
                 max_items=self._settings.max_job_items,
                 max_image_bytes=self._settings.max_body_bytes,
             )
             reader = self._reader(request, collector, scope)
-            hold = scope.enter_context(self._holding.share())
+            hold = scope.enter_context(self._body_budget.share())
             async for data in request.stream():
                 if data:
                     await self._run(lambda data=data: reader.feed(data))  # type: ignore[misc]
@@ -159,7 +161,7 @@ class Intake:
             raise InvalidParameter(
                 f"each image would have {parameters.maps} maps; at most {MAX_MAPS} are allowed"
             )
-        served = self._fleet.crew(model).model
+        served = self._manager.replicas(model).model
         try:
             questions_of(served, parameters)  # a label that no class has is told now, and once
         except Problem as problem:
@@ -188,21 +190,21 @@ class Intake:
         raise UnsupportedMediaType(f"{said}; send {ACCEPTED}")
 
     def _model(self, named: str | None) -> str:
-        name = next(iter(self._fleet.names), "") if named is None else named
-        self._fleet.crew(name)  # or there is none, or it is not ready
+        name = next(iter(self._manager.names), "") if named is None else named
+        self._manager.replicas(name)  # or there is none, or it is not ready
         return name
 
     def _begin(self, new: NewJob) -> tuple[str, int]:
         """The job's id, and how many bytes of the disk it may take."""
         settings = self._settings
-        if new.idempotency is not None and self._arrivals.knows(new.owner, new.idempotency):
+        if new.idempotency is not None and self._submissions.knows(new.owner, new.idempotency):
             # It only looks for the answer that it missed, which is no reason to turn it away.
             most, left = 2 * settings.max_jobs, settings.max_job_bytes
         else:
-            most, left = settings.max_jobs, settings.jobs_bytes - self._arrivals.bytes()
+            most, left = settings.max_jobs, settings.jobs_bytes - self._submissions.bytes()
         if left <= 0:
             raise no_room(settings.jobs_bytes - left, settings.jobs_bytes)
-        return self._arrivals.begin(self._runner, new, most), left
+        return self._submissions.begin(self._runner, new, most), left
 
     def clear_up(self) -> None:
         """Remove what was not accepted and could not be removed then."""

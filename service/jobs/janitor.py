@@ -13,7 +13,7 @@ from typing import Final
 from service.core.errors import InsufficientStorage, Problem
 from service.core.pool import Pool
 from service.jobs.folder import Folder
-from service.jobs.listing import Register
+from service.jobs.listing import Listing
 from service.jobs.runner import Runner
 from service.jobs.store import LEASE_SECONDS, Store
 
@@ -57,7 +57,7 @@ def bury_dead(name: str, store: Store, folder: Folder, *, silent: bool = True) -
 async def kept(
     runner: Runner,
     store: Store,
-    register: Register,
+    register: Listing,
     folder: Folder,
     pool: Pool,
     *,

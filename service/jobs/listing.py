@@ -28,7 +28,7 @@ from service.jobs.tables import (
 LEFT: Final = {"state": LEAVING, "idempotency": None}  # a new job may have its key
 
 
-class Register:
+class Listing:
     """The tables as those see them who ask for jobs."""
 
     def __init__(self, database: Database) -> None:

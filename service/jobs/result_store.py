@@ -13,7 +13,7 @@ from service.jobs.records import Finished, Job
 from service.jobs.tables import items, results
 
 
-class Outcomes:
+class ResultStore:
     """The tables as those see them who fetch results."""
 
     def __init__(self, database: Database) -> None:

@@ -14,8 +14,8 @@ from typing import Final, TypeVar
 from service.core.concurrency import explain_many
 from service.core.errors import InsufficientStorage, Problem, Unavailable
 from service.core.pool import Pool
-from service.engine.manager import Fleet
-from service.jobs.executor import Tries, Withdrawn
+from service.engine.manager import ModelManager
+from service.jobs.executor import ItemExecutor, Withdrawn
 from service.jobs.folder import Folder
 from service.jobs.in_flight import UnderWay
 from service.jobs.records import Leased
@@ -54,20 +54,20 @@ class Runner:
         *,
         store: Store,
         folder: Folder,
-        tries: Tries,
-        fleet: Fleet,
+        executor: ItemExecutor,
+        manager: ModelManager,
         admission: Admission,
         pool: Pool,
     ) -> None:
         self.name = name
         self._store = store
         self._folder = folder
-        self._fleet = fleet
+        self._manager = manager
         self._admission = admission
         self._pool = pool
         self._wake = asyncio.Event()
         self._under_way = UnderWay()
-        self._tries = tries
+        self._executor = executor
         self._doubtful = False
         self._dropped: set[str] = set()
         self._pause_until = 0.0
@@ -96,7 +96,7 @@ class Runner:
         """Withdraw what is under way of a job."""
         self._dropped.add(job)
         self._under_way.cancel(job)
-        self._tries.forget(job)
+        self._executor.forget(job)
 
     async def _work(self) -> None:
         while True:
@@ -115,7 +115,7 @@ class Runner:
                 await asyncio.sleep(LOOK_SECONDS)
 
     async def _leased(self) -> AsyncGenerator[Leased]:
-        await asyncio.wait([self._fleet.loaded])
+        await asyncio.wait([self._manager.loaded])
         await asyncio.sleep(self._headstart)
         self._headstart = 0.0
         while True:
@@ -143,11 +143,11 @@ class Runner:
             await self._let_go()
         ready = [
             name
-            for name in self._fleet.names
-            if self._fleet.model_ready(name) and self._under_way.room(name) >= LEASE_ITEMS
+            for name in self._manager.names
+            if self._manager.model_ready(name) and self._under_way.room(name) >= LEASE_ITEMS
         ]
-        if ready and not self._fleet.draining:
-            models = [(name, self._fleet.crew(name).model.fingerprint) for name in ready]
+        if ready and not self._manager.draining:
+            models = [(name, self._manager.replicas(name).model.fingerprint) for name in ready]
             try:
                 leased = await self._run(lambda: self._store.lease(self.name, models, LEASE_ITEMS))
                 if not leased:
@@ -197,7 +197,7 @@ class Runner:
         Raises:
             Withdrawn: if its job was cancelled, or it may fare better later.
         """
-        task = asyncio.create_task(self._tries.answer(item))
+        task = asyncio.create_task(self._executor.answer(item))
         self._under_way.answer(item, task)
         try:
             return await task

@@ -23,7 +23,7 @@ BUSY_SECONDS: Final = 10
 """After which a job that was one too many may be brought again."""
 
 
-class Arrivals:
+class Submissions:
     """The tables as those see them who bring jobs."""
 
     def __init__(self, database: Database) -> None:

@@ -9,7 +9,7 @@ from service.core.errors import RETRY_AFTER_SECONDS, Overloaded
 from service.core.metrics import Metrics
 
 
-class Holding:
+class BodyBudget:
     """
     Args:
         most: bytes that there may be.

@@ -18,7 +18,7 @@ from service.core.errors import NotAcceptable, Problem
 from service.core.metrics import Metrics
 from service.core.settings import Settings
 from service.engine.engine import NOTHING, Listener
-from service.engine.replicas import Crew
+from service.engine.replicas import Replicas
 from service.engine.timings import Timings
 from service.limits.pixel_budget import Lanes
 from service.models.preprocessing import Fit, ModelInput
@@ -35,7 +35,7 @@ from service.pipeline.parameters import (
 )
 from service.pipeline.rendering import Drawing, draw, encode, encode_values
 from service.pipeline.resolve import layers_of, placed, questions_of, target_of
-from service.pipeline.work_item import Case
+from service.pipeline.work_item import WorkItem
 
 
 @dataclass(frozen=True, eq=False)
@@ -83,90 +83,94 @@ class Explainer:
         await self._lanes.__aexit__(kind, error, trace)
 
     @asynccontextmanager
-    async def case(
-        self, crew: Crew, instance: Instance[P], timings: Timings
-    ) -> AsyncIterator[Case[P]]:
+    async def work_item(
+        self, replicas: Replicas, instance: Instance[P], timings: Timings
+    ) -> AsyncIterator[WorkItem[P]]:
         """Open a case of one image: wait for room for it, which it has until the block is left.
 
         Raises:
             Problem: of this instance alone, if it is no image or too large a one.
         """
         try:
-            pixels = await self._lanes.small.run(partial(self._measure, crew.model, instance))
+            pixels = await self._lanes.small.run(partial(self._measure, replicas.model, instance))
         except Problem as problem:
             raise problem.at(instance.pointer) from None
         async with AsyncExitStack() as scope:
             with timings.phase("room", self._metrics):
-                room = self._lanes.room(pixels, crew.model.name)
+                room = self._lanes.room(pixels, replicas.model.name)
                 lane = await scope.enter_async_context(room)
-            yield Case(crew, instance, timings, lane, pixels)
+            yield WorkItem(replicas, instance, timings, lane, pixels)
 
-    async def explain(self, case: Case[Parameters], progress: Listener | None = None) -> Explained:
+    async def explain(
+        self, work_item: WorkItem[Parameters], progress: Listener | None = None
+    ) -> Explained:
         """Ask the engine for the maps that the instance's parameters ask for.
 
         Raises:
             Problem: of this instance alone.
         """
         try:
-            questions = questions_of(case.crew.model, case.instance.parameters)
-            photo, seen = await self._seen(case)
-            first = await self._placed(case, questions[0], photo, seen)
+            questions = questions_of(work_item.replicas.model, work_item.instance.parameters)
+            photo, seen = await self._seen(work_item)
+            first = await self._placed(work_item, questions[0], photo, seen)
         except Problem as problem:
-            raise case.instance.blame(problem) from None
+            raise work_item.instance.blame(problem) from None
         questions = tuple(replace(each, targets=first.targets) for each in questions)
-        outcome = await case.crew.answer(seen, *questions, progress=progress, patient=self._patient)
-        case.timings.note_outcome(outcome)
+        outcome = await work_item.replicas.answer(
+            seen, *questions, progress=progress, patient=self._patient
+        )
+        work_item.timings.note_outcome(outcome)
         return Explained(photo, seen, outcome.value)
 
-    async def predict(self, case: Case[PredictParameters]) -> Explained:
+    async def predict(self, work_item: WorkItem[PredictParameters]) -> Explained:
         """The same without a map: one forward pass."""
-        photo, seen = await self._seen(case)
-        outcome = await case.crew.answer(seen, NOTHING)
-        case.timings.note_outcome(outcome)
+        photo, seen = await self._seen(work_item)
+        outcome = await work_item.replicas.answer(seen, NOTHING)
+        work_item.timings.note_outcome(outcome)
         return Explained(photo, seen, outcome.value)
 
-    async def observe(self, case: Case[ActivationParameters]) -> list[Observation]:
+    async def observe(self, work_item: WorkItem[ActivationParameters]) -> list[Observation]:
         """What the layers that the parameters name do with the instance. Raises the same."""
-        crew, parameters = case.crew, case.instance.parameters
+        replicas, parameters = work_item.replicas, work_item.instance.parameters
         try:
-            layers = layers_of(crew.model, parameters)
-            target = target_of(crew.model, parameters.target)
-            photo, seen = await self._seen(case)
+            layers = layers_of(replicas.model, parameters)
+            target = target_of(replicas.model, parameters.target)
+            photo, seen = await self._seen(work_item)
             question = Question((target,), "gradcam", ())
-            question = await self._placed(case, question, photo, seen)
+            question = await self._placed(work_item, question, photo, seen)
         except Problem as problem:
-            raise case.instance.blame(problem) from None
-        outcome = await crew.observe(seen.tensor, layers, question.targets[0])
-        case.timings.note_outcome(outcome)
+            raise work_item.instance.blame(problem) from None
+        outcome = await replicas.observe(seen.tensor, layers, question.targets[0])
+        work_item.timings.note_outcome(outcome)
         return outcome.value
 
     async def concepts(
-        self, case: Case[ActivationParameters]
+        self, work_item: WorkItem[ActivationParameters]
     ) -> tuple[Explained, dict[str, list[Concept]]]:
         """Layer → its concepts, of each layer that the parameters name.
 
         Raises:
             Problem: of this instance alone.
         """
-        crew, parameters = case.crew, case.instance.parameters
+        replicas, parameters = work_item.replicas, work_item.instance.parameters
         try:
-            layers = layers_of(crew.model, parameters)
+            layers = layers_of(replicas.model, parameters)
         except Problem as problem:
-            raise case.instance.blame(problem) from None
-        photo, seen = await self._seen(case)
-        said = await crew.answer(seen, NOTHING)
+            raise work_item.instance.blame(problem) from None
+        photo, seen = await self._seen(work_item)
+        said = await replicas.answer(seen, NOTHING)
         found = {}
         for layer in layers:
-            outcome = await crew.factorise(seen.tensor, layer, parameters.concepts or 2)
-            case.timings.note_outcome(outcome)
+            outcome = await replicas.factorise(seen.tensor, layer, parameters.concepts or 2)
+            work_item.timings.note_outcome(outcome)
             found[layer] = outcome.value
         return Explained(photo, seen, said.value), found
 
     async def describe(
-        self, case: Case[Parameters], explained: Explained
+        self, work_item: WorkItem[Parameters], explained: Explained
     ) -> list[schemas.Explanation]:
         """The instance's explanations as JSON has them."""
-        instance = case.instance
+        instance = work_item.instance
 
         def work(number: int) -> schemas.Explanation:
             explanation = explained.answer.explanations[number]
@@ -174,21 +178,23 @@ class Explainer:
                 self.draw(explained, explanation, instance.parameters),
                 explained.answer,
                 number,
-                case.crew.model,
+                work_item.replicas.model,
                 explained.seen,
                 instance.parameters,
                 instance=instance.index,
                 name=instance.id,
             )
 
-        with case.timings.phase("render", self._metrics):
+        with work_item.timings.phase("render", self._metrics):
             # One by one: a caller who gives up does so between two maps.
             return [
-                await case.lane.run(partial(work, number))
+                await work_item.lane.run(partial(work, number))
                 for number in range(len(explained.answer.explanations))
             ]
 
-    async def render(self, case: Case[Parameters], explained: Explained, media_type: str) -> bytes:
+    async def render(
+        self, work_item: WorkItem[Parameters], explained: Explained, media_type: str
+    ) -> bytes:
         """The instance's only explanation as a picture or as an .npy file."""
         explanations = explained.answer.explanations
         if len(explanations) != 1:  # of a detector, as many as there are boxes
@@ -197,34 +203,36 @@ class Explainer:
                 "for application/json or application/x-ndjson"
             )
         (explanation,) = explanations
-        parameters = case.instance.parameters
+        parameters = work_item.instance.parameters
 
         def work() -> bytes:
-            with case.timings.phase("render", self._metrics):
+            with work_item.timings.phase("render", self._metrics):
                 drawing = self.draw(explained, explanation, parameters)
                 if media_type == "application/x-npy":
                     raw = parameters.normalize == "none"
                     return encode_values(drawing.values if raw else drawing.scaled)
-                model = case.crew.model
+                model = work_item.replicas.model
                 picture = self.picture(model, explained, explanation, drawing, parameters)
                 return encode(picture, media_type)
 
-        return await case.lane.run(work)
+        return await work_item.lane.run(work)
 
     @staticmethod
-    def predictions(case: Case[PredictParameters], explained: Explained) -> schemas.Prediction:
+    def predictions(
+        work_item: WorkItem[PredictParameters], explained: Explained
+    ) -> schemas.Prediction:
         return predict(
             explained.answer,
-            case.crew.model,
+            work_item.replicas.model,
             explained.seen,
-            case.instance.parameters.top_k,
-            instance=case.instance.index,
-            name=case.instance.id,
+            work_item.instance.parameters.top_k,
+            instance=work_item.instance.index,
+            name=work_item.instance.id,
         )
 
     async def _placed(
         self,
-        case: Case[Parameters] | Case[ActivationParameters],
+        work_item: WorkItem[Parameters] | WorkItem[ActivationParameters],
         question: Question,
         photo: Image.Image,
         seen: ModelInput,
@@ -234,7 +242,7 @@ class Explainer:
         Raises:
             Problem: of this instance alone.
         """
-        model, parameters = case.crew.model, case.instance.parameters
+        model, parameters = work_item.replicas.model, work_item.instance.parameters
         if not points_at_photo(parameters.target):
             return question
         limit = self._max_pixels
@@ -249,15 +257,15 @@ class Explainer:
 
         for turn, other in others.items():  # one by one: each photo is let go of before the next
             like = await self._lanes.large.run(partial(look, other.b64))
-            outcome = await case.crew.embed(like.tensor, other.layer)
+            outcome = await work_item.replicas.embed(like.tensor, other.layer)
             targets[turn] = SimilarityTarget(other.layer, outcome.value, other.against)
         return replace(question, targets=tuple(targets))
 
-    async def _seen(self, case: Case[P]) -> tuple[Image.Image, ModelInput]:
+    async def _seen(self, work_item: WorkItem[P]) -> tuple[Image.Image, ModelInput]:
         try:
-            return await case.lane.run(partial(self._see, case))
+            return await work_item.lane.run(partial(self._see, work_item))
         except Problem as problem:
-            raise problem.at(case.instance.pointer) from None
+            raise problem.at(work_item.instance.pointer) from None
 
     def _measure(self, model: ServedModel, instance: Instance[P]) -> int:
         if isinstance(instance.image, Problem):
@@ -265,8 +273,8 @@ class Explainer:
         assert isinstance(instance.image, bytes)  # it was fetched
         return measure(instance.image, max_pixels=self._max_pixels)
 
-    def _see(self, case: Case[P]) -> tuple[Image.Image, ModelInput]:
-        model, instance, timings = case.crew.model, case.instance, case.timings
+    def _see(self, work_item: WorkItem[P]) -> tuple[Image.Image, ModelInput]:
+        model, instance, timings = work_item.replicas.model, work_item.instance, work_item.timings
         assert isinstance(instance.image, bytes)  # it was measured
         with timings.phase("decode", self._metrics):
             photo = decode(instance.image, max_pixels=self._max_pixels)

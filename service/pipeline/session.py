@@ -13,8 +13,8 @@ from service.core.errors import RETRY_AFTER_SECONDS
 from service.core.metrics import Metrics
 from service.core.settings import Settings
 from service.core.threads import one_each
-from service.engine.manager import Fleet
-from service.engine.replicas import Crew
+from service.engine.manager import ModelManager
+from service.engine.replicas import Replicas
 from service.models.catalog import ModelEntry, read_catalog
 from service.models.devices import devices
 from service.pipeline.explainer import Explainer, make_explainer
@@ -27,27 +27,27 @@ MOST_COPIES: Final = 4
 
 
 @dataclass(frozen=True, eq=False)
-class Workshop:
-    crew: Crew
+class LocalSession:
+    replicas: Replicas
     explainer: Explainer
 
     @property
     def at_once(self) -> int:
         """So many images under way keep every engine in full batches."""
-        return 2 * sum(engine.model.max_batch for engine in self.crew.engines)
+        return 2 * sum(engine.model.max_batch for engine in self.replicas.engines)
 
     async def revival(self) -> None:
         """Wait until an engine works, where all were given up and are being replaced; not for
         ever."""
         until = monotonic() + REVIVAL_SECONDS
-        while not self.crew.alive and monotonic() < until:  # noqa: ASYNC110 - no event tells
+        while not self.replicas.alive and monotonic() < until:  # noqa: ASYNC110 - no event tells
             await asyncio.sleep(RETRY_AFTER_SECONDS)
 
 
 @asynccontextmanager
-async def workshop(
+async def local_session(
     settings: Settings, model: str | None, *, spread: bool = False
-) -> AsyncIterator[Workshop]:
+) -> AsyncIterator[LocalSession]:
     """Load a model of the catalog, the first unless one is named; leaving finishes its work.
 
     Args:
@@ -66,13 +66,13 @@ async def workshop(
     if spread:
         chosen = [_spread(entry) for entry in chosen]
     metrics = Metrics()
-    fleet = Fleet(chosen, settings=settings, metrics=metrics)
+    manager = ModelManager(chosen, settings=settings, metrics=metrics)
     explainer = make_explainer(settings, metrics)
     with one_each():
-        async with explainer, fleet:
-            if wanted in fleet.names:
-                await fleet.loaded
-            yield Workshop(fleet.crew(wanted), explainer)
+        async with explainer, manager:
+            if wanted in manager.names:
+                await manager.loaded
+            yield LocalSession(manager.replicas(wanted), explainer)
 
 
 def _spread(entry: ModelEntry) -> ModelEntry:

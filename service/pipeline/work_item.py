@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Final, Generic
 
 from service.core.errors import InvalidParameter
-from service.engine.replicas import Crew
+from service.engine.replicas import Replicas
 from service.engine.timings import Timings
 from service.limits.pixel_budget import Lane
 from service.pipeline.instances import Instance, P_co
@@ -17,8 +17,8 @@ MOST_NUMBERS: Final = 100_000_000
 
 
 @dataclass(frozen=True, eq=False)
-class Case(Generic[P_co]):
-    crew: Crew
+class WorkItem(Generic[P_co]):
+    replicas: Replicas
     instance: Instance[P_co]
     timings: Timings
     """Of its request."""
@@ -28,7 +28,7 @@ class Case(Generic[P_co]):
     """Of the photo."""
 
 
-def require_few_numbers(case: Case[Parameters], among: int = 1) -> None:
+def require_few_numbers(work_item: WorkItem[Parameters], among: int = 1) -> None:
     """
     Args:
         among: images of which one answer tells.
@@ -36,13 +36,13 @@ def require_few_numbers(case: Case[Parameters], among: int = 1) -> None:
     Raises:
         InvalidParameter: if they are more than an answer may have.
     """
-    parameters = case.instance.parameters
+    parameters = work_item.instance.parameters
     as_numbers = parameters.output == "values" or parameters.normalize == "none"
-    numbers = case.pixels * parameters.maps if as_numbers and parameters.size == "image" else 0
+    numbers = work_item.pixels * parameters.maps if as_numbers and parameters.size == "image" else 0
     if numbers > MOST_NUMBERS // among:
-        where = case.instance.origins.get("size")
+        where = work_item.instance.origins.get("size")
         problem = InvalidParameter(
-            f"size is 'image': {parameters.maps} maps of {case.pixels} pixels are {numbers} "
+            f"size is 'image': {parameters.maps} maps of {work_item.pixels} pixels are {numbers} "
             f"numbers, and an answer may have {MOST_NUMBERS}, of {among} images each its part; "
             "take size=model or size=layer, fewer maps or fewer images"
         )

@@ -13,7 +13,7 @@ REPLACE_ME: Final = 70
 """The exit code by which a serving process asks for another one in its place."""
 
 
-class Pulse:
+class Heartbeat:
     """What a serving process tells its supervisor."""
 
     def __init__(self, sending: Connection) -> None:

@@ -24,12 +24,12 @@ from service.core.metrics import Metrics
 from service.core.settings import Settings
 from service.core.tracing import tracing
 from service.engine.allocator import keep_memory
-from service.engine.manager import Fleet
+from service.engine.manager import ModelManager
 from service.http.app import create_app
 from service.jobs.host import Jobs
 from service.limits.admission import Admission
 from service.models.catalog import ModelEntry
-from service.process.heartbeat import ALIVE, LISTENING, READY, REPLACE_ME, Pulse
+from service.process.heartbeat import ALIVE, LISTENING, READY, REPLACE_ME, Heartbeat
 from service.process.listener import accept_no_more, url
 from service.process.protocol import Patience, PatientProtocol, RawHeaders
 
@@ -44,9 +44,9 @@ class DrainingServer(uvicorn.Server):
     """On SIGTERM or SIGINT: refuse new work, finish what runs, return. A second signal waits for
     the running batch alone and answers all else with 503."""
 
-    def __init__(self, config: uvicorn.Config, fleet: Fleet) -> None:
+    def __init__(self, config: uvicorn.Config, manager: ModelManager) -> None:
         super().__init__(config)
-        self._fleet = fleet
+        self._manager = manager
         self.opened = asyncio.Event()
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
@@ -71,9 +71,9 @@ class DrainingServer(uvicorn.Server):
                 loop.remove_signal_handler(number)
 
     def drain(self) -> None:
-        if self._fleet.draining:
+        if self._manager.draining:
             self.force_exit = True
-        self._fleet.draining = True
+        self._manager.draining = True
         self.should_exit = True
 
 
@@ -81,7 +81,7 @@ def run(
     settings: Settings,
     entries: tuple[ModelEntry, ...],
     listening: socket.socket,
-    pulse: Pulse | None,
+    heartbeat: Heartbeat | None,
 ) -> int:
     """Serve until told to stop.
 
@@ -98,7 +98,7 @@ def run(
             scope.enter_context(logging_set_up(settings))
             if settings.traces:
                 scope.enter_context(tracing(__version__))
-            return asyncio.run(_serve(settings, entries, listening, pulse))
+            return asyncio.run(_serve(settings, entries, listening, heartbeat))
     except ConfigError as error:
         print(f"gradcam: {error}", file=sys.stderr)
         return 2
@@ -108,19 +108,19 @@ async def _serve(
     settings: Settings,
     entries: tuple[ModelEntry, ...],
     listening: socket.socket,
-    pulse: Pulse | None,
+    heartbeat: Heartbeat | None,
 ) -> int:
     app = create_app(settings, entries)
     server = _server(settings, app)
-    fleet: Fleet = app.state.fleet
+    manager: ModelManager = app.state.manager
     jobs: Jobs = app.state.jobs
     serving = asyncio.create_task(server.serve([listening]))
     await asyncio.wait(
         [asyncio.create_task(server.opened.wait()), serving], return_when=asyncio.FIRST_COMPLETED
     )
-    if pulse:
-        pulse.tell(LISTENING)
-        loop, orphaned = asyncio.get_running_loop(), pulse.orphaned()
+    if heartbeat:
+        heartbeat.tell(LISTENING)
+        loop, orphaned = asyncio.get_running_loop(), heartbeat.orphaned()
 
         def finish() -> None:
             loop.remove_reader(orphaned)  # it stays readable, and a second call would be a hurry
@@ -130,34 +130,34 @@ async def _serve(
     failure: ConfigError | None = None
     said_hello = False
     while not serving.done():
-        if pulse:
-            pulse.tell(ALIVE)
-        if fleet.worn_out and not server.should_exit:
+        if heartbeat:
+            heartbeat.tell(ALIVE)
+        if manager.worn_out and not server.should_exit:
             log.error("too many workers hang; only a new process helps")
             server.drain()
         if jobs.failure and not server.should_exit:
             failure = jobs.failure
             server.should_exit = True
-        if fleet.loaded.done() and not said_hello and not server.should_exit:
+        if manager.loaded.done() and not said_hello and not server.should_exit:
             said_hello = True
-            failure = _failure(fleet.loaded)
+            failure = _failure(manager.loaded)
             if failure:
                 server.should_exit = True
             else:
-                if pulse:
-                    pulse.tell(READY)  # before anything that may be the end of this process
+                if heartbeat:
+                    heartbeat.tell(READY)  # before anything that may be the end of this process
                 # What is there now stays: to search it for garbage, a third of a second each time,
                 # would hold up every request.
                 gc.collect()
                 gc.freeze()
-                _say_hello(url(listening), fleet, keys=settings.keys is not None)
-        awaited = {serving} if fleet.loaded.done() else {serving, fleet.loaded}
+                _say_hello(url(listening), manager, keys=settings.keys is not None)
+        awaited = {serving} if manager.loaded.done() else {serving, manager.loaded}
         await asyncio.wait(awaited, timeout=LOOK_SECONDS, return_when=asyncio.FIRST_COMPLETED)
     await serving
     if failure:
         raise failure
-    code = REPLACE_ME if fleet.worn_out else int(server.force_exit)
-    if fleet.busy:  # a thread that hangs, or loads, would keep the process for ever
+    code = REPLACE_ME if manager.worn_out else int(server.force_exit)
+    if manager.busy:  # a thread that hangs, or loads, would keep the process for ever
         for handler in logging.getLogger().handlers:
             handler.close()
         sys.stdout.flush()
@@ -189,7 +189,7 @@ def _server(settings: Settings, app: FastAPI) -> DrainingServer:
         timeout_keep_alive=KEEP_ALIVE_SECONDS,
         timeout_graceful_shutdown=round(settings.drain_seconds),
     )
-    server = DrainingServer(config, app.state.fleet)
+    server = DrainingServer(config, app.state.manager)
     metrics.connections.set_function(lambda: len(server.server_state.connections))
     return server
 
@@ -213,14 +213,14 @@ def turned_away(
     return admission.turned_away(path)
 
 
-def _say_hello(address: str, fleet: Fleet, *, keys: bool) -> None:
+def _say_hello(address: str, manager: ModelManager, *, keys: bool) -> None:
     key = '-H "X-API-Key: $KEY" ' if keys else ""
     print(
         f"""
 Ready. Drop a photo on {address}/ or paste:
 
   curl --data-binary @docs/photos/chelsea.png -H 'Content-Type: image/png' -H 'Accept: image/png' \\
-    {key}-o overlay.png '{address}/v1/models/{fleet.names[0]}:explain?fit=squash'
+    {key}-o overlay.png '{address}/v1/models/{manager.names[0]}:explain?fit=squash'
 """,
         flush=True,
     )

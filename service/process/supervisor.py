@@ -26,7 +26,7 @@ from service.core.errors import Unavailable
 from service.core.logs import logging_set_up
 from service.core.settings import Settings
 from service.models.catalog import ModelEntry
-from service.process.heartbeat import END, LISTENING, READY, Pulse
+from service.process.heartbeat import END, LISTENING, READY, Heartbeat
 from service.process.listener import accept_no_more
 
 BEAT_SECONDS: Final = 1.0
@@ -216,4 +216,4 @@ def _live(
     from service.process.server import run  # imports torch, which the supervisor needs not
 
     os.setsid()  # a terminal's Ctrl-C reaches the supervisor alone, which passes it on
-    raise SystemExit(run(settings, entries, listening, Pulse(sending)))
+    raise SystemExit(run(settings, entries, listening, Heartbeat(sending)))

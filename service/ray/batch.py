@@ -24,7 +24,7 @@ import ray
 from ray.data import ActorPoolStrategy, DataContext, from_arrow
 from rich.console import Console
 
-from service.batch.configuration import Order
+from service.batch.configuration import RunConfiguration
 from service.batch.decoder import Decoder
 from service.batch.inputs import open_inputs
 from service.batch.parts import Parts
@@ -36,7 +36,7 @@ from service.core.settings import Settings
 from service.engine.allocator import keep_memory
 from service.models.devices import use_all
 from service.pipeline.rows import Row, failed_row
-from service.pipeline.session import Workshop, workshop
+from service.pipeline.session import LocalSession, local_session
 
 BLOCK: Final = 64
 """Images of a part, which is what is lost when a worker dies."""
@@ -46,7 +46,7 @@ TOLD: Final = pa.schema([pa.field("images", pa.int64()), pa.field("failed", pa.i
 def explain_on_ray(
     source: str,
     settings: Settings,
-    order: Order,
+    configuration: RunConfiguration,
     *,
     address: str,
     model: str | None,
@@ -64,11 +64,11 @@ def explain_on_ray(
     settings = settings.model_copy(
         update={"models": None if settings.models is None else settings.models.resolve()}
     )
-    order = replace(order, output=order.output.resolve())
+    configuration = replace(configuration, output=configuration.output.resolve())
     source = source and os.path.abspath(source)  # noqa: PTH100 - a pattern is no path
-    parts = Parts(order.output)
+    parts = Parts(configuration.output)
     with (
-        open_inputs(source, order.output) as inputs,
+        open_inputs(source, configuration.output) as inputs,
         _connected(address),
         _terminated_as_interrupted(),
     ):
@@ -77,7 +77,7 @@ def explain_on_ray(
         workers = gpus or len([node for node in ray.nodes() if node["Alive"]])
         begin = ray.remote(**placed)(_begin)
         with _as_here():
-            ray.get(begin.remote(source, settings, order, model, inputs.wanted))
+            ray.get(begin.remote(source, settings, configuration, model, inputs.wanted))
         if inputs.warning:
             say(inputs.warning, console)
         left, tally = begun(inputs, parts, retry_failed=retry_failed)
@@ -89,7 +89,7 @@ def explain_on_ray(
                 from_arrow(blocks)
                 .map_batches(
                     Decoder,
-                    fn_constructor_args=(source, order.output, settings.max_pixels),
+                    fn_constructor_args=(source, configuration.output, settings.max_pixels),
                     batch_size=None,
                     batch_format="pyarrow",
                     compute=ActorPoolStrategy(min_size=1, max_size=max(workers, 1) * 4),
@@ -97,7 +97,7 @@ def explain_on_ray(
                 )
                 .map_batches(
                     Explainers,
-                    fn_constructor_args=(settings, order, model),
+                    fn_constructor_args=(settings, configuration, model),
                     batch_size=None,
                     batch_format="pyarrow",
                     compute=ActorPoolStrategy(min_size=1, max_size=max(workers, 1)),
@@ -109,18 +109,20 @@ def explain_on_ray(
                     tally.done += row["images"]
                     tally.failed += row["failed"]
                     show()
-        parts.merge(order.record())
+        parts.merge(configuration.record())
         return tally
 
 
 class Explainers:
     """Pixels to maps: an actor for a GPU, or for a machine without one."""
 
-    def __init__(self, settings: Settings, order: Order, model: str | None) -> None:
+    def __init__(
+        self, settings: Settings, configuration: RunConfiguration, model: str | None
+    ) -> None:
         keep_memory()
         use_all()  # Ray says one, for each CPU that it counts
-        self._order = order
-        self._parts = Parts(order.output)
+        self._order = configuration
+        self._parts = Parts(configuration.output)
         self._loop = asyncio.Runner()  # it and the model live as long as the actor
         self._scope = AsyncExitStack()
         self._shop = self._loop.run(self._opened(settings, model))
@@ -131,11 +133,11 @@ class Explainers:
         failed = sum(row.error is not None for row in rows)
         return pa.Table.from_pylist([{"images": block.num_rows, "failed": failed}], TOLD)
 
-    async def _opened(self, settings: Settings, model: str | None) -> Workshop:
-        return await self._scope.enter_async_context(workshop(settings, model, spread=True))
+    async def _opened(self, settings: Settings, model: str | None) -> LocalSession:
+        return await self._scope.enter_async_context(local_session(settings, model, spread=True))
 
     async def _explained(self, block: list[dict[str, Any]]) -> list[Row]:
-        shop, order = self._shop, self._order
+        session, configuration = self._shop, self._order
         images = {row["id"]: row["image"] for row in block}
         items = [
             Item(row["id"], images.__getitem__, row["target"])
@@ -148,10 +150,10 @@ class Explainers:
             if row["error"] is not None
         ]
         async with explain_many(
-            items, lambda item: explain_item(shop, order, item), at_once=shop.at_once
+            items, lambda item: explain_item(session, configuration, item), at_once=session.at_once
         ) as results:
             async for item, result in results:
-                raise_last(shop, result)
+                raise_last(session, result)
                 if isinstance(result, Problem):
                     result = [failed_row(item.id, result, item.target)]
                 rows += result
@@ -159,16 +161,20 @@ class Explainers:
 
 
 def _begin(
-    source: str, settings: Settings, order: Order, model: str | None, targets: list[str | None]
+    source: str,
+    settings: Settings,
+    configuration: RunConfiguration,
+    model: str | None,
+    targets: list[str | None],
 ) -> None:
     """Load the model where it will work, and see that it can do what is asked, and that the output
     is this batch's."""
 
     async def begin() -> None:
-        async with workshop(settings, model) as shop:
-            check(shop, order, targets)
-            served = shop.crew.model
-            order.open(source, served.name, served.fingerprint, made_with(served))
+        async with local_session(settings, model) as session:
+            check(session, configuration, targets)
+            served = session.replicas.model
+            configuration.open(source, served.name, served.fingerprint, made_with(served))
 
     asyncio.run(begin())
 

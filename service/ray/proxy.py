@@ -35,7 +35,7 @@ from service.core.errors import (
 from service.core.metrics import Metrics
 from service.core.settings import read_settings
 from service.http.middleware import PROBLEM_JSON, REQUEST_ID, SECURITY, LimitBody
-from service.limits.body_budget import Holding
+from service.limits.body_budget import BodyBudget
 
 
 def gate() -> list[Middleware]:
@@ -61,7 +61,7 @@ class Gate:
         self._bounded = LimitBody(
             self._forward,
             max_bytes=max_bytes,
-            holding=Holding(max(max_bytes_in_all, max_bytes), metrics),
+            body_budget=BodyBudget(max(max_bytes_in_all, max_bytes), metrics),
             streamed={},  # the proxy holds a body whole, whatever the replica does with it
             metrics=metrics,
         )

@@ -44,7 +44,7 @@ from service.limits.keys import read_keys
 from service.models.catalog import ModelEntry, read_catalog
 
 if TYPE_CHECKING:  # it imports torch
-    from service.engine.manager import Fleet
+    from service.engine.manager import ModelManager
     from service.jobs.host import Jobs
 
 CLOSE_SECONDS = 5.0
@@ -125,7 +125,7 @@ class Replica:
             self._scope.enter_context(tracing(__version__))
         app = create_app(self._settings, self._entries)
         app.add_middleware(Inside)
-        self._fleet: Fleet = app.state.fleet
+        self._manager: ModelManager = app.state.manager
         self._jobs: Jobs = app.state.jobs
         return app
 
@@ -140,15 +140,15 @@ class Replica:
 
         if self._jobs.failure:
             raise self._jobs.failure
-        await asyncio.shield(self._fleet.loaded)
+        await asyncio.shield(self._manager.loaded)
         # Serve makes it max_ongoing_requests whenever it configures the replica.
         to_thread.current_default_thread_limiter().total_tokens = PARSERS
         if not self._settled:
             self._settled = True
             gc.collect()
             gc.freeze()  # as service.process.server does, so that no request waits for it
-        if not self._fleet.ready:
-            raise Unavailable(self._fleet.why_not_ready(), retry_after=RETRY_AFTER_SECONDS)
+        if not self._manager.ready:
+            raise Unavailable(self._manager.why_not_ready(), retry_after=RETRY_AFTER_SECONDS)
 
     def __del__(self) -> None:
         """Serve's, after the lifespan's end."""

@@ -19,7 +19,7 @@ from PIL import Image
 
 import service.engine.lifecycle
 import service.pipeline.session
-from service.batch.configuration import Order
+from service.batch.configuration import RunConfiguration
 from service.batch.decoder import DECODED
 from service.batch.parts import Parts
 from service.core.errors import Problem
@@ -64,7 +64,7 @@ def _dead(folder: Path) -> dict[str, Any]:
 
 def _explainers(folder: Path, model: str, output: Path) -> Explainers:
     models = Path(catalog(folder, model, max_batch=1))
-    return Explainers(Settings(models=models, hang_seconds=0.5), Order({}, output), None)
+    return Explainers(Settings(models=models, hang_seconds=0.5), RunConfiguration({}, output), None)
 
 
 def _photo(colour: str, target: str | None = None) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from service.batch.configuration import FORMATS, RECORD, Order
+from service.batch.configuration import FORMATS, RECORD, RunConfiguration
 from service.core.errors import (
     ConfigError,
     InvalidParameter,
@@ -25,7 +25,7 @@ GIVEN = {"method": "layercam", "layer": "auto", "fit": "squash", "target": ["285
 
 
 def opened(output: Path, **given: Any) -> None:
-    Order({**GIVEN, **given}, output).open("photos", "efficientnet", "abc")
+    RunConfiguration({**GIVEN, **given}, output).open("photos", "efficientnet", "abc")
 
 
 def test_a_new_folder_is_made_and_the_same_batch_goes_on(tmp_path: Path) -> None:
@@ -68,37 +68,39 @@ def test_other_parameters_are_refused(
 
 
 def test_another_model_other_weights_and_another_form_are_refused(tmp_path: Path) -> None:
-    Order(GIVEN, tmp_path).open("photos", "resnet", "abc")
+    RunConfiguration(GIVEN, tmp_path).open("photos", "resnet", "abc")
     for model, weights, form, words in (
         ("vit", "abc", "jpg", "model resnet, and this one has vit;"),
         ("resnet", "abd", "jpg", "weights abc, and this one has abd;"),
         ("resnet", "abc", "png", "form jpg, and this one has png;"),
     ):
         with pytest.raises(ConfigError, match=words):
-            Order(GIVEN, tmp_path, form).open("photos", model, weights)
-    Order(GIVEN, tmp_path).open("photos", "resnet", "abc")
+            RunConfiguration(GIVEN, tmp_path, form).open("photos", model, weights)
+    RunConfiguration(GIVEN, tmp_path).open("photos", "resnet", "abc")
 
 
 def test_another_source_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    order = Order(GIVEN, tmp_path / "out")
+    configuration = RunConfiguration(GIVEN, tmp_path / "out")
     for folder in ("a", "b"):
         (tmp_path / folder).mkdir()
     monkeypatch.chdir(tmp_path / "a")
-    order.open("photos/*.jpg", "resnet", "abc")
+    configuration.open("photos/*.jpg", "resnet", "abc")
     for same in ("./photos/*.jpg", f"{tmp_path}/a/photos/*.jpg"):
-        order.open(same, "resnet", "abc")
+        configuration.open(same, "resnet", "abc")
     words = re.escape(f"holds a batch with source {tmp_path}/a/photos/*.jpg, and this one has ")
     with pytest.raises(ConfigError, match=f"{words}{tmp_path}/a/photos;"):
-        order.open("photos", "resnet", "abc")
+        configuration.open("photos", "resnet", "abc")
     monkeypatch.chdir(tmp_path / "b")
     with pytest.raises(ConfigError, match=words):
-        order.open("photos/*.jpg", "resnet", "abc")
-    order.open("../a/photos/*.jpg", "resnet", "abc")
+        configuration.open("photos/*.jpg", "resnet", "abc")
+    configuration.open("../a/photos/*.jpg", "resnet", "abc")
 
 
 def test_the_same_said_otherwise_is_the_same(tmp_path: Path) -> None:
-    Order({"opacity": "0.40", "target": ["cat"]}, tmp_path).open("photos", "resnet", "abc")
-    Order({"target": ["cat"], "opacity": 0.4}, tmp_path).open("photos", "resnet", "abc")
+    RunConfiguration({"opacity": "0.40", "target": ["cat"]}, tmp_path).open(
+        "photos", "resnet", "abc"
+    )
+    RunConfiguration({"target": ["cat"], "opacity": 0.4}, tmp_path).open("photos", "resnet", "abc")
 
 
 def test_a_folder_with_something_else_is_refused_and_left_alone(tmp_path: Path) -> None:
@@ -163,13 +165,13 @@ def test_a_full_disk_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 
 def test_an_images_own_target_stands_for_that_of_all() -> None:
-    order = Order(GIVEN, Path(tempfile.gettempdir()))
-    assert order.parameters().target == ["285", "tabby"]
-    own = order.parameters("282")
+    configuration = RunConfiguration(GIVEN, Path(tempfile.gettempdir()))
+    assert configuration.parameters().target == ["285", "tabby"]
+    own = configuration.parameters("282")
     assert own.target == "282"
     assert own.method == "layercam"
-    assert order.parameters("tiger cat").target == "tiger cat"
-    contrast = order.parameters('{"class": "tabby", "minus": 282}').target
+    assert configuration.parameters("tiger cat").target == "tiger cat"
+    contrast = configuration.parameters('{"class": "tabby", "minus": 282}').target
     assert contrast is not None
     assert not isinstance(contrast, int | str | list)
     assert (contrast.class_, contrast.minus) == ("tabby", 282)
@@ -177,55 +179,58 @@ def test_an_images_own_target_stands_for_that_of_all() -> None:
 
 @pytest.mark.parametrize("target", ["", "x" * 201, '{"class": ', '{"klass": 3}'])
 def test_an_own_target_that_is_none_is_that_images_problem(target: str) -> None:
-    order = Order(GIVEN, Path("out"))
+    configuration = RunConfiguration(GIVEN, Path("out"))
     with pytest.raises(Problem, match=r"target|it should"):
-        order.parameters(target)
+        configuration.parameters(target)
 
 
 def test_mistakes_are_told_before_anything_is_made(tmp_path: Path) -> None:
     output = tmp_path / "out"
     with pytest.raises(UnknownMethod, match="there is no method 'gradcam3'"):
-        Order({"method": "gradcam3"}, output)
+        RunConfiguration({"method": "gradcam3"}, output)
     with pytest.raises(UnknownParameter, match="there is no parameter 'colour'; the parameters"):
-        Order({"colour": "red"}, output)
+        RunConfiguration({"colour": "red"}, output)
     with pytest.raises(InvalidParameter, match="opacity is '2'"):
-        Order({"opacity": "2"}, output)
+        RunConfiguration({"opacity": "2"}, output)
     with pytest.raises(ConfigError, match="--pictures=gif: it should be jpg, png, webp, none"):
-        Order({}, output, "gif")
+        RunConfiguration({}, output, "gif")
     with pytest.raises(ConfigError, match="output=values is no picture: take --pictures=none"):
-        Order({"output": "values"}, output)
-    Order({"output": "values"}, output, "none")
+        RunConfiguration({"output": "values"}, output)
+    RunConfiguration({"output": "values"}, output, "none")
     assert not output.exists()
 
 
 def test_every_form_is_an_order() -> None:
     for form in FORMATS:
-        Order({}, Path("out"), form)
+        RunConfiguration({}, Path("out"), form)
 
 
 def test_two_batches_do_not_share_a_folder(tmp_path: Path) -> None:
-    order = Order({}, tmp_path / "out")
-    with order.locked():
-        with pytest.raises(ConfigError, match="another batch is at work in"), order.locked():
+    configuration = RunConfiguration({}, tmp_path / "out")
+    with configuration.locked():
+        with (
+            pytest.raises(ConfigError, match="another batch is at work in"),
+            configuration.locked(),
+        ):
             pass
-        with Order({}, tmp_path / "other").locked():
+        with RunConfiguration({}, tmp_path / "other").locked():
             pass
-    with order.locked():
+    with configuration.locked():
         pass
     assert not (tmp_path / "out").exists()
 
 
 def test_a_lock_leaves_nothing(tmp_path: Path) -> None:
-    order = Order({}, tmp_path / "out")
+    configuration = RunConfiguration({}, tmp_path / "out")
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / ".lock").touch()  # of one that was killed
-    with order.locked():
-        order.open("photos", "m", "w")
+    with configuration.locked():
+        configuration.open("photos", "m", "w")
     assert [file.name for file in (tmp_path / "out").iterdir()] == ["run.json"]
 
 
 def test_an_empty_folder_that_was_there_before_stays(tmp_path: Path) -> None:
-    with Order({}, tmp_path).locked():
+    with RunConfiguration({}, tmp_path).locked():
         pass
     assert tmp_path.exists()
     assert not list(tmp_path.iterdir())
@@ -235,6 +240,6 @@ def test_a_folder_that_cannot_be_made(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with (
         pytest.raises(ConfigError, match="file/out cannot be used: Not a directory"),
-        Order({}, tmp_path / "file" / "out").locked(),
+        RunConfiguration({}, tmp_path / "file" / "out").locked(),
     ):
         pass

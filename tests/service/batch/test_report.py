@@ -222,8 +222,8 @@ def test_numbers_that_are_none_are_left_out(tmp_path: Path) -> None:
 
 
 def test_both_ends_of_concentration(tmp_path: Path) -> None:
-    order = np.random.default_rng(1).permutation(40)
-    rows = [map_row(f"{each}", concentration=0.1 + each / 100) for each in order]
+    configuration = np.random.default_rng(1).permutation(40)
+    rows = [map_row(f"{each}", concentration=0.1 + each / 100) for each in configuration]
     rows.insert(5, failed("f.jpg"))
     rows.append(map_row("flat", concentration=None))
     found = page_of(tmp_path, rows, most=3).rows

@@ -183,7 +183,7 @@ async def test_one_who_is_leaving_is_let_go_by_abandoning() -> None:
 
 
 async def test_a_thread_that_hangs_is_seen_after_patience_with_leaving_has_ended() -> None:
-    """`Berth.leave` asks then, and counts the threads that keep the process from ending."""
+    """`ModelLifecycle.leave` asks then, and counts the threads that keep the process alive."""
     run = Doubler()
     batcher = await Batcher(run, max_batch=1, max_queue=8, name="stays").__aenter__()
     running = await hold(batcher, run)

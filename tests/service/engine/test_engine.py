@@ -1,4 +1,4 @@
-"""One engine under concurrent, mixed and failing work; and the fleet around engines."""
+"""One engine under concurrent, mixed and failing work; and the model manager around engines."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from service.core.errors import (
 from service.core.metrics import Metrics
 from service.core.settings import Settings
 from service.engine.engine import Engine
-from service.engine.manager import Fleet
+from service.engine.manager import ModelManager
 from service.models.catalog import EMBEDDED, ModelEntry
 from service.models.registry import ServedModel, load
 from tests.cam.nets import hook_count
@@ -140,23 +140,23 @@ async def test_a_fleet_says_how_far_it_is(tmp_path: Path) -> None:
         EMBEDDED,
         ModelEntry(name="other", source="torchvision:squeezenet1_1", weights="none"),
     ]
-    async with Fleet(entries, settings=Settings(max_queue=4), metrics=Metrics()) as fleet:
-        assert fleet.why_not_ready() == "still loading: efficientnet-lite0, other"
+    async with ModelManager(entries, settings=Settings(max_queue=4), metrics=Metrics()) as manager:
+        assert manager.why_not_ready() == "still loading: efficientnet-lite0, other"
         with pytest.raises(Unavailable, match="still loading") as caught:
-            fleet.crew("other")
+            manager.replicas("other")
         assert caught.value.retry_after
         with pytest.raises(UnknownModel, match="the models are efficientnet-lite0, other"):
-            fleet.crew("third")
-        await fleet.loaded
-        assert fleet.ready
-        crew = fleet.crew("other")
-        seen = crew.model.preprocessing.apply(Image.new("RGB", (30, 20)), "squash")
-        assert (await crew.answer(seen, Question((), "gradcam", ()))).value.explanations == ()
-        fleet.draining = True
-        assert fleet.why_not_ready() == "the service is shutting down"
+            manager.replicas("third")
+        await manager.loaded
+        assert manager.ready
+        replicas = manager.replicas("other")
+        seen = replicas.model.preprocessing.apply(Image.new("RGB", (30, 20)), "squash")
+        assert (await replicas.answer(seen, Question((), "gradcam", ()))).value.explanations == ()
+        manager.draining = True
+        assert manager.why_not_ready() == "the service is shutting down"
         with pytest.raises(Unavailable, match="shutting down"):
-            fleet.crew("other")
-    assert not crew.alive
+            manager.replicas("other")
+    assert not replicas.alive
 
 
 async def test_a_fleet_reports_the_model_that_cannot_be_loaded_and_closes_the_others() -> None:
@@ -164,10 +164,10 @@ async def test_a_fleet_reports_the_model_that_cannot_be_loaded_and_closes_the_ot
         ModelEntry(name="good", source="torchvision:squeezenet1_1", weights="none"),
         ModelEntry(name="bad", source="torchvision:resnet51", weights="none"),
     ]
-    async with Fleet(entries, settings=Settings(max_queue=4), metrics=Metrics()) as fleet:
+    async with ModelManager(entries, settings=Settings(max_queue=4), metrics=Metrics()) as manager:
         with pytest.raises(ConfigError, match=r"'bad'.*no model for images 'resnet51'"):
-            await fleet.loaded
-        good = fleet.crew("good")
+            await manager.loaded
+        good = manager.replicas("good")
         with pytest.raises(Problem):
-            fleet.crew("bad")
+            manager.replicas("bad")
     assert not good.alive

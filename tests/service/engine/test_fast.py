@@ -21,7 +21,7 @@ from cam.fidelity import Fidelity, likeness
 from service.core.metrics import Metrics
 from service.core.settings import Settings
 from service.engine.engine import Engine
-from service.engine.replicas import Crew
+from service.engine.replicas import Replicas
 from service.engine.warming import warm_fast_path
 from service.http.app import create_app
 from service.models.catalog import ModelEntry
@@ -242,14 +242,14 @@ async def test_a_method_that_roundings_change_is_served_exact() -> None:
     model = with_fast_path(served("vit", 64))
     async with Engine(model, max_queue=64, metrics=Metrics()) as engine:
         await engine.warm()
-        crew = Crew([engine], cache_bytes=0, metrics=Metrics())
-        assert crew.is_fast("gradcam")
-        assert crew.fidelity is not None
-        assert crew.fidelity >= 0.98
-        slow = [name for name, each in crew.fidelities.items() if each.worst < 0.98]
+        replicas = Replicas([engine], cache_bytes=0, metrics=Metrics())
+        assert replicas.is_fast("gradcam")
+        assert replicas.fidelity is not None
+        assert replicas.fidelity >= 0.98
+        slow = [name for name, each in replicas.fidelities.items() if each.worst < 0.98]
         assert slow
-        assert not crew.is_fast("kpcacam")
-        assert not any(crew.is_fast(name) for name in slow)
+        assert not replicas.is_fast("kpcacam")
+        assert not any(replicas.is_fast(name) for name in slow)
         image = torch.randn(3, 64, 64, generator=torch.Generator().manual_seed(3))
         exact = Engine(replace(model, fast=None), max_queue=64, metrics=Metrics())
         async with exact:
@@ -267,12 +267,12 @@ def test_several_engines_are_as_good_as_the_worst() -> None:
     """By hand: gradcam is fast on both, fem on one alone, and eigencam was judged on one alone."""
     model, metrics = served(), Metrics()
     one, other = (Engine(model, max_queue=4, metrics=metrics) for _ in range(2))
-    crew = Crew([one, other], cache_bytes=0, metrics=metrics)
-    assert (crew.fidelity, crew.fidelities) == (None, {})
+    replicas = Replicas([one, other], cache_bytes=0, metrics=metrics)
+    assert (replicas.fidelity, replicas.fidelities) == (None, {})
     good, better, bad = Fidelity(0.995, 0.985), Fidelity(0.999, 0.99), Fidelity(0.99, 0.9)
     one.fidelities = {"gradcam": good, "fem": better, "eigencam": better}
-    assert crew.fidelity is None  # the other has no fast path
+    assert replicas.fidelity is None  # the other has no fast path
     other.fidelities = {"gradcam": better, "fem": bad}
-    assert crew.fidelities == {"gradcam": good, "fem": bad, "eigencam": better}
-    assert [name for name in METHODS if crew.is_fast(name)] == ["gradcam"]
-    assert crew.fidelity == 0.985
+    assert replicas.fidelities == {"gradcam": good, "fem": bad, "eigencam": better}
+    assert [name for name in METHODS if replicas.is_fast(name)] == ["gradcam"]
+    assert replicas.fidelity == 0.985

@@ -12,7 +12,7 @@ import pytest
 from service.core.metrics import Metrics
 from service.engine import lifecycle as place
 from service.engine.engine import Engine
-from service.engine.lifecycle import Berth
+from service.engine.lifecycle import ModelLifecycle
 from service.models.catalog import ModelEntry
 from service.models.registry import ServedModel, load
 from tests.service.jobs.conftest import TINY
@@ -22,19 +22,19 @@ SOON = 20
 
 
 @asynccontextmanager
-async def watched(entry: ModelEntry = TINY) -> AsyncIterator[Berth]:
-    berth = Berth(
+async def watched(entry: ModelEntry = TINY) -> AsyncIterator[ModelLifecycle]:
+    lifecycle = ModelLifecycle(
         entry, essential=True, max_queue=8, cache_bytes=0, hang_seconds=60, metrics=Metrics()
     )
-    await berth.load()
-    watching = asyncio.create_task(berth.watch())
+    await lifecycle.load()
+    watching = asyncio.create_task(lifecycle.watch())
     try:
-        yield berth
+        yield lifecycle
         assert not watching.done(), "nobody watches any more"
     finally:
         watching.cancel()
         await asyncio.wait([watching])
-        await berth.leave(SOON)
+        await lifecycle.leave(SOON)
 
 
 def workers() -> int:
@@ -54,8 +54,8 @@ async def test_a_worker_that_cannot_be_replaced_is_tried_again(
             left -= 1
             raise RuntimeError("the device is busy")
 
-    async with watched() as berth:
-        assert berth.crew
+    async with watched() as lifecycle:
+        assert lifecycle.replicas
         before = workers()
         warm = Engine.warm
 
@@ -71,9 +71,9 @@ async def test_a_worker_that_cannot_be_replaced_is_tried_again(
             monkeypatch.setattr(place, "load", load_at_last)
         else:
             monkeypatch.setattr(Engine, "warm", warm_at_last)
-        await berth.crew.engines[0].abandon()
+        await lifecycle.replicas.engines[0].abandon()
         async with asyncio.timeout(SOON):
-            while left or not berth.ready:  # noqa: ASYNC110
+            while left or not lifecycle.ready:  # noqa: ASYNC110
                 await asyncio.sleep(0.02)
         assert workers() <= before, "those that failed are gone"
     assert sum("cannot be replaced" in record.message for record in caplog.records) == 3

@@ -19,8 +19,8 @@ from service.core.errors import ConfigError, Unexplainable
 from service.core.metrics import Metrics
 from service.core.settings import Settings
 from service.engine.engine import Engine
-from service.engine.manager import Fleet
-from service.engine.replicas import Crew
+from service.engine.manager import ModelManager
+from service.engine.replicas import Replicas
 from service.http.app import create_app
 from service.models.catalog import ModelEntry
 from service.models.preprocessing import ModelInput
@@ -42,7 +42,7 @@ several_cores = pytest.mark.skipif((os.cpu_count() or 1) < 2, reason="one core i
 
 
 @pytest.fixture
-async def crew() -> AsyncIterator[Crew]:
+async def replicas() -> AsyncIterator[Replicas]:
     """Two engines on the CPU, each with a copy of the model."""
     metrics = Metrics()
     async with AsyncExitStack() as scope:
@@ -50,11 +50,11 @@ async def crew() -> AsyncIterator[Crew]:
             await scope.enter_async_context(Engine(load(copy), max_queue=64, metrics=metrics))
             for copy in TWO.copies
         ]
-        yield Crew(engines, cache_bytes=1_000_000, metrics=metrics)
+        yield Replicas(engines, cache_bytes=1_000_000, metrics=metrics)
 
 
-def seen(crew: Crew, seed: int) -> ModelInput:
-    return crew.model.preprocessing.apply(photo(seed), "squash")
+def seen(replicas: Replicas, seed: int) -> ModelInput:
+    return replicas.model.preprocessing.apply(photo(seed), "squash")
 
 
 def photo(seed: int) -> Image.Image:
@@ -62,9 +62,9 @@ def photo(seed: int) -> Image.Image:
     return Image.fromarray(pixels)
 
 
-async def test_work_goes_to_whichever_has_least(crew: Crew) -> None:
+async def test_work_goes_to_whichever_has_least(replicas: Replicas) -> None:
     sizes = [0, 0]
-    for turn, engine in enumerate(crew.engines):
+    for turn, engine in enumerate(replicas.engines):
         run = engine._batcher._run
 
         def counted(items: Any, turn: int = turn, run: Any = run) -> Any:
@@ -72,23 +72,25 @@ async def test_work_goes_to_whichever_has_least(crew: Crew) -> None:
             return run(items)
 
         engine._batcher._run = counted
-    asking = [crew.answer(seen(crew, seed), GRADCAM) for seed in range(20)]
+    asking = [replicas.answer(seen(replicas, seed), GRADCAM) for seed in range(20)]
     found = await asyncio.gather(*asking)
     assert sum(sizes) == 20
     assert min(sizes) >= 6
-    modules = {id(engine.model.module) for engine in crew.engines}
+    modules = {id(engine.model.module) for engine in replicas.engines}
     assert len(modules) == 2
     for seed, outcome in enumerate(found):
-        alone = await crew.engines[0].answer(seen(crew, seed).tensor, GRADCAM)
+        alone = await replicas.engines[0].answer(seen(replicas, seed).tensor, GRADCAM)
         for one, other in zip(outcome.value.explanations, alone.value.explanations, strict=True):
             np.testing.assert_allclose(one.map, other.map, atol=1e-5 * float(other.map.max()))
-    assert all(hook_count(engine.model.module) == 0 for engine in crew.engines)
+    assert all(hook_count(engine.model.module) == 0 for engine in replicas.engines)
 
 
-async def test_the_same_question_is_answered_once(crew: Crew) -> None:
-    first, second = await asyncio.gather(*(crew.answer(seen(crew, 1), GRADCAM) for _ in range(2)))
+async def test_the_same_question_is_answered_once(replicas: Replicas) -> None:
+    first, second = await asyncio.gather(
+        *(replicas.answer(seen(replicas, 1), GRADCAM) for _ in range(2))
+    )
     assert first.value is second.value
-    later = await crew.answer(seen(crew, 1), GRADCAM)
+    later = await replicas.answer(seen(replicas, 1), GRADCAM)
     assert later.value is first.value
     assert (later.batch_size, later.run_seconds) == (0, 0)
 
@@ -104,13 +106,13 @@ async def test_the_same_question_is_answered_once(crew: Crew) -> None:
         Question((ClassTarget(against=True),), "gradcam", ("relu2",)),
     ],
 )
-async def test_another_question_is_another_answer(crew: Crew, other: Question) -> None:
-    first = await crew.answer(seen(crew, 1), GRADCAM)
-    assert (await crew.answer(seen(crew, 1), other)).value is not first.value
-    assert (await crew.answer(seen(crew, 2), GRADCAM)).value is not first.value
+async def test_another_question_is_another_answer(replicas: Replicas, other: Question) -> None:
+    first = await replicas.answer(seen(replicas, 1), GRADCAM)
+    assert (await replicas.answer(seen(replicas, 1), other)).value is not first.value
+    assert (await replicas.answer(seen(replicas, 2), GRADCAM)).value is not first.value
 
 
-async def test_masks_are_told_apart(crew: Crew) -> None:
+async def test_masks_are_told_apart(replicas: Replicas) -> None:
     """Two targets that compare equal, since tensors do not compare."""
     answers = []
     for side in (slice(0, 16), slice(16, 32)):
@@ -118,17 +120,17 @@ async def test_masks_are_told_apart(crew: Crew) -> None:
         mask[:, side] = True
         target = ClassTarget(0, mask=mask)
         with pytest.raises(Unexplainable) as caught:  # a classifier has no masks; each asks anew
-            await crew.answer(seen(crew, 1), Question((target,), "gradcam", ("relu2",)))
+            await replicas.answer(seen(replicas, 1), Question((target,), "gradcam", ("relu2",)))
         answers.append(caught.value)
     assert answers[0] is not answers[1]
 
 
-async def test_an_engine_that_has_ended_gets_nothing_more(crew: Crew) -> None:
-    await crew.engines[0].__aexit__(None, None, None)
-    assert crew.alive
+async def test_an_engine_that_has_ended_gets_nothing_more(replicas: Replicas) -> None:
+    await replicas.engines[0].__aexit__(None, None, None)
+    assert replicas.alive
     for seed in range(4):
-        await crew.answer(seen(crew, seed), GRADCAM)
-    assert not crew.engines[0].alive
+        await replicas.answer(seen(replicas, seed), GRADCAM)
+    assert not replicas.engines[0].alive
 
 
 @several_cores
@@ -137,14 +139,14 @@ def test_two_engines_on_the_cpu_have_cores_of_their_own() -> None:
     with TestClient(app) as client:
         wait_until_ready(client)
         assert client.get("/v1/models/tiny").json()["device"] == "cpu, cpu"
-        crew = app.state.fleet.crew("tiny")
+        replicas = app.state.manager.replicas("tiny")
         bound = [
             engine._batcher._executor.submit(os.sched_getaffinity, 0).result()
-            for engine in crew.engines
+            for engine in replicas.engines
         ]
         threads = [
             engine._batcher._executor.submit(torch.get_num_threads).result()
-            for engine in crew.engines
+            for engine in replicas.engines
         ]
         assert not bound[0] & bound[1]
         assert threads == [len(each) for each in bound]
@@ -177,6 +179,6 @@ def test_another_colour_costs_no_forward_pass() -> None:
 
 async def test_more_copies_than_cores_are_refused() -> None:
     entry = TWO.model_copy(update={"device": ["cpu"] * 65})
-    async with Fleet([entry], settings=Settings(max_queue=4), metrics=Metrics()) as fleet:
+    async with ModelManager([entry], settings=Settings(max_queue=4), metrics=Metrics()) as manager:
         with pytest.raises(ConfigError, match="65 copies on the CPU need as many cores; there are"):
-            await fleet.loaded
+            await manager.loaded

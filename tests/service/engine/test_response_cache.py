@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from service.engine.response_cache import Recall
+from service.engine.response_cache import ResponseCache
 
 pytestmark = pytest.mark.anyio
 
@@ -34,8 +34,8 @@ class Work:
         return b"answer"
 
 
-def recall(max_bytes: int = 100) -> Recall[bytes, int]:
-    return Recall(max_bytes, len)
+def response_cache(max_bytes: int = 100) -> ResponseCache[bytes, int]:
+    return ResponseCache(max_bytes, len)
 
 
 async def settle() -> None:
@@ -44,7 +44,7 @@ async def settle() -> None:
 
 
 async def test_asked_thrice_at_once_and_once_later_it_is_made_once() -> None:
-    known, work = recall(), Work()
+    known, work = response_cache(), Work()
     heard: list[int] = []
     asking = [asyncio.create_task(known.get("a", work, heard.append)) for _ in range(3)]
     await settle()
@@ -58,7 +58,7 @@ async def test_asked_thrice_at_once_and_once_later_it_is_made_once() -> None:
 
 
 async def test_other_questions_are_other_answers() -> None:
-    known, work = recall(), Work()
+    known, work = response_cache(), Work()
     work.go.set()
     assert (await known.get("a", work))[1] == "made"
     assert (await known.get("b", work))[1] == "made"
@@ -66,7 +66,7 @@ async def test_other_questions_are_other_answers() -> None:
 
 
 async def test_one_who_leaves_does_not_take_it_from_the_others() -> None:
-    known, work = recall(), Work()
+    known, work = response_cache(), Work()
     first, second = (asyncio.create_task(known.get("a", work)) for _ in range(2))
     await settle()
     first.cancel()
@@ -77,7 +77,7 @@ async def test_one_who_leaves_does_not_take_it_from_the_others() -> None:
 
 
 async def test_when_the_last_has_left_the_work_ends_and_begins_anew_for_the_next() -> None:
-    known, work = recall(), Work()
+    known, work = response_cache(), Work()
     asking = [asyncio.create_task(known.get("a", work)) for _ in range(2)]
     await settle()
     for task in asking:
@@ -90,7 +90,7 @@ async def test_when_the_last_has_left_the_work_ends_and_begins_anew_for_the_next
 
 
 async def test_an_error_is_everybodys_and_not_remembered() -> None:
-    known, work = recall(), Work()
+    known, work = response_cache(), Work()
     work.error = ValueError("no")
     work.go.set()
     asking = [asyncio.create_task(known.get("a", work)) for _ in range(2)]
@@ -102,14 +102,14 @@ async def test_an_error_is_everybodys_and_not_remembered() -> None:
 
 @pytest.mark.parametrize(("max_bytes", "expected"), [(0, "made"), (5, "made"), (6, "remembered")])
 async def test_what_does_not_fit_is_not_remembered(max_bytes: int, expected: str) -> None:
-    known, work = recall(max_bytes), Work()
+    known, work = response_cache(max_bytes), Work()
     work.go.set()
     await known.get("a", work)
     assert (await known.get("a", work))[1] == expected
 
 
 async def test_the_longest_unasked_is_forgotten_first() -> None:
-    known, work = recall(12), Work()
+    known, work = response_cache(12), Work()
     work.go.set()
     for key in ("a", "b", "a", "c"):
         await known.get(key, work)
@@ -117,7 +117,7 @@ async def test_the_longest_unasked_is_forgotten_first() -> None:
 
 
 async def test_what_is_not_small_is_kept_out() -> None:
-    known: Recall[bytes, int] = Recall(100, lambda value: None)
+    known: ResponseCache[bytes, int] = ResponseCache(100, lambda value: None)
     work = Work()
     work.go.set()
     await known.get("a", work)

@@ -343,4 +343,4 @@ def test_one_that_is_removed_while_it_loads_ends_nothing(tmp_path: Path) -> None
             assert leaving.result().status_code == 204
         wait_until_ready(client)
         assert client.get("/v1/models").json() == {"models": ["tiny"]}
-        assert app.state.fleet.loaded.exception() is None
+        assert app.state.manager.loaded.exception() is None

@@ -94,7 +94,7 @@ def test_while_it_loads_and_while_it_drains_a_503_says_so() -> None:
             assert response.headers["retry-after"] == "1"
         assert client.get("/healthz").status_code == 200
         wait_until_ready(client)
-        app.state.fleet.draining = True
+        app.state.manager.draining = True
         check(client.get("/readyz"), 503, "unavailable", "shutting down")
         check(client.post(EXPLAIN, content=PHOTO, headers=PNG), 503, "unavailable", "shutting down")
         assert client.get("/healthz").status_code == 200

@@ -13,11 +13,11 @@ from sqlalchemy import func, select, update
 
 from service.jobs.database import Database
 from service.jobs.folder import Folder
-from service.jobs.listing import Register
+from service.jobs.listing import Listing
 from service.jobs.records import Finished, Job, Leased, NewItem, NewJob
-from service.jobs.result_store import Outcomes
+from service.jobs.result_store import ResultStore
 from service.jobs.store import LEASE_SECONDS, Store
-from service.jobs.submission import Arrivals
+from service.jobs.submission import Submissions
 from service.jobs.tables import items, jobs, results, runners
 from service.pipeline.parameters import Parameters
 
@@ -27,17 +27,17 @@ MODEL = ("m", "w")
 @dataclass(frozen=True)
 class Desk:
     database: Database
-    arrivals: Arrivals
-    register: Register
+    submissions: Submissions
+    register: Listing
     store: Store
-    outcomes: Outcomes
+    result_store: ResultStore
     folder: Folder
 
     def begun(self, count: int, runner: str = "receiver", key: str | None = None) -> str:
         """A job that is on its way in."""
         draft = self.draft(key)
-        job = self.arrivals.begin(runner, draft)
-        self.arrivals.add(
+        job = self.submissions.begin(runner, draft)
+        self.submissions.add(
             job, 0, [NewItem(f"item {n}", {"path": f"{n}.png"}) for n in range(count)]
         )
         return job
@@ -46,7 +46,7 @@ class Desk:
         return NewJob(*MODEL, Parameters(), "", key)
 
     def accepted(self, job: str, count: int, key: str | None = None) -> Job:
-        return self.arrivals.accept(
+        return self.submissions.accept(
             job, self.draft(key), total=count, size=0, digest="same", warnings=()
         )
 
@@ -69,7 +69,7 @@ class Desk:
             return str(connection.execute(query).scalar_one())
 
     def finished(self, job: Job) -> list[Finished]:
-        return self.outcomes.results(self.now(job), 0, 100_000)
+        return self.result_store.results(self.now(job), 0, 100_000)
 
     def attempts(self, job: Job) -> list[int]:
         with self.database.read() as connection:
@@ -101,5 +101,5 @@ class Desk:
 def desk_at(folder: Path, url: str | None = None) -> Iterator[Desk]:
     files = Folder(folder)
     with Database(folder, url) as database:
-        arrivals, register = Arrivals(database), Register(database)
-        yield Desk(database, arrivals, register, Store(database), Outcomes(database), files)
+        submissions, register = Submissions(database), Listing(database)
+        yield Desk(database, submissions, register, Store(database), ResultStore(database), files)

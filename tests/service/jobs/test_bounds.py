@@ -72,9 +72,11 @@ def test_the_parameters_of_instances_take_of_the_disk(tmp_path: Path) -> None:
 
 def test_the_parameters_of_instances_do_not_wait_in_memory(tmp_path: Path) -> None:
     with desk_at(tmp_path) as desk:
-        job = desk.arrivals.begin("receiver", desk.draft())
+        job = desk.submissions.begin("receiver", desk.draft())
         with desk.folder.blob(job, 10**9) as blob:
-            collector = Collector(job, blob, desk.arrivals, max_items=10**6, max_image_bytes=10**6)
+            collector = Collector(
+                job, blob, desk.submissions, max_items=10**6, max_image_bytes=10**6
+            )
             for at in range(200):
                 collector.image(str(at), b"image", {"target": LARGE})
                 assert collector.held < CHUNK_BYTES

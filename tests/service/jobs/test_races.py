@@ -122,7 +122,7 @@ def test_results_of_a_job_that_goes_meanwhile_do_not_end_as_if_they_were_whole(
             desk.settle("runner", item)
     job = desk.now(job)
     for pack in (zipped, parquet):
-        pieces = pack(desk.outcomes, desk.folder, job)
+        pieces = pack(desk.result_store, desk.folder, job)
         desk.register.leave(job.id)
         desk.register.remove(job.id)
         with pytest.raises(UnknownJob, match="was removed while its results were read"):

@@ -487,7 +487,7 @@ def test_a_listener_who_leaves_leaves_nothing_behind(jobs: TestClient, place: Pa
     async def listen() -> None:
         app = create_app(Settings(jobs=place.parent / "listened"), (SLOW,))
         async with app.router.lifespan_context(app):
-            await app.state.fleet.loaded
+            await app.state.manager.loaded
             transport = httpx2.ASGITransport(app)
             async with httpx2.AsyncClient(transport=transport, base_url="http://test") as http:
                 images = {str(at): DOT for at in range(50)}
@@ -528,7 +528,7 @@ def test_a_listener_who_leaves_leaves_nothing_behind(jobs: TestClient, place: Pa
                 begun.clear()
                 listening = asyncio.create_task(app(dict(scope), receive, send))
                 await begun.wait()
-                app.state.fleet.draining = True
+                app.state.manager.draining = True
                 await asyncio.wait_for(listening, 5)
                 assert sent[-1] == {
                     "type": "http.response.body",

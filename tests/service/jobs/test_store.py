@@ -106,7 +106,7 @@ def test_cursors_count_what_threads_settle(desk: Desk) -> None:
     assert [each.cursor for each in finished] == list(range(1, count + 1))
     assert sorted(each.number for each in finished) == list(range(count))
     assert {each.number for each in finished if each.problem} == set(range(0, count, 7))
-    assert desk.arrivals.bytes() == 1200
+    assert desk.submissions.bytes() == 1200
     assert not gaps
 
 
@@ -136,7 +136,7 @@ def test_nothing_is_settled_after_cancel(desk: Desk) -> None:
     now = desk.now(job)
     assert (now.state, now.settled) == ("cancelled", 0)
     assert desk.finished(job) == []
-    assert desk.arrivals.bytes() == 0
+    assert desk.submissions.bytes() == 0
 
 
 def test_release_is_no_attempt_and_death_is_one(desk: Desk) -> None:
@@ -270,7 +270,7 @@ def test_a_job_that_nobody_receives_any_more_goes(desk: Desk) -> None:
     desk.register.remove(name)
     assert desk.rows(name) == {"jobs": 0, "items": 0, "results": 0}
     with pytest.raises(Unavailable, match="send it again"):
-        desk.arrivals.add(name, 3, [NewItem("late", {"path": "x"})])
+        desk.submissions.add(name, 3, [NewItem("late", {"path": "x"})])
     with pytest.raises(Unavailable, match="send it again"):
         desk.accepted(name, 3)
 
@@ -299,7 +299,7 @@ def test_an_idempotency_key_is_one_job_whoever_comes_at_once(desk: Desk) -> None
     assert len(set(found)) == 1
     name = found[0]
     with pytest.raises(IdempotencyConflict, match=name):
-        desk.arrivals.accept(
+        desk.submissions.accept(
             desk.begun(2), desk.draft("key"), total=2, size=0, digest="other", warnings=()
         )
     desk.register.leave(name)  # who purged it may bring it again
@@ -312,7 +312,7 @@ def test_jobs_that_come_at_once_share_the_disk_and_the_places(desk: Desk) -> Non
     def bring(number: int) -> None:
         name = desk.begun(1)
         try:
-            job = desk.arrivals.accept(
+            job = desk.submissions.accept(
                 name,
                 desk.draft(),
                 total=1,
@@ -329,14 +329,14 @@ def test_jobs_that_come_at_once_share_the_disk_and_the_places(desk: Desk) -> Non
     assert len(accepted) == 2
     assert len(refused) == THREADS - 2
     assert "at most 1000 are allowed" in refused[0]
-    assert desk.arrivals.bytes() == 800
+    assert desk.submissions.bytes() == 800
 
     begun: list[str] = []
     there = THREADS  # those that were refused are still on their way in
 
     def begin(number: int) -> None:
         with suppress(TooManyJobs):
-            begun.append(desk.arrivals.begin("receiver", desk.draft(), there + 3))
+            begun.append(desk.submissions.begin("receiver", desk.draft(), there + 3))
 
     at_once(begin)
     assert len(begun) == 3

@@ -15,15 +15,15 @@ import pytest
 from starlette.testclient import TestClient
 
 from service.core.settings import Settings
-from service.engine.manager import Fleet
+from service.engine.manager import ModelManager
 from service.http.app import create_app
 from service.http.job_routes import PAGE
 from service.jobs.database import Database
 from service.jobs.records import Job
-from service.jobs.result_store import Outcomes
+from service.jobs.result_store import ResultStore
 from service.jobs.runner import LEASE_ITEMS, Runner
 from service.jobs.store import Store
-from service.jobs.submission import Arrivals
+from service.jobs.submission import Submissions
 from service.limits.keys import new_key
 from tests.chaos.models import SICK
 from tests.chaos.stage import photo, plain, staged
@@ -135,16 +135,16 @@ def test_a_job_that_comes_at_the_last_moment_is_accepted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Who was told that it is not, would bring it again."""
-    accept = Arrivals.accept
+    accept = Submissions.accept
     with app_at(tmp_path) as client:
-        fleet: Fleet = client.app.state.fleet  # type: ignore[attr-defined]
+        manager: ModelManager = client.app.state.manager  # type: ignore[attr-defined]
 
         def accept_last(*what: Any, **more: Any) -> Job:
             job = accept(*what, **more)
-            fleet.draining = True
+            manager.draining = True
             return job
 
-        monkeypatch.setattr(Arrivals, "accept", accept_last)
+        monkeypatch.setattr(Submissions, "accept", accept_last)
         answer = post(client, PHOTOS[:1])
         assert answer.status_code == 202
         assert answer.json()["stalled"] == "the service is shutting down"
@@ -157,9 +157,9 @@ def test_results_that_go_while_they_are_read_cut_the_answer_off(
     images = packed([PHOTOS[0]] * (PAGE + 10))
     job = job_of(jobs.post("/v1/jobs?model=tiny", content=images, headers=sent))
     until_done(jobs, job)
-    look = Outcomes.results
+    look = ResultStore.results
     monkeypatch.setattr(
-        Outcomes,
+        ResultStore,
         "results",
         lambda self, job, after, most: [] if after else look(self, job, 0, most),
     )

@@ -11,7 +11,7 @@ import torch
 
 from service.core.settings import Settings
 from service.models.devices import devices, usable
-from service.pipeline.session import MOST_COPIES, workshop
+from service.pipeline.session import MOST_COPIES, local_session
 
 CORES = min(len(usable()), MOST_COPIES)
 
@@ -25,10 +25,10 @@ def opened(folder: Path, device: str, *, spread: bool = True) -> tuple[list[str]
     )
 
     async def look() -> tuple[list[str], set[bool], int]:
-        async with workshop(Settings(models=catalog), None, spread=spread) as shop:
-            models = [engine.model for engine in shop.crew.engines]
+        async with local_session(Settings(models=catalog), None, spread=spread) as session:
+            models = [engine.model for engine in session.replicas.engines]
             where = [str(model.device) for model in models]
-            return where, {model.channels_last for model in models}, shop.at_once
+            return where, {model.channels_last for model in models}, session.at_once
 
     return asyncio.run(look())
 
