@@ -14,17 +14,13 @@ pytest.importorskip("ray", reason="Ray is an extra: pip install 'gradcam-service
 
 EXAMPLES = ("curl", "the_python_client", "javascript", "the_overlays", "the_figures")
 CONTRACT = {
-    "test_routes.py": ("", 36),
-    "test_bad_input.py": ("", 86),
-    "test_activations.py": ("", 3),
-    # That one looks into the process that serves: it patches its decoder.
-    "test_views.py": (
-        "not test_a_photo_of_which_only_the_map_is_asked_is_not_decoded_whole",
-        30,
-    ),
-    "test_where_the_heat_is.py": ("", 5),
+    "http/test_routes.py": ("", 36),
+    "http/test_bad_input.py": ("", 86),
+    "http/test_activations.py": ("", 3),
+    "pipeline/test_views.py": ("", 30),
+    "pipeline/test_where_the_heat_is.py": ("", 5),
     # Not those that ask no service.
-    "test_openapi.py": ("test_the_request_examples_work or test_the_app_keeps_to_it", 12),
+    "http/test_openapi.py": ("test_the_request_examples_work or test_the_app_keeps_to_it", 12),
     "test_readme.py": (" or ".join(EXAMPLES), 5),
 }
 """The tests that ask a service through `client` or `address`: their files, which of them, and how

@@ -13,7 +13,7 @@ from service.http.app import create_app
 from service.models.catalog import read_catalog
 from tests.service.conftest import encoded, noise, wait_until_ready
 
-TEXT = (Path(__file__).parents[2] / "docs" / "huggingface.md").read_text()
+TEXT = (Path(__file__).parents[3] / "docs" / "huggingface.md").read_text()
 
 
 def test_the_example(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
