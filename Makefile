@@ -13,63 +13,79 @@ EDITABLE := $(UV) install --python $(BIN)/python --no-deps --editable .
 # Without bytecode every start compiles torch anew: 10 s instead of 5.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: install serve test test-random test-ray chaos lint format types openapi bench lock clean
+.DEFAULT_GOAL := help
+.PHONY: help install serve test test-random test-ray chaos lint format types openapi bench wheel image lock clean
 
-install: .venv/serve
+help: ## list these targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' Makefile
 
-serve: .venv/serve
+install: .venv/serve ## install into .venv
+
+serve: .venv/serve ## install, and serve on HOST and PORT (http://127.0.0.1:8000)
 	$(BIN)/gradcam serve --host $(HOST) --port $(PORT)
 
-test: lint types
+test: lint types ## format, lint, types and all tests
 	$(BIN)/python -m pytest
 
 # The tests in a random order, with one, two and four threads: what one leaves behind, or takes
 # from another, fails here. THREADS names other numbers, SEED repeats an order that failed.
 THREADS ?= 1 2 4
 SEED ?=
-test-random: .venv/test
+test-random: .venv/test ## the tests in a random order, with 1, 2 and 4 threads
 	for threads in $(THREADS); do \
 	  OMP_NUM_THREADS=$$threads $(BIN)/python -m pytest -p randomly $(SEED:%=--randomly-seed=%) || exit; \
 	done
 
 # What needs Ray, which is an extra: the contract through Ray Serve, a batch on a cluster.
-test-ray: .venv/ray
+test-ray: .venv/ray ## what needs Ray
 	$(BIN)/python -m pytest tests/ray
 
 # Every attack at its full size, a quarter of an hour, into docs/reliability.md.
-chaos: .venv/test
+chaos: .venv/test ## every attack at its full size, a quarter of an hour
 	$(BIN)/python -m tests.chaos --write
 
-lint: .venv/test
+lint: .venv/test ## formatting, ruff, and which package may import which
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/lint-imports
 
-types: .venv/test
+types: .venv/test ## mypy
 	$(BIN)/mypy
 
-format: .venv/test
+format: .venv/test ## put the code into form
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
 # The short form, some ten minutes: an explanation beside a prediction and four other tools, and
 # the service beside two servers as people write them.
-bench: .venv/bench
+bench: .venv/bench ## the short measurements beside other tools, ten minutes
 	$(BIN)/python -m bench.library --batches 8 --models resnet50 efficientnet-lite0 swin_t --compile resnet50
 	$(BIN)/python -m bench.service --modes exact --clients 1 32 --seconds 20 --peers
 
-openapi: .venv/serve
+openapi: .venv/serve ## write openapi/openapi.json
 	$(BIN)/gradcam openapi > .venv/openapi.json
 	mv .venv/openapi.json openapi/openapi.json
 
-lock: $(BIN)/uv
+lock: $(BIN)/uv ## pin all dependencies anew
 	$(UV) compile pyproject.toml --universal --python-version 3.11 --generate-hashes \
 	  --custom-compile-command 'make lock' -o requirements.lock
 	$(UV) compile pyproject.toml --extra test -c requirements.lock --universal \
 	  --python-version 3.11 --generate-hashes --custom-compile-command 'make lock' \
 	  -o requirements-test.lock
 
-clean:
+# It is looked at as a registry would, and installed where nothing else is.
+wheel: .venv/serve ## build dist/, check it, and install it into an empty environment
+	rm -rf dist .venv/wheel
+	$(BIN)/uv build --quiet --out-dir dist .
+	$(BIN)/uv tool run --quiet twine check --strict dist/*
+	$(BIN)/uv venv --quiet .venv/wheel
+	$(BIN)/uv pip install --quiet --python .venv/wheel/bin/python dist/*.whl
+	cd .venv/wheel && bin/gradcam --version && bin/gradcam openapi > /dev/null
+
+image: ## build the container image
+	docker build -t gradcam-service .
+
+clean: ## remove .venv
 	rm -rf .venv
 
 $(BIN)/uv:

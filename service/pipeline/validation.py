@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from annotated_types import Ge, Le
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 from starlette.datastructures import ImmutableMultiDict
@@ -86,10 +85,13 @@ def parameter_problem(
 
 def _range(schema: type[PredictParameters], name: str) -> str | None:
     """Both ends of what a number may be."""
-    bounds = {type(each): each for each in schema.model_fields[name].metadata}
-    low, high = bounds.get(Ge), bounds.get(Le)
-    if isinstance(low, Ge) and isinstance(high, Le):
-        return f"it should be a number from {low.ge} to {high.le}"
+    metadata = schema.model_fields[name].metadata
+    low, high = (
+        next((value for each in metadata if (value := getattr(each, end, None)) is not None), None)
+        for end in ("ge", "le")
+    )
+    if low is not None and high is not None:
+        return f"it should be a number from {low} to {high}"
     return None
 
 
