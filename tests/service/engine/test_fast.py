@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from cam import METHODS, Answer, CamError, ClassTarget, Question
 from cam.fast import FastPath
 from cam.fidelity import Fidelity, likeness
+from cam.heatmap import Box
 from service.core.metrics import Metrics
 from service.core.settings import Settings
 from service.engine.engine import Engine
@@ -25,6 +26,7 @@ from service.engine.replicas import Replicas
 from service.engine.warming import warm_fast_path
 from service.http.app import create_app
 from service.models.catalog import ModelEntry
+from service.models.preprocessing import ModelInput
 from service.models.registry import ServedModel, load
 from tests.cam.nets import small
 from tests.service.conftest import encoded, noise, wait_until_ready
@@ -261,6 +263,17 @@ async def test_a_method_that_roundings_change_is_served_exact() -> None:
                 alike = likeness(one, other)
                 assert alike is not None
                 assert alike >= 0.98
+        # Asked together each is what it is alone, and of the same class.
+        seen = ModelInput(image, np.zeros((64, 64, 3), np.uint8), Box(0, 0, 64, 64), b"image")
+        methods = ("kpcacam", "gradcam++", "gradcam")
+        asked = [Question((ClassTarget(),), name, (model.default_layer,)) for name in methods]
+        together = (await replicas.answer(seen, *asked)).value.explanations
+        assert [each.method for each in together] == list(methods)
+        assert len({each.target for each in together}) == 1
+        for question, found in zip(asked, together, strict=True):
+            same_class = replace(question, targets=(found.target,))
+            (alone,) = (await replicas.answer(seen, same_class)).value.explanations
+            np.testing.assert_allclose(found.map, alone.map, rtol=1e-3, atol=1e-5)
 
 
 def test_several_engines_are_as_good_as_the_worst() -> None:
