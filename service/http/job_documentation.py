@@ -54,7 +54,7 @@ _IDEMPOTENCY: Final = {
     "in": "header",
     "required": False,
     "description": "The same key with the same job gives the same job again.",
-    "schema": {"type": "string", "minLength": 1, "maxLength": 200, "pattern": "^[!-~]+$"},
+    "schema": {"type": "string", "minLength": 1, "maxLength": 200, "pattern": "^[ -~]+$"},
 }
 SUBMIT: Final[dict[str, Any]] = {
     "tags": ["jobs"],

@@ -233,9 +233,9 @@ def _over(base: Parameters, given: Parameters) -> Parameters:
 
 def _idempotency(request: Request) -> str | None:
     key = request.headers.get("idempotency-key")
-    if key is not None and not (0 < len(key) <= LONGEST_KEY and key.isprintable()):
-        raise MalformedRequest(
-            f"Idempotency-Key has {len(key)} characters; 1 to {LONGEST_KEY} printable ones are "
-            "allowed"
-        )
-    return key
+    if key is None or (0 < len(key) <= LONGEST_KEY and key.isascii() and key.isprintable()):
+        return key
+    raise MalformedRequest(
+        f"Idempotency-Key has {len(key)} characters; 1 to {LONGEST_KEY} printable ASCII ones are "
+        "allowed"
+    )

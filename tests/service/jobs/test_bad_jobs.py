@@ -450,6 +450,12 @@ def test_idempotency_keys_that_are_none(jobs: TestClient, key: str) -> None:
     check(response, 400, "malformed-request", "Idempotency-Key", f"{len(key)} char", "1 to 200")
 
 
+def test_an_idempotency_key_that_is_no_ascii(jobs: TestClient) -> None:
+    headers = {b"idempotency-key": "café".encode("latin-1"), b"content-type": b"application/json"}
+    response = jobs.post("/v1/jobs", headers=headers, content=b"{}")
+    check(response, 400, "malformed-request", "printable ASCII")
+
+
 QUERIES = [
     ("/v1/jobs?limit=0", "limit", "1 to 200"),
     ("/v1/jobs?limit=201", "limit", "1 to 200"),
