@@ -139,10 +139,16 @@ def _shown(
 ) -> Iterator[dict[str, Any]]:
     """The maps on the page, in the manifest's order, as its script wants them."""
     positions = {each.key: position for position, each in enumerate(census.classes)}
-    least = {number: rank for rank, number in enumerate(census.least)}
-    most = {number: rank for rank, number in enumerate(census.most)}
-    beside = {number: rank for rank, number in enumerate(census.beside)}
-    disputed = {number: rank for rank, number in enumerate(census.disputed)}
+    strips = {
+        "least": census.least,
+        "most": census.most,
+        "beside": census.beside,
+        "disputed": census.disputed,
+    }
+    ranks = {
+        name: {number: rank for rank, number in enumerate(numbers)}
+        for name, numbers in strips.items()
+    }
 
     def describe(chosen: Chosen) -> dict[str, Any]:
         shown = show(chosen.row.picture, output, page)
@@ -154,13 +160,10 @@ def _shown(
             "alone": alone is not None,
             "link": shown.link,
             "sampled": chosen.sampled,
-            "least": least.get(chosen.number),
-            "most": most.get(chosen.number),
-            "beside": beside.get(chosen.number),
-            "disputed": disputed.get(chosen.number),
+            **{name: of_strip.get(chosen.number) for name, of_strip in ranks.items()},
         }
 
-    ends = {*least, *most, *beside, *disputed}
+    ends = set().union(*ranks.values())
 
     def choose() -> Iterator[Chosen]:
         for number, row in enumerate(read_rows(manifest, maps=True)):

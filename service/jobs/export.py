@@ -9,7 +9,6 @@ import json
 import unicodedata
 import zipfile
 from collections.abc import Iterator
-from statistics import fmean
 from typing import Any, Final
 
 import numpy as np
@@ -23,6 +22,7 @@ from service.jobs.records import Job
 from service.jobs.result_store import ResultStore
 from service.jobs.results import line_of, picture_of_explanation
 from service.pipeline.descriptions import title_of
+from service.pipeline.facts import agreement_mean
 from service.pipeline.rendering import encode_values
 from service.pipeline.rows import SCHEMA, Row, picture_path, table_of
 
@@ -166,7 +166,7 @@ def _row(item: str, number: int, each: dict[str, Any], best: dict[str, Any]) -> 
         concentration=each.get("concentration"),
         border=each.get("border"),
         agreement=[*agreement.items()] or None,
-        agreement_mean=fmean(agreement.values()) if agreement else None,
+        agreement_mean=agreement_mean(agreement),
         width=width,
         height=height,
         covers_left=covers.get("left"),

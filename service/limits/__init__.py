@@ -1,1 +1,1 @@
-"""Who may come in, and with how much."""
+"""Limits on callers: keys, rates, numbers of images, memory, addresses to fetch from."""

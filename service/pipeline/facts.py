@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
 from statistics import fmean
 
@@ -26,11 +27,6 @@ class Facts:
     """Where the drawn map lies on the photo."""
     correct: bool | None
     agreement: dict[str, float] | None
-
-    @property
-    def agreement_mean(self) -> float | None:
-        """Over the other methods."""
-        return fmean(self.agreement.values()) if self.agreement else None
 
 
 def facts_of(
@@ -63,6 +59,11 @@ def _correct(answer: Answer, number: int, parameters: Parameters) -> bool | None
         return None
     mine = asked_of(parameters)[answer.explanations[number].turn]
     return target.index == best if _names_a_class(mine) else None
+
+
+def agreement_mean(agreement: Mapping[str, float] | None) -> float | None:
+    """The mean of a map's agreement with the maps of the other methods."""
+    return fmean(agreement.values()) if agreement else None
 
 
 def _agreement(answer: Answer, number: int) -> dict[str, float] | None:

@@ -188,17 +188,21 @@ class Parameters(PredictParameters):
         """Each once."""
         return list(dict.fromkeys([self.method] if isinstance(self.method, str) else self.method))
 
+    @property
+    def _known(self) -> list[str]:
+        """The methods that exist; an instance's own may name others, which are refused later."""
+        return [name for name in self.methods if name in METHODS]
+
     def maps_at(self, layers: int) -> int:
         """How many maps a target has at so many layers: those of all methods, some of which make
         one map however many layers there are."""
-        known = [METHODS[name] for name in self.methods if name in METHODS]
+        known = [METHODS[name] for name in self._known]
         one = [self.fuse != "none" or each.at == "input" or each.levels for each in known]
         return sum(1 if each else layers for each in one)
 
     @property
     def costly(self) -> bool:
-        known = [METHODS[name] for name in self.methods if name in METHODS]
-        many = any(each.steps is not None for each in known)
+        many = any(METHODS[name].steps is not None for name in self._known)
         return many or self.smooth in ("augment", "both") or self.maps > FEW_MAPS
 
     _object_in_text = field_validator("target", mode="before")(object_in_text)

@@ -18,7 +18,7 @@ from service.core.glossary import TERMS
 from service.models.registry import ServedModel
 from service.pipeline.descriptions import describe_target, title_of
 from service.pipeline.explainer import Explained
-from service.pipeline.facts import facts_of, predicted
+from service.pipeline.facts import agreement_mean, facts_of, predicted
 from service.pipeline.parameters import Parameters
 from service.pipeline.rendering import Drawing
 
@@ -166,7 +166,7 @@ def row_of(
         concentration=facts.concentration,
         border=facts.border,
         agreement=[*facts.agreement.items()] if facts.agreement else None,
-        agreement_mean=facts.agreement_mean,
+        agreement_mean=agreement_mean(facts.agreement),
         width=width,
         height=height,
         covers_left=covers.left,

@@ -96,7 +96,7 @@ def _range(schema: type[PredictParameters], name: str) -> str | None:
 
 
 def _target_problem(error: ErrorDetails, pointer: str) -> Problem:
-    """Of an object that is a target but for one key."""
+    """The problem of a target whose object has one key that is wrong."""
     if error["type"] == "target":
         sent = str(error["input"])[:80]
         return InvalidParameter(f"target is {sent!r}: {error['msg']}", pointer=pointer)

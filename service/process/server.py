@@ -157,7 +157,7 @@ async def _serve(
     if failure:
         raise failure
     code = REPLACE_ME if manager.worn_out else int(server.force_exit)
-    if manager.busy:  # a thread that hangs, or loads, would keep the process for ever
+    if manager.busy:  # a thread that hangs or loads would keep the process from ending
         for handler in logging.getLogger().handlers:
             handler.close()
         sys.stdout.flush()
