@@ -22,7 +22,7 @@ from rich.console import Console
 from torch import Tensor, nn
 
 from cam import ClassTarget, Question, explain_in_steps
-from cam.stepwise import finish
+from cam.passes.stepwise import finish
 
 LAYER, WANTED, CHUNK = "layer4", 285, 32
 

@@ -5,12 +5,12 @@
 Each model is built with seeded random weights, looked at (`cam.survey`) and explained at its
 default layer. Then a bright, rough patch is put at sixteen places of a photo, and at every layer
 that `survey` calls explainable the output must move where the patch is. The places, the photo and
-the judgement are not those by which `cam.locate` finds the grids.
+the judgement are not those by which `cam.positions.locate` finds the grids.
 
 Feature maps whose shape leaves no doubt and that move nowhere in particular (random weights let the
 last layers of some models see everything a little) are counted apart, not as placed, and so are
-those of fewer than 25 positions, where `cam.locate` believes the shape. Tokens that do so, and maps
-that move where the patch would be in a mirrored or turned image, are misplaced.
+those of fewer than 25 positions, where `cam.positions.locate` believes the shape. Tokens that do
+so, and maps that move where the patch would be in a mirrored or turned image, are misplaced.
 
 A model is *wrong* if a map is not finite, not of the layer's grid, or constant for all targets
 (random weights leave some classes without positive evidence), if a layer is misplaced, or if an
@@ -43,9 +43,9 @@ from torch import Tensor, nn
 from torch.nn.functional import interpolate
 
 from cam import CamError, ClassTarget, Layer, Target, default_layer, explain, survey
-from cam.abilities import unsuited
-from cam.grids import Grid, grid_of_map
-from cam.locate import TELLING
+from cam.hooks.grids import Grid, grid_of_map
+from cam.methods.abilities import unsuited
+from cam.positions.locate import TELLING
 
 TIMM = """
     bat_resnext26ts beit_base_patch16_224 botnet26t_256 caformer_s18 cait_xxs24_224

@@ -21,9 +21,9 @@ from torchvision.ops import box_iou
 from torchvision.transforms.v2.functional import gaussian_blur
 
 import cam
-from cam.heatmap import resize
+from cam.drawing.heatmap import resize
 from cam.layers import level_layers
-from cam.output import outputs_of, size_of
+from cam.outputs.output import outputs_of, size_of
 from tests.cam.detectors import scenes, trained
 
 STEPS = 20

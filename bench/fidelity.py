@@ -24,8 +24,8 @@ from torch import Tensor, nn
 
 from bench.library import MIDDLE, build, head_of, record
 from cam import Answer, ClassTarget, Question, default_layer, explain_batch, survey
-from cam.fast import FastPath
-from cam.fidelity import likeness, roundings_apart
+from cam.passes.fast import FastPath
+from cam.passes.fidelity import likeness, roundings_apart
 
 CROPS = 6
 

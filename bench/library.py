@@ -40,8 +40,8 @@ from torch._inductor import config as inductor
 
 from cam import ClassTarget, Question, default_layer, explain_batch, survey
 from cam.errors import MethodUnsuited
-from cam.fast import FastPath
-from cam.head import PooledHead, pooled_head
+from cam.methods.head import PooledHead, pooled_head
+from cam.passes.fast import FastPath
 from service.models.catalog import EMBEDDED
 from service.models.registry import load
 

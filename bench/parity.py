@@ -41,7 +41,7 @@ from torchcam.methods.core import _CAM
 from bench.parity_pixels import BUDGETS as PIXEL_BUDGETS
 from bench.parity_pixels import PIXELS
 from cam import METHODS, CamError, Layer, default_layer, explain, survey
-from cam.heatmap import minmax
+from cam.drawing.heatmap import minmax
 from cam.methods.pixels import NOISE
 from service.models.catalog import EMBEDDED
 from service.models.registry import load

@@ -29,9 +29,9 @@ import uvicorn
 from rich.console import Console
 from rich.table import Table
 
-import cam.capture
-import cam.head
-import cam.onepass
+import cam.hooks.capture
+import cam.methods.head
+import cam.passes.onepass
 import service.pipeline.explainer
 import service.pipeline.rendering
 from bench.service import ask_until_ready, photographs, serving
@@ -44,9 +44,9 @@ PATH = "/v1/models/resnet50:explain?fit=squash"
 STEPS: list[tuple[str, Any, str]] = [
     ("decode", service.pipeline.explainer, "decode"),
     ("preprocess", Preprocessing, "apply"),
-    ("backward", cam.capture.Capture, "backward"),
-    ("backward", cam.head.HeadSignals, "backward"),
-    ("map", cam.onepass, "_maps"),
+    ("backward", cam.hooks.capture.Capture, "backward"),
+    ("backward", cam.methods.head.HeadSignals, "backward"),
+    ("map", cam.passes.onepass, "_maps"),
     ("resize", service.pipeline.rendering, "place"),
     ("colour", service.pipeline.rendering, "overlay"),
     ("encode", service.pipeline.explainer, "encode"),

@@ -1,22 +1,22 @@
 """Class activation maps of PyTorch models: tensors in, maps and pictures out."""
 
 from cam.agreement import spearman
-from cam.capture import Capture
-from cam.change import Change, ablate, clamp, scale
+from cam.drawing.gallery import gallery
+from cam.drawing.overlay import COLORMAPS
 from cam.errors import CamError
 from cam.explain import explain
 from cam.explanation import Answer, Explanation, Question
-from cam.factorisation import Concept, factorise
-from cam.gallery import gallery
+from cam.hooks.capture import Capture
+from cam.hooks.change import Change, ablate, clamp, scale
+from cam.hooks.replay import Replay
 from cam.layers import Layer, default_layer, leaves, survey
 from cam.methods import METHODS
-from cam.observation import Observation, embed, observe
-from cam.onepass import explain_batch
-from cam.output import Detections, Output, resolve_reading
-from cam.overlay import COLORMAPS
-from cam.reading import Reading
-from cam.replay import Replay
-from cam.stepwise import explain_in_steps
+from cam.outputs.output import Detections, Output, resolve_reading
+from cam.outputs.reading import Reading
+from cam.passes.factorisation import Concept, factorise
+from cam.passes.observation import Observation, embed, observe
+from cam.passes.onepass import explain_batch
+from cam.passes.stepwise import explain_in_steps
 from cam.targets import ClassTarget, SimilarityTarget, Target, UnitTarget
 
 __all__ = [

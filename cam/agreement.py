@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from cam.heatmap import Float, shrink
+from cam.drawing.heatmap import Float, shrink
 
 
 def spearman(first: Float, second: Float) -> float | None:

@@ -17,8 +17,8 @@ from typing import Literal
 from torch import Tensor, nn
 
 from cam.errors import CamError, UnknownLayer
-from cam.evaluation import alone
 from cam.explanation import Explanation, Fusion, Question, Smoothing
+from cam.hooks.inference import alone
 from cam.inputs import (
     Targets,
     budget_of,
@@ -31,12 +31,12 @@ from cam.inputs import (
     targets_of,
 )
 from cam.layers import Layer, default_layer, level_layers, survey
-from cam.locate import Reshape, declared
 from cam.methods import Method
-from cam.onepass import explain_batch
-from cam.output import resolve_reading
-from cam.reading import Activation, Reading
-from cam.stepwise import explain_in_steps, finish
+from cam.outputs.output import resolve_reading
+from cam.outputs.reading import Activation, Reading
+from cam.passes.onepass import explain_batch
+from cam.passes.stepwise import explain_in_steps, finish
+from cam.positions.locate import Reshape, declared
 
 
 def explain(
@@ -62,7 +62,7 @@ def explain(
     Args:
         images: float (B, C, H, W), preprocessed, on the model's device and in its dtype. They share
             forward passes; give a model that lets the images of a batch see each other (see
-            `cam.company.sees_company`) one image a call.
+            `cam.passes.company.sees_company`) one image a call.
         target: the class to explain, the same for every image; None for each image's predicted
             class; a tensor or NumPy array of integers (B,) for a class of each image's own
             (`logits.argmax(1)`); a Target for contrasts, masks, boxes, units and more; a list or
@@ -84,7 +84,8 @@ def explain(
             found without.
         activation: what makes probabilities of the logits: "softmax"; "sigmoid" of a model with
             one output, or with labels that do not exclude each other; "none" of outputs that are
-            probabilities already. "auto" tells by the model: see `cam.reading.activation_of`.
+            probabilities already. "auto" tells by the model: see
+            `cam.outputs.reading.activation_of`.
 
     Returns:
         Explanations image by image, within an image method by method, then target by target, then

@@ -11,11 +11,11 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
+from cam.drawing.heatmap import fuse
 from cam.errors import CamError, InvalidOption, MethodUnsuited, NonFinite, UnknownLayer
-from cam.heatmap import fuse
 from cam.methods import INPUT, METHODS, method_named
 from cam.methods.subject import Completeness, Progress
-from cam.output import Output
+from cam.outputs.output import Output
 from cam.targets import ClassTarget, Target
 
 COMPLETE: Final = 0.1
@@ -50,7 +50,7 @@ class Question:
 
     @property
     def in_steps(self) -> bool:
-        """Whether it takes more than one pass: see `cam.stepwise`."""
+        """Whether it takes more than one pass: see `cam.passes.stepwise`."""
         many = METHODS[self.method].steps is not None or self.smooth in ("augment", "both")
         return bool(self.targets) and many
 
@@ -127,7 +127,7 @@ class Explanation:
     """Of fused maps, the layers' names joined by " + "."""
     map: Map
     """float32 (h, w) at the layer's resolution, ≥ 0 unless signed, not normalised: see
-    `cam.heatmap`."""
+    `cam.drawing.heatmap`."""
     signed: bool = False
     completeness: Completeness | None = None
     """Of methods whose attributions should add up to the score."""

@@ -11,14 +11,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from cam.detection import unfiltered
 from cam.errors import NoTargetLayer
-from cam.evaluation import evaluating
-from cam.grids import NO_GRID, Grid, Location
-from cam.levels import levels_of
-from cam.locate import locate
-from cam.output import one_each, outputs_of, size_of, total
-from cam.reading import AUTO, Reading
+from cam.hooks.grids import NO_GRID, Grid, Location
+from cam.hooks.inference import evaluating
+from cam.outputs.detection import unfiltered
+from cam.outputs.output import one_each, outputs_of, size_of, total
+from cam.outputs.reading import AUTO, Reading
+from cam.positions.levels import levels_of
+from cam.positions.locate import locate
 
 INDEPENDENT = "the model's output does not depend on it"
 GRADIENTS_OFF = "the model runs it in torch.inference_mode, which records no gradients"
@@ -44,7 +44,7 @@ class Layer:
     the normalisation before one, where tools for transformers look."""
 
     level: bool = False
-    """Whether it is one of the layers that a detector's boxes are made from: see `cam.levels`."""
+    """Whether a detector's boxes are made from it: see `cam.positions.levels`."""
     common: bool = True
     """Whether all that the model says depends on it; of a detector, every box."""
 

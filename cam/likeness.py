@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.nn.functional import cosine_similarity
 
 from cam.errors import ChannelOutOfRange
-from cam.output import Output
+from cam.outputs.output import Output
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ from cam.errors import (
 )
 from cam.likeness import SimilarityTarget as SimilarityTarget
 from cam.likeness import UnitTarget as UnitTarget
-from cam.output import Detections, Output
+from cam.outputs.output import Detections, Output
 
 OVERLAP = 0.5
 """Least intersection over union of a detection that is still the same one."""

@@ -14,14 +14,14 @@ from typing import TypeVar
 import torch
 from torch import Tensor, nn
 
-from cam.attention import attending, token_count
 from cam.errors import MethodUnsuited, NoGradientPath
-from cam.evaluation import evaluating
-from cam.grids import Grid
-from cam.locate import token_grid
+from cam.hooks.attention import attending, token_count
+from cam.hooks.grids import Grid
+from cam.hooks.inference import evaluating
+from cam.hooks.replay import Replay
 from cam.methods.subject import Attribution, Progress, Steps, Subject
-from cam.output import watching
-from cam.replay import Replay
+from cam.outputs.output import watching
+from cam.positions.locate import token_grid
 
 Said = TypeVar("Said")
 

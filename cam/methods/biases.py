@@ -14,7 +14,8 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.instancenorm import _InstanceNorm
 
 from cam.errors import MethodUnsuited
-from cam.evaluation import alone
+from cam.hooks.inference import alone
+from cam.hooks.quantised import is_quantised, weights_of
 from cam.methods.subject import (
     Attribution,
     Completeness,
@@ -23,7 +24,6 @@ from cam.methods.subject import (
     Subject,
     gradient_at,
 )
-from cam.quantised import is_quantised, weights_of
 
 _EPSILON = 1e-5
 """Of a frozen batch normalisation that does not say its own: Hugging Face's DETR."""

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from cam.errors import MethodUnsuited
-from cam.output import Output
+from cam.outputs.output import Output
 from cam.targets import ClassTarget, Target
 
 RIVALS = 3

@@ -12,12 +12,12 @@ from torch import Tensor
 from torch.nn.functional import cosine_similarity
 from torchvision.ops import box_iou
 
-from cam.detection import Detections
+from cam.drawing.heatmap import resize
 from cam.errors import MethodUnsuited
-from cam.heatmap import resize
 from cam.methods.perturbation import random_masks
 from cam.methods.subject import Attribution, Progress, Steps, Subject
-from cam.output import Output
+from cam.outputs.detection import Detections
+from cam.outputs.output import Output
 from cam.targets import ClassTarget, Target
 
 CELLS: Final = 16

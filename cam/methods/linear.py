@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from cam.errors import MethodUnsuited
-from cam.head import pooled_head
+from cam.methods.head import pooled_head
 from cam.methods.subject import Attribution, Progress, Steps, Subject
 from cam.targets import ClassTarget
 

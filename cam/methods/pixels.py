@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn.functional import interpolate
 
 from cam.errors import MethodUnsuited
-from cam.guidance import GuidedRectifiers
+from cam.hooks.guidance import GuidedRectifiers
 from cam.methods.gradients import gradcam, weighted_sum
 from cam.methods.subject import Attribution, Completeness, Progress, Steps, Subject
 

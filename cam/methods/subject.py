@@ -10,13 +10,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from cam.capture import Capture, Trunk
 from cam.errors import MethodUnsuited, NoGradientPath
-from cam.evaluation import alone, evaluating
-from cam.grids import Grid, Located
-from cam.output import Output, detached, looked_at, one_each, outputs_of, watching
-from cam.reading import AUTO, Reading
-from cam.replay import Replay
+from cam.hooks.capture import Capture, Trunk
+from cam.hooks.grids import Grid, Located
+from cam.hooks.inference import alone, evaluating
+from cam.hooks.replay import Replay
+from cam.outputs.output import Output, detached, looked_at, one_each, outputs_of, watching
+from cam.outputs.reading import AUTO, Reading
 from cam.targets import ClassTarget, Target
 
 Score = Callable[[Target, Output], Tensor]

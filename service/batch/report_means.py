@@ -10,7 +10,7 @@ import cv2
 import numpy as np
 from numpy.typing import NDArray
 
-from cam.heatmap import minmax, resize
+from cam.drawing.heatmap import minmax, resize
 from service.batch.report_census import ClassKey, Grid, class_of
 from service.pipeline.rows import Row
 

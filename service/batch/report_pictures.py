@@ -16,8 +16,8 @@ from urllib.parse import quote
 import numpy as np
 from PIL import Image
 
-from cam.heatmap import resize
-from cam.overlay import Float, Picture, colorize
+from cam.drawing.heatmap import resize
+from cam.drawing.overlay import Float, Picture, colorize
 from service.core.errors import Problem
 from service.pipeline.images import decode_reduced
 

@@ -29,9 +29,9 @@ from cam import (
     observe,
 )
 from cam.explanation import join
-from cam.fast import FastPath
-from cam.fidelity import Fidelity
 from cam.methods.subject import Progress
+from cam.passes.fast import FastPath
+from cam.passes.fidelity import Fidelity
 from service.core.errors import (
     RETRY_AFTER_SECONDS,
     OutOfMemory,

@@ -9,8 +9,8 @@ from dataclasses import fields, replace
 from torch import Tensor
 
 from cam import Answer, Concept, Explanation, Observation, Question, Target
-from cam.fidelity import Fidelity
 from cam.methods.subject import Progress
+from cam.passes.fidelity import Fidelity
 from service.core.metrics import Metrics
 from service.engine.batcher import Outcome
 from service.engine.engine import Engine, Listener

@@ -12,8 +12,8 @@ from PIL import Image
 from torch import Tensor
 
 from cam import METHODS, Answer, CamError, Question, explain_batch
-from cam.fidelity import LEAST, Fidelity, judge
-from cam.samples import samples
+from cam.passes.fidelity import LEAST, Fidelity, judge
+from cam.passes.samples import samples
 from service.core.errors import one_line
 from service.models.registry import ServedModel
 

@@ -8,7 +8,7 @@ from fastapi import APIRouter
 from starlette.responses import HTMLResponse, Response
 
 from cam import METHODS
-from cam.fidelity import Fidelity
+from cam.passes.fidelity import Fidelity
 from service.core import model_schemas
 from service.core.errors import RETRY_AFTER_SECONDS, Unavailable
 from service.core.metrics import CONTENT_TYPE, Metrics

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
-from cam.heatmap import Box
+from cam.drawing.heatmap import Box
 
 Fit = Literal["crop", "squash", "pad"]
 

@@ -9,16 +9,16 @@ import torch
 from torch import nn
 
 from cam import METHODS, CamError, Layer, Reading, default_layer, resolve_reading, survey
-from cam.abilities import unsuited
-from cam.company import sees_company
-from cam.detection import LEAST_SCORE, read_detections
 from cam.errors import UnsuitedActivation
-from cam.fast import FastPath
-from cam.head import PooledHead, pooled_head
-from cam.layout import laid_out, lay_out
-from cam.locate import declare
-from cam.output import Kind, Output, outputs_of, size_of
-from cam.reading import Activation, logits_of
+from cam.methods.abilities import unsuited
+from cam.methods.head import PooledHead, pooled_head
+from cam.outputs.detection import LEAST_SCORE, read_detections
+from cam.outputs.output import Kind, Output, outputs_of, size_of
+from cam.outputs.reading import Activation, logits_of
+from cam.passes.company import sees_company
+from cam.passes.fast import FastPath
+from cam.passes.layout import laid_out, lay_out
+from cam.positions.locate import declare
 from service.core.errors import ConfigError, one_line
 from service.models.catalog import EMBEDDED, MEASURED, ModelEntry
 from service.models.devices import accelerators

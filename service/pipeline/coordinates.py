@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from cam.heatmap import Box
+from cam.drawing.heatmap import Box
 from service.core.errors import InvalidTarget, Problem
 from service.models.preprocessing import ModelInput
 from service.pipeline.images import decode

@@ -8,9 +8,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cam import METHODS, Answer, ClassTarget, Explanation, SimilarityTarget, UnitTarget
-from cam.heatmap import Box, Region, hot_region
+from cam.drawing.heatmap import Box, Region, hot_region
+from cam.drawing.overlay import grayscale
 from cam.methods import INPUT
-from cam.overlay import grayscale
 from service.core import model_schemas, schemas
 from service.models.labels import Labels
 from service.models.preprocessing import ModelInput, Preprocessing

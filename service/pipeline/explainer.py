@@ -12,7 +12,7 @@ from types import TracebackType
 from PIL import Image
 
 from cam import Answer, Concept, Explanation, Observation, Question, SimilarityTarget
-from cam.overlay import Picture
+from cam.drawing.overlay import Picture
 from service.core import schemas
 from service.core.errors import NotAcceptable, Problem
 from service.core.metrics import Metrics

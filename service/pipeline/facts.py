@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from statistics import fmean
 
 from cam import Answer, ClassTarget, spearman
-from cam.heatmap import Box, border, concentration
+from cam.drawing.heatmap import Box, border, concentration
 from service.models.preprocessing import ModelInput
 from service.pipeline.parameters import Parameters
 from service.pipeline.rendering import Drawing

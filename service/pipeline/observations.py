@@ -9,10 +9,10 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from cam import Concept, Observation, gallery
-from cam.heatmap import place
-from cam.observation import statistics
-from cam.overlay import paint
-from cam.panel import legend
+from cam.drawing.heatmap import place
+from cam.drawing.overlay import paint
+from cam.drawing.panel import legend
+from cam.passes.observation import statistics
 from service.core import schemas
 from service.core.errors import NotAcceptable
 from service.models.labels import Labels

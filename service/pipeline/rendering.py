@@ -11,9 +11,9 @@ import numpy as np
 from PIL import Image
 
 from cam import ClassTarget, Explanation
-from cam.heatmap import Box, Region, minmax, place, symmetric
-from cam.overlay import Float, Picture, colorize, contour, framed, grayscale, overlay
-from cam.panel import panel
+from cam.drawing.heatmap import Box, Region, minmax, place, symmetric
+from cam.drawing.overlay import Float, Picture, colorize, contour, framed, grayscale, overlay
+from cam.drawing.panel import panel
 from service.core.errors import NotAcceptable
 from service.models.preprocessing import ModelInput
 from service.pipeline.coordinates import box_on_photo

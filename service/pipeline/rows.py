@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 
 from cam import Explanation
-from cam.heatmap import minmax, symmetric
+from cam.drawing.heatmap import minmax, symmetric
 from service.core.errors import Problem
 from service.core.glossary import TERMS
 from service.models.registry import ServedModel

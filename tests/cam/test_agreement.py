@@ -8,10 +8,10 @@ import torch
 from scipy.stats import spearmanr
 
 from cam import explain, spearman
+from cam.drawing.heatmap import Float, shrink
 from cam.errors import UnknownMethod
-from cam.heatmap import Float, shrink
 from tests.cam.nets import images, small
-from tests.cam.test_stepwise import Counting
+from tests.cam.passes.test_stepwise import Counting
 
 
 def of(*rows: list[float]) -> Float:

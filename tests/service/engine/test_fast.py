@@ -16,9 +16,9 @@ from starlette.testclient import TestClient
 from torch import Tensor, nn
 
 from cam import METHODS, Answer, CamError, ClassTarget, Question
-from cam.fast import FastPath
-from cam.fidelity import Fidelity, likeness
-from cam.heatmap import Box
+from cam.drawing.heatmap import Box
+from cam.passes.fast import FastPath
+from cam.passes.fidelity import Fidelity, likeness
 from service.core.metrics import Metrics
 from service.core.settings import Settings
 from service.engine.engine import Engine
@@ -64,7 +64,7 @@ def heat(client: TestClient, model: str, **query: Any) -> np.ndarray:
 @pytest.mark.skipif(not shutil.which("g++"), reason="there is no compiler")
 def test_the_same_answers(monkeypatch: pytest.MonkeyPatch) -> None:
     # For so small a model a busy machine may find it slower compiled.
-    monkeypatch.setattr("cam.fast.fastest", lambda work: work() and 1.0)
+    monkeypatch.setattr("cam.passes.fast.fastest", lambda work: work() and 1.0)
     with TestClient(create_app(Settings(), entries())) as client:
         wait_until_ready(client, 300)
         about = client.get("/v1/models/fast").json()

@@ -17,7 +17,7 @@ from PIL import Image
 from timm.data import create_transform, resolve_data_config
 from torchvision.models import ConvNeXt_Tiny_Weights, Inception_V3_Weights, ResNet50_Weights
 
-from cam.heatmap import Box
+from cam.drawing.heatmap import Box
 from service.models.catalog import ModelEntry
 from service.models.preprocessing import Fit, Preprocessing
 from service.models.sources import build

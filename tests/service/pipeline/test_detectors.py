@@ -13,7 +13,7 @@ import pytest
 from PIL import Image
 from starlette.testclient import TestClient
 
-from cam.forms import DetectionForm
+from cam.outputs.forms import DetectionForm
 from service.core.settings import Settings
 from service.http.app import create_app
 from service.models.catalog import Detections, read_catalog

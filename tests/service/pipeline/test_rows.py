@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from cam import Answer, ClassTarget, Explanation
-from cam.output import Output
+from cam.outputs.output import Output
 from service.core.errors import UndecodableImage
 from service.models.catalog import read_catalog
 from service.models.preprocessing import Fit

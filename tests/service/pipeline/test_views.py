@@ -13,8 +13,8 @@ import pytest
 from PIL import Image
 from starlette.testclient import TestClient
 
-from cam.heatmap import Region, hot_region
-from cam.overlay import COLORMAPS, DIVERGING, colorize, contour, paint
+from cam.drawing.heatmap import Region, hot_region
+from cam.drawing.overlay import COLORMAPS, DIVERGING, colorize, contour, paint
 from tests.service.conftest import CAT, MODEL
 from tests.service.http.test_bad_input import check
 

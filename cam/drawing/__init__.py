@@ -1,0 +1,1 @@
+"""Maps as pictures: numpy and OpenCV, no torch."""

@@ -1,0 +1,54 @@
+"""Feature maps side by side, each with its name: the picture people draw by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import cv2
+import numpy as np
+from numpy.typing import NDArray
+
+from cam.drawing.heatmap import minmax
+from cam.drawing.overlay import Picture, colorize
+
+CAPTION, GAP = 18, 6
+
+
+def gallery(
+    maps: Sequence[NDArray[np.float32]],
+    names: Sequence[str],
+    *,
+    columns: int | None = None,
+    side: int = 112,
+    colormap: str = "viridis",
+) -> Picture:
+    """Draw maps (h, w) as tiles, each scaled to its own minimum and maximum; a constant map is
+    drawn as all minimum.
+
+    Args:
+        columns: about as many as rows, unless given.
+        side: of a tile's longer side, in pixels.
+
+    Returns:
+        RGB uint8 (H, W, 3) on white.
+
+    Raises:
+        UnknownColormap: naming those that exist.
+    """
+    columns = columns or max(int(np.ceil(np.sqrt(len(maps)))), 1)
+    rows = -(-len(maps) // columns)
+    height, width = maps[0].shape
+    tall, wide = (max(round(side * each / max(height, width)), 1) for each in (height, width))
+    cell_height, cell_width = tall + CAPTION + GAP, wide + GAP
+    sheet = np.full((rows * cell_height + GAP, columns * cell_width + GAP, 3), 255, np.uint8)
+    for number, (values, name) in enumerate(zip(maps, names, strict=True)):
+        top = GAP + number // columns * cell_height
+        left = GAP + number % columns * cell_width
+        # Cells stay visible as cells: what a layer has is not smoothed into what it has not.
+        tile = colorize(minmax(values), colormap)
+        tile = cv2.resize(tile, (wide, tall), interpolation=cv2.INTER_NEAREST).astype(np.uint8)
+        sheet[top : top + tall, left : left + wide] = tile
+        corner = (left, top + tall + CAPTION - 6)
+        font = cv2.FONT_HERSHEY_SIMPLEX
+        cv2.putText(sheet, name, corner, font, 0.38, (40, 40, 40), 1, cv2.LINE_AA)
+    return sheet

@@ -1,0 +1,90 @@
+"""A figure to paste into a report: the photo, the explanation, a colour bar and what they show."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import cv2
+import numpy as np
+from PIL import Image, ImageDraw, ImageFont
+
+from cam.drawing.overlay import DISTINCT, Picture, colorize
+
+LONGEST = 480
+"""Of a photo's sides in the figure, in pixels."""
+GAP = 16
+BAR = 14
+INK, PALE = (32, 33, 36), (95, 99, 104)
+TITLE, TEXT = 20, 14
+
+
+def panel(
+    photo: Picture,
+    shown: Picture,
+    *,
+    title: str,
+    lines: Sequence[str],
+    colormap: str,
+    ends: tuple[str, str],
+) -> Picture:
+    """Photo and explanation side by side, a colour bar at their right, words below.
+
+    Args:
+        photo, shown: RGB uint8 (H, W, 3), of one size.
+        title: in large letters; what does not fit is cut off with an ellipsis.
+        lines: below it, in small ones.
+        ends: what the colour bar's top and bottom mean.
+
+    Returns:
+        RGB uint8 (H', W', 3) on white.
+    """
+    height, width = photo.shape[:2]
+    factor = min(LONGEST / max(height, width), max(1.0, LONGEST / 2 / max(height, width)))
+    tall, wide = max(round(height * factor), 1), max(round(width * factor), 1)
+    small = ImageFont.load_default(TEXT)
+    margin = math.ceil(max(small.getlength(end) for end in ends)) + 2 * GAP + BAR
+    total = 3 * GAP + 2 * wide + margin
+    below = GAP + TITLE + len(lines) * (TEXT + 8) + GAP
+    sheet = Image.new("RGB", (max(total, 420), GAP + max(tall, 80) + below), "white")
+    for turn, picture in enumerate((photo, shown)):
+        way = cv2.INTER_AREA if factor < 1 else cv2.INTER_LINEAR
+        scaled = cv2.resize(picture, (wide, tall), interpolation=way)
+        sheet.paste(Image.fromarray(scaled), (GAP + turn * (wide + GAP), GAP))
+    left = 2 * wide + 3 * GAP
+    bar_height = max(tall, 80)
+    ramp = np.linspace(1, 0, bar_height, dtype=np.float32)[:, None].repeat(BAR, 1)
+    sheet.paste(Image.fromarray(colorize(ramp, colormap)), (left, GAP))
+    draw = ImageDraw.Draw(sheet)
+    draw.text((left + BAR + 6, GAP), ends[0], INK, small)
+    draw.text((left + BAR + 6, GAP + bar_height), ends[1], INK, small, anchor="ld")
+    top = 2 * GAP + max(tall, 80)
+    room = sheet.width - 2 * GAP
+    draw.text((GAP, top), _fitted(title, TITLE, room), INK, ImageFont.load_default(TITLE))
+    for turn, line in enumerate(lines):
+        y = top + TITLE + 8 + turn * (TEXT + 8)
+        draw.text((GAP, y), _fitted(line, TEXT, room), PALE, small)
+    return np.asarray(sheet)
+
+
+def legend(picture: Picture, names: Sequence[str]) -> Picture:
+    """The picture with a line below for each concept, in its colour."""
+    row, gap = 24, 8
+    height, width = picture.shape[:2]
+    sheet = Image.new("RGB", (max(width, 320), height + gap + row * len(names)), "white")
+    sheet.paste(Image.fromarray(picture))
+    draw, font = ImageDraw.Draw(sheet), ImageFont.load_default(14)
+    for turn, name in enumerate(names):
+        top = height + gap + turn * row
+        draw.rectangle((gap, top + 2, gap + 14, top + 16), DISTINCT[turn % len(DISTINCT)])
+        draw.text((gap + 22, top), name, (32, 33, 36), font)
+    return np.asarray(sheet)
+
+
+def _fitted(text: str, size: int, room: int) -> str:
+    font = ImageFont.load_default(size)
+    if font.getlength(text) <= room:
+        return text
+    while text and font.getlength(text + "…") > room:
+        text = text[:-1]
+    return text + "…"

@@ -1,0 +1,45 @@
+"""Which methods a model cannot do, and why."""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+from cam.errors import CamError, MethodUnsuited
+from cam.hooks.grids import Grid
+from cam.hooks.guidance import GuidedRectifiers
+from cam.hooks.inference import evaluating
+from cam.methods.attention import attention_problems
+from cam.methods.biases import require_biases
+from cam.methods.head import pooled_head
+from cam.outputs.output import outputs_of, size_of
+from cam.outputs.reading import AUTO, Reading
+
+
+def unsuited(
+    model: nn.Module, image: Tensor, layer: str, grid: Grid, reading: Reading = AUTO
+) -> dict[str, str]:
+    """Method name → why the model cannot do it, as half a sentence; of `cam`, at `layer`.
+
+    A few forward passes of `image`, (1, C, H, W); the model is left as found.
+    """
+    found = attention_problems(model, image)
+    with evaluating(model), GuidedRectifiers() as guided:
+        (output,) = outputs_of(model(image), size=size_of(image), reading=reading, batch=1)
+    if not guided.count:
+        reason = "it needs rectifiers (ReLU): this model has none"
+        found |= dict.fromkeys(("guidedbackprop", "guidedgradcam"), reason)
+    try:
+        require_biases(model)
+    except MethodUnsuited as error:
+        found["fullgrad"] = str(error)
+    if output.detections is None:
+        found |= dict.fromkeys(("odam", "drise"), "it explains a box: it needs a detector")
+    if output.logits is None:
+        found["finercam"] = "it compares a class with others: it needs a classifier"
+        found["cam"] = "it needs a classifier with a linear head"
+    else:
+        try:
+            pooled_head(model, image, layer, grid, reading)
+        except CamError as error:
+            found["cam"] = str(error)
+    return found

@@ -1,0 +1,155 @@
+"""A linear head behind a mean over positions: its weights are the gradient, no backward needed.
+
+    head = pooled_head(model, image, "layer4", grid)   # once
+    explain_batch(model, images, questions, head=head)
+
+Where logits are z = W mean(A) + b, ∂y/∂A_kij = Σ_c (∂y/∂z_c) W_ck / (hw) for every y made of
+logits.
+"""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from cam.errors import MethodUnsuited
+from cam.hooks.grids import Grid
+from cam.hooks.inference import evaluating
+from cam.hooks.quantised import is_quantised, weights_of
+from cam.outputs.reading import AUTO, Reading, logits_of
+
+TOLERANCE = 1e-3
+"""Relative, of the mean that the head must have read; bfloat16 has its own, which is more."""
+
+
+@dataclass(frozen=True, eq=False)
+class PooledHead:
+    """What stands between a layer and a classifier's logits, where that is a mean over positions
+    and a linear map."""
+
+    layer: str
+    grid: Grid
+    """Where the positions in the layer's output are."""
+    weights: Tensor
+    """float32 (C, K), for C outputs, each a class unless there is but one, and K channels."""
+    rectified: bool
+    """Whether negative activations are cut off before the mean, as DenseNet does."""
+
+    def signals(self, output: Tensor, logits: Tensor) -> HeadSignals:
+        """What `answer` needs of a forward pass that ended in `logits`, (B, C), and had this
+        output at the layer."""
+        return HeadSignals(self, output, logits)
+
+
+class HeadSignals:
+    """Activations and gradients without a graph through the model; `cam.passes.onepass.Signals`
+    gets them with one."""
+
+    def __init__(self, head: PooledHead, output: Tensor, logits: Tensor) -> None:
+        self._head = head
+        self.grids = {head.layer: Grid("channels first", head.grid.height, head.grid.width)}
+        self._activations = head.grid.apply(output)
+        self.logits = logits.float().clone().requires_grad_()
+        """(B, C), as the head returned them: the leaf of every score's graph."""
+        self._gradients: Tensor | None = None
+
+    @property
+    def activations(self) -> dict[str, Tensor]:
+        return {self._head.layer: self._activations}
+
+    @property
+    def outputs(self) -> dict[str, Tensor]:
+        return self.activations
+
+    @property
+    def reached(self) -> dict[str, Tensor]:
+        return {} if self._gradients is None else {self._head.layer: self._gradients}
+
+    def backward(self, score: Tensor, *, retain_graph: bool = False) -> None:
+        (of_logits,) = torch.autograd.grad(score, self.logits, retain_graph=retain_graph)
+        a = self._activations
+        means = of_logits @ self._head.weights / (a.shape[2] * a.shape[3])
+        gradients = means[:, :, None, None].expand(a.shape)
+        self._gradients = gradients * (a > 0) if self._head.rectified else gradients
+
+
+def pooled_head(
+    model: nn.Module, image: Tensor, layer: str, grid: Grid, reading: Reading = AUTO
+) -> PooledHead:
+    """The linear head (or convolution of one pixel) that reads the mean of the layer's output over
+    positions and returns the logits; told by what goes into it and comes out, not by names.
+
+    Args:
+        image: (1, C, H, W), on the model's device and in its dtype.
+        grid: of the layer's output.
+        reading: says where the logits are.
+
+    Raises:
+        MethodUnsuited: if there is none.
+    """
+    given: dict[str, Tensor] = {}
+    outputs: dict[str, Any] = {}
+
+    def note(name: str, module: nn.Module, args: Any, output: Any) -> None:
+        if args and isinstance(args[0], Tensor):
+            given[name] = args[0]
+        # An in-place rectifier may follow.
+        outputs[name] = output.clone() if isinstance(output, Tensor) else output
+
+    modules = dict(model.named_modules())
+    heads = [
+        name
+        for name, module in modules.items()
+        if name and (isinstance(module, nn.Linear | nn.Conv2d) or is_quantised(module))
+    ]
+    with ExitStack() as scope:
+        scope.enter_context(evaluating(model))
+        scope.enter_context(torch.no_grad())
+        for name in {*heads, layer}:
+            scope.callback(modules[name].register_forward_hook(partial(note, name)).remove)
+        # The clone: the model may change it in place.
+        logits = logits_of(model(image.clone()), reading, batch=len(image))
+    if logits.ndim == 2 and isinstance(outputs.get(layer), Tensor):
+        a = grid.apply(outputs[layer]).float()
+        for name in reversed(heads):
+            output = outputs.get(name)
+            if not isinstance(output, Tensor) or output.numel() != logits.numel():
+                continue
+            if not output.is_floating_point() or not _equal(output, logits):
+                continue
+            read = given[name].flatten()
+            weights = _weights(modules[name])
+            if weights is None or not read.is_floating_point():
+                continue
+            if weights[0].numel() != read.numel():  # a window's, or a group's
+                continue
+            for rectified in (False, True):
+                mean = (a.relu() if rectified else a).mean(dim=(2, 3)).flatten()
+                if mean.shape == read.shape and _equal(mean, read):
+                    rows = weights.flatten(1)
+                    return PooledHead(layer, grid, rows, rectified)
+    raise MethodUnsuited(
+        f"cam needs a linear head that reads the mean of the layer: after {layer!r} this model "
+        "does something else; gradcam needs no such head"
+    )
+
+
+def _weights(module: nn.Module) -> Tensor | None:
+    """float32 (C, K, …) of a linear layer or a convolution; None where they are no tensor of
+    numbers."""
+    weights = weights_of(module)[0] if is_quantised(module) else module.weight
+    if not isinstance(weights, Tensor) or not weights.is_floating_point():
+        return None
+    return weights.detach().float()
+
+
+def _equal(one: Tensor, other: Tensor) -> bool:
+    """Whether they are, as far as the coarser of their precisions tells."""
+    coarse = max(TOLERANCE, torch.finfo(one.dtype).eps, torch.finfo(other.dtype).eps)
+    one, other = one.float().flatten(), other.float().flatten()
+    return bool((one - other).abs().max() <= coarse * other.abs().max())

@@ -1,0 +1,1 @@
+"""What a model says, read into one form: logits, segments, boxes."""

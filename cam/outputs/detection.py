@@ -1,0 +1,200 @@
+"""What a detector says, as boxes with classes and scores, whatever form it says it in."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Any, Final, Literal
+
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
+from torchvision.ops import batched_nms, box_convert
+
+from cam.errors import NotLogits
+from cam.outputs.forms import DetectionForm, described, entry_in, form_of, logits_in, tensor_in
+
+LEAST_SCORE: Final = 0.05
+"""The least score of a detection; torchvision's detectors have the same."""
+MOST: Final = 100
+"""Detections of an image, the best; torchvision's own number, too."""
+SAME: Final = 0.5
+"""Intersection over union above which the worse of two boxes of one class is suppressed."""
+_CANDIDATES: Final = 1000
+"""Of YOLO's boxes, the best: so many at most are compared with each other."""
+_least: ContextVar[float | None] = ContextVar("least score", default=None)
+
+
+@dataclass(frozen=True, eq=False)
+class Detections:
+    """The boxes that a detector found in one image, best first."""
+
+    boxes: Tensor
+    """float (N, 4): left, top, right, bottom in the input's pixels."""
+    labels: Tensor
+    """int (N,)."""
+    scores: Tensor
+    """float32 (N,), 0 … 1."""
+    classes: Tensor | None = None
+    """float32 (N, C), the probability of each class, where the model says it."""
+
+    def rows(self, chosen: list[int]) -> Detections:
+        """The chosen detections, in that order."""
+        classes = None if self.classes is None else self.classes[chosen]
+        return Detections(self.boxes[chosen], self.labels[chosen], self.scores[chosen], classes)
+
+    def detached(self) -> Detections:
+        """The same without a graph, on the CPU."""
+        classes = None if self.classes is None else self.classes.detach().cpu()
+        boxes, scores = self.boxes.detach().cpu(), self.scores.detach().cpu()
+        return Detections(boxes, self.labels.cpu(), scores, classes)
+
+
+def detections_of(
+    raw: Any,
+    size: tuple[int, int] | None,
+    *,
+    form: DetectionForm | Literal["auto"] = "auto",
+    least: float = LEAST_SCORE,
+) -> list[Detections] | None:
+    """A detector's output for a batch, image by image; None if it is no detector's.
+
+    Scores and boxes keep their graph; which of them are kept does not depend on it. YOLO's boxes
+    of one class that overlap by more than `SAME` are suppressed, as their own tools do.
+
+    Args:
+        size: height and width of the input; forms with boxes in 0 … 1 need it.
+        form: how to read it; "auto" takes what `form_of` finds.
+        least: the least score of a detection; of the form `boxes`, whose model has a threshold of
+            its own, below which it says nothing.
+
+    Raises:
+        NotLogits: if it cannot be read in that form, or in more than one.
+    """
+    found = form_of(raw) if form == "auto" else form
+    if found is None:
+        return None
+    lowered = _least.get()
+    least = least if lowered is None else lowered
+    try:
+        if found == "boxes":
+            return [_listed(each, 0.0 if form == "auto" else least) for each in raw]
+        if found in ("detr", "detr-sigmoid"):
+            return _queried(raw, size, found == "detr", least)
+        return [_yolo(each, found, least) for each in tensor_in(raw).float()]
+    except (KeyError, IndexError, TypeError, AttributeError, ValueError) as error:
+        raise NotLogits(
+            f"the model's output, {described(raw)}, cannot be read as detections of the form "
+            f"{found!r}: {type(error).__name__}"
+        ) from None
+
+
+def read_detections(
+    model: nn.Module,
+    form: DetectionForm | Literal["auto"] = "auto",
+    *,
+    least: float = LEAST_SCORE,
+) -> RemovableHandle:
+    """Let `model` return its detections as a list of dictionaries, as torchvision's detectors do:
+    for models whose output does not say which form it has, or with another threshold.
+
+    Args:
+        form: of the model's own output.
+        least: the least score of a detection.
+
+    Returns:
+        The handle of the hook that does it; `.remove()` makes the model what it was.
+
+    Raises:
+        NotLogits: in a forward pass, if the output cannot be read in that form.
+    """
+
+    def convert(module: nn.Module, args: Any, output: Any) -> list[dict[str, Tensor]]:
+        image = next((each for each in args if isinstance(each, Tensor) and each.ndim == 4), None)
+        size = None if image is None else (int(image.shape[-2]), int(image.shape[-1]))
+        found = detections_of(output, size, form=form, least=least)
+        if found is None:
+            raise NotLogits(f"the model's output, {described(output)}, holds no detections")
+        return [
+            {"boxes": each.boxes, "labels": each.labels, "scores": each.scores}
+            | ({} if each.classes is None else {"classes": each.classes})
+            for each in found
+        ]
+
+    return model.register_forward_hook(convert)
+
+
+@contextmanager
+def unfiltered(model: nn.Module) -> Iterator[None]:
+    """Let a detector say all that it has, however unsure: to see what its boxes are made from.
+
+    The score thresholds that torchvision's detectors keep as `score_thresh` are 0 for the time of
+    the block, and so is the one of `detections_of`.
+    """
+    with ExitStack() as scope:
+        for module in model.modules():
+            own = vars(module).get("score_thresh")
+            if isinstance(own, float):
+                scope.callback(setattr, module, "score_thresh", own)
+                setattr(module, "score_thresh", 0.0)  # noqa: B010  # modules have no such type
+        token = _least.set(0.0)
+        scope.callback(_least.reset, token)
+        yield
+
+
+def _listed(said: Mapping[str, Tensor], least: float) -> Detections:
+    scores = said["scores"].float()
+    order = scores.detach().argsort(descending=True, stable=True)
+    order = order[scores.detach()[order] >= least]
+    classes = said.get("classes")
+    return Detections(
+        said["boxes"][order],
+        said["labels"][order],
+        scores[order],
+        None if classes is None else classes[order].float(),
+    )
+
+
+def _queried(
+    raw: Any, size: tuple[int, int] | None, softmax: bool, least: float
+) -> list[Detections]:
+    logits, boxes = logits_in(raw), entry_in(raw, "pred_boxes")
+    if logits is None or boxes is None or size is None:
+        raise TypeError
+    pixels = boxes.new_tensor([size[1], size[0], size[1], size[0]])
+    # Half precision would have boxes off by pixels.
+    corners = box_convert(boxes.float(), "cxcywh", "xyxy") * pixels.float()
+    classes = logits.float().softmax(-1)[..., :-1] if softmax else logits.float().sigmoid()
+    found = []
+    for own, where in zip(classes, corners, strict=True):
+        # With softmax a query is one object, with sigmoid it may be one of each class.
+        scores, labels = own.max(-1) if softmax else (own.flatten(), None)
+        best = scores.detach().topk(min(MOST, len(scores))).indices
+        best = best[scores.detach()[best] >= least]
+        query = best if softmax else best // own.shape[-1]
+        label = best % own.shape[-1] if labels is None else labels[best]
+        found.append(Detections(where[query], label, scores[best], own[query]))
+    return found
+
+
+def _yolo(said: Tensor, form: str, least: float) -> Detections:
+    channels = said.shape[0 if form == "yolov8" else 1]
+    if channels < (5 if form == "yolov8" else 6):
+        raise ValueError(f"{channels} channels")
+    if form == "yolo-end2end":
+        best = said[:, 4].detach().topk(min(MOST, len(said))).indices
+        best = best[said[best, 4].detach() >= least]
+        return Detections(said[best, :4], said[best, 5].detach().long(), said[best, 4])
+    rows = said if form == "yolov5" else said.T
+    classes = rows[:, 5:] if form == "yolov5" else rows[:, 4:]
+    scores, labels = classes.max(1)
+    if form == "yolov5":
+        scores = scores * rows[:, 4]
+    sure = scores.detach()
+    best = sure.topk(min(_CANDIDATES, len(sure))).indices
+    best = best[sure[best] >= least]
+    boxes = box_convert(rows[best, :4], "cxcywh", "xyxy")
+    keep = batched_nms(boxes.detach(), sure[best], labels[best], SAME)[:MOST]
+    best = best[keep]
+    return Detections(boxes[keep], labels[best], scores[best], classes[best])

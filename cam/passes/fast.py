@@ -1,0 +1,225 @@
+"""The same answers faster: one layer's forward and backward pass compiled, in half precision where
+the device has units for it.
+
+Behind a pooled linear head there is no backward pass, so the forward pass is compiled as for
+inference alone: its weights frozen into it, batch norms and rectifiers folded into convolutions.
+Else the trunk runs without a graph, and a probe of zeros is added to the layer's output: the
+gradient at the probe is the gradient at the layer, and nothing before it is differentiated.
+Batches are filled up to the sizes that were compiled. Where compiling fails or makes it slower, the
+copy in half precision is explained as any other model.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._dynamo import config as dynamo
+from torch._inductor import config as inductor
+
+from cam.errors import CamError, LayerNotSpatial
+from cam.explanation import Answer, Question
+from cam.methods.head import PooledHead
+from cam.outputs.output import outputs_of, size_of
+from cam.outputs.reading import AUTO, Reading, logits_of
+from cam.passes.layout import fastest
+from cam.passes.onepass import answer, answer_by_head, explain_batch
+from cam.positions.locate import inherit, locate
+from cam.targets import ClassTarget
+
+
+class FastPath:
+    """A model's own copy in another precision, compiled for explanations at one layer.
+
+    Args:
+        model: a classifier or segmenter, in eval mode; it is copied and left alone.
+        layer: where maps are made; its output must be a tensor.
+        dtype: of the copy's weights and activations; maps are computed in float32 all the same.
+        sizes: of the batches to compile for.
+        compile: whether to compile at all; without, the copy is only recast and laid out anew.
+        head: the model's at that layer, if it has one: see `cam.methods.head`.
+        reading: how the model's output is read, its activation resolved: what is compiled has no
+            graph that shows it.
+
+    Raises:
+        LayerNotSpatial: in the first pass, if the layer returns no tensor.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        layer: str,
+        *,
+        dtype: torch.dtype,
+        sizes: Sequence[int],
+        compile: bool = True,  # noqa: A002
+        head: PooledHead | None = None,
+        reading: Reading = AUTO,
+    ) -> None:
+        self.layer, self.dtype = layer, dtype
+        self.sizes = tuple(sorted(set(sizes)))
+        self.compiled = compile
+        """Whether what runs is compiled."""
+        self._head, self._reading = head, reading
+        self._copy = copy.deepcopy(model).eval().requires_grad_(False)
+        inherit(model, self._copy)
+        self._copy.to(dtype=dtype, memory_format=torch.channels_last)  # type: ignore[call-overload]
+        self._probed = _Probed(self._copy, layer, reading)
+        self._run: Callable[[Tensor, Tensor | None], tuple[Tensor, Tensor]] = self._probed
+        if compile:
+            self._run = torch.compile(self._probed, dynamic=False)
+        self._seen_sizes: set[int] = set()
+        self._shape: torch.Size | None = None
+
+    def takes(self, question: Question) -> bool:
+        """Whether it can answer the question. `cam.passes.fidelity` tells how well its methods do.
+        It does not tell this of components by `smooth`: the exact way answers those."""
+        return (
+            bool(question.targets)
+            and not question.in_steps
+            and question.smooth == "none"
+            and set(question.layers) == {self.layer}
+            and not question.looks_at
+        )
+
+    def settle(self, image: Tensor) -> str | None:
+        """Compile for one image, (1, C, H, W), and keep to that only if it is faster than the copy
+        as it is: on some processors a compiled transformer is slower by far.
+
+        Returns:
+            Why it is not compiled; None if it is.
+        """
+        if not self.compiled:
+            return "it was not to be"
+        question = [Question((ClassTarget(),), "gradcam", (self.layer,))]
+        try:
+            seconds = fastest(lambda: self.explain(image, question))
+        except Exception as error:  # a compiler may fail in any way
+            self.compiled = False
+            return " ".join(str(error).split())[:300] or type(error).__name__
+        self.compiled = False
+        plain = fastest(lambda: self.explain(image, question))
+        if plain < seconds:
+            return f"{seconds * 1000:.0f} ms an image compiled, {plain * 1000:.0f} ms not compiled"
+        self.compiled = True
+        return None
+
+    def explain(self, images: Tensor, questions: Sequence[Question]) -> list[Answer | CamError]:
+        """Answer a question for each image, or several, as `explain_batch` does.
+
+        Args:
+            images: float (B, C, H, W), B at most the largest size; on the model's device.
+            questions: such as it `takes`; one for each image, or the same number for each.
+        """
+        count = len(images)
+        if not self.compiled:
+            recast = images.to(self.dtype).contiguous(memory_format=torch.channels_last)
+            return explain_batch(
+                self._copy, recast, questions, head=self._head, reading=self._reading
+            )
+        size = next(each for each in self.sizes if each >= count)
+        filled = images.to(self.dtype)
+        if size > count:
+            rest = filled.new_zeros(size - count, *images.shape[1:])
+            filled = torch.cat([filled, rest])
+        filled = filled.contiguous(memory_format=torch.channels_last)
+        with torch.inference_mode(False), self._compiling(size):
+            # Inference tensors may not enter a graph.
+            filled = filled.clone() if filled.is_inference() else filled
+            if self._head:
+                with torch.no_grad():
+                    logits, activation = self._run(filled, None)
+                return answer_by_head(
+                    self._head, questions, activation[:count], logits[:count], images, self._reading
+                )
+            with torch.enable_grad():
+                probe = self._probe(filled)
+                logits, activation = self._run(filled, probe)
+                at_probe = _AtProbe(self.layer, probe, activation.detach())
+                located = locate(self._copy, filled[:1], [self.layer])
+                grids = located.grids(at_probe.activations, filled)
+                reading = self._reading.of_logits
+                outputs = outputs_of(logits, size=size_of(images), reading=reading)[:count]
+                return answer(questions, outputs, at_probe, grids)
+
+    @contextmanager
+    def _compiling(self, size: int) -> Iterator[None]:
+        """The compiler's settings, for the first pass of a batch size."""
+        with ExitStack() as scope:
+            if size not in self._seen_sizes:
+                # One graph for each size, be they many; the compiler's default is 8.
+                limit = dynamo.recompile_limit + len(self.sizes)
+                scope.enter_context(dynamo.patch(recompile_limit=limit))
+                if self._head:
+                    scope.enter_context(inductor.patch(freezing=True))
+            yield
+        self._seen_sizes.add(size)
+
+    def _probe(self, images: Tensor) -> Tensor:
+        if self._shape is None:
+            with torch.no_grad():
+                _, activation = self._probed(images[:1], images.new_zeros(()))
+            self._shape = activation.shape[1:]
+        zeros = images.new_zeros(len(images), *self._shape)
+        if zeros.ndim == 4:
+            zeros = zeros.contiguous(memory_format=torch.channels_last)
+        return zeros.requires_grad_()
+
+
+class _Probed(nn.Module):
+    """A model that adds a probe to a layer's output, if it gets one, and returns that beside its
+    logits."""
+
+    def __init__(self, model: nn.Module, layer: str, reading: Reading) -> None:
+        super().__init__()
+        self.model, self._reading = model, reading
+        self._kept: list[Tensor | None] = []
+        self.model.get_submodule(layer).register_forward_hook(self._take)
+
+    def forward(self, images: Tensor, probe: Tensor | None) -> tuple[Tensor, Tensor]:
+        self._kept = [probe]
+        logits = logits_of(self.model(images), self._reading, batch=len(images))
+        activation = self._kept.pop()
+        assert activation is not None
+        self._kept = []
+        return logits, activation
+
+    def _take(self, module: nn.Module, args: Any, output: Any) -> Tensor | None:
+        if not self._kept:  # the model runs by itself
+            return None
+        if not isinstance(output, Tensor):
+            raise LayerNotSpatial(f"the layer returns a {type(output).__name__}, not a tensor")
+        # The activation that is kept is not the one that an in-place operation may change.
+        probe = self._kept.pop()
+        probed = output if probe is None else output + probe
+        self._kept.append(probed.clone())
+        return probed
+
+
+class _AtProbe:
+    """What `answer` needs of a pass: see `cam.passes.onepass.Signals`."""
+
+    def __init__(self, layer: str, probe: Tensor, activation: Tensor) -> None:
+        self._layer, self._probe, self._activation = layer, probe, activation
+        self._gradient: Tensor | None = None
+
+    @property
+    def activations(self) -> dict[str, Tensor]:
+        return {self._layer: self._activation}
+
+    @property
+    def outputs(self) -> dict[str, Tensor]:
+        return {self._layer: self._activation}
+
+    @property
+    def reached(self) -> dict[str, Tensor]:
+        return {} if self._gradient is None else {self._layer: self._gradient}
+
+    def backward(self, score: Tensor, *, retain_graph: bool = False) -> None:
+        (self._gradient,) = torch.autograd.grad(
+            score, self._probe, retain_graph=retain_graph, allow_unused=True
+        )

@@ -1,0 +1,143 @@
+"""The maps of a batch, from what a forward pass left at the layers and a backward pass brought."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Collection, Sequence
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from cam.errors import CamError, NoGradientPath, NonFinite
+from cam.explanation import Found, Question
+from cam.hooks.capture import no_path
+from cam.hooks.grids import Grid
+from cam.methods import METHODS
+from cam.methods.components import LEAST_GAP
+from cam.methods.detection import fused_levels
+from cam.positions.levels import ancestors, ends
+
+
+class Signals(Protocol):
+    """What a forward pass left at the layers, and what backward passes bring there."""
+
+    @property
+    def activations(self) -> dict[str, Tensor]:
+        """Layer name → its output for the batch."""
+
+    @property
+    def outputs(self) -> dict[str, Tensor]:
+        """The same with their graph, where there is one."""
+
+    @property
+    def reached(self) -> dict[str, Tensor]:
+        """Layer name → the gradient of the last `backward` there, if it came so far."""
+
+    def backward(self, score: Tensor, *, retain_graph: bool = False) -> None:
+        """Differentiate a scalar back to the layers."""
+
+
+def maps_of(
+    signals: Signals,
+    grids: dict[str, Grid],
+    questions: Sequence[Question],
+    items: list[int],
+    unrecorded: Collection[str],
+) -> dict[int, dict[str, Found | CamError]]:
+    """Item → layer → its map from the last backward pass: one call for each way of making maps,
+    and layer. Layers that are `unrecorded` have no gradient."""
+    groups: dict[tuple[str, bool, bool, str], list[int]] = defaultdict(list)
+    for item in items:
+        asked = questions[item]
+        for layer in asked.layers:
+            groups[asked.method, asked.signed, asked.smooth == "eigen", layer].append(item)
+    activations, reached = signals.activations, signals.reached
+    found: dict[int, dict[str, Found | CamError]] = {item: {} for item in items}
+    for (name, signed, eigen, layer), members in groups.items():
+        a = _of(members, grids[layer].apply(activations[layer]))
+        g = a.new_zeros(()).expand(a.shape)
+        some = [True] * len(members)
+        finite = _finite(a)
+        if METHODS[name].differentiates:
+            if layer not in reached:
+                for item in members:
+                    found[item][layer] = no_path([layer], unrecorded)
+                continue
+            g = _of(members, grids[layer].apply(reached[layer]))
+            finite &= _finite(g)
+            some = g.flatten(1).any(1).tolist()
+        if not finite.all():
+            a = torch.where(finite[:, None, None, None], a, 0)
+            g = torch.where(finite[:, None, None, None], g, 0)
+        try:
+            maps, ratios = METHODS[name].apply(a, g, eigen=eigen)
+        except CamError as error:
+            for item in members:
+                found[item][layer] = error
+            continue
+        maps = maps if signed else maps.relu()
+        finite &= maps.isfinite().flatten(1).all(1)
+        problem = NonFinite(f"the gradients or activations at layer {layer!r} are not finite")
+        way = f"smooth={questions[members[0]].smooth}" if eigen else name
+        told = [_close(way, layer, ratio, a.dtype) for ratio in _listed(ratios, len(members))]
+        for item, values, good, warnings, any_there in zip(
+            members, maps.cpu().numpy(), finite.tolist(), told, some, strict=True
+        ):
+            found[item][layer] = (
+                Found(values, warnings=warnings, reached=any_there) if good else problem
+            )
+    return found
+
+
+def of_levels(found: dict[str, Found | CamError], signals: Signals) -> dict[str, Found | CamError]:
+    """One map of all the levels that the score reaches, named after them."""
+    failed: dict[str, Found | CamError] = {
+        name: each
+        for name, each in found.items()
+        if isinstance(each, CamError) and not isinstance(each, NoGradientPath)
+    }
+    if failed:
+        return failed
+    reached = {
+        name: each.map for name, each in found.items() if isinstance(each, Found) and each.reached
+    }
+    if not reached:
+        names = ", ".join(map(repr, found))
+        return {
+            " + ".join(found): NoGradientPath(
+                f"the box's score has no gradient at layer {names}: name the levels that the model "
+                "makes its boxes from"
+            )
+        }
+    last = ends(set(reached), ancestors({name: signals.outputs[name] for name in reached}))
+    chosen = {name: each for name, each in reached.items() if name in last}
+    return {" + ".join(chosen): Found(fused_levels(chosen))}
+
+
+def _close(way: str, layer: str, ratio: float, dtype: torch.dtype) -> tuple[str, ...]:
+    """A warning, if the two leading components are too close to be told apart."""
+    if 1 - ratio >= LEAST_GAP.get(dtype, LEAST_GAP[torch.bfloat16]):
+        return ()
+    warning = (
+        f"the two leading components of layer {layer!r} are almost equally strong (ratio "
+        f"{ratio:.3f}), so the map of {way} is decided by rounding; another layer or method is "
+        "better"
+    )
+    return (warning,)
+
+
+def _listed(ratios: Tensor | None, count: int) -> list[float]:
+    return [0.0] * count if ratios is None else ratios.tolist()
+
+
+def _of(members: list[int], values: Tensor) -> Tensor:
+    """The rows of the members; no copy is made where these are all rows."""
+    return values if members == list(range(len(values))) else values[members]
+
+
+def _finite(values: Tensor) -> Tensor:
+    """Whether all numbers of each row are finite, (n,)."""
+    # What is not finite leaves no sum finite; a sum of finite numbers may overflow.
+    sums = values.sum(dim=(1, 2, 3)).isfinite()
+    return sums if sums.all() else values.isfinite().flatten(1).all(1)

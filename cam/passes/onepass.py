@@ -1,0 +1,244 @@
+"""Explanations of a batch from one forward pass.
+
+The answers to questions that differ in everything: see `explain_batch`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import replace
+from itertools import cycle
+
+import torch
+from torch import Tensor, nn
+
+from cam.errors import CamError, LayerDidNotRun, MethodUnsuited
+from cam.explanation import Answer, Found, Question, compose, score_of
+from cam.hooks.capture import Capture, no_path
+from cam.hooks.grids import Grid
+from cam.hooks.inference import evaluating
+from cam.hooks.precision import full_precision
+from cam.methods import METHODS
+from cam.methods.head import PooledHead
+from cam.outputs.output import (
+    Output,
+    detached,
+    looked_at,
+    one_each,
+    outputs_of,
+    resolve_reading,
+    size_of,
+    tells_activation,
+    watching,
+)
+from cam.outputs.reading import AUTO, Reading, logits_of
+from cam.passes.maps import Signals, maps_of, of_levels
+from cam.positions.levels import reached_layers
+from cam.positions.locate import locate
+from cam.targets import Target
+
+
+def explain_batch(
+    model: nn.Module,
+    images: Tensor,
+    questions: Sequence[Question],
+    *,
+    head: PooledHead | None = None,
+    reading: Reading = AUTO,
+) -> list[Answer | CamError]:
+    """Answer a question for each image of a batch with one forward pass, and one backward pass
+    for as many targets as the longest question has.
+
+    In eval mode no image of a batch sees another, so the gradient of the summed targets is each
+    image's own.
+
+    Args:
+        images: float (B, C, H, W), preprocessed, on the model's device and in its dtype.
+        questions: one for each image, or the same number for each: the first of every image, the
+            second of every image, and so on. They may differ in everything.
+        head: the model's, from `pooled_head`: where the questions are about its layer alone there
+            is no backward pass, and no graph.
+        reading: how the model's output is read. Where its activation is `auto` and the pass does
+            not show it, one more pass of one image tells: see `resolve_reading`.
+
+    Returns:
+        For each question its answer, or the error that is its own: a target that cannot be, or
+        numbers that are not finite.
+
+    Raises:
+        CamError: that concerns the batch: a layer or method that cannot be used.
+    """
+    for question in questions:
+        question.check()
+        if question.in_steps:
+            raise MethodUnsuited(f"{question.method} takes many steps: see explain_in_steps")
+    if not any(question.targets for question in questions):  # predictions alone
+        reading, _ = resolve_reading(model, images[:1], reading)
+        with evaluating(model), torch.inference_mode():
+            raw = model(images)
+            said = outputs_of(raw, size=size_of(images), reading=reading, batch=len(images))
+            said = detached(one_each(said, images))
+        return [
+            compose(question, question.resolve(each), each, [])
+            for question, each in zip(questions, cycle(said), strict=False)
+        ]
+    if head and all(_by_head(head, question) for question in questions):
+        with evaluating(model), watching(model, [head.layer]) as seen, torch.inference_mode():
+            logits = logits_of(model(images), reading, batch=len(images))
+            if head.layer not in seen:
+                raise LayerDidNotRun(f"layer {head.layer!r} did not run in this forward pass")
+        return answer_by_head(head, questions, seen[head.layer], logits, images, reading)
+    layers = dict.fromkeys(
+        name for question in questions if question.targets for name in question.layers
+    )
+    looks = dict.fromkeys(name for question in questions for name in question.looks_at)
+    located = locate(model, images[:1], [*layers, *looks])
+    graph = False
+    while True:
+        with (
+            evaluating(model),
+            Capture(model, layers, trunk="train" if graph else "inference") as capture,
+            watching(model, looks) as seen,
+        ):
+            raw = model(images)
+            if capture.interrupted and not graph:
+                graph = True
+                continue
+            if not tells_activation(raw, reading, len(images)):
+                break
+            looked = looked_at(seen, looks, images, located)
+            outputs = outputs_of(
+                raw, looked, size=size_of(images), reading=reading, batch=len(images)
+            )
+            outputs = one_each(outputs, images)
+            grids = located.grids(capture.activations, images)
+            found = answer(questions, outputs, capture, grids, unrecorded=capture.unrecorded)
+        return [
+            _advised(model, images[turn % len(images)][None], each, reading)
+            for turn, each in enumerate(found)
+        ]
+    reading, _ = resolve_reading(model, images[:1], reading)
+    return explain_batch(model, images, questions, head=head, reading=reading)
+
+
+def _advised(
+    model: nn.Module, image: Tensor, found: Answer | CamError, reading: Reading
+) -> Answer | CamError:
+    """The answer for an image (1, C, H, W), with a warning where the gradient at a layer is all
+    zero: it names a layer where it is not."""
+    if isinstance(found, CamError) or all(each.reached for each in found.explanations):
+        return found
+    names = [name for name, each in locate(model, image).found.items() if each.grid]
+    explanations = []
+    for each in found.explanations:
+        if not each.reached:
+            others = reached_layers(model, image, each.target, names, reading)
+            advice = f"layer {others[-1]!r} has one" if others else "no other layer has one"
+            empty = f"the score has no gradient at layer {each.layer!r}, so the map is empty"
+            each = replace(each, warnings=(*each.warnings, f"{empty}; {advice}"))
+        explanations.append(each)
+    return replace(found, explanations=tuple(explanations))
+
+
+def _by_head(head: PooledHead, question: Question) -> bool:
+    """Whether a question about one pass is about the head's layer and its logits alone."""
+    return set(question.layers) <= {head.layer} and not question.looks_at
+
+
+def answer_by_head(
+    head: PooledHead,
+    questions: Sequence[Question],
+    output: Tensor,
+    logits: Tensor,
+    images: Tensor,
+    reading: Reading = AUTO,
+) -> list[Answer | CamError]:
+    """Answer a question for each image from the output of the head's layer and the logits that a
+    forward pass without a graph left, (B, …) both."""
+    with torch.inference_mode(False), torch.enable_grad():
+        signals = head.signals(output, logits)
+        outputs = outputs_of(signals.logits, size=size_of(images), reading=reading.of_logits)
+        return answer(questions, outputs, signals, signals.grids)
+
+
+@full_precision()
+def answer(
+    questions: Sequence[Question],
+    outputs: list[Output],
+    signals: Signals,
+    grids: dict[str, Grid],
+    *,
+    unrecorded: Collection[str] = (),
+) -> list[Answer | CamError]:
+    """Answer a question for each image of a batch, or several, from what its forward pass left:
+    see `explain_batch`. Layers that are `unrecorded` have no gradient."""
+    found: list[Answer | CamError] = []
+    for start in range(0, len(questions), max(len(outputs), 1)):
+        some = questions[start : start + len(outputs)]
+        more = start + len(some) < len(questions)
+        found += _answer_one_each(some, outputs, signals, grids, unrecorded, retain_graph=more)
+    return found
+
+
+def _answer_one_each(
+    questions: Sequence[Question],
+    outputs: list[Output],
+    signals: Signals,
+    grids: dict[str, Grid],
+    unrecorded: Collection[str],
+    *,
+    retain_graph: bool,
+) -> list[Answer | CamError]:
+    said = detached(outputs)
+    asked = [question.resolve(each) for question, each in zip(questions, said, strict=True)]
+    rounds = max(
+        (len(targets) for targets in asked if not isinstance(targets, CamError)), default=0
+    )
+    maps: list[list[dict[str, Found | CamError]]] = [[] for _ in asked]
+    for turn in range(rounds):
+        chosen = {
+            item: targets[turn]
+            for item, targets in enumerate(asked)
+            if not isinstance(targets, CamError) and turn < len(targets)
+        }
+        numbers = []
+        for item, target in list(chosen.items()):
+            if METHODS[questions[item].method].differentiates:
+                try:
+                    numbers.append(_score(questions[item], target, outputs[item], unrecorded))
+                except CamError as error:
+                    asked[item] = error
+                    del chosen[item]
+        if numbers:
+            keep = retain_graph or turn + 1 < rounds
+            signals.backward(torch.stack(numbers).sum(), retain_graph=keep)
+        # A map that knows no class is the same for every target.
+        known = [
+            item
+            for item in chosen
+            if maps[item] and not METHODS[questions[item].method].class_specific
+        ]
+        for item in known:
+            maps[item].append(maps[item][0])
+        new = [item for item in chosen if item not in known]
+        for item, found in maps_of(signals, grids, questions, new, unrecorded).items():
+            if METHODS[questions[item].method].levels:
+                found = of_levels(found, signals)
+            maps[item].append(found)
+    return [
+        compose(question, targets, each, found)
+        for question, targets, each, found in zip(questions, asked, said, maps, strict=True)
+    ]
+
+
+def _score(
+    question: Question, target: Target, output: Output, unrecorded: Collection[str]
+) -> Tensor:
+    """
+    Raises:
+        CamError: of this item alone.
+    """
+    score = score_of(question, target, output).float()
+    if not score.requires_grad:
+        raise no_path(question.layers, unrecorded)
+    return score

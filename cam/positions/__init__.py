@@ -1,0 +1,1 @@
+"""Where the positions of a layer lie on the image."""

@@ -1,0 +1,178 @@
+"""Which layers a detector's boxes are made from.
+
+A detector looks at its image at several scales, its levels, and a box is mostly made from one of
+them alone: at the others the gradient of its score is zero.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import torch
+from torch import Tensor, nn
+
+from cam.hooks.capture import Capture
+from cam.hooks.inference import evaluating
+from cam.outputs.detection import Detections, unfiltered
+from cam.outputs.output import looked_at, outputs_of, size_of, watching
+from cam.outputs.reading import AUTO, Reading
+from cam.positions.locate import locate
+from cam.targets import Target
+
+_SAMPLE: Final = 4
+"""Boxes of one image whose ways are followed one by one."""
+
+
+@dataclass(frozen=True)
+class Levels:
+    """Where a detector's boxes come from, as one image shows it. Both in execution order."""
+
+    direct: tuple[str, ...]
+    """Those that both the scores and the boxes' places are made from, and the scores not only
+    through another such layer."""
+    common: tuple[str, ...]
+    """The layers that every box depends on."""
+
+
+def levels_of(model: nn.Module, image: Tensor, layers: Sequence[str]) -> Levels | None:
+    """The levels of a detector among `layers`.
+
+    A layer of the head on which scores depend but places do not, or the reverse, is no level. The
+    model says all that it has, however unsure, while it is looked at: see
+    `cam.outputs.detection.unfiltered`. It takes one forward pass, two backward passes, and one
+    through the head for each of a few boxes, small ones and large ones.
+
+    Args:
+        image: float (1, C, H, W), preprocessed, on the model's device and in its dtype.
+        layers: names in execution order; each runs once and returns a tensor.
+
+    Returns:
+        None if the model detects nothing in the image; then nothing is known.
+    """
+    with evaluating(model), unfiltered(model), Capture(model, layers) as capture:
+        (output,) = outputs_of(model(image), size=size_of(image))
+        outputs = capture.outputs
+    said = output.detections
+    if said is None or not len(said.scores):
+        return None
+    graph = _behind(said.scores, outputs) & _behind(said.boxes, outputs)
+    # The graph does not tell enough: a head may put scores and places into one tensor.
+    weights = torch.linspace(1, 2, said.boxes.numel()).to(said.boxes).reshape(said.boxes.shape)
+    of_scores = _reached_by(said.scores.sum(), outputs)
+    of_boxes = _reached_by((said.boxes * weights).sum(), outputs)
+    both = [name for name in layers if name in graph and name not in of_scores ^ of_boxes]
+    nearest = _behind(said.scores, {name: outputs[name] for name in both}, nearest=True)
+    direct = tuple(name for name in both if name in nearest)
+    lineage = ancestors({name: outputs[name] for name in both})
+    reached = _reached_by_each(said, {name: outputs[name] for name in direct})
+    sampled = [ends(each, lineage) for each in reached]
+    # No box of the sample may be made from a level that boxes of another image are made from.
+    unseen = set(direct).difference(*sampled)
+    needed = [*sampled, *({name} for name in unseen)]
+    common = tuple(
+        name
+        for name in both
+        if all(any(name == end or name in lineage[end] for end in each) for each in needed)
+    )
+    return Levels(direct, common)
+
+
+def reached_layers(
+    model: nn.Module,
+    image: Tensor,
+    target: Target,
+    layers: Sequence[str],
+    reading: Reading = AUTO,
+) -> tuple[str, ...]:
+    """Those of `layers` at which the target's score has a gradient that is not all zero, in their
+    order: one forward and one backward pass.
+
+    Args:
+        image: float (1, C, H, W), preprocessed, on the model's device and in its dtype.
+        layers: names of modules that run once and return a tensor.
+        reading: how the model's output is read.
+
+    Raises:
+        TargetError: if the target cannot be resolved.
+    """
+    located = locate(model, image, target.layers)
+    with (
+        evaluating(model),
+        Capture(model, layers) as capture,
+        watching(model, target.layers) as seen,
+    ):
+        raw = model(image)
+        looked = looked_at(seen, target.layers, image, located)
+        (output,) = outputs_of(raw, looked, size=size_of(image), reading=reading, batch=1)
+        score = target.resolve(output).score(output)
+        if not score.requires_grad:
+            return ()
+        capture.backward(score)
+        return tuple(
+            name for name in layers if name in capture.reached and capture.reached[name].any()
+        )
+
+
+def ancestors(outputs: Mapping[str, Tensor]) -> dict[str, set[str]]:
+    """Layer → those of the other layers that its output is made from.
+
+    Args:
+        outputs: of one forward pass under a `Capture`, with their graph.
+    """
+    return {name: _behind(output, outputs) - {name} for name, output in outputs.items()}
+
+
+def ends(reached: set[str], lineage: Mapping[str, set[str]]) -> set[str]:
+    """Those of the reached layers that no other reached one is made from: the gradient at a layer
+    holds what comes back through the layers made from it, which would count twice."""
+    return {name for name in reached if not any(name in lineage[other] for other in reached)}
+
+
+def _reached_by_each(said: Detections, outputs: Mapping[str, Tensor]) -> list[set[str]]:
+    """The layers with a gradient, for each of a few boxes, small ones and large ones; of a box
+    whose score is too sure to have one, nothing."""
+    if not outputs:
+        return []
+    areas = (said.boxes[:, 2:] - said.boxes[:, :2]).detach().prod(1)
+    places = torch.linspace(0, len(areas) - 1, min(_SAMPLE, len(areas))).round().long()
+    found = []
+    for score in said.scores[areas.argsort()[places.to(areas.device)]]:
+        found.append(_reached_by(score, outputs))
+    return [each for each in found if each]
+
+
+def _reached_by(number: Tensor, outputs: Mapping[str, Tensor]) -> set[str]:
+    """The layers at which a number has a gradient that is not all zero."""
+    if not number.requires_grad or not outputs:
+        return set()
+    gradients = torch.autograd.grad(
+        number, list(outputs.values()), retain_graph=True, allow_unused=True
+    )
+    pairs = zip(outputs, gradients, strict=True)
+    return {name for name, each in pairs if each is not None and bool(each.any())}
+
+
+def _behind(end: Tensor, outputs: Mapping[str, Tensor], *, nearest: bool = False) -> set[str]:
+    """The layers whose outputs `end` is made from, by the graph, itself included; the nearest of
+    them are those that it is made from directly, not through another of `outputs`."""
+    nodes = {output.grad_fn: name for name, output in outputs.items() if output.grad_fn}
+    leaves = {id(output): name for name, output in outputs.items() if not output.grad_fn}
+    if id(end) in leaves:
+        return {leaves[id(end)]}
+    found, seen, waiting = set(), {end.grad_fn}, [end.grad_fn]
+    while waiting:
+        node = waiting.pop()
+        if node is None:
+            continue
+        name = nodes.get(node) or leaves.get(id(getattr(node, "variable", None)))
+        if name:
+            found.add(name)
+        if name and nearest:
+            continue
+        for each, _ in node.next_functions:
+            if each not in seen:
+                seen.add(each)
+                waiting.append(each)
+    return found

@@ -1,0 +1,308 @@
+"""Attention methods: by hand on one head, and on what three libraries build."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pytest
+import timm
+import torch
+import torchvision
+from torch import Tensor, nn
+from transformers import ViTConfig, ViTForImageClassification
+
+from cam import ClassTarget, explain
+from cam.errors import MethodUnsuited
+from cam.hooks.attention import attending
+from cam.methods.attention import blocks_of
+from tests.cam.nets import hook_count, images, small
+
+METHODS = ("rollout", "chefer", "legrad")
+
+
+class Mixing(nn.Module):
+    """A block whose attention A_h, (heads, N, N), is given: tokens ← Σ_h w_h A_h tokens (no skip,
+    so that numbers stay few)."""
+
+    def __init__(self, attention: Tensor, weights: tuple[float, ...] = (1.0,)) -> None:
+        super().__init__()
+        self.logits = nn.Parameter(attention.expand(len(weights), -1, -1).log())
+        self.weights = nn.Parameter(torch.tensor(weights)[:, None, None], requires_grad=False)
+        self.inner = nn.Identity()
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        matrix = self.logits.expand(len(tokens), -1, -1, -1).softmax(-1)
+        mixed: Tensor = self.inner((self.weights * (matrix @ tokens[:, None])).sum(1))
+        return mixed
+
+
+FIRST = torch.tensor([[0.25, 0.25, 0.25, 0.25], [0.5, 0.5, 0, 0], [0, 0, 1, 0], [0, 0, 0, 1.0]])
+SECOND = torch.tensor([[0, 0.5, 0.5, 0], [0, 1, 0, 0], [0, 0, 1, 0], [0.25, 0.25, 0.25, 0.25]])
+
+
+class Tiny(nn.Module):
+    """2 × 2 pixels are four tokens of one number; two blocks; the head reads token 0 or the mean:
+    y = 2 × what it reads, and -y."""
+
+    def __init__(self, *, mean: bool = False) -> None:
+        super().__init__()
+        self.embed = nn.Identity()
+        self.blocks = nn.Sequential(Mixing(FIRST.clamp(min=1e-12)), Mixing(SECOND.clamp(min=1e-12)))
+        self.mean = mean
+
+    def forward(self, x: Tensor) -> Tensor:
+        tokens = self.blocks(self.embed(x[:, 0].flatten(1)[..., None]))
+        read = tokens.mean(1) if self.mean else tokens[:, 0]
+        return torch.cat([2 * read, -2 * read], 1)
+
+
+PHOTO = torch.tensor([[[[1.0, 2], [3, 4]]]])
+
+
+def mapped(method: str, model: nn.Module, target: int = 0) -> np.ndarray:
+    (found,) = explain(model, PHOTO, target=target, method=method)
+    assert found.layer == "input"
+    return found.map
+
+
+def test_rollout_by_hand() -> None:
+    """r (½I + ½A_2)(½I + ½A_1): the first row of the second is (2, 1, 1, 0) / 4."""
+    second = np.array([2, 1, 1, 0]) / 4
+    first = (np.eye(4) + FIRST.numpy()) / 2
+    np.testing.assert_allclose(mapped("rollout", Tiny()).ravel(), second @ first, atol=1e-6)
+    rows = (np.eye(4) + SECOND.numpy()) / 2
+    expected = rows.mean(0) @ first
+    np.testing.assert_allclose(mapped("rollout", Tiny(mean=True)).ravel(), expected, atol=1e-6)
+
+
+def test_chefer_by_hand() -> None:
+    """∂y/∂A_2 is 2 × the tokens after the first block, (2.5, 1.5, 3, 4), in row 0 and 0 below;
+    ∂y/∂A_1 = 2 A_2[0]ᵀ xᵀ: rows 1 and 2 are x. R = (I + Ā_2)(I + Ā_1), row 0, less I."""
+    after = FIRST.numpy() @ [1, 2, 3, 4]
+    np.testing.assert_allclose(after, [2.5, 1.5, 3, 4])
+    two, one = np.zeros((4, 4)), np.zeros((4, 4))
+    two[0] = 2 * after * SECOND.numpy()[0]
+    one[1:3] = np.array([1, 2, 3, 4]) * FIRST.numpy()[1:3]
+    expected = ((np.eye(4) + two) @ (np.eye(4) + one) - np.eye(4))[0]
+    np.testing.assert_allclose(mapped("chefer", Tiny()).ravel(), expected, rtol=1e-5, atol=1e-6)
+    # What lowers the score: every gradient is negative, so nothing is left.
+    assert not mapped("chefer", Tiny(), target=1).any()
+
+
+def test_legrad_by_hand() -> None:
+    """Layer 2: ∂y/∂A_2 as above, over 4 rows. Layer 1, read at once: 2 x in row 0, over 4 rows."""
+    after = FIRST.numpy() @ [1, 2, 3, 4]
+    expected = (2 * after / 4 + 2 * np.array([1, 2, 3, 4]) / 4) / 2
+    np.testing.assert_allclose(mapped("legrad", Tiny()).ravel(), expected, rtol=1e-5)
+
+
+class TwoHeads(Tiny):
+    """One block of two heads, whose first rows are (1, 1, 1, 1) / 4 and (1, 0, 0, 0), added with
+    the weights 1 and w. y = 2 × token 0: ∂y/∂A_h is 2 w_h x in row 0 and 0 below."""
+
+    def __init__(self, weight: float) -> None:
+        super().__init__()
+        heads = torch.stack([torch.full((4, 4), 0.25), torch.eye(4).clamp(min=1e-12)])
+        self.blocks = nn.Sequential(Mixing(heads, (1.0, weight)))
+
+
+def test_rollout_takes_the_mean_of_two_heads_by_hand() -> None:
+    """(I + mean_h A_h) / 2, row 0: ((1, 0, 0, 0) + (5, 1, 1, 1) / 8) / 2; of the maximum of the
+    heads it would be (8, 1, 1, 1) / 11."""
+    expected = np.array([13, 1, 1, 1]) / 16
+    np.testing.assert_allclose(mapped("rollout", TwoHeads(3)).ravel(), expected, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("weight", "expected"),
+    # Of head 1, 2 x / 4; of head 2, 2 w x in the first place.
+    [(3.0, [(0.5 + 6) / 2, 1 / 2, 1.5 / 2, 2 / 2]), (-3.0, [0.5 / 2, 1 / 2, 1.5 / 2, 2 / 2])],
+)
+def test_chefer_takes_the_mean_of_two_rectified_heads_by_hand(
+    weight: float, expected: list[float]
+) -> None:
+    np.testing.assert_allclose(mapped("chefer", TwoHeads(weight)).ravel(), expected, rtol=1e-5)
+
+
+@pytest.mark.parametrize(("weight", "factor"), [(3.0, (2 + 6) / 2), (-3.0, 2 / 2)])
+def test_legrad_takes_the_mean_of_two_rectified_heads_by_hand(weight: float, factor: float) -> None:
+    """Row 0 is 2 x and 2 w x, less nothing where w < 0; then the mean over four rows."""
+    expected = factor * np.array([1, 2, 3, 4]) / 4
+    np.testing.assert_allclose(mapped("legrad", TwoHeads(weight)).ravel(), expected, rtol=1e-5)
+
+
+def of_timm() -> nn.Module:
+    model: nn.Module = timm.create_model("vit_tiny_patch16_224", depth=3, img_size=64)
+    nn.init.normal_(model.get_parameter("head.weight"), std=0.02)
+    return model
+
+
+def of_timm_distilled() -> nn.Module:
+    model: nn.Module = timm.create_model("deit_tiny_distilled_patch16_224", depth=3, img_size=64)
+    nn.init.normal_(model.get_parameter("head.weight"), std=0.02)
+    return model
+
+
+def of_timm_pooled() -> nn.Module:
+    model: nn.Module = timm.create_model(
+        "vit_tiny_patch16_224", depth=3, img_size=64, class_token=False, global_pool="avg"
+    )
+    nn.init.normal_(model.get_parameter("head.weight"), std=0.02)
+    return model
+
+
+def of_torchvision() -> nn.Module:
+    model: nn.Module = torchvision.models.VisionTransformer(
+        image_size=64, patch_size=16, num_layers=3, num_heads=2, hidden_dim=32, mlp_dim=64
+    )
+    nn.init.normal_(model.get_parameter("heads.head.weight"), std=0.1)
+    return model
+
+
+def of_hugging_face() -> nn.Module:
+    config = ViTConfig(
+        hidden_size=32,
+        num_hidden_layers=3,
+        num_attention_heads=2,
+        intermediate_size=64,
+        image_size=64,
+        num_labels=7,
+    )
+    model: nn.Module = ViTForImageClassification(config)
+    nn.init.normal_(model.get_parameter("classifier.weight"), std=0.5)
+    return model
+
+
+@cache
+def built(build: Callable[[], nn.Module]) -> nn.Module:
+    """One model for all methods: where its tokens lie is found once."""
+    torch.manual_seed(0)
+    return build().eval()
+
+
+BUILDS = (of_timm, of_timm_distilled, of_timm_pooled, of_torchvision, of_hugging_face)
+
+
+@pytest.mark.parametrize("build", BUILDS)
+def test_the_matrices_are_the_models_own(build: Callable[[], nn.Module]) -> None:
+    """Computed step by step, the model says what it says without."""
+    torch.manual_seed(0)
+    model = build().eval()
+    x = images(1, size=64)
+    with torch.no_grad():
+        expected = logits(model(x))
+    with attending() as matrices:
+        found = logits(model(x))
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+    assert len(matrices) == 3
+    for matrix in matrices:
+        torch.testing.assert_close(matrix.sum(-1), torch.ones_like(matrix[..., 0]))
+        assert matrix.std() > 0
+
+
+def logits(output: object) -> Tensor:
+    found = getattr(output, "logits", output)
+    assert isinstance(found, Tensor)
+    return found
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("build", BUILDS)
+def test_every_librarys_transformer(build: Callable[[], nn.Module], method: str) -> None:
+    model = built(build)
+    x = images(2, size=64)
+    one, other = explain(model, x, target=3, method=method)
+    assert one.map.shape == (4, 4)
+    assert np.ptp(one.map) > 0
+    assert not np.allclose(one.map, other.map)
+    (alone,) = explain(model, x[1:], target=3, method=method)
+    np.testing.assert_allclose(other.map, alone.map, rtol=1e-3, atol=1e-7)
+    (third,) = explain(model, x[:1], target=5, method=method)
+    assert np.allclose(third.map, one.map) == (method == "rollout")
+    assert hook_count(model) == 0
+    assert all(parameter.grad is None for parameter in model.parameters())
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_what_has_no_such_attention_is_refused(method: str) -> None:
+    for model, words in (
+        (small(), "it needs a transformer"),
+        (torchvision.models.swin_t(), "attention joins tokens within windows"),
+    ):
+        with pytest.raises(MethodUnsuited, match=words):
+            explain(model.eval(), images(1, size=64), method=method)
+        assert hook_count(model) == 0
+
+
+def test_the_grad_mode_is_the_callers_again_after_an_exception() -> None:
+    def failing() -> None:
+        with attending():
+            assert not torch.is_grad_enabled()
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        failing()
+    assert torch.is_grad_enabled()
+    with torch.no_grad():
+        with attending():
+            pass
+        assert not torch.is_grad_enabled()
+
+
+def test_rollout_knows_no_class_also_where_targets_cancel() -> None:
+    plain = mapped("rollout", Tiny())
+    assert plain.max() > 0
+    both = [ClassTarget(1), ClassTarget(1, against=True)]
+    for found in explain(Tiny(), PHOTO, target=both, method="rollout"):
+        np.testing.assert_array_equal(found.map, plain)
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+@pytest.mark.parametrize("method", METHODS)
+def test_the_callers_mode_changes_nothing(method: str, mode: Callable[[], Any]) -> None:
+    plain = mapped(method, Tiny())
+    with mode():
+        np.testing.assert_array_equal(mapped(method, Tiny()), plain)
+
+
+def block() -> nn.Module:
+    return nn.Sequential(nn.Linear(2, 2), nn.ReLU())
+
+
+class Listed(nn.Module):
+    """Lists of modules, by name."""
+
+    def __init__(self, **lists: list[nn.Module]) -> None:
+        super().__init__()
+        for name, modules in lists.items():
+            setattr(self, name, nn.ModuleList(modules))
+
+
+class Stack(nn.Module):
+    """No list, whatever its children are."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.third = block(), block(), block()
+
+
+@pytest.mark.parametrize(
+    ("model", "expected"),
+    [
+        (Listed(a=[block()] * 2, b=[block(), block(), block()]), ["b.0", "b.1", "b.2"]),
+        (Listed(a=[block(), block()], b=[block(), block()]), ["a.0", "a.1"]),
+        (Listed(a=[block(), block()], b=[nn.ReLU(), nn.ReLU(), nn.ReLU()]), ["a.0", "a.1"]),
+        (Listed(a=[block(), block()], b=[block(), nn.Sequential(), block()]), ["a.0", "a.1"]),
+        (Listed(a=[block(), block()], b=[block(), Stack(), block()]), ["a.0", "a.1"]),
+        (nn.Sequential(Stack(), Stack()), ["0", "1"]),
+        (nn.ModuleDict({"a": block(), "b": block(), "c": block()}), []),
+        (nn.Linear(2, 2), []),
+    ],
+)
+def test_the_blocks_are_the_longest_list_of_equal_modules(
+    model: nn.Module, expected: list[str]
+) -> None:
+    assert blocks_of(model) == expected

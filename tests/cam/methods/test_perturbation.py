@@ -1,0 +1,249 @@
+"""Methods of many forward passes: by hand, against brute force, and what they leave behind."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import timm
+import torch
+import torchvision
+from pytorch_grad_cam import AblationCAM
+from pytorch_grad_cam.utils.model_targets import ClassifierOutputTarget
+from torch import Tensor, nn
+
+from cam import ClassTarget, Question, Replay, explain, explain_in_steps
+from cam.drawing.heatmap import minmax
+from cam.errors import LayerReused, MethodUnsuited, UnknownLayer
+from cam.methods.subject import Progress
+from tests.cam.nets import hook_count, small
+from tests.cam.test_targets import Identity
+
+# Logits are the channels' means: 1, 2 and 0.
+PHOTO = torch.tensor([[[[4.0, 0], [0, 0]], [[0, 8], [0, 0]], [[0, 0], [0, 0]]]])
+
+
+def test_scorecam_by_hand() -> None:
+    # Each channel's mask shows one pixel: class 0 scores 1 through the first, 0 through the others.
+    (found,) = explain(Identity(), PHOTO, target=0, method="scorecam", layer="layer")
+    total = math.e + 2
+    expected = np.array([[4 * math.e / total, 8 / total], [0, 0]])
+    np.testing.assert_allclose(found.map, expected, rtol=1e-6)
+
+
+def test_ablationcam_by_hand() -> None:
+    # y = 1; without the first channel 0, without another still 1: weights 1, 0, 0.
+    (found,) = explain(Identity(), PHOTO, target=0, method="ablationcam", layer="layer")
+    np.testing.assert_allclose(found.map, [[4, 0], [0, 0]])
+    # y = 2; without the second channel 0: weight 2 / 2.
+    (found,) = explain(Identity(), PHOTO, target=1, method="ablationcam", layer="layer")
+    np.testing.assert_allclose(found.map, [[0, 8], [0, 0]])
+
+
+def test_ablationcam_of_a_negative_score_keeps_its_sign() -> None:
+    # y = -1; without the first channel 0: weight (-1 - 0) / |-1|. Divided by y it would be 1.
+    (found,) = explain(
+        Identity(),
+        PHOTO,
+        target=ClassTarget(0, against=True),
+        method="ablationcam",
+        layer="layer",
+        signed=True,
+    )
+    np.testing.assert_allclose(found.map, [[-4, 0], [0, 0]])
+
+
+def test_ablationcam_of_a_score_of_zero_divides_by_one() -> None:
+    # y = 1 - 1 = 0; without the first channel -1, without the second 1.
+    photo = torch.tensor([[[[4.0, 0], [0, 0]], [[0, 4], [0, 0]], [[0, 0], [0, 0]]]])
+    (found,) = explain(
+        Identity(),
+        photo,
+        target=ClassTarget(0, minus=1),
+        method="ablationcam",
+        layer="layer",
+        signed=True,
+    )
+    np.testing.assert_allclose(found.map, [[4, -4], [0, 0]])
+
+
+class Corner(nn.Module):
+    """Sees the top left 4 × 4 of 16 × 16 pixels."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        seen = x[:, :, :4, :4].mean(dim=(1, 2, 3))
+        return torch.stack([seen, torch.zeros_like(seen)], 1)
+
+
+def test_occlusion_by_hand() -> None:
+    # Cells of 4 × 4, windows of 2 × 2 cells: only the first window hides the corner. A cell that
+    # c windows cover gets 1 / c of the drop σ(3) - σ(0).
+    photo = torch.full((1, 1, 16, 16), 3.0)
+    (found,) = explain(Corner(), photo, target=0, method="occlusion", budget=9)
+    drop = 1 / (1 + math.exp(-3)) - 0.5
+    expected = np.zeros((4, 4))
+    expected[:2, :2] = [[drop, drop / 2], [drop / 2, drop / 4]]
+    np.testing.assert_allclose(found.map, np.kron(expected, np.ones((4, 4))), atol=1e-6)
+    assert found.layer == "input"
+
+
+def test_rise_finds_the_corner_and_is_unbiased() -> None:
+    photo = torch.full((1, 1, 16, 16), 3.0)
+    (found,) = explain(Corner(), photo, target=0, method="rise", budget=2000)
+    assert found.map[:3, :3].mean() > found.map[8:, 8:].mean() + 0.05
+    # Where nothing matters, each pixel gets the mean probability.
+    (same,) = explain(Corner(), torch.zeros(1, 1, 16, 16), target=0, method="rise", budget=2000)
+    np.testing.assert_allclose(same.map, 0.5, atol=0.06)
+    (again,) = explain(Corner(), photo, target=0, method="rise", budget=2000)
+    np.testing.assert_array_equal(again.map, found.map)
+
+
+def resnet() -> nn.Module:
+    model: nn.Module = torchvision.models.resnet18()
+    return model
+
+
+def densenet() -> nn.Module:
+    """An in-place ReLU follows `features`, functions join its blocks."""
+    model: nn.Module = torchvision.models.densenet121()
+    return model
+
+
+def vit() -> nn.Module:
+    model: nn.Module = timm.create_model("vit_tiny_patch16_224", depth=3, img_size=64)
+    nn.init.normal_(model.get_parameter("head.weight"), std=0.02)
+    return model
+
+
+@pytest.mark.parametrize(
+    ("build", "layer", "channel"),
+    [
+        (resnet, "layer4", (slice(None), 7)),
+        (resnet, "layer4.1.conv2", (slice(None), 7)),
+        (resnet, "layer2.0", (slice(None), slice(0, 9))),
+        # What follows changes the layer's output, or what is kept of the trunk, in place.
+        (resnet, "layer4.1.bn2", (slice(None), 7)),
+        (resnet, "layer4.0.bn2", (slice(None), 7)),
+        (resnet, "layer4.0.downsample", (slice(None), 7)),
+        (resnet, "layer3.0.downsample.0", (slice(None), 7)),
+        (densenet, "features", (slice(None), 7)),
+        (densenet, "features.denseblock3", (slice(None), 7)),
+        (vit, "blocks.2.norm1", (slice(None), slice(1, None), 7)),
+    ],
+)
+def test_a_replay_equals_the_whole_model(
+    build: Callable[[], nn.Module], layer: str, channel: tuple[object, ...]
+) -> None:
+    torch.manual_seed(1)
+    model = build().eval()
+    image = torch.randn(1, 3, 64, 64)
+    replay = Replay(model, layer, image)
+    changed = replay.activation.repeat(3, *[1] * (replay.activation.ndim - 1))
+    changed[1:][channel] = 0  # type: ignore[index]
+
+    def ablate(module: nn.Module, args: object, output: Tensor) -> Tensor:
+        output = output.clone()
+        output[channel] = 0  # type: ignore[index]
+        return output
+
+    with torch.no_grad():
+        whole = model(image)
+        handle = model.get_submodule(layer).register_forward_hook(ablate)
+        without = model(image)
+        handle.remove()
+    found = replay.output(changed)
+    torch.testing.assert_close(found[:1], whole, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(found[1:], without.expand(2, -1), rtol=1e-4, atol=1e-5)
+    assert (whole - without).abs().max() > 1e-4
+    assert hook_count(model) == 0
+    assert not any("forward" in vars(module) for module in model.modules())
+
+
+def test_a_replay_that_fails_leaves_the_model_as_it_was() -> None:
+    model = small()
+    replay = Replay(model, "relu1", torch.randn(1, 3, 8, 8))
+    with pytest.raises(RuntimeError):
+        replay.output(torch.zeros(2, 9, 8, 8))
+    assert not any("forward" in vars(module) for module in model.modules())
+    with pytest.raises(UnknownLayer, match="no layer 'relu9'"):
+        Replay(model, "relu9", torch.randn(1, 3, 8, 8))
+    shared = nn.Sequential(relu := nn.ReLU(), relu, nn.Flatten(), nn.Linear(12, 3))
+    with pytest.raises(LayerReused, match="runs more than once"):
+        Replay(shared, "0", torch.randn(1, 3, 2, 2))
+    assert hook_count(model) == hook_count(shared) == 0
+
+
+def test_only_what_lies_behind_the_layer_runs_again() -> None:
+    model = small()
+    replay = Replay(model, "relu1", torch.randn(1, 3, 8, 8))
+    calls: list[str] = []
+    for name, module in model.named_children():
+        original = module.forward
+
+        def counted(*args: object, name: str = name, original: object = original) -> object:
+            calls.append(name)
+            return original(*args)  # type: ignore[operator]
+
+        module.forward = counted
+    replay.output(replay.activation)
+    assert calls == ["conv2", "relu2", "dropout", "head"]
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_ablationcam_equals_pytorch_grad_cams() -> None:
+    """Where the layer's minimum is 0: elsewhere the peer sets a channel to minus ten million."""
+    torch.manual_seed(0)
+    model = resnet().eval()
+    images = torch.randn(1, 3, 64, 64)
+    for wanted in (1, 285):
+        (ours,) = explain(model, images, target=wanted, method="ablationcam", layer="layer4")
+        layers = [model.get_submodule("layer4")]
+        with AblationCAM(model=model, target_layers=layers) as cam:
+            a = cam.activations_and_grads(images).detach()
+            del a
+            activations = cam.activations_and_grads.activations[0].numpy()
+            targets = [ClassifierOutputTarget(wanted)]
+            weights = cam.get_cam_weights(images, layers[0], targets, activations, None)
+        theirs = np.maximum(np.einsum("k,khw->hw", weights[0], activations[0]), 0)
+        assert np.abs(minmax(ours.map) - minmax(theirs.astype(np.float32))).max() <= 1e-4
+        assert np.ptp(ours.map) > 0
+
+
+def test_steps_say_how_far_they_are_and_hold_nothing_between() -> None:
+    model = small()
+    question = Question((ClassTarget(0), ClassTarget(1)), "scorecam", ("conv1", "relu2"))
+    steps = explain_in_steps(model, torch.randn(3, 8, 8), question, chunk=2)
+    seen = []
+    while True:
+        try:
+            seen.append(next(steps))
+        except StopIteration as stop:
+            answer = stop.value
+            break
+        assert hook_count(model) == 0
+        assert all(p.grad is None for p in model.parameters())
+    assert seen == [Progress(2, 4), Progress(4, 4), Progress(2, 5), Progress(4, 5), Progress(5, 5)]
+    found = [(each.target.index, each.layer) for each in answer.explanations]
+    assert found == [(0, "conv1"), (0, "relu2"), (1, "conv1"), (1, "relu2")]
+
+
+def test_a_budget_takes_the_channels_that_vary_most() -> None:
+    photo = torch.zeros(1, 3, 2, 2)
+    photo[0, 0, 0, 0], photo[0, 2, 1, 1] = 4, 8
+    (found,) = explain(Identity(), photo, target=0, method="ablationcam", layer="layer", budget=1)
+    assert not found.map.any()  # the third channel alone was tried, and class 0 does not need it
+    (found,) = explain(Identity(), photo, target=0, method="ablationcam", layer="layer", budget=2)
+    np.testing.assert_allclose(found.map, [[4, 0], [0, 0]])
+
+
+def test_rise_knows_nothing_against_a_class() -> None:
+    with pytest.raises(MethodUnsuited, match="leave out against"):
+        explain(
+            Corner(),
+            torch.zeros(1, 1, 16, 16),
+            target=ClassTarget(0, against=True),
+            method="rise",
+            budget=10,
+        )

@@ -1,0 +1,269 @@
+"""Gradients at the photo: by hand, against autograd, and what they leave behind."""
+
+from __future__ import annotations
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+import torchvision
+from pytorch_grad_cam import GuidedBackpropReLUModel
+from torch import Tensor, nn
+
+from cam import ClassTarget, explain
+from cam.drawing.heatmap import minmax, resize
+from cam.errors import MethodUnsuited
+from tests.cam.nets import hook_count, small
+
+
+class Quadratic(nn.Module):
+    """Two logits: the mean of red minus twice green, squared pixel by pixel; and its negative."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        seen = ((x[:, 0] - 2 * x[:, 1]) ** 2).mean(dim=(1, 2))
+        return torch.stack([seen, -seen], 1)
+
+
+# Red minus twice green: 1, -4, 0 and 0.
+PHOTO = torch.tensor([[[[1.0, 0], [0, 0]], [[0, 2], [0, 0]], [[9, 9], [9, 9]]]])
+
+
+def test_the_gradient_by_hand() -> None:
+    # ∂y/∂red = 2 d / 4 and ∂y/∂green = -4 d / 4 with d = 1 and -4: the larger is |d|.
+    for index in (0, 1):
+        (found,) = explain(Quadratic(), PHOTO, target=index, method="gradient")
+        np.testing.assert_allclose(found.map, [[1, 4], [0, 0]])
+        assert found.layer == "input"
+
+
+def test_smoothgrad_of_a_quadratic_is_its_gradient() -> None:
+    """The gradient is linear in the photo, so noise averages out; the rest is its standard
+    error, σ √5 / √n with σ = 0.15 · 9."""
+    (found,) = explain(Quadratic(), PHOTO, target=0, method="smoothgrad", budget=4000)
+    np.testing.assert_allclose(found.map, [[1, 4], [0, 0]], atol=5 * 0.15 * 9 * 5**0.5 / 4000**0.5)
+    (again,) = explain(Quadratic(), PHOTO, target=0, method="smoothgrad", budget=4000)
+    np.testing.assert_array_equal(found.map, again.map)
+
+
+class Seen(Quadratic):
+    """Keeps the images that it sees."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[Tensor] = []
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.seen.append(x.detach().clone())
+        out: Tensor = super().forward(x)
+        return out
+
+
+def slopes(images: Tensor) -> Tensor:
+    """∂y/∂X of the first logit by hand: d / 2 · (1, -2, 0) with d = red - 2 green."""
+    d = images[:, 0] - 2 * images[:, 1]
+    return d[:, None] / 2 * torch.tensor([1.0, -2, 0])[:, None, None]
+
+
+def test_smoothgrads_noise_and_mean() -> None:
+    model = Seen()
+    photo = torch.zeros(1, 3, 40, 40)
+    photo[0, 0], photo[0, 1, 0, 0] = 3, -1  # a range of 4: σ = 0.6
+    (found,) = explain(model, photo, target=1, method="smoothgrad", budget=20, activation="softmax")
+    noisy = torch.cat(model.seen[1:])
+    noise = noisy - photo
+    assert noise.shape == (20, 3, 40, 40)
+    assert float(noise.std()) == pytest.approx(0.6, rel=0.02)
+    assert float(noise.mean()) == pytest.approx(0, abs=0.01)
+    likeness = torch.corrcoef(noise.reshape(60, -1))  # of each copy's each colour
+    assert (likeness - torch.eye(60)).abs().max() < 0.12
+    expected = (slopes(noisy) / 400).mean(0).abs().amax(0)  # 40 × 40 pixels, not 2 × 2
+    np.testing.assert_allclose(found.map, expected, rtol=1e-4, atol=1e-8)
+
+
+def test_integrated_gradients_go_in_equal_steps_from_gray_to_the_photo() -> None:
+    model = Seen()
+    explain(model, PHOTO, target=0, method="integratedgradients", budget=4, activation="softmax")
+    shares = torch.tensor([1 / 8, 3 / 8, 5 / 8, 7 / 8])[:, None, None, None]
+    whole, steps, ends = model.seen
+    torch.testing.assert_close(whole, PHOTO)
+    torch.testing.assert_close(steps, shares * PHOTO)
+    torch.testing.assert_close(ends, torch.cat([PHOTO, torch.zeros_like(PHOTO)]))
+
+
+def test_several_targets_have_each_its_own_gradients() -> None:
+    torch.manual_seed(0)
+    model, x = small(), torch.randn(1, 3, 8, 8)
+    asked = [ClassTarget(1), ClassTarget(2, minus=0), ClassTarget(0)]
+    for method in ("gradient", "smoothgrad", "integratedgradients", "guidedgradcam", "fullgrad"):
+        together = explain(model, x, target=asked, method=method, layer="relu1", budget=6)
+        for target, found in zip(asked, together, strict=True):
+            (alone,) = explain(model, x, target=target, method=method, layer="relu1", budget=6)
+            scale = float(alone.map.max())
+            assert scale > 0
+            np.testing.assert_allclose(found.map, alone.map, atol=2e-3 * scale, err_msg=method)
+            if alone.completeness:
+                assert found.completeness is not None
+                assert found.completeness.attributed == pytest.approx(
+                    alone.completeness.attributed, rel=1e-3
+                )
+                assert found.completeness.difference == pytest.approx(
+                    alone.completeness.difference, rel=1e-3
+                )
+
+
+def test_it_equals_autograd_and_leaves_the_model_alone() -> None:
+    model = small(seed=5, inplace=True)
+    images = torch.randn(2, 3, 8, 8)
+    probe = images.clone().requires_grad_()
+    logits = model(probe)
+    (logits[:, 2] - logits[:, 0]).sum().backward()
+    assert probe.grad is not None
+    expected = probe.grad.abs().amax(1).numpy()
+    for parameter in model.parameters():
+        parameter.grad = None
+    found = explain(model, images, target=ClassTarget(2, minus=0), method="gradient")
+    for explanation, wanted in zip(found, expected, strict=True):
+        np.testing.assert_allclose(explanation.map, wanted, rtol=1e-4, atol=1e-7)
+    assert hook_count(model) == 0
+    assert all(parameter.grad is None for parameter in model.parameters())
+
+
+class Bent(nn.Module):
+    """y = the mean of x³ for the first logit, of nothing for the other."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = (x**3).mean(dim=(1, 2, 3))
+        return torch.stack([y, 0 * y], 1)
+
+
+def test_integrated_gradients_by_hand() -> None:
+    """∫ 3(αx)² dα · x = x³: each pixel gets its own share of the mean; the midpoint rule with n
+    steps misses 1/(4n²) of a parabola's integral."""
+    photo = torch.tensor([[[[2.0, -1], [0, 3]]]])
+    shares = np.array([[8, -1], [0, 27]]) / 4
+    for steps in (5, 50):
+        (found,) = explain(
+            Bent(), photo, target=0, method="integratedgradients", budget=steps, signed=True
+        )
+        off = 1 - 1 / (4 * steps**2)
+        np.testing.assert_allclose(found.map, shares * off, rtol=1e-5)
+        assert found.completeness is not None
+        assert found.completeness.difference == pytest.approx(8.5)
+        assert found.completeness.attributed == pytest.approx(8.5 * off, rel=1e-5)
+    (positive,) = explain(Bent(), photo, target=0, method="integratedgradients")
+    assert positive.map[0, 1] == 0
+
+
+def test_integrated_gradients_are_complete_on_a_network() -> None:
+    torch.manual_seed(0)
+    model = torchvision.models.resnet18().eval()
+    (found,) = explain(
+        model, torch.randn(1, 3, 64, 64), target=3, method="integratedgradients", budget=100
+    )
+    assert found.completeness is not None
+    assert abs(found.completeness.difference) > 0.05
+    assert found.completeness.attributed == pytest.approx(found.completeness.difference, rel=0.02)
+
+
+class Gated(nn.Module):
+    """Maps relu(x) and relu(-x); y = mean of the first minus mean of the second."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.relu = nn.ReLU(inplace=kind == "in place")
+        self.kind = kind
+
+    def forward(self, x: Tensor) -> Tensor:
+        both = torch.cat([x, -x], 1)
+        if self.kind == "a function":
+            both = torch.relu(both)
+        elif self.kind == "a method":
+            both = both.relu_()
+        elif self.kind == "up to 6":
+            both = nn.functional.relu6(both)
+        else:
+            both = self.relu(both)
+        means = both.mean(dim=(2, 3))
+        y = means[:, 0] - means[:, 1]
+        return torch.stack([y, -y], 1)
+
+
+@pytest.mark.parametrize("kind", ["a module", "in place", "a function", "a method", "up to 6"])
+def test_guided_backprop_by_hand(kind: str) -> None:
+    """y is the mean of x; guided, the evidence that comes through the second map, whose gradient
+    is -¼, is left out: only positive x count."""
+    photo = torch.tensor([[[[2.0, -1], [-3, 4]]]])
+    model = Gated(kind).eval()
+    (plain,) = explain(model, photo, target=0, method="gradient")
+    np.testing.assert_allclose(plain.map, np.full((2, 2), 0.25))
+    (guided,) = explain(model, photo, target=0, method="guidedbackprop")
+    np.testing.assert_allclose(guided.map, [[0.25, 0], [0, 0.25]])
+    (after,) = explain(model, photo, target=0, method="gradient")
+    np.testing.assert_array_equal(after.map, plain.map)  # nothing is left behind
+    assert hook_count(model) == 0
+
+
+def test_guided_backprop_of_a_batch_is_each_images_own() -> None:
+    """pytorch-grad-cam #530: only the first image came out right."""
+    torch.manual_seed(0)
+    model = torchvision.models.vgg11().eval()
+    x = torch.randn(3, 3, 64, 64)
+    together = explain(model, x, method="guidedbackprop")
+    for row, found in enumerate(together):
+        (alone,) = explain(model, x[row : row + 1], method="guidedbackprop")
+        np.testing.assert_allclose(found.map, alone.map, atol=1e-6)
+        assert np.ptp(found.map) > 0
+    assert len({found.map.tobytes() for found in together}) == 3
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_guided_backprop_equals_pytorch_grad_cams() -> None:
+    torch.manual_seed(0)
+    model = torchvision.models.resnet18().eval()
+    x = torch.randn(1, 3, 64, 64)
+    (ours,) = explain(model, x, target=5, method="guidedbackprop")
+    peer = GuidedBackpropReLUModel(model=copy.deepcopy(model), device=torch.device("cpu"))
+    theirs = np.abs(peer(x.clone(), target_category=5)).max(axis=-1)
+    np.testing.assert_allclose(minmax(ours.map), minmax(theirs.astype(np.float32)), atol=1e-4)
+
+
+def test_guided_grad_cam_is_the_product() -> None:
+    torch.manual_seed(0)
+    model = torchvision.models.resnet18().eval()
+    x = torch.randn(1, 3, 64, 64)
+    (product,) = explain(model, x, target=5, method="guidedgradcam", layer="layer3")
+    (fine,) = explain(model, x, target=5, method="guidedbackprop")
+    (coarse,) = explain(model, x, target=5, method="gradcam", layer="layer3")
+    expected = fine.map * resize(coarse.map, 64, 64)
+    np.testing.assert_allclose(product.map, expected, atol=1e-5 * float(expected.max()))
+    assert product.layer == "layer3"
+    assert product.map.max() > 0
+
+
+def test_a_model_without_rectifiers_is_refused() -> None:
+    for method in ("guidedbackprop", "guidedgradcam"):
+        with pytest.raises(MethodUnsuited, match="it needs rectifiers"):
+            explain(nn.Sequential(nn.Conv2d(3, 2, 1), nn.GELU(), Mean()), PHOTO, method=method)
+
+
+class Mean(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x.mean(dim=(2, 3))
+
+
+class Weighed(nn.Module):
+    """y = Σ_c w_c X_c over all pixels, and its negative."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = (x * x.new_tensor([1.0, 2, -1])[:, None, None]).sum((1, 2, 3))
+        return torch.stack([y, -y], 1)
+
+
+def test_integrated_gradients_of_a_linear_model_by_hand() -> None:
+    """∂y/∂X_c = w_c everywhere: the map is Σ_c w_c X_c at each pixel, not its mean over c."""
+    photo = torch.tensor([[[[1.0, 2]], [[3, 0]], [[1, 4]]]])
+    (found,) = explain(Weighed(), photo, target=0, method="integratedgradients", budget=3)
+    np.testing.assert_allclose(found.map, [[1 + 6 - 1, 0]], rtol=1e-6)  # and 2 + 0 - 4, rectified
+    assert found.completeness is not None
+    assert found.completeness.attributed == pytest.approx(6 - 2)

@@ -1,0 +1,176 @@
+"""Whether a model keeps the images of a batch apart: by hand, and of every kind."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from cam import METHODS, ClassTarget, Question, explain_in_steps
+from cam.passes.company import sees_company
+from cam.passes.stepwise import finish
+from tests.cam.nets import DETECTING, Scale, Small, detector, hook_count, images, segmenter, small
+from tests.service.factories import vit
+
+
+class BatchMean(nn.Module):
+    """Logits are each image's mean colour less half of the batch's."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = Scale(1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        colours = self.stem(x).mean((2, 3))
+        apart: Tensor = colours - colours.mean(0) / 2
+        return apart
+
+
+class BatchNormed(Small):
+    """A batch normalisation that takes the batch's statistics in eval mode, too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        normed = nn.Sequential(nn.BatchNorm2d(4, track_running_stats=False), nn.ReLU())
+        self.add_module("relu1", normed)
+
+
+class Attending(Small):
+    """Attends to the other images instead of the other positions: its batch is not first."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.attention = nn.MultiheadAttention(5, 1, batch_first=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.relu2(self.conv2(self.relu1(self.conv1(x)))).flatten(2).mT
+        out: Tensor = self.head(self.attention(x, x, x, need_weights=False)[0].mean(1))
+        return out
+
+
+class Flattening(Small):
+    """Takes it for granted that there is one image."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.relu2(self.conv2(self.relu1(self.conv1(x))))
+        out: Tensor = self.head(x.mean((2, 3)).view(1, 5))
+        return out
+
+
+class First(Small):
+    """Answers for one image alone."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x)[:1]
+
+
+class Dropping(Small):
+    """Its dropout is on in eval mode, too."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.relu2(self.conv2(self.relu1(self.conv1(x))))
+        out: Tensor = self.head(nn.functional.dropout(x.mean((2, 3)), 0.5, training=True))
+        return out
+
+
+def built(kind: Callable[[], nn.Module]) -> nn.Module:
+    torch.manual_seed(0)
+    return kind().eval()
+
+
+def test_by_hand() -> None:
+    # Of colours c = (0, 1, 2) the copies' mean is c, so the logits are c / 2, of a spread of 1. The
+    # others are 1 - 3c and c / 2 - 1: the mean of all three is -c / 2, the logits are 5 c / 4.
+    image = torch.tensor([0.0, 1, 2]).view(1, 3, 1, 1).expand(1, 3, 4, 4)
+    why = sees_company(BatchMean(), image, "stem")
+    assert why == (
+        "the output for an image depends on the others of its batch: it changes by 1.5, of a "
+        "spread of 1"
+    )
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    ("kind", "layer", "sentence"),
+    [
+        (BatchNormed, "relu2", "the output for an image depends on the others of its batch"),
+        (Attending, "relu2", "the output for an image depends on the others of its batch"),
+        (Flattening, "relu2", r"the model fails on a batch of 3 images: .*shape"),
+        (First, "relu2", "the model fails on a batch of 3 images: it has 1 outputs"),
+    ],
+)
+def test_models_whose_images_see_each_other(
+    kind: Callable[[], nn.Module], layer: str, sentence: str, dtype: torch.dtype
+) -> None:
+    why = sees_company(built(kind).to(dtype), images(1).to(dtype), layer)
+    assert why
+    assert re.match(sentence, why), why
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    ("kind", "layer", "size"),
+    [
+        (small, "relu2", 8),
+        (Dropping, "relu2", 8),
+        (vit, "encoder.layers.encoder_layer_2", 64),
+        (segmenter, "backbone.6", 64),
+        (detector, "backbone.body.13", 96),
+    ],
+)
+def test_models_that_keep_them_apart(
+    kind: Callable[[], nn.Module], layer: str, size: int, dtype: torch.dtype
+) -> None:
+    if kind is detector and dtype == torch.bfloat16:
+        pytest.skip("torchvision's detectors are of float32")
+    model = built(kind).to(dtype)
+    assert sees_company(model, images(1, size=size).to(dtype), layer) is None
+
+
+def test_a_detector_that_finds_nothing_is_told_by_its_layer() -> None:
+    class Blind(BatchNormed):
+        def forward(self, x: Tensor) -> list[dict[str, Tensor]]:  # type: ignore[override]
+            super().forward(x)
+            nothing = {"boxes": x.new_zeros(0, 4), "labels": x.new_zeros(0).long()}
+            return [{**nothing, "scores": x.new_zeros(0)} for _ in x]
+
+    why = sees_company(built(Blind), images(1), "relu2")
+    assert why
+    assert why.startswith("the output of 'relu2' for an image depends")
+    assert sees_company(built(Blind), images(1), "conv1") is None
+
+
+def test_the_model_and_the_random_state_are_left_as_found() -> None:
+    model, x = built(Dropping).train(), images(1)
+    before, state = {k: v.clone() for k, v in model.state_dict().items()}, torch.get_rng_state()
+    sees_company(model, x, "relu2")
+    assert all(module.training for module in model.modules())
+    assert hook_count(model) == 0
+    assert torch.equal(torch.get_rng_state(), state)
+    assert torch.equal(x, images(1))
+    for name, tensor in model.state_dict().items():
+        assert torch.equal(tensor, before[name])
+
+
+@pytest.mark.parametrize(
+    "method", [name for name, each in METHODS.items() if each.steps and name not in DETECTING]
+)
+def test_with_chunks_of_one_no_pass_has_two_images(method: str) -> None:
+    attending = method in ("rollout", "chefer", "legrad")
+    model = built(vit) if attending else built(small)
+    layer = "encoder.layers.encoder_layer_2" if attending else "relu2"
+    sizes = set()
+    first = model.get_submodule("conv_proj" if attending else "conv1")
+    handle = first.register_forward_hook(lambda module, args, output: sizes.add(len(output)))
+    last = model.get_submodule("heads" if attending else "head")
+    other = last.register_forward_hook(lambda module, args, output: sizes.add(len(output)))
+    question = Question((ClassTarget(0), ClassTarget(1)), method, (layer,), budget=12)
+    image = images(1, size=64 if attending else 8)[0]
+    answer = finish(explain_in_steps(model, image, question, chunk=1))
+    handle.remove()
+    other.remove()
+    assert not isinstance(answer, Exception)
+    assert sizes == {1}

@@ -1,0 +1,319 @@
+"""Where layers' positions lie: found by changing the image, on models whose shapes mislead."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Iterator
+from itertools import pairwise
+
+import numpy as np
+import pytest
+import timm
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import interpolate
+from transformers import Dinov2WithRegistersConfig, Dinov2WithRegistersForImageClassification
+
+from cam import Question, default_layer, explain, explain_batch, survey
+from cam.errors import LayerNotSpatial, MethodUnsuited, UnknownLayer
+from cam.explanation import Answer
+from cam.hooks.grids import Grid
+from cam.positions.locate import declare, locate
+from cam.positions.responses import fit, patches_of
+from tests.cam.nets import Tokens, hook_count, images, small
+
+
+def built(model: nn.Module) -> nn.Module:
+    return model.eval().requires_grad_(False)
+
+
+@pytest.fixture(autouse=True)
+def _seed() -> Iterator[None]:
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        yield
+
+
+@pytest.mark.parametrize(
+    ("extra", "at", "expected"),
+    [
+        (0, "front", Grid("tokens", 5, 5)),
+        (1, "front", Grid("tokens", 5, 5, prefix=1)),
+        (5, "front", Grid("tokens", 5, 5, prefix=5)),  # 5 × 6, by the shape alone
+        (5, "behind", Grid("tokens", 5, 5)),
+        (11, "front", Grid("tokens", 5, 5, prefix=11)),  # 6 × 6
+        (1, "middle", Grid("tokens", 5, 5, order=(*range(13), *range(14, 26)))),
+    ],
+)
+def test_where_the_patches_are_among_other_tokens(extra: int, at: str, expected: Grid) -> None:
+    model = built(Tokens(extra=extra, at=at))
+    located = locate(model, images(1, size=40))
+    assert located.grid("block") == expected
+    assert located.grid("block.0") == expected
+    # ∂y/∂A is the same at every token, so the map is the activation's projection, cell by cell.
+    x = torch.zeros(1, 3, 40, 40)
+    x[:, :, 8:16, 24:32] = 5
+    (found,) = explain(model, x, target=2, method="hirescam", layer="block", signed=True)
+    away = np.abs(found.map - np.median(found.map))
+    assert int(away.argmax()) == 1 * 5 + 3
+
+
+class Strided(nn.Module):
+    """Tokens of which every second, row and column, is kept, behind convolutions whose padding
+    puts each token's middle at the edge of its patch, as LeViT has it. Then each token sees all."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        channels = (3, 8, 8, 16, 16)
+        self.stem = nn.Sequential(
+            *(nn.Conv2d(*each, 3, stride=2, padding=1) for each in pairwise(channels))
+        )
+        self.kept = nn.Linear(16, 16)
+        self.mixed = nn.Linear(49, 49)
+        self.head = nn.Linear(16, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        tokens = self.stem(x).permute(0, 2, 3, 1)[:, ::2, ::2].flatten(1, 2)
+        out: Tensor = self.head(self.mixed(self.kept(tokens).mT).mT.mean(1))
+        return out
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_tokens_that_were_strided_over(seed: int) -> None:
+    """49 tokens are 7 × 7, not 6 × 7 and 7 others, although every patch lies between two rows."""
+    torch.manual_seed(seed)
+    located = locate(built(Strided()), images(1, size=224))
+    assert located.grid("kept") == Grid("tokens", 7, 7)
+    assert located.grid("mixed") is None
+
+
+def test_tokens_column_by_column_are_refused() -> None:
+    model = built(Tokens(turned=True))
+    located = locate(model, images(1, size=40))
+    assert located.grid("block") is None
+    problem = located.found["block"].problem
+    assert problem
+    assert "does not lie on the image" in problem
+    with pytest.raises(LayerNotSpatial, match="at layer 'block': its output"):
+        explain(model, images(1, size=40), layer="block")
+    names = {layer.name: layer for layer in survey(model, images(1, size=40))}
+    assert names["block"].problem == problem
+    assert default_layer(list(names.values())) == "embed"
+
+
+def test_a_wide_image_has_a_wide_grid() -> None:
+    located = locate(built(Tokens(extra=1)), torch.randn(1, 3, 32, 72))
+    assert located.grid("block") == Grid("tokens", 4, 9, prefix=1)
+
+
+def test_registers_of_dinov2() -> None:
+    """30 tokens of 70 × 70 pixels: five registers and classes before 5 × 5 patches, not 5 × 6."""
+    model = timm.create_model("vit_small_patch14_reg4_dinov2", img_size=70, depth=2, num_classes=3)
+    nn.init.normal_(model.head.weight)
+    layers = {each.name: each for each in survey(built(model), images(1, size=70))}
+    assert layers["blocks.1.norm1"].grid == Grid("tokens", 5, 5, prefix=5)
+    config = Dinov2WithRegistersConfig(
+        hidden_size=24, num_hidden_layers=2, num_attention_heads=2, image_size=64, patch_size=16
+    )
+    hf = built(Dinov2WithRegistersForImageClassification(config))
+    located = locate(hf, images(1, size=64))
+    name = "dinov2_with_registers.layernorm"
+    assert located.found[name].shape == (21, 24)  # 4 × 4 and five others; 4 × 5 and one, one thinks
+    assert located.grid(name) == Grid("tokens", 4, 4, prefix=5)
+
+
+def test_hieras_units_are_put_back_in_order() -> None:
+    """Against the model's own `reroll`."""
+    model = built(
+        timm.create_model(
+            "hiera_tiny_224", img_size=64, embed_dim=16, stages=(1, 1, 1, 1), num_classes=4
+        )
+    )
+    x = images(1, size=64)
+    for name, block, side in (("blocks.0", 0, 16), ("blocks.1", 1, 8), ("blocks.2", 2, 4)):
+        (found,) = explain(model, x, target=1, method="hirescam", layer=name, signed=True)
+        kept: list[Tensor] = []
+        with torch.enable_grad():
+            hook = model.get_submodule(name).register_forward_hook(
+                lambda m, a, out, kept=kept: kept.append(out.requires_grad_()) or None
+            )
+            logit = model(x.clone().requires_grad_())[0, 1]
+            hook.remove()
+            (gradient,) = torch.autograd.grad(logit, kept[0])
+        product = (gradient * kept[0].detach()).sum(-1, keepdim=True)
+        reroll = model.get_submodule("reroll")
+        expected = reroll(product, block)[0, ..., 0].numpy()
+        assert found.map.shape == (side, side)
+        np.testing.assert_allclose(found.map, expected, atol=1e-5 * np.abs(expected).max())
+
+
+@pytest.mark.parametrize(("size", "inside"), [((64, 64), 96), ((128, 128), 56), ((48, 64), 64)])
+def test_a_model_that_resizes_its_input(size: tuple[int, int], inside: int) -> None:
+    class Resizing(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.trunk = nn.Sequential(nn.Conv2d(3, 8, 4, 4), nn.ReLU(), nn.Conv2d(8, 8, 2, 2))
+            self.head = nn.Linear(8, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = interpolate(x, size=(inside, inside), mode="bilinear")
+            out: Tensor = self.head(self.trunk(x).mean((2, 3)))
+            return out
+
+    model = built(Resizing())
+    cells = inside // 8
+    layers = survey(model, torch.randn(1, 3, *size))
+    assert default_layer(layers) == "trunk"
+    assert next(each.grid for each in layers if each.name == "trunk") == Grid(
+        "channels first", cells, cells
+    )
+    (found,) = explain(model, torch.randn(1, 3, *size), layer="trunk")
+    assert found.map.shape == (cells, cells)
+
+
+def test_a_model_that_looks_at_a_part_of_its_input_is_refused() -> None:
+    class Cropping(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv = nn.Conv2d(3, 8, 4, 4)
+            self.head = nn.Linear(8, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            out: Tensor = self.head(self.conv(x[:, :, 32:, 32:]).mean((2, 3)))
+            return out
+
+    assert locate(built(Cropping()), images(1, size=64)).grid("conv") is None
+
+
+def test_what_is_no_map_is_refused() -> None:
+    class Odd(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv = nn.Conv2d(3, 8, 4, 4)
+            self.flipped = nn.Identity()
+            self.turned = nn.Identity()
+            self.row = nn.Conv1d(8, 8, 3, padding=1)
+            self.still = nn.Identity()
+            self.mixed = nn.Linear(64, 64)
+            self.head = nn.Linear(8, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            a = self.conv(x)
+            a = self.turned(self.flipped(a.flip(3)).flip(3).transpose(2, 3)).transpose(2, 3)
+            row = self.row(a.flatten(2))  # (B, 8, 64)
+            a = a + self.still(torch.ones_like(a)) + self.mixed(row).view(a.shape)
+            out: Tensor = self.head(a.mean((2, 3)))
+            return out
+
+    located = locate(built(Odd()), images(1, size=32))
+    assert located.grid("conv") == Grid("channels first", 8, 8)
+    for name in ("flipped", "turned", "row", "mixed"):
+        assert located.grid(name) is None, name
+    assert located.found["still"].problem == "its output (8, 8, 8) does not change with the image"
+
+
+def test_it_is_looked_at_once_and_the_model_is_left_as_found() -> None:
+    model, calls = small().train(), list[int]()
+    model.add_module("never", nn.ReLU())
+    counted = model.register_forward_hook(lambda *_: calls.append(1))
+    first = locate(model, images(1))
+    assert len(calls) == 10  # the image, and nine patches
+    assert locate(model, images(1, seed=9)).found == first.found
+    assert len(calls) == 10
+    locate(model, images(1, size=16))  # of another size it may be otherwise
+    assert len(calls) == 20
+    counted.remove()
+    assert model.training
+    assert hook_count(model) == 0
+    gone = weakref.ref(model)
+    del model
+    gc.collect()
+    assert gone() is None
+
+
+def test_a_photo_that_is_not_finite_misleads_nobody() -> None:
+    model = built(Tokens(extra=5))
+    assert locate(model, torch.full((1, 3, 40, 40), torch.nan)).grid("block") == Grid(
+        "tokens", 5, 5, prefix=5
+    )
+
+
+def test_a_users_own_reshape() -> None:
+    """In words, or a function, for tokens that nobody can guess; by name or pattern."""
+    model, x = built(Tokens(turned=True)), images(2, size=40)
+
+    def turn(output: Tensor) -> Tensor:
+        return output.transpose(1, 2).reshape(len(output), -1, 5, 5).transpose(2, 3)
+
+    straight = built(Tokens())
+    straight.load_state_dict(model.state_dict())
+    expected = explain(straight, x, target=1, method="layercam", layer="block")
+    own = explain(model, x, target=1, method="layercam", layer="block", reshape=turn)
+    for one, other in zip(own, expected, strict=True):
+        np.testing.assert_allclose(one.map, other.map, rtol=1e-4, atol=1e-7)
+    words = explain(model, x, target=1, layer="block", reshape={"blo*": "tokens 5 5"})
+    assert words[0].map.shape == (5, 5)
+    with pytest.raises(LayerNotSpatial, match="does not lie on the image"):  # as before
+        explain(model, x, layer="block")
+    with pytest.raises(MethodUnsuited, match="reshape of your own has no inverse"):
+        explain(model, x, layer="block", method="ablationcam", reshape=turn)
+
+
+@pytest.mark.parametrize(
+    ("reshape", "words"),
+    [
+        ("tokens 5 6", "has no 30 tokens for 'tokens 5 6'"),
+        ("rows 5 5", "not 'rows 5 5'"),
+        (lambda output: output, r"returns \(2, 25, 16\), not \(batch, channels, height, width\)"),
+        (lambda output: None, "returns NoneType"),
+        (lambda output: output[9, 9], "cannot be reshaped: index 9"),
+    ],
+)
+def test_a_reshape_that_does_not_fit(reshape: object, words: str) -> None:
+    with pytest.raises(LayerNotSpatial, match=words.replace("(2,", "(1,")):
+        explain(built(Tokens()), images(2, size=40), layer="block", reshape=reshape)  # type: ignore[arg-type]
+
+
+def test_what_is_declared_holds_for_every_way_in() -> None:
+    model, x = built(Tokens(turned=True)), images(1, size=40)
+    declare(model, {"block*": "tokens 5 5"})
+    (answer,) = explain_batch(model, x, [Question((), "gradcam", ("block",))])
+    assert isinstance(answer, Answer)
+    layers = {each.name: each for each in survey(model, x)}
+    assert layers["block"].grid == Grid("tokens", 5, 5)
+    assert layers["block"].explainable
+    assert len(explain(model, x, layer="block", method="scorecam", budget=2)) == 1
+
+
+def test_layers_by_pattern() -> None:
+    """All that match at which a map can be made, in execution order, each once."""
+    model, x = built(Tokens(extra=1)), images(1, size=40)
+    found = explain(model, x, layer=["block.?", "embed", "bl*"])
+    assert [each.layer for each in found] == ["block.0", "block.1", "block.2", "embed", "block"]
+    for pattern in ("nothing*", "hea?"):
+        with pytest.raises(UnknownLayer, match=r"the last are block\.1"):
+            explain(model, x, layer=pattern)
+
+
+@pytest.mark.parametrize(
+    ("grid", "good"),
+    [
+        (Grid("channels first", 8, 8), True),
+        (Grid("channels first", 16, 4), False),  # as of attention (196, 196, 4)
+        (Grid("tokens", 8, 8), False),
+    ],
+)
+def test_patches_that_hit_by_chance(grid: Grid, good: bool) -> None:
+    """Three of four patches move the position that is nearest to them, but what moves lies in the
+    other half of the image: enough only where the shape leaves no doubt."""
+    patches = patches_of((64, 64), (8, 8))
+    moved = torch.zeros(len(patches), grid.height, grid.width)
+    for index, (patch, each) in enumerate(zip(patches, moved, strict=True)):
+        row, column = patch.top * grid.height // 64, patch.left * grid.width // 64
+        each[grid.height - 1 - row, grid.width - 1 - column] = 4
+        each[row, column] = 5 if index < 7 else 0
+    found = fit(grid, moved.flatten(1) if grid.kind == "tokens" else moved, patches, (64, 64))
+    assert found.hits >= 0.75
+    assert found.follows < 0.7
+    assert found.good is good
