@@ -135,7 +135,7 @@ def queue() -> Trial:
     """So many questions at once, each alone in its batch: what waiting for others costs."""
     served = load(tiny("tiny").model_copy(update={"max_batch": 1}))
     question = Question((ClassTarget(),), "gradcam", (served.default_layer,))
-    image = torch.randn(3, 64, 64)
+    image = np.zeros((64, 64, 3), np.uint8)
 
     async def ask(count: int) -> None:
         async with Engine(served, max_queue=4096, metrics=Metrics()) as engine:
@@ -151,7 +151,7 @@ def models() -> Trial:
     def of(count: int) -> Callable[[], None]:
         loaded = [load(tiny(f"tiny{turn}")) for turn in range(count)]
         question = Question((ClassTarget(),), "gradcam", (loaded[0].default_layer,))
-        image = torch.randn(3, 64, 64)
+        image = np.zeros((64, 64, 3), np.uint8)
 
         async def ask() -> None:
             engines = [Engine(model, max_queue=64, metrics=Metrics()) for model in loaded]

@@ -199,7 +199,8 @@ def build(name: str) -> tuple[nn.Module, Tensor]:
         served = load(EMBEDDED.model_copy(update={"device": "cpu"}))
         photos = (skimage.data.chelsea(), skimage.data.coffee())
         views = [served.preprocessing.apply(Image.fromarray(each), "squash") for each in photos]
-        return served.module, torch.stack([view.tensor for view in views])
+        pixels = np.stack([view.pixels for view in views])
+        return served.module, served.normalise(pixels).contiguous()
     torch.manual_seed(0)
     model = torchvision.models.get_model(name, weights=None)
     for parameter in model.parameters():

@@ -112,7 +112,7 @@ async def engine(mode: str, clients: int, seconds: float) -> dict[str, Any]:
         await running.warm()
 
         async def send() -> None:
-            await running.answer(seen.tensor, question)
+            await running.answer(seen.pixels, question)
 
         return await closed(f"engine, {mode}", send, clients, seconds)
 

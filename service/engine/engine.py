@@ -11,7 +11,9 @@ from functools import partial
 from types import TracebackType
 from typing import TypeVar, cast
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from cam import (
@@ -56,12 +58,14 @@ Looked = list[Observation] | list[Concept] | Tensor
 Worked = Answer | Progress | Looked
 Steps = Generator[Progress, None, Answer | CamError | Looked]
 Listener = Callable[[Progress], None]
+Pixels = NDArray[np.uint8]
+"""An image as the model sees it, not normalised: RGB (H, W, 3)."""
 Value = TypeVar("Value", bound=Looked)
 
 
 @dataclass(frozen=True, eq=False)
 class _Item:
-    tensor: Tensor
+    pixels: Pixels
     questions: tuple[Question, ...]
     """At least one, all with the same targets."""
     steps: Steps | None = None
@@ -99,7 +103,7 @@ class Engine:
             # Each target costs the whole batch a backward pass: one target waits for no hundred,
             # and a prediction for none.
             key=lambda item: (
-                item.tensor.shape,
+                item.pixels.shape,
                 len(item.questions),
                 len(item.questions[0].targets),
                 item.steps,
@@ -157,7 +161,7 @@ class Engine:
     async def warm(self) -> None:
         """Run one image and the fullest batch, so that no caller pays for a first time."""
         size = self.model.preprocessing
-        image = torch.zeros(3, size.height, size.width)
+        image = np.zeros((size.height, size.width, 3), np.uint8)
         question = Question((ClassTarget(),), "gradcam", (self.model.default_layer,))
         for count in {1, self._fullest}:
             for future in [self._batcher.submit(_Item(image, (question,))) for _ in range(count)]:
@@ -185,12 +189,12 @@ class Engine:
 
     async def answer(
         self,
-        tensor: Tensor,
+        pixels: Pixels,
         *questions: Question,
         progress: Listener | None = None,
         patient: bool = False,
     ) -> Outcome[Answer]:
-        """Answer a question about one image, float32 (3, H, W), telling `progress` how far it is.
+        """Answer a question about one image, telling `progress` how far it is.
 
         Args:
             questions: one; or several of one pass with the same targets, which share the forward
@@ -202,13 +206,13 @@ class Engine:
         """
 
         def in_steps() -> Steps:
-            model, image = self.model, tensor.to(self.model.device, self.model.dtype)
+            model, (image,) = self.model, self._input([pixels])
             chunk, reading = model.max_batch, model.reading
             steps = explain_in_steps(model.module, image, only, chunk=chunk, reading=reading)
             return (yield from steps)
 
         only = questions[0]
-        item = _Item(tensor, questions, in_steps() if only.in_steps else None, patient)
+        item = _Item(pixels, questions, in_steps() if only.in_steps else None, patient)
         queued, ran, admitted = 0.0, 0.0, False
         while True:
             # Between two steps others have their turn, and a caller who has gone ends the work.
@@ -223,31 +227,29 @@ class Engine:
         return Outcome(outcome.value, queued, ran, outcome.batch_size)
 
     async def observe(
-        self, tensor: Tensor, layers: tuple[str, ...], target: Target
+        self, pixels: Pixels, layers: tuple[str, ...], target: Target
     ) -> Outcome[list[Observation]]:
-        """Look at layers while the model sees one image, float32 (3, H, W).
-        Raises what `answer` does."""
-        return await self._look(tensor, partial(observe, layers=layers, target=target))
+        """Look at layers while the model sees one image. Raises what `answer` does."""
+        return await self._look(pixels, partial(observe, layers=layers, target=target))
 
-    async def factorise(self, tensor: Tensor, layer: str, count: int) -> Outcome[list[Concept]]:
-        """The concepts of a layer while the model sees one image, float32 (3, H, W).
-        Raises what `answer` does."""
-        return await self._look(tensor, partial(factorise, layer=layer, count=count))
+    async def factorise(self, pixels: Pixels, layer: str, count: int) -> Outcome[list[Concept]]:
+        """Find the concepts of a layer while the model sees one image. Raises what `answer`
+        does."""
+        return await self._look(pixels, partial(factorise, layer=layer, count=count))
 
-    async def embed(self, tensor: Tensor, layer: str) -> Outcome[Tensor]:
-        """A layer's embedding of one image, float32 (3, H, W).
-        Raises what `answer` does."""
-        return await self._look(tensor, lambda module, image, reading: embed(module, image, layer))
+    async def embed(self, pixels: Pixels, layer: str) -> Outcome[Tensor]:
+        """Return a layer's embedding of one image. Raises what `answer` does."""
+        return await self._look(pixels, lambda module, image, reading: embed(module, image, layer))
 
-    async def _look(self, tensor: Tensor, work: Callable[..., Value]) -> Outcome[Value]:
+    async def _look(self, pixels: Pixels, work: Callable[..., Value]) -> Outcome[Value]:
         """Work of one step: `work(module, image, reading=…)`, the image (1, 3, H, W)."""
 
         def look() -> Steps:
             yield from ()
-            model, image = self.model, tensor[None].to(self.model.device, self.model.dtype)
-            return work(model.module, image, reading=model.reading)
+            image = self._input([pixels])
+            return work(self.model.module, image, reading=self.model.reading)
 
-        outcome = await self._submit(_Item(tensor, (NOTHING,), look()))
+        outcome = await self._submit(_Item(pixels, (NOTHING,), look()))
         value = cast(Value, outcome.value)
         return Outcome(value, outcome.queued_seconds, outcome.run_seconds, outcome.batch_size)
 
@@ -306,15 +308,20 @@ class Engine:
             return found
 
     def _explained(self, items: list[_Item]) -> list[Worked | CamError]:
-        model, images = self.model, torch.stack([item.tensor for item in items])
+        model, pixels = self.model, [item.pixels for item in items]
         rounds = len(items[0].questions)
         questions = [item.questions[turn] for turn in range(rounds) for item in items]
         if self._fast and self._is_fast(items[0]):
-            answers = self._fast.explain(images.to(model.device), questions)
+            images = model.normalise(np.stack(pixels)).contiguous()
+            answers = self._fast.explain(images, questions)
         else:
-            images = images.to(model.device, model.dtype)
-            if model.channels_last:
-                images = images.contiguous(memory_format=torch.channels_last)
+            images = self._input(pixels, channels_last=model.channels_last)
             head, reading = model.head, model.reading
             answers = explain_batch(model.module, images, questions, head=head, reading=reading)
         return [join(answers[turn :: len(items)]) for turn in range(len(items))]
+
+    def _input(self, pixels: Sequence[Pixels], *, channels_last: bool = False) -> Tensor:
+        """Images of one size as the module takes them, (N, 3, H, W)."""
+        layout = torch.channels_last if channels_last else torch.contiguous_format
+        images = self.model.normalise(np.stack(pixels)).to(self.model.dtype)
+        return images.contiguous(memory_format=layout)

@@ -13,7 +13,7 @@ from cam.methods.subject import Progress
 from cam.passes.fidelity import Fidelity
 from service.core.metrics import Metrics
 from service.engine.batcher import Outcome
-from service.engine.engine import Engine, Listener
+from service.engine.engine import Engine, Listener, Pixels
 from service.engine.response_cache import ResponseCache
 from service.models.preprocessing import ModelInput
 from service.models.registry import ServedModel
@@ -148,28 +148,28 @@ class Replicas:
         """Answer questions of one pass, or one of many passes."""
         if patient:
             idlest = self._idlest()
-            return await idlest.answer(seen.tensor, *questions, progress=progress, patient=True)
+            return await idlest.answer(seen.pixels, *questions, progress=progress, patient=True)
         outcome, how = await self._response_cache.get(
             _key(seen, questions),
-            lambda report: self._idlest().answer(seen.tensor, *questions, progress=report),
+            lambda report: self._idlest().answer(seen.pixels, *questions, progress=report),
             progress,
         )
         self._metrics.answers.labels(model=self.model.name, how=how).inc()
         return Outcome(outcome.value, 0.0, 0.0, 0) if how == "remembered" else outcome
 
     async def observe(
-        self, tensor: Tensor, layers: tuple[str, ...], target: Target
+        self, pixels: Pixels, layers: tuple[str, ...], target: Target
     ) -> Outcome[list[Observation]]:
         """See `Engine.observe`."""
-        return await self._idlest().observe(tensor, layers, target)
+        return await self._idlest().observe(pixels, layers, target)
 
-    async def factorise(self, tensor: Tensor, layer: str, count: int) -> Outcome[list[Concept]]:
+    async def factorise(self, pixels: Pixels, layer: str, count: int) -> Outcome[list[Concept]]:
         """See `Engine.factorise`."""
-        return await self._idlest().factorise(tensor, layer, count)
+        return await self._idlest().factorise(pixels, layer, count)
 
-    async def embed(self, tensor: Tensor, layer: str) -> Outcome[Tensor]:
+    async def embed(self, pixels: Pixels, layer: str) -> Outcome[Tensor]:
         """See `Engine.embed`."""
-        return await self._idlest().embed(tensor, layer)
+        return await self._idlest().embed(pixels, layer)
 
     def _idlest(self) -> Engine:
         return min(self.engines, key=lambda engine: (not engine.alive, engine.load))

@@ -7,6 +7,7 @@ import logging
 from collections.abc import Sequence
 from time import perf_counter
 
+import numpy as np
 import torch
 from PIL import Image
 from torch import Tensor
@@ -71,8 +72,8 @@ def _images(model: ServedModel) -> Tensor:
     """Pictures as the model sees them, (SAMPLES, 3, H, W)."""
     seen = model.preprocessing
     pictures = samples(SAMPLES, seen.height, seen.width)
-    rows = [seen.apply(Image.fromarray(each), "squash").tensor for each in pictures]
-    return torch.stack(rows).to(model.device)
+    rows = [seen.apply(Image.fromarray(each), "squash").pixels for each in pictures]
+    return model.normalise(np.stack(rows)).contiguous()
 
 
 def _exact(

@@ -1,4 +1,4 @@
-"""A photo as the model sees it, and where on the photo that lies."""
+"""A photo as the model sees it: its pixels, where on the photo they lie, and the input tensor."""
 
 from __future__ import annotations
 
@@ -21,14 +21,12 @@ Fit = Literal["crop", "squash", "pad"]
 class ModelInput:
     """What a model gets to see of one photo."""
 
-    tensor: Tensor
-    """float32 (3, H, W), normalised."""
-    view: NDArray[np.uint8]
-    """RGB (H, W, 3): the same pixels before normalisation."""
+    pixels: NDArray[np.uint8]
+    """RGB (H, W, 3), resized and cropped, not normalised: the engine does that on its device."""
     box: Box
-    """Where the view's edges lie on the photo, in its pixels; beyond it where it is padded."""
+    """Where the edges of `pixels` lie on the photo, in its pixels; beyond it where it is padded."""
     digest: bytes
-    """Of the view: equal for what looks the same to the model."""
+    """Of `pixels`: equal for what looks the same to the model."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +53,7 @@ class Preprocessing:
     """Whether pixels are 0 … 255 before they are normalised, not 0 … 1."""
 
     def apply(self, photo: Image.Image, fit: Fit) -> ModelInput:
-        """Prepare an RGB photo.
+        """Resize and crop an RGB photo.
 
         `crop` is the model's own evaluation preprocessing; `squash` resizes the whole photo to
         the input's shape; `pad` fits the whole photo in and fills the rest with the mean colour.
@@ -68,14 +66,9 @@ class Preprocessing:
             box = self._padded(photo.width, photo.height)
         else:
             box = self._cropped(photo.width, photo.height)
-        view = self._view(photo, box)
-        scaled = view.astype(np.float32) / (1 if self.byte_range else 255)
-        normalised = (scaled - np.array(self.mean, np.float32)) / np.array(self.std, np.float32)
-        if self.reversed:
-            normalised = normalised[..., ::-1]
-        tensor = torch.from_numpy(np.ascontiguousarray(normalised.transpose(2, 0, 1)))
-        digest = hashlib.blake2b(np.ascontiguousarray(view).data, digest_size=16).digest()
-        return ModelInput(tensor, view, box, digest)
+        pixels = self._pixels(photo, box)
+        digest = hashlib.blake2b(np.ascontiguousarray(pixels).data, digest_size=16).digest()
+        return ModelInput(pixels, box, digest)
 
     def _cropped(self, width: int, height: int) -> Box:
         """The centre crop, with the roundings of torchvision's Resize and CenterCrop; for inputs
@@ -98,7 +91,7 @@ class Preprocessing:
         x, y = width / inner_width, height / inner_height
         return Box(-left * x, -top * y, (self.width - left) * x, (self.height - top) * y)
 
-    def _view(self, photo: Image.Image, box: Box) -> NDArray[np.uint8]:
+    def _pixels(self, photo: Image.Image, box: Box) -> NDArray[np.uint8]:
         left, top = max(box.left, 0), max(box.top, 0)
         right, bottom = min(box.right, photo.width), min(box.bottom, photo.height)
         x = self.width / (box.right - box.left)
@@ -114,3 +107,36 @@ class Preprocessing:
         canvas = Image.new("RGB", (self.width, self.height), mean)
         canvas.paste(resized, (round((left - box.left) * x), round((top - box.top) * y)))
         return np.asarray(canvas)
+
+
+class Normalisation:
+    """Turns pixels into a model's input on the model's device, so that a quarter of the bytes is
+    copied to it.
+
+    Args:
+        device: on which the mean and the standard deviation stay.
+    """
+
+    def __init__(self, preprocessing: Preprocessing, device: torch.device) -> None:
+        most = 1 if preprocessing.byte_range else 255
+        scale = [1 / (most * std) for std in preprocessing.std]
+        pairs = zip(preprocessing.mean, preprocessing.std, strict=True)
+        shift = [-mean / std for mean, std in pairs]
+        self._reversed = preprocessing.reversed
+        self._device = device
+        self._scale = torch.tensor(scale, device=device).view(3, 1, 1)
+        self._shift = torch.tensor(shift, device=device).view(3, 1, 1)
+
+    def __call__(self, pixels: NDArray[np.uint8]) -> Tensor:
+        """Normalise a batch in one fused step.
+
+        Args:
+            pixels: RGB (N, H, W, 3), all of one size.
+
+        Returns:
+            float32 (N, 3, H, W) on the device: (pixels / 255 − mean) / std, without the division
+            by 255 for a model that takes 0 … 255. Its channels lie last in memory.
+        """
+        planes = torch.from_numpy(pixels).to(self._device).permute(0, 3, 1, 2)
+        normalised = torch.addcmul(self._shift, planes, self._scale)
+        return normalised.flip(1) if self._reversed else normalised

@@ -24,7 +24,7 @@ from service.models.catalog import EMBEDDED, MEASURED, ModelEntry
 from service.models.devices import accelerators
 from service.models.fingerprint import fingerprint_of
 from service.models.labels import Labels, imagenet, read_labels
-from service.models.preprocessing import Preprocessing
+from service.models.preprocessing import Normalisation, Preprocessing
 from service.models.seeding import seeded
 from service.models.sources import Built, build
 
@@ -41,6 +41,8 @@ class ServedModel:
     device: torch.device
     dtype: torch.dtype
     preprocessing: Preprocessing
+    normalise: Normalisation
+    """The last step of the preprocessing, on the device."""
     kind: Kind
     reading: Reading
     """How its output is read, its activation resolved."""
@@ -161,6 +163,7 @@ def load(entry: ModelEntry) -> ServedModel:
         device=device,
         dtype=dtype,
         preprocessing=preprocessing,
+        normalise=Normalisation(preprocessing, device),
         kind=said.kind,
         reading=reading,
         activation_reason=reason,

@@ -98,7 +98,7 @@ def mask_on_input(mask: Image.Image, photo: Image.Image, seen: ModelInput) -> ND
             f"{photo.width} × {photo.height}"
         )
     white = np.asarray(mask.convert("L")) > 127
-    height, width = seen.view.shape[:2]
+    height, width = seen.pixels.shape[:2]
     x, y = _scale(seen)
     columns = np.floor((np.arange(width) + 0.5) / x + seen.box.left).astype(np.int64)
     rows = np.floor((np.arange(height) + 0.5) / y + seen.box.top).astype(np.int64)
@@ -113,7 +113,7 @@ def mask_on_input(mask: Image.Image, photo: Image.Image, seen: ModelInput) -> ND
 
 
 def _scale(seen: ModelInput) -> tuple[float, float]:
-    height, width = seen.view.shape[:2]
+    height, width = seen.pixels.shape[:2]
     return (
         width / (seen.box.right - seen.box.left),
         height / (seen.box.bottom - seen.box.top),

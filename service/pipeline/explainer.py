@@ -140,7 +140,7 @@ class Explainer:
             question = await self._placed(work_item, question, photo, seen)
         except Problem as problem:
             raise work_item.instance.blame(problem) from None
-        outcome = await replicas.observe(seen.tensor, layers, question.targets[0])
+        outcome = await replicas.observe(seen.pixels, layers, question.targets[0])
         work_item.timings.note_outcome(outcome)
         return outcome.value
 
@@ -161,7 +161,7 @@ class Explainer:
         said = await replicas.answer(seen, NOTHING)
         found = {}
         for layer in layers:
-            outcome = await replicas.factorise(seen.tensor, layer, parameters.concepts or 2)
+            outcome = await replicas.factorise(seen.pixels, layer, parameters.concepts or 2)
             work_item.timings.note_outcome(outcome)
             found[layer] = outcome.value
         return Explained(photo, seen, said.value), found
@@ -257,7 +257,7 @@ class Explainer:
 
         for turn, other in others.items():  # one by one: each photo is let go of before the next
             like = await self._lanes.large.run(partial(look, other.b64))
-            outcome = await work_item.replicas.embed(like.tensor, other.layer)
+            outcome = await work_item.replicas.embed(like.pixels, other.layer)
             targets[turn] = SimilarityTarget(other.layer, outcome.value, other.against)
         return replace(question, targets=tuple(targets))
 

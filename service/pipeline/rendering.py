@@ -114,10 +114,10 @@ def draw(photo: Image.Image, seen: ModelInput, explanation: Explanation, size: s
     if size == "image":
         background, box = np.asarray(photo), seen.box
     else:
-        height, width = explanation.map.shape if size == "layer" else seen.view.shape[:2]
-        background = seen.view
+        height, width = explanation.map.shape if size == "layer" else seen.pixels.shape[:2]
+        background = seen.pixels
         if size == "layer":
-            background = _shrunk(seen.view, height, width)
+            background = _shrunk(seen.pixels, height, width)
         box = Box(0, 0, width, height)
     height, width = background.shape[:2]
     values, region = place(explanation.map, box, height, width)

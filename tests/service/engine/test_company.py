@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
+from numpy.typing import NDArray
 from starlette.testclient import TestClient
-from torch import Tensor, nn
+from torch import nn
 
 from cam import ClassTarget, Question
 from service.core.metrics import Metrics
@@ -40,10 +40,10 @@ def mixing() -> nn.Module:
     return model.eval()
 
 
-def picture(seed: int) -> Tensor:
-    """Of a brightness and contrast of its own."""
-    rng = torch.Generator().manual_seed(seed)
-    return torch.randn(3, 32, 32, generator=rng) * (1 + seed) + seed
+def picture(seed: int) -> NDArray[np.uint8]:
+    """Noise of a brightness and contrast of its own."""
+    noise = np.random.default_rng(seed).normal(64 + 24 * seed, 8 + 8 * seed, (32, 32, 3))
+    return noise.clip(0, 255).astype(np.uint8)
 
 
 @pytest.mark.parametrize("patient", [False, True])

@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import math
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
@@ -38,8 +40,10 @@ def model() -> ServedModel:
     return load(EMBEDDED)
 
 
-def image(seed: int) -> Tensor:
-    return torch.randn(3, 224, 224, generator=torch.Generator().manual_seed(seed))
+def image(seed: int) -> NDArray[np.uint8]:
+    """Blotches: of fine noise the model sees next to nothing, and a map of nothing is rounding."""
+    blotches = np.random.default_rng(seed).integers(0, 256, (14, 14, 3), np.uint8)
+    return blotches.repeat(16, axis=0).repeat(16, axis=1)
 
 
 def mixed(index: int) -> Question:
@@ -47,8 +51,8 @@ def mixed(index: int) -> Question:
 
     Methods that differentiate ask behind the last rectifier. A unit before it whose input is within
     rounding of 0 has either of two derivatives, so the map is decided by rounding: eigengradcam of
-    image 5 at blocks.4 differed by 1.5e-2 of its peak, with one thread, because one unit of
-    blocks.5.3.bn1 is 4e-7 alone and -3e-7 in a batch.
+    an image of noise at blocks.4 differed by 1.5e-2 of its peak, with one thread, because one unit
+    of blocks.5.3.bn1 is 4e-7 alone and -3e-7 in a batch.
     """
     targets = ([None], [285], [967, 5], [None, 1, 2])[index % 4]
     one_pass = [name for name, method in METHODS.items() if not (method.steps or method.levels)]
@@ -81,11 +85,18 @@ async def test_a_poisoned_image_fails_alone_and_the_model_is_left_as_found(
     model: ServedModel,
 ) -> None:
     before = {name: tensor.clone() for name, tensor in model.module.state_dict().items()}
-    poisoned = torch.full((3, 224, 224), math.nan)
+    white = np.full((224, 224, 3), 255, np.uint8)
+
+    def poison_white(pixels: NDArray[np.uint8]) -> Tensor:
+        images = model.normalise(pixels)
+        images[torch.from_numpy((pixels == 255).all((1, 2, 3)))] = math.nan
+        return images
+
+    poisonable = replace(model, normalise=poison_white)  # type: ignore[arg-type]
     question = mixed(1)
-    async with Engine(model, max_queue=64, metrics=Metrics()) as engine:
+    async with Engine(poisonable, max_queue=64, metrics=Metrics()) as engine:
         results = await asyncio.gather(
-            *(engine.answer(poisoned if i == 3 else image(i), question) for i in range(8)),
+            *(engine.answer(white if i == 3 else image(i), question) for i in range(8)),
             return_exceptions=True,
         )
         assert (await engine.answer(image(0), question)).value.explanations

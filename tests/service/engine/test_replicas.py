@@ -79,7 +79,7 @@ async def test_work_goes_to_whichever_has_least(replicas: Replicas) -> None:
     modules = {id(engine.model.module) for engine in replicas.engines}
     assert len(modules) == 2
     for seed, outcome in enumerate(found):
-        alone = await replicas.engines[0].answer(seen(replicas, seed).tensor, GRADCAM)
+        alone = await replicas.engines[0].answer(seen(replicas, seed).pixels, GRADCAM)
         for one, other in zip(outcome.value.explanations, alone.value.explanations, strict=True):
             np.testing.assert_allclose(one.map, other.map, atol=1e-5 * float(other.map.max()))
     assert all(hook_count(engine.model.module) == 0 for engine in replicas.engines)

@@ -15,11 +15,12 @@ import timm
 import torch
 from PIL import Image
 from timm.data import create_transform, resolve_data_config
+from torch import Tensor
 from torchvision.models import ConvNeXt_Tiny_Weights, Inception_V3_Weights, ResNet50_Weights
 
 from cam.drawing.heatmap import Box
 from service.models.catalog import ModelEntry
-from service.models.preprocessing import Fit, Preprocessing
+from service.models.preprocessing import Fit, Normalisation, Preprocessing
 from service.models.sources import build
 from tests.service.conftest import noise
 
@@ -28,6 +29,12 @@ SIZES = [(451, 300), (300, 451), (640, 480), (224, 224), (97, 1000), (50, 40), (
 
 def entry(source: str) -> ModelEntry:
     return ModelEntry(name="m", source=source, weights="none")
+
+
+def model_input(preprocessing: Preprocessing, photo: Image.Image, fit: Fit = "crop") -> Tensor:
+    """What the model gets of one photo, float32 (3, H, W)."""
+    pixels = preprocessing.apply(photo, fit).pixels
+    return Normalisation(preprocessing, torch.device("cpu"))(pixels[None].copy())[0]
 
 
 def smooth(width: int, height: int) -> Image.Image:
@@ -40,7 +47,7 @@ def test_crop_equals_timms_evaluation_transform(size: tuple[int, int]) -> None:
     config = resolve_data_config(model=timm.create_model("tf_efficientnet_lite0"))
     photo = smooth(*size)
     expected = create_transform(**config)(photo)
-    found = preprocessing.apply(photo, "crop").tensor
+    found = model_input(preprocessing, photo)
     level = 2 / 255
     assert (found - expected).abs().max() <= 2.05 * level
     assert (found - expected).abs().mean() < 0.2 * level
@@ -61,7 +68,7 @@ def test_crop_equals_torchvisions_evaluation_transform(
     for size in SIZES:
         photo = smooth(*size)
         expected = weights.transforms()(photo)
-        found = preprocessing.apply(photo, "crop").tensor
+        found = model_input(preprocessing, photo)
         assert found.shape == expected.shape
         level = 1 / 255 / 0.229
         assert (found - expected).abs().max() <= 2.05 * level, size
@@ -97,17 +104,18 @@ def test_the_box_by_hand(fit: Fit, box: Box) -> None:
 
 def test_pad_fills_with_the_mean_colour_which_is_zero_after_normalisation() -> None:
     white = Image.new("RGB", (500, 250), "white")
-    seen = simple(mean=(0.2, 0.4, 0.6), std=(1, 1, 1)).apply(white, "pad")
-    assert seen.view.shape == (100, 100, 3)
-    np.testing.assert_array_equal(seen.view[0, 0], [51, 102, 153])
-    np.testing.assert_array_equal(seen.view[24:76:51, 50], [[51, 102, 153]] * 2)
-    np.testing.assert_array_equal(seen.view[25:75], np.full((50, 100, 3), 255))
-    assert seen.tensor[:, :25].abs().max() < 1e-6
+    preprocessing = simple(mean=(0.2, 0.4, 0.6), std=(1, 1, 1))
+    seen = preprocessing.apply(white, "pad")
+    assert seen.pixels.shape == (100, 100, 3)
+    np.testing.assert_array_equal(seen.pixels[0, 0], [51, 102, 153])
+    np.testing.assert_array_equal(seen.pixels[24:76:51, 50], [[51, 102, 153]] * 2)
+    np.testing.assert_array_equal(seen.pixels[25:75], np.full((50, 100, 3), 255))
+    assert model_input(preprocessing, white, "pad")[:, :25].abs().max() < 1e-6
 
 
 def test_normalisation_by_hand() -> None:
     photo = Image.new("RGB", (100, 100), (255, 0, 51))
-    tensor = simple(std=(0.5, 0.25, 1)).apply(photo, "squash").tensor
+    tensor = model_input(simple(std=(0.5, 0.25, 1)), photo, "squash")
     torch.testing.assert_close(tensor[:, 0, 0], torch.tensor([1.0, -2.0, -0.3]))
     assert tensor.dtype == torch.float32
 
@@ -116,8 +124,8 @@ def test_normalisation_by_hand() -> None:
 @pytest.mark.parametrize("fit", ["crop", "squash", "pad"])
 def test_strange_shapes_are_seen_too(size: tuple[int, int], fit: Fit) -> None:
     seen = simple().apply(noise(*size), fit)
-    assert seen.view.shape == (100, 100, 3)
-    assert seen.tensor.shape == (3, 100, 100)
+    assert seen.pixels.shape == (100, 100, 3)
+    assert model_input(simple(), noise(*size), fit).shape == (3, 100, 100)
 
 
 @pytest.mark.parametrize("shape", [(224, 448), (320, 192)])
@@ -133,7 +141,7 @@ def test_crop_for_an_input_that_is_not_square_equals_timms(shape: tuple[int, int
     given = {"height": height, "width": width, "shorter_side": int(min(shape) / 0.875)}
     for size in [(500, 500), (301, 900), (640, 200)]:
         photo = smooth(*size)
-        found = simple(**given).apply(photo, "crop").tensor
+        found = model_input(simple(**given), photo)
         wanted = expected(photo)
         assert (found - wanted).abs().mean() < 0.25 * 2 / 255, size
         assert (found - wanted).abs().max() <= 2.05 * 2 / 255, size
@@ -149,14 +157,41 @@ def test_blue_first_and_bytes_by_hand() -> None:
         "resampling": Image.Resampling.BILINEAR,
     }
     mean, std = (1.0, 2.0, 3.0), (1.0, 2.0, 4.0)
-    plain = Preprocessing(**given, mean=mean, std=std, byte_range=True).apply(photo, "squash")
-    assert plain.tensor[:, 0, 0].tolist() == [9, 9, 6.75]
+    plain = Preprocessing(**given, mean=mean, std=std, byte_range=True)
+    assert model_input(plain, photo)[:, 0, 0].tolist() == [9, 9, 6.75]
     turned = Preprocessing(**given, mean=mean, std=std, byte_range=True, reversed=True)
-    assert turned.apply(photo, "squash").tensor[:, 0, 0].tolist() == [6.75, 9, 9]
+    assert model_input(turned, photo)[:, 0, 0].tolist() == [6.75, 9, 9]
     unit = Preprocessing(**given, mean=(0.0, 0.0, 0.0), std=(1.0, 1.0, 1.0), reversed=True)
     seen = unit.apply(photo, "squash")
-    assert seen.tensor[:, 0, 0].tolist() == pytest.approx([30 / 255, 20 / 255, 10 / 255])
-    assert seen.view[0, 0].tolist() == [10, 20, 30]
+    expected = pytest.approx([30 / 255, 20 / 255, 10 / 255])
+    assert model_input(unit, photo)[:, 0, 0].tolist() == expected
+    assert seen.pixels[0, 0].tolist() == [10, 20, 30]
     wide = Image.new("RGB", (16, 8))
-    border = turned.apply(wide, "pad").view[0, 0]
+    border = turned.apply(wide, "pad").pixels[0, 0]
     assert border.tolist() == [1, 2, 3]  # the mean colour
+
+
+@pytest.mark.parametrize("byte_range", [False, True])
+@pytest.mark.parametrize("blue_first", [False, True])
+def test_one_fused_step_equals_the_textbook(byte_range: bool, blue_first: bool) -> None:
+    """(x / 255 − mean) / std of every value of every channel."""
+    mean, std = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+    if byte_range:
+        mean, std = (123.675, 116.28, 103.53), (58.395, 57.12, 57.375)
+    preprocessing = simple(mean=mean, std=std, byte_range=byte_range, reversed=blue_first)
+    pixels = np.arange(256, dtype=np.uint8)[None, None, :, None].repeat(3, axis=3)
+    scaled = pixels.astype(np.float64) / (1 if byte_range else 255)
+    expected = (scaled - np.array(mean)) / np.array(std)
+    if blue_first:
+        expected = expected[..., ::-1]
+    found = Normalisation(preprocessing, torch.device("cpu"))(pixels)
+    assert found.dtype == torch.float32
+    assert np.abs(found.permute(0, 2, 3, 1).numpy() - expected).max() <= 1e-6
+
+
+def test_a_batch_is_normalised_where_its_channels_lie_last() -> None:
+    """As `channels_last` models take it, without a copy."""
+    normalise = Normalisation(simple(), torch.device("cpu"))
+    found = normalise(np.zeros((2, 100, 100, 3), np.uint8))
+    assert found.shape == (2, 3, 100, 100)
+    assert found.is_contiguous(memory_format=torch.channels_last)
