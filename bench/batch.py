@@ -252,7 +252,6 @@ def engine(source: Path) -> float:
     from service.core.concurrency import explain_many
     from service.core.settings import read_settings
     from service.engine.allocator import keep_memory
-    from service.engine.timings import Timings
     from service.pipeline.instances import Instance
     from service.pipeline.parameters import Parameters
     from service.pipeline.session import local_session
@@ -265,11 +264,8 @@ def engine(source: Path) -> float:
 
             async def work(name: str) -> bytes:
                 instance = Instance(0, name, images[name], "", Parameters())
-                async with session.explainer.work_item(
-                    session.replicas, instance, Timings()
-                ) as work_item:
-                    explained = await session.explainer.explain(work_item)
-                    return await session.explainer.render(work_item, explained, "image/jpeg")
+                async with session.pipeline.explain(session.replicas, instance) as result:
+                    return await result.as_picture("image/jpeg")
 
             begun = time.perf_counter()
             async with explain_many(images, work, at_once=session.at_once) as results:

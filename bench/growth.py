@@ -34,7 +34,7 @@ from service.models.catalog import ModelEntry
 from service.models.registry import load
 from service.pipeline.images import decode
 from service.pipeline.parameters import Parameters
-from service.pipeline.rendering import draw, encode
+from service.pipeline.rendering import Caption, draw
 
 LAYER = "layer4"
 Trial = tuple[str, dict[float, Callable[[], Any]]]
@@ -113,8 +113,8 @@ def pixels() -> Trial:
     def work(data: bytes) -> None:
         photo = decode(data, max_pixels=60_000_000)
         seen = served.preprocessing.apply(photo, "squash")
-        drawing = draw(photo, seen, explanation, "image")
-        encode(drawing.picture("overlay", Parameters(), None), "image/jpeg")  # type: ignore[arg-type]
+        drawing = draw(photo, seen, explanation, 0, Parameters(), Caption("", ()))
+        drawing.encoded("image/jpeg")
 
     def of(megapixels: float) -> Callable[[], None]:
         width = round((megapixels * 1e6 * 3 / 2) ** 0.5)

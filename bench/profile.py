@@ -32,7 +32,7 @@ from rich.table import Table
 import cam.hooks.capture
 import cam.methods.head
 import cam.passes.onepass
-import service.pipeline.explainer
+import service.pipeline.images
 import service.pipeline.rendering
 from bench.service import ask_until_ready, photographs, serving
 from service.core.settings import Settings
@@ -42,14 +42,14 @@ from service.models.preprocessing import Preprocessing
 
 PATH = "/v1/models/resnet50:explain?fit=squash"
 STEPS: list[tuple[str, Any, str]] = [
-    ("decode", service.pipeline.explainer, "decode"),
+    ("decode", service.pipeline.images.EncodedPhoto, "decode"),
     ("preprocess", Preprocessing, "apply"),
     ("backward", cam.hooks.capture.Capture, "backward"),
     ("backward", cam.methods.head.HeadSignals, "backward"),
     ("map", cam.passes.onepass, "_maps"),
     ("resize", service.pipeline.rendering, "place"),
     ("colour", service.pipeline.rendering, "overlay"),
-    ("encode", service.pipeline.explainer, "encode"),
+    ("encode", service.pipeline.rendering, "encode"),
 ]
 
 

@@ -35,10 +35,10 @@ from service.jobs.folder import Folder
 from service.jobs.records import NewItem, NewJob
 from service.jobs.store import Store
 from service.jobs.submission import Submissions
-from service.pipeline.explainer import Explained, Explainer
+from service.pipeline.descriptions import caption_of, describe_target
 from service.pipeline.images import decode
 from service.pipeline.parameters import Parameters
-from service.pipeline.rendering import encode
+from service.pipeline.rendering import draw as draw_map
 from service.pipeline.resolve import questions_of
 from service.pipeline.rows import Row
 from service.pipeline.session import local_session
@@ -112,10 +112,10 @@ async def measure(folder: Path) -> dict[str, float]:
             (explanation,) = outcome.value.explanations
 
             def draw(turn: int) -> None:
-                explained = Explained(decoded[turn], seen[turn], outcome.value)
-                drawing = Explainer.draw(explained, explanation, Parameters())
-                picture = Explainer.picture(model, explained, explanation, drawing, Parameters())
-                encode(picture, "image/jpeg")
+                target = describe_target(explanation, model.labels, seen[turn])
+                caption = caption_of(explanation, target, model)
+                drawing = draw_map(decoded[turn], seen[turn], explanation, 0, Parameters(), caption)
+                drawing.encoded("image/jpeg")
 
             milliseconds = {
                 "decode_ms": timed(lambda turn: decode(images[turn], max_pixels=10**8)),

@@ -19,7 +19,7 @@ from PIL import Image
 from cam.drawing.heatmap import resize
 from cam.drawing.overlay import Float, Picture, colorize
 from service.core.errors import Problem
-from service.pipeline.images import decode_reduced
+from service.pipeline.images import EncodedPhoto
 
 THUMBNAIL: Final = 192
 """Pixels of a thumbnail's longer side: sharp at 160 and good enough at twice that."""
@@ -59,7 +59,7 @@ def show(picture: str | None, output: Path, page: Path) -> Shown:
             return Shown()
         link = _link(file, page)
         data = file.read_bytes()
-        reduced = decode_reduced(data, max_pixels=MOST_PIXELS, least_side=2 * THUMBNAIL)
+        reduced = EncodedPhoto(data, max_pixels=MOST_PIXELS).decode(least_side=2 * THUMBNAIL)
     except Problem:
         return Shown(link=link)
     except (OSError, ValueError):  # not ours to read; a name with a zero in it

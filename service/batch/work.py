@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Callable, Collection
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
@@ -14,22 +13,17 @@ from typing import Any, Final
 from service import __version__
 from service.batch.configuration import FORMATS, RunConfiguration
 from service.core.errors import ConfigError, InsufficientStorage, Problem, Unavailable
-from service.engine.timings import Timings
 from service.models.registry import ServedModel
 from service.pipeline.descriptions import describe_input
-from service.pipeline.explainer import Explained, Explainer
 from service.pipeline.instances import Instance
-from service.pipeline.parameters import Parameters
-from service.pipeline.rendering import EXTENSIONS, encode
+from service.pipeline.rendering import EXTENSIONS, Drawing
 from service.pipeline.resolve import questions_of
-from service.pipeline.rows import Row, picture_path, row_of
+from service.pipeline.retries import MOST_TRIES, PASSING, PAUSE_SECONDS
+from service.pipeline.rows import Row, picture_path
 from service.pipeline.session import LocalSession
-from service.pipeline.work_item import WorkItem
 
 LISTED: Final = 20
 """Targets that are told one by one."""
-TRIES: Final = 3
-"""Of an image whose worker is given up: another one of its batch may be to blame."""
 
 
 @dataclass(frozen=True)
@@ -112,45 +106,26 @@ async def explain_item(
     parameters = configuration.parameters(item.target)
     image = await asyncio.to_thread(item.read, item.id)
     instance = Instance(0, item.id, image, "", parameters)
-    for _ in range(TRIES - 1):
-        with suppress(Unavailable):
-            return await _explained(session, configuration, instance, item.target)
-        await session.revival()
-    return await _explained(session, configuration, instance, item.target)
 
+    def save(drawing: Drawing) -> str | None:
+        media_type = FORMATS[configuration.form]
+        if media_type is None:
+            return None
+        path = picture_path(item.id, drawing.number, EXTENSIONS[media_type])
+        _write(configuration.output / path, drawing.encoded(media_type))
+        return path
 
-async def _explained(
-    session: LocalSession,
-    configuration: RunConfiguration,
-    instance: Instance[Parameters],
-    asked: str | None,
-) -> list[Row]:
-    async with session.explainer.work_item(session.replicas, instance, Timings()) as work_item:
-        explained = await session.explainer.explain(work_item)
-        return await work_item.lane.run(
-            lambda: _recorded(work_item, explained, configuration, asked)
-        )
-
-
-def _recorded(
-    work_item: WorkItem[Parameters],
-    explained: Explained,
-    configuration: RunConfiguration,
-    asked: str | None,
-) -> list[Row]:
-    model, parameters = work_item.replicas.model, work_item.instance.parameters
-    name = work_item.instance.id or ""
-    rows = []
-    for number, explanation in enumerate(explained.answer.explanations):
-        drawing = Explainer.draw(explained, explanation, parameters)
-        path = None
-        if media_type := FORMATS[configuration.form]:
-            picture = Explainer.picture(model, explained, explanation, drawing, parameters)
-            path = picture_path(name, number, EXTENSIONS[media_type])
-            _write(configuration.output / path, encode(picture, media_type))
-        row = row_of(name, number, explained, drawing, model, parameters, path)
-        rows.append(replace(row, asked=asked))
-    return rows
+    for turn in range(MOST_TRIES):
+        try:
+            async with session.pipeline.explain(session.replicas, instance) as result:
+                rows = await result.as_rows(save)
+            return [replace(row, asked=item.target) for row in rows]
+        except PASSING:
+            if turn == MOST_TRIES - 1:
+                raise
+            await asyncio.sleep(PAUSE_SECONDS)
+            await session.revival()
+    raise AssertionError("the last try returns or raises")
 
 
 def _write(file: Path, picture: bytes) -> None:

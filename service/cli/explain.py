@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from functools import partial
 from itertools import chain, count
 from pathlib import Path
 from typing import Any
@@ -15,17 +15,14 @@ from rich.text import Text
 
 from service.core.errors import ConfigError, Problem
 from service.core.settings import Settings
-from service.engine.timings import Timings
-from service.pipeline.descriptions import caption_of, describe_target
-from service.pipeline.explainer import Explained, Explainer
 from service.pipeline.instances import Instance
 from service.pipeline.parameters import Parameters
 from service.pipeline.photo_file import read_file
-from service.pipeline.rendering import encode
+from service.pipeline.rendering import Drawing
 from service.pipeline.resolve import questions_of
+from service.pipeline.rows import Row
 from service.pipeline.session import local_session
 from service.pipeline.validation import parameter_problem
-from service.pipeline.work_item import WorkItem
 
 
 def explain_files(
@@ -73,12 +70,10 @@ async def _explain(
         for index, photo in enumerate(photos):
             try:
                 instance = Instance(index, photo.name, read_file(photo), "", parameters)
-                async with session.explainer.work_item(
-                    session.replicas, instance, Timings()
-                ) as work_item:
-                    explained = await session.explainer.explain(work_item)
-                    for row in _drawn(work_item, explained, photo, output / names.of(photo)):
-                        table.add_row(*(_cell(each, console) for each in row))
+                async with session.pipeline.explain(session.replicas, instance) as result:
+                    save = partial(_save, output / names.of(photo))
+                    for row in await result.as_rows(save):
+                        table.add_row(*(_cell(each, console) for each in _told(photo, row)))
             except Problem as problem:
                 failures += 1
                 told = _cell(problem.detail, console, "red")
@@ -108,27 +103,25 @@ class Names:
         return name
 
 
-def _drawn(
-    work_item: WorkItem[Parameters], explained: Explained, photo: Path, start: Path
-) -> Iterator[tuple[str, str, str, str]]:
-    """Draws each map into a file, and yields its row of the table.
+def _save(start: Path, drawing: Drawing) -> str:
+    """Write the map's picture, and return its path.
 
     Args:
-        start: of the files' paths.
+        start: of the path.
     """
-    model, parameters = work_item.replicas.model, work_item.instance.parameters
-    for number, explanation in enumerate(explained.answer.explanations):
-        drawing = Explainer.draw(explained, explanation, parameters)
-        picture = Explainer.picture(model, explained, explanation, drawing, parameters)
-        suffix = f".{number}" if number else ""
-        file = start.with_name(f"{start.name}.{explanation.method}{suffix}.png")
-        _write(file, encode(picture, "image/png"))
-        target = describe_target(explanation, model.labels, explained.seen)
-        name = caption_of(explanation, target, model).title
-        if target.index is not None and target.label:
-            name = f"{target.index} {name}"
-        sure = "" if target.probability is None else f"{target.probability:.3f}"
-        yield str(photo), name, sure, str(file)
+    suffix = f".{drawing.number}" if drawing.number else ""
+    file = start.with_name(f"{start.name}.{drawing.explanation.method}{suffix}.png")
+    _write(file, drawing.encoded("image/png"))
+    return str(file)
+
+
+def _told(photo: Path, row: Row) -> tuple[str, str, str, str]:
+    """A map's row of the table that is printed."""
+    name = row.target or ""
+    if row.target_index is not None and row.target_label:
+        name = f"{row.target_index} {name}"
+    sure = "" if row.target_probability is None else f"{row.target_probability:.3f}"
+    return str(photo), name, sure, row.picture or ""
 
 
 def _make(folder: Path) -> None:

@@ -11,7 +11,6 @@ taken from their source only as there is room for them, so a source may be endle
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import (
     AsyncGenerator,
     AsyncIterable,
@@ -23,11 +22,10 @@ from collections.abc import (
 from contextlib import aclosing, asynccontextmanager
 from typing import Any, TypeVar
 
-from service.core.errors import InternalError, Problem
+from service.core.errors import Problem, unexpected
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
-log = logging.getLogger(__name__)
 
 
 @asynccontextmanager
@@ -99,5 +97,4 @@ def _settled(task: asyncio.Task[Result]) -> Result | Problem:
     except Problem as problem:
         return problem
     except (Exception, asyncio.CancelledError):  # it was not this module that cancelled it
-        log.exception("an image failed")
-        return InternalError("the service failed at this image; its log has the cause")
+        return unexpected("an image")

@@ -27,11 +27,15 @@ which stops the start.
 
 from __future__ import annotations
 
+import json
+import logging
 import re
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Final
 
+PROBLEM_JSON: Final = "application/problem+json"
 RETRY_AFTER_SECONDS = 1
 """Of an answer that says that there is no room, or nobody, just now."""
+log = logging.getLogger(__name__)
 
 
 def one_line(error: Exception) -> str:
@@ -87,7 +91,14 @@ class Problem(Exception):
         }
         return document if self.pointer is None else {**document, "pointer": self.pointer}
 
+    def written(self) -> tuple[dict[str, str], bytes]:
+        """The headers and the body of an HTTP answer that is this problem."""
+        body = json.dumps(self.body()).encode()
+        about = {"Content-Type": PROBLEM_JSON, "Content-Length": str(len(body))}
+        return {**about, **self.headers()}, body
+
     def headers(self) -> dict[str, str]:
+        """Those that this problem has beside its document."""
         return {} if self.retry_after is None else {"Retry-After": str(self.retry_after)}
 
     def at(self, pointer: str) -> Problem:
@@ -259,6 +270,17 @@ class HeadTooLarge(Problem):
 class InternalError(Problem):
     status = 500
     title = "The service failed"
+
+
+def unexpected(what: str, told: str = "the service failed at this image") -> InternalError:
+    """Log the exception that is being handled, and return the problem that a caller is told.
+
+    Args:
+        what: failed, for the log.
+        told: what the caller is told before the sentence says where the cause is.
+    """
+    log.exception("%s failed", what)
+    return InternalError(f"{told}; its log has the cause")
 
 
 class Unavailable(Problem):

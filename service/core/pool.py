@@ -8,30 +8,33 @@ import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from types import TracebackType
-from typing import TypeVar
+from typing import Final, Literal, TypeVar, get_args
 
 Result = TypeVar("Result")
-NICER = 10
+Priority = Literal["interactive", "background"]
+"""Whether somebody waits for the answer. Background work gives way to interactive work."""
+PRIORITIES: Final[tuple[Priority, ...]] = get_args(Priority)
+NICER: Final = 10
 
 
 class Pool:
     """Use with `with`, or open and close it: closing ends the threads when what they do is done.
 
     Args:
-        patient: they give way to all other threads that want the same core, where the system lets
-            a single thread do so.
+        priority: of the threads. Those of background priority yield a core to all other threads
+            that want it, where the system lets a single thread do so.
     """
 
-    def __init__(self, name: str, threads: int, *, patient: bool = False) -> None:
+    def __init__(self, name: str, threads: int, *, priority: Priority = "interactive") -> None:
         self._name = name
         self._threads = threads
-        self._patient = patient
+        self._priority = priority
 
     def open(self) -> None:
         self._executor = ThreadPoolExecutor(
             self._threads,
             thread_name_prefix=self._name,
-            initializer=_give_way if self._patient else None,
+            initializer=_be_nice if self._priority == "background" else None,
         )
 
     def close(self) -> None:
@@ -64,6 +67,6 @@ class Pool:
             raise
 
 
-def _give_way() -> None:
+def _be_nice() -> None:
     if sys.platform == "linux":  # elsewhere niceness is the whole process's
         os.nice(NICER)

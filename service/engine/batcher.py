@@ -18,9 +18,11 @@ from time import perf_counter
 from types import TracebackType
 from typing import Generic, TypeVar
 
+from service.core.pool import Priority
+
 COURTESY_SECONDS = 0.03
 COMPANY_SECONDS = 5.0
-"""Since the last item that is not patient: so long may another one come at any moment."""
+"""Since the last interactive item: so long may another one come at any moment."""
 MEMORY = 8
 """Batches over which an item's time is averaged."""
 
@@ -70,10 +72,11 @@ class Batcher(Generic[Item, Result]):
             If it *raises*, the batch is halved and tried again, down to the single item that is
             to blame.
         key: only items of equal key share a batch.
-        lane: classes of cost: those with items waiting take turns, whatever their number, so that
-            the cheap ones never wait for all the dear ones before them.
-        patient: items that give way: they are taken where no others wait, and while there are
-            others now and then, in batches that take no longer than `COURTESY_SECONDS`.
+        cost: the class of an item's cost. Classes with items waiting take turns, whatever their
+            number, so that cheap items never wait for all the expensive ones before them.
+        priority: of an item. Background items are taken when no interactive ones wait, and while
+            interactive ones come now and then, in batches that take no longer than
+            `COURTESY_SECONDS`.
         max_batch: most items in one.
         max_queue: most items waiting.
         name: of the thread.
@@ -88,8 +91,8 @@ class Batcher(Generic[Item, Result]):
         run: Callable[[list[Item]], Sequence[Result | Exception]],
         *,
         key: Callable[[Item], Hashable] = lambda item: None,
-        lane: Callable[[Item], Hashable] = lambda item: None,
-        patient: Callable[[Item], bool] = lambda item: False,
+        cost: Callable[[Item], Hashable] = lambda item: None,
+        priority: Callable[[Item], Priority] = lambda item: "interactive",
         max_batch: int,
         max_queue: int,
         name: str = "batcher",
@@ -97,9 +100,9 @@ class Batcher(Generic[Item, Result]):
     ) -> None:
         self._run = run
         self._key = key
-        self._lane = lane
+        self._cost = cost
         self._turns: dict[Hashable, int] = {}
-        self._patient = patient
+        self._priority = priority
         self._item_seconds = COURTESY_SECONDS
         self._last_other = -COMPANY_SECONDS
         self._max_batch = max_batch
@@ -182,7 +185,7 @@ class Batcher(Generic[Item, Result]):
         future: asyncio.Future[Outcome[Result]] = asyncio.get_running_loop().create_future()
         now = perf_counter()
         self._queue.append(_Entry(item, future, now))
-        if not self._patient(item):
+        if self._priority(item) == "interactive":
             self._last_other = now
         self._wake.set()
         return future
@@ -209,19 +212,19 @@ class Batcher(Generic[Item, Result]):
             self._queue.clear()
 
     def _next_batch(self) -> list[_Entry[Item, Result]]:
-        """Take the oldest entry of the lane whose turn it is, and those that can share its batch:
-        they are of one key."""
+        """Take the oldest entry of the cost class whose turn it is, and those of the same key with
+        it."""
         self._queue = deque(entry for entry in self._queue if not entry.future.cancelled())
-        candidates = [entry for entry in self._queue if not self._patient(entry.item)]
+        candidates = [entry for entry in self._queue if self._priority(entry.item) == "interactive"]
         most = self._max_batch
         if not candidates:
             candidates, most = list(self._queue), self._courteous
         if not candidates:
             return []
-        waiting = dict.fromkeys(self._lane(entry.item) for entry in candidates)
-        lane = min(waiting, key=lambda each: self._turns.get(each, 0))
-        self._turns[lane] = max(self._turns.values(), default=0) + 1
-        oldest = next(entry for entry in candidates if self._lane(entry.item) == lane)
+        waiting = dict.fromkeys(self._cost(entry.item) for entry in candidates)
+        cost = min(waiting, key=lambda each: self._turns.get(each, 0))
+        self._turns[cost] = max(self._turns.values(), default=0) + 1
+        oldest = next(entry for entry in candidates if self._cost(entry.item) == cost)
         key = self._key(oldest.item)
         batch = [entry for entry in candidates if self._key(entry.item) == key][:most]
         taken = set(map(id, batch))
@@ -230,7 +233,7 @@ class Batcher(Generic[Item, Result]):
 
     @property
     def _courteous(self) -> int:
-        """How many patient items may be in a batch just now."""
+        """How many background items may be in a batch just now."""
         if perf_counter() - self._last_other > COMPANY_SECONDS:
             return self._max_batch
         return min(max(int(COURTESY_SECONDS / self._item_seconds), 1), self._max_batch)

@@ -42,14 +42,15 @@ from service.core.errors import (
     Unexplainable,
 )
 from service.core.metrics import Metrics
+from service.core.pool import Priority
 from service.engine.allocator import is_of_memory
 from service.engine.batcher import Batcher, Closed, Full, Outcome
 from service.engine.warming import warm_fast_path
 from service.models.devices import bind
 from service.models.registry import ServedModel
 
-PATIENT_GROUP = 4
-"""Of images that nobody waits for, so many at a time: on a CPU as fast as more, and soon done."""
+BACKGROUND_GROUP = 4
+"""Images of background priority in one pass: on a CPU as fast as more, and soon done."""
 
 NOTHING = Question((), "gradcam", ())
 """Asks for no map, so for the prediction alone."""
@@ -70,7 +71,7 @@ class _Item:
     """At least one, all with the same targets."""
     steps: Steps | None = None
     """Work of its own, one step of which is the item's turn."""
-    patient: bool = False
+    priority: Priority = "interactive"
 
 
 class Engine:
@@ -92,7 +93,7 @@ class Engine:
     ) -> None:
         self.model = model
         self._fullest = min(model.max_batch, max_queue)
-        group = PATIENT_GROUP if model.device.type == "cpu" else model.max_batch
+        group = BACKGROUND_GROUP if model.device.type == "cpu" else model.max_batch
         self._group = min(group, model.max_batch)
         self._metrics = metrics
         self._fast: FastPath | None = None
@@ -111,11 +112,11 @@ class Engine:
                 item.questions[0].looks_at,
                 self._is_fast(item),
             ),
-            lane=lambda item: (
+            cost=lambda item: (
                 item.steps is not None,
                 len(item.questions) * len(item.questions[0].targets) > 1,
             ),
-            patient=lambda item: item.patient,
+            priority=lambda item: item.priority,
             max_batch=model.max_batch,
             max_queue=max_queue,
             name=f"engine {model.name}",
@@ -192,14 +193,14 @@ class Engine:
         pixels: Pixels,
         *questions: Question,
         progress: Listener | None = None,
-        patient: bool = False,
+        priority: Priority = "interactive",
     ) -> Outcome[Answer]:
         """Answer a question about one image, telling `progress` how far it is.
 
         Args:
             questions: one; or several of one pass with the same targets, which share the forward
                 pass and whose explanations follow each other in the answer.
-            patient: it gives way to all that are not.
+            priority: background questions give way to interactive ones.
 
         Raises:
             QueueFull, Unavailable, Unexplainable
@@ -212,7 +213,7 @@ class Engine:
             return (yield from steps)
 
         only = questions[0]
-        item = _Item(pixels, questions, in_steps() if only.in_steps else None, patient)
+        item = _Item(pixels, questions, in_steps() if only.in_steps else None, priority)
         queued, ran, admitted = 0.0, 0.0, False
         while True:
             # Between two steps others have their turn, and a caller who has gone ends the work.
@@ -296,7 +297,7 @@ class Engine:
                     return [next(items[0].steps)]
                 except StopIteration as stop:
                     return [stop.value]
-            if not items[0].patient:
+            if items[0].priority == "interactive":
                 return self._explained(items)
             # The last bits depend on how many images share a batch, not on which: where a job goes
             # on after a crash, in other company, none shall differ.

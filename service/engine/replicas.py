@@ -12,6 +12,7 @@ from cam import Answer, Concept, Explanation, Observation, Question, Target
 from cam.methods.subject import Progress
 from cam.passes.fidelity import Fidelity
 from service.core.metrics import Metrics
+from service.core.pool import Priority
 from service.engine.batcher import Outcome
 from service.engine.engine import Engine, Listener, Pixels
 from service.engine.response_cache import ResponseCache
@@ -90,7 +91,7 @@ class Replicas:
         seen: ModelInput,
         *questions: Question,
         progress: Listener | None = None,
-        patient: bool = False,
+        priority: Priority = "interactive",
     ) -> Outcome[Answer]:
         """Answer questions about one image, telling `progress` how far it is. What was answered
         before took no time, in a batch of 0.
@@ -100,7 +101,8 @@ class Replicas:
                 Methods of one pass share a forward pass, those that are served fast another one;
                 each method of many passes follows by itself. A class that is left to the model is
                 the same for all of them.
-            patient: it gives way to all others, and takes no place in the memory of answers.
+            priority: background questions give way to interactive ones, and their answers are not
+                remembered.
 
         Returns:
             One answer, its explanations in the questions' order.
@@ -109,7 +111,7 @@ class Replicas:
             QueueFull, Unavailable, Unexplainable
         """
         if len(questions) == 1:
-            return await self._answer(seen, questions, progress, patient=patient)
+            return await self._answer(seen, questions, progress, priority)
         outcomes: list[Outcome[Answer]] = []
         found: dict[str, list[Explanation]] = {}
         for group in self._groups(questions):
@@ -118,7 +120,7 @@ class Replicas:
                 targets = tuple({each.turn: each.target for each in explained}.values())
                 group = tuple(replace(each, targets=targets) for each in group)
             told = progress and _naming(group[0].method, progress)
-            outcomes.append(await self._answer(seen, group, told, patient=patient))
+            outcomes.append(await self._answer(seen, group, told, priority))
             for each in outcomes[-1].value.explanations:
                 found.setdefault(each.method, []).append(each)
         explanations = [each for question in questions for each in found.get(question.method, [])]
@@ -142,13 +144,14 @@ class Replicas:
         seen: ModelInput,
         questions: tuple[Question, ...],
         progress: Listener | None,
-        *,
-        patient: bool,
+        priority: Priority,
     ) -> Outcome[Answer]:
         """Answer questions of one pass, or one of many passes."""
-        if patient:
+        if priority == "background":
             idlest = self._idlest()
-            return await idlest.answer(seen.pixels, *questions, progress=progress, patient=True)
+            return await idlest.answer(
+                seen.pixels, *questions, progress=progress, priority=priority
+            )
         outcome, how = await self._response_cache.get(
             _key(seen, questions),
             lambda report: self._idlest().answer(seen.pixels, *questions, progress=report),

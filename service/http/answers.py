@@ -4,21 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import TypeVar
 
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 
 from service import __version__
-from service.core.errors import InternalError, NotAcceptable, Problem
+from service.core.errors import NotAcceptable, Problem, unexpected
 from service.core.schemas import FailedInstance, ProblemDocument
-from service.http.middleware import PROBLEM_JSON
 from service.models.registry import ServedModel
 from service.pipeline.instances import Instance
 from service.pipeline.parameters import PredictParameters
-
-log = logging.getLogger(__name__)
 
 Result = TypeVar("Result")
 Report = TypeVar("Report")
@@ -26,9 +22,8 @@ P = TypeVar("P", bound=PredictParameters)
 
 
 def problem_response(problem: Problem) -> Response:
-    return JSONResponse(
-        problem.body(), problem.status, headers=problem.headers(), media_type=PROBLEM_JSON
-    )
+    headers, body = problem.written()
+    return Response(body, problem.status, headers)
 
 
 def failed(instance: Instance[P], problem: Problem) -> FailedInstance:
@@ -51,8 +46,7 @@ async def attempt(
     except Problem as problem:
         return problem
     except Exception:
-        log.exception("instance %d failed", instance.index)
-        return InternalError("the service failed at this image; its log has the cause")
+        return unexpected(f"instance {instance.index}")
 
 
 async def together(

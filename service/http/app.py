@@ -41,7 +41,7 @@ from service.limits.body_budget import BodyBudget
 from service.limits.fetch import Fetcher
 from service.limits.keys import read_keys
 from service.models.catalog import EMBEDDED, ModelEntry
-from service.pipeline.explainer import make_explainer
+from service.pipeline.pipeline import make_pipeline
 
 OWN_HEADERS = ("X-API-Key", "X-Request-ID", "X-Request-Timeout", "Idempotency-Key")
 SHOWN_HEADERS = ("Server-Timing", "X-Request-ID", "X-Next-Cursor")
@@ -68,13 +68,13 @@ def create_app(settings: Settings, entries: Sequence[ModelEntry] = (EMBEDDED,)) 
     keys = read_keys(settings.keys) if settings.keys else None
     metrics = Metrics()
     manager = ModelManager(entries, settings=settings, metrics=metrics)
-    explainer = make_explainer(settings, metrics)
+    pipeline = make_pipeline(settings, metrics)
     fetcher = Fetcher(hosts=settings.image_hosts, max_bytes=settings.max_body_bytes)
     admission = Admission(settings.max_queue, metrics=metrics)
     body_budget = BodyBudget(max(settings.max_bodies_bytes, settings.max_body_bytes), metrics)
     jobs = Jobs(
         manager=manager,
-        explainer=make_explainer(settings, metrics, patient=True),
+        pipeline=pipeline,
         fetcher=fetcher,
         admission=admission,
         body_budget=body_budget,
@@ -86,7 +86,7 @@ def create_app(settings: Settings, entries: Sequence[ModelEntry] = (EMBEDDED,)) 
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         to_thread.current_default_thread_limiter().total_tokens = PARSERS
         with one_each():
-            async with explainer, fetcher, manager, jobs:
+            async with pipeline, fetcher, manager, jobs:
                 resting = asyncio.create_task(_rest(admission), name="rest")
                 yield
                 resting.cancel()
@@ -130,7 +130,7 @@ def create_app(settings: Settings, entries: Sequence[ModelEntry] = (EMBEDDED,)) 
     app.add_exception_handler(Problem, _on_problem)
     app.add_exception_handler(HTTPException, _on_http_exception)
     app.include_router(make_about_router(manager=manager, metrics=metrics))
-    app.include_router(make_router(reception=reception, explainer=explainer))
+    app.include_router(make_router(reception=reception, pipeline=pipeline))
     app.include_router(make_jobs_router(jobs=jobs, manager=manager))
     app.include_router(
         make_administration_router(

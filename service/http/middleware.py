@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import re
 from collections.abc import Mapping
@@ -17,19 +16,17 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from service.core.errors import BodyTooLarge, InternalError, Problem, Unavailable
+from service.core.errors import BodyTooLarge, Problem, Unavailable, unexpected
 from service.core.metrics import Metrics
 from service.core.tracing import request_span
 from service.limits.admission import Admission
 from service.limits.body_budget import BodyBudget
 
-log = logging.getLogger(__name__)
 access_log = logging.getLogger("service.access")
 
 REQUEST_ID = re.compile(r"^[A-Za-z0-9._:-]{1,128}$")
 CLIENT_LEFT = 499  # in the metrics alone: nobody is there to be answered
 METHOD_NOT_ALLOWED = 405
-PROBLEM_JSON = "application/problem+json"
 QUIET = ("/healthz", "/readyz", "/metrics")
 """Asked every few seconds; their answers are logged at level debug."""
 SECURITY = {
@@ -91,13 +88,11 @@ class Observe:
             except Problem as problem:  # of the middleware inside
                 await _send_problem(problem, send_named)
             except Exception:
-                log.exception("request %s failed", request_id)
+                failure = unexpected(f"request {request_id}", "the service failed")
                 if status:
                     raise  # the answer has begun; all that is left is to cut it off
-                await _send_problem(
-                    InternalError(f"the service failed; its log has the cause under {request_id}"),
-                    send_named,
-                )
+                failure.detail += f" under {request_id}"
+                await _send_problem(failure, send_named)
             except asyncio.CancelledError:
                 if status:
                     raise
@@ -183,12 +178,7 @@ class Head:
 
 
 async def _send_problem(problem: Problem, send: Send) -> None:
-    body = json.dumps(problem.body()).encode()
-    headers = {
-        "content-type": PROBLEM_JSON,
-        "content-length": str(len(body)),
-        **problem.headers(),
-    }
+    headers, body = problem.written()
     raw = [(name.lower().encode(), value.encode()) for name, value in headers.items()]
     await send({"type": "http.response.start", "status": problem.status, "headers": raw})
     await send({"type": "http.response.body", "body": body})

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator, Callable
-from functools import partial
+from typing import Final
 
 from anyio import to_thread
 from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
-from cam import Concept
 from cam.methods.subject import Progress
 from service.core import schemas
-from service.core.errors import InvalidParameter, NotAcceptable, Problem
+from service.core.errors import InvalidParameter, Problem
 from service.core.schemas import dump
 from service.engine.engine import Listener
 from service.http import documentation
@@ -29,42 +27,48 @@ from service.http.answers import (
 from service.http.negotiation import choose
 from service.http.reception import Reception, RequestContext
 from service.limits.timeouts import deadline, while_connected
-from service.pipeline.explainer import Explainer
 from service.pipeline.instances import Instance
-from service.pipeline.observations import (
-    describe_activations,
-    draw_concepts,
-    draw_gallery,
-    pack_arrays,
-)
+from service.pipeline.observations import NPZ
 from service.pipeline.parameters import ActivationParameters, Parameters, PredictParameters
+from service.pipeline.pipeline import Pipeline
 from service.pipeline.rendering import EXTENSIONS
+from service.pipeline.result import NPY
 from service.pipeline.targets import MAX_MAPS
-from service.pipeline.work_item import WorkItem, require_few_numbers
 
-JSON, NDJSON, NPY = "application/json", "application/x-ndjson", "application/x-npy"
-NPZ = "application/x-npz"
-ACTIVATION_FORMS = (JSON, *EXTENSIONS, NPZ)
-FORMS = (JSON, *EXTENSIONS, NPY, NDJSON)
-LOOKS = 2
-"""At layers at a time, until they are told: of all layers of a model, some hundred megabytes."""
+JSON: Final = "application/json"
+NDJSON: Final = "application/x-ndjson"
+ACTIVATION_FORMS: Final = (JSON, *EXTENSIONS, NPZ)
+FORMS: Final = (JSON, *EXTENSIONS, NPY, NDJSON)
+Explained = tuple[schemas.Prediction, list[schemas.Explanation]]
 
 
-def make_router(*, reception: Reception, explainer: Explainer) -> APIRouter:
-    router = APIRouter()
+def make_router(*, reception: Reception, pipeline: Pipeline) -> APIRouter:
+    """Make the routes of `:predict`, `:explain` and `:activations`."""
+    router, routes = APIRouter(), ImageRoutes(reception, pipeline)
+    path = "/v1/models/{model:model}"
+    router.post(f"{path}:predict", **documentation.PREDICT)(routes.predict)
+    router.post(f"{path}:explain", **documentation.EXPLAIN)(routes.explain)
+    router.post(f"{path}:activations", **documentation.ACTIVATIONS)(routes.show_activations)
+    return router
 
-    @router.post("/v1/models/{model:model}:predict", **documentation.PREDICT)
-    async def predict(model: str, request: Request) -> Response:
+
+class ImageRoutes:
+    """What the routes that take images have in common: where requests come in, and the pipeline."""
+
+    def __init__(self, reception: Reception, pipeline: Pipeline) -> None:
+        self._reception = reception
+        self._pipeline = pipeline
+
+    async def predict(self, model: str, request: Request) -> Response:
+        """The best classes of each image (segments of a segmenter, boxes of a detector), without a
+        map."""
         choose(_list_of(request, "accept"), [JSON])
 
         async def work(instance: Instance[PredictParameters]) -> schemas.Prediction:
-            async with explainer.work_item(
-                context.replicas, instance, context.timings
-            ) as work_item:
-                return explainer.predictions(work_item, await explainer.predict(work_item))
+            return await self._pipeline.predict(context.replicas, instance, context.timings)
 
         async with (
-            reception.receive(request, model, PredictParameters) as context,
+            self._reception.receive(request, model, PredictParameters) as context,
             while_connected(request),
         ):
             results = await together(work, context.instances)
@@ -77,14 +81,14 @@ def make_router(*, reception: Reception, explainer: Explainer) -> APIRouter:
         headers = {"Server-Timing": context.timings.header()}
         return Response(body, media_type=JSON, headers=headers)
 
-    @router.post("/v1/models/{model:model}:explain", **documentation.EXPLAIN)
-    async def explain(model: str, request: Request) -> Response:
+    async def explain(self, model: str, request: Request) -> Response:
+        """Answer `:explain`."""
         form = choose(_list_of(request, "accept"), FORMS)
-        async with reception.receive(request, model, Parameters) as context:
+        async with self._reception.receive(request, model, Parameters) as context:
             _limit_maps(context.instances)
             if form == NDJSON:
                 return StreamingResponse(
-                    _lines(context), media_type=NDJSON, headers={"Vary": "Accept"}
+                    self._lines(context), media_type=NDJSON, headers={"Vary": "Accept"}
                 )
             single = form in EXTENSIONS or form == NPY
             if single:
@@ -96,31 +100,29 @@ def make_router(*, reception: Reception, explainer: Explainer) -> APIRouter:
                 return Response(status_code=304, headers=headers)
             async with while_connected(request):
                 if single:
-                    body = await _draw(context, form)
+                    body = await self._picture(context, form)
                 else:
-                    answer = await _explain_all(context, headers)
+                    answer = await self._explain_all(context, headers)
                     body = await to_thread.run_sync(dump, answer)
         headers["Server-Timing"] = context.timings.header()
         return Response(body, media_type=form, headers=headers)
 
-    @router.post("/v1/models/{model:model}:activations", **documentation.ACTIVATIONS)
-    async def show_activations(model: str, request: Request) -> Response:
+    async def show_activations(self, model: str, request: Request) -> Response:
+        """Answer `:activations`."""
         form = choose(_list_of(request, "accept"), ACTIVATION_FORMS)
 
-        async def look(
-            instance: Instance[ActivationParameters],
-        ) -> list[schemas.LayerActivation]:
-            async with explainer.work_item(
-                context.replicas, instance, context.timings
-            ) as work_item:
-                return await _look(work_item)
+        async def look(instance: Instance[ActivationParameters]) -> list[schemas.LayerActivation]:
+            return await self._pipeline.observe(context.replicas, instance, context.timings)
 
-        async with reception.receive(request, model, ActivationParameters) as context:
+        async with self._reception.receive(request, model, ActivationParameters) as context:
             if form != JSON:
                 require_one_map(len(context.instances), form)
             async with while_connected(request):
                 if form != JSON:
-                    body = await _show(context, form)
+                    (instance,) = context.instances
+                    body = await self._pipeline.show(
+                        context.replicas, instance, context.timings, form
+                    )
                 else:
                     results = await together(look, context.instances)
                     activations: list[schemas.LayerActivation | schemas.FailedInstance] = []
@@ -134,65 +136,32 @@ def make_router(*, reception: Reception, explainer: Explainer) -> APIRouter:
         headers = {"Server-Timing": context.timings.header(), "Vary": "Accept"}
         return Response(body, media_type=form, headers=headers)
 
-    looks = asyncio.Semaphore(LOOKS)
-
-    async def _look(work_item: WorkItem[ActivationParameters]) -> list[schemas.LayerActivation]:
-        async with looks:
-            return await _looked(work_item)
-
-    async def _looked(work_item: WorkItem[ActivationParameters]) -> list[schemas.LayerActivation]:
-        seen = await explainer.observe(work_item)
-        concepts: dict[str, list[Concept]] = {}
-        if work_item.instance.parameters.concepts is not None:
-            _, concepts = await explainer.concepts(work_item)
-        describe = partial(
-            describe_activations,
-            seen,
-            concepts,
-            work_item.replicas.model.labels,
-            work_item.instance.parameters,
-            instance=work_item.instance.index,
-            name=work_item.instance.id,
-        )
-        return await to_thread.run_sync(describe)
-
-    async def _show(context: RequestContext[ActivationParameters], form: str) -> bytes:
+    async def _picture(self, context: RequestContext[Parameters], form: str) -> bytes:
         (instance,) = context.instances
-        parameters = instance.parameters
-        if parameters.concepts is not None and form == NPZ:
-            raise NotAcceptable(f"concepts are numbers in JSON or a picture, not {NPZ}")
-        async with explainer.work_item(context.replicas, instance, context.timings) as work_item:
-            if parameters.concepts is not None:
-                looked, concepts = await explainer.concepts(work_item)
-                labels = context.replicas.model.labels
-                draw = partial(draw_concepts, looked.photo, looked.seen, concepts, labels, form)
-                return await work_item.lane.run(draw)
-            async with looks:
-                seen = await explainer.observe(work_item)
-                if form == NPZ:
-                    return await to_thread.run_sync(pack_arrays, seen)
-                return await to_thread.run_sync(draw_gallery, seen, parameters, form)
+        async with self._pipeline.explain(
+            context.replicas, instance, timings=context.timings
+        ) as result:
+            return await result.as_picture(form)
 
-    async def _draw(context: RequestContext[Parameters], form: str) -> bytes:
-        (instance,) = context.instances
-        async with explainer.work_item(context.replicas, instance, context.timings) as work_item:
-            return await explainer.render(work_item, await explainer.explain(work_item), form)
-
-    async def explained(
+    async def _explained(
+        self,
         context: RequestContext[Parameters],
         instance: Instance[Parameters],
         progress: Listener | None = None,
-    ) -> tuple[schemas.Prediction, list[schemas.Explanation]]:
-        async with explainer.work_item(context.replicas, instance, context.timings) as work_item:
-            require_few_numbers(work_item, len(context.instances))
-            found = await explainer.explain(work_item, progress)
-            described = await explainer.describe(work_item, found)
-            return explainer.predictions(work_item, found), described
+    ) -> Explained:
+        async with self._pipeline.explain(
+            context.replicas,
+            instance,
+            timings=context.timings,
+            progress=progress,
+            json_of=len(context.instances),
+        ) as result:
+            return result.prediction(), await result.as_json()
 
     async def _explain_all(
-        context: RequestContext[Parameters], headers: dict[str, str]
+        self, context: RequestContext[Parameters], headers: dict[str, str]
     ) -> schemas.ExplainResponse:
-        results = await together(lambda each: explained(context, each), context.instances)
+        results = await together(lambda each: self._explained(context, each), context.instances)
         predictions: list[schemas.Prediction | schemas.FailedInstance] = []
         explanations: list[schemas.Explanation | schemas.FailedInstance] = []
         for instance, result in zip(context.instances, results, strict=True):
@@ -205,14 +174,14 @@ def make_router(*, reception: Reception, explainer: Explainer) -> APIRouter:
                 explanations.extend(result[1])
         return schemas.ExplainResponse(predictions=predictions, explanations=explanations)
 
-    async def _lines(context: RequestContext[Parameters]) -> AsyncIterator[bytes]:
+    async def _lines(self, context: RequestContext[Parameters]) -> AsyncIterator[bytes]:
         async def bounded(
             instance: Instance[Parameters], report: Callable[[Progress], None]
-        ) -> tuple[schemas.Prediction, list[schemas.Explanation]]:
+        ) -> Explained:
             async with deadline(context.seconds_left, of=context.seconds):
-                return await explained(context, instance, report)
+                return await self._explained(context, instance, report)
 
-        with reception.lasting(context):
+        with self._reception.lasting(context):
             async for instance, result in as_ready(bounded, context.instances):
                 if isinstance(result, Problem):
                     yield dump(failed(instance, result)) + b"\n"
@@ -228,8 +197,6 @@ def make_router(*, reception: Reception, explainer: Explainer) -> APIRouter:
                 else:
                     for explanation in result[1]:
                         yield dump(explanation) + b"\n"
-
-    return router
 
 
 def _list_of(request: Request, header: str) -> str | None:

@@ -3,55 +3,42 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections import Counter
-from typing import Final
 
 from service.core.errors import (
-    DeadlineExceeded,
-    InternalError,
     InvalidParameter,
     ModelFailed,
-    OutOfMemory,
     Problem,
-    QueueFull,
     Unavailable,
     UnknownModel,
+    unexpected,
 )
 from service.core.pool import Pool
 from service.core.schemas import dump
 from service.engine.manager import ModelManager
 from service.engine.replicas import Replicas
-from service.engine.timings import Timings
 from service.jobs.documents import ItemAnswer
 from service.jobs.errors import FolderAway
 from service.jobs.records import Leased
 from service.jobs.sources import Sources
-from service.pipeline.explainer import Explainer
 from service.pipeline.instances import Instance
+from service.pipeline.pipeline import Pipeline
+from service.pipeline.retries import MOST_TRIES, PASSING, PAUSE_SECONDS
 from service.pipeline.targets import MAX_MAPS
-from service.pipeline.work_item import require_few_numbers
-
-MOST_TRIES: Final = 5
-"""Of an item that fails for a reason that may pass."""
-PAUSE_SECONDS: Final = 1.0
-"""After such a try."""
-PASSING: Final = (DeadlineExceeded, OutOfMemory, QueueFull, Unavailable)
-log = logging.getLogger(__name__)
 
 
 class ItemExecutor:
-    """
+    """Explains the items of jobs, at background priority.
+
     Args:
-        explainer: a patient one.
         pool: for what blocks.
     """
 
     def __init__(
-        self, *, manager: ModelManager, explainer: Explainer, sources: Sources, pool: Pool
+        self, *, manager: ModelManager, pipeline: Pipeline, sources: Sources, pool: Pool
     ) -> None:
         self._manager = manager
-        self._explainer = explainer
+        self._pipeline = pipeline
         self._sources = sources
         self._pool = pool
         self._failed: Counter[tuple[str, int]] = Counter()
@@ -80,8 +67,7 @@ class ItemExecutor:
         except Problem as problem:
             answer = problem
         except Exception:
-            log.exception("item %d of job %s failed", item.number, item.job)
-            answer = InternalError("the service failed at this image; its log has the cause")
+            answer = unexpected(f"item {item.number} of job {item.job}")
         self._failed.pop(key, None)
         return answer
 
@@ -98,14 +84,15 @@ class ItemExecutor:
         data = await self._sources.read(item)
         replicas = self._replicas(item)
         instance = Instance(item.number, item.id, data, "", item.parameters)
-        async with self._explainer.work_item(replicas, instance, Timings()) as work_item:
-            require_few_numbers(work_item)
-            explained = await self._explainer.explain(work_item)
-            described = await self._explainer.describe(work_item, explained)
-            prediction = self._explainer.predictions(work_item, explained)
-        answer = ItemAnswer(
-            index=item.number, item=item.id, prediction=prediction, explanations=described
-        )
+        async with self._pipeline.explain(
+            replicas, instance, priority="background", json_of=1
+        ) as result:
+            answer = ItemAnswer(
+                index=item.number,
+                item=item.id,
+                prediction=result.prediction(),
+                explanations=await result.as_json(),
+            )
         return await self._pool.run(lambda: dump(answer))
 
     def _replicas(self, item: Leased) -> Replicas:

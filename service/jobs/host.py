@@ -33,7 +33,7 @@ from service.jobs.submission import Submissions
 from service.limits.admission import Admission
 from service.limits.body_budget import BodyBudget
 from service.limits.fetch import Fetcher
-from service.pipeline.explainer import Explainer
+from service.pipeline.pipeline import Pipeline
 
 THREADS: Final = 4
 AGAIN_SECONDS: Final = 5.0
@@ -75,23 +75,20 @@ class Jobs:
     """Use with `async with`. Where jobs cannot be kept entering succeeds all the same, and who
     wants one is told why: explanations need none of this. Where that may pass, the disk being full
     or the database away, it is tried again.
-
-    Args:
-        explainer: a patient one, entered and left here.
     """
 
     def __init__(
         self,
         *,
         manager: ModelManager,
-        explainer: Explainer,
+        pipeline: Pipeline,
         fetcher: Fetcher,
         admission: Admission,
         body_budget: BodyBudget,
         settings: Settings,
     ) -> None:
         self._manager = manager
-        self._explainer = explainer
+        self._pipeline = pipeline
         self._fetcher = fetcher
         self._admission = admission
         self._body_budget = body_budget
@@ -175,7 +172,7 @@ class Jobs:
             register = Listing(database)
             executor = ItemExecutor(
                 manager=self._manager,
-                explainer=self._explainer,
+                pipeline=self._pipeline,
                 sources=Sources(folder, self._fetcher, settings, image_pool),
                 pool=pool,
             )
@@ -208,7 +205,7 @@ class Jobs:
                 retention_seconds=retention,
                 clear_up=intake.clear_up,
             )
-            async with self._explainer, runner, keeping:
+            async with runner, keeping:
                 yield Workplace(
                     register,
                     ResultStore(database),

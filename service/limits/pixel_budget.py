@@ -1,7 +1,8 @@
-"""Threads and memory for photos: the large ones in a lane of their own.
+"""Threads and memory for photos: the large ones have a pool of their own.
 
-A photo of 50 megapixels takes seconds to decode and draw, and a gigabyte meanwhile. Its lane has a
-bounded number of pixels at a time and threads of its own, so that no small photo waits behind it.
+A photo of 50 megapixels takes seconds to decode and draw, and a gigabyte meanwhile. The large
+photos have a bounded number of pixels at a time and threads of their own, so that no small photo
+waits behind them.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import TypeVar
 
-from service.core.pool import Pool
+from service.core.pool import Pool, Priority
 
 Result = TypeVar("Result")
 
@@ -26,13 +27,15 @@ class Place:
     turn: asyncio.Future[None]
 
 
-class Lane:
-    """Room for so many pixels at a time, and threads to work on them. Who holds least comes next;
-    among equals, who came first."""
+class PhotoPool:
+    """Room for so many pixels at a time, and threads to work on them. The model that holds the
+    fewest pixels gets room next; among equals, the photo that came first."""
 
-    def __init__(self, name: str, *, pixels: int, threads: int, patient: bool = False) -> None:
+    def __init__(
+        self, name: str, *, pixels: int, threads: int, priority: Priority = "interactive"
+    ) -> None:
         self._free = self._room = pixels
-        self._pool = Pool(name, threads, patient=patient)
+        self._pool = Pool(name, threads, priority=priority)
         self._waiting: list[Place] = []
         self._held: Counter[str] = Counter()
 
@@ -43,7 +46,7 @@ class Lane:
         self._pool.close()
 
     async def run(self, work: Callable[[], Result]) -> Result:
-        """In one of the lane's threads; see `Pool.run`."""
+        """Run `work` in one of the threads; see `Pool.run`."""
         return await self._pool.run(work)
 
     @asynccontextmanager
@@ -86,44 +89,55 @@ class Lane:
                 place.turn.set_result(None)
 
 
-class Lanes:
-    """Use with `async with`: leaving it ends the threads when what they do is done.
+class PixelBudget:
+    """Use with `with`, or open and close it: closing it ends the threads when what they do is done.
 
     Args:
         pixels: of all photos held at a time.
         threads: for the small ones; the large ones have one fewer, at least one.
         largest: pixels of the largest photo that there may be.
-        patient: the threads give way to all others.
+        priority: of the threads.
     """
 
-    def __init__(self, *, pixels: int, threads: int, largest: int, patient: bool = False) -> None:
+    def __init__(
+        self, *, pixels: int, threads: int, largest: int, priority: Priority = "interactive"
+    ) -> None:
         self._bound = pixels // 8
-        self.small = Lane("small photos", pixels=pixels // 4, threads=threads, patient=patient)
+        self.small = PhotoPool(
+            "small photos", pixels=pixels // 4, threads=threads, priority=priority
+        )
         large = max(pixels - pixels // 4, largest)
         fewer = max(threads - 1, 1)
-        self.large = Lane("large photos", pixels=large, threads=fewer, patient=patient)
+        self.large = PhotoPool("large photos", pixels=large, threads=fewer, priority=priority)
 
-    async def __aenter__(self) -> Lanes:
-        for lane in (self.small, self.large):
-            lane.open()
+    def open(self) -> None:
+        for pool in (self.small, self.large):
+            pool.open()
+
+    def close(self) -> None:
+        for pool in (self.small, self.large):
+            pool.close()
+
+    def __enter__(self) -> PixelBudget:
+        self.open()
         return self
 
-    async def __aexit__(
+    def __exit__(
         self,
         kind: type[BaseException] | None,
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        for lane in (self.small, self.large):
-            lane.close()
+        self.close()
 
     @asynccontextmanager
-    async def room(self, pixels: int, whose: str = "") -> AsyncIterator[Lane]:
-        """The lane for a photo of that size, which has its room while the block is open.
+    async def hold(self, pixels: int, whose: str = "") -> AsyncIterator[PhotoPool]:
+        """Wait for room for a photo, which it has while the block is open; the pool is the one for
+        photos of its size.
 
         Args:
             whose: a model's name, so that one which is slow does not keep the room to itself.
         """
-        lane = self.large if pixels > self._bound else self.small
-        async with lane.hold(pixels, whose):
-            yield lane
+        pool = self.large if pixels > self._bound else self.small
+        async with pool.hold(pixels, whose):
+            yield pool

@@ -17,6 +17,7 @@ from service.models.preprocessing import ModelInput, Preprocessing
 from service.models.registry import ServedModel
 from service.pipeline.coordinates import Edges, box_on_photo
 from service.pipeline.facts import facts_of
+from service.pipeline.instances import Instance, P
 from service.pipeline.parameters import Parameters
 from service.pipeline.rendering import Caption, Drawing, encode
 
@@ -24,17 +25,13 @@ from service.pipeline.rendering import Caption, Drawing, encode
 def describe(
     drawing: Drawing,
     answer: Answer,
-    number: int,
     model: ServedModel,
     seen: ModelInput,
-    parameters: Parameters,
-    *,
-    instance: int,
-    name: str | None,
+    instance: Instance[Parameters],
 ) -> schemas.Explanation:
-    """The answer's map of that number as JSON has it."""
-    explanation = answer.explanations[number]
-    facts = facts_of(drawing, answer, number, seen, parameters)
+    """One of the answer's maps as JSON has it."""
+    explanation, parameters = drawing.explanation, drawing.parameters
+    facts = facts_of(drawing, answer, seen)
     kind = parameters.output or "mask"
     height, width = drawing.values.shape
     raw = parameters.normalize == "none"
@@ -46,16 +43,14 @@ def describe(
     target = describe_target(explanation, model.labels, seen)
     picture = None
     if kind not in ("mask", "values"):
-        drawn = drawing.picture(kind, parameters, caption_of(explanation, target, model))
-        picture = schemas.Overlay(
-            content_type="image/png", data=_base64(encode(drawn, "image/png"))
-        )
+        encoded = drawing.encoded("image/png")
+        picture = schemas.Overlay(content_type="image/png", data=_base64(encoded))
     flat = not drawing.scaled.any()
     hot = hot_region(drawing.scaled, parameters.threshold)
     complete = explanation.completeness
     return schemas.Explanation(
-        instance=instance,
-        id=name,
+        instance=instance.index,
+        id=instance.id,
         target=target,
         method=explanation.method,
         layer=explanation.layer,
@@ -164,27 +159,21 @@ def title_of(target: schemas.ExplainedTarget) -> str:
 
 
 def predict(
-    answer: Answer,
-    model: ServedModel,
-    seen: ModelInput,
-    count: int,
-    *,
-    instance: int,
-    name: str | None,
+    answer: Answer, model: ServedModel, seen: ModelInput, instance: Instance[P]
 ) -> schemas.Prediction:
-    """What the model says of an image, as JSON has it: the `count` best."""
-    said, labels = answer.output, model.labels
+    """What the model says of an image, as JSON has it: the `top_k` best."""
+    said, labels, count = answer.output, model.labels, instance.parameters.top_k
     if said.logits is not None:
         assert said.probabilities is not None
         classes = top_classes(said.logits.numpy(), said.probabilities.numpy(), labels, count)
-        return schemas.Prediction(instance=instance, id=name, classes=classes)
+        return schemas.Prediction(instance=instance.index, id=instance.id, classes=classes)
     if said.segments is not None:
         wins = said.segments.argmax(0).flatten().cpu().numpy()
         shares = np.bincount(wins, minlength=len(said.segments)) / len(wins)
         best = [int(index) for index in np.argsort(-shares, kind="stable")[:count]]
         return schemas.Prediction(
-            instance=instance,
-            id=name,
+            instance=instance.index,
+            id=instance.id,
             segments=[
                 schemas.Segment(index=index, label=labels.name(index), share=float(shares[index]))
                 for index in best
@@ -199,8 +188,8 @@ def predict(
         strict=True,
     )
     return schemas.Prediction(
-        instance=instance,
-        id=name,
+        instance=instance.index,
+        id=instance.id,
         detections=[
             schemas.Detection(
                 index=index, label=labels.name(index), score=score, box=_box(tuple(box), seen)

@@ -29,12 +29,9 @@ class Facts:
     agreement: dict[str, float] | None
 
 
-def facts_of(
-    drawing: Drawing, answer: Answer, number: int, seen: ModelInput, parameters: Parameters
-) -> Facts:
-    """Of the answer's map of that number, which is drawn as the parameters ask."""
-    explanation = answer.explanations[number]
-    values = explanation.map
+def facts_of(drawing: Drawing, answer: Answer, seen: ModelInput) -> Facts:
+    """Of one of the answer's maps, which is drawn."""
+    number, parameters, values = drawing.number, drawing.parameters, drawing.explanation.map
     flat = values.max() == values.min() or not values.any()
     height, width = drawing.values.shape
     whole = parameters.size == "image"

@@ -22,6 +22,7 @@ from typing import Final
 
 import numpy as np
 from PIL import ExifTags, Image, UnidentifiedImageError
+from PIL.ImageFile import ImageFile
 
 from service.core.errors import ImageTooLarge, Problem, UndecodableImage
 from service.pipeline.structure import check_structure
@@ -43,72 +44,84 @@ TURNS: Final = {
 NAMES: Final = "JPEG, PNG, WebP, GIF, BMP, TIFF or AVIF"
 
 
-def decode(data: bytes, *, max_pixels: int) -> Image.Image:
-    """Decode an image by its content, whatever it is called.
+class EncodedPhoto:
+    """An image by its content, whatever it is called: its header is read and within bounds, its
+    pixels are not read yet.
 
     Args:
-        max_pixels: width × height allowed, checked from the header before pixels are read.
-
-    Returns:
-        Mode RGB, upright.
+        max_pixels: width × height allowed.
 
     Raises:
         UndecodableImage, ImageTooLarge
     """
-    with _opened(data, max_pixels) as image:
-        image.load()
-        return _rgb(_upright(image))
+
+    def __init__(self, data: bytes, *, max_pixels: int) -> None:
+        self._data, self._max_pixels = data, max_pixels
+        if not data:
+            raise UndecodableImage(f"the image is empty (0 bytes); send a {NAMES} image")
+        check_structure(data, max_pixels=max_pixels)
+        with _as_problems(data, max_pixels):
+            # It reads from memory: where it is never decoded, there is nothing to close.
+            self._image = Image.open(BytesIO(data), formats=FORMATS)
+            _check_size(self._image, max_pixels)
+
+    @property
+    def pixels(self) -> int:
+        """How many pixels `decode` decodes."""
+        return self._image.width * self._image.height
+
+    def decode(self, *, least_side: int | None = None) -> Image.Image:
+        """Decode the pixels, once.
+
+        Args:
+            least_side: for a thumbnail: a JPEG is decoded at a half, a quarter or an eighth of its
+                size as long as its shorter side keeps so many pixels, which costs as much less. A
+                model sees no such picture: its probabilities would move by some hundredths.
+
+        Returns:
+            Mode RGB, upright.
+
+        Raises:
+            UndecodableImage, ImageTooLarge
+        """
+        with _as_problems(self._data, self._max_pixels), self._image as image:
+            shrink = min(image.size) // least_side if least_side else 1
+            if shrink > 1:
+                image.draft(image.mode, (image.width // shrink, image.height // shrink))
+            image.load()
+            return _rgb(_upright(image))
 
 
-def decode_reduced(data: bytes, *, max_pixels: int, least_side: int) -> Image.Image:
-    """The same for a thumbnail: a JPEG is decoded at a half, a quarter or an eighth of its size as
-    long as its shorter side keeps `least_side` pixels, which costs as much less. A model sees no
-    such picture: its probabilities would move by some hundredths.
+def decode(data: bytes, *, max_pixels: int) -> Image.Image:
+    """Decode an image; see `EncodedPhoto`.
 
     Raises:
         UndecodableImage, ImageTooLarge
     """
-    with _opened(data, max_pixels) as image:
-        shrink = min(image.size) // least_side
-        if shrink > 1:
-            image.draft(image.mode, (image.width // shrink, image.height // shrink))
-        image.load()
-        return _rgb(_upright(image))
+    return EncodedPhoto(data, max_pixels=max_pixels).decode()
 
 
-def measure(data: bytes, *, max_pixels: int) -> int:
-    """How many pixels `decode` would decode, told by the header.
-
-    Raises:
-        UndecodableImage, ImageTooLarge
-    """
-    with _opened(data, max_pixels) as image:
-        return image.width * image.height
+def _check_size(image: ImageFile, max_pixels: int) -> None:
+    if image.width * image.height > max_pixels:
+        raise ImageTooLarge(
+            f"the image has {image.width} × {image.height} = "
+            f"{image.width * image.height / 1e6:.1f} megapixels; "
+            f"at most {max_pixels / 1e6:g} are allowed"
+        )
+    if max(image.size) > MAX_SIDE:
+        raise ImageTooLarge(
+            f"the image has {image.width} × {image.height} pixels; "
+            f"at most {MAX_SIDE} are allowed on a side"
+        )
+    if image.tile and image.tile[0].codec_name == "bmp_rle":
+        raise UndecodableImage("the BMP is run-length encoded; send a plain one, or a PNG")
 
 
 @contextmanager
-def _opened(data: bytes, max_pixels: int) -> Iterator[Image.Image]:
-    """The image with its header read and within bounds; what a decoder raises in the block is a
-    problem."""
-    if not data:
-        raise UndecodableImage(f"the image is empty (0 bytes); send a {NAMES} image")
-    check_structure(data, max_pixels=max_pixels)
+def _as_problems(data: bytes, max_pixels: int) -> Iterator[None]:
+    """What a decoder raises in the block is a problem."""
     try:
-        with Image.open(BytesIO(data), formats=FORMATS) as image:
-            if image.width * image.height > max_pixels:
-                raise ImageTooLarge(
-                    f"the image has {image.width} × {image.height} = "
-                    f"{image.width * image.height / 1e6:.1f} megapixels; "
-                    f"at most {max_pixels / 1e6:g} are allowed"
-                )
-            if max(image.size) > MAX_SIDE:
-                raise ImageTooLarge(
-                    f"the image has {image.width} × {image.height} pixels; "
-                    f"at most {MAX_SIDE} are allowed on a side"
-                )
-            if image.tile and image.tile[0].codec_name == "bmp_rle":
-                raise UndecodableImage("the BMP is run-length encoded; send a plain one, or a PNG")
-            yield image
+        yield
     except Problem:
         raise
     except UnidentifiedImageError:

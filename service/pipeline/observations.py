@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from io import BytesIO
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,24 +19,25 @@ from service.core.errors import NotAcceptable
 from service.models.labels import Labels
 from service.models.preprocessing import ModelInput
 from service.pipeline.descriptions import top_classes
+from service.pipeline.instances import Instance
 from service.pipeline.parameters import ActivationParameters
 from service.pipeline.rendering import encode
+
+NPZ: Final = "application/x-npz"
 
 
 def describe_activations(
     observations: list[Observation],
     concepts: dict[str, list[Concept]],
     labels: Labels,
-    parameters: ActivationParameters,
-    *,
-    instance: int,
-    name: str | None,
+    instance: Instance[ActivationParameters],
 ) -> list[schemas.LayerActivation]:
     """One image's layers as JSON has them."""
+    parameters = instance.parameters
     return [
         schemas.LayerActivation(
-            instance=instance,
-            id=name,
+            instance=instance.index,
+            id=instance.id,
             layer=seen.layer,
             type=seen.type,
             input=None if seen.input is None else _signal(seen.input),

@@ -46,6 +46,11 @@ class Caption:
 class Drawing:
     """One map on the pixels that were asked for."""
 
+    explanation: Explanation
+    number: int
+    """Its position among its image's maps."""
+    parameters: Parameters
+    caption: Caption
     values: Float
     """float32 (H, W): the method's own numbers, 0 outside `region`."""
     scaled: Float
@@ -53,9 +58,13 @@ class Drawing:
     region: Region
     background: Picture
     """RGB uint8 (H, W, 3)."""
-    signed: bool = False
-    frame: Box | None = None
+    frame: Box | None
     """Around the detection that is explained."""
+
+    @property
+    def signed(self) -> bool:
+        """Whether some of the map speaks against the target."""
+        return self.explanation.signed
 
     @property
     def shade(self) -> Float:
@@ -63,9 +72,19 @@ class Drawing:
         shade: Float = (self.scaled + np.float32(1)) / np.float32(2) if self.signed else self.scaled
         return shade
 
-    def picture(self, kind: str, parameters: Parameters, caption: Caption) -> Picture:
-        """RGB (H, W, 3), or grayscale (H, W) where `kind` is "mask". What the model did not see
-        keeps the photo's own colours in an overlay, and is gray in a heatmap."""
+    def encoded(self, media_type: str) -> bytes:
+        """The picture as a file.
+
+        Raises:
+            NotAcceptable: if the format cannot hold a picture of that size.
+        """
+        return encode(self.picture(), media_type)
+
+    def picture(self) -> Picture:
+        """The picture that the parameters ask for, an overlay unless they say so: RGB (H, W, 3), or
+        grayscale (H, W) of a mask. What the model did not see keeps the photo's own colours in an
+        overlay, and is gray in a heatmap."""
+        parameters, kind = self.parameters, self.parameters.output or "overlay"
         if kind == "mask":
             return grayscale(self.shade)
         if kind == "contour":
@@ -91,8 +110,8 @@ class Drawing:
         return panel(
             self.background,
             blended,
-            title=caption.title,
-            lines=caption.lines,
+            title=self.caption.title,
+            lines=self.caption.lines,
             colormap=colormap,
             ends=("for", "against") if self.signed else ("1", "0"),
         )
@@ -109,8 +128,22 @@ class Drawing:
         return framed(picture, (left, top, right, bottom), colour=FRAME)
 
 
-def draw(photo: Image.Image, seen: ModelInput, explanation: Explanation, size: str) -> Drawing:
-    """Put a map onto the pixels of `size`: the photo's, the model input's or its own."""
+def draw(
+    photo: Image.Image,
+    seen: ModelInput,
+    explanation: Explanation,
+    number: int,
+    parameters: Parameters,
+    caption: Caption,
+) -> Drawing:
+    """Put a map onto the pixels that the parameters ask for: the photo's, the model input's or its
+    own.
+
+    Args:
+        number: the map's position among its image's maps.
+        caption: what a panel says of it.
+    """
+    size = parameters.size
     if size == "image":
         background, box = np.asarray(photo), seen.box
     else:
@@ -127,7 +160,9 @@ def draw(photo: Image.Image, seen: ModelInput, explanation: Explanation, size: s
     if isinstance(target, ClassTarget) and target.box is not None and target.mask is None:
         frame = box_on_photo(target.box, replace(seen, box=box))
     scaled = scale(values, region)
-    return Drawing(values, scaled, region, background, explanation.signed, frame)
+    return Drawing(
+        explanation, number, parameters, caption, values, scaled, region, background, frame
+    )
 
 
 def encode(picture: Picture, media_type: str) -> bytes:

@@ -11,14 +11,15 @@ from typing import Final
 import numpy as np
 import pyarrow as pa
 
-from cam import Explanation
+from cam import Answer, Explanation
 from cam.drawing.heatmap import minmax, symmetric
 from service.core.errors import Problem
 from service.core.glossary import TERMS
+from service.models.preprocessing import ModelInput
 from service.models.registry import ServedModel
 from service.pipeline.descriptions import describe_target, title_of
-from service.pipeline.explainer import Explained
 from service.pipeline.facts import agreement_mean, facts_of, predicted
+from service.pipeline.instances import Instance
 from service.pipeline.parameters import Parameters
 from service.pipeline.rendering import Drawing
 
@@ -118,37 +119,35 @@ class Row:
 
 
 def row_of(
-    name: str,
-    number: int,
-    explained: Explained,
     drawing: Drawing,
+    answer: Answer,
     model: ServedModel,
-    parameters: Parameters,
+    seen: ModelInput,
+    instance: Instance[Parameters],
     picture: str | None,
 ) -> Row:
-    """The row of the map of that number. Its map is the layer's, whatever size is drawn: the finer
-    ones say no more, and cost a thousand times the bytes.
+    """The row of one of the answer's maps. It has the layer's map, whatever size is drawn: the
+    finer ones say no more, and cost a thousand times the bytes.
 
     Args:
-        name: the image's id.
-        drawing: of the map, as the parameters ask.
+        drawing: of the map.
         picture: where it was written, below the output folder.
     """
-    explanation = explained.answer.explanations[number]
-    target = describe_target(explanation, model.labels, explained.seen)
-    facts = facts_of(drawing, explained.answer, number, explained.seen, parameters)
-    best = predicted(explained.answer)
-    said = explained.answer.output.probabilities
+    explanation, parameters = drawing.explanation, drawing.parameters
+    target = describe_target(explanation, model.labels, seen)
+    facts = facts_of(drawing, answer, seen)
+    best = predicted(answer)
+    said = answer.output.probabilities
     cold = drawing.scaled.max() <= 0
     peak_y, peak_x = np.unravel_index(int(drawing.scaled.argmax()), drawing.scaled.shape)
     height, width = drawing.values.shape
-    covers = explained.seen.box
+    covers = seen.box
     values = explanation.map
     if parameters.normalize != "none":
         values = (symmetric if explanation.signed else minmax)(values)
     return Row(
-        id=name,
-        number=number,
+        id=instance.id or "",
+        number=drawing.number,
         predicted_index=best,
         predicted_label=None if best is None else model.labels.name(best),
         predicted_probability=None if best is None or said is None else float(said[best]),

@@ -17,7 +17,7 @@ from service.engine.manager import ModelManager
 from service.engine.replicas import Replicas
 from service.models.catalog import ModelEntry, read_catalog
 from service.models.devices import devices
-from service.pipeline.explainer import Explainer, make_explainer
+from service.pipeline.pipeline import Pipeline, make_pipeline
 
 UNBOUNDED: Final = 2**31
 REVIVAL_SECONDS: Final = 120.0
@@ -29,7 +29,7 @@ MOST_COPIES: Final = 4
 @dataclass(frozen=True, eq=False)
 class LocalSession:
     replicas: Replicas
-    explainer: Explainer
+    pipeline: Pipeline
 
     @property
     def at_once(self) -> int:
@@ -67,12 +67,12 @@ async def local_session(
         chosen = [_spread(entry) for entry in chosen]
     metrics = Metrics()
     manager = ModelManager(chosen, settings=settings, metrics=metrics)
-    explainer = make_explainer(settings, metrics)
+    pipeline = make_pipeline(settings, metrics)
     with one_each():
-        async with explainer, manager:
+        async with pipeline, manager:
             if wanted in manager.names:
                 await manager.loaded
-            yield LocalSession(manager.replicas(wanted), explainer)
+            yield LocalSession(manager.replicas(wanted), pipeline)
 
 
 def _spread(entry: ModelEntry) -> ModelEntry:

@@ -7,7 +7,6 @@ that no middleware ever sees.
 from __future__ import annotations
 
 import asyncio
-import json
 from asyncio import TimerHandle
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -287,13 +286,8 @@ def _large_head(what: str) -> HeadTooLarge:
 
 
 def _response(problem: Problem, *, keep_alive: bool = False) -> bytes:
-    body = json.dumps(problem.body()).encode()
-    headers = {
-        "content-type": "application/problem+json",
-        "content-length": str(len(body)),
-        "connection": "keep-alive" if keep_alive else "close",
-        "x-request-id": str(uuid4()),
-        **problem.headers(),
-    }
+    about, body = problem.written()
+    connection = "keep-alive" if keep_alive else "close"
+    headers = {**about, "Connection": connection, "X-Request-ID": str(uuid4())}
     lines = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
     return STATUS_LINE[problem.status] + lines.encode() + b"\r\n" + body

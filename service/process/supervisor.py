@@ -9,7 +9,6 @@ it. Whoever comes while nobody serves gets a 503 at once, from here.
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import os
 import signal
@@ -176,17 +175,16 @@ class _Supervisor:
     async def _say_unavailable(self, reader: StreamReader, writer: StreamWriter) -> None:
         what = "shutting down" if self._stopping else "starting"
         problem = Unavailable(f"the service is {what}; try again", retry_after=1)
-        status, reason, document = problem.status, "Service Unavailable", problem.body()
+        status, (headers, body) = "503 Service Unavailable", problem.written()
         with suppress(OSError, TimeoutError, IncompleteReadError, LimitOverrunError):
             async with asyncio.timeout(STAND_IN_SECONDS):
                 head = await reader.readuntil(b"\r\n\r\n")
                 if head.split(b" ")[1:2] == [b"/healthz"]:
-                    status, reason, document = 200, "OK", {"status": "ok"}
-                body = json.dumps(document).encode()
-                kind = "application/json" if status == 200 else "application/problem+json"
+                    status, body = "200 OK", b'{"status": "ok"}'
+                    headers = {"Content-Type": "application/json", "Content-Length": str(len(body))}
+                lines = (f"{name}: {value}\r\n" for name, value in headers.items())
                 writer.write(
-                    f"HTTP/1.1 {status} {reason}\r\ncontent-type: {kind}\r\nretry-after: 1\r\n"
-                    f"content-length: {len(body)}\r\nconnection: close\r\n\r\n".encode()
+                    f"HTTP/1.1 {status}\r\n{''.join(lines)}Connection: close\r\n\r\n".encode()
                 )
                 if not head.startswith(b"HEAD"):
                     writer.write(body)

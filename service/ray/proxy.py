@@ -20,7 +20,7 @@ from uuid import uuid4
 
 from starlette.datastructures import Headers
 from starlette.middleware import Middleware
-from starlette.responses import JSONResponse
+from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from service.core.errors import (
@@ -34,7 +34,7 @@ from service.core.errors import (
 )
 from service.core.metrics import Metrics
 from service.core.settings import read_settings
-from service.http.middleware import PROBLEM_JSON, REQUEST_ID, SECURITY, LimitBody
+from service.http.middleware import REQUEST_ID, SECURITY, LimitBody
 from service.limits.body_budget import BodyBudget
 
 
@@ -102,9 +102,9 @@ class Gate:
                 "the replica that had the request is gone; try again",
                 retry_after=RETRY_AFTER_SECONDS,
             )
-            headers = {**SECURITY, **found.headers()}
-            headers["X-Request-ID"] = Headers(scope=scope)["x-request-id"]
-            response = JSONResponse(found.body(), found.status, headers, PROBLEM_JSON)
+            headers, body = found.written()
+            name = {"X-Request-ID": Headers(scope=scope)["x-request-id"]}
+            response = Response(body, found.status, {**SECURITY, **headers, **name})
             await response(scope, receive, send)
 
 

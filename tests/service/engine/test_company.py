@@ -16,6 +16,7 @@ from torch import nn
 
 from cam import ClassTarget, Question
 from service.core.metrics import Metrics
+from service.core.pool import PRIORITIES, Priority
 from service.core.settings import Settings
 from service.engine.engine import Engine
 from service.http.app import create_app
@@ -46,17 +47,17 @@ def picture(seed: int) -> NDArray[np.uint8]:
     return noise.clip(0, 255).astype(np.uint8)
 
 
-@pytest.mark.parametrize("patient", [False, True])
+@pytest.mark.parametrize("priority", PRIORITIES)
 @pytest.mark.parametrize("method", ["gradcam", "hirescam", "rise", "integratedgradients"])
 async def test_maps_of_concurrent_requests_are_those_of_each_alone(
-    method: str, patient: bool
+    method: str, priority: Priority
 ) -> None:
     question = Question((ClassTarget(1),), method, ("relu2",), budget=10)
     async with Engine(load(MIXING), max_queue=64, metrics=Metrics()) as engine:
         await engine.warm()
         alone = [await engine.answer(picture(i), question) for i in range(6)]
         together = await asyncio.gather(
-            *(engine.answer(picture(i), question, patient=patient) for i in range(6))
+            *(engine.answer(picture(i), question, priority=priority) for i in range(6))
         )
     assert {outcome.batch_size for outcome in together} == {1}
     for one, other in zip(alone, together, strict=True):

@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from service.limits.pixel_budget import Lane, Lanes
+from service.limits.pixel_budget import PhotoPool, PixelBudget
 
 pytestmark = pytest.mark.anyio
 
@@ -31,10 +31,10 @@ def threads() -> Callable[[], Counter[str]]:
 
 
 class Holders:
-    """Photos that want room in a lane, and leave when they are told to."""
+    """Photos that want room in a pool, and leave when they are told to."""
 
-    def __init__(self, lane: Lane) -> None:
-        self.lane = lane
+    def __init__(self, pool: PhotoPool) -> None:
+        self.pool = pool
         self.inside: list[int] = []
         self._leave: dict[int, asyncio.Event] = {}
 
@@ -50,7 +50,7 @@ class Holders:
             await settled()
 
     async def _stay(self, pixels: int) -> None:
-        async with self.lane.hold(pixels):
+        async with self.pool.hold(pixels):
             self.inside.append(pixels)
             self._leave[pixels] = asyncio.Event()
             await self._leave[pixels].wait()
@@ -63,25 +63,25 @@ async def settled() -> None:
         await asyncio.sleep(0)
 
 
-async def is_empty(lane: Lane, pixels: int = 10) -> bool:
+async def is_empty(pool: PhotoPool, pixels: int = 10) -> bool:
     """Whether all its room can be had."""
-    async with asyncio.timeout(SOON), lane.hold(pixels):
+    async with asyncio.timeout(SOON), pool.hold(pixels):
         return True
 
 
 @asynccontextmanager
-async def opened(threads: int = 2) -> AsyncIterator[Lanes]:
-    """The large lane has room for 60 pixels and takes photos of more than 10."""
-    async with Lanes(pixels=80, threads=threads, largest=60) as lanes:
-        yield lanes
+async def opened(threads: int = 2) -> AsyncIterator[PixelBudget]:
+    """The large pool has room for 60 pixels and takes photos of more than 10."""
+    with PixelBudget(pixels=80, threads=threads, largest=60) as budget:
+        yield budget
 
 
-def lane_of(pixels: int) -> Lane:
-    return Lane("a lane", pixels=pixels, threads=1)
+def pool_of(pixels: int) -> PhotoPool:
+    return PhotoPool("a pool", pixels=pixels, threads=1)
 
 
 async def test_no_more_pixels_are_held_at_once_than_there_is_room_for() -> None:
-    holders = Holders(lane_of(10))
+    holders = Holders(pool_of(10))
     tasks = [await holders.come(pixels) for pixels in (4, 6, 1, 9, 10)]
     assert holders.inside == [4, 6]
     await holders.leave(4)
@@ -94,11 +94,11 @@ async def test_no_more_pixels_are_held_at_once_than_there_is_room_for() -> None:
     assert holders.inside == [10]
     await holders.leave(10)
     await asyncio.gather(*tasks)
-    assert await is_empty(holders.lane)
+    assert await is_empty(holders.pool)
 
 
 async def test_who_comes_first_is_served_first_even_where_a_later_one_would_fit() -> None:
-    holders = Holders(lane_of(10))
+    holders = Holders(pool_of(10))
     tasks = [await holders.come(pixels) for pixels in (6, 8, 2, 3)]
     assert holders.inside == [6]
     await holders.leave(6)
@@ -110,11 +110,11 @@ async def test_who_comes_first_is_served_first_even_where_a_later_one_would_fit(
 
 
 async def test_who_holds_least_comes_next() -> None:
-    lane, order = lane_of(4), []
+    pool, order = pool_of(4), []
     leaving = asyncio.Event()
 
     async def stay(whose: str) -> None:
-        async with lane.hold(2, whose):
+        async with pool.hold(2, whose):
             order.append(whose)
             await leaving.wait()
             await asyncio.sleep(0)
@@ -133,23 +133,23 @@ async def test_who_holds_least_comes_next() -> None:
     leaving.set()
     await asyncio.gather(*slow, *quick, return_exceptions=True)
     assert sorted(order) == ["quick"] * 2 + ["slow"] * 6
-    assert await is_empty(lane, 4)
+    assert await is_empty(pool, 4)
 
 
 async def test_room_is_given_back_after_an_exception_and_by_one_who_is_cancelled() -> None:
-    holders = Holders(lane_of(10))
+    holders = Holders(pool_of(10))
     with pytest.raises(ZeroDivisionError):
-        async with holders.lane.hold(7):
+        async with holders.pool.hold(7):
             raise ZeroDivisionError
-    assert await is_empty(holders.lane)
+    assert await is_empty(holders.pool)
     task = await holders.come(7)
     task.cancel()
     await asyncio.wait([task])
-    assert await is_empty(holders.lane)
+    assert await is_empty(holders.pool)
 
 
 async def test_one_who_gives_up_waiting_holds_up_nobody_behind() -> None:
-    holders = Holders(lane_of(10))
+    holders = Holders(pool_of(10))
     first, large, small = [await holders.come(pixels) for pixels in (6, 8, 3)]
     assert holders.inside == [6]
     large.cancel()
@@ -158,11 +158,11 @@ async def test_one_who_gives_up_waiting_holds_up_nobody_behind() -> None:
     assert holders.inside == [6, 3]
     await holders.leave(6, 3)
     await asyncio.gather(first, small)
-    assert await is_empty(holders.lane)
+    assert await is_empty(holders.pool)
 
 
 async def test_one_who_gives_up_in_the_middle_of_those_who_wait_takes_no_room() -> None:
-    holders = Holders(lane_of(10))
+    holders = Holders(pool_of(10))
     first, second, third = [await holders.come(pixels) for pixels in (10, 6, 5)]
     second.cancel()
     await settled()
@@ -170,12 +170,12 @@ async def test_one_who_gives_up_in_the_middle_of_those_who_wait_takes_no_room() 
     assert holders.inside == [5]
     await holders.leave(5)
     await asyncio.gather(first, third)
-    assert await is_empty(holders.lane)
+    assert await is_empty(holders.pool)
 
 
 async def test_one_who_gives_up_in_the_moment_that_its_turn_comes_gives_its_room_back() -> None:
-    holders = Holders(lane_of(10))
-    async with holders.lane.hold(10):
+    holders = Holders(pool_of(10))
+    async with holders.pool.hold(10):
         gone, behind = [await holders.come(pixels) for pixels in (6, 7)]
         assert holders.inside == []
     # The room is the first one's by now, though it has not run since.
@@ -185,22 +185,22 @@ async def test_one_who_gives_up_in_the_moment_that_its_turn_comes_gives_its_room
     assert holders.inside == [7]
     await holders.leave(7)
     await behind
-    assert await is_empty(holders.lane)
+    assert await is_empty(holders.pool)
 
 
 async def test_all_who_wait_may_give_up_together_as_room_comes() -> None:
-    holders = Holders(lane_of(10))
-    async with holders.lane.hold(10):
+    holders = Holders(pool_of(10))
+    async with holders.pool.hold(10):
         tasks = [await holders.come(pixels) for pixels in (6, 7, 3, 4)]
     for task in tasks:
         task.cancel()
     await asyncio.wait(tasks)
     assert holders.inside == []
-    assert await is_empty(holders.lane)
+    assert await is_empty(holders.pool)
 
 
-async def test_what_is_larger_than_the_lane_is_let_in_alone() -> None:
-    holders = Holders(lane_of(10))
+async def test_what_is_larger_than_the_pool_is_let_in_alone() -> None:
+    holders = Holders(pool_of(10))
     tasks = [await holders.come(pixels) for pixels in (1, 99, 2)]
     assert holders.inside == [1]
     await holders.leave(1)
@@ -209,18 +209,18 @@ async def test_what_is_larger_than_the_lane_is_let_in_alone() -> None:
     assert holders.inside == [2]
     await holders.leave(2)
     await asyncio.gather(*tasks)
-    assert await is_empty(holders.lane)
+    assert await is_empty(holders.pool)
 
 
 @pytest.mark.parametrize(("pixels", "large"), [(1, False), (10, False), (11, True), (60, True)])
-async def test_a_photo_has_the_lane_of_its_size(pixels: int, large: bool) -> None:
-    async with opened() as lanes, lanes.room(pixels) as lane:
-        assert (lane is lanes.large, lane is lanes.small) == (large, not large)
+async def test_a_photo_has_the_pool_of_its_size(pixels: int, large: bool) -> None:
+    async with opened() as budget, budget.hold(pixels) as pool:
+        assert (pool is budget.large, pool is budget.small) == (large, not large)
 
 
 async def test_the_largest_photo_has_room_where_the_budget_is_smaller() -> None:
-    async with Lanes(pixels=8, threads=1, largest=100) as lanes:
-        holders = Holders(lanes.large)
+    with PixelBudget(pixels=8, threads=1, largest=100) as budget:
+        holders = Holders(budget.large)
         tasks = [await holders.come(pixels) for pixels in (60, 40, 2)]
         assert holders.inside == [60, 40]
         await holders.leave(60, 40, 2)
@@ -230,19 +230,19 @@ async def test_the_largest_photo_has_room_where_the_budget_is_smaller() -> None:
 async def test_a_small_photo_waits_for_no_large_one() -> None:
     gate = threading.Event()
 
-    async def explain(lanes: Lanes, pixels: int) -> None:
-        async with lanes.room(pixels) as lane:
-            if lane is lanes.large:
-                await lane.run(gate.wait)
+    async def explain(budget: PixelBudget, pixels: int) -> None:
+        async with budget.hold(pixels) as pool:
+            if pool is budget.large:
+                await pool.run(gate.wait)
             else:
-                assert await lane.run(threading.get_ident) != threading.get_ident()
+                assert await pool.run(threading.get_ident) != threading.get_ident()
 
-    async with opened(threads=3) as lanes:
-        large = [asyncio.create_task(explain(lanes, pixels)) for pixels in (20, 20, 20, 60)]
+    async with opened(threads=3) as budget:
+        large = [asyncio.create_task(explain(budget, pixels)) for pixels in (20, 20, 20, 60)]
         await settled()
         try:
             async with asyncio.timeout(SOON):
-                await asyncio.gather(*(explain(lanes, 10) for _ in range(20)))
+                await asyncio.gather(*(explain(budget, 10) for _ in range(20)))
             assert not any(task.done() for task in large)
         finally:
             gate.set()
@@ -250,14 +250,14 @@ async def test_a_small_photo_waits_for_no_large_one() -> None:
 
 
 @pytest.mark.parametrize(("count", "large"), [(1, 1), (2, 1), (3, 2)])
-async def test_the_large_lane_has_one_thread_fewer_and_at_least_one(
+async def test_the_large_pool_has_one_thread_fewer_and_at_least_one(
     threads: Callable[[], Counter[str]], count: int, large: int
 ) -> None:
     gate = threading.Event()
-    async with opened(count) as lanes:
+    async with opened(count) as budget:
         tasks = [
-            asyncio.create_task(lane.run(gate.wait))
-            for lane in (lanes.small, lanes.large)
+            asyncio.create_task(pool.run(gate.wait))
+            for pool in (budget.small, budget.large)
             for _ in range(count + 1)
         ]
         await settled()
@@ -275,14 +275,14 @@ async def test_room_is_not_given_back_before_a_thread_is_done_with_a_photo_nobod
         begun.set()
         gate.wait(SOON)
 
-    async def explain(lanes: Lanes) -> None:
-        async with lanes.room(60) as lane:
-            await lane.run(decode)
+    async def explain(budget: PixelBudget) -> None:
+        async with budget.hold(60) as pool:
+            await pool.run(decode)
 
-    async with opened() as lanes:
-        holders = Holders(lanes.large)
+    async with opened() as budget:
+        holders = Holders(budget.large)
         try:
-            gone = asyncio.create_task(explain(lanes))
+            gone = asyncio.create_task(explain(budget))
             assert await asyncio.to_thread(begun.wait, SOON)
             gone.cancel()
             await settled()
@@ -307,9 +307,9 @@ async def test_leaving_waits_for_nothing_and_its_threads_end(
         gate.wait(SOON)
 
     try:
-        async with opened() as lanes:
-            await lanes.small.run(int)
-            running = asyncio.create_task(lanes.large.run(work))
+        async with opened() as budget:
+            await budget.small.run(int)
+            running = asyncio.create_task(budget.large.run(work))
             assert await asyncio.to_thread(begun.wait, SOON)
             assert threads() == {"small photos": 1, "large photos": 1}
             if error:

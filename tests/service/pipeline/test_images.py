@@ -14,7 +14,7 @@ import skimage.data
 from PIL import Image
 
 from service.core.errors import ImageTooLarge, UndecodableImage
-from service.pipeline.images import decode, decode_reduced
+from service.pipeline.images import EncodedPhoto, decode
 from tests.service.conftest import encoded, noise
 
 LIMIT = 50_000_000
@@ -208,7 +208,7 @@ def large(width: int, height: int) -> bytes:
 def test_a_jpeg_is_decoded_no_larger_than_needed(
     size: tuple[int, int], least: int, expected: tuple[int, int]
 ) -> None:
-    image = decode_reduced(large(*size), max_pixels=LIMIT, least_side=least)
+    image = EncodedPhoto(large(*size), max_pixels=LIMIT).decode(least_side=least)
     assert image.size == expected
     assert min(image.size) >= least
 
@@ -218,10 +218,10 @@ def test_a_reduced_photo_lies_as_its_camera_lay() -> None:
     exif = Image.Exif()
     exif[0x0112] = 6
     Image.fromarray(skimage.data.retina()).resize((1200, 900)).save(file, "JPEG", exif=exif)
-    image = decode_reduced(file.getvalue(), max_pixels=LIMIT, least_side=450)
+    image = EncodedPhoto(file.getvalue(), max_pixels=LIMIT).decode(least_side=450)
     assert image.size == (450, 600)
 
 
 def test_other_formats_stay_whole() -> None:
     data = encoded(noise(80, 60), "PNG")
-    assert decode_reduced(data, max_pixels=LIMIT, least_side=10).size == (80, 60)
+    assert EncodedPhoto(data, max_pixels=LIMIT).decode(least_side=10).size == (80, 60)

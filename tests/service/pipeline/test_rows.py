@@ -20,8 +20,10 @@ from service.core.errors import UndecodableImage
 from service.models.catalog import read_catalog
 from service.models.preprocessing import Fit
 from service.models.registry import ServedModel, load
-from service.pipeline.explainer import Explained, Explainer
+from service.pipeline.descriptions import caption_of, describe_target
+from service.pipeline.instances import Instance
 from service.pipeline.parameters import Parameters
+from service.pipeline.rendering import draw
 from service.pipeline.rows import SCHEMA, Row, failed_row, picture_path, row_of, table_of
 
 CATALOG = """
@@ -63,10 +65,11 @@ def row(
         signed=signed,
     )
     answer = Answer(Output(torch.log(torch.tensor([0.2, 0.3, 0.5]))), (explanation,))
-    explained = Explained(image, seen, answer)
     parameters = Parameters.model_validate(given)
-    drawing = Explainer.draw(explained, explanation, parameters)
-    return row_of("a/cat.jpg", 0, explained, drawing, model, parameters, "pictures/x.jpg")
+    caption = caption_of(explanation, describe_target(explanation, model.labels, seen), model)
+    drawing = draw(image, seen, explanation, 0, parameters, caption)
+    instance = Instance(0, "a/cat.jpg", b"", "", parameters)
+    return row_of(drawing, answer, model, seen, instance, "pictures/x.jpg")
 
 
 # Between the centres of two cells the four pixels of an axis lie at 0, 1/4, 3/4 and 1.

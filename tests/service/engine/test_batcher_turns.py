@@ -19,14 +19,14 @@ DEAR = 100
 """From this number on."""
 
 
-def lane(item: int) -> int:
+def cost(item: int) -> int:
     return item // DEAR
 
 
 async def batches(items: Sequence[int], *, max_batch: int = 2) -> list[list[int]]:
     """Of numbers that gathered while the worker was held by a cheap one."""
     run = Doubler()
-    async with Batcher(run, lane=lane, key=lane, max_batch=max_batch, max_queue=99) as batcher:
+    async with Batcher(run, cost=cost, key=cost, max_batch=max_batch, max_queue=99) as batcher:
         first = await hold(batcher, run)
         futures = [batcher.submit(item) for item in items]
         run.gate.set()
@@ -45,9 +45,9 @@ async def batches(items: Sequence[int], *, max_batch: int = 2) -> list[list[int]
         ([101, 102, 103, 201, 1], [[101, 102], [201], [1], [103]]),
         ([1, 2, 3], [[1, 2], [3]]),
     ],
-    ids=["dear first", "cheap first", "mixed", "three lanes", "one lane"],
+    ids=["dear first", "cheap first", "mixed", "three classes", "one class"],
 )
-async def test_lanes_take_turns_and_each_of_them_keeps_its_order(
+async def test_classes_of_cost_take_turns_and_each_of_them_keeps_its_order(
     items: list[int], expected: list[list[int]]
 ) -> None:
     assert await batches(items) == expected
@@ -58,9 +58,9 @@ async def test_a_cheap_one_waits_for_one_batch_of_dear_ones_whatever_their_numbe
     assert order.index([1]) <= 1
 
 
-async def test_a_lane_that_was_never_seen_before_gets_no_more_than_its_turn() -> None:
+async def test_a_class_that_was_never_seen_before_gets_no_more_than_its_turn() -> None:
     run = Doubler()
-    async with Batcher(run, lane=lane, key=lane, max_batch=1, max_queue=99) as batcher:
+    async with Batcher(run, cost=cost, key=cost, max_batch=1, max_queue=99) as batcher:
         for item in range(5):
             await batcher.submit(item)
         run.batches.clear()
@@ -71,9 +71,9 @@ async def test_a_lane_that_was_never_seen_before_gets_no_more_than_its_turn() ->
     assert run.batches == [[0], [101], [1], [102], [2], [103], [3]]
 
 
-async def test_items_of_one_key_share_a_batch_though_their_lanes_differ() -> None:
+async def test_items_of_one_key_share_a_batch_though_their_classes_differ() -> None:
     run = Doubler()
-    async with Batcher(run, lane=lane, max_batch=8, max_queue=8) as batcher:
+    async with Batcher(run, cost=cost, max_batch=8, max_queue=8) as batcher:
         await hold(batcher, run)
         futures = [batcher.submit(item) for item in (101, 1, 102, 2)]
         run.gate.set()
@@ -81,9 +81,9 @@ async def test_items_of_one_key_share_a_batch_though_their_lanes_differ() -> Non
     assert run.batches == [[0], [101, 1, 102, 2]]
 
 
-async def test_one_who_has_left_takes_no_turn_of_its_lane() -> None:
+async def test_one_who_has_left_takes_no_turn_of_its_class() -> None:
     run = Doubler()
-    async with Batcher(run, lane=lane, key=lane, max_batch=1, max_queue=8) as batcher:
+    async with Batcher(run, cost=cost, key=cost, max_batch=1, max_queue=8) as batcher:
         await hold(batcher, run)
         gone, *others = [batcher.submit(item) for item in (101, 1, 102)]
         gone.cancel()

@@ -1,0 +1,349 @@
+"""The way of one image: decode → preprocess → engine → draw. Everything that explains an image goes
+this way: routes, jobs, the folder command, Ray.
+
+    async with pipeline.explain(replicas, instance) as result:
+        explanations = await result.as_json()
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import replace
+from functools import partial
+from types import TracebackType
+from typing import Final
+
+from PIL import Image
+
+from cam import Concept, Observation, Question, SimilarityTarget, Target
+from service.core import schemas
+from service.core.errors import NotAcceptable, Problem
+from service.core.metrics import Metrics
+from service.core.pool import PRIORITIES, Priority
+from service.core.settings import Settings
+from service.engine.engine import NOTHING, Listener
+from service.engine.replicas import Replicas
+from service.engine.timings import Timings
+from service.limits.pixel_budget import PhotoPool, PixelBudget
+from service.models.preprocessing import Fit, ModelInput
+from service.models.registry import ServedModel
+from service.pipeline.coordinates import picture_of
+from service.pipeline.descriptions import predict
+from service.pipeline.images import EncodedPhoto
+from service.pipeline.instances import Instance, P
+from service.pipeline.observations import (
+    NPZ,
+    describe_activations,
+    draw_concepts,
+    draw_gallery,
+    pack_arrays,
+)
+from service.pipeline.parameters import (
+    ActivationParameters,
+    Parameters,
+    PredictParameters,
+    points_at_photo,
+)
+from service.pipeline.resolve import layers_of, placed, questions_of, target_of
+from service.pipeline.result import Result, require_few_numbers
+
+OBSERVED_AT_ONCE: Final = 2
+"""Images whose layers are observed at a time: all layers of a model have some hundred megabytes."""
+
+
+class Pipeline:
+    """Takes images through every step, and keeps the heavy ones off the event loop.
+
+    Use with `async with`: leaving it ends the threads when what they do is done. A caller who
+    gives up frees no thread before its work ends, so never more than there are are at work.
+
+    Args:
+        max_pixels: of an image.
+        pixel_budget: of all images of interactive priority at a time, from their decoding until
+            they are drawn; those of background priority have half as many of their own.
+        threads: how many images are decoded or drawn at a time; a large one beside them.
+    """
+
+    def __init__(
+        self, *, max_pixels: int, pixel_budget: int, threads: int, metrics: Metrics
+    ) -> None:
+        self._max_pixels = max_pixels
+        self._metrics = metrics
+        self._observing = asyncio.Semaphore(OBSERVED_AT_ONCE)
+        self._budgets = {
+            priority: PixelBudget(
+                pixels=pixel_budget // (2 if priority == "background" else 1),
+                threads=threads,
+                largest=max_pixels,
+                priority=priority,
+            )
+            for priority in PRIORITIES
+        }
+
+    async def __aenter__(self) -> Pipeline:
+        for budget in self._budgets.values():
+            budget.open()
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        for budget in self._budgets.values():
+            budget.close()
+
+    @asynccontextmanager
+    async def explain(
+        self,
+        replicas: Replicas,
+        instance: Instance[Parameters],
+        *,
+        timings: Timings | None = None,
+        progress: Listener | None = None,
+        priority: Priority = "interactive",
+        json_of: int | None = None,
+    ) -> AsyncIterator[Result]:
+        """Explain one image. Until the block is left the photo keeps its place in the pixel budget.
+
+        Args:
+            instance: the image's bytes, and what is asked of it.
+            timings: of its request.
+            progress: is told of each pass of a method that takes many.
+            priority: of its decoding, its passes and its drawing.
+            json_of: how many images one JSON answer tells of, where the result is for one: such an
+                answer is limited in size.
+
+        Raises:
+            Problem: of this instance alone.
+        """
+        timings, model = timings or Timings(), replicas.model
+        async with self._opened(model, instance, timings, priority) as (encoded, pool):
+            if json_of is not None:
+                require_few_numbers(instance, encoded.pixels, json_of)
+            try:
+                questions = questions_of(model, instance.parameters)
+                photo, seen = await self._seen(model, instance, encoded, pool, timings)
+                targets = await self._placed(
+                    replicas, instance, questions[0], photo, seen, priority
+                )
+            except Problem as problem:
+                raise instance.blame(problem) from None
+            questions = tuple(replace(each, targets=targets) for each in questions)
+            outcome = await replicas.answer(seen, *questions, progress=progress, priority=priority)
+            timings.note_outcome(outcome)
+            yield Result(instance, model, photo, seen, outcome.value, pool, timings, self._metrics)
+
+    async def predict(
+        self, replicas: Replicas, instance: Instance[PredictParameters], timings: Timings
+    ) -> schemas.Prediction:
+        """Say what the model says of one image: one forward pass.
+
+        Raises:
+            Problem: of this instance alone.
+        """
+        model = replicas.model
+        async with self._opened(model, instance, timings) as (encoded, pool):
+            _, seen = await self._seen(model, instance, encoded, pool, timings)
+            outcome = await replicas.answer(seen, NOTHING)
+        timings.note_outcome(outcome)
+        return predict(outcome.value, model, seen, instance)
+
+    async def observe(
+        self, replicas: Replicas, instance: Instance[ActivationParameters], timings: Timings
+    ) -> list[schemas.LayerActivation]:
+        """Say what the layers that the parameters name do with one image, as JSON has it.
+
+        Raises:
+            Problem: of this instance alone.
+        """
+        model, parameters = replicas.model, instance.parameters
+        async with self._opened(model, instance, timings) as (encoded, pool), self._observing:
+            found, seen = await self._observed(replicas, instance, encoded, pool, timings)
+            concepts = {}
+            if parameters.concepts is not None:
+                concepts = await self._concepts(replicas, instance, seen, timings)
+            describe = partial(describe_activations, found, concepts, model.labels, instance)
+            return await pool.run(describe)
+
+    async def show(
+        self,
+        replicas: Replicas,
+        instance: Instance[ActivationParameters],
+        timings: Timings,
+        media_type: str,
+    ) -> bytes:
+        """Show what the only layer that the parameters name does with one image: its strongest
+        feature maps or its concepts as a picture, or all layers' arrays as a NumPy file (`NPZ`).
+
+        Raises:
+            Problem: of this instance alone; NotAcceptable where the format cannot hold it.
+        """
+        model, parameters = replicas.model, instance.parameters
+        if parameters.concepts is not None and media_type == NPZ:
+            raise NotAcceptable(f"concepts are numbers in JSON or a picture, not {NPZ}")
+        async with self._opened(model, instance, timings) as (encoded, pool):
+            if parameters.concepts is not None:
+                photo, seen = await self._seen(model, instance, encoded, pool, timings)
+                concepts = await self._concepts(replicas, instance, seen, timings)
+                labels = model.labels
+                return await pool.run(
+                    lambda: draw_concepts(photo, seen, concepts, labels, media_type)
+                )
+            async with self._observing:
+                found, _ = await self._observed(replicas, instance, encoded, pool, timings)
+                if media_type == NPZ:
+                    return await pool.run(lambda: pack_arrays(found))
+                return await pool.run(lambda: draw_gallery(found, parameters, media_type))
+
+    @asynccontextmanager
+    async def _opened(
+        self,
+        model: ServedModel,
+        instance: Instance[P],
+        timings: Timings,
+        priority: Priority = "interactive",
+    ) -> AsyncIterator[tuple[EncodedPhoto, PhotoPool]]:
+        """Read the header of the instance's photo, and wait for room for its pixels, which it has
+        until the block is left. The pool is where it is to be worked on.
+
+        Raises:
+            Problem: if it is no image, or too large a one.
+        """
+        budget = self._budgets[priority]
+
+        def open_photo() -> EncodedPhoto:
+            if isinstance(instance.image, Problem):
+                raise instance.image
+            assert isinstance(instance.image, bytes)  # it was fetched
+            return EncodedPhoto(instance.image, max_pixels=self._max_pixels)
+
+        try:
+            encoded = await budget.small.run(open_photo)
+        except Problem as problem:
+            raise problem.at(instance.pointer) from None
+        async with AsyncExitStack() as scope:
+            with timings.phase("room", self._metrics):
+                pool = await scope.enter_async_context(budget.hold(encoded.pixels, model.name))
+            yield encoded, pool
+
+    async def _seen(
+        self,
+        model: ServedModel,
+        instance: Instance[P],
+        encoded: EncodedPhoto,
+        pool: PhotoPool,
+        timings: Timings,
+    ) -> tuple[Image.Image, ModelInput]:
+        """The decoded photo, and what the model sees of it."""
+
+        def work() -> tuple[Image.Image, ModelInput]:
+            with timings.phase("decode", self._metrics):
+                photo = encoded.decode()
+            with timings.phase("preprocess", self._metrics):
+                fit: Fit = instance.parameters.fit
+                return photo, model.preprocessing.apply(photo, fit)
+
+        try:
+            return await pool.run(work)
+        except Problem as problem:
+            raise problem.at(instance.pointer) from None
+
+    async def _placed(
+        self,
+        replicas: Replicas,
+        instance: Instance[Parameters] | Instance[ActivationParameters],
+        question: Question,
+        photo: Image.Image,
+        seen: ModelInput,
+        priority: Priority = "interactive",
+    ) -> tuple[Target, ...]:
+        """The question's targets, those that point at the photo or at another one in the model's
+        terms.
+
+        Raises:
+            Problem: of this instance alone.
+        """
+        model, parameters = replicas.model, instance.parameters
+        if not points_at_photo(parameters.target):
+            return question.targets
+        limit = self._max_pixels
+        # Nobody has measured a mask or another photo: they are for the threads of large ones.
+        pool = self._budgets[priority].large
+        place = partial(placed, model, question, parameters, photo, seen, max_pixels=limit)
+        question, others = await pool.run(place)
+        targets = list(question.targets)
+        fit: Fit = parameters.fit
+
+        def look(b64: str) -> ModelInput:
+            return model.preprocessing.apply(picture_of(b64, "like", max_pixels=limit), fit)
+
+        for turn, other in others.items():  # one by one: each photo is let go of before the next
+            like = await pool.run(partial(look, other.b64))
+            outcome = await replicas.embed(like.pixels, other.layer)
+            targets[turn] = SimilarityTarget(other.layer, outcome.value, other.against)
+        return tuple(targets)
+
+    async def _observed(
+        self,
+        replicas: Replicas,
+        instance: Instance[ActivationParameters],
+        encoded: EncodedPhoto,
+        pool: PhotoPool,
+        timings: Timings,
+    ) -> tuple[list[Observation], ModelInput]:
+        """What the layers that the parameters name do with the instance.
+
+        Raises:
+            Problem: of this instance alone.
+        """
+        model, parameters = replicas.model, instance.parameters
+        try:
+            layers = layers_of(model, parameters)
+            target = target_of(model, parameters.target)
+            photo, seen = await self._seen(model, instance, encoded, pool, timings)
+            question = Question((target,), "gradcam", ())
+            (target,) = await self._placed(replicas, instance, question, photo, seen)
+        except Problem as problem:
+            raise instance.blame(problem) from None
+        outcome = await replicas.observe(seen.pixels, layers, target)
+        timings.note_outcome(outcome)
+        return outcome.value, seen
+
+    async def _concepts(
+        self,
+        replicas: Replicas,
+        instance: Instance[ActivationParameters],
+        seen: ModelInput,
+        timings: Timings,
+    ) -> dict[str, list[Concept]]:
+        """Layer → its concepts, of each layer that the parameters name.
+
+        Raises:
+            Problem: of this instance alone.
+        """
+        parameters = instance.parameters
+        try:
+            layers = layers_of(replicas.model, parameters)
+        except Problem as problem:
+            raise instance.blame(problem) from None
+        found = {}
+        for layer in layers:
+            outcome = await replicas.factorise(seen.pixels, layer, parameters.concepts or 2)
+            timings.note_outcome(outcome)
+            found[layer] = outcome.value
+        return found
+
+
+def make_pipeline(settings: Settings, metrics: Metrics) -> Pipeline:
+    """Make the pipeline that the settings ask for."""
+    return Pipeline(
+        max_pixels=settings.max_pixels,
+        pixel_budget=settings.pixel_budget,
+        threads=os.cpu_count() or 1,
+        metrics=metrics,
+    )

@@ -1,0 +1,130 @@
+"""What came out of one image: as JSON, as a picture, as rows of a table."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final, TypeVar
+
+from PIL import Image
+
+from cam import Answer
+from service.core import schemas
+from service.core.errors import InvalidParameter, NotAcceptable
+from service.core.metrics import Metrics
+from service.engine.timings import Timings
+from service.limits.pixel_budget import PhotoPool
+from service.models.preprocessing import ModelInput
+from service.models.registry import ServedModel
+from service.pipeline.descriptions import caption_of, describe, describe_target, predict
+from service.pipeline.instances import Instance, P
+from service.pipeline.parameters import Parameters
+from service.pipeline.rendering import Drawing, draw, encode_values
+from service.pipeline.rows import Row, row_of
+
+NPY: Final = "application/x-npy"
+MOST_NUMBERS: Final = 100_000_000
+"""Of maps on photos' pixels in one answer: each takes five bytes there."""
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, eq=False)
+class Result:
+    """The maps of one image, on its photo. It is drawn in the threads that decoded the photo, so
+    it is used within `Pipeline.explain`'s block, which keeps the photo's place in memory."""
+
+    instance: Instance[Parameters]
+    model: ServedModel
+    photo: Image.Image
+    """RGB, upright."""
+    seen: ModelInput
+    answer: Answer
+    pool: PhotoPool
+    timings: Timings
+    metrics: Metrics
+
+    async def as_json(self) -> list[schemas.Explanation]:
+        """The explanations as JSON has them."""
+        return await self._drawn(
+            lambda drawing: describe(drawing, self.answer, self.model, self.seen, self.instance)
+        )
+
+    def prediction(self) -> schemas.Prediction:
+        """What the model says of the image, as JSON has it."""
+        return predict(self.answer, self.model, self.seen, self.instance)
+
+    async def as_picture(self, media_type: str) -> bytes:
+        """The only map as a picture, or as a NumPy file (`NPY`).
+
+        Raises:
+            NotAcceptable: if there is not exactly one map, or the format cannot hold the picture.
+        """
+        found = len(self.answer.explanations)
+        if found != 1:  # of a detector, as many as there are boxes
+            raise NotAcceptable(
+                f"{media_type} holds exactly one map, and the answer has {found}; ask "
+                "for application/json or application/x-ndjson"
+            )
+
+        def work(drawing: Drawing) -> bytes:
+            if media_type != NPY:
+                return drawing.encoded(media_type)
+            raw = self.instance.parameters.normalize == "none"
+            return encode_values(drawing.values if raw else drawing.scaled)
+
+        (file,) = await self._drawn(work)
+        return file
+
+    async def as_rows(self, save: Callable[[Drawing], str | None]) -> list[Row]:
+        """A row for each map.
+
+        Args:
+            save: writes the map's picture, where there should be one, and returns the path that the
+                row names; blocks. What it raises is raised.
+        """
+
+        def work(drawing: Drawing) -> Row:
+            picture = save(drawing)
+            return row_of(drawing, self.answer, self.model, self.seen, self.instance, picture)
+
+        return await self._drawn(work)
+
+    async def _drawn(self, work: Callable[[Drawing], T]) -> list[T]:
+        """What `work` makes of each map's drawing, which is held no longer than that."""
+
+        def one(number: int) -> T:
+            explanation, parameters = self.answer.explanations[number], self.instance.parameters
+            target = describe_target(explanation, self.model.labels, self.seen)
+            caption = caption_of(explanation, target, self.model)
+            return work(draw(self.photo, self.seen, explanation, number, parameters, caption))
+
+        with self.timings.phase("render", self.metrics):
+            # One by one: a caller who gives up does so between two maps.
+            return [
+                await self.pool.run(lambda turn=number: one(turn))  # type: ignore[misc]
+                for number in range(len(self.answer.explanations))
+            ]
+
+
+def require_few_numbers(instance: Instance[P], pixels: int, among: int) -> None:
+    """Refuse a request whose answer would be as large as its maps are numerous.
+
+    Args:
+        pixels: of the instance's photo.
+        among: images of which one answer tells.
+
+    Raises:
+        InvalidParameter: if the maps have more numbers than the image's part of an answer may.
+    """
+    parameters = instance.parameters
+    assert isinstance(parameters, Parameters)
+    as_numbers = parameters.output == "values" or parameters.normalize == "none"
+    numbers = pixels * parameters.maps if as_numbers and parameters.size == "image" else 0
+    if numbers > MOST_NUMBERS // among:
+        where = instance.origins.get("size")
+        problem = InvalidParameter(
+            f"size is 'image': {parameters.maps} maps of {pixels} pixels are {numbers} "
+            f"numbers, and an answer may have {MOST_NUMBERS}, of {among} images each its part; "
+            "take size=model or size=layer, fewer maps or fewer images"
+        )
+        raise problem.at(where) if where else problem
