@@ -14,7 +14,7 @@ EDITABLE := $(UV) install --python $(BIN)/python --no-deps --editable .
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help install serve test test-random test-ray chaos lint format types openapi bench wheel image lock clean
+.PHONY: help install serve test test-random test-ray chaos lint format types openapi client bench wheel image lock clean
 
 help: ## list these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' Makefile
@@ -65,6 +65,10 @@ bench: .venv/bench ## the short measurements beside other tools, ten minutes
 openapi: .venv/serve ## write openapi/openapi.json
 	$(BIN)/gradcam openapi > .venv/openapi.json
 	mv .venv/openapi.json openapi/openapi.json
+
+# service/client/_sync is made of service/client/_async: change that, and run this.
+client: .venv/test ## generate the blocking client from the awaited one
+	$(BIN)/python -m tests.service.client.generate
 
 lock: $(BIN)/uv ## pin all dependencies anew
 	$(UV) compile pyproject.toml --universal --python-version 3.11 --generate-hashes \

@@ -7,9 +7,10 @@
 `AsyncClient` is the same, awaited. Neither loads PyTorch.
 """
 
-from service.client.async_client import AsyncClient
-from service.client.async_job import AsyncJob
-from service.client.client import Client
+from service.client._async.client import AsyncClient
+from service.client._async.job import AsyncJob
+from service.client._sync.client import Client
+from service.client._sync.job import Job
 from service.client.explanation import Explanation
 from service.client.failures import (
     ClientError,
@@ -22,7 +23,6 @@ from service.client.failures import (
     UnexpectedAnswer,
     Unreachable,
 )
-from service.client.job import Job
 from service.client.job_documents import JobDocument, Result
 from service.client.options import Options, PredictOptions, TargetObject
 

@@ -2,7 +2,7 @@
 
 tenacity and httpx's retrying transports were looked at: `Retry-After`, a budget of time over all
 tries and the same rule for blocking and awaiting callers would each be written here all the same,
-and their loop is the four lines that the two lines in lines.py have.
+and their loop is four lines of _async/transport.py.
 """
 
 from __future__ import annotations
@@ -20,6 +20,8 @@ FIRST_PAUSE, LONGEST_PAUSE = 0.25, 8.0
 CONNECT_SECONDS = 5.0
 LONGEST_TIMEOUT = 86_400.0
 """Seconds, a day: sockets and locks overflow at some point beyond."""
+FAILURES = (ClientError, httpx2.RequestError)
+"""What ends a try."""
 PASSING = (httpx2.NetworkError, httpx2.TimeoutException, httpx2.RemoteProtocolError)
 """Failures of a connection that the next one may not have."""
 

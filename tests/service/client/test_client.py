@@ -376,7 +376,7 @@ def test_it_loads_nothing_heavy() -> None:
     code = "import service.client, sys; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
     loaded = set(done.stdout.split())
-    assert "service.client.client" in loaded
+    assert "service.client._sync.client" in loaded
     heavy = {"torch", "torchvision", "timm", "cam", "cv2", "fastapi", "starlette", "uvicorn"}
     assert not loaded & heavy
 

@@ -16,7 +16,14 @@ from typing import Any
 
 import pytest
 
-from service.client import AsyncClient, Client, Explanation, Failure, ServiceError
+from service.client import (
+    AsyncClient,
+    Client,
+    Explanation,
+    Failure,
+    ServiceError,
+    UnexpectedAnswer,
+)
 from tests.service.client.scripted import Asked, Reply, Script, in_json, problem, scripted
 
 ONE_PIXEL = "AACAPw=="  # 1.0 as a little-endian float32
@@ -155,6 +162,23 @@ def test_nothing_begins_before_the_first_is_wanted() -> None:
         assert not script.asked
         with pytest.raises(ValueError, match="in_flight is 0; it should be 1 or more"):
             client.explain_many(numbers(read), in_flight=0)
+
+
+def test_a_model_that_must_be_asked_for_is_asked_for_as_early_as_can_be() -> None:
+    gone = "the service has no models"
+    with scripted(lambda asked: in_json({"models": []})) as script:
+        with Client(script.address) as client, pytest.raises(UnexpectedAnswer, match=gone):
+            client.explain_many([b"1"])
+
+        async def begin() -> None:
+            async with AsyncClient(script.address) as client:
+                found = client.explain_many([b"1"])
+                assert len(script.asked) == 1
+                with pytest.raises(UnexpectedAnswer, match=gone):
+                    await anext(found)
+
+        asyncio.run(begin())
+    assert [asked.path for asked in script.asked] == ["/v1/models"] * 2
 
 
 @both

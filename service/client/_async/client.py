@@ -1,36 +1,36 @@
-"""The client that waits for its answers."""
+"""A client of the service: its photos, its models and its jobs."""
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable, Mapping
-from contextlib import closing
+from collections.abc import AsyncGenerator, AsyncIterable, Iterable, Mapping
+from contextlib import aclosing
 from types import TracebackType
 from typing import Any, Self, TypeVar, Unpack
 
 import httpx2
 
 from service.client import answers, calls, job_calls
-from service.client.concurrency import Rest, in_threads, require_some
+from service.client._async.job import AsyncJob
+from service.client._async.transport import AsyncLine
 from service.client.explanation import Explanation
 from service.client.failures import ClientError, Failure, Overloaded, ServiceError, Unreachable
-from service.client.job import Job
 from service.client.job_documents import JobDocument, JobList, State
 from service.client.options import MediaType, Options, PredictOptions
 from service.client.photos import Photo
 from service.client.retries import Retries
 from service.client.settings import settings
-from service.client.transport import Line
+from service.client.tasks import Later, call_blocking, call_early, concurrent_map
 from service.core import model_schemas, schemas
 
 P = TypeVar("P", bound=Photo)
 
 
-class Client:
-    """A gradcam-service, from Python: `with Client("http://127.0.0.1:8000") as client: …`
+class AsyncClient:
+    """A gradcam-service, from asyncio: `async with AsyncClient("http://…:8000") as client: …`
 
     Calls are made again where the service has no room or is not ready (429, 503), no sooner than
     it says, and where the connection fails; never after any other error.
-    Several threads may use it.
+    For one asyncio loop.
 
     Args:
         address: of the service, http://… or https://…; a path in it comes before all routes, and
@@ -56,43 +56,43 @@ class Client:
         model: str | None = None,
         timeout: float = 60.0,
         retries: int = 5,
-        transport: httpx2.BaseTransport | None = None,
+        transport: httpx2.AsyncBaseTransport | None = None,
     ) -> None:
         rule = Retries(retries, timeout)
-        self._http = httpx2.Client(transport=transport, **settings(address, key))
-        self._line = Line(self._http, rule)
+        self._http = httpx2.AsyncClient(transport=transport, **settings(address, key))
+        self._line = AsyncLine(self._http, rule)
         self._model = model
 
-    def __enter__(self) -> Self:
+    async def __aenter__(self) -> Self:
         try:
-            self._http.__enter__()
+            await self._http.__aenter__()
         except BaseException:
-            self._http.close()
+            await self._http.aclose()
             raise
         return self
 
-    def __exit__(
+    async def __aexit__(
         self,
         kind: type[BaseException] | None,
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._http.__exit__(kind, error, trace)
+        await self._http.__aexit__(kind, error, trace)
 
-    def close(self) -> None:
-        """Close its connections, where there is no `with`."""
-        self._http.close()
+    async def close(self) -> None:
+        """Close its connections, where there is no `async with`."""
+        await self._http.aclose()
 
-    def ready(self) -> bool:
+    async def ready(self) -> bool:
         """Whether the service can explain now; False also where nobody answers, or a proxy says
         that nobody does (5xx). One try.
 
         Raises:
             ServiceError: if it refuses to say so: 401, 403, 404.
         """
-        once = Line(self._http, Retries(0, self._line.rule.timeout))
+        once = AsyncLine(self._http, Retries(0, self._line.rule.timeout))
         try:
-            once.send(calls.get("/readyz"))
+            await once.send(calls.get("/readyz"))
         except Unreachable:
             return False
         except ServiceError as error:
@@ -101,23 +101,23 @@ class Client:
             return False
         return True
 
-    def models(self) -> list[str]:
+    async def models(self) -> list[str]:
         """The models' names."""
-        answer = self._line.send(calls.get("/v1/models"))
+        answer = await self._line.send(calls.get("/v1/models"))
         return answers.parsed(model_schemas.ModelList, answer.body).models
 
-    def model(self, name: str | None = None) -> model_schemas.ModelDescription:
+    async def model(self, name: str | None = None) -> model_schemas.ModelDescription:
         """A model's input, classes, labels, default layer and methods."""
-        answer = self._line.send(calls.get(calls.model_path(self._named(name))))
+        answer = await self._line.send(calls.get(calls.model_path(await self._named(name))))
         return answers.parsed(model_schemas.ModelDescription, answer.body)
 
-    def layers(self, name: str | None = None) -> list[model_schemas.LayerDescription]:
+    async def layers(self, name: str | None = None) -> list[model_schemas.LayerDescription]:
         """A model's modules in the order in which they run, and which can be explained."""
-        path = calls.model_path(self._named(name))
-        answer = self._line.send(calls.get(f"{path}/layers"))
+        path = calls.model_path(await self._named(name))
+        answer = await self._line.send(calls.get(f"{path}/layers"))
         return answers.parsed(model_schemas.LayerList, answer.body).layers
 
-    def predict(
+    async def predict(
         self, photo: Photo, *, model: str | None = None, **parameters: Unpack[PredictOptions]
     ) -> schemas.Prediction:
         """The top classes of a photo (segments of a segmenter, detections of a detector).
@@ -127,10 +127,11 @@ class Client:
                 too long.
             ClientError: if there is no answer, or it is an error.
         """
-        call = calls.about_photo("predict", self._named(model), photo, parameters, calls.JSON)
-        return answers.prediction(self._line.send(call))
+        name = await self._named(model)
+        call = await _about_photo("predict", name, photo, parameters, calls.JSON)
+        return answers.prediction(await self._line.send(call))
 
-    def explain(
+    async def explain(
         self, photo: Photo, *, model: str | None = None, **parameters: Unpack[Options]
     ) -> Explanation:
         """Where in a photo the model sees a class: one map, with an overlay unless `output` says
@@ -141,18 +142,19 @@ class Client:
                 asked for, or the parameters are too long.
             ClientError: if there is no answer, or it is an error.
         """
-        return answers.only(self.explain_each(photo, model=model, **parameters))
+        return answers.only(await self.explain_each(photo, model=model, **parameters))
 
-    def explain_each(
+    async def explain_each(
         self, photo: Photo, *, model: str | None = None, **parameters: Unpack[Options]
     ) -> list[Explanation]:
         """As `explain`, a map for each of the methods, targets and layers, in this order. Methods
         of one pass share it; `agreement` says how alike the methods' maps are."""
         asked: Mapping[str, Any] = {"output": "overlay", **parameters}
-        call = calls.about_photo("explain", self._named(model), photo, asked, calls.JSON)
-        return answers.explanations(self._line.send(call))
+        name = await self._named(model)
+        call = await _about_photo("explain", name, photo, asked, calls.JSON)
+        return answers.explanations(await self._line.send(call))
 
-    def overlay(
+    async def overlay(
         self,
         photo: Photo,
         *,
@@ -165,18 +167,20 @@ class Client:
         Raises:
             As `explain`.
         """
-        call = calls.about_photo("explain", self._named(model), photo, parameters, media_type)
-        return self._line.send(call).require_picture()
+        name = await self._named(model)
+        call = await _about_photo("explain", name, photo, parameters, media_type)
+        answer = await self._line.send(call)
+        return answer.require_picture()
 
     def explain_many(
         self,
-        photos: Iterable[P],
+        photos: Iterable[P] | AsyncIterable[P],
         *,
         model: str | None = None,
         in_flight: int = 8,
         ordered: bool = True,
         **parameters: Unpack[Options],
-    ) -> Generator[tuple[P, Explanation | Failure]]:
+    ) -> AsyncGenerator[tuple[P, Explanation | Failure]]:
         """Each photo with its explanation, as they become ready, in their order; of several
         methods, targets or layers one after the other. Where one fails, the error stands in its
         place, not raised, and the others go on.
@@ -184,14 +188,10 @@ class Client:
         However many there are, at most `in_flight` requests are under way, and photos are read at
         most as many ahead. Without an `output` there is the map alone, and no overlay.
 
-        Closing it early ends pauses between tries, and waits for the requests that are under way:
-        up to `in_flight` of them, for up to the client's `timeout`. `AsyncClient` breaks them off.
+        Closing it early cancels the requests that are under way.
 
         Args:
-            photos: as `explain` takes them; they may have no end. They are read in the caller's
-                thread. An iterator is asked for the next one once all that is ready has been taken,
-                so one that is long in coming holds up only what gets ready meanwhile; one that
-                waits for the results of earlier photos needs `in_flight=1`, or `AsyncClient`.
+            photos: as `explain` takes them; they may have no end.
             ordered: False gives each as soon as it is ready, whatever its place.
 
         Raises:
@@ -199,27 +199,41 @@ class Client:
             ClientError: if `model` is to be asked for, and there is no answer.
             Exception: whatever reading `photos` raises, after the results of those read before.
         """
-        require_some(in_flight)
+        if in_flight < 1:
+            raise ValueError(f"in_flight is {in_flight}; it should be 1 or more")
+        named = call_early(self._named, model)
+        return self._explained(photos, named, in_flight, ordered, parameters)
 
-        def work(photo: P, rest: Rest) -> list[Explanation] | Failure:
+    async def _explained(
+        self,
+        photos: Iterable[P] | AsyncIterable[P],
+        named: Later[str],
+        in_flight: int,
+        ordered: bool,
+        parameters: Options,
+    ) -> AsyncGenerator[tuple[P, Explanation | Failure]]:
+        name = await named()
+
+        async def work(photo: P) -> list[Explanation] | Failure:
             try:
-                call = calls.about_photo("explain", name, photo, parameters, calls.JSON)
-                return answers.explanations(self._line.send(call, rest=rest))
+                call = await _about_photo("explain", name, photo, parameters, calls.JSON)
+                return answers.explanations(await self._line.send(call))
             except (ClientError, OSError) as error:
                 return error
 
-        name = self._named(model)
-        found = in_threads(work, photos, in_flight, ordered=ordered)
-        return _spread(found)
+        async with aclosing(concurrent_map(work, photos, in_flight, ordered=ordered)) as found:
+            async for photo, result in found:
+                for each in result if isinstance(result, list) else [result]:
+                    yield photo, each
 
-    def submit(
+    async def submit(
         self,
         photos: job_calls.Photos,
         *,
         model: str | None = None,
         idempotency_key: str | None = None,
         **parameters: Unpack[Options],
-    ) -> Job:
+    ) -> AsyncJob:
         """Have many photos explained while nobody waits.
 
         Args:
@@ -234,44 +248,43 @@ class Client:
             ClientError: if there is no answer, or it is an error.
         """
         call = job_calls.submit(photos, model or self._model, parameters, idempotency_key)
-        return self._job(self._line.send(call))
+        return self._job(await self._line.send(call))
 
-    def job(self, name: str) -> Job:
+    async def job(self, name: str) -> AsyncJob:
         """A job by its id.
 
         Raises:
             NotFound: if there is none.
             ValueError: if the id is empty.
         """
-        return self._job(self._line.send(job_calls.document(name)))
+        return self._job(await self._line.send(job_calls.document(name)))
 
-    def jobs(self, state: State | None = None, *, page: int = 50) -> Generator[Job]:
+    async def jobs(self, state: State | None = None, *, page: int = 50) -> AsyncGenerator[AsyncJob]:
         """The jobs that there are, the latest first, `page` of them fetched at a time."""
         call = job_calls.listed(state, page)
         while True:
-            found = answers.parsed(JobList, self._line.send(call).body)
+            answer = await self._line.send(call)
+            found = answers.parsed(JobList, answer.body)
             for document in found.jobs:
-                yield Job(self._line, document)
+                yield AsyncJob(self._line, document)
             if found.next is None:
                 return
             call = job_calls.listed_next(found.next)
 
-    def _job(self, answer: answers.Answer) -> Job:
-        return Job(self._line, answers.parsed(JobDocument, answer.body))
+    def _job(self, answer: answers.Answer) -> AsyncJob:
+        return AsyncJob(self._line, answers.parsed(JobDocument, answer.body))
 
-    def _named(self, model: str | None) -> str:
+    async def _named(self, model: str | None) -> str:
         if model is None and self._model is None:
-            self._model = answers.first(self.models())
+            self._model = answers.first(await self.models())
         return model or self._model or ""
 
     def __repr__(self) -> str:
-        return f"<Client of {self._http.base_url}>"
+        return f"<AsyncClient of {self._http.base_url}>"
 
 
-def _spread(
-    found: Generator[tuple[P, list[Explanation] | Failure]],
-) -> Generator[tuple[P, Explanation | Failure]]:
-    with closing(found):
-        for photo, result in found:
-            for each in result if isinstance(result, list) else [result]:
-                yield photo, each
+async def _about_photo(
+    verb: str, model: str, photo: Photo, parameters: Mapping[str, Any], accept: str
+) -> calls.Call:
+    # Reading photos and encoding pictures block.
+    return await call_blocking(calls.about_photo, verb, model, photo, parameters, accept)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Generator
+from collections.abc import AsyncGenerator
 from os import PathLike
 from pathlib import Path
 from typing import Literal
@@ -11,28 +11,29 @@ from typing import Literal
 import httpx2
 
 from service.client import job_calls
+from service.client._async.transport import AsyncLine
 from service.client.answers import Answer, parsed
 from service.client.calls import Call
 from service.client.job_documents import Counts, JobDocument, Result, State, result_of
 from service.client.options import MediaType
-from service.client.retries import Tries
-from service.client.transport import FAILURES, Line
+from service.client.retries import FAILURES, Tries
+from service.client.tasks import sleep
 
 
-class Job:
+class AsyncJob:
     """Many photos, explained while nobody waits; it outlives its caller.
 
     Attributes:
         document: how it stood when it was last looked at.
     """
 
-    def __init__(self, line: Line, document: JobDocument) -> None:
+    def __init__(self, line: AsyncLine, document: JobDocument) -> None:
         self._line = line
         self.document = document
 
     @property
     def id(self) -> str:
-        """By which `Client.job` finds it again."""
+        """By which `AsyncClient.job` finds it again."""
         return self.document.id
 
     @property
@@ -45,16 +46,16 @@ class Job:
         """How many of its items are done, failed and left, when it was last looked at."""
         return self.document.counts
 
-    def refresh(self) -> JobDocument:
+    async def refresh(self) -> JobDocument:
         """Look at it.
 
         Raises:
             NotFound: if it is gone.
         """
-        self._look(job_calls.document(self.id))
+        await self._look(job_calls.document(self.id))
         return self.document
 
-    def wait(self, timeout: float | None = None) -> JobDocument:
+    async def wait(self, timeout: float | None = None) -> JobDocument:
         """Until it has ended, by looking at it as often as the service says.
 
         Raises:
@@ -62,7 +63,7 @@ class Job:
         """
         begun, rhythm = time.monotonic(), job_calls.Rhythm()
         while True:
-            answer = self._look(job_calls.document(self.id))
+            answer = await self._look(job_calls.document(self.id))
             if self.document.ended:
                 return self.document
             pause = rhythm.pause(answer)
@@ -71,9 +72,9 @@ class Job:
                 if left <= 0:
                     raise TimeoutError(job_calls.not_yet(self.document, timeout))
                 pause = min(pause, left)
-            time.sleep(pause)
+            await sleep(pause)
 
-    def events(self) -> Generator[JobDocument]:
+    async def events(self) -> AsyncGenerator[JobDocument]:
         """How it stands, whenever that changes, until it has ended; through connections that
         break.
 
@@ -84,8 +85,8 @@ class Job:
         told: JobDocument | None = None
         while True:
             try:
-                with self._line.listen(job_calls.events(self.id), tries) as source:
-                    for event in source:
+                async with self._line.listen(job_calls.events(self.id), tries) as source:
+                    async for event in source:
                         self.document = parsed(JobDocument, event.data)
                         tries = Tries(self._line.rule, bulky=True)  # from anew: it works
                         if self.document != told:  # a new connection begins with what is known
@@ -96,9 +97,9 @@ class Job:
                 raise httpx2.RemoteProtocolError(job_calls.BROKEN)
             except FAILURES as error:
                 pause = tries.pause(error)
-            time.sleep(pause)
+            await sleep(pause)
 
-    def results(self, after: int = 0, *, page: int = 50) -> Generator[Result]:
+    async def results(self, after: int = 0, *, page: int = 50) -> AsyncGenerator[Result]:
         """What came out, each item as it is finished, until the job has ended: each exactly once,
         also if connections break meanwhile.
 
@@ -109,7 +110,7 @@ class Job:
         rhythm = job_calls.Rhythm()
         while True:
             ended = self.document.ended  # known before the page: nothing is added behind it
-            answer = self._line.send(job_calls.results(self.id, after, page))
+            answer = await self._line.send(job_calls.results(self.id, after, page))
             lines = job_calls.lines_of(answer)
             for line in lines:
                 result = result_of(line)
@@ -120,11 +121,11 @@ class Job:
             elif ended:
                 return
             else:
-                looked = self._look(job_calls.document(self.id))
+                looked = await self._look(job_calls.document(self.id))
                 if not self.document.ended:
-                    time.sleep(rhythm.pause(looked))
+                    await sleep(rhythm.pause(looked))
 
-    def result(self, item: str) -> Result:
+    async def result(self, item: str) -> Result:
         """What came out of one item, by its id.
 
         Raises:
@@ -132,18 +133,20 @@ class Job:
             NotFinished: if it has none yet.
             ValueError: if the id is empty.
         """
-        return result_of(self._line.send(job_calls.result(self.id, item)).body)
+        answer = await self._line.send(job_calls.result(self.id, item))
+        return result_of(answer.body)
 
-    def picture(self, item: str, media_type: MediaType = "image/png") -> bytes:
+    async def picture(self, item: str, media_type: MediaType = "image/png") -> bytes:
         """The picture of an item that has one map.
 
         Raises:
             NotFound, NotFinished: as `result`.
         """
         call = job_calls.result(self.id, item, media_type)
-        return self._line.send(call).require_picture()
+        answer = await self._line.send(call)
+        return answer.require_picture()
 
-    def archive(
+    async def archive(
         self,
         path: str | PathLike[str],
         format: Literal["zip", "parquet"] | None = None,  # noqa: A002 - the contract's name
@@ -157,22 +160,22 @@ class Job:
         target = Path(path)
         call = job_calls.archive(self.id, target, format)
         with job_calls.arriving(target) as file:
-            self._line.send(call, into=file)
+            await self._line.send(call, into=file)
         return target
 
-    def cancel(self) -> JobDocument:
+    async def cancel(self) -> JobDocument:
         """Stop it; what is finished stays. One that has ended stays as it is."""
-        self._look(job_calls.cancel(self.id))
+        await self._look(job_calls.cancel(self.id))
         return self.document
 
-    def purge(self) -> None:
+    async def purge(self) -> None:
         """Stop it, and have its results deleted."""
-        self._line.send(job_calls.purge(self.id))
+        await self._line.send(job_calls.purge(self.id))
 
-    def _look(self, call: Call) -> Answer:
-        answer = self._line.send(call)
+    async def _look(self, call: Call) -> Answer:
+        answer = await self._line.send(call)
         self.document = parsed(JobDocument, answer.body)
         return answer
 
     def __repr__(self) -> str:
-        return f"<Job {self.id}, {self.state}, {self.counts}>"
+        return f"<AsyncJob {self.id}, {self.state}, {self.counts}>"

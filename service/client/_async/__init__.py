@@ -1,0 +1,1 @@
+"""The client, its jobs, and how their calls travel."""
