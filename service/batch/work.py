@@ -117,7 +117,11 @@ async def explain_item(
 
     for turn in range(MOST_TRIES):
         try:
-            async with session.pipeline.explain(session.replicas, instance) as result:
+            # Of background priority the last bits of a map do not depend on what else is in its
+            # batch: two runs give the same bytes.
+            async with session.pipeline.explain(
+                session.replicas, instance, priority="background"
+            ) as result:
                 rows = await result.as_rows(save)
             return [replace(row, asked=item.target) for row in rows]
         except PASSING:

@@ -166,5 +166,5 @@ def test_attributions_that_do_not_add_up_are_told(client: httpx2.Client, cat: by
     gap, said = warned("integratedgradients", 2)
     assert gap > 0.1
     assert "a larger budget comes nearer" in said[0]
-    gap, said = warned("integratedgradients", 200)
+    gap, said = warned("integratedgradients", 60)
     assert (gap > 0.1) == bool(said)
