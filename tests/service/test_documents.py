@@ -172,9 +172,9 @@ def test_the_pictures_of_methods_are_small() -> None:
 )
 def test_the_reference_has_every_public_name(page: str, module: str, names: list[str]) -> None:
     text = (ROOT / "docs" / f"{page}.md").read_text()
-    assert sorted(re.findall(r"^::: (\S+)$", text, re.MULTILINE)) == sorted(
-        f"{module}.{name}" for name in names
-    )
+    shown = re.findall(rf"^::: {module}\.(\S+)$", text, re.MULTILINE)
+    # A function in a module of its name is named in the module.
+    assert sorted(each.rpartition(".")[2] for each in shown) == sorted(names)
 
 
 def test_the_site_has_every_page() -> None:

@@ -76,6 +76,8 @@ def test_the_readme_is_short_and_begins_with_what_a_stranger_needs() -> None:
     for each in ("![", "\nmake serve ", "\nmake test ", "\ncurl --data-binary @docs/photos/"):
         assert each in top
     assert README.count("![") == 1
+    assert f"{len(METHODS)} methods" in README
+    assert f"[{len(METHODS)} methods]" in INDEX
     (block,) = fences("python", "from service.client import Client\n\nwith Client")[:1]
     assert len(block.splitlines()) <= 10
 
