@@ -14,7 +14,7 @@ EDITABLE := $(UV) install --python $(BIN)/python --no-deps --editable .
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help install serve test test-random test-ray chaos lint format types openapi client bench wheel image lock clean
+.PHONY: help install serve test test-random test-ray chaos lint format types docs openapi client bench wheel image lock clean
 
 help: ## list these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' Makefile
@@ -62,6 +62,12 @@ bench: .venv/bench ## the short measurements beside other tools, ten minutes
 	$(BIN)/python -m bench.library --batches 8 --models resnet50 efficientnet-lite0 swin_t --compile resnet50
 	$(BIN)/python -m bench.service --modes exact --clients 1 32 --seconds 20 --peers
 
+# A dead link or anchor, a missing picture or whatever would be loaded from another host fails it.
+docs: .venv/docs ## build the documentation into build/site, and check its links and assets
+	rm -rf build/site
+	$(BIN)/zensical build --config-file .zensical.toml --strict --clean
+	$(BIN)/python -m tests.docs_site build/site
+
 openapi: .venv/serve ## write openapi/openapi.json
 	$(BIN)/gradcam openapi > .venv/openapi.json
 	mv .venv/openapi.json openapi/openapi.json
@@ -104,6 +110,11 @@ $(BIN)/uv:
 
 .venv/bench: .venv/test
 	$(UV) install --python $(BIN)/python '.[bench]'
+	$(EDITABLE)
+	@touch $@
+
+.venv/docs: .venv/serve
+	$(UV) install --python $(BIN)/python '.[docs]'
 	$(EDITABLE)
 	@touch $@
 

@@ -68,7 +68,7 @@ def serve(
         typer.Option("--insecure", help="Listen where others can reach it, without keys."),
     ] = None,
 ) -> None:
-    """Serve explanations over HTTP. GRADCAM_… variables set the rest: see the README."""
+    """Serve explanations over HTTP. GRADCAM_… variables set the rest: see docs/configuration.md."""
     settings = read_settings(
         os.environ, host=host, port=port, models=models, keys=keys, insecure=insecure
     )

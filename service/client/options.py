@@ -38,7 +38,7 @@ TargetObject = TypedDict(
     },
     total=False,
 )
-"""A target that is more than a class's own score: see the README's table of targets."""
+"""A target that is more than a class's own score: see the targets in docs/http-api.md."""
 
 MediaType = Literal["image/png", "image/jpeg", "image/webp"]
 Target = int | str | TargetObject

@@ -1,7 +1,9 @@
-"""The pages of docs/ that people paste from: every block runs as it stands."""
+"""The pages of docs/: every block that people paste runs as it stands, every link leads somewhere,
+and what they list is the code's."""
 
 from __future__ import annotations
 
+import ast
 import json
 import re
 import subprocess
@@ -14,6 +16,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
+import cam
+import service.client
+from cam import METHODS
 from tests.service.live import ROOT, serving, until_ready
 
 LINES = re.findall(r"```sh\n(.*?)```", (ROOT / "docs" / "cookbook.md").read_text(), re.DOTALL)
@@ -21,10 +26,13 @@ CLIENT = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "client.md").read_t
 TUTORIAL = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "library.md").read_text(), re.DOTALL)
 
 
-def test_the_tutorial_of_the_library() -> None:
+def test_the_tutorial_of_the_library(capsys: pytest.CaptureFixture[str]) -> None:
     space: dict[str, Any] = {}
     for block in TUTORIAL:
         exec(block, space)
+    lines = capsys.readouterr().out.splitlines()  # of the block at the top
+    assert len(lines) == 4
+    assert all(re.fullmatch(r"\d+ \S+ \(\d+, \d+\)", line) for line in lines)
     assert space["seen"].output.shape == space["seen"].gradient.shape == (8, 32, 32)
     assert space["capture"].activations["last"].shape == (2, 16, 16, 16)
     assert space["capture"].gradients["last"].shape == (2, 16, 16, 16)
@@ -63,7 +71,8 @@ def test_the_client(
     ]
     assert space["job"].state == "done"
     said = capsys.readouterr().out
-    assert "chelsea.png Egyptian cat\n" in said
+    assert said.startswith("espresso\n")  # of AsyncClient
+    assert {"chelsea.png Egyptian cat", "coffee.png espresso"} <= set(said.splitlines())
     assert "422 urn:gradcam-service:unknown-label" in said
     assert "there is no job 'never-submitted'" in said
     assert "failed" not in said
@@ -90,3 +99,85 @@ def test_the_cookbook(line: str, address: str, tmp_path: Path) -> None:
         assert all("error" not in each for each in found)
     else:
         assert "predictions" in said or said["name"] == "efficientnet-lite0"
+
+
+PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")])
+
+
+def anchors(page: Path) -> set[str]:
+    """Of a page's headings, as GitHub and the site make them."""
+    text = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.DOTALL | re.MULTILINE)
+    headings = re.findall(r"^#+ (.*)$", text, re.MULTILINE)
+    return {re.sub(r"[^\w\s-]", "", each.lower()).strip().replace(" ", "-") for each in headings}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_lead_somewhere(page: Path) -> None:
+    text = re.sub(r"```.*?```|`[^`\n]*`", "", page.read_text(), flags=re.DOTALL)
+    for address in re.findall(r"\]\(\s*([^)\s]+)\)", text):
+        if re.match(r"\w+:", address):
+            continue
+        path, _, anchor = address.partition("#")
+        target = page.parent / path if path else page
+        assert target.exists(), f"{page.name}: {address}"
+        assert not anchor or anchor in anchors(target), f"{page.name}: {address}"
+        if page.parent != ROOT:  # what lies elsewhere is not on the site
+            assert target.resolve().is_relative_to(ROOT / "docs"), f"{page.name}: {address}"
+
+
+METHODS_PAGE = (ROOT / "docs" / "methods.md").read_text()
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_every_method_is_described(name: str) -> None:
+    """Its formula is that of the code, its cost and budget are what the code says."""
+    section = METHODS_PAGE.partition(f"\n### {name}\n")[2].partition("\n### ")[0]
+    code = " ".join(
+        " ".join((ast.get_docstring(node) or "").split())
+        for file in ROOT.glob("cam/methods/**/*.py")
+        for node in ast.walk(ast.parse(file.read_text()))
+        if isinstance(node, ast.FunctionDef | ast.Module)
+    )
+    (formula,) = re.findall(r"```text\n(.*?)```", section, re.DOTALL)
+    for line in formula.splitlines():
+        assert line in code
+    method = METHODS[name]
+    number, kind = method.cost.rstrip("s").split()
+    passes = f"{number} {kind} pass" + ("" if number == "one" else "es")
+    assert f"- **Cost:** {passes}" in section
+    assert not method.budget or f"{method.budget:,}" in section
+    assert "- **Paper:** " in section
+    assert "- **Use it** " in section
+    assert f"](methods/{name}.jpg)" in section or "- **Picture:** none" in section
+
+
+def test_the_pictures_of_methods_are_small() -> None:
+    """As `python -m bench.method_pictures` makes them, of every method that has one."""
+    files = [*(ROOT / "docs" / "methods").iterdir()]
+    assert {f"methods/{file.name}" for file in files} == {
+        *re.findall(r"\]\((methods/[^)]+)\)", METHODS_PAGE)
+    }
+    assert sum(file.stat().st_size for file in files) <= 600_000
+    for file in files:
+        with Image.open(file) as picture:
+            assert (picture.format, picture.width) == ("JPEG", 256)
+
+
+@pytest.mark.parametrize(
+    ("page", "module", "names"),
+    [
+        ("api-cam", "cam", cam.__all__),
+        ("api-client", "service.client", service.client.__all__),
+    ],
+)
+def test_the_reference_has_every_public_name(page: str, module: str, names: list[str]) -> None:
+    text = (ROOT / "docs" / f"{page}.md").read_text()
+    shown = re.findall(rf"^::: {module}\.(\S+)$", text, re.MULTILINE)
+    # A function in a module of its name is named in the module.
+    assert sorted(each.rpartition(".")[2] for each in shown) == sorted(names)
+
+
+def test_the_site_has_every_page() -> None:
+    told = (ROOT / ".zensical.toml").read_text()
+    for page in ROOT.glob("docs/*.md"):
+        assert f'"{page.name}"' in told

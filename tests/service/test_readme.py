@@ -1,4 +1,7 @@
-"""What the README says is so: its examples run, its tables are the code's."""
+"""What the README and the pages of docs/ say is so: examples run, tables are the code's.
+
+The pages whose blocks build on one another are in test_documents.py.
+"""
 
 from __future__ import annotations
 
@@ -15,11 +18,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+import typer.main
 from PIL import Image
 from pydantic import BaseModel
 from starlette.testclient import TestClient
 
 from cam import COLORMAPS, METHODS
+from service.cli.main import cli
 from service.core.settings import PREFIX, Settings
 from service.http.app import create_app
 from service.models.catalog import ModelEntry, read_catalog
@@ -27,13 +32,29 @@ from service.pipeline.parameters import Parameters
 from tests.service.live import ROOT, serving, until_ready
 
 README = (ROOT / "README.md").read_text()
-FENCES = re.findall(r"```(\w+)\n(.*?)```", README, re.DOTALL)
+HTTP_API, JOBS, CONFIGURATION, SECURITY, DEPLOYMENT, INDEX = (
+    (ROOT / "docs" / f"{name}.md").read_text()
+    for name in (
+        "http-api",
+        "batch-and-jobs",
+        "configuration",
+        "security",
+        "deployment",
+        "index",
+    )
+)
+FENCES = re.findall(
+    r"```(\w+)\n(.*?)```",
+    "\n".join((README, INDEX, HTTP_API, JOBS, CONFIGURATION, SECURITY, DEPLOYMENT)),
+    re.DOTALL,
+)
 
 
 def fences(language: str, word: str) -> list[str]:
+    """The blocks with that word, each once."""
     found = [text for name, text in FENCES if name == language and word in text]
     assert found
-    return found
+    return list(dict.fromkeys(found))
 
 
 @pytest.fixture
@@ -45,7 +66,20 @@ def clone(tmp_path: Path) -> Path:
 
 def commands(word: str) -> list[str]:
     text = "\n".join(fences("sh", word)).replace("\\\n", "")
-    return [line for line in text.splitlines() if line.startswith(word)]
+    return list(dict.fromkeys(line for line in text.splitlines() if line.startswith(word)))
+
+
+def test_the_readme_is_short_and_begins_with_what_a_stranger_needs() -> None:
+    lines = README.splitlines()
+    assert len(lines) <= 150
+    top = "\n".join(lines[:40])
+    for each in ("![", "\nmake serve ", "\nmake test ", "\ncurl --data-binary @docs/photos/"):
+        assert each in top
+    assert README.count("![") == 1
+    assert f"{len(METHODS)} methods" in README
+    assert f"[{len(METHODS)} methods]" in INDEX
+    (block,) = fences("python", "from service.client import Client\n\nwith Client")[:1]
+    assert len(block.splitlines()) <= 10
 
 
 @pytest.mark.parametrize("line", [line for line in commands("curl") if "$KEY" not in line])
@@ -103,13 +137,10 @@ def python(text: str, folder: Path) -> str:
 
 
 def test_the_python_client(address: str, clone: Path) -> None:
-    once, awaited = fences("python", 'explain("docs/photos')
-    said = python(once.replace("http://127.0.0.1:8000", address), clone)
-    assert re.match(r"tabby 0\.0\d+ .*\n\(300, 451\) 1\.0\n", said), said
-    assert sorted(said.splitlines()[2:]) == ["chelsea.png Egyptian cat", "coffee.png espresso"]
+    (text,) = fences("python", 'explain("docs/photos')
+    said = python(text.replace("http://127.0.0.1:8000", address), clone)
+    assert re.fullmatch(r"tabby 0\.0\d+ .*\n\(300, 451\) 1\.0\n", said), said
     assert (clone / "chelsea.png").read_bytes().startswith(b"\x89PNG")
-    said = python(awaited.replace("http://127.0.0.1:8000", address), clone)
-    assert said == "espresso\n"
 
 
 def test_jobs_in_python(address: str, clone: Path) -> None:
@@ -137,11 +168,19 @@ def test_a_batch(clone: Path) -> None:
     assert "Egyptian cat" in (clone / "explained" / "report.html").read_text()
 
 
-def test_the_library(tmp_path: Path) -> None:
-    (text,) = fences("python", "from cam import")
-    lines = python(text, tmp_path).splitlines()
-    assert len(lines) == 4
-    assert re.fullmatch(r"\d+ \S+ \(\d+, \d+\)", lines[0])
+def test_photos_without_a_server(clone: Path) -> None:
+    (line,) = commands("gradcam explain")
+    done = subprocess.run(
+        line.replace("gradcam", f"{sys.executable} -m service", 1),
+        shell=True,
+        cwd=clone,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "Egyptian cat" in done.stdout
+    assert len(list((clone / "explanations").iterdir())) == 2
 
 
 @pytest.mark.skipif(not shutil.which("node"), reason="there is no node")
@@ -163,8 +202,30 @@ def test_javascript(address: str, clone: Path) -> None:
 def test_the_commands_are_the_makefiles() -> None:
     assert (ROOT / ".ci" / "run").read_text().rstrip().endswith("\nmake test")
     makefile = (ROOT / "Makefile").read_text()
-    for line in commands("make "):
-        assert f"\n{line.split()[1]}:" in makefile
+    told = (ROOT / "docs" / "contributing.md").read_text()
+    named = re.findall(r"^\| `make (\S+)` \|", told, re.MULTILINE)
+    assert len(named) > 5
+    for target in [*named, *(line.split()[1] for line in commands("make "))]:
+        assert f"\n{target}:" in makefile
+
+
+def test_the_commands_of_the_command_line() -> None:
+    group = typer.main.get_command(cli)
+    assert isinstance(group, typer.core.TyperGroup)
+    first, second = CONFIGURATION.partition("The\noptions are:")[::2]
+    assert set(re.findall(r"^\| `gradcam (\w+)` \|", first, re.MULTILINE)) == set(group.commands)
+    told = dict(re.findall(r"^\| `gradcam (\w+)` \| (.*) \|$", second, re.MULTILINE))
+    for name, command in group.commands.items():
+        options = [each for option in command.params for each in option.opts if each[:2] == "--"]
+        assert told.get(name, "") == ", ".join(f"`{each}`" for each in options)
+
+
+def test_the_measurements_that_are_named_exist() -> None:
+    told = (ROOT / "docs" / "contributing.md").read_text()
+    modules = re.findall(r"`python (?:-m bench\.|bench/)(\w+)", told)
+    assert len(modules) > 10
+    for module in modules:
+        assert (ROOT / "bench" / f"{module}.py").exists()
 
 
 def table(model: type[BaseModel], prefix: str = "") -> str:
@@ -183,13 +244,13 @@ def table(model: type[BaseModel], prefix: str = "") -> str:
     [("settings", table(Settings, PREFIX)), ("models", table(ModelEntry))],
 )
 def test_configuration_tables(mark: str, expected: str) -> None:
-    found = re.search(rf"<!-- {mark} -->\n(.*?)\n?<!-- /{mark} -->", README, re.DOTALL)
+    found = re.search(rf"<!-- {mark} -->\n(.*?)\n?<!-- /{mark} -->", CONFIGURATION, re.DOTALL)
     assert found
     assert found[1] == expected
 
 
 def rows(header: str) -> dict[str, str]:
-    section = README[README.index(header) :].partition("\n\n")[0]
+    section = HTTP_API[HTTP_API.index(header) :].partition("\n\n")[0]
     return dict(re.findall(r"^\| (.+?) \| (.*) \|$", section, re.MULTILINE)[1:])
 
 
@@ -210,14 +271,12 @@ def test_the_routes() -> None:
             assert f"`{verb.upper()} {path}`" in named
 
 
-def test_the_models_example_is_a_catalog(tmp_path: Path) -> None:
-    (text,) = fences("toml", "[[models]]")
-    (tmp_path / "models.toml").write_text(text)
-    assert [entry.name for entry in read_catalog(tmp_path / "models.toml")] == [
-        "resnet50",
-        "birds",
-        "mine",
-    ]
+def test_the_examples_of_models_are_catalogs(tmp_path: Path) -> None:
+    named = []
+    for text in fences("toml", "[[models]]"):
+        (tmp_path / "models.toml").write_text(text)
+        named.append([entry.name for entry in read_catalog(tmp_path / "models.toml")])
+    assert named == [["birds"], ["resnet50", "birds", "mine"]]
 
 
 def test_the_architecture_names_every_module() -> None:
