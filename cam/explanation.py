@@ -14,7 +14,7 @@ from torch import Tensor
 from cam.drawing.heatmap import fuse
 from cam.errors import CamError, InvalidOption, MethodUnsuited, NonFinite, UnknownLayer
 from cam.methods import INPUT, METHODS, method_named
-from cam.methods.subject import Completeness, Progress
+from cam.methods.subject import Completeness, Passes, Progress
 from cam.outputs.output import Output
 from cam.targets import ClassTarget, Target
 
@@ -139,6 +139,8 @@ class Explanation:
     turn: int = 0
     """The position of its target among the image's targets, from 0. A detector's maps count the
     boxes that were found."""
+    passes: Passes | None = None
+    """Of methods that are content with fewer passes than their formula takes."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -170,6 +172,8 @@ class Found:
     """See `Explanation.warnings`."""
     reached: bool = True
     """Whether the score has a gradient at the layer that is not all zero."""
+    passes: Passes | None = None
+    """See `Explanation.passes`."""
 
 
 def _incomplete(question: Question, found: Completeness | None) -> tuple[str, ...]:
@@ -185,6 +189,20 @@ def _incomplete(question: Question, found: Completeness | None) -> tuple[str, ..
     )
     sums = f"{found.attributed:.4g}, and should to {found.difference:.4g}"
     return (f"the attributions add up to {sums}: {reason}",)
+
+
+def _partial(passes: Passes | None) -> tuple[str, ...]:
+    """What is wrong where fewer passes were made than the method's formula takes."""
+    warning = passes and passes.warning
+    return (warning,) if warning else ()
+
+
+def _together(passes: Sequence[Passes]) -> Passes | None:
+    """The passes of several layers."""
+    if not passes:
+        return None
+    made, of = sum(each.made for each in passes), sum(each.of for each in passes)
+    return Passes(made, of, any(each.stopped for each in passes))
 
 
 def join(answers: Sequence[Answer | CamError]) -> Answer | CamError:
@@ -233,7 +251,8 @@ def compose(
             told = tuple(warning for each in good for warning in each.warnings)
             fused = fuse([each.map for each in good], question.fuse, question.signed)
             reached = any(each.reached for each in good)
-            good = [Found(fused, warnings=told, reached=reached)]
+            passes = _together([each.passes for each in good if each.passes is not None])
+            good = [Found(fused, warnings=told, reached=reached, passes=passes)]
             names = [" + ".join(names)]
         explanations += [
             Explanation(
@@ -245,9 +264,14 @@ def compose(
                 map=each.map,
                 signed=question.signed,
                 completeness=each.completeness,
-                warnings=(*each.warnings, *_incomplete(question, each.completeness)),
+                warnings=(
+                    *each.warnings,
+                    *_incomplete(question, each.completeness),
+                    *_partial(each.passes),
+                ),
                 reached=each.reached,
                 turn=turn,
+                passes=each.passes,
             )
             for name, each in zip(names, good, strict=True)
         ]

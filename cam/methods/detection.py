@@ -15,7 +15,7 @@ from torchvision.ops import box_iou
 from cam.drawing.heatmap import resize
 from cam.errors import MethodUnsuited
 from cam.methods.perturbation import random_masks
-from cam.methods.subject import Attribution, Progress, Steps, Subject
+from cam.methods.subject import Attribution, Passes, Progress, Steps, Subject
 from cam.outputs.detection import Detections
 from cam.outputs.output import Output
 from cam.targets import ClassTarget, Target
@@ -78,8 +78,10 @@ def drise(subject: Subject) -> Steps:
     (output,) = subject.said(subject.image)
     boxes = [_box_of(target, output) for target in subject.targets]
     total = torch.zeros(len(boxes), *subject.size)
-    done = 0
+    done, stopped = 0, False
     for masks in random_masks(subject, cells=CELLS, opened=0.5):
+        if stopped := done > 0 and subject.stop():
+            break
         found = subject.said(subject.image * masks.to(subject.image))
         weights = torch.tensor(
             [[_similarity(box, each.detections) for box in boxes] for each in found]
@@ -87,7 +89,7 @@ def drise(subject: Subject) -> Steps:
         total += torch.einsum("nt,nhw->thw", weights, masks[:, 0])
         done += len(masks)
         yield Progress(done, subject.budget)
-    return Attribution(total / (subject.budget * 0.5))
+    return Attribution(total / (done * 0.5), passes=Passes(done, subject.budget, stopped))
 
 
 def _box_of(target: Target, output: Output) -> Detections:

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn.functional import interpolate
 
 from cam.errors import MethodUnsuited
-from cam.methods.subject import Attribution, Progress, Steps, Subject
+from cam.methods.subject import Attribution, Passes, Progress, Steps, Subject
 
 SAMPLES = 10
 """Of each channel in SS-CAM and IS-CAM: the N of both papers' experiments."""
@@ -69,10 +69,14 @@ def _masked(subject: Subject, samples: int, shape: Callable[[Tensor, int], Tenso
     """The channels weighted by the softmax of their scores, each the mean over samples 1 …
     `samples` of the photo seen through `shape(resized channels (n, 1, H, W), sample)`."""
     a = subject.activations()
+    whole = a.shape[1] * samples
     samples = min(samples, subject.budget)
     chosen = _strongest(a, subject.budget // samples)
-    scores, done = [], 0
+    scores: list[Tensor] = []
+    done, stopped = 0, False
     for channels in torch.split(chosen, subject.chunk):
+        if stopped := bool(scores) and subject.stop():
+            break
         masks = interpolate(a[:, channels], size=subject.size, mode="bilinear").transpose(0, 1)
         mean = torch.zeros(len(channels), len(subject.targets), device=a.device)
         for sample in range(1, samples + 1):
@@ -82,7 +86,8 @@ def _masked(subject: Subject, samples: int, shape: Callable[[Tensor, int], Tenso
             yield Progress(done, len(chosen) * samples)
         scores.append(mean)
     weights = torch.cat(scores).softmax(0)  # (channels, targets)
-    return Attribution(torch.einsum("kt,khw->thw", weights, a[0, chosen]))
+    maps = torch.einsum("kt,khw->thw", weights, a[0, chosen[: len(weights)]])
+    return Attribution(maps, passes=Passes(done, whole, stopped))
 
 
 def ablationcam(subject: Subject) -> Steps:
@@ -98,15 +103,19 @@ def ablationcam(subject: Subject) -> Steps:
     a = subject.activations()
     chosen = _strongest(a, subject.budget)
     (whole,) = subject.replayed(replay, replay.activation)
-    scores = []
+    scores: list[Tensor] = []
+    stopped = False
     for channels in torch.split(chosen, subject.chunk):
+        if stopped := bool(scores) and subject.stop():
+            break
         changed = replay.activation.repeat(len(channels), *[1] * (replay.activation.ndim - 1))
         values = subject.grid.apply(changed).clone()
         values[torch.arange(len(channels)), channels] = 0
         scores.append(subject.replayed(replay, subject.grid.put(changed, values)))
         yield Progress(sum(map(len, scores)), len(chosen))
     weights = (whole - torch.cat(scores)) / torch.where(whole == 0, 1.0, whole.abs())
-    return Attribution(torch.einsum("kt,khw->thw", weights, a[0, chosen]))
+    maps = torch.einsum("kt,khw->thw", weights, a[0, chosen[: len(weights)]])
+    return Attribution(maps, passes=Passes(len(weights), a.shape[1], stopped))
 
 
 def rise(subject: Subject) -> Steps:
@@ -123,15 +132,17 @@ def rise(subject: Subject) -> Steps:
         raise MethodUnsuited(
             "rise weighs what speaks for a class, which its probability says; leave out against"
         )
-    opened, done = 0.5, 0
+    opened, done, stopped = 0.5, 0, False
     likely = subject.of_probabilities()
     total = torch.zeros(len(subject.targets), *subject.size)
     for masks in random_masks(subject, cells=7, opened=opened):
+        if stopped := done > 0 and subject.stop():
+            break
         scores = likely.scores(subject.image * masks.to(subject.image))
         total += torch.einsum("nt,nhw->thw", scores.cpu(), masks[:, 0])
         done += len(masks)
         yield Progress(done, subject.budget)
-    return Attribution(total / (subject.budget * opened))
+    return Attribution(total / (done * opened), passes=Passes(done, subject.budget, stopped))
 
 
 def random_masks(subject: Subject, *, cells: int, opened: float) -> Iterator[Tensor]:
@@ -195,6 +206,6 @@ def _scaled(masks: Tensor) -> Tensor:
 
 
 def _strongest(activations: Tensor, budget: int) -> Tensor:
-    """The indices of the at most `budget` channels of the greatest variance, in order."""
+    """The indices of the at most `budget` channels of the greatest variance, that one first."""
     variance = activations[0].flatten(1).var(dim=1)
-    return variance.topk(min(budget, len(variance))).indices.sort().values
+    return variance.topk(min(budget, len(variance))).indices

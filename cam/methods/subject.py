@@ -22,6 +22,11 @@ from cam.targets import ClassTarget, Target
 Score = Callable[[Target, Output], Tensor]
 
 
+def never() -> bool:
+    """There is no limit on time."""
+    return False
+
+
 @dataclass(frozen=True)
 class Progress:
     """How far a method is, in forward passes of one image."""
@@ -42,6 +47,27 @@ class Completeness:
     """What it should be: the score, less the score of the baseline."""
 
 
+@dataclass(frozen=True)
+class Passes:
+    """How many of its passes a method of many has made."""
+
+    made: int
+    of: int
+    """How many the formula takes: of a method of channels, those of all channels."""
+    stopped: bool = False
+    """Whether the time was up before the budget was."""
+
+    @property
+    def warning(self) -> str | None:
+        """What is wrong with the map, where some are missing."""
+        if self.made >= self.of:
+            return None
+        share = f"{self.made} of the {self.of} passes that the method takes were made"
+        if self.stopped:
+            return f"{share}, for the time was up; a job has all the time"
+        return f"{share}, those of the channels of the greatest variance: a larger budget has more"
+
+
 @dataclass(frozen=True, eq=False)
 class Attribution:
     """What a method of many passes found: float32 (targets, h, w), before any relu."""
@@ -49,6 +75,7 @@ class Attribution:
     maps: Tensor
     completeness: tuple[Completeness, ...] | None = None
     """For each target, where the method promises it."""
+    passes: Passes | None = None
 
 
 Steps = Generator[Progress, None, Attribution]
@@ -77,6 +104,8 @@ class Subject:
     """How the model's output is read, its activation resolved."""
     graph: bool = False
     """See `Capture`."""
+    stop: Callable[[], bool] = never
+    """Whether the time is up: a method that can be stopped returns what it has."""
 
     @property
     def share(self) -> int:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from torch import Tensor, nn
 
 from cam.errors import CamError, NonFinite
@@ -11,7 +13,7 @@ from cam.hooks.grids import Grid
 from cam.hooks.inference import evaluating
 from cam.hooks.precision import steps_in_full_precision
 from cam.methods import INPUT, method_named
-from cam.methods.subject import Subject
+from cam.methods.subject import Subject, never
 from cam.outputs.output import (
     detached,
     looked_at,
@@ -33,6 +35,7 @@ def explain_in_steps(
     *,
     chunk: int = 16,
     reading: Reading = AUTO,
+    stop: Callable[[], bool] = never,
 ) -> AnswerSteps:
     """Answer a question that takes more than one pass (`question.in_steps`).
 
@@ -43,6 +46,8 @@ def explain_in_steps(
     Args:
         image: float (C, H, W), preprocessed, on the model's device and in its dtype.
         reading: how the model's output is read; one more pass tells an activation that is `auto`.
+        stop: whether the time is up. Then Score-CAM, SS-CAM, IS-CAM, Ablation-CAM, RISE and D-RISE
+            make a map of the passes that they have made, which are one chunk at least, and warn.
 
     Raises:
         CamError: that concerns more than the image: a layer or method that cannot be used.
@@ -86,6 +91,7 @@ def explain_in_steps(
             chunk=chunk,
             reading=reading,
             graph=interrupted,
+            stop=stop,
         )
         found = yield from steps_in_full_precision(method.steps(subject))
         values = found.maps if question.signed else found.maps.relu()
@@ -93,7 +99,7 @@ def explain_in_steps(
         for each, complete, kept in zip(values.cpu(), sums, maps, strict=True):
             good = bool(each.isfinite().all())
             kept[layer] = (
-                Found(each.numpy(), complete)
+                Found(each.numpy(), complete, passes=found.passes)
                 if good
                 else NonFinite(f"a score at {layer!r} is not finite")
             )

@@ -89,6 +89,12 @@ TERMS: Final = {
         "file, which has `overlay`."
     ),
     "overlay": "The picture itself, a PNG, where the job's `output` asks for one.",
+    "passes": (
+        "Of scorecam, sscam, iscam, ablationcam, rise and drise: how many passes were `made` `of` "
+        "those that the formula takes (of a method of channels, those of all channels; of random "
+        "masks, `budget`). Fewer are made where `budget` allows no more, or where none is given "
+        "and the request's time is nearly up; a warning says so."
+    ),
     "warning": "Why the map should not be trusted as it is.",
     "error": "Why the image has no map.",
     "problem": "The kind of the error: urn:gradcam-service:…",

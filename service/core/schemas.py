@@ -93,6 +93,13 @@ class Completeness(Open):
     difference: float = Field(description="The score, less that of the baseline.")
 
 
+class Passes(Open):
+    """How many of its passes a method of many has made."""
+
+    made: int
+    of: int = Field(description="How many its formula takes.")
+
+
 class Explanation(Open):
     instance: int = Field(description="Which of the request's instances, from 0.")
     id: str | None = None
@@ -118,6 +125,7 @@ class Explanation(Open):
     completeness: Completeness | None = Field(
         None, description="Of methods that promise it: integratedgradients, fullgrad."
     )
+    passes: Passes | None = Field(None, description=TERMS["passes"])
     warnings: list[str] = []
 
 

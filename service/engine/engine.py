@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from time import monotonic
 from types import TracebackType
 from typing import TypeVar, cast
 
@@ -194,6 +195,7 @@ class Engine:
         *questions: Question,
         progress: Listener | None = None,
         priority: Priority = "interactive",
+        until: float | None = None,
     ) -> Outcome[Answer]:
         """Answer a question about one image, telling `progress` how far it is.
 
@@ -201,6 +203,8 @@ class Engine:
             questions: one; or several of one pass with the same targets, which share the forward
                 pass and whose explanations follow each other in the answer.
             priority: background questions give way to interactive ones.
+            until: of `time.monotonic`: when a method of many passes that has no budget of its own
+                ends with those that it has made.
 
         Raises:
             QueueFull, Unavailable, Unexplainable
@@ -209,8 +213,13 @@ class Engine:
         def in_steps() -> Steps:
             model, (image,) = self.model, self._input([pixels])
             chunk, reading = model.max_batch, model.reading
-            steps = explain_in_steps(model.module, image, only, chunk=chunk, reading=reading)
+            steps = explain_in_steps(
+                model.module, image, only, chunk=chunk, reading=reading, stop=stop
+            )
             return (yield from steps)
+
+        def stop() -> bool:
+            return until is not None and only.budget is None and monotonic() > until
 
         only = questions[0]
         item = _Item(pixels, questions, in_steps() if only.in_steps else None, priority)

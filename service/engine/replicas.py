@@ -92,6 +92,7 @@ class Replicas:
         *questions: Question,
         progress: Listener | None = None,
         priority: Priority = "interactive",
+        until: float | None = None,
     ) -> Outcome[Answer]:
         """Answer questions about one image, telling `progress` how far it is. What was answered
         before took no time, in a batch of 0.
@@ -103,6 +104,7 @@ class Replicas:
                 the same for all of them.
             priority: background questions give way to interactive ones, and their answers are not
                 remembered.
+            until: see `Engine.answer`.
 
         Returns:
             One answer, its explanations in the questions' order.
@@ -111,7 +113,7 @@ class Replicas:
             QueueFull, Unavailable, Unexplainable
         """
         if len(questions) == 1:
-            return await self._answer(seen, questions, progress, priority)
+            return await self._answer(seen, questions, progress, priority, until)
         outcomes: list[Outcome[Answer]] = []
         found: dict[str, list[Explanation]] = {}
         for group in self._groups(questions):
@@ -120,7 +122,7 @@ class Replicas:
                 targets = tuple({each.turn: each.target for each in explained}.values())
                 group = tuple(replace(each, targets=targets) for each in group)
             told = progress and _naming(group[0].method, progress)
-            outcomes.append(await self._answer(seen, group, told, priority))
+            outcomes.append(await self._answer(seen, group, told, priority, until))
             for each in outcomes[-1].value.explanations:
                 found.setdefault(each.method, []).append(each)
         explanations = [each for question in questions for each in found.get(question.method, [])]
@@ -145,6 +147,7 @@ class Replicas:
         questions: tuple[Question, ...],
         progress: Listener | None,
         priority: Priority,
+        until: float | None,
     ) -> Outcome[Answer]:
         """Answer questions of one pass, or one of many passes."""
         if priority == "background":
@@ -154,7 +157,9 @@ class Replicas:
             )
         outcome, how = await self._response_cache.get(
             _key(seen, questions),
-            lambda report: self._idlest().answer(seen.pixels, *questions, progress=report),
+            lambda report: self._idlest().answer(
+                seen.pixels, *questions, progress=report, until=until
+            ),
             progress,
         )
         self._metrics.answers.labels(model=self.model.name, how=how).inc()
@@ -206,6 +211,8 @@ def _key(seen: ModelInput, questions: Sequence[Question]) -> bytes:
 def _bytes_of(outcome: Outcome[Answer]) -> int | None:
     """What remembering an answer takes; None where it is not small."""
     output = outcome.value.output
+    if any(each.passes and each.passes.stopped for each in outcome.value.explanations):
+        return None  # who has more time gets more
     if output.segments is not None or output.layers:
         return None
     # What it shares with the batch stays as long as it does.

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, replace
 from time import monotonic
-from typing import Generic
+from typing import Final, Generic
 
 from starlette.requests import Request
 
@@ -22,6 +22,9 @@ from service.limits.fetch import Allowance, Fetcher
 from service.limits.timeouts import deadline
 from service.pipeline.instances import Instance, P, Remote
 
+DRAWING_SHARE: Final = 0.2
+"""Of a request's time that is kept for drawing and sending."""
+
 
 @dataclass(frozen=True, eq=False)
 class RequestContext(Generic[P]):
@@ -34,6 +37,12 @@ class RequestContext(Generic[P]):
     """That it may take."""
     until: float
     """Of `time.monotonic`: its deadline."""
+
+    @property
+    def passes_until(self) -> float:
+        """Of `time.monotonic`: when methods of many passes end, so that what they have can be
+        drawn and sent."""
+        return self.until - self.seconds * DRAWING_SHARE
 
     @property
     def seconds_left(self) -> float:

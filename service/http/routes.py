@@ -139,7 +139,7 @@ class ImageRoutes:
     async def _picture(self, context: RequestContext[Parameters], form: str) -> bytes:
         (instance,) = context.instances
         async with self._pipeline.explain(
-            context.replicas, instance, timings=context.timings
+            context.replicas, instance, timings=context.timings, until=context.passes_until
         ) as result:
             return await result.as_picture(form)
 
@@ -155,6 +155,7 @@ class ImageRoutes:
             timings=context.timings,
             progress=progress,
             json_of=len(context.instances),
+            until=context.passes_until,
         ) as result:
             return result.prediction(), await result.as_json()
 

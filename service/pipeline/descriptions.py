@@ -74,6 +74,9 @@ def describe(
         completeness=None
         if complete is None
         else schemas.Completeness(attributed=complete.attributed, difference=complete.difference),
+        passes=None
+        if explanation.passes is None
+        else schemas.Passes(made=explanation.passes.made, of=explanation.passes.of),
         warnings=[
             *([_flat_warning(drawing, explanation)] if flat and explanation.reached else []),
             *explanation.warnings,

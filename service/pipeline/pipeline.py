@@ -107,6 +107,7 @@ class Pipeline:
         progress: Listener | None = None,
         priority: Priority = "interactive",
         json_of: int | None = None,
+        until: float | None = None,
     ) -> AsyncIterator[Result]:
         """Explain one image. Until the block is left the photo keeps its place in the pixel budget.
 
@@ -117,6 +118,8 @@ class Pipeline:
             priority: of its decoding, its passes and its drawing.
             json_of: how many images one JSON answer tells of, where the result is for one: such an
                 answer is limited in size.
+            until: of `time.monotonic`: when a method of many passes that has no budget of its own
+                ends with those that it has made.
 
         Raises:
             Problem: of this instance alone.
@@ -134,7 +137,9 @@ class Pipeline:
             except Problem as problem:
                 raise instance.blame(problem) from None
             questions = tuple(replace(each, targets=targets) for each in questions)
-            outcome = await replicas.answer(seen, *questions, progress=progress, priority=priority)
+            outcome = await replicas.answer(
+                seen, *questions, progress=progress, priority=priority, until=until
+            )
             timings.note_outcome(outcome)
             yield Result(instance, model, photo, seen, outcome.value, pool, timings, self._metrics)
 

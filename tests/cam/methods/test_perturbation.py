@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,10 +16,20 @@ from pytorch_grad_cam import AblationCAM
 from pytorch_grad_cam.utils.model_targets import ClassifierOutputTarget
 from torch import Tensor, nn
 
-from cam import ClassTarget, Question, Replay, explain, explain_in_steps
+from cam import (
+    METHODS,
+    Answer,
+    ClassTarget,
+    Explanation,
+    Question,
+    Replay,
+    explain,
+    explain_in_steps,
+)
 from cam.drawing.heatmap import minmax
 from cam.errors import LayerReused, MethodUnsuited, UnknownLayer
-from cam.methods.subject import Progress
+from cam.methods.subject import Passes, Progress
+from cam.passes.stepwise import finish
 from tests.cam.nets import hook_count, small
 from tests.cam.test_targets import Identity
 
@@ -247,3 +259,52 @@ def test_rise_knows_nothing_against_a_class() -> None:
             method="rise",
             budget=10,
         )
+
+
+def stopped(method: str, after: int = 1, **asked: Any) -> Explanation:
+    """What is there when the time is up after so many chunks of one pass."""
+    looks = itertools.count(1)
+    layers = () if METHODS[method].at == "input" else ("layer",)
+    question = Question((ClassTarget(0),), method, layers, **asked)
+    steps = explain_in_steps(
+        Identity(), PHOTO[0], question, chunk=1, stop=lambda: next(looks) >= after
+    )
+    answer = finish(steps)
+    assert isinstance(answer, Answer)
+    (found,) = answer.explanations
+    return found
+
+
+@pytest.mark.parametrize(("method", "passes"), [("scorecam", 1), ("sscam", 10), ("iscam", 10)])
+def test_when_the_time_is_up_the_strongest_channels_make_the_map(method: str, passes: int) -> None:
+    # The second channel varies most; alone it has the softmax's whole weight.
+    found = stopped(method)
+    np.testing.assert_allclose(found.map, [[0, 0], [0, 8]], rtol=1e-6)
+    assert found.passes == Passes(passes, 3 * passes, stopped=True)
+    assert found.warnings[-1].startswith(f"{passes} of the {3 * passes} passes that the method")
+    assert "the time was up" in found.warnings[-1]
+
+
+def test_when_the_time_is_up_ablation_has_seen_two_of_three_channels() -> None:
+    # Without the second channel class 0 scores 1 still, without the first 0: weights 0 and 1.
+    found = stopped("ablationcam", after=2)
+    np.testing.assert_allclose(found.map, [[4, 0], [0, 0]])
+    assert found.passes == Passes(2, 3, stopped=True)
+
+
+def test_when_the_time_is_up_the_mean_is_over_the_masks_so_far() -> None:
+    """It is what that budget makes."""
+    found, expected = stopped("rise", after=5), stopped("rise", after=99, budget=5)
+    np.testing.assert_allclose(found.map, expected.map, rtol=1e-6)
+    assert found.passes == Passes(5, 1000, stopped=True)
+    assert expected.passes == Passes(5, 5)
+    assert not expected.warnings
+
+
+def test_a_budget_for_fewer_channels_is_told() -> None:
+    (found,) = explain(Identity(), PHOTO, target=0, method="sscam", layer="layer", budget=20)
+    assert found.passes == Passes(20, 30)
+    assert "20 of the 30 passes" in found.warnings[-1]
+    assert "a larger budget has more" in found.warnings[-1]
+    (whole,) = explain(Identity(), PHOTO, target=0, method="sscam", layer="layer")
+    assert (whole.passes, whole.warnings) == (Passes(30, 30), ())

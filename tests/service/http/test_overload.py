@@ -69,6 +69,23 @@ def test_a_full_queue_answers_429_at_once(slow: TestClient) -> None:
     assert 'gradcam_rejected_total{reason="queue full"}' in slow.get("/metrics").text
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("slow", [{"deadline_seconds": 8}], indirect=True)
+def test_a_method_of_many_passes_answers_within_the_deadline_with_those_it_has_made(
+    slow: TestClient,
+) -> None:
+    """A thousand passes of half a second; a budget that the caller gives is kept, or a 504."""
+    query: dict[str, str | int] = {"method": "rise"}
+    response = slow.post(EXPLAIN, params=query, content=PHOTO, headers=PNG)
+    assert response.status_code == 200, response.text
+    (found,) = response.json()["explanations"]
+    assert 1 <= found["passes"]["made"] <= 16
+    assert found["passes"]["of"] == 1000
+    assert "the time was up" in found["warnings"][-1]
+    response = slow.post(EXPLAIN, params={**query, "budget": 1000}, content=PHOTO, headers=PNG)
+    assert response.status_code == 504
+
+
 @pytest.mark.parametrize("slow", [{"deadline_seconds": 0.2}], indirect=True)
 def test_what_takes_too_long_is_a_504_and_leaves_the_queue(slow: TestClient) -> None:
     for verb in ("explain", "predict"):
