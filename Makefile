@@ -14,7 +14,7 @@ EDITABLE := $(UV) install --python $(BIN)/python --no-deps --editable .
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help install serve test test-random test-ray chaos lint format types docs openapi client bench wheel image lock clean
+.PHONY: help install serve test check test-random test-ray chaos lint format types docs openapi client bench wheel image lock clean
 
 help: ## list these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' Makefile
@@ -24,8 +24,20 @@ install: .venv/serve ## install into .venv
 serve: .venv/serve ## install, and serve on HOST and PORT (http://127.0.0.1:8000)
 	$(BIN)/gradcam serve --host $(HOST) --port $(PORT)
 
-test: lint types ## format, lint, types and all tests
-	$(BIN)/python -m pytest
+# Workers share the processor, so each computes with one thread; a file's tests stay together,
+# because they share what they load.
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest
+PARALLEL := -n auto --maxprocesses 4 --dist loadfile
+
+test: lint types ## format, lint, types, and the tests that one waits for
+	$(PYTEST) $(PARALLEL) -m "not slow"
+
+# What takes seconds or starts processes: parity with other tools on whole architectures, the
+# generated requests of the contract, the documents' examples, processes that are killed, databases,
+# Ray where it is installed; and every rehearsed attack.
+check: .venv/test ## the slow tests and the rehearsed attacks, a quarter of an hour
+	$(PYTEST) $(PARALLEL) -m slow --ignore tests/chaos
+	$(PYTEST) tests/chaos
 
 # The tests in a random order, with one, two and four threads: what one leaves behind, or takes
 # from another, fails here. THREADS names other numbers, SEED repeats an order that failed.

@@ -94,7 +94,7 @@ class Problem(Exception):
     def written(self) -> tuple[dict[str, str], bytes]:
         """The headers and the body of an HTTP answer that is this problem."""
         body = json.dumps(self.body()).encode()
-        about = {"Content-Type": PROBLEM_JSON, "Content-Length": str(len(body))}
+        about = {"content-type": PROBLEM_JSON, "content-length": str(len(body))}
         return {**about, **self.headers()}, body
 
     def headers(self) -> dict[str, str]:

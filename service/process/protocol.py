@@ -288,6 +288,6 @@ def _large_head(what: str) -> HeadTooLarge:
 def _response(problem: Problem, *, keep_alive: bool = False) -> bytes:
     about, body = problem.written()
     connection = "keep-alive" if keep_alive else "close"
-    headers = {**about, "Connection": connection, "X-Request-ID": str(uuid4())}
+    headers = {**about, "connection": connection, "x-request-id": str(uuid4())}
     lines = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
     return STATUS_LINE[problem.status] + lines.encode() + b"\r\n" + body

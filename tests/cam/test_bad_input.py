@@ -308,6 +308,7 @@ ODD: dict[str, list[Any]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ODD)
 def test_nothing_raw_escapes(name: str) -> None:
     """Each odd value of each argument, for methods of each kind."""

@@ -199,6 +199,7 @@ def test_every_pass_of_many_is_in_eval_mode(method: str) -> None:
         torch.testing.assert_close(model.state_dict()[name], value, rtol=0, atol=0)
 
 
+@pytest.mark.slow
 def test_the_model_after_a_thousand_explanations_a_hundred_of_them_failing() -> None:
     torch.manual_seed(0)
     model = torchvision.models.squeezenet1_1().eval()

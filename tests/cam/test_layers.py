@@ -100,6 +100,7 @@ def test_a_survey_leaves_the_model_as_found() -> None:
     assert broken.training
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("build", "expected"),
     [

@@ -11,6 +11,7 @@ from tests.chaos import ATTACKS
 SCALE = 0.03
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("attack", ATTACKS)
 def test_attack(attack: str) -> None:
     for found in asyncio.run(ATTACKS[attack](SCALE)):

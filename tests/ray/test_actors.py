@@ -12,6 +12,7 @@ import pytest
 from tests.service.live import ROOT
 
 pytest.importorskip("ray", reason="Ray is an extra: pip install 'gradcam-service[ray]'")
+pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")

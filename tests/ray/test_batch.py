@@ -15,6 +15,7 @@ from tests.ray.stage import LOOPBACK, alone, environment
 from tests.service.live import ROOT
 
 pytest.importorskip("ray", reason="Ray is an extra: pip install 'gradcam-service[ray]'")
+pytestmark = pytest.mark.slow
 SECONDS = 900
 
 

@@ -21,6 +21,8 @@ from service.models.catalog import EMBEDDED  # noqa: E402
 from service.ray.serve import Scale, build, options  # noqa: E402
 from tests.service.live import ROOT  # noqa: E402
 
+pytestmark = pytest.mark.slow
+
 DEPLOY = ROOT / "deploy" / "ray"
 MODELS = '[[models]]\nname = "mine"\nsource = "timm:test_resnet"\nweights = "mine.safetensors"\n'
 

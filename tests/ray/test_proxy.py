@@ -10,6 +10,8 @@ from starlette.types import Receive, Scope, Send
 from service.ray.proxy import Gate, gate
 from tests.service.http.test_bad_input import check
 
+pytestmark = pytest.mark.slow
+
 
 class Proxy:
     """Answers as it is told, as Serve's proxy does."""

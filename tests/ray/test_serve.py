@@ -11,6 +11,7 @@ import pytest
 from tests.ray.stage import Stage
 
 pytest.importorskip("ray", reason="Ray is an extra: pip install 'gradcam-service[ray]'")
+pytestmark = pytest.mark.slow
 
 EXAMPLES = ("curl", "the_python_client", "javascript", "the_overlays", "the_figures")
 CONTRACT = {

@@ -50,6 +50,7 @@ def address() -> Iterator[str]:
         yield str(http.base_url).rstrip("/")
 
 
+@pytest.mark.slow
 def test_the_client(
     address: str,
     tmp_path: Path,
@@ -78,6 +79,7 @@ def test_the_client(
     assert "failed" not in said
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("line", [line for each in LINES for line in each.splitlines()])
 def test_the_cookbook(line: str, address: str, tmp_path: Path) -> None:
     (tmp_path / "docs").symlink_to(ROOT / "docs")

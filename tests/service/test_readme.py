@@ -94,6 +94,7 @@ def test_curl(line: str, address: str, clone: Path) -> None:
         assert ('"id":' if "/v1/jobs" in line else '"label":') in done.stdout
 
 
+@pytest.mark.slow
 def test_with_keys(tmp_path: Path) -> None:
     """The lines that make keys, and those that use them."""
     made = [line for line in commands("gradcam key") if ">> keys.toml" in line]
@@ -136,6 +137,7 @@ def python(text: str, folder: Path) -> str:
     return done.stdout
 
 
+@pytest.mark.slow
 def test_the_python_client(address: str, clone: Path) -> None:
     (text,) = fences("python", 'explain("docs/photos')
     said = python(text.replace("http://127.0.0.1:8000", address), clone)
@@ -143,6 +145,7 @@ def test_the_python_client(address: str, clone: Path) -> None:
     assert (clone / "chelsea.png").read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.slow
 def test_jobs_in_python(address: str, clone: Path) -> None:
     (text,) = fences("python", "client.submit")
     said = python(text.replace("http://127.0.0.1:8000", address), clone)
@@ -153,6 +156,7 @@ def test_jobs_in_python(address: str, clone: Path) -> None:
     assert zipfile.is_zipfile(clone / "job.zip")
 
 
+@pytest.mark.slow
 def test_a_batch(clone: Path) -> None:
     (line,) = [line for line in commands("gradcam batch") if "/shared" not in line]
     words = line.replace("gradcam", f"{sys.executable} -m service", 1).split()
@@ -168,6 +172,7 @@ def test_a_batch(clone: Path) -> None:
     assert "Egyptian cat" in (clone / "explained" / "report.html").read_text()
 
 
+@pytest.mark.slow
 def test_photos_without_a_server(clone: Path) -> None:
     (line,) = commands("gradcam explain")
     done = subprocess.run(
@@ -200,7 +205,7 @@ def test_javascript(address: str, clone: Path) -> None:
 
 
 def test_the_commands_are_the_makefiles() -> None:
-    assert (ROOT / ".ci" / "run").read_text().rstrip().endswith("\nmake test")
+    assert (ROOT / ".ci" / "run").read_text().rstrip().endswith("\nmake test\nmake check")
     makefile = (ROOT / "Makefile").read_text()
     told = (ROOT / "docs" / "contributing.md").read_text()
     named = re.findall(r"^\| `make (\S+)` \|", told, re.MULTILINE)

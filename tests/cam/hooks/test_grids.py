@@ -159,6 +159,7 @@ def test_a_layer_without_a_grid_is_refused() -> None:
         explain(vit(), torch.randn(1, 3, 224, 224), layer="head")
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("method", ["gradcam", "hirescam"])
 @pytest.mark.parametrize("build", [vit, swin])

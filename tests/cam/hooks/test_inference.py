@@ -330,6 +330,7 @@ def test_the_gradient_of_a_quantised_head_is_that_of_its_weights(quantised: nn.M
 # --- threads
 
 
+@pytest.mark.slow
 def test_threads_take_turns_and_leave_modes_and_statistics() -> None:
     torch.manual_seed(0)
     model = nn.Sequential(

@@ -34,6 +34,7 @@ CANNOT = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MODELS)
 def test_what_is_said_is_what_happens(name: str) -> None:
     torch.manual_seed(0)

@@ -86,6 +86,7 @@ def networks() -> dict[str, nn.Module]:
     return found
 
 
+@pytest.mark.slow
 def test_the_shares_add_up_to_the_score() -> None:
     """Proposition 1, of rectifiers in and out of place, with batch normalisation and without."""
     for name, model in networks().items():

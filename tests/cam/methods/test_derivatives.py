@@ -92,6 +92,7 @@ def test_noise_that_the_gradient_does_not_feel_leaves_grad_cam_plusplus() -> Non
     assert plain.map.max() > 0
 
 
+@pytest.mark.slow
 def test_smoothgradcam_plusplus_averages_each_power_by_itself() -> None:
     """y = Σ A³/3 has G = A²: at A = a + ε, the means of (a + ε)², (a + ε)⁴, (a + ε)⁶ are moments
     of the normal distribution."""

@@ -141,6 +141,7 @@ def test_its_gradient_by_hand() -> None:
     assert signals.reached["layer"].tolist() == [[[[0.25] * 2] * 2, [[-1.0] * 2] * 2]]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("build", "layer"),
     [

@@ -263,6 +263,7 @@ PEERS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("build", ARCHITECTURES)
 def test_parity_with_pytorch_grad_cam(build: str) -> None:

@@ -203,6 +203,7 @@ def test_only_what_lies_behind_the_layer_runs_again() -> None:
     assert calls == ["conv2", "relu2", "dropout", "head"]
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 def test_ablationcam_equals_pytorch_grad_cams() -> None:
     """Where the layer's minimum is 0: elsewhere the peer sets a channel to minus ten million."""

@@ -204,6 +204,7 @@ def test_guided_backprop_by_hand(kind: str) -> None:
     assert hook_count(model) == 0
 
 
+@pytest.mark.slow
 def test_guided_backprop_of_a_batch_is_each_images_own() -> None:
     """pytorch-grad-cam #530: only the first image came out right."""
     torch.manual_seed(0)

@@ -60,6 +60,7 @@ def boxes_of(model: nn.Module, image: Tensor, count: int) -> list[cam.ClassTarge
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", TORCHVISION)
 def test_a_detectors_default_layer_and_levels(name: str) -> None:
     model, image = torchvision_detector(name)
@@ -117,6 +118,7 @@ def by_hand(model: nn.Module, image: Tensor, target: cam.ClassTarget, layer: str
     return (gradient * kept[0]).sum(1)[0].detach()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", TORCHVISION)
 def test_odam_is_gradient_times_activation_at_the_boxs_level(name: str) -> None:
     model, image = torchvision_detector(name)
@@ -281,6 +283,7 @@ def random_masks_of(image: Tensor, count: int) -> Tensor:
     return torch.cat(list(random_masks(subject, cells=16, opened=0.5)))[:, 0]
 
 
+@pytest.mark.slow
 def test_a_trained_detectors_boxes_have_their_heat_inside() -> None:
     """Smaller than bench/detectors.py, which says how much."""
     model = trained(30)

@@ -171,6 +171,7 @@ def test_a_segmenters_map_is_the_gradient_of_the_masks_sum() -> None:
     assert hook_count(model) == 0
 
 
+@pytest.mark.slow
 def test_a_detectors_map_is_the_gradient_of_that_boxs_score() -> None:
     model, x = detector(), images(1, size=96)
     with torch.no_grad():
@@ -191,6 +192,7 @@ def test_a_detectors_map_is_the_gradient_of_that_boxs_score() -> None:
     np.testing.assert_allclose(found.map, expected, rtol=1e-2, atol=1e-3 * np.abs(expected).max())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("build", "layer"), [(segmenter, "backbone.6"), (detector, "backbone.body.13")]
 )

@@ -344,6 +344,7 @@ def test_what_hooks_see_of_one_logit() -> None:
         assert concept.logits.tolist() == pytest.approx(wanted, abs=1e-2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("compiled", [False, True])
 def test_the_fast_path_reads_the_same(compiled: bool) -> None:
     x = images(2)

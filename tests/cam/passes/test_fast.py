@@ -104,6 +104,7 @@ def test_the_probe_is_the_layer(
     assert hook_count(model) == 0
 
 
+@pytest.mark.slow
 @compiler
 def test_compiled_it_says_the_same() -> None:
     model = small(inplace=True)
@@ -113,6 +114,7 @@ def test_compiled_it_says_the_same() -> None:
     assert isinstance(alone, Answer)
 
 
+@pytest.mark.slow
 @compiler
 def test_in_half_precision_the_maps_are_alike() -> None:
     torch.manual_seed(0)
@@ -120,6 +122,7 @@ def test_in_half_precision_the_maps_are_alike() -> None:
     compare(FastPath(model, "layer3", dtype=torch.bfloat16, sizes=[3]), model, 64, 0.98)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("compiled", [False, pytest.param(True, marks=compiler)])
 def test_behind_a_pooled_head_nothing_is_differentiated(compiled: bool) -> None:
     model = small(inplace=True)
@@ -130,6 +133,7 @@ def test_behind_a_pooled_head_nothing_is_differentiated(compiled: bool) -> None:
     assert isinstance(alone, Answer)
 
 
+@pytest.mark.slow
 @compiler
 def test_more_sizes_than_the_compiler_recompiles_by_itself() -> None:
     model = small()

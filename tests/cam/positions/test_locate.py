@@ -107,6 +107,7 @@ def test_a_wide_image_has_a_wide_grid() -> None:
     assert located.grid("block") == Grid("tokens", 4, 9, prefix=1)
 
 
+@pytest.mark.slow
 def test_registers_of_dinov2() -> None:
     """30 tokens of 70 × 70 pixels: five registers and classes before 5 × 5 patches, not 5 × 6."""
     model = timm.create_model("vit_small_patch14_reg4_dinov2", img_size=70, depth=2, num_classes=3)
@@ -213,6 +214,7 @@ def test_what_is_no_map_is_refused() -> None:
     assert located.found["still"].problem == "its output (8, 8, 8) does not change with the image"
 
 
+@pytest.mark.slow
 def test_it_is_looked_at_once_and_the_model_is_left_as_found() -> None:
     model, calls = small().train(), list[int]()
     model.add_module("never", nn.ReLU())

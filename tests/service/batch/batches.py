@@ -23,6 +23,7 @@ name = "{name}"
 source = "factory:{source}"
 weights = "none"
 input_size = 8
+layout = "contiguous"
 max_batch = {max_batch}
 {more}
 """

@@ -75,6 +75,7 @@ def test_it_says_how_many_and_where(finished: Finished) -> None:
     assert record["source"] == str(finished.folder)
 
 
+@pytest.mark.slow
 def test_each_row_is_what_the_service_answers(finished: Finished, client: TestClient) -> None:
     found = [row for row in rows(finished.output) if row["error"] is None]
     assert len(found) == 20

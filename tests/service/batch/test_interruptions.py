@@ -8,6 +8,8 @@ import time
 from collections import Counter
 from pathlib import Path
 
+import pytest
+
 from service.batch.parts import Parts
 from tests.service.batch.batches import catalog, rows, small_photos, start
 
@@ -30,6 +32,7 @@ def until_further(process: subprocess.Popen[str], output: Path, count: int) -> N
     raise AssertionError("nothing is drawn")
 
 
+@pytest.mark.slow
 def test_whatever_stops_it_every_image_is_there_once_and_nothing_is_done_again(
     tmp_path: Path,
 ) -> None:

@@ -390,6 +390,7 @@ def mounted(folder: Path, size: str) -> Iterator[None]:
         subprocess.run(["umount", str(folder)], check=True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("form", "part_rows"), [("png", 500), ("png", 4), ("none", 1)])
 def test_a_full_disk_stops_it_with_a_sentence_and_it_goes_on_when_there_is_room(
     gradcam: Shell,
@@ -430,6 +431,7 @@ def test_a_short_queue_refuses_no_image(
     assert code == 0, said
 
 
+@pytest.mark.slow
 def test_a_worker_that_hangs_is_replaced_and_no_image_fails_for_it(
     gradcam: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -444,6 +446,7 @@ def test_a_worker_that_hangs_is_replaced_and_no_image_fails_for_it(
     assert code == 0
 
 
+@pytest.mark.slow
 def test_a_model_that_stays_dead_stops_it_and_no_image_fails_for_it(
     gradcam: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -483,6 +486,7 @@ def test_threads_that_were_there_before_are_not_waited_for(
     assert not endings
 
 
+@pytest.mark.slow
 def test_two_thousand_images_take_no_more_memory_than_a_few_hundred(
     gradcam: Shell, models: str, tmp_path: Path
 ) -> None:

@@ -129,6 +129,7 @@ print("written", flush=True)
 """
 
 
+@pytest.mark.slow
 def test_kill_9_leaves_whole_files_and_the_next_run_clears_up(tmp_path: Path) -> None:
     """Before a part takes its name, before the manifest does, and before the parts go."""
     with subprocess.Popen(
@@ -283,6 +284,7 @@ def test_a_part_that_cannot_be_read_is_told(tmp_path: Path, name: str, kind: str
     assert parts.finished() == {"a", "b"}
 
 
+@pytest.mark.slow
 def test_merging_takes_little_memory_however_much_there_is(tmp_path: Path) -> None:
     parts, size = Parts(tmp_path), 60_000
     for part in range(40):

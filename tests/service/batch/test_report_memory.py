@@ -23,6 +23,7 @@ MAP = 49 * 4
 """Bytes."""
 
 
+@pytest.mark.slow
 def test_a_long_manifest_takes_no_more_memory(tmp_path: Path) -> None:
     peak = Path("/proc/self/clear_refs")
     if sys.platform != "linux" or not peak.exists():

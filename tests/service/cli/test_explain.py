@@ -50,6 +50,7 @@ def test_its_version() -> None:
     )
 
 
+@pytest.mark.slow
 def test_it_writes_what_the_service_answers(tmp_path: Path) -> None:
     models = tmp_path / "models.toml"
     models.write_text(PINNED)
@@ -75,6 +76,7 @@ def test_it_writes_what_the_service_answers(tmp_path: Path) -> None:
     assert Image.open(written).tobytes() == served.tobytes()
 
 
+@pytest.mark.slow
 def test_several_targets_and_layers_make_a_file_each(tmp_path: Path) -> None:
     code, text = explain(
         *(CAT, "--target", "285", "--target", "tabby", "--layer", "bn2", "--layer", "blocks.5"),
@@ -87,6 +89,7 @@ def test_several_targets_and_layers_make_a_file_each(tmp_path: Path) -> None:
     assert text.count("281 tabby") == 2
 
 
+@pytest.mark.slow
 def test_a_photo_that_fails_leaves_the_others(tmp_path: Path) -> None:
     (tmp_path / "not.png").write_text("I am a cat")
     code, text = explain(
@@ -99,6 +102,7 @@ def test_a_photo_that_fails_leaves_the_others(tmp_path: Path) -> None:
     assert (tmp_path / "out" / "chelsea.gradcam.png").exists()
 
 
+@pytest.mark.slow
 def test_photos_of_one_name_have_a_picture_each(tmp_path: Path) -> None:
     names = ["a/cat.png", "b/cat.jpg", "CAT.png", "cat-2.png"]
     for shade, name in enumerate(names):
@@ -115,6 +119,7 @@ def test_photos_of_one_name_have_a_picture_each(tmp_path: Path) -> None:
     assert widths == {f"{name}.gradcam.png": 30 + turn for turn, name in enumerate(written)}
 
 
+@pytest.mark.slow
 def test_what_has_no_end_is_no_photo(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe.png")
     code, text = explain(str(tmp_path / "pipe.png"), "/dev/zero", CAT, "--output", str(tmp_path))
@@ -123,6 +128,7 @@ def test_what_has_no_end_is_no_photo(tmp_path: Path) -> None:
     assert (tmp_path / "chelsea.gradcam.png").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
@@ -153,6 +159,7 @@ def test_a_mistake_is_a_sentence_and_exit_code_2(
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("encoding", ["utf-8", "ascii"])
 def test_names_that_are_no_text_are_escaped_when_they_are_printed(
     tmp_path: Path, encoding: str
@@ -183,6 +190,7 @@ def test_names_that_are_no_text_are_escaped_when_they_are_printed(
     }
 
 
+@pytest.mark.slow
 def test_the_contract_is_utf_8_whatever_the_terminal_is() -> None:
     done = subprocess.run(
         [sys.executable, "-m", "service", "openapi"],
@@ -193,6 +201,7 @@ def test_the_contract_is_utf_8_whatever_the_terminal_is() -> None:
     assert done.stdout == (ROOT / "openapi" / "openapi.json").read_bytes(), done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("output", "words"),
     [

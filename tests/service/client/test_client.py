@@ -348,6 +348,7 @@ def client_address(client: Client) -> str:
     return str(client._http.base_url)
 
 
+@pytest.mark.slow
 def test_keys(tmp_path: Path) -> None:
     file = tmp_path / "keys.toml"
     secret, entry = new_key("ann", ["explain"], None)

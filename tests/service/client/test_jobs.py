@@ -366,6 +366,7 @@ def test_a_job_is_submitted_once_however_often_it_is_sent(
         assert client.submit(photos, idempotency_key="mine").id == mine.id
 
 
+@pytest.mark.slow
 @both
 def test_results_go_on_from_where_a_connection_broke(
     open_client: Any, script: Script, jobs: Jobs
@@ -458,6 +459,7 @@ def test_who_stops_listening_leaves_no_connection(
             time.sleep(0.01)
 
 
+@pytest.mark.slow
 @both
 def test_wait(open_client: Any, script: Script, jobs: Jobs) -> None:
     with open_client(script.address) as client:

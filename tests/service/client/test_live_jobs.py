@@ -33,6 +33,7 @@ def shots(tmp_path: Path, cat: bytes, espresso: bytes) -> list[Path]:
     return paths
 
 
+@pytest.mark.slow
 def test_from_photos_to_results(served: str, shots: list[Path], tmp_path: Path) -> None:
     with Client(served, timeout=20, retries=1) as client:
         job = client.submit(shots, fit="squash", output="overlay")
@@ -73,6 +74,7 @@ def test_from_photos_to_results(served: str, shots: list[Path], tmp_path: Path) 
             job.refresh()
 
 
+@pytest.mark.slow
 def test_an_archive_a_manifest_and_a_key(served: str, shots: list[Path], tmp_path: Path) -> None:
     packed = tmp_path / "shots.zip"
     with zipfile.ZipFile(packed, "w") as archive:
@@ -97,6 +99,7 @@ def test_an_archive_a_manifest_and_a_key(served: str, shots: list[Path], tmp_pat
         assert maps["1"].target.index == ESPRESSO
 
 
+@pytest.mark.slow
 def test_the_same_awaited(served: str, shots: list[Path], tmp_path: Path) -> None:
     async def ask() -> list[Any]:
         async with asyncio.timeout(60), AsyncClient(served) as client:

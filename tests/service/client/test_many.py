@@ -181,6 +181,7 @@ def test_a_model_that_must_be_asked_for_is_asked_for_as_early_as_can_be() -> Non
     assert [asked.path for asked in script.asked] == ["/v1/models"] * 2
 
 
+@pytest.mark.slow
 @both
 def test_failures_are_values_and_the_others_stand(take: Take) -> None:
     def answer(asked: Asked) -> Reply:
@@ -266,6 +267,7 @@ def test_several_maps_of_a_photo_follow_each_other(take: Take) -> None:
     assert [photo for photo, _ in results] == [b"a", b"a", b"b", b"b"]
 
 
+@pytest.mark.slow
 def test_memory_stays_flat() -> None:
     def answer(asked: Asked) -> Reply:
         return explained(asked, size=200_000)

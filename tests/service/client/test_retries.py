@@ -66,6 +66,7 @@ def test_it_comes_back_when_the_service_says(kind: str, status: int) -> None:
     assert 1 <= pause < 2  # up to a quarter more, so that not all come back at once
 
 
+@pytest.mark.slow
 @both
 def test_it_comes_back_at_the_date_that_the_service_says(kind: str) -> None:
     date = format_datetime(datetime.now(UTC) + timedelta(seconds=2), usegmt=True)  # whole seconds

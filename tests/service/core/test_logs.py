@@ -85,6 +85,7 @@ def is_clean(text: str, secret: str) -> bool:
     return True
 
 
+@pytest.mark.slow
 def test_a_process_writes_one_object_a_line(tmp_path: Path, secret: tuple[str, Path]) -> None:
     key, file = secret
     catalog = tmp_path / "models.toml"

@@ -33,6 +33,7 @@ thread.join()
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc can be told")
 def test_what_was_given_back_is_not_asked_for_again() -> None:
     def faults(how: str) -> int:

@@ -67,6 +67,7 @@ async def test_maps_of_concurrent_requests_are_those_of_each_alone(
         assert a.completeness == b.completeness
 
 
+@pytest.mark.slow
 def test_told_at_load(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.WARNING)
     model = load(MIXING.model_copy(update={"mode": "fast"}))

@@ -63,6 +63,7 @@ def mixed(index: int) -> Question:
     return Question(tuple(ClassTarget(target) for target in targets), method, layers)
 
 
+@pytest.mark.slow
 async def test_64_concurrent_mixed_requests_equal_the_same_one_by_one(model: ServedModel) -> None:
     metrics = Metrics()
     async with Engine(model, max_queue=64, metrics=metrics) as engine:
@@ -146,6 +147,7 @@ async def test_a_closed_engine_answers_503_and_its_thread_is_gone(model: ServedM
     raise AssertionError("the engine's thread lives on")
 
 
+@pytest.mark.slow
 async def test_a_fleet_says_how_far_it_is(tmp_path: Path) -> None:
     entries = [
         EMBEDDED,
@@ -170,6 +172,7 @@ async def test_a_fleet_says_how_far_it_is(tmp_path: Path) -> None:
     assert not replicas.alive
 
 
+@pytest.mark.slow
 async def test_a_fleet_reports_the_model_that_cannot_be_loaded_and_closes_the_others() -> None:
     entries = [
         ModelEntry(name="good", source="torchvision:squeezenet1_1", weights="none"),

@@ -61,6 +61,7 @@ def heat(client: TestClient, model: str, **query: Any) -> np.ndarray:
     return values
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not shutil.which("g++"), reason="there is no compiler")
 def test_the_same_answers(monkeypatch: pytest.MonkeyPatch) -> None:
     # For so small a model a busy machine may find it slower compiled.
@@ -89,6 +90,7 @@ def test_the_same_answers(monkeypatch: pytest.MonkeyPatch) -> None:
             np.testing.assert_allclose(one, other, atol=0.03 * float(np.abs(other).max() + 1e-9))
 
 
+@pytest.mark.slow
 def test_a_model_that_does_not_compile_is_served_the_exact_way(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -237,6 +239,7 @@ def test_flat_maps_tell_nothing(caplog: pytest.LogCaptureFixture) -> None:
     assert "gradcam (no maps to compare)" in caplog.text
 
 
+@pytest.mark.slow
 @pytest.mark.anyio
 async def test_a_method_that_roundings_change_is_served_exact() -> None:
     """A transformer in bfloat16: Grad-CAM hardly changes, the first component of the activations

@@ -133,6 +133,7 @@ async def test_an_engine_that_has_ended_gets_nothing_more(replicas: Replicas) ->
     assert not replicas.engines[0].alive
 
 
+@pytest.mark.slow
 @several_cores
 def test_two_engines_on_the_cpu_have_cores_of_their_own() -> None:
     app = create_app(Settings(), [TWO])

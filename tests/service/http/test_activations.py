@@ -6,6 +6,7 @@ import base64
 from io import BytesIO
 
 import numpy as np
+import pytest
 from httpx2 import Response
 from PIL import Image
 from starlette.testclient import TestClient
@@ -19,6 +20,7 @@ ACTIVATIONS = f"{MODEL}:activations"
 PNG = {"Content-Type": "image/png"}
 
 
+@pytest.mark.slow
 def test_statistics_are_those_of_the_arrays(client: TestClient, cat: bytes) -> None:
     query = {"layer": ["conv_stem", "blocks.6*bn2", "classifier"], "target": "tabby"}
     response = client.post(ACTIVATIONS, params=query, content=cat, headers=PNG)

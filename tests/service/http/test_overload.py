@@ -40,6 +40,7 @@ def slow(request: pytest.FixtureRequest) -> Iterator[TestClient]:
         yield client
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("slow", [{"max_queue": 2}], indirect=True)
 def test_a_full_queue_answers_429_at_once(slow: TestClient) -> None:
     def ask(seed: int) -> tuple[int, float]:
@@ -100,6 +101,7 @@ def test_what_takes_too_long_is_a_504_and_leaves_the_queue(slow: TestClient) -> 
     assert slow.get("/readyz").status_code == 200
 
 
+@pytest.mark.slow
 def test_while_it_loads_and_while_it_drains_a_503_says_so() -> None:
     app = create_app(Settings(), [SLOW])
     with TestClient(app) as client:
@@ -140,6 +142,7 @@ def test_a_defect_fails_its_own_image_and_is_a_problem() -> None:
         assert client.get("/readyz").status_code == 200
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("slow", [{"deadline_seconds": 4}], indirect=True)
 def test_a_method_of_many_passes_lets_others_in_and_ends_when_its_caller_does(
     slow: TestClient,
@@ -158,6 +161,7 @@ def test_a_method_of_many_passes_lets_others_in_and_ends_when_its_caller_does(
     assert time.monotonic() - started < 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("slow", [{}], indirect=True)
 def test_many_steps_make_one_answer(slow: TestClient) -> None:
     query = {"method": "occlusion", "budget": "4", "size": "model", "output": "values"}

@@ -62,6 +62,7 @@ def test_a_body(client: httpx2.Client, body: dict[str, Any], said: str) -> None:
     assert said in answer.json()["detail"]
 
 
+@pytest.mark.slow
 def test_a_vast_image_is_told_its_size(client: httpx2.Client) -> None:
     vast = encoded(Image.new("1", (30_000, 30_000)))
     answer = client.post(f"{MODEL}:predict", content=vast, headers=PNG)
@@ -69,6 +70,7 @@ def test_a_vast_image_is_told_its_size(client: httpx2.Client) -> None:
     assert "the image has 900 megapixels; at most 50 megapixels" in answer.json()["detail"]
 
 
+@pytest.mark.slow
 def test_an_unknown_key_is_not_a_missing_one(tmp_path: Path) -> None:
     secret, entry = new_key("somebody", ["explain"], None)
     keys = tmp_path / "keys.toml"
@@ -107,6 +109,7 @@ def test_an_origin_that_never_matches_is_refused(origins: str, good: bool) -> No
         read_settings(environment)
 
 
+@pytest.mark.slow
 def test_more_images_than_may_wait_are_refused_as_a_whole() -> None:
     with TestClient(create_app(Settings(max_queue=4))) as client:
         wait_until_ready(client)
@@ -146,6 +149,7 @@ def test_a_service_without_a_model_is_not_ready_and_gets_it_back(tmp_path: Path)
         assert client.post("/v1/models/tiny:predict", content=PHOTO, headers=PNG).status_code == 200
 
 
+@pytest.mark.slow
 def test_attributions_that_do_not_add_up_are_told(client: httpx2.Client, cat: bytes) -> None:
     def warned(method: str, budget: int) -> tuple[float, list[str]]:
         query: dict[str, str | int] = {

@@ -63,13 +63,13 @@ def app_with(entries: tuple[ModelEntry, ...], settings: Settings) -> Iterator[Te
         yield client
 
 
-@pytest.fixture(scope="package")
+@pytest.fixture(scope="session")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of the app's jobs."""
     return tmp_path_factory.mktemp("jobs")
 
 
-@pytest.fixture(scope="package")
+@pytest.fixture(scope="session")
 def jobs(place: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[TestClient]:
     inputs = tmp_path_factory.mktemp("inputs")
     settings = Settings(

@@ -189,6 +189,7 @@ def test_a_zip_whose_list_of_contents_is_huge(
     accepted(jobs.post("/v1/jobs", **form_of("zip", {f"{at}.png": DOT for at in range(9)})))
 
 
+@pytest.mark.slow
 def test_noise_in_an_archive_is_never_our_fault(jobs: TestClient) -> None:
     """Thousands of archives with some bytes changed: taken, or refused with a Problem."""
     random = np.random.default_rng(7)
@@ -325,6 +326,7 @@ def test_a_bomb(jobs: TestClient, case: str) -> None:
     check(response, status, "body-too-large" if status == 413 else "invalid-archive", words)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("method", "words"),
     [

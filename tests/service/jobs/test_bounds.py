@@ -33,6 +33,7 @@ LARGE = base64.b64encode(bytes(100_000)).decode()
 """A picture that is none, which is found out when its item is worked on."""
 
 
+@pytest.mark.slow
 def test_results_beyond_the_share_of_the_disk_wait(tmp_path: Path) -> None:
     """A job of few bytes may have large results; those of this one have 10 MB."""
     share, result = 1_000_000, 100 * 100 * 4 * 4 / 3
@@ -110,6 +111,7 @@ def test_an_id_that_is_long_in_bytes(jobs: TestClient, sign: str) -> None:
             jobs.delete(f"/v1/jobs/{answer.json()['id']}")
 
 
+@pytest.mark.slow
 def test_what_comes_in_is_bounded_together(tmp_path: Path) -> None:
     """Lines without an end, of callers who take their time."""
     head = (

@@ -73,6 +73,7 @@ def desk(tmp_path: Path) -> Iterator[Desk]:
         yield desk
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("moment", MOMENTS)
 def test_a_process_that_dies_while_it_finishes_an_item(
     desk: Desk, tmp_path: Path, moment: str
@@ -204,6 +205,7 @@ def test_a_file_is_whole_or_not_there(tmp_path: Path, scratch: bool) -> None:
     assert file.read_bytes() == b"whole"
 
 
+@pytest.mark.slow
 def test_who_could_not_be_heard_itself_takes_nobody_for_dead(
     desk: Desk, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -110,6 +110,7 @@ def test_a_body_larger_than_a_job_s(jobs: TestClient) -> None:
     check(streamed, 413, "body-too-large", "the body is larger; at most 20000000")
 
 
+@pytest.mark.slow
 def test_too_many_jobs(tmp_path: Path) -> None:
     with app_with((SLOW,), Settings(jobs=tmp_path, max_jobs=2)) as client:
         request = form_of("json", {str(at): DOT for at in range(40)})
@@ -131,6 +132,7 @@ def test_too_many_jobs(tmp_path: Path) -> None:
         assert len(files_of(tmp_path)) < 3 + 20
 
 
+@pytest.mark.slow
 def test_the_disk_s_share_is_used_up(tmp_path: Path) -> None:
     picture = encoded(noise(60, 60))
     quota = 5 * len(picture)
@@ -169,6 +171,7 @@ def tiny_catalog(tmp_path: Path) -> str:
     return str(file)
 
 
+@pytest.mark.slow
 def test_a_folder_that_cannot_be_written_stops_the_start(tmp_path: Path, tiny_catalog: str) -> None:
     (tmp_path / "file").write_bytes(b"")
     folder = tmp_path / "file" / "jobs"
@@ -280,6 +283,7 @@ def test_who_leaves_in_the_middle_of_an_upload_leaves_nothing(
 # The contract
 
 
+@pytest.mark.slow
 def test_the_contract_is_one() -> None:
     """That every answer here is in it, `tests.service.jobs.conftest` sees to."""
     document = create_app(Settings()).openapi()

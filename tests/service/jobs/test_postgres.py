@@ -81,6 +81,7 @@ def check(client: httpx2.Client, job: str, url: str) -> None:
     ]
 
 
+@pytest.mark.slow
 def test_two_services_share_a_job(server: Postgres, tmp_path: Path) -> None:
     url = server.fresh()
     with replicas(url, tmp_path) as (one, other), http(one) as first, http(other) as second:
@@ -100,6 +101,7 @@ def test_two_services_share_a_job(server: Postgres, tmp_path: Path) -> None:
     assert query(url, "SELECT id FROM runners") == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("elsewhere", [False, True])
 def test_one_of_two_services_is_killed(server: Postgres, tmp_path: Path, elsewhere: bool) -> None:
     """For good. On the same machine the other one knows it by its lock, else by its silence."""

@@ -112,6 +112,7 @@ def test_a_job_that_is_removed_is_not_accepted_after_all(desk: Desk) -> None:
         desk.accepted(job, 3)
 
 
+@pytest.mark.slow
 def test_results_of_a_job_that_goes_meanwhile_do_not_end_as_if_they_were_whole(
     desk: Desk,
 ) -> None:

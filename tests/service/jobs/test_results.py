@@ -180,6 +180,7 @@ def test_a_line_says_what_became_of_an_item(jobs: TestClient, named: dict[str, A
             assert (image.size, image.mode) == ((12, 10), "L")
 
 
+@pytest.mark.slow
 def test_results_are_read_on_while_the_job_runs(jobs: TestClient) -> None:
     job = slow_job(jobs, 7)
     after, seen, partial = 0, [], 0
@@ -457,6 +458,7 @@ def test_events_of_a_job_that_has_ended(jobs: TestClient, named: dict[str, Any])
     check(refused, 406, "not-acceptable", "text/event-stream")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("purge", [False, True])
 def test_events_end_when_the_job_is_cancelled_or_removed(jobs: TestClient, purge: bool) -> None:
     job = slow_job(jobs, 60)
@@ -481,6 +483,7 @@ def test_events_end_when_the_job_is_cancelled_or_removed(jobs: TestClient, purge
         assert events(gone.text)[-1] == told[-1]
 
 
+@pytest.mark.slow
 def test_a_listener_who_leaves_leaves_nothing_behind(jobs: TestClient, place: Path) -> None:
     """And one who listens when the service drains is let go."""
 
@@ -592,6 +595,7 @@ def test_a_done_job_stays_done(jobs: TestClient, named: dict[str, Any]) -> None:
     assert (response.status_code, response.json()) == (200, named)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("running", [False, True])
 def test_a_purged_job_is_gone_with_its_files(jobs: TestClient, place: Path, running: bool) -> None:
     if running:
@@ -640,6 +644,7 @@ def rows_of(register: Any, job: str) -> int:
         return int(found.scalar_one())
 
 
+@pytest.mark.slow
 def test_a_job_expires(tmp_path: Path) -> None:
     settings = Settings(jobs=tmp_path, job_retention_seconds=3)
     with app_with((TINY,), settings) as client:
@@ -653,6 +658,7 @@ def test_a_job_expires(tmp_path: Path) -> None:
         assert client.get("/v1/jobs").json() == {"jobs": []}
 
 
+@pytest.mark.slow
 def test_a_job_that_has_not_ended_does_not_expire(tmp_path: Path) -> None:
     settings = Settings(jobs=tmp_path, job_retention_seconds=0.1)
     with app_with((SLOW,), settings) as client:
@@ -664,6 +670,7 @@ def test_a_job_that_has_not_ended_does_not_expire(tmp_path: Path) -> None:
             time.sleep(0.5)
 
 
+@pytest.mark.slow
 def test_a_slow_store_of_images_holds_nobody_up(jobs: TestClient) -> None:
     """While eight images are being waited for, whoever asks about jobs is answered."""
     import fsspec

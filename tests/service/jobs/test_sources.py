@@ -153,6 +153,7 @@ def mute(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     Mute.over.set()
 
 
+@pytest.mark.slow
 def test_a_store_that_does_not_answer_holds_up_nobody_else(
     tmp_path: Path, mute: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

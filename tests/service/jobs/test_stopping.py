@@ -7,6 +7,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from service.jobs.database import FILE
 from tests.chaos.stage import photo, staged
 from tests.service.jobs.apps import answers, job_of, lines, post, until, until_done
@@ -22,6 +24,7 @@ def rows(folder: Path, query: str) -> list[Any]:
     return found
 
 
+@pytest.mark.slow
 def test_sigterm_gives_leases_back_and_the_next_process_goes_on_at_once(tmp_path: Path) -> None:
     with staged(MODEL, jobs=str(tmp_path)) as stage, http(stage) as client:
         job = job_of(post(client, PHOTOS))

@@ -74,6 +74,7 @@ def test_threads_never_lease_the_same_item(desk: Desk, tmp_path: Path, url: str 
     assert {each.job for each in leased} == {job.id}
 
 
+@pytest.mark.slow
 def test_cursors_count_what_threads_settle(desk: Desk) -> None:
     """Every seventh fails; none is told twice, and readers meanwhile never see a gap."""
     job, count = desk.job(120), 120

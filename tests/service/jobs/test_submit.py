@@ -426,6 +426,7 @@ def test_without_a_key_there_is_nothing_to_see(guarded: TestClient) -> None:
 # The list
 
 
+@pytest.mark.slow
 def test_the_list_has_pages_the_latest_first(tmp_path: Path) -> None:
     with app_with((TINY,), Settings(jobs=tmp_path)) as client:
         empty = client.get("/v1/jobs").json()

@@ -85,6 +85,7 @@ def jobs_in(folder: Path) -> list[str]:
     return [state for (state,) in found]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("room", [0, 400_000])
 def test_a_job_for_which_there_is_no_room_is_refused(disk: Path, room: int) -> None:
     ballast = Ballast(disk)
@@ -119,6 +120,7 @@ def form(client: Any, images: list[bytes]) -> Any:
     )
 
 
+@pytest.mark.slow
 def test_a_disk_that_fills_up_stops_a_job_until_there_is_room(
     disk: Path, whole: dict[str, Any]
 ) -> None:
@@ -142,6 +144,7 @@ def test_a_disk_that_fills_up_stops_a_job_until_there_is_room(
     assert not list((disk / "jobs" / "incoming").iterdir())
 
 
+@pytest.mark.slow
 def test_a_service_that_starts_on_a_full_disk(disk: Path) -> None:
     """It explains; jobs are there as soon as there is room."""
     ballast = Ballast(disk)
@@ -167,6 +170,7 @@ def locked(file: Path) -> Iterator[None]:
     connection.close()
 
 
+@pytest.mark.slow
 def test_a_locked_database_stops_a_job_until_it_is_free(
     tmp_path: Path, whole: dict[str, Any]
 ) -> None:
@@ -185,6 +189,7 @@ def test_a_locked_database_stops_a_job_until_it_is_free(
         assert answers(client, job) == whole
 
 
+@pytest.mark.slow
 def test_a_database_that_goes_away_and_comes_back(tmp_path: Path, whole: dict[str, Any]) -> None:
     """Twice, while a job runs; nothing is lost, and nothing done twice is told twice."""
     with (
@@ -207,6 +212,7 @@ def test_a_database_that_goes_away_and_comes_back(tmp_path: Path, whole: dict[st
         assert job_of(post(client, PHOTOS[:1], **{"Idempotency-Key": "a"}))
 
 
+@pytest.mark.slow
 def test_a_service_that_starts_while_the_database_is_away(tmp_path: Path) -> None:
     with postgres() as server:
         url = server.fresh()

@@ -18,6 +18,7 @@ LARGE = encoded(Image.new("RGB", (2000, 1000)))
 """There is room for six of them at a time."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("photo", [SMALL, LARGE], ids=["places", "room"])
 @pytest.mark.usefixtures("nothing_is_left")
 def test_a_slow_model_keeps_no_other_waiting(jobs: TestClient, photo: bytes) -> None:

@@ -49,6 +49,7 @@ def two_models(folder: Path) -> Iterator[TestClient]:
         yield client
 
 
+@pytest.mark.slow
 def test_a_model_that_goes_leaves_its_items_undone(tmp_path: Path) -> None:
     """Those too that were leased already, and waited until nobody else did."""
     with two_models(tmp_path) as client:
@@ -65,6 +66,7 @@ def test_a_model_that_goes_leaves_its_items_undone(tmp_path: Path) -> None:
         assert document["counts"]["done"] <= 2 + LEASE_ITEMS
 
 
+@pytest.mark.slow
 def test_a_photo_that_hangs_the_model_is_given_up(tmp_path: Path) -> None:
     """Though the process is replaced after three such."""
     images = [*PHOTOS[:20], plain(SICK), *PHOTOS[20:]]
@@ -90,6 +92,7 @@ def test_a_photo_that_hangs_the_model_is_given_up(tmp_path: Path) -> None:
         assert "died or hung" in found["20.png"]["error"]
 
 
+@pytest.mark.slow
 def test_a_folder_that_cannot_be_read_for_a_while_fails_no_item(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -113,6 +116,7 @@ def test_a_folder_that_cannot_be_read_for_a_while_fails_no_item(
         assert document["counts"] == {"total": COUNT, "done": COUNT, "failed": 0, "left": 0}
 
 
+@pytest.mark.slow
 def test_a_runner_that_was_taken_for_dead_goes_on(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -131,6 +135,7 @@ def test_a_runner_that_was_taken_for_dead_goes_on(
     assert [r.message for r in caplog.records if r.levelno >= logging.ERROR] == []
 
 
+@pytest.mark.slow
 def test_a_job_that_comes_at_the_last_moment_is_accepted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

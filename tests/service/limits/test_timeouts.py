@@ -6,6 +6,7 @@ import socket
 import time
 
 import httpx2
+import pytest
 
 from tests.service.conftest import encoded, noise
 from tests.service.live import serving, until_ready
@@ -22,6 +23,7 @@ def left(http: httpx2.Client) -> float:
     )
 
 
+@pytest.mark.slow
 def test_callers_who_leave_are_dropped_from_the_queue(slow_catalog: str) -> None:
     """A forward pass takes half a second: nine of them, one after the other, would take five."""
     with serving("--models", slow_catalog) as (process, http):

@@ -16,6 +16,7 @@ from tests.service.conftest import encoded, noise, wait_until_ready
 TEXT = (Path(__file__).parents[3] / "docs" / "huggingface.md").read_text()
 
 
+@pytest.mark.slow
 def test_the_example(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     python, toml = (
         re.findall(rf"```{language}\n(.*?)```", TEXT, re.DOTALL)[0]

@@ -28,6 +28,7 @@ def entry(source: str = TINY, **given: Any) -> ModelEntry:
     return ModelEntry(name="m", source=source, **given)
 
 
+@pytest.mark.slow
 def test_the_embedded_model() -> None:
     model = load(EMBEDDED)
     assert (model.classes, model.default_layer, str(model.dtype)) == (1000, "bn2", "torch.float32")
@@ -40,6 +41,7 @@ def test_the_embedded_model() -> None:
     assert load(EMBEDDED).fingerprint == model.fingerprint
 
 
+@pytest.mark.slow
 def test_seeded_random_weights_are_reproducible() -> None:
     one, same, other = (
         load(entry("torchvision:squeezenet1_1", seed=seed, input_size=224)) for seed in (1, 1, 2)
@@ -49,6 +51,7 @@ def test_seeded_random_weights_are_reproducible() -> None:
     assert one.labels.name(285) == "Egyptian cat"
 
 
+@pytest.mark.slow
 def test_hub_weights_of_torchvision_come_from_its_cache(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

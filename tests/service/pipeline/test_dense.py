@@ -125,6 +125,7 @@ def test_without_a_class_it_is_the_largest_that_is_not_background(dense: TestCli
     assert found["target"]["index"] == expected["index"]
 
 
+@pytest.mark.slow
 def test_a_detection_is_named_by_its_box_on_the_photo(dense: TestClient) -> None:
     for fit in ("squash", "pad", "crop"):
         response = ask(dense, "detector", PHOTO, {}, fit=fit)
@@ -211,6 +212,7 @@ def test_a_unit(client: TestClient, photos: dict[int, Image.Image]) -> None:
     assert explained(response)["overlay"]["data"]
 
 
+@pytest.mark.slow
 def test_the_photo_itself_is_most_like_it(
     client: TestClient, photos: dict[int, Image.Image]
 ) -> None:
@@ -271,6 +273,7 @@ def test_concepts(client: TestClient, cat: bytes) -> None:
     assert shown.shape == (photo.height + 8 + 4 * 24, photo.width, 3)
 
 
+@pytest.mark.slow
 def test_concepts_that_cannot_be(client: TestClient, dense: TestClient, cat: bytes) -> None:
     headers = {"Content-Type": "image/png"}
     address = f"{MODEL}:activations"
@@ -356,6 +359,7 @@ def test_a_huge_class_of_a_detector_without_labels(dense: TestClient, target: An
     check(response, 422, "class-out-of-range", pointer="/query/target")
 
 
+@pytest.mark.slow
 def test_a_detection_smoothed_by_augmentation(dense: TestClient) -> None:
     found = explained(ask(dense, "detector", PHOTO, {}, smooth="augment"))
     assert found["target"]["box"]

@@ -87,6 +87,7 @@ def test_methods_are_compared_at_one_layer(tuned: TestClient, cat: bytes) -> Non
     np.testing.assert_allclose(values(both[1]), values(alone), rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_each_map_is_the_one_that_its_method_makes_alone(client: TestClient, cat: bytes) -> None:
     methods = ["gradcam++", "eigencam", "scorecam", "hirescam", "gradient"]
     asked = {"size": "layer", "normalize": "none", "budget": 32, "target": [CAT, ESPRESSO]}
@@ -193,6 +194,7 @@ def test_a_picture_holds_one(client: TestClient, cat: bytes) -> None:
     assert "this request asks for 2" in answer.json()["detail"]
 
 
+@pytest.mark.slow
 def test_progress_tells_which_method_is_at_work(client: TestClient, cat: bytes) -> None:
     answer = client.post(
         f"{MODEL}:explain",

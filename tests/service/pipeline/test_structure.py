@@ -275,6 +275,7 @@ def test_a_limit_is_not_passed_by_telling_the_same_in_another_way(name: str) -> 
         check(DISGUISED[name])
 
 
+@pytest.mark.slow
 def test_files_that_are_made_to_cost_much_do_not() -> None:
     costs = {}
     for name, data in corpus.nasties().items():

@@ -165,6 +165,7 @@ def test_smoothing_and_fusing_over_http(client: TestClient, cat: bytes) -> None:
         assert 0.5 < correlation < 0.9999
 
 
+@pytest.mark.slow
 def test_completeness_is_reported(client: TestClient, cat: bytes) -> None:
     found = explained(client, cat, method="integratedgradients", budget=32, target=CAT)
     complete = found["completeness"]
@@ -173,6 +174,7 @@ def test_completeness_is_reported(client: TestClient, cat: bytes) -> None:
     assert "completeness" not in explained(client, cat)
 
 
+@pytest.mark.slow
 def test_progress_lines_while_many_passes_are_at_work(client: TestClient, cat: bytes) -> None:
     body = {
         "instances": [

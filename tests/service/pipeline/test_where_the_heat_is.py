@@ -8,6 +8,7 @@ from itertools import permutations
 from typing import Any
 
 import numpy as np
+import pytest
 from PIL import Image
 from starlette.testclient import TestClient
 
@@ -29,6 +30,7 @@ def values(explanation: dict[str, Any]) -> np.ndarray:
     return np.frombuffer(data, "<f4").reshape(explanation["heatmap"]["shape"])
 
 
+@pytest.mark.slow
 def test_two_objects_side_by_side_are_told_apart(
     client: TestClient, photos: dict[int, Image.Image]
 ) -> None:
@@ -128,6 +130,7 @@ def test_sizes_show_the_same_map(client: TestClient, photos: dict[int, Image.Ima
     assert np.corrcoef(part.ravel(), shrunk.ravel())[0, 1] > 0.999
 
 
+@pytest.mark.slow
 def test_what_the_model_sees_does_not_depend_on_the_answer(
     client: TestClient, photos: dict[int, Image.Image]
 ) -> None:

@@ -68,6 +68,7 @@ async def test_a_long_body_has_the_time_that_it_takes_at_the_least_rate(
         assert monotonic() - began > 2 * SHORT
 
 
+@pytest.mark.slow
 async def test_a_body_has_its_time_where_the_app_held_it_up(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

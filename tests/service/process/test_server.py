@@ -23,6 +23,7 @@ from tests.service.live import ROOT, serving, until_ready
 PNG = {"Content-Type": "image/png"}
 
 
+@pytest.mark.slow
 def test_from_loading_to_a_clean_stop_that_loses_no_request(slow_catalog: str) -> None:
     with serving("--models", slow_catalog) as (process, http):
         answers = until_ready(process, http)
@@ -55,6 +56,7 @@ def wait_for(http: httpx2.Client, line: str) -> None:
     raise AssertionError(f"{line} is not in\n{http.get('/metrics').text}")
 
 
+@pytest.mark.slow
 def test_a_second_signal_does_not_wait_for_the_queue(slow_catalog: str) -> None:
     with serving("--models", slow_catalog) as (process, http):
         until_ready(process, http)
@@ -75,6 +77,7 @@ def test_a_second_signal_does_not_wait_for_the_queue(slow_catalog: str) -> None:
         assert "stopped before the answer was ready" in responses[0].json()["detail"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("keys", [False, True])
 def test_ready_says_where_the_page_is_and_a_curl_line_that_works(
     tmp_path: Path, keys: bool
@@ -100,6 +103,7 @@ def test_ready_says_where_the_page_is_and_a_curl_line_that_works(
         assert process.wait(10) == 0
 
 
+@pytest.mark.slow
 def test_11_megabytes_are_refused_while_they_stream_in() -> None:
     """The caller gets the answer, not a reset connection, whatever it says of the length."""
     body = bytes(11_000_000)
@@ -152,6 +156,7 @@ def test_a_taken_port_stops_the_start() -> None:
     assert "Traceback" not in ended.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("toml", "environment", "words"),
     [
@@ -183,6 +188,7 @@ def test_a_mistake_in_the_configuration_stops_the_start(
     assert "Traceback" not in ended.stderr
 
 
+@pytest.mark.slow
 def test_slow_and_vanishing_callers(tmp_path: Path) -> None:
     """A body that does not come is a 504; a caller who leaves is no failure of ours."""
     with serving(GRADCAM_DEADLINE_SECONDS="0.5") as (process, http):

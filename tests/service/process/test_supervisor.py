@@ -38,6 +38,7 @@ def explain(http: httpx2.Client, seed: int = 0) -> int:
     return http.post("/v1/models/m:explain", content=photo, headers=PNG).status_code
 
 
+@pytest.mark.slow
 def test_a_serving_process_that_dies_is_replaced_and_meanwhile_a_503_says_so(
     tmp_path: Path,
 ) -> None:
@@ -63,6 +64,7 @@ def test_a_serving_process_that_dies_is_replaced_and_meanwhile_a_503_says_so(
         assert process.wait(10) == 0
 
 
+@pytest.mark.slow
 def test_an_exit_that_no_signal_asked_for_is_not_meant(tmp_path: Path) -> None:
     with serving("--models", catalog(tmp_path, "lethal")) as (process, http):
         until_ready(process, http)
@@ -73,6 +75,7 @@ def test_an_exit_that_no_signal_asked_for_is_not_meant(tmp_path: Path) -> None:
         assert explain(http) == 200
 
 
+@pytest.mark.slow
 def test_nothing_stays_when_the_supervisor_itself_is_killed(tmp_path: Path) -> None:
     with serving("--models", catalog(tmp_path, "tiny")) as (process, http):
         until_ready(process, http)
@@ -85,6 +88,7 @@ def test_nothing_stays_when_the_supervisor_itself_is_killed(tmp_path: Path) -> N
             http.get("/healthz")
 
 
+@pytest.mark.slow
 def test_sigterm_does_not_wait_for_a_model_that_loads(tmp_path: Path) -> None:
     with serving("--models", catalog(tmp_path, "sluggish")) as (process, http):
         wait_until_it_says(http, "still loading: m")
@@ -105,6 +109,7 @@ def wait_until_it_says(http: httpx2.Client, detail: str) -> None:
     raise AssertionError(detail)
 
 
+@pytest.mark.slow
 def test_one_that_never_gets_ready_is_given_up(tmp_path: Path) -> None:
     with serving("--models", catalog(tmp_path, "deadly")) as (process, _):
         assert process.wait(60) == 1
@@ -114,6 +119,7 @@ def test_one_that_never_gets_ready_is_given_up(tmp_path: Path) -> None:
         assert "3 processes in a row ended before they were ready" in said
 
 
+@pytest.mark.slow
 def test_who_says_nothing_to_the_stand_in_is_hung_up_on(tmp_path: Path) -> None:
     with serving("--models", catalog(tmp_path, "sluggish")) as (_, http):
         for _ in range(500):
@@ -126,6 +132,7 @@ def test_who_says_nothing_to_the_stand_in_is_hung_up_on(tmp_path: Path) -> None:
             assert one.recv(100) == b""
 
 
+@pytest.mark.slow
 def test_without_a_supervisor_there_is_one_process(tmp_path: Path) -> None:
     arguments = ("--models", catalog(tmp_path, "tiny"))
     with serving(*arguments, GRADCAM_SUPERVISE="false") as (process, http):

@@ -120,6 +120,7 @@ async def test_a_request_behind_it_has_all_the_time_that_its_answer_takes() -> N
         assert (await caller.answer())[1] == b"3"
 
 
+@pytest.mark.slow
 async def test_one_who_asks_and_asks_and_reads_no_answer_fills_no_memory(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
