@@ -280,7 +280,7 @@ def stopped(method: str, after: int = 1, **asked: Any) -> Explanation:
 def test_when_the_time_is_up_the_strongest_channels_make_the_map(method: str, passes: int) -> None:
     # The second channel varies most; alone it has the softmax's whole weight.
     found = stopped(method)
-    np.testing.assert_allclose(found.map, [[0, 0], [0, 8]], rtol=1e-6)
+    np.testing.assert_allclose(found.map, [[0, 8], [0, 0]], rtol=1e-6)
     assert found.passes == Passes(passes, 3 * passes, stopped=True)
     assert found.warnings[-1].startswith(f"{passes} of the {3 * passes} passes that the method")
     assert "the time was up" in found.warnings[-1]
