@@ -61,6 +61,7 @@ def finished(
     shutil.rmtree(output)
 
 
+@pytest.mark.slow
 def test_it_says_how_many_and_where(finished: Finished) -> None:
     manifest = finished.output / "manifest.parquet"
     assert finished.err == f"20 of 22 images explained, 2 failed: {manifest}\n"
@@ -120,6 +121,7 @@ def test_each_row_is_what_the_service_answers(finished: Finished, client: TestCl
         assert row["mass"] == pytest.approx(scaled.sum(dtype=np.float64) / inside, rel=1e-3)
 
 
+@pytest.mark.slow
 def test_each_picture_is_the_services_own_at_the_photos_size(
     finished: Finished, client: TestClient
 ) -> None:
@@ -146,6 +148,7 @@ def test_each_picture_is_the_services_own_at_the_photos_size(
             assert np.abs(drawn - np.asarray(expected, np.float32)).mean() < 0.5
 
 
+@pytest.mark.slow
 def test_what_is_no_image_has_a_row_that_says_why(finished: Finished) -> None:
     failed = {row["id"]: row for row in rows(finished.output) if row["error"] is not None}
     assert {*failed} == {"corrupt.jpg", "fake.png"}
@@ -158,6 +161,7 @@ def test_what_is_no_image_has_a_row_that_says_why(finished: Finished) -> None:
     assert {*Counter(row["id"] for row in rows(finished.output)).values()} == {1}
 
 
+@pytest.mark.slow
 def test_what_is_said_in_a_pipe_has_no_control_characters(finished: Finished) -> None:
     assert finished.err.isascii()
     assert finished.err.replace("\n", "").isprintable()
