@@ -14,7 +14,7 @@ from typing import TypeVar
 from service.batch.folders import SUFFIXES, WILDCARDS, Search, is_image
 from service.batch.tables import rows_of
 from service.core.errors import ConfigError, ImageTooLarge, UndecodableImage, one_line
-from service.pipeline.photo_file import LARGEST, read_file
+from service.pipeline.images import LARGEST, read_file
 
 Place = TypeVar("Place")
 

@@ -15,9 +15,9 @@ from rich.text import Text
 
 from service.core.errors import ConfigError, Problem
 from service.core.settings import Settings
+from service.pipeline.images import read_file
 from service.pipeline.instances import Instance
 from service.pipeline.parameters import Parameters
-from service.pipeline.photo_file import read_file
 from service.pipeline.rendering import Drawing
 from service.pipeline.resolve import questions_of
 from service.pipeline.rows import Row

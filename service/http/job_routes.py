@@ -21,7 +21,7 @@ from service.jobs.errors import NotFinished, UnknownItem, UnknownJob
 from service.jobs.export import parquet, zipped
 from service.jobs.host import Jobs, Workplace
 from service.jobs.records import Job, storable
-from service.jobs.results import line_of, picture_of_line
+from service.jobs.result_store import line_of, picture_of_line
 from service.pipeline.rendering import EXTENSIONS
 
 JSON, NDJSON, EVENTS = "application/json", "application/x-ndjson", "text/event-stream"

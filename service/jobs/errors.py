@@ -10,7 +10,7 @@
 
 from __future__ import annotations
 
-from service.core.errors import Problem, Unavailable
+from service.core.errors import InsufficientStorage, Problem, Unavailable
 
 
 class UnknownJob(Problem):
@@ -55,3 +55,11 @@ class FolderAway(Unavailable):
 class TooManyJobs(Problem):
     status = 429
     title = "Too many jobs are unfinished"
+
+
+def no_room(taken: int, most: int) -> InsufficientStorage:
+    """Jobs would take more bytes of the disk than they may."""
+    return InsufficientStorage(
+        f"jobs need {taken} bytes of the disk, and at most {most} are allowed; delete one, or wait "
+        "until they expire"
+    )

@@ -19,8 +19,7 @@ from service.core.schemas import ExplainedTarget
 from service.jobs.errors import UnknownJob
 from service.jobs.folder import Folder
 from service.jobs.records import Job
-from service.jobs.result_store import ResultStore
-from service.jobs.results import line_of, picture_of_explanation
+from service.jobs.result_store import ResultStore, line_of, picture_of_explanation
 from service.pipeline.descriptions import title_of
 from service.pipeline.facts import agreement_mean
 from service.pipeline.rendering import encode_values

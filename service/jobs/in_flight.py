@@ -21,7 +21,7 @@ class Item:
     """What answers it, as soon as something does."""
 
 
-class UnderWay:
+class InFlight:
     def __init__(self) -> None:
         self._items: dict[tuple[str, int], Item] = {}
         self._none = asyncio.Event()

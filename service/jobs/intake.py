@@ -22,9 +22,9 @@ from service.core.pool import Pool
 from service.core.settings import Settings
 from service.engine.manager import ModelManager
 from service.jobs.collector import Collector
+from service.jobs.errors import no_room
 from service.jobs.folder import Folder
 from service.jobs.listing import Listing
-from service.jobs.quota import no_room
 from service.jobs.readers import ArchiveReader, FormReader, JsonReader, LinesReader, Reader
 from service.jobs.records import Job, NewJob, parameters_json
 from service.jobs.submission import Submissions

@@ -17,7 +17,7 @@ from service.core.pool import Pool
 from service.engine.manager import ModelManager
 from service.jobs.executor import ItemExecutor, Withdrawn
 from service.jobs.folder import Folder
-from service.jobs.in_flight import UnderWay
+from service.jobs.in_flight import InFlight
 from service.jobs.records import Leased
 from service.jobs.store import Store
 from service.limits.admission import Admission
@@ -66,7 +66,7 @@ class Runner:
         self._admission = admission
         self._pool = pool
         self._wake = asyncio.Event()
-        self._under_way = UnderWay()
+        self._under_way = InFlight()
         self._executor = executor
         self._doubtful = False
         self._dropped: set[str] = set()

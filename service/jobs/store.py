@@ -17,7 +17,7 @@ from sqlalchemy import Connection, Row, delete, func, insert, or_, select, updat
 
 from service.core.errors import InternalError, Problem
 from service.jobs.database import Database
-from service.jobs.quota import bytes_of_jobs, no_room
+from service.jobs.errors import no_room
 from service.jobs.records import Leased, parameters_of
 from service.jobs.tables import (
     DONE,
@@ -26,6 +26,7 @@ from service.jobs.tables import (
     OPEN,
     RUNNING,
     SETTLED,
+    bytes_of_jobs,
     items,
     jobs,
     results,

@@ -14,10 +14,9 @@ from sqlalchemy.exc import IntegrityError
 
 from service.core.errors import Unavailable
 from service.jobs.database import Database
-from service.jobs.errors import DuplicateId, IdempotencyConflict, TooManyJobs
-from service.jobs.quota import bytes_of_jobs, no_room
+from service.jobs.errors import DuplicateId, IdempotencyConflict, TooManyJobs, no_room
 from service.jobs.records import Job, NewItem, NewJob, job_of, parameters_json
-from service.jobs.tables import FREE, OPEN, RECEIVING, WAITING, items, jobs, meta
+from service.jobs.tables import FREE, OPEN, RECEIVING, WAITING, bytes_of_jobs, items, jobs, meta
 
 BUSY_SECONDS: Final = 10
 """After which a job that was one too many may be brought again."""

@@ -8,6 +8,7 @@ from sqlalchemy import (
     BigInteger,
     Boolean,
     Column,
+    Connection,
     Float,
     ForeignKey,
     Index,
@@ -17,6 +18,8 @@ from sqlalchemy import (
     Table,
     Text,
     UniqueConstraint,
+    func,
+    select,
 )
 
 VERSION: Final = 1
@@ -100,3 +103,8 @@ runners = Table(
     Column("host", String(255), nullable=False),
     Column("seen", Float(53), nullable=False),
 )
+
+
+def bytes_of_jobs(connection: Connection) -> int:
+    """What jobs take of the disk, all together: their images, items and results."""
+    return int(connection.execute(select(func.sum(jobs.c.bytes))).scalar() or 0)

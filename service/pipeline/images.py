@@ -15,16 +15,18 @@ How pixels become 8-bit RGB:
 from __future__ import annotations
 
 import re
+import stat
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from io import BytesIO
+from pathlib import Path
 from typing import Final
 
 import numpy as np
 from PIL import ExifTags, Image, UnidentifiedImageError
 from PIL.ImageFile import ImageFile
 
-from service.core.errors import ImageTooLarge, Problem, UndecodableImage
+from service.core.errors import ImageTooLarge, Problem, UndecodableImage, one_line
 from service.pipeline.structure import check_structure
 
 FORMATS: Final = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "AVIF")
@@ -42,6 +44,8 @@ TURNS: Final = {
 }
 """What sets a photo upright, by its EXIF orientation."""
 NAMES: Final = "JPEG, PNG, WebP, GIF, BMP, TIFF or AVIF"
+LARGEST: Final = 256_000_000
+"""Bytes of one file, within a zip unpacked: more is a bomb, or no photo."""
 
 
 class EncodedPhoto:
@@ -179,3 +183,21 @@ def _over_white(image: Image.Image) -> Image.Image:
     rgba = image.convert("RGBA")
     white = Image.new("RGBA", rgba.size, "white")
     return Image.alpha_composite(white, rgba).convert("RGB")
+
+
+def read_file(path: Path) -> bytes:
+    """
+    Raises:
+        UndecodableImage: if it cannot be read.
+        ImageTooLarge: if it is too large to be a photo.
+    """
+    try:
+        status = path.stat()
+        if not stat.S_ISREG(status.st_mode):  # a pipe would be waited for, a device has no end
+            raise UndecodableImage(f"{path} cannot be read: it is no file")
+        if status.st_size > LARGEST:
+            raise ImageTooLarge(f"{path} has {status.st_size} bytes; at most {LARGEST} are allowed")
+        return path.read_bytes()
+    except (OSError, ValueError) as error:  # a ValueError of a name with a zero in it
+        reason = error.strerror if isinstance(error, OSError) else one_line(error)
+        raise UndecodableImage(f"{path} cannot be read: {reason}") from None

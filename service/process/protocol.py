@@ -10,13 +10,14 @@ import asyncio
 from asyncio import TimerHandle
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from time import monotonic
 from typing import Any, Final
 from uuid import uuid4
 
+from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from service.core.errors import HeadTooLarge, MalformedRequest, Overloaded, Problem, TooSlow
-from service.process.flow import Flow
 
 RawHeaders = Sequence[tuple[bytes, bytes]]
 LEAST_RATE: Final = 64_000
@@ -291,3 +292,25 @@ def _response(problem: Problem, *, keep_alive: bool = False) -> bytes:
     headers = {**about, "connection": connection, "x-request-id": str(uuid4())}
     lines = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
     return STATUS_LINE[problem.status] + lines.encode() + b"\r\n" + body
+
+
+class Flow(FlowControl):
+    """Knows how long it was we who did not read."""
+
+    def __init__(self, transport: asyncio.Transport) -> None:
+        super().__init__(transport)
+        self._paused_at = self._paused = 0.0
+
+    def pause_reading(self) -> None:
+        if not self.read_paused:
+            self._paused_at = monotonic()
+        super().pause_reading()
+
+    def resume_reading(self) -> None:
+        if self.read_paused:
+            self._paused += monotonic() - self._paused_at
+        super().resume_reading()
+
+    @property
+    def paused_seconds(self) -> float:
+        return self._paused + (monotonic() - self._paused_at if self.read_paused else 0.0)

@@ -12,7 +12,7 @@ import pytest
 
 from service.batch.inputs import open_inputs
 from service.core.errors import ImageTooLarge, UndecodableImage
-from service.pipeline import photo_file
+from service.pipeline import images
 from tests.service.batch.laid import as_nobody, ids, lay, readable_by_nobody, refused
 
 
@@ -88,7 +88,7 @@ def test_paths_of_a_table_that_lead_nowhere_are_their_own_problems(tmp_path: Pat
 
 
 def test_a_file_too_large_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(photo_file, "LARGEST", 1000)
+    monkeypatch.setattr(images, "LARGEST", 1000)
     (tmp_path / "large.jpg").write_bytes(bytes(1001))
     (tmp_path / "small.jpg").write_bytes(bytes(1000))
     with open_inputs(str(tmp_path)) as found:

@@ -14,7 +14,7 @@ from fsspec.implementations.memory import MemoryFileSystem
 from starlette.testclient import TestClient
 
 from service.core.settings import Settings
-from service.jobs.reads import AT_ONCE, READ_SECONDS
+from service.jobs.sources import AT_ONCE, READ_SECONDS
 from tests.service.conftest import encoded, noise
 from tests.service.jobs.conftest import MOST_BYTES, TINY, app_with
 from tests.service.jobs.forms import (
@@ -157,7 +157,7 @@ def mute(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
 def test_a_store_that_does_not_answer_holds_up_nobody_else(
     tmp_path: Path, mute: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("service.jobs.reads.READ_SECONDS", 4.0)
+    monkeypatch.setattr("service.jobs.sources.READ_SECONDS", 4.0)
     with app_with((TINY,), Settings(jobs=tmp_path, input_uris=("mute://*",))) as client:
         named = [{"image": {"uri": mute.format(at)}} for at in range(AT_ONCE - 1)]
         waiting = accepted(client.post("/v1/jobs", json={"instances": named}))["id"]

@@ -10,7 +10,7 @@ import aiohttp
 import pytest
 
 from service.limits import fetch
-from service.limits.addresses import is_public
+from service.limits.fetch import is_public
 from tests.service.limits.sites import IMAGE, SITE, Canary, Page, Site, certificate, running
 
 

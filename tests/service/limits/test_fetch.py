@@ -10,8 +10,7 @@ import pytest
 
 from service.core.errors import Forbidden, Problem, UnfetchableImage
 from service.limits import fetch
-from service.limits.addresses import is_public
-from service.limits.fetch import Allowance, Fetcher
+from service.limits.fetch import Allowance, Fetcher, is_public
 from tests.service.limits.sites import IMAGE, SITE, Canary, Names, Page, Site, fetched, redirect
 
 pytestmark = pytest.mark.anyio
