@@ -72,6 +72,8 @@ class PatientProtocol(HttpToolsProtocol):
         self._refusal: Problem | None = None
         self._ending = False
         self._turned_away = False
+        self._lingering = False
+        """Answered for the last time; what still comes in is read and dropped."""
         self._begun_message = 0
         """The latest one that is a request already."""
         self._last_word: Problem | None = None
@@ -138,9 +140,10 @@ class PatientProtocol(HttpToolsProtocol):
             alive = bool(self.parser.should_keep_alive()) and not self._ending
             self.transport.write(_response(problem, keep_alive=alive))
             if not alive:
-                self.transport.close()
+                self.linger()
             return
         super().on_headers_complete()
+        self.cycle.transport = _Lingering(self)  # type: ignore[assignment]
         self._begun_message = self._message
         if self._ending:
             self.cycle.keep_alive = False
@@ -167,6 +170,18 @@ class PatientProtocol(HttpToolsProtocol):
         self._in_body = False
         self._head_bytes = 0
         self._cancel_receiving()
+        if self._lingering:
+            self.transport.close()
+
+    def linger(self) -> None:
+        """Close the connection when the request's body has come in: a client who writes before it
+        reads would find the connection reset, and never see its answer (RFC 9112, section 9.6)."""
+        if not self._in_body or self.transport.is_closing():
+            self.transport.close()
+            return
+        self._lingering = True
+        if self.transport.can_write_eof():
+            self.transport.write_eof()
 
     def on_response_complete(self) -> None:
         was_last = not self.pipeline
@@ -277,6 +292,19 @@ class PatientProtocol(HttpToolsProtocol):
             cycle.disconnected = True
             cycle.message_event.set()
         self.transport.close()
+
+
+class _Lingering:
+    """The transport that a request's cycle closes when it has answered."""
+
+    def __init__(self, protocol: PatientProtocol) -> None:
+        self._protocol = protocol
+
+    def close(self) -> None:
+        self._protocol.linger()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._protocol.transport, name)
 
 
 def _large_head(what: str) -> HeadTooLarge:

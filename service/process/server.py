@@ -35,7 +35,7 @@ from service.process.protocol import Patience, PatientProtocol, RawHeaders
 
 KEEP_ALIVE_SECONDS = 5
 LOOK_SECONDS = 0.25
-UNREAD_BODIES = 10
+UNREAD_BODIES = 32
 """So many largest bodies may come after an answer, so that their sender gets to read it."""
 log = logging.getLogger(__name__)
 

@@ -31,6 +31,8 @@ from service.process.listener import accept_no_more
 BEAT_SECONDS: Final = 1.0
 SILENT_SECONDS: Final = 30.0
 """An event loop that says nothing for so long is stuck for good."""
+FIRST_WORD_SECONDS: Final = 120.0
+"""A process that says nothing at all for so long hangs before it begins."""
 MOST_FAILED_STARTS: Final = 3
 DECIDED: Final = (0, 2)
 """Exit codes that are meant: stopped, a mistake in the configuration."""
@@ -107,10 +109,14 @@ class _Supervisor:
         sending.close()
         if self._stopping:
             self._pass_on(signal.SIGTERM)
+        sentinel = self._process.sentinel
         loop.add_reader(receiving.fileno(), _hear, receiving, heard, loop)
+        # A process that a model has forked keeps the pipe open; the sentinel tells all the same.
+        loop.add_reader(sentinel, _note_end, sentinel, heard, loop)
         try:
             ready = await self._listen_to(heard)
         finally:
+            loop.remove_reader(sentinel)
             loop.remove_reader(receiving.fileno())
             receiving.close()
         await self._answer()
@@ -121,7 +127,7 @@ class _Supervisor:
     async def _listen_to(self, heard: asyncio.Queue[bytes]) -> bool:
         """Until the serving process says no more; returns whether it was ever ready."""
         assert self._process
-        ready = False
+        ready, begun = False, monotonic()
         latest: float | None = None
         while True:
             word = b""
@@ -139,6 +145,9 @@ class _Supervisor:
             ready = ready or word == READY
             if latest and monotonic() - latest > SILENT_SECONDS:
                 log.error("the serving process is silent for %.0f s", SILENT_SECONDS)
+                self._process.kill()
+            elif not latest and monotonic() - begun > FIRST_WORD_SECONDS:
+                log.error("the serving process has not begun within %.0f s", FIRST_WORD_SECONDS)
                 self._process.kill()
 
     async def _answer(self) -> None:
@@ -202,6 +211,11 @@ def _hear(
     except (EOFError, OSError):
         loop.remove_reader(receiving.fileno())
         heard.put_nowait(END)
+
+
+def _note_end(sentinel: int, heard: asyncio.Queue[bytes], loop: asyncio.AbstractEventLoop) -> None:
+    loop.remove_reader(sentinel)
+    loop.call_later(LINGER_SECONDS, heard.put_nowait, END)  # its last words may still be on the way
 
 
 def _live(

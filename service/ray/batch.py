@@ -31,7 +31,7 @@ from service.batch.parts import Parts
 from service.batch.progress import Tally, begun, say, shown
 from service.batch.work import Item, check, explain_item, made_with, raise_last
 from service.core.concurrency import explain_many
-from service.core.errors import ConfigError, Problem
+from service.core.errors import ConfigError, Problem, one_line
 from service.core.settings import Settings
 from service.engine.allocator import keep_memory
 from service.models.devices import use_all
@@ -199,8 +199,11 @@ def _connected(address: str) -> Iterator[None]:
     local = {"include_dashboard": False} if address == "local" else {}
     try:
         ray.init(address=address, log_to_driver=False, logging_level=logging.WARNING, **local)
-    except (ConnectionError, RuntimeError, ValueError) as error:
-        raise ConfigError(f"there is no Ray cluster at {address}: {error}") from None
+    except (ConnectionError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
+        raise ConfigError(
+            f"there is no Ray cluster at {address} that lets this machine in: {one_line(error)}; "
+            "where the cluster has a token, set RAY_AUTH_TOKEN or RAY_AUTH_TOKEN_PATH to it"
+        ) from None
     logging.getLogger("ray.data").setLevel(logging.WARNING)
     context = DataContext.get_current()
     context.enable_progress_bars = False

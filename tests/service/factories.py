@@ -150,3 +150,11 @@ def stating_nonsense() -> tuple[nn.Module, dict[str, object]]:
 
 def stating_too_small() -> tuple[nn.Module, dict[str, object]]:
     return small(), {"input_size": 1}
+
+
+def forking() -> nn.Module:
+    """A process that has been forked holds every file of this one open."""
+    if os.fork() == 0:
+        time.sleep(60)
+        os._exit(0)
+    return Small().eval()

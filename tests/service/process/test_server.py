@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -9,6 +10,8 @@ import socket
 import subprocess
 import sys
 import time
+import urllib.error
+import urllib.request
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -125,6 +128,20 @@ def test_11_megabytes_are_refused_while_they_stream_in() -> None:
         assert "11000000 bytes" in claimed.json()["detail"]
         assert lying.startswith(b"HTTP/1.1 413")
         assert http.get("/readyz").status_code == 200
+
+
+@pytest.mark.slow
+def test_a_client_that_reads_no_answer_while_it_writes_gets_the_413() -> None:
+    """Python's own client: it writes the whole body before it reads."""
+    with serving() as (process, http):
+        until_ready(process, http)
+        address = f"{http.base_url}/v1/models/efficientnet-lite0:explain"
+        asked = urllib.request.Request(address, bytes(150_000_000), PNG)
+        with pytest.raises(urllib.error.HTTPError) as refused:
+            urllib.request.urlopen(asked, timeout=30)
+        assert refused.value.code == 413
+        assert json.load(refused.value)["type"] == "urn:gradcam-service:body-too-large"
+        refused.value.close()
 
 
 def raw_post(http: httpx2.Client, path: str, rest: bytes) -> bytes:

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import socket
 import subprocess
 import time
+from contextlib import suppress
 from pathlib import Path
+from types import SimpleNamespace
 
 import httpx2
 import psutil
 import pytest
 from PIL import Image
 
+from service.core.settings import Settings
+from service.process import supervisor
+from service.process.heartbeat import END
 from tests.service.conftest import encoded, noise
 from tests.service.live import serving, until_ready
 
@@ -73,6 +79,38 @@ def test_an_exit_that_no_signal_asked_for_is_not_meant(tmp_path: Path) -> None:
             http.post("/v1/models/m:explain", content=white, headers=PNG)
         until_ready(process, http)
         assert explain(http) == 200
+
+
+@pytest.mark.slow
+def test_a_process_that_dies_is_replaced_though_one_that_it_forked_lives(tmp_path: Path) -> None:
+    with serving("--models", catalog(tmp_path, "forking")) as (process, http):
+        until_ready(process, http)
+        *_, serving_process, forked = family(process)
+        try:
+            assert forked.parent() == serving_process
+            serving_process.kill()
+            serving_process.wait(5)
+            assert forked.is_running()
+            until_ready(process, http)
+            assert explain(http) == 200
+        finally:
+            for each in (forked, *psutil.Process(process.pid).children(recursive=True)):
+                with suppress(psutil.NoSuchProcess):
+                    each.kill()
+
+
+@pytest.mark.anyio
+async def test_a_process_that_hangs_before_its_first_word_is_killed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(supervisor, "FIRST_WORD_SECONDS", 0.2)
+    monkeypatch.setattr(supervisor, "BEAT_SECONDS", 0.05)
+    heard: asyncio.Queue[bytes] = asyncio.Queue()
+    with socket.socket() as listening:
+        watching = supervisor._Supervisor(listening, Settings(), ())
+        watching._process = SimpleNamespace(kill=lambda: heard.put_nowait(END))  # type: ignore[assignment]
+        async with asyncio.timeout(5):
+            assert not await watching._listen_to(heard)
 
 
 @pytest.mark.slow
