@@ -26,6 +26,7 @@ from service.http.answers import (
     require_one_map,
     together,
 )
+from service.http.contract import SERVING, answers
 from service.http.negotiation import choose
 from service.http.reception import Reception, RequestContext
 from service.limits.timeouts import deadline, while_connected
@@ -53,7 +54,14 @@ LOOKS = 2
 def make_router(*, reception: Reception, explainer: Explainer) -> APIRouter:
     router = APIRouter()
 
-    @router.post("/v1/models/{model:model}:predict", **documentation.PREDICT)
+    @router.post(
+        "/v1/models/{model:model}:predict",
+        tags=["explain"],
+        summary="The most probable classes of each image",
+        response_model=schemas.PredictResponse,
+        responses=answers(schemas.PredictResponse, problems=SERVING),
+        openapi_extra=documentation.PREDICT,
+    )
     async def predict(model: str, request: Request) -> Response:
         choose(_list_of(request, "accept"), [JSON])
 
@@ -77,7 +85,27 @@ def make_router(*, reception: Reception, explainer: Explainer) -> APIRouter:
         headers = {"Server-Timing": context.timings.header()}
         return Response(body, media_type=JSON, headers=headers)
 
-    @router.post("/v1/models/{model:model}:explain", **documentation.EXPLAIN)
+    @router.post(
+        "/v1/models/{model:model}:explain",
+        tags=["explain"],
+        summary="Where in each image the model sees a class",
+        description=(
+            "Answers by `Accept`: `application/json` (default), `application/x-ndjson` (an "
+            "explanation a line, as each is ready), or, for exactly one map, `image/png`, "
+            "`image/jpeg`, `image/webp` (a picture) or `application/x-npy` (float32 numbers)."
+        ),
+        response_model=schemas.ExplainResponse,
+        responses={
+            **answers(
+                schemas.ExplainResponse,
+                {NDJSON: documentation.EXPLANATION_LINE, **dict.fromkeys((*EXTENSIONS, NPY))},
+                headers=["ETag", "Server-Timing"],
+                problems=SERVING,
+            ),
+            304: {"description": "The caller's `If-None-Match` names this very answer."},
+        },
+        openapi_extra=documentation.EXPLAIN,
+    )
     async def explain(model: str, request: Request) -> Response:
         form = choose(_list_of(request, "accept"), FORMS)
         async with reception.receive(request, model, Parameters) as context:
@@ -103,7 +131,21 @@ def make_router(*, reception: Reception, explainer: Explainer) -> APIRouter:
         headers["Server-Timing"] = context.timings.header()
         return Response(body, media_type=form, headers=headers)
 
-    @router.post("/v1/models/{model:model}:activations", **documentation.ACTIVATIONS)
+    @router.post(
+        "/v1/models/{model:model}:activations",
+        tags=["explain"],
+        summary="What hooks on layers see: inputs, outputs and gradients",
+        description=(
+            "Answers by `Accept`: `application/json` (default) with statistics; for one image "
+            "`application/x-npz` with the arrays, and for one layer `image/png`, `image/jpeg` or "
+            "`image/webp` with a gallery of its strongest feature maps."
+        ),
+        response_model=schemas.ActivationResponse,
+        responses=answers(
+            schemas.ActivationResponse, dict.fromkeys((*EXTENSIONS, NPZ)), problems=SERVING
+        ),
+        openapi_extra=documentation.ACTIVATIONS,
+    )
     async def show_activations(model: str, request: Request) -> Response:
         form = choose(_list_of(request, "accept"), ACTIVATION_FORMS)
 
