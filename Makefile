@@ -9,6 +9,7 @@ BIN := .venv/bin
 UV := $(BIN)/uv pip --quiet
 INSTALL := $(UV) install --python $(BIN)/python --require-hashes
 EDITABLE := $(UV) install --python $(BIN)/python --no-deps --editable .
+GENERATOR := .venv/generator/bin/openapi-python-client
 
 # Without bytecode every start compiles torch anew: 10 s instead of 5.
 unexport PYTHONDONTWRITEBYTECODE
@@ -24,7 +25,7 @@ install: .venv/serve ## install into .venv
 serve: .venv/serve ## install, and serve on HOST and PORT (http://127.0.0.1:8000)
 	$(BIN)/gradcam serve --host $(HOST) --port $(PORT)
 
-test: lint types ## format, lint, types and all tests
+test: lint types $(GENERATOR) ## format, lint, types and all tests
 	$(BIN)/python -m pytest
 
 # The tests in a random order, with one, two and four threads: what one leaves behind, or takes
@@ -72,6 +73,8 @@ lock: $(BIN)/uv ## pin all dependencies anew
 	$(UV) compile pyproject.toml --extra test -c requirements.lock --universal \
 	  --python-version 3.11 --generate-hashes --custom-compile-command 'make lock' \
 	  -o requirements-test.lock
+	$(UV) compile --group generator --universal --python-version 3.11 --generate-hashes \
+	  --custom-compile-command 'make lock' -o requirements-generator.lock
 
 # It is looked at as a registry would, and installed where nothing else is.
 wheel: .venv/serve ## build dist/, check it, and install it into an empty environment
@@ -106,6 +109,12 @@ $(BIN)/uv:
 .venv/ray: .venv/test
 	$(UV) install --python $(BIN)/python '.[ray]'
 	$(EDITABLE)
+	@touch $@
+
+# What makes a client of the contract, for its test: in an environment of its own, see pyproject.toml.
+$(GENERATOR): requirements-generator.lock | $(BIN)/uv
+	$(BIN)/uv venv --quiet --clear .venv/generator
+	$(UV) install --python .venv/generator/bin/python --require-hashes -r $<
 	@touch $@
 
 .venv/test: requirements-test.lock pyproject.toml | $(BIN)/uv
