@@ -18,7 +18,8 @@ from tests.service.http.test_openapi import OPERATIONS
 from tests.service.live import ROOT
 
 PATH = os.pathsep.join([str(ROOT / ".venv" / "generator" / "bin"), os.environ["PATH"]])
-GENERATOR = shutil.which("openapi-python-client", path=PATH)
+FOUND = shutil.which("openapi-python-client", path=PATH)
+GENERATOR = FOUND and Path(FOUND).resolve()
 """In an environment of its own: its typer is an older one than the service's."""
 SPOKEN = ("application/json", "multipart/form-data", "application/problem+json")
 """Media types that the generator knows without being told."""
@@ -82,14 +83,14 @@ class Generated:
 
 @pytest.fixture(scope="module")
 def generated(tmp_path_factory: pytest.TempPathFactory) -> Generated:
-    if GENERATOR is None:
+    if not GENERATOR:
         pytest.skip("there is no openapi-python-client; `make test` installs it")
     folder = tmp_path_factory.mktemp("generated")
     contract = ROOT / "openapi" / "openapi.json"
     done = subprocess.run(
         [GENERATOR, "generate", "--path", contract, "--meta", "none", "--output-path", "explainer"],
         cwd=folder,
-        env={**os.environ, "PATH": f"{Path(GENERATOR).parent}{os.pathsep}{PATH}"},
+        env={**os.environ, "PATH": f"{GENERATOR.parent}{os.pathsep}{PATH}"},
         capture_output=True,
         text=True,
     )
@@ -122,10 +123,10 @@ def test_nothing_is_left_out_but_files(generated: Generated) -> None:
 
 
 def test_it_explains_and_submits_jobs(generated: Generated, address: str) -> None:
-    assert GENERATOR is not None
+    assert GENERATOR
     photos = [ROOT / "docs" / "photos" / f"{name}.png" for name in ("chelsea", "coffee")]
     done = subprocess.run(
-        [Path(GENERATOR).with_name("python"), "-c", CALLS, address, *photos],
+        [GENERATOR.with_name("python"), "-c", CALLS, address, *photos],
         cwd=generated.folder,
         capture_output=True,
         text=True,
