@@ -30,8 +30,8 @@ MAX_MATCHED = 16
 
 
 LayerParameter = Name | Annotated[list[Name], Field(min_length=1, max_length=MAX_MAPS)]
-# Without names a generator makes one identifier of `gradcam` and `gradcam++`, and the one value
-# then hides the other (openapi-python-client drops the operation).
+# Without names openapi-python-client makes one identifier of `gradcam` and `gradcam++`: where they
+# are written out it drops the operation, of a component its GRADCAM sends the other one.
 Method = TypeAliasType(
     "Method",
     Annotated[
