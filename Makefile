@@ -9,6 +9,7 @@ BIN := .venv/bin
 UV := $(BIN)/uv pip --quiet
 INSTALL := $(UV) install --python $(BIN)/python --require-hashes
 EDITABLE := $(UV) install --python $(BIN)/python --no-deps --editable .
+GENERATOR := .venv/generator/bin/openapi-python-client
 
 # Without bytecode every start compiles torch anew: 10 s instead of 5.
 unexport PYTHONDONTWRITEBYTECODE
@@ -35,7 +36,7 @@ test: lint types ## format, lint, types, and the tests that one waits for
 # What takes seconds or starts processes: parity with other tools on whole architectures, the
 # generated requests of the contract, the documents' examples, processes that are killed, databases,
 # Ray where it is installed; and every rehearsed attack.
-check: .venv/test ## the slow tests and the rehearsed attacks, a quarter of an hour
+check: .venv/test $(GENERATOR) ## the slow tests and the rehearsed attacks, a quarter of an hour
 	$(PYTEST) $(PARALLEL) -m slow --ignore tests/chaos
 	$(PYTEST) tests/chaos
 
@@ -94,6 +95,8 @@ lock: $(BIN)/uv ## pin all dependencies anew
 	$(UV) compile pyproject.toml --extra test -c requirements.lock --universal \
 	  --python-version 3.11 --generate-hashes --custom-compile-command 'make lock' \
 	  -o requirements-test.lock
+	$(UV) compile --group generator --universal --python-version 3.11 --generate-hashes \
+	  --custom-compile-command 'make lock' -o requirements-generator.lock
 
 # It is looked at as a registry would, and installed where nothing else is.
 wheel: .venv/serve ## build dist/, check it, and install it into an empty environment
@@ -133,6 +136,12 @@ $(BIN)/uv:
 .venv/ray: .venv/test
 	$(UV) install --python $(BIN)/python '.[ray]'
 	$(EDITABLE)
+	@touch $@
+
+# What makes a client of the contract, for its test: in an environment of its own, see pyproject.toml.
+$(GENERATOR): requirements-generator.lock | $(BIN)/uv
+	$(BIN)/uv venv --quiet --clear .venv/generator
+	$(UV) install --python .venv/generator/bin/python --require-hashes -r $<
 	@touch $@
 
 .venv/test: requirements-test.lock pyproject.toml | $(BIN)/uv

@@ -64,6 +64,8 @@ class Problem(Exception):
 
     status: ClassVar[int] = 500
     title: ClassVar[str] = "Internal error"
+    example: ClassVar[str] = ""
+    """A detail, for openapi/openapi.json, of the kind that stands there for all of its status."""
     parameter: ClassVar[str | None] = None
     """The parameter that it is about, where it is always the same."""
 
@@ -111,11 +113,13 @@ class Problem(Exception):
 class MalformedRequest(Problem):
     status = 400
     title = "The request cannot be read"
+    example = "the body is empty"
 
 
 class Unauthorized(Problem):
     status = 401
     title = "An API key is needed"
+    example = "send an API key"
 
     def headers(self) -> dict[str, str]:
         # Basic is for browsers, which ask for a name, any, and the key as its password.
@@ -126,6 +130,7 @@ class Unauthorized(Problem):
 class Forbidden(Problem):
     status = 403
     title = "That is not allowed"
+    example = "the key 'app' has the scope explain"
 
 
 class UnknownRoute(Problem):
@@ -136,6 +141,7 @@ class UnknownRoute(Problem):
 class UnknownModel(Problem):
     status = 404
     title = "There is no such model"
+    example = "there is no model 'resnet'"
 
 
 class MethodNotAllowed(Problem):
@@ -146,21 +152,25 @@ class MethodNotAllowed(Problem):
 class NotAcceptable(Problem):
     status = 406
     title = "The answer has no form that Accept allows"
+    example = "Accept is 'text/plain'"
 
 
 class TooSlow(Problem):
     status = 408
     title = "The request came in too slowly"
+    example = "the request was not here after 10 s"
 
 
 class Conflict(Problem):
     status = 409
     title = "The models that there are leave no place for it"
+    example = "there is a model 'resnet50' already"
 
 
 class BodyTooLarge(Problem):
     status = 413
     title = "The body is too large"
+    example = "the body has 11000000 bytes"
 
 
 class ImageTooLarge(Problem):
@@ -176,6 +186,7 @@ class TooManyInstances(Problem):
 class UnsupportedMediaType(Problem):
     status = 415
     title = "The body's media type is not supported"
+    example = "no Content-Type"
 
 
 class UndecodableImage(Problem):
@@ -202,6 +213,7 @@ class UnknownLabel(Problem):
     status = 422
     parameter = "target"
     title = "The model has no class of that name"
+    example = "no class is called 'catt'"
 
 
 class AmbiguousLabel(Problem):
@@ -250,11 +262,13 @@ class ModelFailed(Problem):
 
     status = 424
     title = "The model could not be loaded"
+    example = "model 'x' could not be loaded: cannot import 'x'; DELETE it, and add it again"
 
 
 class QueueFull(Problem):
     status = 429
     title = "Too many requests are waiting"
+    example = "256 items are waiting"
 
 
 class RateLimited(Problem):
@@ -265,11 +279,13 @@ class RateLimited(Problem):
 class HeadTooLarge(Problem):
     status = 431
     title = "The request's head is too large"
+    example = "101 headers"
 
 
 class InternalError(Problem):
     status = 500
     title = "The service failed"
+    example = "the service failed; its log has the cause"
 
 
 def unexpected(what: str, told: str = "the service failed at this image") -> InternalError:
@@ -292,6 +308,7 @@ class Unavailable(Problem):
 
     status = 503
     title = "The service is not ready"
+    example = "still loading: efficientnet-lite0"
 
     def __init__(
         self,
@@ -318,8 +335,10 @@ class Overloaded(Problem):
 class DeadlineExceeded(Problem):
     status = 504
     title = "The answer took too long"
+    example = "not ready after 30 s"
 
 
 class InsufficientStorage(Problem):
     status = 507
     title = "There is no room on the disk"
+    example = "the disk is full"

@@ -6,28 +6,43 @@ from typing import Literal
 
 from pydantic import Field
 
+from service.core.choices import (
+    Activation,
+    ChannelOrder,
+    Fit,
+    MapPlace,
+    MethodCost,
+    Mode,
+    ModelKind,
+    ValueRange,
+)
 from service.core.schemas import Open
 
 
 class ModelList(Open):
-    models: list[str]
+    models: list[str] = Field(examples=[["efficientnet-lite0"]])
 
 
 class InputDescription(Open):
     """What the model gets to see of a photo, whatever the entry says or leaves out."""
 
-    height: int
-    width: int
+    height: int = Field(examples=[224])
+    width: int = Field(examples=[224])
     resize: int = Field(
         description="Pixels to which the photo's shorter side is resized before the middle is "
-        "cropped, with `fit=crop`."
+        "cropped, with `fit=crop`.",
+        examples=[256],
     )
-    fit: Literal["crop", "squash", "pad"] = Field(description="What `fit=crop` means here.")
-    interpolation: str = Field(description="Pillow's, antialiased.")
-    channel_order: Literal["rgb", "bgr"]
-    value_range: Literal["0-1", "0-255"] = Field(description="Before it is normalised.")
-    mean: tuple[float, float, float] = Field(description="Of red, green, blue.")
-    std: tuple[float, float, float] = Field(description="Of red, green, blue.")
+    fit: Fit = Field(description="What `fit=crop` means here.", examples=["crop"])
+    interpolation: str = Field(description="Pillow's, antialiased.", examples=["bicubic"])
+    channel_order: ChannelOrder = Field(examples=["rgb"])
+    value_range: ValueRange = Field(description="Before it is normalised.", examples=["0-1"])
+    mean: tuple[float, float, float] = Field(
+        description="Of red, green, blue.", examples=[[0.5, 0.5, 0.5]]
+    )
+    std: tuple[float, float, float] = Field(
+        description="Of red, green, blue.", examples=[[0.5, 0.5, 0.5]]
+    )
 
 
 class FidelityDescription(Open):
@@ -39,23 +54,26 @@ class FidelityDescription(Open):
 
 
 class MethodDescription(Open):
-    name: str
-    summary: str
-    cost: Literal["one forward", "one backward", "two backwards", "N forwards", "N backwards"] = (
-        Field(description="Beside the forward pass that predicts.")
+    name: str = Field(examples=["gradcam"])
+    summary: str = Field(examples=["channels weighted by their mean gradient"])
+    cost: MethodCost = Field(
+        description="Beside the forward pass that predicts.", examples=["one backward"]
     )
     budget: int | None = Field(
         None, description="Of N passes: how many at most, unless the request says otherwise."
     )
-    at: Literal["layer", "input"] = Field(description="Where the map is made.")
-    class_specific: bool = Field(description="Whether the map depends on the target.")
-    signed: bool = Field(description="Whether `signed` has anything to show.")
+    at: MapPlace = Field(description="Where the map is made.", examples=["layer"])
+    class_specific: bool = Field(
+        description="Whether the map depends on the target.", examples=[True]
+    )
+    signed: bool = Field(description="Whether `signed` has anything to show.", examples=[True])
     layer: str | None = Field(None, description="Its default layer in this model.")
-    available: bool = Field(description="Whether this model can.")
+    available: bool = Field(description="Whether this model can.", examples=[True])
     reason: str | None = Field(None, description="Why not.")
     fast: bool = Field(
         description="Whether its maps at the model's default layer come from the fast path: only "
-        "where its fidelity is 0.98 or more, at worst too."
+        "where its fidelity is 0.98 or more, at worst too.",
+        examples=[False],
     )
     fidelity: FidelityDescription | None = Field(
         None, description="Of its fast maps at the default layer, if they were judged."
@@ -63,55 +81,67 @@ class MethodDescription(Open):
 
 
 class ModelDescription(Open):
-    name: str
-    ready: bool
-    source: str
-    device: str
-    dtype: str
-    kind: Literal["classes", "segments", "detections"] = Field(
-        description="What it predicts: of the image, of each pixel, or boxes."
+    name: str = Field(examples=["efficientnet-lite0"])
+    ready: bool = Field(examples=[True])
+    source: str = Field(examples=["embedded:efficientnet-lite0"])
+    device: str = Field(examples=["cpu"])
+    dtype: str = Field(examples=["float32"])
+    kind: ModelKind = Field(
+        description="What it predicts: of the image, of each pixel, or boxes.", examples=["classes"]
     )
-    activation: Literal["softmax", "sigmoid", "none"] = Field(
+    activation: Activation = Field(
         description=(
             "What makes probabilities of its outputs; `none`: they are probabilities already. A "
             "model of one output has two classes, the negative one first."
-        )
+        ),
+        examples=["softmax"],
     )
-    activation_reason: str = Field(description="Why it is that one.")
+    activation_reason: str = Field(
+        description="Why it is that one.",
+        examples=["the model has several outputs and ends in no softmax or sigmoid"],
+    )
     input: InputDescription
-    classes: int
-    labels: list[str]
-    default_layer: str
+    classes: int = Field(examples=[1000])
+    labels: list[str] = Field(examples=[["tench", "goldfish"]])
+    default_layer: str = Field(examples=["bn2"])
     levels: list[str] | None = Field(
         None, description="Of a detector: the layers that its boxes are made from."
     )
     methods: list[MethodDescription]
-    mode: Literal["exact", "fast"] = Field(
+    mode: Mode = Field(
         description="`fast`: maps at the default layer come from the fast path, of those methods "
-        "that say so."
+        "that say so.",
+        examples=["exact"],
     )
     fidelity: float | None = Field(
         None,
         description="Pearson's correlation of a fast map with the exact one: the worst of the "
         "methods that are served fast.",
     )
-    max_batch: int
+    max_batch: int = Field(examples=[16])
     batching: str | None = Field(
         None, description="Why images are run one by one, where `max_batch` is 1 for that."
     )
-    fingerprint: str = Field(description="Changes when the weights or the preprocessing do.")
+    fingerprint: str = Field(
+        description="Changes when the weights or the preprocessing do.",
+        examples=["5b1f0c9e0d6c4f5e8a7b6c5d4e3f2a1b"],
+    )
 
 
 class LayerDescription(Open):
-    name: str
-    type: str
-    output_shape: list[int] | None = Field(None, description="Without the batch dimension.")
-    grid: tuple[int, int] | None = Field(
-        None, description="Height and width of its map, where the output lies on the image."
+    name: str = Field(examples=["bn2"])
+    type: str = Field(examples=["BatchNormAct2d"])
+    output_shape: list[int] | None = Field(
+        None, description="Without the batch dimension.", examples=[[1280, 7, 7]]
     )
-    explainable: bool
+    grid: tuple[int, int] | None = Field(
+        None,
+        description="Height and width of its map, where the output lies on the image.",
+        examples=[[7, 7]],
+    )
+    explainable: bool = Field(examples=[True])
     reason: str | None = Field(None, description="Why not.")
-    default: bool
+    default: bool = Field(examples=[True])
 
 
 class LayerList(Open):
@@ -127,5 +157,5 @@ class Health(Open):
 class ModelState(Open):
     """What becomes of a model that is added."""
 
-    name: str
+    name: str = Field(examples=["r50"])
     state: Literal["loading"]

@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from service.core.choices import HeatmapEncoding
 from service.core.glossary import TERMS
+
+# A grayscale PNG of 8 × 8 pixels, small enough to read past.
+TINY_PNG: Final = (
+    "iVBORw0KGgoAAAANSUhEUgAAAAgAAAAICAAAAADhZOFXAAAAU0lEQVR42gFIALf/AQ4kIhsM/OziBBQaISIS+eUABA4S"
+    "GCIh8wHwBAMDBQkR/wYEBPj28egA9+70AwMJBfvw6OTjBOzgAPEK/e7mAQAEFBMI/fLsh70dPtcfjAIAAAAASUVORK5C"
+    "YII="
+)
 
 
 class Open(BaseModel):
@@ -14,13 +22,17 @@ class Open(BaseModel):
 
 
 class ScoredClass(Open):
-    index: int
-    label: str | None = Field(None, description="Absent where the model has no labels.")
-    score: float = Field(description="The model's output for the class: as a rule a logit.")
-    probability: float = Field(description="By the model's `activation`, 0 … 1.")
+    index: int = Field(examples=[285])
+    label: str | None = Field(
+        None, description="Absent where the model has no labels.", examples=["Egyptian cat"]
+    )
+    score: float = Field(
+        description="The model's output for the class: as a rule a logit.", examples=[9.27]
+    )
+    probability: float = Field(description="By the model's `activation`, 0 … 1.", examples=[0.7734])
 
 
-class NamedClass(Open):
+class LabelledClass(Open):
     index: int
     label: str | None = None
 
@@ -42,16 +54,18 @@ class Unit(Open):
 class ExplainedTarget(Open):
     """What is explained; `score` is the number: a class's logit, unless the rest says otherwise."""
 
-    index: int | None = Field(None, description=TERMS["target_index"])
-    label: str | None = Field(None, description=TERMS["target_label"])
-    score: float = Field(description=TERMS["target_score"])
-    probability: float | None = Field(None, description=TERMS["target_probability"])
+    index: int | None = Field(None, description=TERMS["target_index"], examples=[285])
+    label: str | None = Field(None, description=TERMS["target_label"], examples=["Egyptian cat"])
+    score: float = Field(description=TERMS["target_score"], examples=[9.27])
+    probability: float | None = Field(
+        None, description=TERMS["target_probability"], examples=[0.7734]
+    )
     box: Box | None = Field(None, description="Of the detection.")
     unit: Unit | None = None
     like: str | None = Field(
         None, description="The layer at which the photo's embedding was compared with another's."
     )
-    minus: NamedClass | None = Field(None, description="The class it was contrasted with.")
+    minus: LabelledClass | None = Field(None, description="The class it was contrasted with.")
     against: Literal[True] | None = Field(None, description="What speaks against it is shown.")
     of: Literal["probability"] | None = None
 
@@ -59,10 +73,10 @@ class ExplainedTarget(Open):
 class Region(Open):
     """Whole pixels of the heatmap."""
 
-    left: int
-    top: int
-    width: int
-    height: int
+    left: int = Field(examples=[0])
+    top: int = Field(examples=[0])
+    width: int = Field(examples=[451])
+    height: int = Field(examples=[300])
 
 
 class Point(Open):
@@ -71,14 +85,15 @@ class Point(Open):
 
 
 class Heatmap(Open):
-    shape: tuple[int, int] = Field(description="Height and width.")
-    encoding: Literal["png", "float32"] = Field(
+    shape: tuple[int, int] = Field(description="Height and width.", examples=[[300, 451]])
+    encoding: HeatmapEncoding = Field(
         description=(
             "`png`: an 8-bit grayscale PNG, 255 is 1.0 (of a signed map 0 is -1.0 and 128 is 0); "
             "`float32`: little-endian, row by row."
-        )
+        ),
+        examples=["png"],
     )
-    data: str = Field(description="In base64.")
+    data: str = Field(description="In base64.", examples=[TINY_PNG])
 
 
 class Overlay(Open):
@@ -101,11 +116,11 @@ class Passes(Open):
 
 
 class Explanation(Open):
-    instance: int = Field(description="Which of the request's instances, from 0.")
+    instance: int = Field(description="Which of the request's instances, from 0.", examples=[0])
     id: str | None = None
     target: ExplainedTarget
-    method: str = Field(description=TERMS["method"])
-    layer: str = Field(description=TERMS["layer"])
+    method: str = Field(description=TERMS["method"], examples=["gradcam"])
+    layer: str = Field(description=TERMS["layer"], examples=["bn2"])
     layer_reason: str | None = Field(None, description=TERMS["layer_reason"])
     region: Region = Field(description=TERMS["region"])
     covers: Box | None = Field(None, description=TERMS["covers"])
@@ -114,7 +129,7 @@ class Explanation(Open):
         None,
         description="The picture, where `output` is `overlay`, `heatmap`, `contour` or `panel`.",
     )
-    peak: Point | None = Field(None, description=TERMS["peak"])
+    peak: Point | None = Field(None, description=TERMS["peak"], examples=[{"x": 161, "y": 107}])
     hot: Region | None = Field(None, description=TERMS["hot"])
     mass: float | None = Field(None, description=TERMS["mass"])
     concentration: float | None = Field(None, description=TERMS["concentration"])
@@ -126,7 +141,7 @@ class Explanation(Open):
         None, description="Of methods that promise it: integratedgradients, fullgrad."
     )
     passes: Passes | None = Field(None, description=TERMS["passes"])
-    warnings: list[str] = []
+    warnings: list[str] = Field([], examples=[[]])
 
 
 class ProblemDocument(Open):
@@ -149,11 +164,11 @@ class FailedInstance(Open):
     problem: ProblemDocument
 
 
-class Segment(NamedClass):
+class Segment(LabelledClass):
     share: float = Field(description="Of the pixels that the model saw, 0 … 1.")
 
 
-class Detection(NamedClass):
+class Detection(LabelledClass):
     score: float
     box: Box
 
@@ -161,10 +176,12 @@ class Detection(NamedClass):
 class Prediction(Open):
     """What the model says of an image: the one that its kind has."""
 
-    instance: int
+    instance: int = Field(examples=[0])
     id: str | None = None
     classes: list[ScoredClass] | None = Field(
-        None, description="Of a classifier: the top_k classes, best first."
+        None,
+        description="Of a classifier: the top_k classes, best first.",
+        examples=[[{"index": 285, "label": "Egyptian cat", "score": 9.27, "probability": 0.7734}]],
     )
     segments: list[Segment] | None = Field(
         None, description="Of a segmenter: the top_k classes of the most pixels."
@@ -189,12 +206,14 @@ class ExplainResponse(Open):
 class SignalDescription(Open):
     """One tensor of one image, without the batch."""
 
-    shape: list[int]
-    mean: float
-    std: float
-    minimum: float
-    maximum: float
-    zeros: float = Field(description="The share of exact zeros: behind a ReLU, of dead units.")
+    shape: list[int] = Field(examples=[[1280, 7, 7]])
+    mean: float = Field(examples=[0.19])
+    std: float = Field(examples=[0.67])
+    minimum: float = Field(examples=[0.0])
+    maximum: float = Field(examples=[6.0])
+    zeros: float = Field(
+        description="The share of exact zeros: behind a ReLU, of dead units.", examples=[0.81]
+    )
 
 
 class ConceptDescription(Open):
@@ -207,16 +226,31 @@ class ConceptDescription(Open):
 
 
 class LayerActivation(Open):
-    instance: int
+    instance: int = Field(examples=[0])
     id: str | None = None
-    layer: str
-    type: str
-    input: SignalDescription | None = Field(None, description="Absent if no tensor went in.")
+    layer: str = Field(examples=["bn2"])
+    type: str = Field(examples=["BatchNormAct2d"])
+    input: SignalDescription | None = Field(
+        None,
+        description="Absent if no tensor went in.",
+        examples=[
+            {
+                "shape": [1280, 7, 7],
+                "mean": -0.73,
+                "std": 0.9,
+                "minimum": -6.1,
+                "maximum": 9.8,
+                "zeros": 0.0,
+            }
+        ],
+    )
     output: SignalDescription
     gradient: SignalDescription | None = Field(
         None, description="Of the target at the output; absent if it does not depend on it."
     )
-    channels: list[int] = Field(description="The top_k strongest, strongest first.")
+    channels: list[int] = Field(
+        description="The top_k strongest, strongest first.", examples=[[1013, 24]]
+    )
     concepts: list[ConceptDescription] | None = Field(
         None, description="Where `concepts` asks for them, the largest share first."
     )

@@ -13,7 +13,7 @@ from service.core import model_schemas
 from service.core.errors import RETRY_AFTER_SECONDS, Unavailable
 from service.core.metrics import CONTENT_TYPE, Metrics
 from service.engine.manager import ModelManager
-from service.http import documentation
+from service.http.contract import answers
 from service.pipeline.descriptions import describe_input
 
 PAGE = Path(__file__).with_name("page.html")
@@ -23,6 +23,8 @@ PAGE_POLICY = (
     "frame-ancestors 'none'"
 )
 PAGE_HEADERS = {"Content-Security-Policy": PAGE_POLICY}
+OF_A_MODEL = (401, 404, 424, 503)
+"""Statuses of errors where a model is asked about."""
 
 
 def _fidelity(found: Fidelity | None) -> model_schemas.FidelityDescription | None:
@@ -35,33 +37,67 @@ def make_about_router(*, manager: ModelManager, metrics: Metrics) -> APIRouter:
     router = APIRouter()
     page = PAGE.read_text(encoding="utf-8")
 
-    @router.get("/", response_class=HTMLResponse, **documentation.PAGE)
+    @router.get(
+        "/",
+        tags=["operations"],
+        summary="A page to drop a photo on",
+        response_class=HTMLResponse,
+        responses=answers(forms={"text/html": "<!doctype html>…"}),
+    )
     async def show_page() -> Response:
         return HTMLResponse(page, headers=PAGE_HEADERS)
 
     @router.head("/healthz", include_in_schema=False)
-    @router.get("/healthz", **documentation.HEALTHZ)
-    async def is_alive() -> model_schemas.Health:
+    @router.get(
+        "/healthz",
+        tags=["operations"],
+        summary="Whether the process lives",
+        responses=answers(model_schemas.Health),
+    )
+    async def check_health() -> model_schemas.Health:
         return model_schemas.Health(status="ok")
 
     @router.head("/readyz", include_in_schema=False)
-    @router.get("/readyz", **documentation.READYZ)
-    async def is_ready() -> model_schemas.Health:
+    @router.get(
+        "/readyz",
+        tags=["operations"],
+        summary="Whether it can explain: models warm, workers alive, not draining",
+        responses=answers(model_schemas.Health, problems=[503]),
+    )
+    async def check_readiness() -> model_schemas.Health:
         if not manager.ready:
             raise Unavailable(manager.why_not_ready(), retry_after=RETRY_AFTER_SECONDS)
         return model_schemas.Health(status="ok")
 
-    @router.get("/metrics", response_class=Response, **documentation.METRICS)
-    async def show_metrics() -> Response:
+    @router.get(
+        "/metrics",
+        tags=["operations"],
+        summary="Metrics for Prometheus",
+        response_class=Response,
+        responses=answers(
+            forms={"text/plain": 'gradcam_queue_depth{model="efficientnet-lite0"} 0.0\n'}
+        ),
+    )
+    async def get_metrics() -> Response:
         manager.measure()
         return Response(metrics.render(), media_type=CONTENT_TYPE)
 
-    @router.get("/v1/models", **documentation.MODELS)
+    @router.get(
+        "/v1/models",
+        tags=["models"],
+        summary="The models' names",
+        responses=answers(model_schemas.ModelList),
+    )
     async def list_models() -> model_schemas.ModelList:
         return model_schemas.ModelList(models=manager.names)
 
-    @router.get("/v1/models/{model:model}", **documentation.MODEL)
-    async def describe_model(model: str) -> model_schemas.ModelDescription:
+    @router.get(
+        "/v1/models/{model:model}",
+        tags=["models"],
+        summary="One model: its input, classes, default layer and methods",
+        responses=answers(model_schemas.ModelDescription, problems=OF_A_MODEL),
+    )
+    async def get_model(model: str) -> model_schemas.ModelDescription:
         replicas = manager.replicas(model)
         served, fidelities = replicas.model, replicas.fidelities
 
@@ -107,8 +143,10 @@ def make_about_router(*, manager: ModelManager, metrics: Metrics) -> APIRouter:
 
     @router.get(
         "/v1/models/{model:model}/layers",
+        tags=["models"],
+        summary="The model's layers in execution order, and which can be explained",
         response_model_exclude_none=True,
-        **documentation.LAYERS,
+        responses=answers(model_schemas.LayerList, problems=OF_A_MODEL),
     )
     async def list_layers(model: str) -> model_schemas.LayerList:
         served = manager.replicas(model).model

@@ -24,6 +24,7 @@ from service.core.errors import (
 from service.core.schemas import dump
 from service.engine.manager import ModelManager
 from service.http import documentation
+from service.http.contract import answers
 from service.limits.admission import Admission
 from service.models.catalog import ModelEntry, NewModel
 
@@ -38,9 +39,27 @@ WORDS = {
 def make_administration_router(
     *, manager: ModelManager, admission: Admission, allowed_sources: Sequence[str]
 ) -> APIRouter:
-    router = APIRouter()
+    router = APIRouter(tags=["models"])
 
-    @router.post("/v1/models", status_code=202, **documentation.ADD_MODEL)
+    @router.post(
+        "/v1/models",
+        summary="Load one more model",
+        description=(
+            "For keys of scope `admin`. It loads in the background; until then `GET` of its "
+            "`Location` answers 503, or 424 where it could not be loaded. No file is named: "
+            "weights are the source's own, or seeded random."
+        ),
+        status_code=202,
+        response_model=model_schemas.ModelState,
+        response_description="It is loading.",
+        responses=answers(
+            model_schemas.ModelState,
+            status=202,
+            headers=["Location", "Retry-After"],
+            problems=[400, 401, 403, 408, 409, 413, 415, 422, 429, 431],
+        ),
+        openapi_extra=documentation.ADD_MODEL,
+    )
     async def add_model(request: Request) -> Response:
         entry = await _entry(request)
         if not any(fnmatch.fnmatchcase(entry.source, pattern) for pattern in allowed_sources):
@@ -52,7 +71,14 @@ def make_administration_router(
         headers = {"Location": f"/v1/models/{entry.name}", "Retry-After": "1"}
         return Response(dump(answer), 202, headers, media_type="application/json")
 
-    @router.delete("/v1/models/{model:model}", status_code=204, **documentation.REMOVE_MODEL)
+    @router.delete(
+        "/v1/models/{model:model}",
+        summary="Finish a model's requests and let it go",
+        description="For keys of scope `admin`. Answers when the last request is done.",
+        status_code=204,
+        response_description="It is gone.",
+        responses=answers(status=204, problems=[401, 403, 404, 409, 429]),
+    )
     async def remove_model(model: str) -> Response:
         await manager.remove(model, lambda: admission.in_work(model))
         return Response(status_code=204)

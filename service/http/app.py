@@ -11,6 +11,7 @@ from typing import Any
 
 from anyio import to_thread
 from fastapi import FastAPI
+from fastapi.routing import APIRoute
 from fastapi_offline import FastAPIOffline
 from PIL import Image
 from starlette.convertors import StringConvertor, register_url_convertor
@@ -29,6 +30,7 @@ from service.engine.manager import ModelManager
 from service.http.about import make_about_router
 from service.http.administration import make_administration_router
 from service.http.answers import problem_response
+from service.http.contract import gather_components
 from service.http.documentation import DESCRIPTION, SECURITY, SECURITY_SCHEMES, TAGS
 from service.http.job_routes import make_jobs_router
 from service.http.middleware import Cors, Head, LimitBody, Observe, TurnAway
@@ -99,6 +101,7 @@ def create_app(settings: Settings, entries: Sequence[ModelEntry] = (EMBEDDED,)) 
         license_info={"name": "Apache-2.0", "identifier": "Apache-2.0"},
         lifespan=lifespan,
         redoc_url=None,
+        generate_unique_id_function=_operation_id,
     )
     app.openapi = partial(_openapi, app)  # type: ignore[method-assign]
     app.state.manager = manager
@@ -142,9 +145,16 @@ def create_app(settings: Settings, entries: Sequence[ModelEntry] = (EMBEDDED,)) 
     return app
 
 
+def _operation_id(route: APIRoute) -> str:
+    """What generated clients call the operation: the function's name, as `submitJob`."""
+    first, *rest = route.name.split("_")
+    return first + "".join(map(str.title, rest))
+
+
 def _openapi(app: FastAPI) -> dict[str, Any]:
     """FastAPI's own, and how a key is sent."""
     document = FastAPI.openapi(app)
+    gather_components(document)
     document["components"]["securitySchemes"] = SECURITY_SCHEMES
     document["security"] = SECURITY
     return document

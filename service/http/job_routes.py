@@ -14,9 +14,11 @@ from starlette.responses import Response, StreamingResponse
 from service.core.errors import InsufficientStorage, InvalidParameter, Unavailable
 from service.core.schemas import dump
 from service.engine.manager import ModelManager
-from service.http import job_documentation
+from service.http import documentation
+from service.http.contract import READING_JOBS, answers, takes, worked_example
+from service.http.job_queries import ArchiveQuery, CancelQuery, ListQuery, ResultsQuery
 from service.http.negotiation import choose
-from service.jobs.documents import JobDocument, JobList
+from service.jobs.documents import ItemResult, JobDocument, JobList
 from service.jobs.errors import NotFinished, UnknownItem, UnknownJob
 from service.jobs.export import parquet, zipped
 from service.jobs.host import Jobs, Workplace
@@ -45,10 +47,27 @@ class ItemId(PathConvertor):
 
 def make_jobs_router(*, jobs: Jobs, manager: ModelManager) -> APIRouter:
     register_url_convertor("item", ItemId())
-    router = APIRouter()
+    router = APIRouter(tags=["jobs"])
 
-    @router.post("/v1/jobs", **job_documentation.SUBMIT)
-    async def submit(request: Request) -> Response:
+    @router.post(
+        "/v1/jobs",
+        summary="Explain many images when there is time",
+        description=(
+            "Takes inline images, a form, a zip or tar, or lines that name images, reads them as "
+            "they stream in, and answers when they are on the disk: what was accepted is not lost. "
+            "Items fail alone."
+        ),
+        status_code=202,
+        response_model=JobDocument,
+        responses=answers(
+            JobDocument,
+            status=202,
+            headers=["Location", "Retry-After"],
+            problems=[400, 401, 403, 404, 408, 413, 415, 422, 424, 429, 431, 500, 503, 507],
+        ),
+        openapi_extra=documentation.SUBMIT,
+    )
+    async def submit_job(request: Request) -> Response:
         place = jobs.place
         job = await place.intake.receive(request, _owner(request))
         place.runner.wake()
@@ -56,8 +75,14 @@ def make_jobs_router(*, jobs: Jobs, manager: ModelManager) -> APIRouter:
         headers = {"Location": f"/v1/jobs/{job.id}", "Retry-After": str(_wait(document))}
         return Response(dump(document), 202, media_type=JSON, headers=headers)
 
-    @router.get("/v1/jobs", **job_documentation.LIST)
-    async def show_jobs(request: Request) -> Response:
+    @router.get(
+        "/v1/jobs",
+        summary="The jobs, the latest first",
+        response_model=JobList,
+        responses=answers(JobList, problems=[401, 403, 422, 429, 503]),
+        openapi_extra=takes(ListQuery),
+    )
+    async def list_jobs(request: Request) -> Response:
         place = jobs.place
         limit = _number(request, "limit", 50, least=1, most=MOST_LISTED)
         state = request.query_params.get("state")
@@ -81,15 +106,37 @@ def make_jobs_router(*, jobs: Jobs, manager: ModelManager) -> APIRouter:
         documents = [await place.describe(job) for job in found]
         return Response(dump(JobList(jobs=documents, next=following)), media_type=JSON)
 
-    @router.get("/v1/jobs/{job}", **job_documentation.SHOW)
-    async def show_job(job: str, request: Request) -> Response:
+    @router.get(
+        "/v1/jobs/{job}",
+        summary="How far a job is",
+        response_model=JobDocument,
+        responses=answers(JobDocument, problems=READING_JOBS),
+    )
+    async def get_job(job: str, request: Request) -> Response:
         place = jobs.place
         document = await place.describe(await _job(place, job, request))
         headers = {} if _ended(document) else {"Retry-After": str(_wait(document))}
         return Response(dump(document), media_type=JSON, headers=headers)
 
-    @router.delete("/v1/jobs/{job}", **job_documentation.CANCEL)
-    async def cancel(job: str, request: Request) -> Response:
+    @router.delete(
+        "/v1/jobs/{job}",
+        summary="Cancel a job, or remove it",
+        description=(
+            "What is finished stays, until the job expires; a job that has ended stays as it is. "
+            "With `purge=true` the job and its results are gone."
+        ),
+        response_model=JobDocument,
+        responses={
+            **answers(
+                JobDocument,
+                example={**worked_example(JobDocument), "state": "cancelled"},
+                problems=[*READING_JOBS, 507],
+            ),
+            204: {"description": "It is gone."},
+        },
+        openapi_extra=takes(CancelQuery),
+    )
+    async def cancel_job(job: str, request: Request) -> Response:
         place = jobs.place
         purge = request.query_params.get("purge", "false").lower()
         if purge not in ("true", "false"):
@@ -106,8 +153,20 @@ def make_jobs_router(*, jobs: Jobs, manager: ModelManager) -> APIRouter:
         document = await place.describe(await _job(place, job, request))
         return Response(dump(document), media_type=JSON)
 
-    @router.get("/v1/jobs/{job}/events", **job_documentation.EVENTS)
-    async def events(job: str, request: Request) -> Response:
+    @router.get(
+        "/v1/jobs/{job}/events",
+        summary="A job's progress, as server-sent events",
+        description=(
+            "`progress` whenever something has changed, `end` when the job has ended; the data of "
+            "each is the job as `GET /v1/jobs/{job}` shows it."
+        ),
+        response_class=Response,
+        responses=answers(
+            forms={EVENTS: 'event: progress\ndata: {"id": "…"}\n\n'},
+            problems=[*READING_JOBS, 406],
+        ),
+    )
+    async def follow_job(job: str, request: Request) -> Response:
         place = jobs.place
         choose(request.headers.get("accept"), [EVENTS])
         document = await place.describe(await _job(place, job, request))
@@ -117,8 +176,22 @@ def make_jobs_router(*, jobs: Jobs, manager: ModelManager) -> APIRouter:
             headers={"Cache-Control": "no-store"},
         )
 
-    @router.get("/v1/jobs/{job}/results", **job_documentation.RESULTS)
-    async def results(job: str, request: Request) -> Response:
+    @router.get(
+        "/v1/jobs/{job}/results",
+        summary="What is finished of a job, a line each",
+        description=(
+            "In the order in which items were finished; `X-Next-Cursor` is the `after` of the next "
+            "request. Of a job that runs it is what there is by now."
+        ),
+        response_class=Response,
+        responses=answers(
+            forms={NDJSON: documentation.RESULT_LINE},
+            headers=["X-Next-Cursor"],
+            problems=[*READING_JOBS, 406],
+        ),
+        openapi_extra=takes(ResultsQuery),
+    )
+    async def list_results(job: str, request: Request) -> Response:
         place = jobs.place
         choose(request.headers.get("accept"), [NDJSON])
         after = _number(request, "after", 0, least=0, most=2**31 - 1)
@@ -129,8 +202,18 @@ def make_jobs_router(*, jobs: Jobs, manager: ModelManager) -> APIRouter:
         lines = _lines(place, found, after, last)
         return StreamingResponse(lines, media_type=NDJSON, headers=headers)
 
-    @router.get("/v1/jobs/{job}/results/{item:item}", **job_documentation.RESULT)
-    async def result(job: str, item: str, request: Request) -> Response:
+    @router.get(
+        "/v1/jobs/{job}/results/{item:item}",
+        summary="What came of one item",
+        response_model=ItemResult,
+        responses=answers(
+            ItemResult,
+            dict.fromkeys(EXTENSIONS),
+            example=documentation.RESULT,
+            problems=[*READING_JOBS, 406, 409],
+        ),
+    )
+    async def get_result(job: str, item: str, request: Request) -> Response:
         place = jobs.place
         form = choose(request.headers.get("accept"), [JSON, *EXTENSIONS])
         found = await _job(place, job, request)
@@ -147,8 +230,17 @@ def make_jobs_router(*, jobs: Jobs, manager: ModelManager) -> APIRouter:
         picture = await place.pool.run(lambda: picture_of_line(line, form))
         return Response(picture, media_type=form, headers={"Vary": "Accept"})
 
-    @router.get("/v1/jobs/{job}/archive", **job_documentation.ARCHIVE)
-    async def archive(job: str, request: Request) -> Response:
+    @router.get(
+        "/v1/jobs/{job}/archive",
+        summary="All results of a job that has ended, in one file",
+        response_class=Response,
+        responses=answers(
+            forms=dict.fromkeys(("application/zip", "application/vnd.apache.parquet")),
+            problems=[*READING_JOBS, 406, 409],
+        ),
+        openapi_extra=takes(ArchiveQuery),
+    )
+    async def download_archive(job: str, request: Request) -> Response:
         place = jobs.place
         form = request.query_params.get("format", "zip")
         if form not in ("zip", "parquet"):

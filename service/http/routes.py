@@ -24,6 +24,7 @@ from service.http.answers import (
     require_one_map,
     together,
 )
+from service.http.contract import SERVING, answers
 from service.http.negotiation import choose
 from service.http.reception import Reception, RequestContext
 from service.limits.timeouts import deadline, while_connected
@@ -44,11 +45,50 @@ Explained = tuple[schemas.Prediction, list[schemas.Explanation]]
 
 def make_router(*, reception: Reception, pipeline: Pipeline) -> APIRouter:
     """Make the routes of `:predict`, `:explain` and `:activations`."""
-    router, routes = APIRouter(), ImageRoutes(reception, pipeline)
-    path = "/v1/models/{model:model}"
-    router.post(f"{path}:predict", **documentation.PREDICT)(routes.predict)
-    router.post(f"{path}:explain", **documentation.EXPLAIN)(routes.explain)
-    router.post(f"{path}:activations", **documentation.ACTIVATIONS)(routes.show_activations)
+    router, routes = APIRouter(tags=["explain"]), ImageRoutes(reception, pipeline)
+    model = "/v1/models/{model:model}"
+    router.post(
+        f"{model}:predict",
+        summary="The most probable classes of each image",
+        description="Segments of a segmenter, boxes of a detector. There is no map.",
+        response_model=schemas.PredictResponse,
+        responses=answers(schemas.PredictResponse, problems=SERVING),
+        openapi_extra=documentation.PREDICT,
+    )(routes.predict)
+    router.post(
+        f"{model}:explain",
+        summary="Where in each image the model sees a class",
+        description=(
+            "Answers by `Accept`: `application/json` (default), `application/x-ndjson` (an "
+            "explanation a line, as each is ready), or, for exactly one map, `image/png`, "
+            "`image/jpeg`, `image/webp` (a picture) or `application/x-npy` (float32 numbers)."
+        ),
+        response_model=schemas.ExplainResponse,
+        responses={
+            **answers(
+                schemas.ExplainResponse,
+                {NDJSON: documentation.EXPLANATION_LINE, **dict.fromkeys((*EXTENSIONS, NPY))},
+                headers=["ETag", "Server-Timing"],
+                problems=SERVING,
+            ),
+            304: {"description": "The caller's `If-None-Match` names this very answer."},
+        },
+        openapi_extra=documentation.EXPLAIN,
+    )(routes.explain)
+    router.post(
+        f"{model}:activations",
+        summary="What hooks on layers see: inputs, outputs and gradients",
+        description=(
+            "Answers by `Accept`: `application/json` (default) with statistics; for one image "
+            "`application/x-npz` with the arrays, and for one layer `image/png`, `image/jpeg` or "
+            "`image/webp` with a gallery of its strongest feature maps."
+        ),
+        response_model=schemas.ActivationResponse,
+        responses=answers(
+            schemas.ActivationResponse, dict.fromkeys((*EXTENSIONS, NPZ)), problems=SERVING
+        ),
+        openapi_extra=documentation.ACTIVATIONS,
+    )(routes.show_activations)
     return router
 
 
@@ -60,8 +100,7 @@ class ImageRoutes:
         self._pipeline = pipeline
 
     async def predict(self, model: str, request: Request) -> Response:
-        """The best classes of each image (segments of a segmenter, boxes of a detector), without a
-        map."""
+        """Answer `:predict`."""
         choose(_list_of(request, "accept"), [JSON])
 
         async def work(instance: Instance[PredictParameters]) -> schemas.Prediction:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 from datetime import UTC, datetime
-from typing import Any, Literal
+from typing import Any
 
 from pydantic import Field
 
+from service.core.choices import JobState
 from service.core.schemas import Explanation, Open, Prediction, ProblemDocument
 from service.jobs.records import Job
 
@@ -15,26 +16,32 @@ from service.jobs.records import Job
 class Counts(Open):
     """Of images."""
 
-    total: int
-    done: int = Field(description="Those that have a result.")
-    failed: int = Field(description="Those that have a problem.")
-    left: int
+    total: int = Field(examples=[1000])
+    done: int = Field(description="Those that have a result.", examples=[310])
+    failed: int = Field(description="Those that have a problem.", examples=[4])
+    left: int = Field(examples=[686])
 
 
 class JobDocument(Open):
-    id: str
-    state: Literal["waiting", "running", "done", "cancelled"]
-    model: str
-    parameters: dict[str, Any] = Field(description="As they were sent.")
+    id: str = Field(examples=["019acd1b2f008a4be1c95a0df7b2"])
+    state: JobState = Field(examples=["running"])
+    model: str = Field(examples=["efficientnet-lite0"])
+    parameters: dict[str, Any] = Field(
+        description="As they were sent.", examples=[{"fit": "squash"}]
+    )
     counts: Counts
-    created: datetime
-    started: datetime | None = None
+    created: datetime = Field(examples=["2026-11-21T20:00:00Z"])
+    started: datetime | None = Field(None, examples=["2026-11-21T20:00:00.120000Z"])
     finished: datetime | None = None
     expires: datetime | None = Field(
         None, description="When it and its results are removed; absent until it has ended."
     )
-    rate: float | None = Field(None, description="Images per second: lately, or of all.")
-    eta_seconds: float | None = Field(None, description="Until it is done, at that rate.")
+    rate: float | None = Field(
+        None, description="Images per second: lately, or of all.", examples=[25.1]
+    )
+    eta_seconds: float | None = Field(
+        None, description="Until it is done, at that rate.", examples=[27.3]
+    )
     stalled: str | None = Field(None, description="Why it does not go on.")
     warnings: list[str] | None = None
 
@@ -47,8 +54,8 @@ class JobList(Open):
 class ItemAnswer(Open):
     """What `:explain` answers to one instance."""
 
-    index: int = Field(description="Which of the job's instances, from 0.")
-    item: str = Field(description="The instance's id.")
+    index: int = Field(description="Which of the job's instances, from 0.", examples=[3])
+    item: str = Field(description="The instance's id.", examples=["cats/a.jpg"])
     prediction: Prediction | None = None
     explanations: list[Explanation] | None = None
 
@@ -56,7 +63,9 @@ class ItemAnswer(Open):
 class ItemResult(ItemAnswer):
     """A line of results: an answer, or why there is none."""
 
-    cursor: int = Field(description="1, 2, 3 … in the order in which items were finished.")
+    cursor: int = Field(
+        description="1, 2, 3 … in the order in which items were finished.", examples=[17]
+    )
     error: str | None = None
     problem: ProblemDocument | None = None
 

@@ -10,6 +10,16 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError, model_validator
 from pydantic_core import PydanticCustomError
 
+from service.core.choices import (
+    ChannelOrder,
+    DetectionForm,
+    Dtype,
+    Interpolation,
+    ValueRange,
+    WantedActivation,
+    WantedMode,
+    Weights,
+)
 from service.core.errors import ConfigError
 
 MISMATCHES = {"pin": "sha256", "crop": "crop_ratio"}
@@ -21,10 +31,6 @@ Std = Annotated[float, Field(gt=0, le=1000, allow_inf_nan=False)]
 
 Index = Annotated[int, Field(strict=True, ge=0, le=1000)]
 Name = Annotated[str, Field(min_length=1, max_length=200)]
-Detections = Literal["auto", "boxes", "detr", "detr-sigmoid", "yolov5", "yolov8", "yolo-end2end"]
-Interpolation = Literal["nearest", "bilinear", "bicubic", "lanczos", "box", "hamming"]
-ChannelOrder = Literal["rgb", "bgr"]
-ValueRange = Literal["0-1", "0-255"]
 Device = Annotated[str, Field(pattern=r"^(auto|cpu|(cuda|mps|xpu)(:\d+)?)$")]
 
 
@@ -80,7 +86,7 @@ class ModelEntry(BaseModel):
             "and `out` are found without"
         ),
     )
-    activation: Literal["auto", "softmax", "sigmoid", "none"] = Field(
+    activation: WantedActivation = Field(
         "auto",
         description=(
             "what makes probabilities of the logits: `softmax`; `sigmoid` of one output, or of "
@@ -137,17 +143,17 @@ class ModelEntry(BaseModel):
             "for a copy of the model on each: several `cpu` share out the cores"
         ),
     )
-    dtype: Literal["float32", "bfloat16", "float16"] = Field(
+    dtype: Dtype = Field(
         "float32", description="precision of the model; maps are computed in float32"
     )
-    mode: Literal["exact", "fast", "auto"] = Field(
+    mode: WantedMode = Field(
         "auto",
         description=(
             "`exact`: as it is, eager; `fast`: the default layer's maps also in half precision "
             "where the device has units for it, and compiled; `auto`: fast on an accelerator"
         ),
     )
-    detections: Detections = Field(
+    detections: DetectionForm = Field(
         "auto",
         description=(
             "how a detector of your own says its boxes: `auto` where its output tells; `boxes` "
@@ -203,11 +209,11 @@ class NewModel(BaseModel):
 
     name: str
     source: str
-    weights: Literal["default", "none"] = "default"
+    weights: Weights = "default"
     seed: int = 0
     labels: Literal["imagenet"] | None = None
     output: Index | Name | None = None
-    activation: Literal["auto", "softmax", "sigmoid", "none"] = "auto"
+    activation: WantedActivation = "auto"
     layer: str = Field("auto", max_length=200)
     reshape: ReshapeWords | dict[LayerName, ReshapeWords] = Field({}, max_length=100)
     input_size: tuple[Side, Side] | Side | None = None
@@ -219,9 +225,9 @@ class NewModel(BaseModel):
     mean: tuple[Mean, Mean, Mean] | None = None
     std: tuple[Std, Std, Std] | None = None
     device: Device = "auto"
-    dtype: Literal["float32", "bfloat16", "float16"] = "float32"
-    mode: Literal["exact", "fast", "auto"] = "auto"
-    detections: Detections = "auto"
+    dtype: Dtype = "float32"
+    mode: WantedMode = "auto"
+    detections: DetectionForm = "auto"
     min_score: float | None = Field(None, ge=0, le=1)
     max_batch: int = 16
 

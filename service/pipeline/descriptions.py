@@ -130,7 +130,9 @@ def describe_target(
         score=score,
         probability=explanation.probability,
         box=None if target.box is None else _box(target.box, seen),
-        minus=None if minus is None else schemas.NamedClass(index=minus, label=labels.name(minus)),
+        minus=None
+        if minus is None
+        else schemas.LabelledClass(index=minus, label=labels.name(minus)),
         against=against,
         of="probability" if target.of == "probability" else None,
     )

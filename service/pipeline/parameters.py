@@ -3,12 +3,14 @@ line."""
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated
 
 from pydantic import BaseModel, FailFast, Field, field_validator
 from pydantic_core import PydanticCustomError
+from typing_extensions import TypeAliasType
 
 from cam import COLORMAPS, METHODS
+from service.core.choices import ChannelRanking, Fit, Fuse, Normalize, Output, Size, Smooth
 from service.pipeline.targets import (
     MAX_MAPS,
     ClassIndex,
@@ -28,13 +30,26 @@ MAX_MATCHED = 16
 
 
 LayerParameter = Name | Annotated[list[Name], Field(min_length=1, max_length=MAX_MAPS)]
-MethodName = Annotated[
-    str, Field(min_length=1, max_length=40, json_schema_extra={"enum": list(METHODS)})
-]
-MethodParameter = (
-    MethodName | Annotated[list[MethodName], Field(min_length=1, max_length=len(METHODS))]
+# Without names openapi-python-client makes one identifier of `gradcam` and `gradcam++`: where they
+# are written out it drops the operation, of a component its GRADCAM sends the other one.
+Method = TypeAliasType(
+    "Method",
+    Annotated[
+        str,
+        Field(
+            min_length=1,
+            max_length=40,
+            json_schema_extra={
+                "enum": list(METHODS),
+                "x-enum-varnames": [name.replace("+", "_plus").upper() for name in METHODS],
+            },
+        ),
+    ],
 )
-ColormapParameter = Annotated[str, Field(json_schema_extra={"enum": list(COLORMAPS)})]
+MethodParameter = Method | Annotated[list[Method], Field(min_length=1, max_length=len(METHODS))]
+Colormap = TypeAliasType(
+    "Colormap", Annotated[str, Field(json_schema_extra={"enum": list(COLORMAPS)})]
+)
 
 
 def is_pattern(layer: str) -> bool:
@@ -57,7 +72,7 @@ class PredictParameters(Closed):
     """Parameters of `:predict`: the same names in JSON, in the query and in form fields."""
 
     top_k: int = Field(5, ge=1, le=1000, description="How many labels to return, best first.")
-    fit: Literal["crop", "squash", "pad"] = Field(
+    fit: Fit = Field(
         "crop",
         description=(
             "How the model sees the photo: `crop` is its own evaluation preprocessing (the edges "
@@ -122,17 +137,17 @@ class Parameters(PredictParameters):
             "colours with a neutral middle."
         ),
     )
-    smooth: Literal["none", "eigen", "augment", "both"] = Field(
+    smooth: Smooth = Field(
         "none",
         description=(
             "`eigen`: the first principal component of the weighted activations instead of their "
             "sum; `augment`: the mean over the photo, mirrored and not, at three brightnesses."
         ),
     )
-    fuse: Literal["none", "mean", "max"] = Field(
+    fuse: Fuse = Field(
         "none", description="Of several layers, one map: the mean or maximum of theirs, scaled."
     )
-    output: Literal["overlay", "heatmap", "mask", "values", "contour", "panel"] | None = Field(
+    output: Output | None = Field(
         None,
         description=(
             "`overlay`: colours over the photo; `heatmap`: the colours alone; `mask`: 8-bit "
@@ -148,20 +163,20 @@ class Parameters(PredictParameters):
         allow_inf_nan=False,
         description="What is hot: of the box around the hottest region, and of contours.",
     )
-    colormap: ColormapParameter | None = Field(
+    colormap: Colormap | None = Field(
         None, description="The colours of heat: `turbo`, or `coolwarm` where it is signed."
     )
     opacity: float = Field(
         0.5, ge=0, le=1, allow_inf_nan=False, description="Of the colours over the photo."
     )
-    normalize: Literal["minmax", "none"] = Field(
+    normalize: Normalize = Field(
         "minmax",
         description=(
             "`minmax` scales each map to 0 … 1; `none` leaves the numbers as the method's formula "
             "gives them (pictures are scaled all the same)."
         ),
     )
-    size: Literal["image", "model", "layer"] = Field(
+    size: Size = Field(
         "image",
         description=(
             "Of the map: `image` the photo's own pixels, upright; `model` the model's input; "
@@ -230,14 +245,14 @@ class ActivationParameters(PredictParameters):
     target: ClassIndex | Name | TargetObject | None = Field(
         None, description="What is differentiated; without it, the predicted class's logit."
     )
-    by: Literal["activation", "gradient"] = Field(
+    by: ChannelRanking = Field(
         "activation",
         description=(
             "Which channels a gallery shows: those of the greatest mean activation, or those that "
             "Grad-CAM weights most."
         ),
     )
-    colormap: ColormapParameter = Field("viridis", description="The colours of a gallery.")
+    colormap: Colormap = Field("viridis", description="The colours of a gallery.")
     concepts: int | None = Field(
         None,
         ge=2,

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 from pydantic_core import PydanticCustomError, from_json
+
+from service.core.choices import TargetScore
 
 MAX_MAPS = 100
 """Of one request."""
@@ -89,7 +91,7 @@ class TargetObject(Closed):
         None, description="Why this class and not that one: the difference of the two is explained."
     )
     against: bool = Field(False, description="What speaks against it.")
-    of: Literal["logit", "probability"] = Field(
+    of: TargetScore = Field(
         "logit", description="With `probability`, what raises the competitors counts, too."
     )
     box: Edges | None = Field(

@@ -11,6 +11,7 @@ import schemathesis
 from hypothesis import HealthCheck, settings
 from schemathesis import Case
 from schemathesis.config import SchemathesisConfig
+from schemathesis.specs.openapi.checks import negative_data_rejection
 
 import tests.serializers  # noqa: F401 - it registers them
 from service.core.settings import Settings
@@ -27,6 +28,39 @@ OPERATIONS = [
 
 def test_the_document_is_current() -> None:
     assert create_app(Settings()).openapi() == DOCUMENT, "run: make openapi"
+
+
+def test_what_a_client_is_generated_from_has_names() -> None:
+    """A generator names types after components, and functions after operations."""
+    assert [operation["operationId"] for *_, operation in OPERATIONS] == [
+        *("showPage", "checkHealth", "checkReadiness", "getMetrics"),
+        *("listModels", "addModel", "getModel", "removeModel", "listLayers"),
+        *("predict", "explain", "showActivations"),
+        *("submitJob", "listJobs", "getJob", "cancelJob", "followJob"),
+        *("listResults", "getResult", "downloadArchive"),
+    ]
+
+    def unnamed(node: Any, where: str) -> list[str]:
+        """Where an object or an enumeration is written out in place."""
+        if isinstance(node, list):
+            return [found for each in node for found in unnamed(each, where)]
+        if not isinstance(node, dict):
+            return []
+        here = [where] if "enum" in node or "properties" in node else []
+        return here + [
+            found
+            for key, each in node.items()
+            if key != "example"
+            for found in unnamed(each, where)
+        ]
+
+    assert unnamed([operation for *_, operation in OPERATIONS], "an operation") == []
+    components = DOCUMENT["components"]["schemas"]
+    for name, schema in components.items():
+        assert unnamed([*schema.get("properties", {}).values()], name) == []
+        if "+" in str(schema.get("enum")):  # of which a generator makes no identifier
+            assert len(set(schema["x-enum-varnames"])) == len(schema["enum"])
+            assert all(map(str.isidentifier, schema["x-enum-varnames"]))
 
 
 @pytest.mark.parametrize(("path", "verb", "operation"), OPERATIONS)
@@ -68,11 +102,20 @@ CONFIG = {
 schema = schemathesis.openapi.from_dict(DOCUMENT, config=SchemathesisConfig.from_dict(CONFIG))
 
 
+def has_list_of_one(case: Case[Any]) -> bool:
+    """Whether a field of a form is a list of one value, which no form tells from the value."""
+    fields = case.body if case.media_type == "multipart/form-data" else {}
+    return isinstance(fields, dict) and any(
+        isinstance(value, list) and len(value) == 1 for value in fields.values()
+    )
+
+
 @pytest.mark.slow
 @schema.parametrize()
 @settings(max_examples=40, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 def test_the_app_keeps_to_it(case: Case[Any], address: str) -> None:
-    response = case.call_and_validate(base_url=address, timeout=30)
+    alike: list[Any] = [negative_data_rejection] if has_list_of_one(case) else []
+    response = case.call_and_validate(base_url=address, timeout=30, excluded_checks=alike)
     if response.status_code == 202:  # a job: of a costly method it would keep the model for minutes
         where = response.headers["location"][0]
         httpx2.delete(f"{address}{where}", params={"purge": "true"}, timeout=30)

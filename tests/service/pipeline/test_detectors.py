@@ -14,9 +14,10 @@ from PIL import Image
 from starlette.testclient import TestClient
 
 from cam.outputs.forms import DetectionForm
+from service.core import choices
 from service.core.settings import Settings
 from service.http.app import create_app
-from service.models.catalog import Detections, read_catalog
+from service.models.catalog import read_catalog
 from tests.service.conftest import encoded, noise, wait_until_ready
 from tests.service.http.test_bad_input import check
 
@@ -50,7 +51,7 @@ def detectors(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TestClient]:
 
 
 def test_the_catalog_takes_every_form_of_detections() -> None:
-    assert set(get_args(Detections)) == {"auto", *get_args(DetectionForm)}
+    assert set(get_args(choices.DetectionForm.__value__)) == {"auto", *get_args(DetectionForm)}
 
 
 def explain(client: TestClient, model: str, **parameters: Any) -> Any:

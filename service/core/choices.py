@@ -1,0 +1,46 @@
+"""What callers and answers choose from: each is a schema with a name in openapi/openapi.json."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from typing_extensions import TypeAliasType
+
+# Pydantic writes a bare Literal out wherever it stands, and a generator of clients then makes a
+# type of each place; these are one component each, that all places refer to.
+Fit = TypeAliasType("Fit", Literal["crop", "squash", "pad"])
+Smooth = TypeAliasType("Smooth", Literal["none", "eigen", "augment", "both"])
+Fuse = TypeAliasType("Fuse", Literal["none", "mean", "max"])
+Output = TypeAliasType(
+    "Output", Literal["overlay", "heatmap", "mask", "values", "contour", "panel"]
+)
+Normalize = TypeAliasType("Normalize", Literal["minmax", "none"])
+Size = TypeAliasType("Size", Literal["image", "model", "layer"])
+TargetScore = TypeAliasType("TargetScore", Literal["logit", "probability"])
+ChannelRanking = TypeAliasType("ChannelRanking", Literal["activation", "gradient"])
+HeatmapEncoding = TypeAliasType("HeatmapEncoding", Literal["png", "float32"])
+
+JobState = TypeAliasType("JobState", Literal["waiting", "running", "done", "cancelled"])
+ArchiveFormat = TypeAliasType("ArchiveFormat", Literal["zip", "parquet"])
+
+ModelKind = TypeAliasType("ModelKind", Literal["classes", "segments", "detections"])
+Mode = TypeAliasType("Mode", Literal["exact", "fast"])
+WantedMode = TypeAliasType("WantedMode", Literal["exact", "fast", "auto"])
+Activation = TypeAliasType("Activation", Literal["softmax", "sigmoid", "none"])
+WantedActivation = TypeAliasType("WantedActivation", Literal["auto", "softmax", "sigmoid", "none"])
+Dtype = TypeAliasType("Dtype", Literal["float32", "bfloat16", "float16"])
+Weights = TypeAliasType("Weights", Literal["default", "none"])
+Interpolation = TypeAliasType(
+    "Interpolation", Literal["nearest", "bilinear", "bicubic", "lanczos", "box", "hamming"]
+)
+ChannelOrder = TypeAliasType("ChannelOrder", Literal["rgb", "bgr"])
+ValueRange = TypeAliasType("ValueRange", Literal["0-1", "0-255"])
+DetectionForm = TypeAliasType(
+    "DetectionForm",
+    Literal["auto", "boxes", "detr", "detr-sigmoid", "yolov5", "yolov8", "yolo-end2end"],
+)
+MethodCost = TypeAliasType(
+    "MethodCost",
+    Literal["one forward", "one backward", "two backwards", "N forwards", "N backwards"],
+)
+MapPlace = TypeAliasType("MapPlace", Literal["layer", "input"])

@@ -1,0 +1,162 @@
+"""How an operation says in openapi/openapi.json what it takes, what it answers and how it fails."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from pydantic import BaseModel, Field, create_model
+from pydantic.json_schema import models_json_schema
+
+from service.core.errors import PROBLEM_JSON, Problem
+from service.core.schemas import ProblemDocument
+from service.pipeline.images import FORMATS
+
+JSON: Final = "application/json"
+PHOTOS: Final = dict.fromkeys(f"image/{kind.lower()}" for kind in FORMATS)
+"""The app reads any `image/*`; the contract names types, for no client can send an asterisk."""
+FILE: Final = {"schema": {"type": "string", "format": "binary"}}
+TEXT: Final = {"schema": {"type": "string"}}
+HEADERS: Final = {
+    "ETag": ("Equal for the same images, weights and parameters.", "string"),
+    "Location": ("The address of what was made.", "string"),
+    "Retry-After": ("Seconds.", "integer"),
+    "Server-Timing": ("Milliseconds per phase.", "string"),
+    "X-Next-Cursor": ("Where to go on.", "integer"),
+}
+PROBLEMS: Final = {each.status: each for each in Problem.__subclasses__() if each.example}
+"""Of each status the kind of problem that stands for the others."""
+SERVING: Final = (400, 401, 403, 404, 406, 408, 413, 415, 422, 424, 429, 431, 500, 503, 504)
+READING_JOBS: Final = (401, 403, 404, 422, 429, 503)
+
+
+def answers(
+    model: type[BaseModel] | None = None,
+    forms: Mapping[str, str | None] | None = None,
+    *,
+    example: Any = None,
+    status: int = 200,
+    headers: Sequence[str] = (),
+    problems: Sequence[int] = (),
+) -> dict[int | str, dict[str, Any]]:
+    """The `responses` of an operation.
+
+    Args:
+        model: what is answered in JSON; `example` stands for its fields' own examples.
+        forms: other media types: an example of one that is text, None of one that is a file.
+        problems: the statuses of errors.
+    """
+    content = {} if model is None else {JSON: {"example": example or worked_example(model)}}
+    for media_type, text in (forms or {}).items():
+        content[media_type] = FILE if text is None else {**TEXT, "example": text}
+    success = {"content": content, "headers": _headers(*headers)}
+    refusals: dict[int | str, Any] = {each: _refusal(PROBLEMS[each]) for each in sorted(problems)}
+    return {status: {key: each for key, each in success.items() if each}, **refusals}
+
+
+def takes(
+    query: type[BaseModel] | None = None,
+    body: type[BaseModel] | None = None,
+    *,
+    example: Any = None,
+    form: type[BaseModel] | None = None,
+    files: Mapping[str, str | None] | None = None,
+) -> dict[str, Any]:
+    """The `openapi_extra` of an operation that reads its request itself.
+
+    Args:
+        query: its fields are the parameters; those that are headers say so.
+        body: what is sent in JSON, like `example`.
+        form: the fields that a form has beside its images.
+        files: other media types, with an example or None.
+    """
+    found = {"parameters": _parameters(query)} if query else {}
+    if body is None:
+        return found
+    content = {JSON: {"schema": _schema(body), "example": example}}
+    if form:
+        name = body.__name__.replace("Request", "Form")
+        fields = create_model(name, __base__=form, image=(list[bytes], Field(min_length=1)))
+        content["multipart/form-data"] = {"schema": _schema(fields)}
+    for media_type, shown in (files or {}).items():
+        content[media_type] = FILE | ({"example": shown} if shown else {})
+    return {**found, "requestBody": {"required": True, "content": content}}
+
+
+def gather_components(document: dict[str, Any]) -> None:
+    """Move what `_schema` brought along into the document's components: FastAPI does that for
+    bodies that it reads itself, and these are read as they stream in."""
+    schemas = document["components"]["schemas"]
+
+    def gather(node: Any) -> None:
+        if isinstance(node, dict):
+            for name, schema in node.pop("$defs", {}).items():
+                assert schemas.setdefault(name, schema) == schema, f"there are two schemas {name}"
+        for each in node.values() if isinstance(node, dict) else node:
+            if isinstance(each, dict | list):
+                gather(each)
+
+    gather(document["paths"])
+    document["components"]["schemas"] = dict(sorted(schemas.items()))
+
+
+def worked_example(model: type[BaseModel]) -> Any:
+    """An answer from the examples of its fields: those that are required, and those of the others
+    that have one."""
+    schema = model.model_json_schema()
+    definitions = schema.get("$defs", {})
+
+    def example(node: dict[str, Any]) -> Any:
+        if "examples" in node or "const" in node:
+            return node["examples"][0] if "examples" in node else node["const"]
+        if "$ref" in node:
+            return example(definitions[node["$ref"].rpartition("/")[2]])
+        if "anyOf" in node:
+            return example(node["anyOf"][0])
+        if "items" in node:
+            return [example(node["items"])]
+        fields, required = node["properties"], node.get("required", ())
+        told = (name for name in fields if name in required or "examples" in fields[name])
+        return {name: example(fields[name]) for name in told}
+
+    return example(schema)
+
+
+def _schema(model: type[BaseModel]) -> dict[str, Any]:
+    """A reference to the model's schema, and with it, in `$defs`, all that it refers to."""
+    named, definitions = models_json_schema(
+        [(model, "validation")], ref_template="#/components/schemas/{model}"
+    )
+    return {**named[model, "validation"], **definitions}
+
+
+def _parameters(model: type[BaseModel]) -> list[dict[str, Any]]:
+    """The model's fields as parameters; their definitions go with the first one."""
+    schema = model.model_json_schema(ref_template="#/components/schemas/{model}")
+    return [
+        {
+            "name": name,
+            "in": field.pop("in", "query"),
+            "required": False,
+            "description": field.pop("description"),
+            "schema": {
+                **{key: value for key, value in field.items() if key != "title"},
+                "$defs": schema.pop("$defs", {}),
+            },
+        }
+        for name, field in schema["properties"].items()
+    ]
+
+
+def _refusal(problem: type[Problem]) -> dict[str, Any]:
+    schema = {"$ref": f"#/components/schemas/{ProblemDocument.__name__}"}
+    content = {PROBLEM_JSON: {"schema": schema, "example": problem(problem.example).body()}}
+    refusal = {"description": problem.title, "content": content}
+    return refusal | ({"headers": _headers("Retry-After")} if problem.status in (429, 503) else {})
+
+
+def _headers(*names: str) -> dict[str, Any]:
+    return {
+        name: {"description": HEADERS[name][0], "schema": {"type": HEADERS[name][1]}}
+        for name in names
+    }
