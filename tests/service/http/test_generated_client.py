@@ -17,6 +17,8 @@ from tests.service.conftest import CAT, ESPRESSO
 from tests.service.http.test_openapi import OPERATIONS
 from tests.service.live import ROOT
 
+pytestmark = pytest.mark.slow
+
 PATH = os.pathsep.join([str(ROOT / ".venv" / "generator" / "bin"), os.environ["PATH"]])
 FOUND = shutil.which("openapi-python-client", path=PATH)
 GENERATOR = FOUND and Path(FOUND).resolve()
@@ -36,8 +38,6 @@ from explainer.models import (
     Method, Parameters, Photo,
 )
 from explainer.types import File
-
-pytestmark = pytest.mark.slow
 
 address, *files = sys.argv[1:]
 client = Client(address, timeout=60)
