@@ -19,6 +19,7 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 
 from service.core.errors import ConfigError
+from service.core.mistakes import mistake
 
 PREFIX = "GRADCAM_"
 
@@ -208,4 +209,4 @@ def read_settings(environment: Mapping[str, str], **given: Any) -> Settings:
             raise ConfigError(
                 f"there is no setting {where}; did you mean {' or '.join(near)}?"
             ) from None
-        raise ConfigError(f"{where}={first['input']}: {first['msg'].lower()}") from None
+        raise ConfigError(f"{where}={first['input']}: {mistake(first)}") from None

@@ -21,6 +21,7 @@ from service.core.errors import (
     UnsupportedMediaType,
     step,
 )
+from service.core.mistakes import mistake
 from service.core.schemas import dump
 from service.engine.manager import ModelManager
 from service.http import documentation
@@ -118,10 +119,10 @@ def _problem(error: ValidationError) -> Problem:
     if first["type"] == "missing":
         return InvalidParameter(f"{key} is required", pointer=pointer)
     if first["type"] == "string_pattern_mismatch":
-        told = WORDS.get(key, first["msg"])
+        told = WORDS.get(key) or mistake(first)
         return InvalidParameter(f"{key} is {str(first['input'])[:80]!r}: {told}", pointer=pointer)
     # Of a key that may have several forms, what each of them wants.
     of_key = [each for each in error.errors() if each["loc"][0] == first["loc"][0]]
-    wanted = " or ".join(dict.fromkeys(each["msg"].replace("Input", "it", 1) for each in of_key))
+    wanted = " or ".join(dict.fromkeys(map(mistake, of_key)))
     value = str(first["input"])[:80]
     return InvalidParameter(f"{key} is {value!r}: {wanted}"[:390], pointer=pointer)

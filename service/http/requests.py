@@ -20,6 +20,7 @@ from service.core.errors import (
     UnsupportedMediaType,
     step,
 )
+from service.core.mistakes import mistake
 from service.pipeline.coordinates import decode_base64
 from service.pipeline.instances import Instance, P, Remote
 from service.pipeline.parameters import (
@@ -32,7 +33,7 @@ from service.pipeline.parameters import (
     PredictParameters,
     PredictRequest,
 )
-from service.pipeline.validation import OWN, parameter_problem, plain, read_parameters
+from service.pipeline.validation import OWN, parameter_problem, read_parameters
 
 Body = PredictRequest | ExplainRequest | ActivationRequest
 REQUESTS: dict[type[PredictParameters], type[Body]] = {
@@ -191,7 +192,7 @@ def _body_problem(error: ValidationError, parameters: type[PredictParameters]) -
             f"there is no field {where[-1][:80]!r} at {pointer}; the fields are {known}",
             pointer=pointer,
         )
-    said = plain(first["msg"])
+    said = mistake(first)
     if where[2:] == ["image"]:
         said += ', {"b64": …} or {"url": …}'
     return MalformedRequest(f"at {pointer or '/'}: {said}", pointer=pointer)

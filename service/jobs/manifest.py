@@ -8,6 +8,7 @@ from pydantic import FailFast, Field, ValidationError, model_validator
 from pydantic_core import PydanticCustomError
 
 from service.core.errors import MalformedRequest, Problem, UnknownParameter
+from service.core.mistakes import mistake
 from service.jobs.records import LONGEST_ID, Source
 from service.pipeline.coordinates import decode_base64
 from service.pipeline.parameters import ExplainInstance, Parameters
@@ -109,5 +110,4 @@ def manifest_problem(error: ValidationError, where: str = "") -> Problem:
     pointer = where + "".join(f"/{part}" for part in way[:4])
     if first["type"] == "extra_forbidden":
         return UnknownParameter(f"there is no field {way[-1]!r} at {pointer}", pointer=pointer)
-    message = first["msg"].replace("Input should be", "it should be", 1)
-    return MalformedRequest(f"at {pointer or '/'}: {message}", pointer=pointer)
+    return MalformedRequest(f"at {pointer or '/'}: {mistake(first)}", pointer=pointer)

@@ -15,6 +15,7 @@ from limits import RateLimitItem, parse, parse_many
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from service.core.errors import ConfigError
+from service.core.mistakes import mistake
 
 Scope = Literal["explain", "admin"]
 PREFIX = "gradcam_"
@@ -121,7 +122,7 @@ def _sentence(error: ValidationError) -> str:
         return f"there is no {where}; an entry has {', '.join(KeyEntry.model_fields)}"
     if first["type"] == "missing":
         return f"{where} is required"
-    message = first["msg"].removeprefix("Value error, ").replace("Input", "it", 1)
+    message = mistake(first)
     if first["type"] == "string_pattern_mismatch":
         message = PATTERNS.get(where, message)
     return f"{where} is {str(first['input'])[:80]!r}: {message}"

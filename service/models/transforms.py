@@ -9,6 +9,7 @@ from typing import Any
 from PIL.Image import Resampling
 from pydantic import ValidationError
 
+from service.core.mistakes import mistake
 from service.models.catalog import ModelEntry
 from service.models.preprocessing import Fit, Preprocessing
 
@@ -78,7 +79,9 @@ def with_stated(entry: ModelEntry, what: str, stated: Mapping[str, Any]) -> Mode
         read = ModelEntry.model_validate({"name": entry.name, "source": entry.source, **stated})
     except ValidationError as error:
         first = error.errors()[0]
-        raise entry.mistake("source", f"{what} states {first['loc'][0]}: {first['msg']}") from None
+        raise entry.mistake(
+            "source", f"{what} states {first['loc'][0]}: {mistake(first)}"
+        ) from None
     defaults = {key: field.default for key, field in ModelEntry.model_fields.items()}
     blank = [key for key in stated if getattr(entry, key) == defaults[key]]
     return entry.model_copy(update={key: getattr(read, key) for key in blank})

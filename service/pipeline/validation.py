@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
 from pydantic import ValidationError
@@ -10,19 +9,11 @@ from pydantic_core import ErrorDetails
 from starlette.datastructures import ImmutableMultiDict
 
 from service.core.errors import InvalidParameter, Problem, UnknownMethod, UnknownParameter, step
+from service.core.mistakes import mistake
 from service.pipeline.instances import P
 from service.pipeline.parameters import PredictParameters, names_of
 from service.pipeline.targets import TargetObject
 
-PLAIN = {
-    "a valid dictionary or instance of TargetObject": "an object",
-    "a valid dictionary or object to extract fields from": "an object",
-    "Input should be a valid boolean.*": "it should be true or false",
-    "Input should be": "it should be",
-    "Field required": "it is missing",
-    r"(?:List|String) should have (at \w+ \d+ (?:item|character)s?).*": r"it should have \1",
-}
-"""What pydantic says, and what that means."""
 BOUNDS = ("greater_than_equal", "less_than_equal")
 OWN = ("target", "method", "layer")
 """Parameters that an instance may have of its own."""
@@ -78,7 +69,7 @@ def parameter_problem(
     if isinstance(sent, list) and where in ("/query", "/form") and errors[0]["loc"] == way:
         return InvalidParameter(f"{name} is given {len(sent)} times; give it once", pointer=pointer)
     allowed = _range(schema, name) if errors[0]["type"] in BOUNDS else None
-    allowed = allowed or " or ".join(dict.fromkeys(plain(each["msg"]) for each in errors))
+    allowed = allowed or " or ".join(dict.fromkeys(mistake(each) for each in errors))
     value = str(sent)[:80]
     return InvalidParameter(f"{name} is {value!r}: {allowed}", pointer=pointer)
 
@@ -107,17 +98,10 @@ def _target_problem(error: ErrorDetails, pointer: str) -> Problem:
         keys = ", ".join(each.rstrip("_") for each in TargetObject.model_fields)
         said = f"a target has no key {key!r}; its keys are {keys}"
     else:
-        said = f"{key} of a target is {value!r}: {plain(error['msg'])}"
+        said = f"{key} of a target is {value!r}: {mistake(error)}"
     return InvalidParameter(said, pointer=pointer)
 
 
 def _is_target(where: int | str) -> bool:
     """Whether a step of pydantic's way to an error is the object that a target may be."""
     return "TargetObject" in str(where) and not str(where).startswith("list[")
-
-
-def plain(message: str) -> str:
-    """What pydantic says, as a part of a sentence."""
-    for said, meant in PLAIN.items():
-        message = re.sub(said, meant, message)
-    return message

@@ -38,6 +38,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from service import __version__
 from service.core.errors import RETRY_AFTER_SECONDS, ConfigError, Unavailable
 from service.core.logs import logging_set_up
+from service.core.mistakes import mistake
 from service.core.settings import Settings, read_settings
 from service.core.tracing import tracing
 from service.limits.keys import read_keys
@@ -181,7 +182,7 @@ def _scale(given: dict[str, Any]) -> Scale:
         scale = Scale.model_validate(given)
     except ValidationError as error:
         first = error.errors()[0]
-        raise ConfigError(f"{first['loc'][0]}={first['input']}: {first['msg'].lower()}") from None
+        raise ConfigError(f"{first['loc'][0]}={first['input']}: {mistake(first)}") from None
     if scale.min_replicas > scale.max_replicas:
         raise ConfigError(
             f"min_replicas={scale.min_replicas}: should be at most max_replicas, "

@@ -87,9 +87,9 @@ def test_a_replica_has_a_gpu_where_there_is_one(
         ({"insecure": True, "host": "0.0.0.0"}, ["host=0.0.0.0", "http_options"]),
         ({"insecure": True, "models": "nowhere.toml"}, ["nowhere.toml", "cannot be read"]),
         ({"insecure": True, "max_quue": 3}, ["max_quue", "GRADCAM_MAX_QUEUE"]),
-        ({"insecure": True, "max_queue": 0}, ["max_queue=0", "greater than or equal to 1"]),
+        ({"insecure": True, "max_queue": 0}, ["max_queue=0", "at least 1"]),
         ({"insecure": True, "gpus": "two"}, ["gpus=two"]),
-        ({"insecure": True, "max_replicas": 0}, ["max_replicas=0", "greater than or equal to 1"]),
+        ({"insecure": True, "max_replicas": 0}, ["max_replicas=0", "at least 1"]),
         (
             {"insecure": True, "min_replicas": 3, "max_replicas": 2},
             ["min_replicas=3", "at most max_replicas, 2"],

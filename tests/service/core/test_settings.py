@@ -21,9 +21,9 @@ def test_environment_then_options() -> None:
 @pytest.mark.parametrize(
     ("environment", "given", "words"),
     [
-        ({"GRADCAM_PORT": "http"}, {}, "GRADCAM_PORT=http: input should be a valid integer"),
-        ({"GRADCAM_PORT": "70000"}, {}, "GRADCAM_PORT=70000: .* less than or equal to 65535"),
-        ({}, {"port": -1}, "--port=-1: .* greater than or equal to 0"),
+        ({"GRADCAM_PORT": "http"}, {}, "GRADCAM_PORT=http: it should be a whole number"),
+        ({"GRADCAM_PORT": "70000"}, {}, "GRADCAM_PORT=70000: .* at most 65535"),
+        ({}, {"port": -1}, "--port=-1: .* at least 0"),
         ({"GRADCAM_LOG_LEVEL": "loud"}, {}, "GRADCAM_LOG_LEVEL=loud: .*'debug', 'info'"),
         ({"GRADCAM_MAX_QEUE": "1"}, {}, "no setting GRADCAM_MAX_QEUE; did you mean GRADCAM_MAX_QU"),
     ],

@@ -306,7 +306,7 @@ def test_bodies(jobs: TestClient, case: str) -> None:
 
 
 TYPES: dict[str, tuple[dict[str, Any], int, str, str]] = {
-    "no image": ({"id": "a"}, 400, "/image", "required"),
+    "no image": ({"id": "a"}, 400, "/image", "missing"),
     "a number as image": ({"image": 7}, 400, "/image", "object"),
     "text as image": ({"image": "x"}, 400, "/image", "object"),
     "an image without anything": ({"image": {}}, 400, "/image", "b64, url, path or uri"),
@@ -316,11 +316,11 @@ TYPES: dict[str, tuple[dict[str, Any], int, str, str]] = {
         "/image",
         "b64, url, path or uri",
     ),
-    "a number in base64": ({"image": {"b64": 7}}, 400, "/image/b64", "valid string"),
+    "a number in base64": ({"image": {"b64": 7}}, 400, "/image/b64", "should be text"),
     "an empty path": ({"image": {"path": ""}}, 400, "/image/path", "at least 1"),
     "a long path": ({"image": {"path": "x" * 2001}}, 400, "/image/path", "at most 2000"),
     "a long uri": ({"image": {"uri": "x" * 2001}}, 400, "/image/uri", "at most 2000"),
-    "a number as id": ({"id": 7, **GOOD}, 400, "/id", "valid string"),
+    "a number as id": ({"id": 7, **GOOD}, 400, "/id", "should be text"),
     "another field": ({"ids": "a", **GOOD}, 422, "/ids", "no field 'ids'"),
     "another source": ({"image": {"file": "x"}}, 422, "/image/file", "no field 'file'"),
     "a target that is none": ({"target": {"klass": 1}, **GOOD}, 422, "/target", "no key 'klass'"),

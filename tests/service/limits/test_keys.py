@@ -120,7 +120,7 @@ MISTAKES: dict[str, tuple[str, list[str]]] = {
     "a rate in words": (f"{ENTRY}rate = 'often'", ["entry 1", "rate", "'often'", "600/minute"]),
     "an empty rate": (f"{ENTRY}rate = ''", ["entry 1", "rate"]),
     "a rate of no known time": (f"{ENTRY}rate = '3/fortnight'", ["entry 1", "rate", "fortnight"]),
-    "a rate that is a number": (f"{ENTRY}rate = 3", ["entry 1", "rate", "string"]),
+    "a rate that is a number": (f"{ENTRY}rate = 3", ["entry 1", "rate", "text"]),
     "two rates": (f"{ENTRY}rate = '9/minute;99/hour'", ["entry 1", "rate"]),
 }
 

@@ -182,7 +182,7 @@ def test_a_taken_port_stops_the_start() -> None:
             {"GRADCAM_PORTS": "1"},
             "there is no setting GRADCAM_PORTS; did you mean GRADCAM_PORT",
         ),
-        ("", {"GRADCAM_MAX_QUEUE": "0"}, "GRADCAM_MAX_QUEUE=0: input should be greater than"),
+        ("", {"GRADCAM_MAX_QUEUE": "0"}, "GRADCAM_MAX_QUEUE=0: it should be at least 1"),
         ("[[models]]", {}, "models.toml: entry 1: key 'name' is missing"),
         (
             '[[models]]\nname = "m"\nsource = "torchvision:resnet51"\nweights = "none"',

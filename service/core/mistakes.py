@@ -1,0 +1,56 @@
+"""What is wrong with a value that pydantic refused, in words, by the type of the mistake.
+
+pydantic's own sentences may change with any release, and name its types rather than a caller's.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from pydantic_core import ErrorDetails
+
+WORDS: Final = {
+    "missing": "it is missing",
+    "extra_forbidden": "there is no such key",
+    "none_required": "it should be left out",
+    "bool_type": "it should be true or false",
+    "bool_parsing": "it should be true or false",
+    "int_type": "it should be a whole number",
+    "int_parsing": "it should be a whole number",
+    "int_parsing_size": "it should be a whole number of fewer digits",
+    "int_from_float": "it should be a whole number",
+    "float_type": "it should be a number",
+    "float_parsing": "it should be a number",
+    "finite_number": "it should be a finite number",
+    "greater_than": "it should be greater than {gt}",
+    "greater_than_equal": "it should be at least {ge}",
+    "less_than": "it should be less than {lt}",
+    "less_than_equal": "it should be at most {le}",
+    "string_type": "it should be text",
+    "string_unicode": "it should be text in UTF-8",
+    "string_too_short": "it should have at least {min_length} characters",
+    "string_too_long": "it should have at most {max_length} characters",
+    "string_pattern_mismatch": "it should fit the pattern {pattern}",
+    "literal_error": "it should be {expected}",
+    "list_type": "it should be a list",
+    "tuple_type": "it should be a list",
+    "too_short": "it should have at least {min_length} items",
+    "too_long": "it should have at most {max_length} items",
+    "dict_type": "it should be an object",
+    "model_type": "it should be an object",
+    "model_attributes_type": "it should be an object",
+    "dataclass_type": "it should be an object",
+    "path_type": "it should be a path",
+    "value_error": "{error}",
+    "json_invalid": "it is not JSON: {error}",
+}
+"""Type of a mistake → half a sentence, with what pydantic knows of it filled in."""
+
+
+def mistake(error: ErrorDetails) -> str:
+    """What is wrong with a value, as half a sentence without a full stop."""
+    words = WORDS.get(error["type"])
+    if words is None:
+        return error["msg"]  # of a type of ours, whose sentence is ours, too
+    said = words.format(**error.get("ctx", {}))
+    return said.replace(" 1 characters", " 1 character").replace(" 1 items", " 1 item")
