@@ -22,7 +22,8 @@ from service.core.concurrency import explain_many
 from service.core.errors import ConfigError, InsufficientStorage, Problem, Unavailable
 from service.core.settings import Settings
 from service.engine.allocator import keep_memory
-from service.pipeline.rows import PICTURES, Row, failed_row
+from service.pipeline.images import decoders_heard
+from service.pipeline.rows import DECODER, PICTURES, Row, failed_row
 from service.pipeline.session import local_session
 
 PART_ROWS: Final = 500
@@ -76,7 +77,7 @@ def batch(
     settings = settings.model_copy(update={"cache_bytes": 0})
     console = Console(stderr=True)
     try:
-        with configuration.locked():
+        with configuration.locked(), decoders_heard():
             tally = (explain or _explain_here)(
                 source,
                 settings,
@@ -93,6 +94,9 @@ def batch(
     manifest = Parts(configuration.output).manifest
     explained = f"{tally.done - tally.failed} of {tally.total} images explained"
     say(f"{explained}, {tally.failed} failed: {manifest}", console)
+    if tally.warned:
+        files = "1 file" if tally.warned == 1 else f"{tally.warned} files"
+        say(f"The decoder warned of {files}; the column 'warning' says of what.", console)
     if report:
         from service.batch.report import write_report
 
@@ -166,6 +170,7 @@ async def _explain(
                         if isinstance(result, Problem):
                             tally.failed += 1
                             result = [failed_row(item.id, result, item.target)]
+                        tally.warned += any(DECODER in (row.warning or "") for row in result)
                         shelf.put(result)
                         tally.done += 1
                         show()

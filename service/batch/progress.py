@@ -33,6 +33,8 @@ class Tally:
     done: int = 0
     """Those that failed included."""
     failed: int = 0
+    warned: int = 0
+    """Explained in this run although the decoder found something wrong with the file."""
 
 
 def begun(inputs: Inputs, parts: Parts, *, retry_failed: bool) -> tuple[list[str], Tally]:

@@ -16,11 +16,13 @@ from __future__ import annotations
 
 import re
 import stat
+import threading
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from io import BytesIO
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 from PIL import ExifTags, Image, UnidentifiedImageError
@@ -48,6 +50,39 @@ LARGEST: Final = 256_000_000
 """Bytes of one file, within a zip unpacked: more is a bomb, or no photo."""
 
 
+_decoding = threading.local()
+
+
+@contextmanager
+def decoders_heard() -> Iterator[None]:
+    """Keep what Pillow warns of with the photo that it is about (`EncodedPhoto.warnings`), instead
+    of printing it, while the block is open. The filters of warnings are those of the whole process:
+    a command enters this once, in its main thread."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("always", category=UserWarning, module=r"PIL\.")
+        shown = warnings.showwarning
+
+        def hear(message: Warning | str, *about: Any, **more: Any) -> None:
+            notes = getattr(_decoding, "notes", None)
+            if notes is None:
+                shown(message, *about, **more)
+            else:
+                notes.append(" ".join(str(message).split())[:200])
+
+        warnings.showwarning = hear
+        yield
+
+
+@contextmanager
+def _noting(notes: list[str]) -> Iterator[None]:
+    """Put what decoders warn of in this thread into `notes`."""
+    _decoding.notes = notes
+    try:
+        yield
+    finally:
+        _decoding.notes = None
+
+
 class EncodedPhoto:
     """An image by its content, whatever it is called: its header is read and within bounds, its
     pixels are not read yet.
@@ -64,7 +99,8 @@ class EncodedPhoto:
         if not data:
             raise UndecodableImage(f"the image is empty (0 bytes); send a {NAMES} image")
         check_structure(data, max_pixels=max_pixels)
-        with _as_problems(data, max_pixels):
+        self._notes: list[str] = []
+        with _as_problems(data, max_pixels), _noting(self._notes):
             # It reads from memory: where it is never decoded, there is nothing to close.
             self._image = Image.open(BytesIO(data), formats=FORMATS)
             _check_size(self._image, max_pixels)
@@ -73,6 +109,11 @@ class EncodedPhoto:
     def pixels(self) -> int:
         """How many pixels `decode` decodes."""
         return self._image.width * self._image.height
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What the decoder has warned of so far, each once, where `decoders_heard` is open."""
+        return tuple(dict.fromkeys(self._notes))
 
     def decode(self, *, least_side: int | None = None) -> Image.Image:
         """Decode the pixels, once.
@@ -88,7 +129,11 @@ class EncodedPhoto:
         Raises:
             UndecodableImage, ImageTooLarge
         """
-        with _as_problems(self._data, self._max_pixels), self._image as image:
+        with (
+            _as_problems(self._data, self._max_pixels),
+            _noting(self._notes),
+            self._image as image,
+        ):
             shrink = min(image.size) // least_side if least_side else 1
             if shrink > 1:
                 image.draft(image.mode, (image.width // shrink, image.height // shrink))

@@ -141,7 +141,17 @@ class Pipeline:
                 seen, *questions, progress=progress, priority=priority, until=until
             )
             timings.note_outcome(outcome)
-            yield Result(instance, model, photo, seen, outcome.value, pool, timings, self._metrics)
+            yield Result(
+                instance,
+                model,
+                photo,
+                seen,
+                outcome.value,
+                encoded.warnings,
+                pool,
+                timings,
+                self._metrics,
+            )
 
     async def predict(
         self, replicas: Replicas, instance: Instance[PredictParameters], timings: Timings

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, TypeVar
 
 from PIL import Image
@@ -20,7 +20,7 @@ from service.pipeline.descriptions import caption_of, describe, describe_target,
 from service.pipeline.instances import Instance, P
 from service.pipeline.parameters import Parameters
 from service.pipeline.rendering import Drawing, draw, encode_values
-from service.pipeline.rows import Row, row_of
+from service.pipeline.rows import DECODER, Row, row_of
 
 NPY: Final = "application/x-npy"
 MOST_NUMBERS: Final = 100_000_000
@@ -39,6 +39,7 @@ class Result:
     """RGB, upright."""
     seen: ModelInput
     answer: Answer
+    decoder_warnings: tuple[str, ...]
     pool: PhotoPool
     timings: Timings
     metrics: Metrics
@@ -85,7 +86,10 @@ class Result:
 
         def work(drawing: Drawing) -> Row:
             picture = save(drawing)
-            return row_of(drawing, self.answer, self.model, self.seen, self.instance, picture)
+            row = row_of(drawing, self.answer, self.model, self.seen, self.instance, picture)
+            told = [row.warning] if row.warning else []
+            told += [f"{DECODER}{each}" for each in self.decoder_warnings]
+            return replace(row, warning="; ".join(told) or None)
 
         return await self._drawn(work)
 

@@ -70,6 +70,8 @@ SCHEMA: Final = pa.schema(
     ]
 )
 """Of a folder's manifest and a job's Parquet file; `service.core.glossary` says what each is."""
+DECODER: Final = "the decoder says: "
+"""Before each of its warnings."""
 PICTURES: Final = "pictures"
 LONGEST_NAME: Final = 200
 """Bytes of a folder's or a picture's name, before what is appended to it; 255 are allowed."""

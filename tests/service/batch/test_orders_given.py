@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import threading
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.metadata import version
@@ -504,3 +505,22 @@ def test_two_thousand_images_take_no_more_memory_than_a_few_hundred(
         grown.append(psutil.Process().memory_info().rss)
     # A photo and its map are 280 kB: were they all kept, it would be half a gigabyte.
     assert grown[1] - grown[0] < 60e6
+
+
+def test_what_the_decoder_warns_of_is_one_line_and_in_the_manifest(
+    gradcam: Shell, models: str, tmp_path: Path
+) -> None:
+    """Of three files with a broken EXIF block and one without."""
+    folder, output = small_photos(tmp_path / "photos", 1), tmp_path / "out"
+    exif = Image.Exif()
+    exif[0x0112], exif[0x010E] = 6, "x" * 50
+    for name in ("a", "b", "c"):
+        noise(32, 32).save(folder / f"{name}.jpg", exif=exif.tobytes()[:40])
+    code, said = gradcam(folder, "--output", output, "--models", models)
+    assert (code, said.startswith("4 of 4 images explained, 0 failed: ")) == (0, True)
+    assert "The decoder warned of 3 files; the column 'warning' says of what." in said
+    assert "UserWarning" not in said
+    for row in rows(output):
+        told = row["warning"] or ""
+        assert ("the decoder says: Corrupt EXIF data" in told) == row["id"].endswith(".jpg")
+    assert warnings.showwarning.__module__ != "service.pipeline.images"
