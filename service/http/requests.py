@@ -8,8 +8,7 @@ from typing import Any
 from anyio import to_thread
 from pydantic import BaseModel, ValidationError
 from python_multipart.multipart import parse_options_header
-from starlette.datastructures import ImmutableMultiDict, UploadFile
-from starlette.exceptions import HTTPException
+from starlette.datastructures import ImmutableMultiDict
 from starlette.requests import Request
 
 from service.core.errors import (
@@ -22,6 +21,7 @@ from service.core.errors import (
 )
 from service.core.mistakes import mistake
 from service.pipeline.coordinates import decode_base64
+from service.pipeline.forms import FormParser
 from service.pipeline.instances import Instance, P, Remote
 from service.pipeline.parameters import (
     MAX_INSTANCES,
@@ -66,7 +66,10 @@ async def read_instances(
             _from_json, await request.body(), base, origins, max_instances
         )
     elif media_type == "multipart/form-data" and charset in ("utf-8", "utf8"):
-        read = await _from_form(request, base, origins)
+        boundary = options.get(b"boundary")
+        read = await to_thread.run_sync(
+            _from_form, await request.body(), boundary, base, origins, max_instances
+        )
     elif media_type.startswith("image/"):
         read = [Instance(0, None, await request.body(), "", base, origins)]
     else:
@@ -114,39 +117,47 @@ def _from_json(
     return instances
 
 
-async def _from_form(request: Request, base: P, origins: Mapping[str, str]) -> list[Instance[P]]:
-    await request.body()  # whole, so that the limit on its size is what ends a large one
-    try:
-        form = await request.form()
-    except HTTPException as error:
-        raise MalformedRequest(f"the form cannot be read: {error.detail}") from None
-    try:
-        fields = [(name, value) for name, value in form.multi_items() if name != "image"]
-        for name, value in fields:
-            if isinstance(value, UploadFile):
-                raise UnknownParameter(
-                    f"the form has a file {name[:80]!r}; images are in parts named 'image'",
-                    pointer=f"/form/{step(name)}",
-                )
-        given = read_parameters(type(base), ImmutableMultiDict(fields), "/form")
-        common = base.model_copy(update=_set(given))
-        origins = {**origins, **_origins("/form", _set(given))}
-        instances = []
-        for index, part in enumerate(form.getlist("image")):
-            pointer = f"/form/image/{index}"
-            if not isinstance(part, UploadFile):
-                raise MalformedRequest(
-                    "a part named 'image' has no filename, so it is no file", pointer=pointer
-                )
-            data = await part.read()
-            instances.append(Instance(index, part.filename, data, pointer, common, origins))
-    finally:
-        await form.close()
-    if not instances:
+class _Files:
+    """The files of a form, whole: the body is in memory anyway."""
+
+    def __init__(self, most: int) -> None:
+        self.found: list[tuple[str | None, bytes]] = []
+        self._most = most
+        self._pieces: list[bytes] = []
+
+    def begin(self) -> None:
+        _limit(len(self.found) + 1, self._most)
+        self._pieces = []
+
+    def piece(self, data: bytes) -> None:
+        self._pieces.append(data)
+
+    def end(self, name: str | None) -> None:
+        self.found.append((name, b"".join(self._pieces)))
+
+
+def _from_form(
+    body: bytes,
+    boundary: bytes | None,
+    base: P,
+    origins: Mapping[str, str],
+    max_instances: int,
+) -> list[Instance[P]]:
+    files = _Files(max_instances)
+    form = FormParser(files, boundary)
+    form.feed(body)
+    form.end()
+    given = read_parameters(type(base), ImmutableMultiDict(form.fields), "/form")
+    common = base.model_copy(update=_set(given))
+    origins = {**origins, **_origins("/form", _set(given))}
+    if not files.found:
         raise MalformedRequest(
             "the form has no complete part named 'image'; send at least one image file"
         )
-    return instances
+    return [
+        Instance(index, name, data, f"/form/image/{index}", common, origins)
+        for index, (name, data) in enumerate(files.found)
+    ]
 
 
 def _decode_base64(text: str, pointer: str) -> bytes | Problem:

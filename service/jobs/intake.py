@@ -179,9 +179,7 @@ class Intake:
             # An image as large as may be, in base64; one that is somewhat larger fails alone.
             return LinesReader(collector, 2 * self._settings.max_body_bytes)
         if kind == "multipart/form-data":
-            if b"boundary" not in options:
-                raise MalformedRequest("the form has no boundary in its Content-Type")
-            return FormReader(collector, options[b"boundary"])
+            return FormReader(collector, options.get(b"boundary"))
         if kind in ZIP or kind in TAR:
             file = scope.enter_context(self._folder.incoming())
             form = "zip" if kind in ZIP else "tar"

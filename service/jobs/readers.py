@@ -6,21 +6,16 @@ Every reader is fed the body's pieces and then told that it has ended; what it f
 
 from __future__ import annotations
 
-from typing import Any, BinaryIO, Final, Protocol
+from typing import BinaryIO, Protocol
 
 from pydantic import ValidationError
-from python_multipart.exceptions import FormParserError, MultipartParseError
-from python_multipart.multipart import MultipartParser, parse_options_header
 
-from service.core.errors import BodyTooLarge, MalformedRequest, Problem, UnknownParameter
+from service.core.errors import BodyTooLarge, Problem
 from service.jobs.collector import Collector
 from service.jobs.manifest import JobInstance, JobRequest, manifest_problem
 from service.jobs.unpack import collect_tar, collect_zip
+from service.pipeline.forms import FormParser
 from service.pipeline.parameters import Parameters
-
-LONGEST_TEXT: Final = 1_000_000
-"""Bytes of all fields of a form that are no files."""
-LONGEST_HEAD: Final = 10_000
 
 
 class Reader(Protocol):
@@ -154,111 +149,27 @@ class ArchiveReader:
 class FormReader:
     """multipart/form-data: parts `image`, each a file; all else is a parameter, or `model`."""
 
-    def __init__(self, collector: Collector, boundary: bytes) -> None:
-        self._collector = collector
-        self._head = bytearray()
-        self._header: list[bytes] = [b"", b""]
-        self._headers: dict[bytes, bytes] = {}
-        self._name = ""
-        self._file: str | None = None
-        self._value = bytearray()
-        self._text = 0
-        self._ended = False
+    def __init__(self, collector: Collector, boundary: bytes | None) -> None:
+        hint = ", an archive is sent as the body"
+        self._parser = FormParser(collector, boundary, hint=hint)
         self.model: str | None = None
         self.fields: dict[str, list[str]] = {}
         self.parameters: Parameters | None = None
-        callbacks: Any = {
-            "on_part_begin": self._part_begins,
-            "on_header_field": lambda data, start, end: self._grow(0, data[start:end]),
-            "on_header_value": lambda data, start, end: self._grow(1, data[start:end]),
-            "on_header_end": self._header_ends,
-            "on_headers_finished": self._body_begins,
-            "on_part_data": lambda data, start, end: self._data(data[start:end]),
-            "on_part_end": self._part_ends,
-            "on_end": self._end,
-        }
-        try:
-            self._parser = MultipartParser(boundary, callbacks)
-        except FormParserError as error:
-            raise MalformedRequest(f"the form cannot be read: {error}") from None
 
     @property
     def held(self) -> int:
-        return self._text
+        return self._parser.held
 
     def feed(self, data: bytes) -> None:
-        try:
-            self._parser.write(data)
-        except MultipartParseError as error:
-            raise MalformedRequest(f"the form cannot be read: {error}") from None
+        self._parser.feed(data)
 
     def end(self) -> None:
-        if not self._ended:
-            raise MalformedRequest("the form ends in the middle of a part")
-
-    def _end(self) -> None:
-        self._ended = True
-
-    def _part_begins(self) -> None:
-        self._headers = {}
-        self._value = bytearray()
-        self._header = [b"", b""]
-
-    def _grow(self, turn: int, data: bytes) -> None:
-        self._header[turn] += data
-        if len(self._header[turn]) > LONGEST_HEAD:
-            raise MalformedRequest("a header of a part is too long")
-
-    def _header_ends(self) -> None:
-        self._headers[self._header[0].lower()] = self._header[1]
-        self._header = [b"", b""]
-
-    def _body_begins(self) -> None:
-        kind, options = parse_options_header(self._headers.get(b"content-disposition"))
-        if kind != b"form-data" or b"name" not in options:
-            raise MalformedRequest("a part of the form has no name")
-        self._name = options[b"name"].decode("utf-8", "replace")
-        filename = options.get(b"filename")
-        self._file = None if filename is None else filename.decode("utf-8", "replace")
-        where = f"/form/{self._name[:80]}"
-        if self._name == "image" and self._file is None:
-            raise MalformedRequest(
-                "a part named 'image' has no filename, so it is no file", pointer=where
-            )
-        if self._name != "image" and self._file is not None:
-            raise UnknownParameter(
-                f"the form has a file {self._name[:80]!r}; images are in parts named 'image', an "
-                "archive is sent as the body",
-                pointer=where,
-            )
-        if self._file is not None:
-            self._collector.begin()
-        else:
-            self._count(len(self._name))
-
-    def _data(self, data: bytes) -> None:
-        if self._file is not None:
-            self._collector.piece(data)
-            return
-        self._value += data
-        self._count(len(data))
-
-    def _count(self, size: int) -> None:
-        self._text += size
-        if self._text > LONGEST_TEXT:
-            raise MalformedRequest(
-                f"the fields of the form, up to {self._name[:80]!r}, have more than the "
-                f"{LONGEST_TEXT} bytes allowed"
-            )
-
-    def _part_ends(self) -> None:
-        if self._file is not None:
-            self._collector.end(self._file or None)
-        elif self._name == "model":
-            self.model = self._value.decode("utf-8", "replace")
-        else:
-            value = self._value.decode("utf-8", "replace")
-            self.fields.setdefault(self._name, []).append(value)
+        self._parser.end()
+        for name, value in self._parser.fields:
+            if name == "model":
+                self.model = value
+            else:
+                self.fields.setdefault(name, []).append(value)
 
 
 def collect_instance(instance: JobInstance, collector: Collector) -> None:

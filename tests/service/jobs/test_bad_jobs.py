@@ -245,7 +245,7 @@ RAW: dict[str, tuple[dict[str, Any], int, str, list[str], str]] = {
         400,
         "malformed-request",
         ["no filename"],
-        "/form/image",
+        "/form/image/0",
     ),
     "a file that is no image": (
         {"files": {"archive": ("a.zip", zipped({"a.png": DOT}))}},
