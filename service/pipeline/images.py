@@ -35,6 +35,9 @@ FORMATS: Final = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "AVIF")
 MAX_SIDE: Final = 65_535
 BAND: Final = 1_000_000
 """Pixels that are converted at a time."""
+MAX_RUN_PIXELS: Final = 1920 * 1080
+MAX_RUN_BYTES: Final = 2_000_000
+"""Of a run-length encoded BMP, which Pillow decodes in Python: a second at most."""
 TURNS: Final = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
     3: Image.Transpose.ROTATE_180,
@@ -103,7 +106,7 @@ class EncodedPhoto:
         with _as_problems(data, max_pixels), _noting(self._notes):
             # It reads from memory: where it is never decoded, there is nothing to close.
             self._image = Image.open(BytesIO(data), formats=FORMATS)
-            _check_size(self._image, max_pixels)
+            _check_size(self._image, len(data), max_pixels)
 
     @property
     def pixels(self) -> int:
@@ -150,7 +153,7 @@ def decode(data: bytes, *, max_pixels: int) -> Image.Image:
     return EncodedPhoto(data, max_pixels=max_pixels).decode()
 
 
-def _check_size(image: ImageFile, max_pixels: int) -> None:
+def _check_size(image: ImageFile, size: int, max_pixels: int) -> None:
     if image.width * image.height > max_pixels:
         raise ImageTooLarge(
             f"the image has {image.width} × {image.height} = "
@@ -162,8 +165,13 @@ def _check_size(image: ImageFile, max_pixels: int) -> None:
             f"the image has {image.width} × {image.height} pixels; "
             f"at most {MAX_SIDE} are allowed on a side"
         )
-    if image.tile and image.tile[0].codec_name == "bmp_rle":
-        raise UndecodableImage("the BMP is run-length encoded; send a plain one, or a PNG")
+    runs = bool(image.tile) and image.tile[0].codec_name == "bmp_rle"
+    if runs and (image.width * image.height > MAX_RUN_PIXELS or size > MAX_RUN_BYTES):
+        raise UndecodableImage(
+            f"the BMP is run-length encoded and has {image.width} × {image.height} pixels in "
+            f"{size} bytes; at most {MAX_RUN_PIXELS} pixels and {MAX_RUN_BYTES} bytes are decoded of "
+            "such a file, so send a plain BMP, or a PNG"
+        )
 
 
 @contextmanager

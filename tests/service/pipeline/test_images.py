@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import struct
+import time
 import tracemalloc
 import zlib
+from contextlib import suppress
 from io import BytesIO
 
 import numpy as np
@@ -225,3 +227,46 @@ def test_a_reduced_photo_lies_as_its_camera_lay() -> None:
 def test_other_formats_stay_whole() -> None:
     data = encoded(noise(80, 60), "PNG")
     assert EncodedPhoto(data, max_pixels=LIMIT).decode(least_side=10).size == (80, 60)
+
+
+def run_length_bmp(width: int, height: int, runs: bytes) -> bytes:
+    """An 8-bit BMP with gray colours, its pixels as `runs` (BI_RLE8) from the bottom row up."""
+    colours = b"".join(bytes([level, level, level, 0]) for level in range(256))
+    start = 14 + 40 + len(colours)
+    file = b"BM" + struct.pack("<IHHI", start + len(runs), 0, 0, start)
+    info = struct.pack("<IiiHHIIiiII", 40, width, height, 1, 8, 1, len(runs), 0, 0, 256, 256)
+    return file + info + colours + runs
+
+
+def test_a_run_length_encoded_bmp_is_an_ordinary_file() -> None:
+    runs = b"\x03\x0a\x01\x14\0\0" + b"\0\x04\x01\x02\x03\x04\0\0" + b"\0\1"
+    found = pixels(run_length_bmp(4, 2, runs))[..., 0]
+    assert found.tolist() == [[1, 2, 3, 4], [10, 10, 10, 20]]
+
+
+@pytest.mark.parametrize(
+    ("width", "height", "runs"),
+    [
+        (1921, 1080, b"\0\1"),
+        (4, 2, b"\x04\0" * 1_000_000),
+    ],
+    ids=["more pixels", "more bytes"],
+)
+def test_a_run_length_encoded_bmp_has_bounds_of_its_own(
+    width: int, height: int, runs: bytes
+) -> None:
+    with pytest.raises(UndecodableImage, match="at most 2073600 pixels and 2000000 bytes"):
+        decode(run_length_bmp(width, height, runs), max_pixels=LIMIT)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "runs",
+    [b"\x01\0" * 999_000, b"\0\0" * 999_000, b"\0\2\0\0" * 499_000, b"\x0f\0\0\0" * 499_000],
+    ids=["single pixels", "row ends", "steps to nowhere", "short rows"],
+)
+def test_the_worst_run_length_encoded_bmp_takes_about_a_second(runs: bytes) -> None:
+    begun = time.process_time()
+    with suppress(UndecodableImage):
+        decode(run_length_bmp(1920, 1080, runs), max_pixels=LIMIT)
+    assert time.process_time() - begun < 5
