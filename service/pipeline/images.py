@@ -169,8 +169,8 @@ def _check_size(image: ImageFile, size: int, max_pixels: int) -> None:
     if runs and (image.width * image.height > MAX_RUN_PIXELS or size > MAX_RUN_BYTES):
         raise UndecodableImage(
             f"the BMP is run-length encoded and has {image.width} × {image.height} pixels in "
-            f"{size} bytes; at most {MAX_RUN_PIXELS} pixels and {MAX_RUN_BYTES} bytes are decoded of "
-            "such a file, so send a plain BMP, or a PNG"
+            f"{size} bytes; at most {MAX_RUN_PIXELS} pixels and {MAX_RUN_BYTES} bytes are decoded "
+            "of such a file, so send a plain BMP, or a PNG"
         )
 
 
