@@ -13,6 +13,7 @@ from service.core.schemas import ProblemDocument
 from service.pipeline.images import FORMATS
 
 JSON: Final = "application/json"
+EVENTS: Final = "text/event-stream"
 PHOTOS: Final = dict.fromkeys(f"image/{kind.lower()}" for kind in FORMATS)
 """The app reads any `image/*`; the contract names types, for no client can send an asterisk."""
 FILE: Final = {"schema": {"type": "string", "format": "binary"}}
@@ -48,7 +49,9 @@ def answers(
     """
     content = {} if model is None else {JSON: {"example": example or worked_example(model)}}
     for media_type, text in (forms or {}).items():
-        content[media_type] = FILE if text is None else {**TEXT, "example": text}
+        # A schema of an event stream is that of one event, whose form OpenAPI 3.1 cannot tell.
+        schema = {} if media_type == EVENTS else TEXT
+        content[media_type] = FILE if text is None else {**schema, "example": text}
     success = {"content": content, "headers": _headers(*headers)}
     refusals: dict[int | str, Any] = {each: _refusal(PROBLEMS[each]) for each in sorted(problems)}
     return {status: {key: each for key, each in success.items() if each}, **refusals}
