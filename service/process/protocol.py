@@ -32,7 +32,7 @@ FRAMING: Final = 16
 
 
 @dataclass(frozen=True)
-class Patience:
+class ConnectionLimits:
     """What a connection may take.
 
     Args:
@@ -54,10 +54,10 @@ class Patience:
     turn_away: Callable[[bytes, RawHeaders], Problem | None] = lambda path, headers: None
 
 
-class PatientProtocol(HttpToolsProtocol):
-    """One connection. `patience` is set by a subclass: uvicorn makes the instances."""
+class BoundedProtocol(HttpToolsProtocol):
+    """One connection. `limits` is set by a subclass: uvicorn makes the instances."""
 
-    patience: Patience
+    limits: ConnectionLimits
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -83,7 +83,7 @@ class PatientProtocol(HttpToolsProtocol):
         super().connection_made(transport)
         self.flow = self._flow = Flow(transport)
         transport.set_write_buffer_limits(0)  # so that resuming means: all of it was read
-        if len(self.connections) > self.patience.max_connections:
+        if len(self.connections) > self.limits.max_connections:
             self._refuse(Overloaded("there are too many connections; try again", retry_after=1))
             return
         self._expect()
@@ -135,7 +135,7 @@ class PatientProtocol(HttpToolsProtocol):
             raise ValueError("too many requests wait")
         self._in_body = True
         room = not self.flow.write_paused and self.parser.get_method() != b"HEAD"
-        if self._idle and room and (problem := self.patience.turn_away(self.url, self.headers)):
+        if self._idle and room and (problem := self.limits.turn_away(self.url, self.headers)):
             self._turned_away = True
             alive = bool(self.parser.should_keep_alive()) and not self._ending
             self.transport.write(_response(problem, keep_alive=alive))
@@ -150,7 +150,7 @@ class PatientProtocol(HttpToolsProtocol):
 
     def on_body(self, body: bytes) -> None:
         self._body_bytes += len(body)
-        if self._answered and self._body_bytes > self.patience.max_body_bytes:
+        if self._answered and self._body_bytes > self.limits.max_body_bytes:
             self.transport.abort()  # it was answered, and still sends
         elif not self._turned_away:
             super().on_body(body)
@@ -226,11 +226,11 @@ class PatientProtocol(HttpToolsProtocol):
         """From now on a request is awaited."""
         self._cancel_receiving()
         self._begun = self.loop.time() - self._flow.paused_seconds
-        self._receiving = self.loop.call_later(self.patience.receive_seconds, self._check_receiving)
+        self._receiving = self.loop.call_later(self.limits.receive_seconds, self._check_receiving)
 
     def _check_receiving(self) -> None:
         # The time in which it is we who do not read does not count.
-        allowed = self.patience.receive_seconds + self._flow.paused_seconds
+        allowed = self.limits.receive_seconds + self._flow.paused_seconds
         if self._in_body and not self._answered:
             allowed += self._body_bytes / LEAST_RATE
         left = self._begun + allowed - self.loop.time()
@@ -241,7 +241,7 @@ class PatientProtocol(HttpToolsProtocol):
         else:
             self._refuse(
                 TooSlow(
-                    f"the request was not here after {self.patience.receive_seconds:g} s; a body "
+                    f"the request was not here after {self.limits.receive_seconds:g} s; a body "
                     f"needs at least {LEAST_RATE} bytes a second"
                 )
             )
@@ -250,14 +250,14 @@ class PatientProtocol(HttpToolsProtocol):
         if self._sending is None:
             left = self.transport.get_write_buffer_size()
             self._sending = self.loop.call_later(
-                self.patience.send_seconds, self._check_sending, left
+                self.limits.send_seconds, self._check_sending, left
             )
 
     def _check_sending(self, before: int) -> None:
         self._sending = None
         left = self.transport.get_write_buffer_size()
         if left and left >= before:
-            self.patience.refused("answer not read")
+            self.limits.refused("answer not read")
             self.transport.abort()
         elif left:
             self._watch_sending()
@@ -277,7 +277,7 @@ class PatientProtocol(HttpToolsProtocol):
         self._cancel_receiving()
         if self._last_word:
             return
-        self.patience.refused(problem.title.lower())
+        self.limits.refused(problem.title.lower())
         cycle = self.cycle
         answering = cycle is not None and not cycle.response_complete
         begun = self._begun_message == self._message
@@ -297,7 +297,7 @@ class PatientProtocol(HttpToolsProtocol):
 class _Lingering:
     """The transport that a request's cycle closes when it has answered."""
 
-    def __init__(self, protocol: PatientProtocol) -> None:
+    def __init__(self, protocol: BoundedProtocol) -> None:
         self._protocol = protocol
 
     def close(self) -> None:

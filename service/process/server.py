@@ -31,7 +31,7 @@ from service.limits.admission import Admission
 from service.models.catalog import ModelEntry
 from service.process.heartbeat import ALIVE, LISTENING, READY, REPLACE_ME, Heartbeat
 from service.process.listener import accept_no_more, url
-from service.process.protocol import Patience, PatientProtocol, RawHeaders
+from service.process.protocol import ConnectionLimits, BoundedProtocol, RawHeaders
 
 KEEP_ALIVE_SECONDS = 5
 LOOK_SECONDS = 0.25
@@ -168,8 +168,8 @@ async def _serve(
 def _server(settings: Settings, app: FastAPI) -> DrainingServer:
     metrics: Metrics = app.state.metrics
 
-    class Protocol(PatientProtocol):
-        patience = Patience(
+    class Protocol(BoundedProtocol):
+        limits = ConnectionLimits(
             receive_seconds=settings.receive_seconds,
             send_seconds=settings.send_seconds,
             max_connections=settings.max_connections,

@@ -14,7 +14,7 @@ import uvicorn
 from starlette.types import Receive, Scope, Send
 
 from service.core.errors import Problem, QueueFull
-from service.process.protocol import Patience, PatientProtocol, RawHeaders
+from service.process.protocol import ConnectionLimits, BoundedProtocol, RawHeaders
 
 SHORT = 0.4
 """Seconds to receive, and to send."""
@@ -160,13 +160,13 @@ class House:
 @asynccontextmanager
 async def serving(receive_seconds: float = SHORT) -> AsyncIterator[House]:
     """At its end every connection is gone, and with it its timers."""
-    made: list[PatientProtocol] = []
-    times = Patience(receive_seconds, SHORT, 5, 100_000, lambda reason: None)
+    made: list[BoundedProtocol] = []
+    times = ConnectionLimits(receive_seconds, SHORT, 5, 100_000, lambda reason: None)
 
     with socket.create_server(("127.0.0.1", 0)) as listening:
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, KERNEL_BYTES)
 
-        class Remembered(PatientProtocol):
+        class Remembered(BoundedProtocol):
             def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
                 made.append(self)
                 super().connection_made(transport)
@@ -184,9 +184,7 @@ async def serving(receive_seconds: float = SHORT) -> AsyncIterator[House]:
             timeout_graceful_shutdown=2,
         )
         house = House(listening.getsockname(), uvicorn.Server(config))
-        Remembered.patience = replace(
-            times, refused=house.refusals.append, turn_away=house.turn_away
-        )
+        Remembered.limits = replace(times, refused=house.refusals.append, turn_away=house.turn_away)
         task = asyncio.create_task(house.server.serve([listening]))
         await until(lambda: house.server.started)
         try:

@@ -294,7 +294,7 @@ async def test_requests_that_wait_for_an_earlier_one_are_few() -> None:
         await caller.say(upload(3, b"/later") + b"123" + HELLO * 10_000)
         await until(lambda: house.refusals)
         (connection,) = house.server.server_state.connections
-        assert isinstance(connection, protocol.PatientProtocol)
+        assert isinstance(connection, protocol.BoundedProtocol)
         assert len(connection.pipeline) == protocol.MOST_PIPELINED
         assert (await caller.answer())[1] == b"3"
         for _ in range(protocol.MOST_PIPELINED):
