@@ -24,7 +24,7 @@ of thousands of photos has no details, and a report may have a thousand mean map
 @dataclass(frozen=True, eq=False)
 class MeanMap:
     values: Float
-    """float32 (h, w), 0 … 1."""
+    """The mean map, float32 (h, w), 0 … 1."""
     maps: int
     """Number of maps that were averaged, at least 1."""
 

@@ -75,7 +75,7 @@ def _link(file: Path, page: Path) -> str:
     on another drive."""
     try:
         relative = os.path.relpath(file, page.resolve().parent)
-    except ValueError:  # on another drive
+    except ValueError:  # the file is on another drive
         return file.as_uri()
     return quote(os.fsencode(relative.replace(os.sep, "/")))
 

@@ -71,7 +71,7 @@ Value = TypeVar("Value", bound=Looked)
 class _Item:
     pixels: Pixels
     questions: tuple[Question, ...]
-    """At least one, all with the same targets."""
+    """At least one question; all of them have the same targets."""
     steps: Steps | None = None
     """Generator of the item's own work, of which the worker runs one step each time that the item
     is submitted; None for an item that is answered as part of a batch."""
@@ -156,12 +156,12 @@ class Engine:
 
     @property
     def waiting(self) -> int:
-        """Images in the queue."""
+        """Number of images in the queue."""
         return len(self._batcher)
 
     @property
     def load(self) -> int:
-        """Images in the queue and in the model."""
+        """Number of images in the queue and in the running batch."""
         return self._batcher.load
 
     async def warm(self) -> None:
@@ -317,7 +317,7 @@ class Engine:
         except (MemoryError, RuntimeError) as error:
             if is_of_memory(error) and self.model.device.type != "cpu":
                 torch.accelerator.memory.empty_cache()
-            raise  # the batcher halves the batch
+            raise  # the batcher then halves the batch and tries again
 
     def _work(self, items: list[_Item]) -> list[Worked | CamError]:
         self._metrics.batch_size.labels(model=self.model.name).observe(len(items))

@@ -161,7 +161,7 @@ class ModelLifecycle:
         kind = copy.device.split(":")[0]
         if copy.layout == "auto" and kind in self._layouts:
             copy = copy.model_copy(update={"layout": self._layouts[kind]})
-        bind(None)  # "auto" tries layouts with as many threads as the process has
+        bind(None)  # layout "auto" is measured with all threads of the process
         self.loading = True
         try:
             model = load(copy)

@@ -81,7 +81,7 @@ class Blob:
         self.size = size
 
     def sync(self) -> None:
-        """Return when everything is on the disk."""
+        """Flush the file to the disk. Everything is on the disk when this returns."""
         with as_problem(self._file):
             self._opened.flush()
             os.fsync(self._opened.fileno())

@@ -80,7 +80,7 @@ async def kept(
         nonlocal heard, steady
         store.enlist(runner.name)
         before, heard = heard, monotonic()
-        if heard - before > LEASE_SECONDS / 2:  # the database was away, for the others, too
+        if heard - before > LEASE_SECONDS / 2:  # the database was unreachable, also for others
             steady = heard
         silent = heard - steady > LEASE_SECONDS
         bury_dead(runner.name, store, folder, silent=silent)
@@ -92,7 +92,7 @@ async def kept(
             if register.expire(job, ended_before):
                 try:
                     folder.remove(job)
-                except InsufficientStorage as problem:  # the others go all the same
+                except InsufficientStorage as problem:  # the other jobs are still removed
                     log.warning("job %s cannot be removed: %s", job, problem.detail)
                 else:
                     register.remove(job)
@@ -107,7 +107,7 @@ async def kept(
                 log.exception("jobs are not looked after")
             await asyncio.sleep(BEAT_SECONDS)
 
-    # To remove a million results takes longer than a sign of life may.
+    # Two tasks, because removing a million results takes longer than the time between heartbeats.
     keeping = [asyncio.create_task(keep(work), name="keep jobs") for work in (look_around, tidy_up)]
     try:
         yield

@@ -178,5 +178,5 @@ class Reads:
             if not future.done():
                 settle()
 
-        with suppress(RuntimeError):  # the loop is closed
+        with suppress(RuntimeError):  # raised if the loop is closed
             future.get_loop().call_soon_threadsafe(end)

@@ -57,7 +57,7 @@ jobs = Table(
     Column("total", Integer, nullable=False),
     Column("done", Integer, nullable=False),
     Column("failed", Integer, nullable=False),
-    Column("bytes", BigInteger, nullable=False),  # on the disk
+    Column("bytes", BigInteger, nullable=False),  # size on the disk
     Column("turn", BigInteger, nullable=False),  # the job with the lowest number is leased next
     Column("runner", String(32)),  # the runner that receives the job
     Column("created", Float(53), nullable=False),

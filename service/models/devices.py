@@ -14,7 +14,7 @@ _BINDING = Lock()
 
 def usable() -> list[int]:
     """Return the numbers of the CPU cores that this process may use."""
-    if hasattr(os, "sched_getaffinity"):  # not on macOS
+    if hasattr(os, "sched_getaffinity"):  # macOS does not have it
         return sorted(os.sched_getaffinity(0))
     return list(range(os.cpu_count() or 1))
 
@@ -53,7 +53,7 @@ def bind(cores: Sequence[int] | None) -> None:
             before = unbound.submit(torch.get_num_threads).result()
             torch.set_num_threads(len(cores))
             unbound.submit(torch.set_num_threads, before).result()
-    if hasattr(os, "sched_setaffinity"):  # not on macOS
+    if hasattr(os, "sched_setaffinity"):  # macOS does not have it
         os.sched_setaffinity(0, cores)
 
 
