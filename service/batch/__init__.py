@@ -1,1 +1,1 @@
-"""From a folder of images to their maps, without a server."""
+"""`gradcam batch`: explaining many images without a server."""

@@ -1,4 +1,4 @@
-"""`gradcam batch`: a folder of images to their maps, going on where it stopped."""
+"""The command `gradcam batch`, which explains many images and continues where it stopped."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ PART_ROWS: Final = 500
 PART_SECONDS: Final = 10.0
 GO_ON: Final = "the same command goes on from here"
 INTERRUPTED: Final = 130
-"""The exit code of what a signal ended."""
+"""Exit code of a run that a signal ended."""
 
 
 class Explain(Protocol):
-    """Explains what is left of a batch, and says how much that was."""
+    """Explains the images that are left of a batch and returns the tally."""
 
     def __call__(
         self,
@@ -58,22 +58,28 @@ def batch(
     report: Path | None = None,
     explain: Explain | None = None,
 ) -> int:
-    """Explain the images that `source` names which are not done yet, into `order.output`.
+    """Explain the images of `source` that are not done yet, and write the results to
+    `configuration.output`.
 
     Args:
-        explain: how the images are explained, in place of this process; `service.ray.batch`
-            has another way.
+        source: a folder, a pattern, a zip, a table or an image; see `open_inputs`.
+        model: name of the model; None for the default.
+        retry_failed: whether images that failed before are explained again.
+        report: file for an HTML report; None writes none.
+        explain: replaces the explanation in this process; `service.ray.batch` has an
+            implementation.
 
     Returns:
-        The exit code: 0; 1 if an image failed; 130 if a signal ended it.
+        The exit code: 0 on success, 1 if an image failed, 130 if a signal ended the run.
 
     Raises:
-        ConfigError, Problem: where nothing can be explained at all, or nothing more be written.
+        ConfigError: if the configuration is invalid, or results cannot be written.
+        Problem: if the model does not support the configuration.
     """
     if report:
         _check_place(report, configuration.output)
     keep_memory()
-    # The memory of answers is for those who ask again.
+    # The cache of answers is useless here, because no question is asked twice.
     settings = settings.model_copy(update={"cache_bytes": 0})
     console = Console(stderr=True)
     try:
@@ -110,13 +116,14 @@ def batch(
 
 
 def _check_place(report: Path, output: Path) -> None:
-    """
+    """Check the path of the report.
+
     Raises:
-        ConfigError: if a report cannot be there: it is a folder, or something of the batch's own.
+        ConfigError: if the path is a folder, or belongs to the batch's own files.
     """
     place, folder = (Path(os.path.realpath(each)) for each in (report, output))
     own = [folder / name for name in (MANIFEST, RECORD, LOCK, PARTS, PICTURES)]
-    if os.path.isdir(place):  # noqa: PTH112 - Path's own raises where a name is too long
+    if os.path.isdir(place):  # noqa: PTH112 - Path.is_dir raises if a name is too long
         raise ConfigError(f"--report={report} is a folder; it should be a file")
     if any(place.is_relative_to(each) for each in own):
         raise ConfigError(f"--report={report} is the batch's own; it should be another file")
@@ -147,7 +154,7 @@ async def _explain(
 ) -> Tally:
     task = asyncio.current_task()
     assert task is not None
-    with suppress(NotImplementedError):  # Windows' loops have no signals
+    with suppress(NotImplementedError):  # event loops on Windows have no signal handlers
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
     parts = Parts(configuration.output)
     with open_inputs(source, configuration.output) as inputs:
@@ -179,7 +186,8 @@ async def _explain(
 
 
 class Shelf:
-    """Rows on their way into parts. Use with `with`: what is there is kept however it is left."""
+    """A buffer that collects rows and writes them as parts. Use with `with`: the remaining rows are
+    written even if the block raises."""
 
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
@@ -195,7 +203,7 @@ class Shelf:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        # On a full disk there may be no room for them: then they are done again.
+        # If the disk is full, the rows may be lost; their images are explained again later.
         with suppress(InsufficientStorage) if error else nullcontext():
             self._keep()
 

@@ -1,4 +1,4 @@
-"""What a batch is asked to do: for all its images the same, and the same again when it goes on."""
+"""The configuration of a batch, which applies to all images and is the same after a restart."""
 
 from __future__ import annotations
 
@@ -26,15 +26,16 @@ FORMATS: Final = {"jpg": "image/jpeg", "png": "image/png", "webp": "image/webp",
 
 @dataclass(frozen=True)
 class RunConfiguration:
-    """
+    """The configuration of a batch.
+
     Args:
-        given: parameters as on the command line.
-        output: the folder for all that is made.
-        form: of the pictures, one of `FORMATS`; "none" draws none.
+        given: parameters as given on the command line.
+        output: the folder for all files of the batch.
+        form: format of the pictures, one of `FORMATS`; "none" draws no pictures.
 
     Raises:
-        Problem: naming the parameter that is wrong.
-        ConfigError: naming the form that is.
+        Problem: if a parameter is invalid; the message names it.
+        ConfigError: if the format is unknown or does not fit the parameters.
     """
 
     given: Mapping[str, Any]
@@ -52,10 +53,13 @@ class RunConfiguration:
             )
 
     def parameters(self, target: str | None = None) -> Parameters:
-        """Of one image, which may have a target of its own.
+        """Return the parameters of one image.
+
+        Args:
+            target: the image's own target, if it has one.
 
         Raises:
-            Problem: if the target is none.
+            Problem: if the target is invalid.
         """
         own = {} if target is None else {"target": target}
         try:
@@ -66,14 +70,16 @@ class RunConfiguration:
     def open(
         self, source: str, model: str, fingerprint: str, made_with: Mapping[str, Any] | None = None
     ) -> None:
-        """Make the output folder; of one that is there, see that it holds the same batch.
+        """Create the output folder with its record; if it exists, check that it holds the same
+        batch.
 
         Args:
-            source: a folder, a pattern or a file, from the current folder.
-            made_with: what else is to be known of the batch as it began; it may change meanwhile.
+            source: a folder, a pattern or a file, relative to the current folder.
+            made_with: further facts about the start of the batch. They are recorded but not
+                compared.
 
         Raises:
-            ConfigError: if it holds another one, something else, or cannot be written.
+            ConfigError: if the folder holds another batch or other files, or cannot be written.
         """
         asked = json.loads(self.parameters().model_dump_json(exclude_defaults=True))
         record = {
@@ -100,10 +106,10 @@ class RunConfiguration:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """While it is open, no other batch works in the output folder.
+        """Lock the output folder against other batches while the block runs.
 
         Raises:
-            ConfigError: if another one does, or the folder cannot be made.
+            ConfigError: if another batch uses the folder, or the folder cannot be created.
         """
         file = self.output / LOCK
         lock = FileLock(file, timeout=0)
@@ -119,26 +125,27 @@ class RunConfiguration:
             yield
         finally:
             with suppress(OSError):
-                file.unlink()  # while it is held: whoever has opened it meanwhile sees that
+                file.unlink()  # before the release: a process that opened it notices the removal
             lock.release()
             if made:
                 with suppress(OSError):
-                    self.output.rmdir()  # where no batch began
+                    self.output.rmdir()  # succeeds only if no batch began there
 
     def model(self) -> str:
-        """That the batch in the output folder is made with."""
+        """Return the name of the model of the batch in the output folder."""
         return str(json.loads((self.output / RECORD).read_text())["model"])
 
     def record(self) -> str:
-        """What the batch in the output folder is asked to do, and what it is made with: JSON."""
+        """Return the record of the batch in the output folder, in JSON: its configuration, and what
+        it is made with."""
         return (self.output / RECORD).read_text()
 
     def _resolved(self) -> dict[str, Any]:
-        """The parameters with their defaults, as they are in force."""
+        """Return the parameters with their defaults filled in."""
         return {"parameters": json.loads(self.parameters().model_dump_json(exclude_none=True))}
 
     def _leftovers(self) -> Iterator[Path]:
-        """Of a batch that was killed as it began."""
+        """Yield the files that a batch leaves in the output folder if it is killed at its start."""
         return chain(self.output.glob(f".{RECORD}.*.tmp"), self.output.glob(LOCK))
 
     def _compare(self, former: Any, record: dict[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""The part of a batch on Ray that needs no model: it starts without loading torch."""
+"""The decoding stage of a batch on Ray, which needs no model and starts without loading torch."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from service.core.errors import Problem
 from service.pipeline.images import decode
 
 MOST_PIXELS: Final = 4_000_000
-"""Of a photo that travels decoded: a larger one's pixels would fill the object store."""
+"""Largest number of pixels of a photo that is passed on decoded. Larger photos are passed on
+encoded, because their pixels would fill Ray's object store."""
 DECODED: Final = pa.schema(
     [
         pa.field("id", pa.string()),
@@ -27,10 +28,10 @@ DECODED: Final = pa.schema(
 
 
 class Decoder:
-    """Where images lie, to their pixels: an actor for CPUs."""
+    """A Ray actor on CPUs that reads images and decodes them."""
 
     def __init__(self, source: str, besides: Path, max_pixels: int) -> None:
-        self._scope = ExitStack()  # for as long as the actor lives
+        self._scope = ExitStack()  # stays open as long as the actor lives
         self._inputs = self._scope.enter_context(open_inputs(source, besides))
         self._max_pixels = max_pixels
 
@@ -45,6 +46,6 @@ class Decoder:
             return {**row, "error": problem.detail, "problem": problem.type()}
         if photo.width * photo.height <= MOST_PIXELS:
             plain = BytesIO()
-            photo.save(plain, "BMP")  # the same pixels, for the cost of copying them
+            photo.save(plain, "BMP")  # lossless, at the cost of a copy
             image = plain.getvalue()
         return {**row, "image": image}

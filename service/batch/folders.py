@@ -1,4 +1,4 @@
-"""Images below a folder, and those that a pattern fits."""
+"""Search for images below a folder or by a pattern."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ ALL: Final = ("**", "*")
 
 
 def is_image(name: str) -> bool:
-    """By its name; those that the system hides are none."""
+    """Return whether a path names an image, by its suffix. Hidden files, and files in hidden
+    folders, do not count."""
     parts = name.replace("\\", "/").split("/")
     shown = not any(_is_hidden(part) for part in parts)
     return shown and Path(parts[-1]).suffix.lower() in SUFFIXES
@@ -30,10 +31,10 @@ def _is_hidden(part: str) -> bool:
 
 
 class Search:
-    """Looks for images, and remembers which folders it could not look into.
+    """Searches for images, and records which folders could not be read.
 
     Args:
-        besides: a folder that is left out with all that is below it, by whatever way it is reached.
+        besides: a folder to leave out with everything below it, even if it is reached by a link.
     """
 
     def __init__(self, besides: Path | None = None) -> None:
@@ -43,12 +44,12 @@ class Search:
 
     @property
     def left_out(self) -> bool:
-        """Whether it came by what it leaves out."""
+        """Whether the search met a folder that it leaves out."""
         return any(self._apart.values())
 
     @property
     def warning(self) -> str:
-        """What a person should know of it; empty where there is nothing."""
+        """A sentence about folders that could not be read; empty if there are none."""
         if not self._closed:
             return ""
         first, count = min(self._closed), len(self._closed)
@@ -57,10 +58,11 @@ class Search:
         return f"{count} folders cannot be looked into and are passed over, the first is {first}"
 
     def fitting(self, pattern: str) -> dict[str, Path]:
-        """The images that a pattern fits, by their names below its part without wildcards.
+        """Return the images that match a pattern, by their paths relative to the part of the
+        pattern without wildcards.
 
         Raises:
-            ConfigError: if it is none, or two of them would have one name.
+            ConfigError: if the pattern is invalid, or two images would have the same name.
         """
         fixed = Path(pattern)
         while any(sign in str(fixed) for sign in WILDCARDS):
@@ -71,17 +73,18 @@ class Search:
         return self.images(fixed, parts)
 
     def images(self, folder: Path, pattern: tuple[str, ...] = ALL) -> dict[str, Path]:
-        """The images below a folder that a pattern's parts fit, by their names below it.
+        """Return the images below a folder that match the parts of a pattern, by their paths
+        relative to the folder.
 
         Raises:
-            ConfigError: if two of them would have one name.
+            ConfigError: if two images would have the same name.
         """
         found: dict[str, Path] = {}
         for file in self._fitting(folder, pattern):
             name = file.relative_to(folder).as_posix()
             if not is_image(name) or not self._is_file(file):
                 continue
-            # A name that is no UTF-8 could stand in no table.
+            # Tables cannot store a name that is not valid UTF-8.
             name = os.fsencode(name).decode(errors="backslashreplace")
             if found.setdefault(name, file) != file:
                 raise ConfigError(f"two files of {folder} are called {name}; rename one of them")
@@ -101,7 +104,7 @@ class Search:
                     continue
                 if not rest:
                     yield folder / entry.name
-                elif os.path.isdir(entry):  # noqa: PTH112 - Path's own raises where it is forbidden
+                elif os.path.isdir(entry):  # noqa: PTH112 - Path.is_dir raises if access is denied
                     yield from self._fitting(folder / entry.name, rest)
         elif rest:
             yield from self._fitting(folder / part, rest)
@@ -115,7 +118,7 @@ class Search:
             if self._is_apart(folder):
                 continue
             yield folder
-            # Links to folders are not followed, so there is no way in a circle.
+            # Links to folders are not followed, so there are no cycles.
             left += [folder / each.name for each in self._entries(folder) if _is_own_folder(each)]
 
     def _is_apart(self, folder: Path) -> bool:
@@ -138,8 +141,8 @@ class Search:
     def _is_file(self, file: Path) -> bool:
         try:
             return stat.S_ISREG(file.stat().st_mode)
-        except PermissionError:  # the folder may be listed, and no more
-            link = os.path.islink(file)  # noqa: PTH114 - Path's own raises here
+        except PermissionError:  # the folder may only be listed
+            link = os.path.islink(file)  # noqa: PTH114 - Path.is_symlink raises here
             self._closed.add(Path(os.path.realpath(file)).parent if link else file.parent)
         except OSError:
             pass

@@ -1,4 +1,4 @@
-"""Where the images of a batch come from: a folder, a pattern, a zip, a table of paths."""
+"""The images of a batch, from a folder, a pattern, a zip or a table of paths."""
 
 from __future__ import annotations
 
@@ -21,44 +21,46 @@ Place = TypeVar("Place")
 
 @dataclass(frozen=True, eq=False)
 class Inputs:
-    """Images that are still where they are."""
+    """The images of a batch, which are read only on demand."""
 
     ids: list[str]
-    """Each image's own, in a fixed order."""
+    """Unique ids of the images, in a fixed order."""
     read: Callable[[str], bytes]
-    """The bytes of an id's image; blocks, and raises a Problem where they cannot be had."""
+    """Function that takes an id and returns the image's bytes. It blocks, and raises a Problem if
+    the image cannot be read."""
     targets: Mapping[str, str] = field(default_factory=dict)
-    """Of those that have their own."""
+    """Id → target, for the images that have a target of their own."""
     warning: str = ""
-    """What a person should know of them."""
+    """A sentence about images that could not be searched; empty if there is none."""
 
     @property
     def wanted(self) -> list[str | None]:
-        """The target of each that has its own, else None."""
+        """Target of each image, in the order of the ids; None for images without their own."""
         return [self.targets.get(name) for name in self.ids]
 
 
 @contextmanager
 def open_inputs(source: str, besides: Path | None = None) -> Iterator[Inputs]:
-    """The images that `source` names. Their ids are paths below the folder (or below the part of a
-    pattern that has no wildcard), names in the zip, or what the table says. While the block is open
-    they can be read.
+    """Open the images that `source` names. Their ids are paths relative to the folder (or to the
+    part of a pattern without wildcards), names in the zip, or the ids of the table. The images can
+    be read while the block is open.
 
     Args:
-        besides: of a folder or a pattern, a folder whose images are left out: those that a batch
-            draws itself.
+        source: a folder, a pattern, a zip, a .csv or .parquet table, or one image.
+        besides: for a folder or a pattern, a folder whose images are left out: the output folder
+            of the batch.
 
     Raises:
-        ConfigError: if there is nothing to explain, or it is none of these.
+        ConfigError: if there are no images, or `source` is none of these.
     """
     if not source:
         raise ConfigError("INPUT is empty; the folder that you are in is called .")
     path = Path(source)
     kind = path.suffix.lower()
-    is_file = os.path.isfile(path)  # noqa: PTH113 - Path's own raises where it is forbidden
+    is_file = os.path.isfile(path)  # noqa: PTH113 - Path.is_file raises if access is denied
     search = Search(besides)
     with ExitStack() as scope:
-        if os.path.isdir(path):  # noqa: PTH112 - Path's own raises where a name is too long
+        if os.path.isdir(path):  # noqa: PTH112 - Path.is_dir raises if a name is too long
             found = _of_files(search.images(path), search.warning)
             what = f"the folder {source} has no images ({_suffixes()})"
         elif is_file and kind == ".zip":
@@ -83,9 +85,11 @@ def open_inputs(source: str, besides: Path | None = None) -> Iterator[Inputs]:
 
 
 def _known(found: Mapping[str, Place], name: str) -> Place:
-    """
+    """Return the entry of an image.
+
     Raises:
-        UndecodableImage: if it is not among them: somebody else saw it, and it has gone since.
+        UndecodableImage: if there is none. Another process may have listed the image before it was
+            removed.
     """
     if name not in found:
         raise UndecodableImage(f"{name} is not there any more")
@@ -103,7 +107,7 @@ def _of_files(paths: Mapping[str, Path], warning: str) -> Inputs:
 def _zip(path: Path) -> zipfile.ZipFile:
     try:
         return zipfile.ZipFile(path)
-    except Exception as error:  # a broken one's directory makes zipfile raise nearly anything
+    except Exception as error:  # zipfile raises many kinds of errors for a broken archive
         raise ConfigError(f"{path} is not a readable zip: {one_line(error)}") from None
 
 
@@ -117,14 +121,14 @@ def _unpacked(archive: zipfile.ZipFile, entries: Mapping[str, zipfile.ZipInfo], 
     if entry.file_size > LARGEST:
         raise ImageTooLarge(f"{name} has {entry.file_size} bytes; at most {LARGEST} are allowed")
     if entry.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
-        # Some six hundred bytes of bzip2 unpack to a gigabyte before the first of them is read.
+        # With bzip2, about 600 bytes unpack to a gigabyte before the first byte can be read.
         raise UndecodableImage(
             f"{name} cannot be unpacked: its compression is neither none nor deflate"
         )
     try:
         with archive.open(entry) as file:
             return file.read(LARGEST)
-    except Exception as error:  # zlib's, of encryption, of a method that it does not know
+    except Exception as error:  # broken data, encryption or an unknown method
         raise UndecodableImage(f"{name} cannot be unpacked: {one_line(error)}") from None
 
 
@@ -141,5 +145,5 @@ def _of_table(table: Path) -> Inputs:
         paths[name] = path
         if row["target"] is not None:
             targets[name] = row["target"]
-    # An absolute path stays one.
+    # An absolute path is not changed by the join.
     return Inputs(list(paths), lambda name: read_file(table.parent / _known(paths, name)), targets)

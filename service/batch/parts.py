@@ -1,4 +1,4 @@
-"""What a batch has finished, in files that are whole or not there at all.
+"""The finished rows of a batch, stored in files that are either complete or absent.
 
 While a batch runs, its rows are in `parts/*.parquet`; at its end they become `manifest.parquet`.
 """
@@ -24,29 +24,30 @@ MANIFEST: Final = "manifest.parquet"
 PARTS: Final = "parts"
 COMPRESSION: Final = "zstd"
 RUN: Final = "gradcam-service"
-"""Under which the manifest's metadata has the record of its batch."""
+"""Key of the batch's record in the manifest's metadata."""
 LEFTOVERS: Final = ".*.tmp"
-"""What `written_whole` leaves behind where the process is killed."""
+"""Pattern of the files that `written_whole` leaves behind if the process is killed."""
 ROWS: Final = 500
-"""Read at a time."""
+"""Number of rows that are read at a time."""
 BLOCK_BYTES: Final = 16 << 20
-"""Rows are sorted in blocks of about so many bytes, counted unpacked."""
+"""Approximate size of the blocks in which rows are sorted, in uncompressed bytes."""
 BYTES: Final = 1 << 20
-"""Of a column read at a time: without it a row group is read whole."""
+"""Number of bytes of a column that are read at a time. Without it, a row group is read as a
+whole."""
 
 
 class Parts:
-    """The rows that a batch has finished, below its output folder."""
+    """The finished rows of a batch, stored below its output folder."""
 
     def __init__(self, output: Path) -> None:
         self._folder = output / PARTS
         self.manifest = output / MANIFEST
 
     def add(self, rows: list[Row]) -> None:
-        """Keep some rows. The same images again take the place of the former ones.
+        """Store some rows. Rows of the same set of images replace the earlier ones.
 
         Raises:
-            InsufficientStorage: if they cannot be written; those kept before are.
+            InsufficientStorage: if the rows cannot be written; rows stored before are kept.
         """
         if not rows:
             return
@@ -57,10 +58,10 @@ class Parts:
             writer.write_table(table_of(rows))
 
     def finished(self) -> set[str]:
-        """The ids of all images that are done.
+        """Return the ids of all images that are done, including those that failed.
 
         Raises:
-            ConfigError: if a file of them cannot be read.
+            ConfigError: if a file with rows cannot be read.
         """
         return {
             name
@@ -70,10 +71,10 @@ class Parts:
         }
 
     def failed(self) -> set[str]:
-        """The ids of those images that have no map.
+        """Return the ids of the images that failed.
 
         Raises:
-            ConfigError: as `finished`.
+            ConfigError: if a file with rows cannot be read.
         """
         return {
             name
@@ -83,10 +84,11 @@ class Parts:
         }
 
     def asked_otherwise(self, targets: Mapping[str, str]) -> set[str]:
-        """The ids of those images that a table named another target for than these.
+        """Return the ids of the images that were explained for another target than `targets` names
+        now, or for one although it names none.
 
         Raises:
-            ConfigError: as `finished`.
+            ConfigError: if a file with rows cannot be read.
         """
         return {
             name
@@ -97,11 +99,11 @@ class Parts:
         }
 
     def forget(self, names: Set[str]) -> None:
-        """Let these images be done again.
+        """Remove the rows of some images, so that the images are explained again.
 
         Raises:
-            ConfigError: as `finished`.
-            InsufficientStorage: if the others cannot be written anew; nothing is lost.
+            ConfigError: if a file with rows cannot be read.
+            InsufficientStorage: if the remaining rows cannot be rewritten; no rows are lost.
         """
         for file in self._files() if names else []:
             with _written(file) as temporary, _writer(temporary) as writer:
@@ -110,14 +112,14 @@ class Parts:
                     writer.write_batch(rows.filter(pa.array(kept, pa.bool_())))
 
     def merge(self, record: str | None = None) -> None:
-        """Make `manifest.parquet` of all rows, each image's once, and let the parts go.
+        """Write all rows to `manifest.parquet`, those of each image once, and delete the parts.
 
         Args:
-            record: of the batch, for the table's metadata.
+            record: the batch's record in JSON, for the metadata of the table.
 
         Raises:
-            ConfigError: as `finished`.
-            InsufficientStorage: if it cannot be written; the parts stay.
+            ConfigError: if a file with rows cannot be read.
+            InsufficientStorage: if the manifest cannot be written; the parts are kept.
         """
         files = self._files()
         if files != [self.manifest]:
@@ -131,8 +133,9 @@ class Parts:
             self._folder.rmdir()
 
     def _write_manifest(self, files: list[Path], record: str | None) -> None:
-        """By id and number, so that the same images make the same table whichever was done first.
-        It is sorted block by block: what a block's ids are not in is not read."""
+        """Write the manifest, sorted by id and number, so that the same images give the same table
+        in whatever order they were finished. Rows are sorted block by block; row groups without ids
+        of the block are not read."""
         owner: dict[str, int] = {}
         size = 0
         for turn, file in enumerate(files):
@@ -168,10 +171,10 @@ class Parts:
 
 @contextmanager
 def _written(file: Path) -> Iterator[Path]:
-    """As `written_whole`, in a folder that need not be there yet.
+    """Write a file with `written_whole`, creating its folder if necessary.
 
     Raises:
-        InsufficientStorage: if it cannot be.
+        InsufficientStorage: if the file cannot be written.
     """
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -183,7 +186,7 @@ def _written(file: Path) -> Iterator[Path]:
 
 @contextmanager
 def _writer(file: Path, schema: pa.Schema = SCHEMA) -> Iterator[pq.ParquetWriter]:
-    # A file that pyarrow opens by itself stays open where the disk is full.
+    # If the disk is full, pyarrow does not close a file that it opened itself.
     with file.open("wb") as opened, pq.ParquetWriter(opened, schema, compression=COMPRESSION) as to:
         yield to
 
@@ -191,9 +194,15 @@ def _writer(file: Path, schema: pa.Schema = SCHEMA) -> Iterator[pq.ParquetWriter
 def _batches(
     file: Path, columns: list[str] | None = None, *, span: tuple[str, str] | None = None
 ) -> Iterator[pa.RecordBatch]:
-    """
+    """Read a file of rows in batches.
+
     Args:
-        span: the first and the last id that are wanted: groups of rows without any are left out.
+        columns: names of the columns to read; None for all.
+        span: the first and the last id to read. Row groups outside this range are skipped; the
+            others are read as a whole.
+
+    Raises:
+        ConfigError: if the file cannot be read, or has other columns than a batch's file.
     """
     try:
         with pq.ParquetFile(file, pre_buffer=False, buffer_size=BYTES) as opened:

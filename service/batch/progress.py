@@ -1,4 +1,4 @@
-"""How far a batch is, for a person or for a log."""
+"""The progress of a batch, shown in a terminal or written to a log."""
 
 from __future__ import annotations
 
@@ -22,27 +22,28 @@ from service.batch.inputs import Inputs
 from service.batch.parts import Parts
 
 LOG_SECONDS: Final = 30.0
-"""Between two lines where no person looks at a terminal."""
+"""Seconds between two lines of progress if the output is not a terminal."""
 
 
 @dataclass
 class Tally:
-    """In images."""
+    """Numbers of images in a batch."""
 
     total: int
     done: int = 0
-    """Those that failed included."""
+    """Number of finished images, including those that failed."""
     failed: int = 0
     warned: int = 0
-    """Explained in this run although the decoder found something wrong with the file."""
+    """Number of images in this run that were explained although the decoder warned about the
+    file."""
 
 
 def begun(inputs: Inputs, parts: Parts, *, retry_failed: bool) -> tuple[list[str], Tally]:
-    """The ids of the images that are left to do, and how far the batch is. What was done for
-    another target than the table names now is done again.
+    """Return the ids of the images that are left to explain, and the progress of the batch. An
+    image that was explained for another target than the table names now is explained again.
 
     Args:
-        retry_failed: those that failed before are left, too.
+        retry_failed: whether images that failed before are explained again, too.
     """
     names = {*inputs.ids}
     again = parts.asked_otherwise(inputs.targets) & names
@@ -54,14 +55,14 @@ def begun(inputs: Inputs, parts: Parts, *, retry_failed: bool) -> tuple[list[str
 
 
 def say(sentence: str, console: Console) -> None:
-    """In one line, however long it is and whatever it quotes."""
+    """Print a sentence on one line, without wrapping, highlighting or markup."""
     console.print(sentence, highlight=False, markup=False, soft_wrap=True)
 
 
 @contextmanager
 def shown(tally: Tally, console: Console) -> Iterator[Callable[[], None]]:
-    """While it is open, calling what it gives shows the tally: as a bar with rate and time left in
-    a terminal, as a line now and then elsewhere."""
+    """Provide a function that shows the tally: in a terminal as a bar with rate and remaining time,
+    elsewhere as one line every `LOG_SECONDS`."""
     started, begun = monotonic(), tally.done
 
     def rate() -> float:

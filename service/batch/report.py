@@ -1,7 +1,7 @@
-"""The report of a batch: one HTML page that needs nothing but itself, made from the manifest.
+"""The report of a batch: one self-contained HTML page that is made from the manifest.
 
-The manifest is read three times, row by row: once to count, once for the mean maps, once for the
-maps that are shown. What is written goes to the file as it is made.
+The manifest is read three times, row by row: to count, to compute the mean maps, and to show maps.
+The page is written to the file while it is produced.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ from service.core.glossary import TERMS
 from service.pipeline.rows import Row
 
 CLASSES: Final = 1000
-"""Whose mean maps are drawn, those with the most maps: not every name in a vocabulary."""
+"""Number of classes whose mean maps are drawn; the classes with the most maps are chosen."""
 FIRST_CLASSES: Final = 24
-"""That are seen at once; the others fold out."""
+"""Number of classes that are visible at once; the others are folded."""
 BLOCK: Final = 50
-"""Maps in one block of the page's data."""
+"""Number of maps in one block of the page's data."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class ClassPortrait:
     """A class as the page shows it."""
 
     position: int
-    """In the census."""
+    """Index of the class in the census."""
     count: ClassCount
     mean: MeanMap | None
     picture: str | None
@@ -58,13 +58,14 @@ class ClassPortrait:
 
 @dataclass(frozen=True)
 class Chosen:
-    """A map that is on the page."""
+    """A map that the page shows."""
 
     number: int
-    """Of its row in the manifest."""
+    """Number of its row in the manifest."""
     row: Row
     sampled: bool
-    """Or it is there only because it stands out."""
+    """Whether the map belongs to the sample. Other maps are shown because they are extreme in some
+    respect."""
 
 
 def write_report(
@@ -76,16 +77,17 @@ def write_report(
     model: str | None = None,
     most: int = 2000,
 ) -> None:
-    """Make one self-contained HTML file of a batch.
+    """Write the report of a batch as one self-contained HTML file.
 
     Args:
         manifest: the batch's manifest.parquet.
-        output: the folder below which its pictures are.
-        file: what to write. It is there when it is whole, and not before.
-        title: the page's.
-        model: the model's name, if the page is to say it.
-        most: thumbnails on the page. Of more maps than that a sample is shown, evenly of each
-            class; counts and mean maps are always of all.
+        output: the folder that contains the batch's pictures.
+        file: the file to write. It appears only when it is complete.
+        title: title of the page.
+        model: name of the model; None to leave it out.
+        most: largest number of maps in the page's sample, which is spread evenly over the classes.
+            Maps that are extreme in some respect are shown in addition. Counts and mean maps always
+            cover all maps.
 
     Raises:
         ConfigError: if the manifest cannot be read.
@@ -115,7 +117,7 @@ def write_report(
     file.parent.mkdir(parents=True, exist_ok=True)
     with (
         written_whole(file) as temporary,
-        # A name that is no text in any encoding may be in the title.
+        # The title may contain a file name with characters that cannot be encoded.
         temporary.open("w", encoding="utf-8", errors="replace", newline="\n") as written,
     ):
         written.writelines(page)
@@ -137,7 +139,7 @@ def _portraits(manifest: Path, census: Census) -> list[ClassPortrait]:
 def _shown(
     manifest: Path, output: Path, page: Path, census: Census, sample: Sample
 ) -> Iterator[dict[str, Any]]:
-    """The maps on the page, in the manifest's order, as its script wants them."""
+    """Yield the maps on the page in the manifest's order, as dictionaries for the page's script."""
     positions = {each.key: position for position, each in enumerate(census.classes)}
     strips = {
         "least": census.least,
@@ -152,7 +154,7 @@ def _shown(
 
     def describe(chosen: Chosen) -> dict[str, Any]:
         shown = show(chosen.row.picture, output, page)
-        # A batch may be told to make no pictures: the map alone is better than none.
+        # If the batch has no pictures, the page shows the map alone.
         alone = scaled_map(chosen.row) if shown.thumbnail is None else None
         return {
             **_facts(chosen.row, positions),
@@ -199,7 +201,8 @@ def _facts(row: Row, positions: dict[ClassKey, int]) -> dict[str, Any]:
 
 
 def _number(value: float | None) -> float | None:
-    """JSON has no NaN; and six digits are as many as a float32 has."""
+    """Return a number with six digits, which is the precision of a float32; None if it is missing
+    or not finite, because JSON has no NaN."""
     return float(f"{value:.6g}") if value is not None and math.isfinite(value) else None
 
 
@@ -217,7 +220,7 @@ def _environment() -> Environment:
         lstrip_blocks=True,
     )
     environment.filters.update(counted=_counted, decimal=_decimal, digest=_digest)
-    # Ours, not a stranger's: they go into the page as they are.
+    # These files are part of the package, so they are trusted and not escaped.
     for name in ("report_style.css", "report_script.js"):
         source = Path(__file__).with_name(name).read_text(encoding="utf-8")
         environment.globals[name.partition(".")[0]] = Markup(source)  # noqa: S704
@@ -225,7 +228,7 @@ def _environment() -> Environment:
 
 
 def _counted(count: int, noun: str, plural: str | None = None) -> str:
-    """1 map, 2,000 maps."""
+    """Return a count with its noun: "1 map", "2,000 maps"."""
     return f"{count:,} {noun if count == 1 else plural or noun + 's'}"
 
 
@@ -234,5 +237,5 @@ def _decimal(value: float | None) -> str:
 
 
 def _digest(text: str) -> str:
-    """Of an inline script or style, as a Content-Security-Policy names it."""
+    """Return the digest of an inline script or style for a Content-Security-Policy."""
     return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()

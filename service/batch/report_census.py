@@ -1,4 +1,4 @@
-"""What a manifest holds, counted: images, maps, classes, failures, and which maps stand out."""
+"""Counting a manifest's images, maps, classes and failures, and finding its extreme maps."""
 
 from __future__ import annotations
 
@@ -12,18 +12,19 @@ from typing import Final, NamedTuple
 from service.pipeline.rows import Row
 
 BINS: Final = 20
-"""Of the probabilities' histogram."""
+"""Number of bins in the histogram of probabilities."""
 EXTREMES: Final = 12
-"""Maps at either end of concentration."""
+"""Largest number of maps in each list of extreme maps."""
 CONFUSIONS: Final = 30
-"""Pairs of classes that are listed."""
+"""Largest number of confused pairs of classes that are listed."""
 LISTED: Final = 200
-"""Failures of a kind that are told one by one; the others are counted."""
+"""Largest number of failures of one kind that are listed; the others are only counted."""
 
 
 @dataclass(frozen=True, slots=True)
 class ClassKey:
-    """What a map explains. A label alone does not say: two classes may be called crane."""
+    """The class that a map explains. A label alone does not identify it: two classes may be called
+    crane."""
 
     index: int | None
     label: str | None
@@ -42,7 +43,7 @@ class Grid(NamedTuple):
 
 @dataclass(slots=True)
 class Mean:
-    """Of the numbers that are there: neither missing nor infinite."""
+    """A mean of numbers; missing and non-finite ones are ignored."""
 
     count: int = 0
     total: float = 0.0
@@ -67,7 +68,8 @@ class ClassCount:
 
     @property
     def grid(self) -> Grid | None:
-        """The commonest one, of equally common ones the finest; None if no map has any."""
+        """The most frequent grid of the class's maps, and the finest of equally frequent ones; None
+        if no map has a grid."""
         return max(self.grids, key=lambda grid: (self.grids[grid], grid), default=None)
 
 
@@ -76,18 +78,18 @@ class FailureKind:
     problem: str | None
     count: int = 0
     first: list[tuple[str, str]] = field(default_factory=list)
-    """Ids and sentences, at most LISTED."""
+    """Ids and error messages of the first failures, at most LISTED."""
 
     @property
     def name(self) -> str:
-        """The last part of its urn in words."""
+        """The last part of the problem's URN, in words."""
         words = (self.problem or "").rpartition(":")[2].replace("-", " ").strip()
         return words[:1].upper() + words[1:] if words else "Of no kind"
 
 
 @dataclass
 class Census:
-    """Row numbers count from 0 in the manifest's order."""
+    """The counts of a manifest. Row numbers count from 0 in the manifest's order."""
 
     images: int = 0
     maps: int = 0
@@ -96,27 +98,29 @@ class Census:
     methods: Counter[str] = field(default_factory=Counter)
     layers: Counter[str] = field(default_factory=Counter)
     histogram: list[int] = field(default_factory=lambda: [0] * BINS)
-    """Of all maps' probabilities, 0 … 1 in equal steps."""
+    """Histogram of all maps' probabilities, with equal bins in 0 … 1."""
     classes: list[ClassCount] = field(default_factory=list)
-    """Those with the most maps first."""
+    """Classes, those with the most maps first."""
     kinds: list[FailureKind] = field(default_factory=list)
-    """Likewise."""
+    """Kinds of failure, the most frequent first."""
     least: list[int] = field(default_factory=list)
-    """Row numbers of the maps of least concentration, the least one first."""
+    """Row numbers of the maps with the lowest concentration, the lowest first."""
     most: list[int] = field(default_factory=list)
-    """Likewise of most."""
+    """Row numbers of the maps with the highest concentration, the highest first."""
     named: int = 0
-    """Maps whose target names a class, so that the prediction is right or wrong."""
+    """Number of maps whose target names a class, so that the prediction is right or wrong."""
     correct: int = 0
     confusions: list[tuple[ClassKey, ClassKey, int]] = field(default_factory=list)
-    """Named class, predicted class, maps: the commonest first, at most CONFUSIONS."""
+    """Named class, predicted class and number of maps; the most frequent pairs first, at most
+    CONFUSIONS."""
     confusion_kinds: int = 0
-    """How many pairs of classes there are in all."""
+    """Number of all confused pairs of classes."""
     beside: list[int] = field(default_factory=list)
-    """Row numbers of wrong predictions, the one with the most heat at the border first."""
+    """Row numbers of maps with wrong predictions, the one with the most heat at the border
+    first."""
     disputed: list[int] = field(default_factory=list)
-    """Of each image the row number of the map that agrees least with those of the other methods,
-    the least one first."""
+    """Row numbers of the maps that agree least with those of the other methods, at most one for
+    each image, the lowest agreement first."""
 
 
 def class_of(row: Row) -> ClassKey:
@@ -132,7 +136,8 @@ def take_census(rows: Iterable[Row]) -> Census:
     census = Census()
     classes: dict[ClassKey, ClassCount] = {}
     kinds: dict[str | None, FailureKind] = {}
-    # Heaps, whose first is the one that yields to a better one: (goodness, −row number).
+    # Heaps of (goodness, −row number). The first entry is the worst one, which a better one
+    # replaces.
     least: list[tuple[float, int]] = []
     most: list[tuple[float, int]] = []
     beside: list[tuple[float, int]] = []
@@ -140,7 +145,7 @@ def take_census(rows: Iterable[Row]) -> Census:
     apart: tuple[float, int] | None = None
     confused: Counter[tuple[ClassKey, ClassKey]] = Counter()
     for number, row in enumerate(rows):
-        # Each image has one row of number 0, so nobody need remember all ids.
+        # Each image has exactly one row with the number 0, so ids need not be stored.
         census.images += row.number == 0
         if row.error is not None:
             _count_failure(census, kinds, row)
@@ -151,7 +156,7 @@ def take_census(rows: Iterable[Row]) -> Census:
         if row.concentration is not None and math.isfinite(row.concentration):
             _offer(least, -row.concentration, number)
             _offer(most, row.concentration, number)
-        if row.number == 0 and apart:  # the last image's is known
+        if row.number == 0 and apart:  # a new image begins, so the previous one is complete
             _offer(disputed, *apart)
             apart = None
         if row.agreement_mean is not None and math.isfinite(row.agreement_mean):
@@ -174,7 +179,7 @@ def take_census(rows: Iterable[Row]) -> Census:
     census.confusion_kinds = len(pairs)
     census.beside = [-number for _, number in sorted(beside, reverse=True)]
     census.disputed = [-number for _, number in sorted(disputed, reverse=True)]
-    # Of few maps none is at both ends.
+    # If there are few maps, no map is in both lists.
     half = census.maps // 2
     census.least = [-number for _, number in sorted(least, reverse=True)][:half]
     census.most = [-number for _, number in sorted(most, reverse=True)][:half]

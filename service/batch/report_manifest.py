@@ -1,4 +1,4 @@
-"""A manifest read row by row, in the same little memory however long it is."""
+"""Reading a manifest row by row, in memory that does not grow with its length."""
 
 from __future__ import annotations
 
@@ -13,18 +13,22 @@ from service.core.errors import ConfigError, one_line
 from service.pipeline.rows import SCHEMA, Row
 
 ROWS: Final = 1024
-"""Read at a time without their maps."""
+"""Number of rows that are read at a time, without their maps."""
 ROWS_WITH_MAPS: Final = 64
-"""And with them, which may be as large as photos."""
+"""Number of rows that are read at a time with their maps, which may be as large as photos."""
 BYTES: Final = 1 << 20
-"""Of a column read at a time, wherever its row group ends: without it a group is read whole."""
+"""Number of bytes of a column that are read at a time. Without it, a row group is read as a
+whole."""
 
 
 def read_rows(manifest: Path, *, maps: bool = False) -> Iterator[Row]:
-    """The rows of a manifest, in its order; without their `map` unless it is asked for.
+    """Yield the rows of a manifest in its order.
+
+    Args:
+        maps: whether to read the column `map`, too.
 
     Raises:
-        ConfigError: if it cannot be read, or has not the columns of a manifest.
+        ConfigError: if the manifest cannot be read or does not have the columns of a manifest.
     """
     columns = [name for name in SCHEMA.names if maps or name != "map"]
     at_a_time = ROWS_WITH_MAPS if maps else ROWS

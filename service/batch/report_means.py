@@ -1,4 +1,4 @@
-"""The mean map of each class: where the model looks for it."""
+"""The mean map of each class, which shows where the model looks for the class."""
 
 from __future__ import annotations
 
@@ -17,30 +17,31 @@ from service.pipeline.rows import Row
 Float = NDArray[np.float32]
 
 FINEST: Final = 64
-"""Longest side of a mean map. What is finer, as maps at the photo's pixels are, is made coarser:
-the mean of thousands of photos has no details, and a thousand classes have a thousand of them."""
+"""Longest side of a mean map. Finer maps, such as maps of the photo's size, are reduced: the mean
+of thousands of photos has no details, and a report may have a thousand mean maps."""
 
 
 @dataclass(frozen=True, eq=False)
 class MeanMap:
     values: Float
-    """float32 (h, w), 0 … 1."""
+    """The mean map, float32 (h, w), 0 … 1."""
     maps: int
-    """How many it is the mean of, at least 1."""
+    """Number of maps that were averaged, at least 1."""
 
 
 def mean_maps(rows: Iterable[Row], grids: Mapping[ClassKey, Grid]) -> dict[ClassKey, MeanMap]:
-    """The mean of each class's maps, each min-max scaled to 0 … 1 and resized to its class's grid.
+    """Return the mean of each class's maps, each min-max scaled to 0 … 1 and resized to its class's
+    grid.
 
-    A map that is the same everywhere, zero for one, has nothing to show: it is left out, and so is
-    one with a number in it that is none, or whose bytes are not what its height and width say.
+    A constant map (such as a zero map) is left out, because it shows nothing. A map with non-finite
+    numbers, or whose number of bytes does not fit its height and width, is left out, too.
 
     Args:
-        rows: with their maps.
-        grids: of the classes that are wanted.
+        rows: rows of the manifest with their maps.
+        grids: class → grid, for the classes to average.
 
     Returns:
-        Those classes of which a map is left.
+        Class → mean map, for the classes with at least one remaining map.
     """
     bounded = {key: _bounded(grid) for key, grid in grids.items()}
     totals = {key: np.zeros(grid, np.float64) for key, grid in bounded.items()}
@@ -61,7 +62,8 @@ def mean_maps(rows: Iterable[Row], grids: Mapping[ClassKey, Grid]) -> dict[Class
 
 
 def scaled_map(row: Row) -> Float | None:
-    """A row's map, float32 (h, w), 0 … 1, or None where there is nothing to show."""
+    """Return a row's map, float32 (h, w), scaled to 0 … 1; None if it is missing, invalid or
+    constant."""
     height, width = row.map_height or 0, row.map_width or 0
     if row.map is None or height <= 0 or width <= 0 or len(row.map) != 4 * height * width:
         return None
@@ -80,8 +82,7 @@ def _bounded(grid: Grid) -> Grid:
 
 
 def _onto(found: Float, grid: Grid) -> Float:
-    """Resized to a grid: each cell the mean of what lies in it where that makes it coarser,
-    bilinearly where it does not."""
+    """Resize a map to a grid: by averaging areas if the grid is coarser, bilinearly otherwise."""
     if found.shape == tuple(grid):
         return found
     if found.shape[0] >= grid.height and found.shape[1] >= grid.width:

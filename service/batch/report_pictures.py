@@ -1,4 +1,4 @@
-"""Pictures as text within a page: thumbnails, mean maps, the colour bar."""
+"""Pictures embedded in the report as data URIs: thumbnails, mean maps and the colour bar."""
 
 from __future__ import annotations
 
@@ -22,12 +22,13 @@ from service.core.errors import Problem
 from service.pipeline.images import EncodedPhoto
 
 THUMBNAIL: Final = 192
-"""Pixels of a thumbnail's longer side: sharp at 160 and good enough at twice that."""
+"""Length of a thumbnail's longer side in pixels: sharp when shown at 160 pixels, and good enough at
+twice that."""
 MAP: Final = 128
-"""Likewise of a map alone."""
+"""Length of the longer side of a map without its photo, in pixels."""
 QUALITY: Final = 75
 MOST_PIXELS: Final = 1_000_000_000
-"""The overlays are our own: as large as photos are allowed to be."""
+"""Largest number of pixels of an overlay, which the batch drew itself in the size of a photo."""
 THREADS: Final = min(os.cpu_count() or 1, 8)
 UNDER_WAY: Final = 4 * THREADS
 
@@ -40,16 +41,17 @@ class Shown:
     """A picture of a batch, as the page shows it."""
 
     thumbnail: str | None = None
-    """A data URI, or None where the file is no picture."""
+    """The thumbnail as a data URI; None if the file is not a readable picture."""
     link: str | None = None
-    """From the page to the file, or None where there is none."""
+    """Relative address of the file from the page; None if there is no file."""
 
 
 def show(picture: str | None, output: Path, page: Path) -> Shown:
-    """
+    """Return a picture's thumbnail and its link.
+
     Args:
-        picture: path below `output`. One that leads out of it is not looked at.
-        page: the file that will link to it.
+        picture: path below `output`. A path that leads out of it is ignored.
+        page: the HTML file that will contain the link.
     """
     if not picture:
         return Shown()
@@ -62,24 +64,25 @@ def show(picture: str | None, output: Path, page: Path) -> Shown:
         reduced = EncodedPhoto(data, max_pixels=MOST_PIXELS).decode(least_side=2 * THUMBNAIL)
     except Problem:
         return Shown(link=link)
-    except (OSError, ValueError):  # not ours to read; a name with a zero in it
+    except (OSError, ValueError):  # no permission to read it, or a NUL character in its name
         return Shown()
     reduced.thumbnail((THUMBNAIL, THUMBNAIL), Image.Resampling.LANCZOS)
     return Shown(data_uri(reduced), link)
 
 
 def _link(file: Path, page: Path) -> str:
-    """A relative address, no character of which means anything but itself."""
+    """Return the percent-encoded relative address of a file from a page; a file URI if the file is
+    on another drive."""
     try:
         relative = os.path.relpath(file, page.resolve().parent)
-    except ValueError:  # on another drive
+    except ValueError:  # the file is on another drive
         return file.as_uri()
     return quote(os.fsencode(relative.replace(os.sep, "/")))
 
 
 def draw_map(values: Float) -> str:
-    """A map (h, w), 0 … 1, in colours, as a data URI. The colours are those of the numbers
-    themselves, so that mean maps can be compared."""
+    """Draw a map (h, w), 0 … 1, in colours and return a data URI. The values are not rescaled, so
+    that mean maps can be compared."""
     height, width = values.shape
     scale = MAP / max(height, width)
     large = resize(values, max(round(height * scale), 1), max(round(width * scale), 1))
@@ -87,7 +90,7 @@ def draw_map(values: Float) -> str:
 
 
 def draw_bar() -> str:
-    """The colours from 0, left, to 1."""
+    """Draw the colours from 0 (left) to 1 (right) and return a data URI."""
     return data_uri(_picture(colorize(np.linspace(0, 1, 256, dtype=np.float32)[None].repeat(8, 0))))
 
 
@@ -102,8 +105,8 @@ def data_uri(picture: Image.Image) -> str:
 
 
 def in_order(work: Callable[[Item], Result], items: Iterable[Item]) -> Iterator[Result]:
-    """`work` of each item, in their order, some at a time in threads; no more are taken from
-    `items` than those that wait for their turn."""
+    """Yield the result of `work` for each item, in the items' order. Threads run `work` for several
+    items at a time; at most `UNDER_WAY` items are read ahead."""
     waiting: deque[Future[Result]] = deque()
     with ThreadPoolExecutor(THREADS, thread_name_prefix="thumbnail") as threads:
         for item in items:

@@ -1,4 +1,4 @@
-"""Which of too many maps are shown: evenly of each class, evenly spaced."""
+"""Sampling of the maps that the report shows: the same share for each class, evenly spaced."""
 
 from __future__ import annotations
 
@@ -9,15 +9,17 @@ from service.batch.report_census import ClassKey
 
 
 def quotas(counts: Mapping[ClassKey, int], most: int) -> dict[ClassKey, int]:
-    """How many of each class to show: all have the same share, and what a small class leaves of
-    its own goes to the larger ones.
+    """Return how many maps of each class to show. All classes have the same share; what a small
+    class does not use goes to the larger ones.
 
     Args:
-        counts: how many there are.
-        most: how many to show in all. With more classes than that, only the largest have one.
+        counts: number of maps of each class.
+        most: number of maps to show in total. If there are more classes than that, only the
+            largest ones get a map.
 
     Returns:
-        At most as many as there are; together `most`, or all.
+        Class → number of maps, at most its count. The sum is `most`, or the number of all maps if
+        that is smaller.
     """
     left = max(most, 0)
     shown = {}
@@ -29,7 +31,7 @@ def quotas(counts: Mapping[ClassKey, int], most: int) -> dict[ClassKey, int]:
 
 
 class Sample:
-    """Takes `quotas` of what passes, evenly spaced within each class, without looking ahead."""
+    """Selects `quotas` of the maps that pass one by one, evenly spaced within each class."""
 
     def __init__(self, counts: Mapping[ClassKey, int], most: int) -> None:
         self._counts = counts
@@ -41,10 +43,10 @@ class Sample:
         return sum(self._quotas.values())
 
     def takes(self, key: ClassKey) -> bool:
-        """Whether the next one of this class is shown."""
+        """Return whether the next map of this class is shown."""
         rank, count, quota = self._passed[key], self._counts[key], self._quotas[key]
         self._passed[key] += 1
-        # A step of a line from (0, ½) to (count, quota + ½): `quota` of them, each in the middle of
-        # its stretch.
+        # A map is taken where the line from (0, ½) to (count, quota + ½) passes an integer. This
+        # happens `quota` times, each time in the middle of an equal stretch.
         half = count // 2
         return ((rank + 1) * quota + half) // count > (rank * quota + half) // count

@@ -1,4 +1,4 @@
-"""Tables of paths, and of ids and targets: .csv and .parquet."""
+"""Reading .csv and .parquet tables of paths, ids and targets."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from service.core.errors import ConfigError, one_line
 
 COLUMNS: Final = ("path", "id", "target")
 Cells = dict[str, str | None]
-"""Of a row: what it says in each of the columns, if anything."""
+"""One row: name of each column → text of its cell, or None."""
 
 
 def rows_of(table: Path) -> Iterator[Cells]:
-    """The rows of a table, in its order.
+    """Yield the rows of a table in its order.
 
     Raises:
-        ConfigError: if it cannot be read, has no column `path`, or a cell is none.
+        ConfigError: if the table cannot be read, has no column `path`, or has an invalid cell.
     """
     return _of_csv(table) if table.suffix.lower() == ".csv" else _of_parquet(table)
 
@@ -47,7 +47,8 @@ def _of_parquet(path: Path) -> Iterator[Cells]:
             _require_path(path, schema.names)
             columns = [name for name in COLUMNS if name in schema.names]
             for name in columns:
-                # Python has none, so whether they can be read depends on what else is installed.
+                # Python has no type for nanoseconds, so reading them depends on whether pandas is
+                # installed.
                 if getattr(schema.field(name).type, "unit", None) == "ns":
                     raise ValueError(f"its column {name} is {schema.field(name).type}")
             number = 0
@@ -56,15 +57,15 @@ def _of_parquet(path: Path) -> Iterator[Cells]:
                     number += 1
                     where = f"row {number} of {path}"
                     yield {name: _text(row.get(name), name, where) for name in COLUMNS}
-    except (pa.ArrowException, OSError, ValueError) as error:  # ValueErrors of what is no UTF-8
+    except (pa.ArrowException, OSError, ValueError) as error:  # ValueError: text is not UTF-8
         raise ConfigError(f"{path} is not a readable Parquet file: {one_line(error)}") from None
 
 
 def _text(value: Any, column: str, where: str) -> str | None:
-    """A cell as a CSV file has it.
+    """Return a cell as text, as a CSV file has it.
 
     Raises:
-        ConfigError: naming the row, if it is none.
+        ConfigError: if the cell is a list or an unsuitable struct; the message names the row.
     """
     value = _plain(value)
     if isinstance(value, dict) and column == "target":
@@ -78,8 +79,9 @@ def _text(value: Any, column: str, where: str) -> str | None:
 
 
 def _plain(value: Any) -> Any:
-    """As JSON has it, without what is missing. A column of whole numbers of which one is missing
-    is a column of floats with a NaN in it where it comes from pandas."""
+    """Return a value as JSON has it, without missing entries. NaN counts as missing and whole
+    floats become integers, because pandas turns a column of integers with a missing one into
+    floats with NaN."""
     if isinstance(value, dict):
         plain = {name: _plain(each) for name, each in value.items()}
         return {name: each for name, each in plain.items() if each is not None}

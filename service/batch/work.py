@@ -1,4 +1,4 @@
-"""One image of a batch: from where it lies to the rows of its maps, pictures written on the way."""
+"""Explaining one image of a batch: reading it, writing its pictures, and making its rows."""
 
 from __future__ import annotations
 
@@ -23,31 +23,33 @@ from service.pipeline.rows import Row, picture_path
 from service.pipeline.session import LocalSession
 
 LISTED: Final = 20
-"""Targets that are told one by one."""
+"""Largest number of targets that an error message lists."""
 
 
 @dataclass(frozen=True)
 class Item:
-    """One image that is still where it is."""
+    """One image that has not been read yet."""
 
     id: str
     read: Callable[[str], bytes]
-    """Its id to its bytes; blocks."""
+    """Function that takes the id and returns the image's bytes; it blocks."""
     target: str | None = None
-    """Its own."""
+    """The image's own target, if it has one."""
 
 
 def check(
     session: LocalSession, configuration: RunConfiguration, targets: Collection[str | None]
 ) -> None:
-    """See, before the first image is explained, that the model can do what they are asked for.
+    """Check, before the first image is explained, that the model supports the configuration and all
+    targets.
 
     Args:
-        targets: of each image its own, or None where the order's is asked.
+        targets: the own target of each image; None for images that use the configuration's target.
 
     Raises:
-        Problem: naming what the model cannot.
-        ConfigError: naming the targets of single images that it cannot explain, and why.
+        Problem: if the model does not support the configuration; the message names the reason.
+        ConfigError: if the model cannot explain the targets of some images; the message names the
+            targets and the reasons.
     """
     model = session.replicas.model
     parameters = configuration.parameters()
@@ -72,7 +74,7 @@ def check(
 
 
 def made_with(model: ServedModel) -> dict[str, Any]:
-    """What numbers depend on beside the weights and the parameters."""
+    """Return the facts, beside weights and parameters, that the numbers of the maps depend on."""
     return {
         "gradcam-service": __version__,
         "torch": version("torch"),
@@ -84,10 +86,11 @@ def made_with(model: ServedModel) -> dict[str, Any]:
 
 
 def raise_last(session: LocalSession, result: object) -> None:
-    """
+    """Raise a result that is a problem which every further image would have, too.
+
     Raises:
-        InsufficientStorage, Unavailable: if the result is a problem that each further image would
-            have: no room, or a model that is dead.
+        InsufficientStorage: if there is no room on the disk.
+        Unavailable: if the model has no live worker.
     """
     if isinstance(result, InsufficientStorage):
         raise result
@@ -98,10 +101,10 @@ def raise_last(session: LocalSession, result: object) -> None:
 async def explain_item(
     session: LocalSession, configuration: RunConfiguration, item: Item
 ) -> list[Row]:
-    """The rows of an image's maps.
+    """Explain an image, write its pictures and return the rows of its maps.
 
     Raises:
-        Problem: if it has none.
+        Problem: if the image cannot be explained.
     """
     parameters = configuration.parameters(item.target)
     image = await asyncio.to_thread(item.read, item.id)
@@ -117,8 +120,8 @@ async def explain_item(
 
     for turn in range(MOST_TRIES):
         try:
-            # Of background priority the last bits of a map do not depend on what else is in its
-            # batch: two runs give the same bytes.
+            # At background priority the last bits of a map do not depend on the other images in
+            # its batch, so two runs give the same bytes.
             async with session.pipeline.explain(
                 session.replicas, instance, priority="background"
             ) as result:
@@ -133,10 +136,11 @@ async def explain_item(
 
 
 def _write(file: Path, picture: bytes) -> None:
-    """No row tells of the picture before it is written, so it need not be whole at any moment.
+    """Write a picture. The write need not be atomic, because no row refers to the picture before it
+    is complete.
 
     Raises:
-        InsufficientStorage: if it cannot be.
+        InsufficientStorage: if the picture cannot be written.
     """
     try:
         file.parent.mkdir(parents=True, exist_ok=True)

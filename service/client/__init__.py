@@ -4,7 +4,7 @@
         explanation = client.explain("cat.jpg", target="tabby", fit="squash")
         explanation.map, explanation.overlay, explanation.target.label
 
-`AsyncClient` is the same, awaited. Neither loads PyTorch.
+`AsyncClient` has the same methods as coroutines. Neither client loads PyTorch.
 """
 
 from service.client._async.client import AsyncClient

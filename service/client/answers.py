@@ -1,4 +1,4 @@
-"""What the service says, as Python has it: plain functions, the same for both clients."""
+"""Parsing of the service's answers, in plain functions that both clients use."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ M = TypeVar("M", bound=BaseModel)
 
 @dataclass(frozen=True)
 class Answer:
-    """What came back of a call.
+    """The answer to a call.
 
     Attributes:
-        headers: their names are found in any case.
-        body: empty where it went into a file.
+        headers: header fields; the lookup of names ignores case.
+        body: body of the answer; empty if it was written to a file.
     """
 
     status: int
@@ -29,18 +29,20 @@ class Answer:
     body: bytes
 
     def require_success(self) -> Answer:
-        """
+        """Return the answer if its status is 2xx.
+
         Raises:
-            ServiceError: if it is an error, or leads elsewhere.
+            ServiceError: if the status is anything else, such as an error or a redirect.
         """
         if not 200 <= self.status < 300:
             raise failure_of(self.status, self.headers, self.body)
         return self
 
     def require_picture(self) -> bytes:
-        """
+        """Return the body if it is a picture.
+
         Raises:
-            UnexpectedAnswer: if it is none.
+            UnexpectedAnswer: if it is not a picture.
         """
         media_type = self.headers.get("content-type", "")
         if not media_type.startswith("image/"):
@@ -49,9 +51,10 @@ class Answer:
 
 
 def parsed(schema: type[M], body: bytes | str) -> M:
-    """
+    """Parse JSON according to a schema.
+
     Raises:
-        UnexpectedAnswer: if the service does not speak like this client.
+        UnexpectedAnswer: if the body does not fit the schema.
     """
     try:
         return schema.model_validate_json(body)
@@ -65,18 +68,21 @@ def parsed(schema: type[M], body: bytes | str) -> M:
 
 
 def explanations(answer: Answer) -> list[Explanation]:
-    """
+    """Return the explanations of an answer.
+
     Raises:
         ServiceError: if the service could not explain the photo.
+        UnexpectedAnswer: if the answer does not fit the schema.
     """
     found = parsed(schemas.ExplainResponse, answer.body).explanations
     return [Explanation(_sound(each)) for each in found]
 
 
 def first(models: list[str]) -> str:
-    """
+    """Return the name of the service's first model.
+
     Raises:
-        UnexpectedAnswer: if there is none.
+        UnexpectedAnswer: if there are no models.
     """
     if not models:
         raise UnexpectedAnswer("the service has no models; name one")
@@ -84,9 +90,10 @@ def first(models: list[str]) -> str:
 
 
 def only(found: list[Explanation]) -> Explanation:
-    """
+    """Return the only explanation.
+
     Raises:
-        ValueError: if several maps were asked for.
+        ValueError: if there is not exactly one, because several maps were requested.
     """
     if len(found) != 1:
         raise ValueError(f"the answer has {len(found)} maps; explain_each gives them all")
@@ -94,9 +101,11 @@ def only(found: list[Explanation]) -> Explanation:
 
 
 def prediction(answer: Answer) -> schemas.Prediction:
-    """
+    """Return the prediction of an answer.
+
     Raises:
         ServiceError: if the service could not predict the photo.
+        UnexpectedAnswer: if the answer does not fit the schema or has several predictions.
     """
     found = parsed(schemas.PredictResponse, answer.body).predictions
     if len(found) != 1:

@@ -1,4 +1,4 @@
-"""What is asked of the service, as requests: plain values, the same for both clients."""
+"""The client's requests as plain values that both clients use."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from service.client.photos import Named, Photo, read
 
 JSON = "application/json"
 ANY_IMAGE = "image/x-unknown"
-"""Of a photo: the service tells the format by the bytes."""
+"""Media type that is sent with a photo; the service detects the format from the bytes."""
 
 
 @dataclass(frozen=True)
 class Call:
-    """One request, which may be made again.
+    """One request, which can be repeated.
 
     Attributes:
-        body: the bytes; or what begins to make them anew, for each try.
-        bulky: whether it may take as long as it needs, while something comes or goes.
+        body: the bytes; or a function that returns a new iterator over them, called for each try.
+        bulky: whether the request may take any time as long as data is transferred.
     """
 
     method: str
@@ -39,15 +39,16 @@ def get(path: str, **query: str | int | None) -> Call:
 
 
 def step(name: str) -> str:
-    """A name as one step of a path."""
-    # Dots would be taken for a way up, and lost on the way.
+    """Return a name as one percent-encoded segment of a path."""
+    # "." and ".." would be removed when the path is normalised.
     return name.replace(".", "%2E") if name in (".", "..") else quote(name, safe="")
 
 
 def require_name(what: str, name: str) -> None:
-    """
+    """Check that a name in a path is not empty.
+
     Raises:
-        ValueError: if it is empty: the path would be another one's.
+        ValueError: if it is empty, because the path would then name something else.
     """
     if not name:
         raise ValueError(f"the {what} is empty")
@@ -61,8 +62,9 @@ def model_path(model: str) -> str:
 def about_photo(
     verb: str, model: str, photo: Photo, parameters: Mapping[str, Any], accept: str
 ) -> Call:
-    """A call that sends one photo: its bytes as they are and the parameters in the query, where
-    both fit there; else JSON. It reads the photo.
+    """Read one photo and return the call that sends it. If the photo is given by its bytes and no
+    parameter is a list or an object, the bytes are the body and the parameters are in the query;
+    otherwise the body is JSON.
 
     Raises:
         OSError, TypeError, ValueError: if the photo cannot be read.
@@ -83,10 +85,10 @@ def about_photo(
 
 
 def query_of(parameters: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
-    """Parameters in a query: of a list one for each, an object as JSON.
+    """Return parameters as pairs of a query: one pair for each entry of a list; objects as JSON.
 
     Raises:
-        ValueError: if a list is empty, since nothing would be left of it.
+        ValueError: if a list is empty, because the query could not express it.
     """
     pairs: list[tuple[str, str]] = []
     for name, value in _given(parameters).items():
@@ -114,7 +116,11 @@ def _text(value: object) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """NumPy's numbers and arrays, and other sequences, as JSON has them."""
+    """Convert NumPy's numbers and arrays, mappings and other iterables to types of JSON.
+
+    Raises:
+        TypeError: if JSON has no such type.
+    """
     if hasattr(value, "tolist"):
         return value.tolist()
     if isinstance(value, Mapping):

@@ -1,4 +1,4 @@
-"""An explanation as Python has it: arrays and bytes instead of base64."""
+"""The client's explanation, with arrays and bytes instead of base64."""
 
 from __future__ import annotations
 
@@ -16,18 +16,19 @@ from service.core import schemas
 
 @dataclass(frozen=True, eq=False)
 class Explanation:
-    """One map: where in a photo the model sees a target.
+    """One map, which shows where in a photo the model sees a target.
 
     Attributes:
-        document: what the service said, as it said it.
+        document: the explanation as the service sent it.
     """
 
     document: schemas.Explanation
 
     @cached_property
     def map(self) -> NDArray[np.float32]:
-        """float32 (H, W), 0 … 1, or −1 … 1 of a signed map: in 255 steps unless `output="values"`
-        was asked for; the formula's own numbers with `normalize="none"`. It cannot be written."""
+        """The map as read-only float32 (H, W), in 0 … 1, or in −1 … 1 for a signed map. It has 255
+        steps unless the request had `output="values"`. With `normalize="none"` it holds the
+        formula's own numbers."""
         heatmap = self.document.heatmap
         data = base64.b64decode(heatmap.data)
         if heatmap.encoding == "float32":
@@ -41,10 +42,10 @@ class Explanation:
 
     @property
     def overlay(self) -> bytes:
-        """The picture that was asked for (an overlay, heatmap, contour or panel) as PNG.
+        """The requested picture (an overlay, heatmap, contour or panel) as PNG.
 
         Raises:
-            ValueError: if none was.
+            ValueError: if no picture was requested.
         """
         if self.document.overlay is None:
             raise ValueError("the answer has no picture; ask with output='overlay'")
@@ -52,47 +53,48 @@ class Explanation:
 
     @property
     def id(self) -> str | None:
-        """The photo's, where it was given one."""
+        """Id of the photo; None if it was given none."""
         return self.document.id
 
     @property
     def target(self) -> schemas.ExplainedTarget:
-        """What is explained."""
+        """The explained target."""
         return self.document.target
 
     @property
     def method(self) -> str:
-        """By which the map was made."""
+        """Name of the method that made the map."""
         return self.document.method
 
     @property
     def layer(self) -> str:
-        """At which the map was made."""
+        """Name of the layer at which the map was made."""
         return self.document.layer
 
     @property
     def region(self) -> schemas.Region:
-        """What the model saw; outside it the map is 0."""
+        """Part of the photo that the model saw; outside it the map is 0."""
         return self.document.region
 
     @property
     def peak(self) -> schemas.Point | None:
-        """The hottest pixel; None if the map is zero."""
+        """The pixel with the highest value; None if the map is zero."""
         return self.document.peak
 
     @property
     def hot(self) -> schemas.Region | None:
-        """The box around the hottest region, above `threshold`."""
+        """Box around the hottest region above `threshold`; None if there is none."""
         return self.document.hot
 
     @property
     def agreement(self) -> dict[str, float]:
-        """Of several methods: for each other one how alike its map is, −1 … 1; else empty."""
+        """Method name → similarity of its map to this one, −1 … 1, for the other methods of the
+        request; empty if there are none."""
         return self.document.agreement or {}
 
     @property
     def warnings(self) -> list[str]:
-        """What to know before believing the map."""
+        """Sentences about possible problems of the map."""
         return self.document.warnings
 
     def __repr__(self) -> str:
@@ -103,6 +105,6 @@ class Explanation:
 
 
 def _signed(gray: NDArray[np.float32]) -> NDArray[np.float32]:
-    """0 … 255 to −1 … 1, where exactly 128 is 0."""
+    """Convert 0 … 255 to −1 … 1, with 128 as exactly 0."""
     above = gray - np.float32(128)
     return np.where(above > 0, above / np.float32(127), above / np.float32(128))

@@ -1,15 +1,15 @@
-"""What a call may end in, instead of an answer.
+"""The errors that a call of the client may raise.
 
 - ClientError
-  - Unreachable      nobody answered: refused, reset, out of time
-  - UnexpectedAnswer an answer that is not this service's
-  - ServiceError     the service's own sentence (RFC 9457)
-    - Refused        401, 403: the key
-    - NotFound       404: the model, the job, the item
-    - NotFinished    409: the job has it not yet, or not any more
+  - Unreachable      no answer: connection refused or reset, or timeout
+  - UnexpectedAnswer an answer that is not from this service
+  - ServiceError     an error that the service reports (RFC 9457)
+    - Refused        401, 403: the key is missing, unknown or not allowed
+    - NotFound       404: there is no such model, job or item
+    - NotFinished    409: the result does not exist yet, or never will
     - Overloaded     429, 503, after all tries
 
-All of them can be pickled, so that they come out of a pool of processes as they went in.
+All of them can be pickled, so that they pass unchanged between the processes of a pool.
 """
 
 from __future__ import annotations
@@ -24,32 +24,34 @@ from pydantic import ValidationError
 from service.core.schemas import ProblemDocument
 
 MAX_QUOTED = 200
-"""Characters of an answer that is no problem document, in a sentence."""
+"""Largest number of characters that an error message quotes of an answer that is not a problem
+document."""
 
 
 class ClientError(Exception):
-    """Whatever a call may raise but for mistakes in its arguments; `str()` is one sentence."""
+    """Base class of the errors that a call may raise, except for errors about its arguments.
+    `str()` gives one sentence."""
 
 
 class Unreachable(ClientError):
-    """There was no answer; `__cause__` is why."""
+    """There was no answer; `__cause__` is the reason."""
 
 
 class UnexpectedAnswer(ClientError):
-    """There was an answer, and it is not one of this service."""
+    """There was an answer, but not an answer of this service."""
 
 
 class ServiceError(ClientError):
-    """An answer that is an error; `str()` is its `detail`.
+    """The service answered with an error; `str()` gives its `detail`.
 
     Attributes:
-        detail: one sentence that names the bad value and what is allowed.
-        status: of HTTP.
-        type: urn:gradcam-service:…, or "about:blank" where something between answered.
-        title: what is wrong, whatever the value.
-        pointer: where in the request it is; None where it is nowhere.
-        retry_after: seconds after which the service said that trying again makes sense, or None.
-        request_id: by which the service's log knows the request, or None.
+        detail: one sentence that names the bad value and the allowed values.
+        status: HTTP status code.
+        type: urn:gradcam-service:…, or "about:blank" if a proxy or another server answered.
+        title: general description of the error, without the value.
+        pointer: position of the error in the request; None if it has none.
+        retry_after: seconds after which the service suggests to try again; None if it does not.
+        request_id: id of the request in the service's log; None if there is none.
     """
 
     def __init__(
@@ -76,7 +78,7 @@ class ServiceError(ClientError):
 
 
 class Refused(ServiceError):
-    """No key, an unknown one, or one that may not (401, 403)."""
+    """The key is missing, unknown or not allowed to make this request (401, 403)."""
 
 
 class NotFound(ServiceError):
@@ -84,16 +86,16 @@ class NotFound(ServiceError):
 
 
 class NotFinished(ServiceError):
-    """What is asked for is not there yet, or will not be (409)."""
+    """The requested result does not exist yet, or never will (409)."""
 
 
 class Overloaded(ServiceError):
-    """Too much to do, loading or shutting down (429, 503), after all tries."""
+    """The service is overloaded, loading or shutting down, even after all tries (429, 503)."""
 
 
 Failure = ClientError | OSError
-"""What stands in the place of an explanation that there is not: the service's or the connection's
-error, or why the photo could not be read."""
+"""The error that takes the place of an explanation: an error of the service or the connection, or
+the OSError of a photo that could not be read."""
 
 KINDS: Mapping[int, type[ServiceError]] = {
     401: Refused,
@@ -108,7 +110,7 @@ KINDS: Mapping[int, type[ServiceError]] = {
 def failure(
     document: ProblemDocument, *, retry_after: float | None = None, request_id: str | None = None
 ) -> ServiceError:
-    """A problem document as what is raised, or stands in a result's place."""
+    """Return the error for a problem document."""
     kind = KINDS.get(document.status, ServiceError)
     return kind(
         document.detail,
@@ -122,7 +124,8 @@ def failure(
 
 
 def failure_of(status: int, headers: Mapping[str, str], body: bytes) -> ServiceError:
-    """An answer that is an error as what is raised, also where it is no problem document."""
+    """Return the error for an answer with an error status, even if its body is not a problem
+    document."""
     try:
         document = ProblemDocument.model_validate_json(body)
     except ValidationError:
@@ -140,8 +143,8 @@ def failure_of(status: int, headers: Mapping[str, str], body: bytes) -> ServiceE
 
 
 def seconds_until(retry_after: str | None) -> float | None:
-    """A `Retry-After` (RFC 9110, 10.2.3), seconds or a date, as seconds from now, at least 0; None
-    without one, or where it is neither, or no calendar has it."""
+    """Convert a `Retry-After` header (RFC 9110, 10.2.3), in seconds or as a date, to seconds from
+    now, at least 0. Return None if there is no header or if it is invalid."""
     if retry_after is None:
         return None
     text = retry_after.strip()

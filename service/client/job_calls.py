@@ -1,4 +1,4 @@
-"""What is asked of jobs, as requests."""
+"""The requests that concern jobs."""
 
 from __future__ import annotations
 
@@ -28,25 +28,31 @@ FILES = {
     ".ndjson": NDJSON,
     ".jsonl": NDJSON,
 }
-"""Of archives and manifests, by what their names end in."""
+"""Suffix of an archive or manifest → media type."""
 CHUNK_BYTES = 1 << 16
 BROKEN = "the stream of events broke off"
 FIRST_LOOK, LONGEST_LOOK = 0.1, 10.0
-"""Seconds between looks at a job."""
+"""Shortest and longest time between two requests for the status of a job, in seconds."""
 
 Photos = str | PathLike[str] | Mapping[str, Photo] | Iterable[Photo | Mapping[str, Any]]
-"""What a job is made of: the path of an archive (.zip, .tar, .tar.gz, .tgz) or of a manifest
-(.ndjson, .jsonl, an instance a line); photos by their ids; photos, whose paths are their ids; or
-instances as in JSON, with a target, method or layer of their own, whose image may be any photo."""
+"""The images of a job: the path of an archive (.zip, .tar, .tar.gz, .tgz) or of a manifest
+(.ndjson, .jsonl, one instance on each line); a mapping of ids to photos; photos, whose paths become
+their ids; or instances as in JSON, which may have their own target, method or layer and whose image
+may be any photo."""
 
 
 def submit(
     photos: Photos, model: str | None, parameters: Mapping[str, Any], key: str | None
 ) -> Call:
-    """
+    """Return the request that submits a job.
+
+    Args:
+        key: idempotency key; None for a random one.
+
     Raises:
-        OSError: if there is no such archive or manifest.
-        TypeError, ValueError: if it is nothing that a job can be made of.
+        OSError: if the archive or manifest does not exist.
+        TypeError: if `photos` is a single photo.
+        ValueError: if `photos` is the path of another kind of file.
     """
     query = query_of({"model": model, **parameters})
     headers = {"Accept": JSON, "Idempotency-Key": key or uuid.uuid4().hex}
@@ -77,7 +83,8 @@ def listed(state: str | None, limit: int) -> Call:
 
 
 def listed_next(address: str) -> Call:
-    """The page that another one names; its query alone, so that it leads nowhere else."""
+    """Return the request for the next page of a list. Only the query of the address is used, so
+    that the request always goes to the same service."""
     return Call("GET", "/v1/jobs", tuple(parse_qsl(urlsplit(address).query)))
 
 
@@ -105,9 +112,10 @@ def result(job: str, item: str, accept: str = JSON) -> Call:
 
 
 def archive(job: str, path: Path, form: str | None) -> Call:
-    """
+    """Return the request for all results in one file.
+
     Raises:
-        ValueError: if the format is neither said nor to be seen from the path.
+        ValueError: if the format is neither given nor recognisable from the path.
     """
     form = form or {".zip": "zip", ".parquet": "parquet"}.get(path.suffix.lower())
     if form not in ("zip", "parquet"):
@@ -128,8 +136,8 @@ def purge(job: str) -> Call:
 
 @contextmanager
 def arriving(path: Path) -> Iterator[BinaryIO]:
-    """A file to be at `path` once it is whole; until then, and if it never is, nothing changes
-    there."""
+    """Open a file that replaces `path` when it is complete. Until then, and if the block raises,
+    `path` is not changed."""
     partial = path.with_name(f"{path.name}.part")
     try:
         with partial.open("wb") as file:
@@ -140,13 +148,14 @@ def arriving(path: Path) -> Iterator[BinaryIO]:
 
 
 class Rhythm:
-    """How long to wait between looks at a job: short at first, then as the service says."""
+    """Intervals between requests for the status of a job. They grow from a short one, within the
+    limit of the service's `Retry-After`."""
 
     def __init__(self) -> None:
         self._next = FIRST_LOOK
 
     def pause(self, answer: Answer) -> float:
-        """Seconds until the next look, after one that `answer` came of."""
+        """Return the seconds until the next request, after the one that returned `answer`."""
         said = seconds_until(answer.headers.get("retry-after"))
         longest = LONGEST_LOOK if said is None else min(said, LONGEST_LOOK)
         pause, self._next = self._next, min(self._next * 2, LONGEST_LOOK)

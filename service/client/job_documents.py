@@ -1,4 +1,4 @@
-"""What the service says of jobs."""
+"""The service's documents about jobs and their results, as the client parses them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ENDED = ("done", "cancelled")
 
 
 class Counts(Open):
-    """Of a job's items: `done` have a result, `failed` a problem, `left` neither."""
+    """Numbers of a job's items: `done` have a result, `failed` a problem, `left` have neither."""
 
     total: int
     done: int
@@ -28,7 +28,7 @@ class Counts(Open):
 
 
 class JobDocument(Open):
-    """How a job stands."""
+    """The state of a job."""
 
     id: str
     state: State
@@ -40,27 +40,27 @@ class JobDocument(Open):
     finished: datetime | None = None
     expires: datetime | None = None
     rate: float | None = None
-    """Images a second."""
+    """Images per second."""
     eta_seconds: float | None = None
     stalled: str | None = None
-    """Why it does not go on."""
+    """Reason why the job does not progress; None while it does."""
     warnings: list[str] = Field(default_factory=list)
 
     @property
     def ended(self) -> bool:
-        """Whether nothing will be added to it."""
+        """Whether the job has ended, so that no results will be added."""
         return self.state in ENDED
 
 
 class JobList(Open):
-    """The latest first."""
+    """One page of jobs, the latest first."""
 
     jobs: list[JobDocument]
     next: str | None = None
 
 
 class ResultLine(Open):
-    """One item's, as the service writes it."""
+    """The result of one item, as the service writes it."""
 
     cursor: int
     index: int
@@ -72,15 +72,16 @@ class ResultLine(Open):
 
 @dataclass(frozen=True, eq=False)
 class Result:
-    """What came out of one item of a job.
+    """The result of one item of a job.
 
     Attributes:
-        cursor: how many results there were with it; `results(after=cursor)` goes on from here.
-        index: of the item in what was submitted, from 0.
-        item: its id.
-        prediction: what the model said of it; None where it failed.
-        explanations: a map for each target and layer.
-        failure: why there is none.
+        cursor: number of results up to and including this one; `results(after=cursor)` continues
+            after it.
+        index: index of the item in the submitted images, from 0.
+        item: id of the item.
+        prediction: the model's prediction; None if the item failed.
+        explanations: one map for each target and layer; empty if the item failed.
+        failure: reason why the item failed; None if it did not.
     """
 
     cursor: int
@@ -92,10 +93,10 @@ class Result:
 
 
 def result_of(line: bytes) -> Result:
-    """A line of NDJSON as Python has it.
+    """Return the result in a line of NDJSON.
 
     Raises:
-        UnexpectedAnswer: if it is none.
+        UnexpectedAnswer: if the line does not fit the schema.
     """
     read = parsed(ResultLine, line)
     return Result(

@@ -1,7 +1,7 @@
-"""The parameters of a call, by name and type, so that editors complete them.
+"""The names and types of a call's parameters, for completion in editors and type checkers.
 
-They are those of service.pipeline.parameters, which this does not import: that would load PyTorch.
-A test compares the two.
+They match those of service.pipeline.parameters, which is not imported here, because it would load
+PyTorch. A test compares the two.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ class EncodedImage(TypedDict):
 
 
 class NamedClass(TypedDict, total=False):
-    """One of the two."""
+    """A class, given by either its index or its label."""
 
     index: int
     label: str
@@ -38,7 +38,7 @@ TargetObject = TypedDict(
     },
     total=False,
 )
-"""A target that is more than a class's own score: see the targets in docs/http-api.md."""
+"""A target in its general form, beyond a class's own score: see the targets in docs/http-api.md."""
 
 MediaType = Literal["image/png", "image/jpeg", "image/webp"]
 Target = int | str | TargetObject

@@ -1,4 +1,4 @@
-"""What a caller has for a photo becomes what is sent."""
+"""Conversion of a caller's photos (paths, addresses, bytes, pictures, arrays) into request data."""
 
 from __future__ import annotations
 
@@ -16,31 +16,32 @@ from numpy.typing import NDArray
 from PIL import Image
 
 Photo = str | PathLike[str] | bytes | Image.Image | NDArray[np.uint8]
-"""A path; an https address, or another one that the service may ask; the bytes of a file; a
-picture; uint8 (H, W), (H, W, 3) or (H, W, 4). The pixels of a picture or an array are taken as
-they are, whatever Exif says of them."""
+"""A path; an https address, or another address that the service is allowed to read; the bytes of a
+file; a Pillow image; or a uint8 array (H, W), (H, W, 3) or (H, W, 4). The pixels of an image or an
+array are sent as they are, without regard to Exif data."""
 LOSSLESS = ("1", "L", "LA", "P", "RGB", "RGBA", "I;16")
-"""Pillow's modes that PNG holds and the service reads."""
+"""Pillow modes that PNG can store and the service reads."""
 SIXTEEN_BIT = ("I", "I;16B", "I;16L", "I;16N")
 STRAIGHT = {"PA": "RGBA", "La": "LA", "RGBa": "RGBA"}
-"""Modes with transparency, and those of the same pixels that PNG holds."""
+"""Pillow mode with transparency → equivalent mode that PNG can store."""
 
 
 @dataclass(frozen=True)
 class Named:
-    """A photo that the service shall fetch itself."""
+    """A photo that the service fetches itself."""
 
     field: str
-    """`url` or `uri`."""
+    """Name of the field in the request: `url` or `uri`."""
     address: str
 
 
 def read(photo: Photo) -> bytes | Named:
-    """A photo's bytes, or where the service finds them.
+    """Return a photo's bytes, or the address at which the service fetches them.
 
     Raises:
-        OSError: if it is a path that cannot be read.
-        TypeError, ValueError: if it is nothing that shows a photo.
+        OSError: if the photo is a path that cannot be read.
+        TypeError: if the type of the photo is not supported.
+        ValueError: if an array or a picture cannot be sent.
     """
     if isinstance(photo, (bytes, bytearray, memoryview)):
         return bytes(photo)
@@ -60,7 +61,7 @@ def read(photo: Photo) -> bytes | Named:
 
 
 def field_of(photo: Photo) -> dict[str, str]:
-    """A photo as the field `image` of an instance in JSON."""
+    """Return a photo as the field `image` of an instance in JSON."""
     content = read(photo)
     if isinstance(content, Named):
         return {content.field: content.address}
@@ -68,8 +69,12 @@ def field_of(photo: Photo) -> dict[str, str]:
 
 
 def instance_of(item: Photo | Mapping[str, Any], index: int) -> dict[str, Any]:
-    """A photo as an instance in JSON: its id is its path or address as given, or else its index.
-    A mapping is an instance already, but for its `image`, which may be any photo."""
+    """Return a photo as an instance in JSON. Its id is its path or address as given, or else its
+    index. A mapping is already an instance; only its `image` is converted, which may be any photo.
+
+    Raises:
+        ValueError: if a mapping has no `image`.
+    """
     if isinstance(item, Mapping):
         if "image" not in item:
             keys = ", ".join(map(str, item)) or "none"
@@ -84,7 +89,7 @@ def instance_of(item: Photo | Mapping[str, Any], index: int) -> dict[str, Any]:
 def _content(path: Path) -> bytes:
     try:
         return path.read_bytes()
-    except ValueError as error:  # with a NUL, or half a character, no file is named so
+    except ValueError as error:  # the path has a NUL or a lone surrogate, so no such file exists
         raise OSError(errno.EINVAL, str(error), str(path)) from error
 
 
@@ -99,10 +104,11 @@ def _picture(array: NDArray[Any]) -> Image.Image:
 
 
 def _encoded(picture: Image.Image) -> bytes:
-    """As PNG, which loses nothing.
+    """Return a picture as PNG, which is lossless.
 
     Raises:
-        ValueError: of 32-bit numbers, whose range nobody knows.
+        ValueError: if the picture has 32-bit floats, whose range is unknown, or integers that do
+            not fit into 16 bits.
     """
     if picture.mode in SIXTEEN_BIT:
         picture = _sixteen_bit(picture)
@@ -111,16 +117,16 @@ def _encoded(picture: Image.Image) -> bytes:
     elif picture.mode not in LOSSLESS:
         picture = picture.convert(STRAIGHT.get(picture.mode, "RGB"))
     file = BytesIO()
-    # Little compression: it mostly travels less far than compressing takes.
+    # Low compression, because sending the data usually takes less time than compressing it.
     picture.save(file, "PNG", compress_level=1, exif=b"")
     return file.getvalue()
 
 
 def _sixteen_bit(picture: Image.Image) -> Image.Image:
-    """In the order of bytes that PNG files are written from.
+    """Convert a picture to mode I;16, from which Pillow writes PNG files.
 
     Raises:
-        ValueError: if a number is none of 16 bits.
+        ValueError: if a number is not in 0 … 65535.
     """
     numbers = np.asarray(picture).astype(np.int64)
     if numbers.min() < 0 or numbers.max() > 65535:

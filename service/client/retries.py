@@ -1,8 +1,8 @@
-"""Whether a call that failed is tried again, and when.
+"""The rules for retrying a failed call: whether to try again, and when.
 
-tenacity and httpx's retrying transports were looked at: `Retry-After`, a budget of time over all
-tries and the same rule for blocking and awaiting callers would each be written here all the same,
-and their loop is four lines of _async/transport.py.
+tenacity and httpx's retrying transports were considered. With them, `Retry-After`, a time limit
+over all tries and one rule for both clients would still have to be written here, and they would
+replace only the four lines of the loop in _async/transport.py.
 """
 
 from __future__ import annotations
@@ -16,26 +16,26 @@ import httpx2
 from service.client.failures import ClientError, Overloaded, Unreachable
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.25, 8.0
-"""Seconds, where the service does not say how long."""
+"""Bounds of the pause between tries in seconds, if the service does not send `Retry-After`."""
 CONNECT_SECONDS = 5.0
 LONGEST_TIMEOUT = 86_400.0
-"""Seconds, a day: sockets and locks overflow at some point beyond."""
+"""Largest timeout in seconds (a day), because sockets and locks overflow at much larger values."""
 FAILURES = (ClientError, httpx2.RequestError)
-"""What ends a try."""
+"""Errors that end a try."""
 PASSING = (httpx2.NetworkError, httpx2.TimeoutException, httpx2.RemoteProtocolError)
-"""Failures of a connection that the next one may not have."""
+"""Errors of a connection that may not recur with the next connection."""
 
 
 @dataclass(frozen=True)
 class Retries:
-    """How often, and how long.
+    """The limits of retries.
 
     Attributes:
-        retries: tries after the first one, at most.
-        timeout: seconds in all, tries and pauses; above 0, up to a day.
+        retries: largest number of tries after the first one; 0 or more.
+        timeout: seconds for all tries and pauses together; above 0, up to a day.
 
     Raises:
-        ValueError: if one of them is not that.
+        ValueError: if a value is out of range.
     """
 
     retries: int
@@ -53,11 +53,11 @@ class Retries:
 
 @dataclass
 class Tries:
-    """One call's.
+    """The tries of one call.
 
     Attributes:
-        bulky: a call that may take as long as it needs, while something comes or goes: `timeout` is
-            then of silence, and of a single pause.
+        bulky: whether the call may take any time as long as data is transferred. `timeout` then
+            limits the time without data, and a single pause.
     """
 
     rule: Retries
@@ -66,25 +66,26 @@ class Tries:
     _begun: float = field(default_factory=time.monotonic)
 
     def limits(self) -> httpx2.Timeout:
-        """Of the next try."""
+        """Return the timeouts of the next try."""
         left = max(self._left(), 0.001)
         return httpx2.Timeout(left, connect=min(left, CONNECT_SECONDS))
 
     def require_time(self) -> None:
-        """
+        """Check that there is time left, while an answer is being received.
+
         Raises:
-            httpx2.ReadTimeout: if an answer is still coming in when the time is over.
+            httpx2.ReadTimeout: if the time is over.
         """
         if self._left() <= 0:
             raise httpx2.ReadTimeout("the answer comes in too slowly")
 
     def pause(self, error: ClientError | httpx2.RequestError) -> float:
-        """Seconds until the next try, after one that failed: between half and all of 0.25, 0.5,
-        1 … 8; or what `Retry-After` says, if that is more, and up to a quarter more still, so that
-        all who were sent away do not come back at once.
+        """Return the seconds until the next try, after one that failed. The pause is a random value
+        between half and all of 0.25, 0.5, 1 … 8 s. If `Retry-After` is longer, the pause is that
+        time or up to a quarter more, so that rejected clients do not all return at once.
 
         Raises:
-            ClientError: the error as ours, if there is no next try.
+            ClientError: the error, converted if necessary, if there is no next try.
         """
         self._failed += 1
         raised = error if isinstance(error, ClientError) else self._unreachable(error)
@@ -92,10 +93,10 @@ class Tries:
         passing = isinstance(raised, Overloaded) or isinstance(cause, PASSING)
         asked = raised.retry_after if isinstance(raised, Overloaded) else None
         longest = min(FIRST_PAUSE * 2 ** (self._failed - 1), LONGEST_PAUSE)
-        pause = random.uniform(longest / 2, longest)  # noqa: S311 - nobody's secret
+        pause = random.uniform(longest / 2, longest)  # noqa: S311 - not used for cryptography
         if asked is not None:
             later = asked * random.uniform(1, 1.25)  # noqa: S311
-            # A hint of 0 would use up all tries at once.
+            # The own pause is the minimum: a `Retry-After` of 0 would use up all tries at once.
             pause = max(pause, asked if later >= self._left() else later)
         if not passing or self._failed > self.rule.retries or pause >= self._left():
             raise raised
@@ -108,7 +109,7 @@ class Tries:
     def _unreachable(self, error: httpx2.RequestError) -> Unreachable:
         try:
             where = f" from {error.request.method} {error.request.url.copy_with(query=None)}"
-        except RuntimeError:  # it has no request
+        except RuntimeError:  # the error has no request
             where = ""
         times = f" after {self._failed} tries" if self._failed > 1 else ""
         said = " ".join(str(error).split()) or type(error).__name__

@@ -1,4 +1,4 @@
-"""An address and a key, as httpx2's clients take them."""
+"""Conversion of an address and an API key into settings of httpx2's clients."""
 
 from __future__ import annotations
 
@@ -10,16 +10,17 @@ from service import __version__
 
 
 def settings(address: str, key: str | None) -> dict[str, Any]:
-    """Of httpx2's clients. Redirects are not followed: the key goes nowhere else.
+    """Return the settings of an httpx2 client. Redirects are not followed, so that the key is not
+    sent to another host.
 
     Raises:
-        ValueError: if the address or the key is none.
+        ValueError: if the address or the key is invalid.
     """
     url = _url(address)
     headers = {"User-Agent": f"gradcam-service/{__version__}"}
     if key is not None:
         headers["Authorization"] = f"Bearer {_sound(key)}"
-    # Apart from the address, which errors and logs tell.
+    # The password is kept out of the address, which appears in errors and logs.
     auth = (url.username, url.password) if url.userinfo else None
     bare = url.copy_with(username=None, password=None)
     return {"base_url": bare, "headers": headers, "auth": auth}
@@ -31,7 +32,7 @@ def _url(address: str) -> httpx2.URL:
     try:
         url = httpx2.URL(address)
     except httpx2.InvalidURL as error:
-        # The error may quote a piece of the password.
+        # The error's own message may contain a part of the password.
         why = "a name and a password in it need %-escapes" if "@" in address else error
         raise ValueError(f"{_told(address)}: {why}") from None
     if "?" in address or "#" in address:
@@ -43,23 +44,24 @@ def _url(address: str) -> httpx2.URL:
 
 def _is_a_host(name: bytes) -> bool:
     try:
-        return bool(name.decode("ascii").encode("idna"))  # which a socket would do
+        return bool(name.decode("ascii").encode("idna"))  # sockets encode names in this way
     except UnicodeError:
         return False
 
 
 def _told(address: str) -> str:
-    """Without a name and a password, wherever they end in what is no address."""
+    """Return the start of an error message that quotes the address without user name and password,
+    even if the address is invalid."""
     scheme, mark, _ = address.partition("://")
     start = scheme + mark if mark and scheme.isalpha() else ""
     return f"the address is {start + address.removeprefix(start).rpartition('@')[2]!r}"
 
 
 def _sound(key: str) -> str:
-    """A key without the line's end that it has in a file.
+    """Return a key without surrounding whitespace, such as the line break at the end of a file.
 
     Raises:
-        ValueError: if no header can have it; a sentence that does not tell the key.
+        ValueError: if the key cannot be sent in a header. The message does not contain the key.
     """
     key = key.strip()
     if not key:

@@ -1,4 +1,4 @@
-"""What the awaited client needs of asyncio: threads.py has the same for the blocking client."""
+"""asyncio helpers for the async client; threads.py has the counterparts for the blocking client."""
 
 from __future__ import annotations
 
@@ -21,23 +21,24 @@ Result = TypeVar("Result")
 Arguments = ParamSpec("Arguments")
 
 Later = Callable[[], Awaitable[Result]]
-"""It gives a result when it is called and awaited."""
+"""A function that returns a result when it is called and awaited."""
 
 
 async def sleep(seconds: float) -> None:
-    """Pauses the task. A cancelled task does not sleep on."""
+    """Pause the task. Cancelling the task ends the pause."""
     await asyncio.sleep(seconds)
 
 
 async def call_blocking(
     function: Callable[Arguments, Result], *args: Arguments.args, **kwargs: Arguments.kwargs
 ) -> Result:
-    """Calls a function that reads files or computes, in another thread: the loop goes on."""
+    """Call a function that reads files or computes in another thread, so that it does not block the
+    event loop."""
     return await asyncio.to_thread(function, *args, **kwargs)
 
 
 async def iterate_blocking(items: Iterator[Item]) -> AsyncIterator[Item]:
-    """Gives each of the items, which may not be None. Another thread reads them."""
+    """Yield each of the items, none of which may be None. Another thread reads them."""
     while (item := await asyncio.to_thread(next, items, None)) is not None:
         yield item
 
@@ -47,8 +48,8 @@ def call_early(
     *args: Arguments.args,
     **kwargs: Arguments.kwargs,
 ) -> Later[Result]:
-    """Returns a function that calls this one. The call is not made now, since only one who awaits
-    can make it."""
+    """Return a function that calls `function`. The call is not made now, because this function is
+    not a coroutine and cannot await it."""
     return partial(function, *args, **kwargs)
 
 
@@ -59,13 +60,16 @@ async def concurrent_map(
     *,
     ordered: bool,
 ) -> AsyncGenerator[tuple[Item, Result]]:
-    """Gives each item with its result: in the items' order, or as each is ready. Items are read
-    when there is room for them, at most `in_flight` ahead of what was taken. Where reading fails,
-    the results of what was read before come first, and then the error.
+    """Yield each item with its result. At most `in_flight` items are read ahead of the results that
+    were taken. If reading an item fails, the results of the items before it are yielded first, and
+    then the error is raised.
 
     Args:
-        work: runs in a task of the running loop, which is cancelled where nobody waits for the
-            result any more.
+        work: runs in a task of the running loop, which is cancelled if its result is no longer
+            needed.
+        in_flight: largest number of items in work.
+        ordered: whether results are yielded in the order of the items; otherwise each result is
+            yielded as soon as it is ready.
     """
     unread = aiter(items if isinstance(items, AsyncIterable) else _each(items))
     pending: dict[asyncio.Future[Result], Item] = {}  # in the items' order
@@ -80,7 +84,7 @@ async def concurrent_map(
             awaited: list[asyncio.Future[Any]] = [*wanted, *reading]
             if not awaited:
                 break
-            # An item that is long in coming holds up no result.
+            # Waiting for both lets results through while the next item is slow to arrive.
             done, _ = await asyncio.wait(awaited, return_when=asyncio.FIRST_COMPLETED)
             while reading & done:
                 try:

@@ -1,4 +1,4 @@
-"""What the blocking client needs of threads: tasks.py has the same for the awaited client."""
+"""Thread helpers for the blocking client; tasks.py has the counterparts for the async client."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ Result = TypeVar("Result")
 Arguments = ParamSpec("Arguments")
 
 Later = Callable[[], Result]
-"""It gives a result when it is called."""
+"""A function that returns a result when it is called."""
 
 
 class _Worker(threading.local):
-    """What a thread knows of the work that it does.
+    """Thread-local state of a worker thread.
 
     Attributes:
-        cancelled: is set when nobody waits for the result any more; None in a thread that is not
-            one of `concurrent_map`.
+        cancelled: event that is set when the thread's result is no longer needed; None in threads
+            that do not belong to `concurrent_map`.
     """
 
     cancelled: threading.Event | None = None
@@ -32,10 +32,10 @@ _worker = _Worker()
 
 
 def sleep(seconds: float) -> None:
-    """Pauses the thread.
+    """Pause the thread.
 
     Raises:
-        CancelledError: in a thread of `concurrent_map`, as soon as nobody waits for its result.
+        CancelledError: in a thread of `concurrent_map`, as soon as its result is no longer needed.
     """
     if _worker.cancelled is None:
         time.sleep(seconds)
@@ -46,20 +46,20 @@ def sleep(seconds: float) -> None:
 def call_blocking(
     function: Callable[Arguments, Result], *args: Arguments.args, **kwargs: Arguments.kwargs
 ) -> Result:
-    """Calls the function here: this thread waits anyway."""
+    """Call the function in this thread, which may block."""
     return function(*args, **kwargs)
 
 
 def iterate_blocking(items: Iterator[Item]) -> Iterator[Item]:
-    """Gives the items as they are: this thread reads them."""
+    """Return the iterator unchanged: this thread may block while it reads the items."""
     return items
 
 
 def call_early(
     function: Callable[Arguments, Result], *args: Arguments.args, **kwargs: Arguments.kwargs
 ) -> Later[Result]:
-    """Calls the function now, so that its errors are raised now. Returns a function that gives the
-    result."""
+    """Call the function now, so that its errors are raised now, and return a function that returns
+    the result."""
     result = function(*args, **kwargs)
     return lambda: result
 
@@ -67,13 +67,16 @@ def call_early(
 def concurrent_map(
     work: Callable[[Item], Result], items: Iterable[Item], in_flight: int, *, ordered: bool
 ) -> Generator[tuple[Item, Result]]:
-    """Gives each item with its result: in the items' order, or as each is ready. Items are read
-    when there is room for them, at most `in_flight` ahead of what was taken, in the caller's
-    thread: generators may expect no other one. Whatever is ready is given before the next item is
-    read. Where reading fails, the results of what was read before come first, and then the error.
+    """Yield each item with its result. Items are read in the caller's thread, because generators
+    may not work in another one. At most `in_flight` items are read ahead of the results that were
+    taken, and results that are ready are yielded before the next item is read. If reading an item
+    fails, the results of the items before it are yielded first, and then the error is raised.
 
     Args:
-        work: runs in a thread. Where nobody waits for the result any more, its `sleep` ends.
+        work: runs in a thread. If its result is no longer needed, its `sleep` raises.
+        in_flight: largest number of items in work.
+        ordered: whether results are yielded in the order of the items; otherwise each result is
+            yielded as soon as it is ready.
     """
     cancelled = threading.Event()
 
@@ -82,7 +85,7 @@ def concurrent_map(
 
     source = iter(items)
     pending: dict[Future[Result], Item] = {}  # in the items' order
-    # A list never keeps anybody waiting: there, room is filled after each result.
+    # Reading the next item of a list never blocks, so the room is filled after each result.
     at_hand = isinstance(items, (list, tuple))
     broken: list[Exception] = []  # the source's error
     more = True
@@ -113,7 +116,8 @@ def concurrent_map(
 
 
 def _ready(pending: Iterable[Future[Result]], ordered: bool, room: bool) -> list[Future[Result]]:
-    """Those that are done and have their turn; it waits for one only if there is no room."""
+    """Return the futures that are done and may be yielded now. If there is no room for another
+    item, wait until there is one."""
     wanted = list(islice(pending, 1 if ordered else None))
     done = wait(wanted, 0 if room else None, FIRST_COMPLETED).done
     return [future for future in wanted if future in done]

@@ -1,1 +1,1 @@
-"""What computes: batches, workers, replicas of a model, the models that are loaded."""
+"""The computing part: batches, worker threads, replicas of a model, and the loaded models."""

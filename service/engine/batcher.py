@@ -1,10 +1,10 @@
-"""Batching without a timer: while one batch runs the next one gathers.
+"""A batcher without a timer: while one batch runs, the items of the next batch gather.
 
     async with Batcher(run, max_batch=16, max_queue=256) as batcher:
         outcome = await batcher.submit(item)
 
-A lone item never waits for company; under load, batches grow by themselves. Generic: it knows
-neither torch nor HTTP.
+A single item runs at once if the worker is idle; under load, batches grow by themselves. The module
+is generic: it depends on neither torch nor HTTP.
 """
 
 from __future__ import annotations
@@ -21,24 +21,25 @@ from typing import Generic, TypeVar
 from service.core.pool import Priority
 
 COURTESY_SECONDS = 0.03
+"""Target duration of a background batch while interactive items are expected."""
 COMPANY_SECONDS = 5.0
-"""Since the last interactive item: so long may another one come at any moment."""
+"""Seconds after the last interactive item during which another one is expected at any moment."""
 MEMORY = 8
-"""Batches over which an item's time is averaged."""
+"""Number of batches over which the run time of one item is averaged, exponentially weighted."""
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 
 class Full(Exception):
-    """The queue holds as many items as it may."""
+    """The queue holds the maximum number of items."""
 
 
 class Closed(Exception):
     """The batcher has been closed, or its worker has ended.
 
     Attributes:
-        blamed: the worker was given up while it had the item, or others of its batch, in hand.
+        blamed: whether the worker was abandoned while it processed the item's batch.
     """
 
     def __init__(self, words: str, *, blamed: bool = False) -> None:
@@ -48,12 +49,12 @@ class Closed(Exception):
 
 @dataclass(frozen=True)
 class Outcome(Generic[Result]):
-    """An item's result and what it took."""
+    """An item's result, with the time it waited and the time it ran."""
 
     value: Result
     queued_seconds: float
     run_seconds: float
-    """Of the whole batch."""
+    """Run time of the whole batch."""
     batch_size: int
 
 
@@ -65,25 +66,26 @@ class _Entry(Generic[Item, Result]):
 
 
 class Batcher(Generic[Item, Result]):
-    """Gathers items into batches and runs them one batch at a time, in ONE thread of its own.
+    """Gathers items into batches and runs one batch at a time, in a single thread of its own.
 
     Args:
-        run: batch → a result for each item, in order; an exception *returned* fails its own item.
-            If it *raises*, the batch is halved and tried again, down to the single item that is
-            to blame.
-        key: only items of equal key share a batch.
-        cost: the class of an item's cost. Classes with items waiting take turns, whatever their
-            number, so that cheap items never wait for all the expensive ones before them.
-        priority: of an item. Background items are taken when no interactive ones wait, and while
-            interactive ones come now and then, in batches that take no longer than
-            `COURTESY_SECONDS`.
-        max_batch: most items in one.
-        max_queue: most items waiting.
-        name: of the thread.
-        prepare: what the thread does first.
+        run: takes a batch and returns a result for each item, in order. An exception that it
+            *returns* for an item fails only that item. If it *raises*, the batch is halved and
+            tried again, down to the single item that causes the exception.
+        key: returns an item's key; only items with equal keys share a batch.
+        cost: returns an item's cost class. Classes with waiting items take turns, whatever the
+            number of their items, so that cheap items do not wait for all the expensive items
+            that were queued before them.
+        priority: returns an item's priority. Background items run only when no interactive items
+            wait. For `COMPANY_SECONDS` after an interactive item, background batches are small
+            enough to take about `COURTESY_SECONDS`.
+        max_batch: largest number of items in a batch.
+        max_queue: largest number of waiting items.
+        name: name of the thread.
+        prepare: called first in the thread.
 
-    An item whose caller has gone (its future is cancelled) is dropped when a batch is formed.
-    Leaving the `with` block takes no new items, finishes those queued and ends the thread.
+    An item whose future was cancelled is dropped when a batch is formed. Leaving the `async with`
+    block refuses new items, finishes the queued items and ends the thread.
     """
 
     def __init__(
@@ -133,7 +135,7 @@ class Batcher(Generic[Item, Result]):
         self._wake.set()
         try:
             if self._worker and not self._abandoned:
-                await asyncio.wait([self._worker])  # which being cancelled does not cancel
+                await asyncio.wait([self._worker])  # does not cancel the worker if cancelled
                 if not self._abandoned:
                     self._worker.result()
         finally:
@@ -141,16 +143,17 @@ class Batcher(Generic[Item, Result]):
 
     @property
     def alive(self) -> bool:
-        """Whether items are taken and worked on."""
+        """Whether the batcher accepts items and its worker runs."""
         return self._worker is not None and not self._worker.done() and not self._closing
 
     @property
     def running_seconds(self) -> float:
-        """Of the batch that the thread has; 0 if it has none."""
+        """Seconds since the current batch started; 0 if no batch is running."""
         return 0.0 if self._started is None else perf_counter() - self._started
 
     async def abandon(self) -> None:
-        """Give the thread up, whatever it does, and with it all who wait: they get `Closed`."""
+        """Abandon the thread, even in the middle of a batch. All waiting items fail with
+        `Closed`."""
         self._closing = self._abandoned = True
         if self._worker:
             self._worker.cancel()
@@ -158,23 +161,25 @@ class Batcher(Generic[Item, Result]):
         self._executor.shutdown(wait=False, cancel_futures=True)
 
     def __len__(self) -> int:
-        """Items waiting."""
+        """Return the number of waiting items."""
         return sum(not entry.future.cancelled() for entry in self._queue)
 
     @property
     def load(self) -> int:
-        """Items waiting and under way."""
+        """Number of items that wait or run."""
         return len(self) + self._running
 
     def submit(self, item: Item, *, admitted: bool = False) -> asyncio.Future[Outcome[Result]]:
-        """Queue an item at once; await the future for its outcome, cancel it to withdraw.
+        """Queue an item at once. Await the returned future for its outcome; cancel the future to
+        withdraw the item.
 
         Args:
-            admitted: it goes on with work that was let in before, and is not refused half-way.
+            admitted: whether the item continues work that was admitted before. Such an item is
+                queued even if the queue is full.
 
         Raises:
-            Full: if the queue is.
-            Closed: if no worker will take it.
+            Full: if the queue is full.
+            Closed: if the batcher is closed or its worker has ended.
         """
         if not self.alive:
             raise Closed("the batcher is closed")
@@ -196,7 +201,7 @@ class Batcher(Generic[Item, Result]):
                 if batch := self._next_batch():
                     try:
                         await self._process(batch)
-                    finally:  # where the worker itself is being cancelled, nobody is left waiting
+                    finally:  # if the worker is cancelled, no item is left without a result
                         ended = Closed("the worker has ended", blamed=self._abandoned)
                         for entry in batch:
                             self._settle(entry, ended, 0, len(batch))
@@ -212,8 +217,8 @@ class Batcher(Generic[Item, Result]):
             self._queue.clear()
 
     def _next_batch(self) -> list[_Entry[Item, Result]]:
-        """Take the oldest entry of the cost class whose turn it is, and those of the same key with
-        it."""
+        """Remove and return the oldest entry of the cost class whose turn it is, together with
+        other entries of the same key."""
         self._queue = deque(entry for entry in self._queue if not entry.future.cancelled())
         candidates = [entry for entry in self._queue if self._priority(entry.item) == "interactive"]
         most = self._max_batch
@@ -233,7 +238,7 @@ class Batcher(Generic[Item, Result]):
 
     @property
     def _courteous(self) -> int:
-        """How many background items may be in a batch just now."""
+        """Largest number of background items that a batch may hold now."""
         if perf_counter() - self._last_other > COMPANY_SECONDS:
             return self._max_batch
         return min(max(int(COURTESY_SECONDS / self._item_seconds), 1), self._max_batch)
@@ -264,8 +269,8 @@ class Batcher(Generic[Item, Result]):
             await self._process(batch[middle:])
 
     def _attempt(self, items: list[Item]) -> Sequence[Result | Exception] | Exception:
-        """Run in the thread. An exception is returned: some of them (StopIteration, SystemExit)
-        a future may not hold, or would end the loop that the worker lives in."""
+        """Run a batch in the thread. Exceptions are returned, not raised: a future cannot hold
+        StopIteration, and an exception such as SystemExit would end the event loop."""
         try:
             results = self._run(items)
         except StopIteration as error:

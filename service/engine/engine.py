@@ -1,6 +1,7 @@
-"""One model on one device: a batcher and ONE worker thread before `cam`.
+"""The engine of one model on one device: a batcher and a single worker thread that calls `cam`.
 
-Hooks on a shared module see every thread's forward, so one thread is correctness, not tuning.
+A forward hook on a shared module fires for the forward passes of every thread, so correct maps
+require a single thread.
 """
 
 from __future__ import annotations
@@ -51,10 +52,11 @@ from service.models.devices import bind
 from service.models.registry import ServedModel
 
 BACKGROUND_GROUP = 4
-"""Images of background priority in one pass: on a CPU as fast as more, and soon done."""
+"""Number of background images in one forward pass on a CPU. Larger passes are no faster per image
+there, and a small one ends soon."""
 
 NOTHING = Question((), "gradcam", ())
-"""Asks for no map, so for the prediction alone."""
+"""A question that asks for no map, so that its answer holds only the prediction."""
 
 Looked = list[Observation] | list[Concept] | Tensor
 Worked = Answer | Progress | Looked
@@ -69,19 +71,21 @@ Value = TypeVar("Value", bound=Looked)
 class _Item:
     pixels: Pixels
     questions: tuple[Question, ...]
-    """At least one, all with the same targets."""
+    """At least one question; all of them have the same targets."""
     steps: Steps | None = None
-    """Work of its own, one step of which is the item's turn."""
+    """Generator of the item's own work, of which the worker runs one step each time that the item
+    is submitted; None for an item that is answered as part of a batch."""
     priority: Priority = "interactive"
 
 
 class Engine:
     """Answers questions about preprocessed images, many in one forward pass.
 
-    Use with `async with`: leaving it finishes what is queued and ends the thread.
+    Use with `async with`: leaving it finishes the queued items and ends the thread.
 
     Args:
-        cores: to which the thread, and those that it computes with, are bound; all unless given.
+        cores: numbers of the CPU cores to which the worker thread, and the threads that torch
+            starts from it, are bound; None for all cores.
     """
 
     def __init__(
@@ -99,17 +103,17 @@ class Engine:
         self._metrics = metrics
         self._fast: FastPath | None = None
         self.fidelities: dict[str, Fidelity] = {}
-        """Method → how much its fast maps are like the exact ones; empty without a fast path."""
+        """Method name → fidelity of its fast maps to the exact maps; empty without a fast path."""
         self._batcher: Batcher[_Item, Worked] = Batcher(
             self._run,
-            # Each target costs the whole batch a backward pass: one target waits for no hundred,
-            # and a prediction for none.
+            # Each target costs the whole batch a backward pass, so only items with the same number
+            # of targets share a batch.
             key=lambda item: (
                 item.pixels.shape,
                 len(item.questions),
                 len(item.questions[0].targets),
                 item.steps,
-                # Whether a target depends on a layer is told for the batch.
+                # The layers that targets look at are recorded for the whole batch.
                 item.questions[0].looks_at,
                 self._is_fast(item),
             ),
@@ -142,26 +146,27 @@ class Engine:
 
     @property
     def running_seconds(self) -> float:
-        """Of the forward pass under way; 0 if there is none."""
+        """Seconds since the current batch started; 0 if no batch is running."""
         return self._batcher.running_seconds
 
     async def abandon(self) -> None:
-        """Give the worker thread up, which may never end, and the model with it; all who wait get
-        a 503."""
+        """Abandon the worker thread, which may never end, and the model with it. All waiting
+        requests are answered with 503."""
         await self._batcher.abandon()
 
     @property
     def waiting(self) -> int:
-        """Images in the queue."""
+        """Number of images in the queue."""
         return len(self._batcher)
 
     @property
     def load(self) -> int:
-        """Images in the queue and in the model."""
+        """Number of images in the queue and in the running batch."""
         return self._batcher.load
 
     async def warm(self) -> None:
-        """Run one image and the fullest batch, so that no caller pays for a first time."""
+        """Run one image and the largest batch, and prepare the fast path, so that no request pays
+        the cost of a first run."""
         size = self.model.preprocessing
         image = np.zeros((size.height, size.width, 3), np.uint8)
         question = Question((ClassTarget(),), "gradcam", (self.model.default_layer,))
@@ -178,7 +183,7 @@ class Engine:
         return []
 
     def is_fast(self, method: str) -> bool:
-        """Whether the method's maps at the default layer come from the fast path."""
+        """Return whether the method's maps at the default layer come from the fast path."""
         return method in self.fidelities and self.fidelities[method].enough
 
     def _is_fast(self, item: _Item) -> bool:
@@ -197,17 +202,21 @@ class Engine:
         priority: Priority = "interactive",
         until: float | None = None,
     ) -> Outcome[Answer]:
-        """Answer a question about one image, telling `progress` how far it is.
+        """Answer one or more questions about one image.
 
         Args:
-            questions: one; or several of one pass with the same targets, which share the forward
-                pass and whose explanations follow each other in the answer.
-            priority: background questions give way to interactive ones.
-            until: of `time.monotonic`: when a method of many passes that has no budget of its own
-                ends with those that it has made.
+            questions: one question; or several of one-pass methods with the same targets, which
+                share the forward pass. The answer holds their explanations in the same order.
+            progress: called with the progress of a method of many passes.
+            priority: background questions run at lower priority than interactive ones.
+            until: deadline on the clock of `time.monotonic`. After it, a method of many passes
+                that has no budget of its own stops and uses the passes that it has made.
 
         Raises:
-            QueueFull, Unavailable, Unexplainable
+            QueueFull: if the model's queue is full.
+            Unavailable: if the engine takes no more items, or its worker has ended.
+            Unexplainable: if `cam` cannot explain the image.
+            OutOfMemory: if there is not enough memory even for this image alone.
         """
 
         def in_steps() -> Steps:
@@ -225,7 +234,7 @@ class Engine:
         item = _Item(pixels, questions, in_steps() if only.in_steps else None, priority)
         queued, ran, admitted = 0.0, 0.0, False
         while True:
-            # Between two steps others have their turn, and a caller who has gone ends the work.
+            # Other items run between two steps, and cancelling the caller ends the work.
             outcome = await self._submit(item, admitted=admitted)
             admitted = True
             queued, ran = queued + outcome.queued_seconds, ran + outcome.run_seconds
@@ -239,20 +248,32 @@ class Engine:
     async def observe(
         self, pixels: Pixels, layers: tuple[str, ...], target: Target
     ) -> Outcome[list[Observation]]:
-        """Look at layers while the model sees one image. Raises what `answer` does."""
+        """Observe layers while the model processes one image.
+
+        Raises:
+            The same errors as `answer`.
+        """
         return await self._look(pixels, partial(observe, layers=layers, target=target))
 
     async def factorise(self, pixels: Pixels, layer: str, count: int) -> Outcome[list[Concept]]:
-        """Find the concepts of a layer while the model sees one image. Raises what `answer`
-        does."""
+        """Factorise a layer's activations for one image into `count` concepts.
+
+        Raises:
+            The same errors as `answer`.
+        """
         return await self._look(pixels, partial(factorise, layer=layer, count=count))
 
     async def embed(self, pixels: Pixels, layer: str) -> Outcome[Tensor]:
-        """Return a layer's embedding of one image. Raises what `answer` does."""
+        """Return a layer's embedding of one image.
+
+        Raises:
+            The same errors as `answer`.
+        """
         return await self._look(pixels, lambda module, image, reading: embed(module, image, layer))
 
     async def _look(self, pixels: Pixels, work: Callable[..., Value]) -> Outcome[Value]:
-        """Work of one step: `work(module, image, reading=…)`, the image (1, 3, H, W)."""
+        """Run `work(module, image, reading=…)` in the worker thread as a single step; the image has
+        the shape (1, 3, H, W)."""
 
         def look() -> Steps:
             yield from ()
@@ -296,7 +317,7 @@ class Engine:
         except (MemoryError, RuntimeError) as error:
             if is_of_memory(error) and self.model.device.type != "cpu":
                 torch.accelerator.memory.empty_cache()
-            raise  # the batcher halves the batch
+            raise  # the batcher then halves the batch and tries again
 
     def _work(self, items: list[_Item]) -> list[Worked | CamError]:
         self._metrics.batch_size.labels(model=self.model.name).observe(len(items))
@@ -308,8 +329,9 @@ class Engine:
                     return [stop.value]
             if items[0].priority == "interactive":
                 return self._explained(items)
-            # The last bits depend on how many images share a batch, not on which: where a job goes
-            # on after a crash, in other company, none shall differ.
+            # The last bits of a map depend on the number of images in the batch, not on which
+            # images they are. Batches of a fixed size give a job the same maps if it continues
+            # after a crash and its images are batched differently.
             found = []
             for start in range(0, len(items), self._group):
                 some = items[start : start + self._group]
@@ -331,7 +353,7 @@ class Engine:
         return [join(answers[turn :: len(items)]) for turn in range(len(items))]
 
     def _input(self, pixels: Sequence[Pixels], *, channels_last: bool = False) -> Tensor:
-        """Images of one size as the module takes them, (N, 3, H, W)."""
+        """Return images of one size, normalised and in the model's dtype, as (N, 3, H, W)."""
         layout = torch.channels_last if channels_last else torch.contiguous_format
         images = self.model.normalise(np.stack(pixels)).to(self.model.dtype)
         return images.contiguous(memory_format=layout)

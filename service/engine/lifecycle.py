@@ -1,4 +1,4 @@
-"""A model from loading to unloading: ready, its worker given up and replaced, leaving."""
+"""The lifecycle of one model: loading it, replacing workers that hang or end, and unloading it."""
 
 from __future__ import annotations
 
@@ -17,17 +17,18 @@ from service.models.registry import ServedModel, load
 
 LOOK_SECONDS = 0.25
 AGAIN_SECONDS = 5.0
-"""Before a worker is made once more that could not be."""
+"""Seconds between a failed attempt to replace a worker and the next one."""
 log = logging.getLogger(__name__)
 
 
 class ModelLifecycle:
-    """Loads a model, watches over its workers, and lets it go.
+    """Loads a model, monitors its workers, and unloads it.
 
     Args:
-        essential: the service is not ready without it.
-        max_queue: images waiting for it.
-        hang_seconds: that a forward pass may take.
+        essential: whether the service is ready only if this model is ready.
+        max_queue: largest number of images that wait for the model, on all devices together.
+        cache_bytes: size of the cache of answers, in bytes.
+        hang_seconds: seconds after which a batch that still runs counts as hung.
     """
 
     def __init__(
@@ -44,21 +45,24 @@ class ModelLifecycle:
         self.essential = essential
         self.replicas: Replicas | None = None
         self.failure: str | None = None
-        """Why it could not be loaded."""
+        """Reason why the model could not be loaded; None if there is none."""
         self.leaving = False
         self.given_up = 0
-        """Workers that hung: each is a thread, and a copy of the model, until the process ends."""
+        """Number of workers that hung. Each keeps its thread and a copy of the model until the
+        process ends."""
         self.loading = False
-        """Whether a thread builds the model, even for nobody any more."""
+        """Whether a thread builds the model, even if its result is no longer needed."""
         self._queue = -(-max_queue // len(entry.copies))
         self._cache_bytes = cache_bytes
         self._hang_seconds = hang_seconds
         self._metrics = metrics
         self._open: dict[Engine, AsyncExitStack] = {}
-        """Each engine in its own scope: one that hangs keeps no other from leaving."""
+        """Engine → its own exit stack, so that an engine that hangs does not keep the others from
+        closing."""
         self._layouts: dict[str, str] = {}
-        """Of copies on each kind of device: the first one's. Else the last bits of a map would
-        depend on which of them computed it."""
+        """Kind of device → memory layout of the first copy on it. All copies on that kind of
+        device use this layout; otherwise the last bits of a map would depend on the copy that
+        computed it."""
 
     @property
     def ready(self) -> bool:
@@ -66,15 +70,16 @@ class ModelLifecycle:
 
     @property
     def why_not_ready(self) -> str:
-        """A sentence's end: model 'x' is …"""
+        """Reason, worded as the end of the sentence "model 'x' is …"."""
         if self.leaving:
             return "being unloaded"
         return "still loading" if self.replicas is None else "getting a new worker"
 
     async def load(self) -> None:
-        """
+        """Load the model on each of its devices, one after the other, and warm it.
+
         Raises:
-            ConfigError: naming what in the entry is wrong.
+            ConfigError: if the model cannot be loaded; the message names the key of its entry.
         """
         started = perf_counter()
         log.info("loading model %s", self.entry.name)
@@ -103,7 +108,7 @@ class ModelLifecycle:
                 hangs = engine.running_seconds > self._hang_seconds
                 if engine.alive and not hangs:
                     continue
-                if engine in self._open:  # or it is given up, and there is no other one yet
+                if engine in self._open:  # else it is abandoned already, but not replaced yet
                     await self._give_up(engine, hangs=hangs)
                 try:
                     self.replicas.replace(turn, await self._engine(turn, self.entry.copies[turn]))
@@ -123,7 +128,8 @@ class ModelLifecycle:
         self._metrics.worker_restarts.labels(model=self.entry.name).inc()
 
     async def leave(self, seconds: float) -> None:
-        """Take nothing new, finish what is queued, for so long at most; then end the workers."""
+        """Refuse new items, finish the queued items and end the workers. Workers that are not done
+        after `seconds` are abandoned."""
         self.leaving = True
         leaving = {asyncio.create_task(scope.aclose()): e for e, scope in self._open.items()}
         late = (await asyncio.wait(leaving, timeout=seconds))[1] if leaving else set()
@@ -145,7 +151,7 @@ class ModelLifecycle:
         await scope.enter_async_context(engine)
         try:
             await engine.warm()
-        except Exception:  # one who is cancelled leaves it to `leave`, which does not wait for ever
+        except Exception:  # on cancellation, `leave` closes the engine, within a time limit
             await self._open.pop(engine).aclose()
             raise
         return engine
@@ -155,7 +161,7 @@ class ModelLifecycle:
         kind = copy.device.split(":")[0]
         if copy.layout == "auto" and kind in self._layouts:
             copy = copy.model_copy(update={"layout": self._layouts[kind]})
-        bind(None)  # "auto" tries layouts with as many threads as the process has
+        bind(None)  # layout "auto" is measured with all threads of the process
         self.loading = True
         try:
             model = load(copy)
@@ -166,11 +172,11 @@ class ModelLifecycle:
 
 
 def _cores(entry: ModelEntry) -> list[list[int] | None]:
-    """For each of an entry's copies the cores that it is bound to: one of several on the CPU gets
-    its share of them, any other all.
+    """Return, for each copy of an entry, the cores to which it is bound. If several copies run on
+    the CPU, the cores are divided among them; every other copy gets None, for all cores.
 
     Raises:
-        ConfigError: if there are not enough.
+        ConfigError: if there are fewer cores than copies on the CPU.
     """
     on_cpu = [copy.device == "cpu" for copy in entry.copies]
     if sum(on_cpu) < 2:

@@ -1,4 +1,4 @@
-"""All models, from loading to drained."""
+"""The manager of all models: it loads, monitors, adds, removes and drains them."""
 
 from __future__ import annotations
 
@@ -25,17 +25,19 @@ from service.models.catalog import ModelEntry
 LOOK_SECONDS = 0.05
 
 MOST_GIVEN_UP = 3
-"""Hung workers, each a thread and a model that stay until the process ends."""
+"""Number of hung workers from which the process must be replaced. Each hung worker keeps its thread
+and its model until the process ends."""
 log = logging.getLogger(__name__)
 
 
 class ModelManager:
-    """Loads and warms every model of the catalog in the background, one after the other; watches
-    over their workers; adds and removes models.
+    """Loads and warms every model of the catalog in the background, one after the other; monitors
+    their workers; adds and removes models.
 
-    Use with `async with`. Entering returns at once, so the port can open and say "loading";
-    `loaded` is done when the catalog's models are ready, or raises the ConfigError that kept one
-    from it. Leaving drains: every engine finishes what is queued.
+    Use with `async with`. Entering returns at once, so that the port can open and the service can
+    report that models are loading. The task `loaded` is done when the catalog's models are ready,
+    or raises the ConfigError of the model that could not be loaded. Leaving drains the models:
+    every engine finishes its queued items, within the settings' `drain_seconds`.
     """
 
     loaded: asyncio.Task[None]
@@ -55,7 +57,8 @@ class ModelManager:
     async def __aenter__(self) -> ModelManager:
         self.draining = False
         self.loaded = asyncio.create_task(self._load(), name="load models")
-        # Whoever waits gets the exception; if nobody does, it is not "never retrieved".
+        # This retrieves the exception, so that asyncio logs no "exception was never retrieved" if
+        # nothing awaits the task.
         self.loaded.add_done_callback(lambda task: task.cancelled() or task.exception())
         return self
 
@@ -81,14 +84,15 @@ class ModelManager:
 
     @property
     def ready(self) -> bool:
-        """Whether every essential model is warm, its worker alive, or any other where there is none
-        of these, and nothing is being drained."""
+        """Whether at least one model is ready, every essential model is ready unless it is being
+        removed, and the service is not draining. A model is ready if it is warm and has a live
+        worker."""
         able = any(lifecycle.ready for lifecycle in self._lifecycles.values())
         return able and not self.draining and not self._missing
 
     @property
     def worn_out(self) -> bool:
-        """Whether so many workers hung that only a new process helps."""
+        """Whether so many workers hung that the process must be replaced."""
         return self.given_up >= MOST_GIVEN_UP
 
     @property
@@ -97,7 +101,8 @@ class ModelManager:
 
     @property
     def busy(self) -> bool:
-        """Whether a thread is still at work, which nothing ends but the end of the process."""
+        """Whether a thread hangs or builds a model. Only the end of the process stops such a
+        thread."""
         lifecycles = {*self._lifecycles.values(), *self._gone}
         return self.given_up > 0 or any(lifecycle.loading for lifecycle in lifecycles)
 
@@ -124,12 +129,13 @@ class ModelManager:
         return "; ".join(f"{each.entry.name} is {each.why_not_ready}" for each in missing)
 
     def replicas(self, name: str) -> Replicas:
-        """The engines of a model.
+        """Return the engines of a model.
 
         Raises:
-            UnknownModel: naming the models that there are.
-            ModelFailed: if it could not be loaded.
-            Unavailable: while it loads, has no worker, leaves, or the service drains.
+            UnknownModel: if there is no such model; the message names the models that exist.
+            ModelFailed: if the model could not be loaded.
+            Unavailable: while the model loads, has no worker or is being removed, or while the
+                service drains.
         """
         lifecycle = self._lifecycle_of(name)
         if self.draining:
@@ -153,7 +159,7 @@ class ModelManager:
         """Load one more model in the background.
 
         Raises:
-            Conflict: if there is one of that name, or as many as there may be.
+            Conflict: if a model of that name exists, or the number of models is at its maximum.
         """
         if entry.name in self._lifecycles:
             raise Conflict(f"there is a model {entry.name!r} already; DELETE it first")
@@ -165,13 +171,15 @@ class ModelManager:
         self._tasks[entry.name] = asyncio.create_task(self._join(entry.name), name="add a model")
 
     async def remove(self, name: str, in_work: Callable[[], int] = lambda: 0) -> None:
-        """Take no new requests for a model, finish those that there are, and let it go.
+        """Refuse new requests for a model, finish the current ones, and unload the model.
 
         Args:
-            in_work: images of it, those too that are decoded, or between two of many passes.
+            in_work: returns the number of the model's images in work, including images that are
+                being decoded or are between two passes of a method of many passes.
 
         Raises:
-            UnknownModel, Conflict: if it is not there, or on its way out.
+            UnknownModel: if there is no such model.
+            Conflict: if the model is already being unloaded.
         """
         lifecycle = self._lifecycle_of(name)
         if lifecycle.leaving:
@@ -181,7 +189,7 @@ class ModelManager:
             task.cancel()
             await asyncio.wait([task])
         latest = monotonic() + self._settings.drain_seconds
-        while in_work() and monotonic() < latest:  # noqa: ASYNC110 - nothing tells
+        while in_work() and monotonic() < latest:  # noqa: ASYNC110 - there is no event to await
             await asyncio.sleep(LOOK_SECONDS)
         await lifecycle.leave(max(latest - monotonic(), 0))
         self._given_up += lifecycle.given_up
@@ -192,7 +200,7 @@ class ModelManager:
 
     def measure(self) -> None:
         """Bring the gauges up to date."""
-        for lifecycle in self._gone:  # a request that ended late may have brought its series back
+        for lifecycle in self._gone:  # a request that ended late may have recreated its series
             if lifecycle.entry.name not in self._lifecycles:
                 self._metrics.forget(lifecycle.entry.name)
         for name, lifecycle in self._lifecycles.items():
@@ -227,15 +235,15 @@ class ModelManager:
                     try:
                         await lifecycle.load()
                     except Exception:
-                        if not lifecycle.leaving:  # meanwhile; then nobody misses it
+                        if not lifecycle.leaving:  # a failure does not matter after a removal
                             raise
-            if lifecycle.leaving:  # it was removed before it was there
+            if lifecycle.leaving:  # the model was removed before it was ready
                 await lifecycle.leave(0)
                 continue
             self._tasks[name] = asyncio.create_task(lifecycle.watch(), name=f"watch {name}")
 
     async def _join(self, name: str) -> None:
-        """The life of an added model."""
+        """Load an added model, then monitor its workers until cancelled."""
         lifecycle = self._lifecycles[name]
         try:
             async with self._one_at_a_time:

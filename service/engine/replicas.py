@@ -1,4 +1,4 @@
-"""The engines of one model, one for each device, and its memory of answers."""
+"""The engines of one model, one for each device, and the cache of the model's answers."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from service.models.registry import ServedModel
 
 
 class Replicas:
-    """Answers questions about preprocessed images at whichever engine has the least to do.
+    """Answers questions about preprocessed images on the engine with the lowest load.
 
-    The same image with the same question is answered once: those who ask meanwhile wait with the
-    first, and answers are remembered while they are among the latest.
+    The same questions about the same image are computed once: concurrent requests share one
+    computation, and the most recently used answers are kept in a cache.
 
     Args:
-        engines: at least one, entered and left by the caller; all of the same model.
-        cache_bytes: of the answers to remember.
+        engines: at least one engine, all of the same model; the caller enters and leaves them.
+        cache_bytes: size of the cache of answers, in bytes.
     """
 
     def __init__(self, engines: list[Engine], *, cache_bytes: int, metrics: Metrics) -> None:
@@ -39,29 +39,29 @@ class Replicas:
         )
 
     def replace(self, turn: int, engine: Engine) -> None:
-        """Put another engine of the model in the place of one."""
+        """Replace the engine at the index `turn` with another engine of the same model."""
         self.engines = (*self.engines[:turn], engine, *self.engines[turn + 1 :])
 
     @property
     def model(self) -> ServedModel:
-        """As it is on the first device."""
+        """The model's copy on the first device."""
         return self.engines[0].model
 
     @property
     def devices(self) -> str:
-        """As people read them."""
+        """Names of the devices, separated by commas."""
         return ", ".join(str(engine.model.device) for engine in self.engines)
 
     @property
     def fidelity(self) -> float | None:
-        """The worst of the methods that are served fast; None without."""
+        """Worst fidelity of the methods that use the fast path; None if no method does."""
         found = [each.worst for name, each in self.fidelities.items() if self.is_fast(name)]
         return min(found, default=None)
 
     @property
     def fidelities(self) -> dict[str, Fidelity]:
-        """Method → how much its fast maps are like the exact ones, on the engine where that is
-        least."""
+        """Method name → fidelity of its fast maps to the exact maps, on the engine where it is
+        lowest."""
         judged = [engine.fidelities for engine in self.engines if engine.fidelities]
         names = dict.fromkeys(name for each in judged for name in each)
         return {
@@ -73,17 +73,18 @@ class Replicas:
         }
 
     def is_fast(self, method: str) -> bool:
-        """Whether every engine makes the method's maps at the default layer in the fast way."""
+        """Return whether every engine computes the method's maps at the default layer with the
+        fast path."""
         return all(engine.is_fast(method) for engine in self.engines)
 
     @property
     def alive(self) -> bool:
-        """Whether there is an engine that works."""
+        """Whether at least one engine is alive."""
         return any(engine.alive for engine in self.engines)
 
     @property
     def waiting(self) -> int:
-        """Images in the queues."""
+        """Number of images in the queues."""
         return sum(engine.waiting for engine in self.engines)
 
     async def answer(
@@ -94,30 +95,31 @@ class Replicas:
         priority: Priority = "interactive",
         until: float | None = None,
     ) -> Outcome[Answer]:
-        """Answer questions about one image, telling `progress` how far it is. What was answered
-        before took no time, in a batch of 0.
+        """Answer one or more questions about one image. An answer from the cache has times and a
+        batch size of 0.
 
         Args:
-            questions: at least one, all with the same targets and each with a method of its own.
-                Methods of one pass share a forward pass, those that are served fast another one;
-                each method of many passes follows by itself. A class that is left to the model is
-                the same for all of them.
-            priority: background questions give way to interactive ones, and their answers are not
-                remembered.
+            questions: at least one, all with the same targets and each with a different method.
+                One-pass methods share a forward pass, and those that use the fast path share
+                another one. Each method of many passes runs by itself. If the model chooses the
+                class, all methods explain the same class.
+            progress: called with the progress of methods of many passes.
+            priority: background questions run at lower priority than interactive ones, and their
+                answers are not cached.
             until: see `Engine.answer`.
 
         Returns:
-            One answer, its explanations in the questions' order.
+            One answer, with its explanations in the order of the questions.
 
         Raises:
-            QueueFull, Unavailable, Unexplainable
+            The same errors as `Engine.answer`.
         """
         if len(questions) == 1:
             return await self._answer(seen, questions, progress, priority, until)
         outcomes: list[Outcome[Answer]] = []
         found: dict[str, list[Explanation]] = {}
         for group in self._groups(questions):
-            if outcomes:  # two passes, in two precisions, might disagree about the best class
+            if outcomes:  # passes in different precisions might choose different classes
                 explained = outcomes[0].value.explanations
                 targets = tuple({each.turn: each.target for each in explained}.values())
                 group = tuple(replace(each, targets=targets) for each in group)
@@ -134,7 +136,7 @@ class Replicas:
         )
 
     def _groups(self, questions: Sequence[Question]) -> list[tuple[Question, ...]]:
-        """The questions that one pass answers together."""
+        """Return the groups of questions that are answered together."""
         groups: dict[object, list[Question]] = {}
         for each in questions:
             key = each.method if each.in_steps else self.is_fast(each.method)
@@ -149,7 +151,8 @@ class Replicas:
         priority: Priority,
         until: float | None,
     ) -> Outcome[Answer]:
-        """Answer questions of one pass, or one of many passes."""
+        """Answer one group of questions: those of one-pass methods, or a single question of a
+        method of many passes."""
         if priority == "background":
             idlest = self._idlest()
             return await idlest.answer(
@@ -184,12 +187,12 @@ class Replicas:
 
 
 def _naming(method: str, progress: Listener) -> Listener:
-    """Tells also which of several methods is at work."""
+    """Return a listener that adds the method's name to each report."""
     return lambda step: progress(replace(step, method=method))
 
 
 def _key(seen: ModelInput, questions: Sequence[Question]) -> bytes:
-    """Equal for the same image and questions."""
+    """Return a digest that is equal for the same image and questions."""
     digest = hashlib.blake2b(seen.digest, digest_size=16)
 
     def add(value: object) -> None:
@@ -209,13 +212,13 @@ def _key(seen: ModelInput, questions: Sequence[Question]) -> bytes:
 
 
 def _bytes_of(outcome: Outcome[Answer]) -> int | None:
-    """What remembering an answer takes; None where it is not small."""
+    """Return the size of an answer in the cache, in bytes; None if it must not be cached."""
     output = outcome.value.output
     if any(each.passes and each.passes.stopped for each in outcome.value.explanations):
-        return None  # who has more time gets more
+        return None  # a deadline stopped it; a later request may have more time
     if output.segments is not None or output.layers:
         return None
-    # What it shares with the batch stays as long as it does.
+    # A view keeps the whole storage of its batch in memory, so the whole storage counts.
     numbers = sum(each.untyped_storage().nbytes() for each in output.numbers)
     maps = [
         each.map if each.map.base is None else each.map.base for each in outcome.value.explanations

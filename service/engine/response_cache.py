@@ -1,9 +1,10 @@
-"""Answers that are known or on their way, by what was asked.
+"""A cache of answers that also shares computations in progress.
 
     answer, how = await response_cache.get(key, work)
 
-The same question asked while it is being answered waits for that answer; asked later it is
-answered from memory, while it is among the latest. Generic: it knows neither torch nor HTTP.
+A caller whose key is being computed waits for that computation. A later caller gets the cached
+answer, while it is among the most recently used. The module is generic: it depends on neither torch
+nor HTTP.
 """
 
 from __future__ import annotations
@@ -28,11 +29,11 @@ class _Flight(Generic[Value, Report]):
 
 
 class ResponseCache(Generic[Value, Report]):
-    """A bounded memory of answers, and those under way.
+    """A bounded cache of answers and of computations in progress.
 
     Args:
-        max_bytes: of all that is remembered; 0 remembers nothing.
-        size: an answer's, in bytes; None keeps it out of memory.
+        max_bytes: largest total size of the cached answers; 0 disables the cache.
+        size: returns the size of an answer in bytes, or None if it must not be cached.
     """
 
     def __init__(self, max_bytes: int, size: Callable[[Value], int | None]) -> None:
@@ -47,12 +48,12 @@ class ResponseCache(Generic[Value, Report]):
         work: Callable[[Callable[[Report], None]], Awaitable[Value]],
         listener: Callable[[Report], None] | None = None,
     ) -> tuple[Value, How]:
-        """The answer to `key`: remembered, or what `work` makes of it, once for all who ask
-        meanwhile. What the work reports goes to every listener. When the last who waits has gone,
-        the work is cancelled.
+        """Return the answer for `key`, from the cache or from `work`, and how it was obtained.
+        Concurrent callers with the same key share one run of `work`. Its reports go to every
+        listener. If all callers are cancelled, the work is cancelled.
 
         Raises:
-            Exception: what the work raises, to all who wait for it; it is not remembered.
+            Exception: the exception of `work`, in every caller that waits for it. It is not cached.
         """
         if key in self._known:
             return self._known[key], "remembered"

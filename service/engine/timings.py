@@ -1,4 +1,4 @@
-"""What the phases of a request took."""
+"""The duration of each phase of a request."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from service.engine.batcher import Outcome
 
 @dataclass
 class Timings:
-    """Seconds per phase; of several images, the slowest one's."""
+    """Seconds per phase; for several images, those of the slowest image."""
 
     seconds: dict[str, float] = field(default_factory=dict)
     batch_size: int = 0
     _made: int = field(default_factory=time_ns)
     _span: Span = field(default_factory=phase_spans)
-    """Draws a phase into the trace of the request in which this is made."""
+    """Records a phase in the trace of the request in which this object is made."""
 
     @contextmanager
     def phase(self, name: str, metrics: Metrics) -> Iterator[None]:
-        """Note what the block takes, here and in the metrics."""
+        """Record the duration of the block, here, in the trace and in the metrics."""
         started, begun = perf_counter(), time_ns()
         try:
             yield
@@ -42,7 +42,7 @@ class Timings:
         self.note("queue", outcome.queued_seconds)
         self.note("forward_backward", outcome.run_seconds)
         ended = time_ns()
-        # An answer that others had asked for may have begun before this request did.
+        # A computation shared with other requests may have started before this request.
         begun = max(ended - round(outcome.run_seconds * 1e9), self._made)
         queued = max(begun - round(outcome.queued_seconds * 1e9), self._made)
         self._span("queue", queued, begun)
@@ -50,7 +50,7 @@ class Timings:
         self.batch_size = max(self.batch_size, outcome.batch_size)
 
     def header(self) -> str:
-        """As a Server-Timing header: durations in milliseconds."""
+        """Return the value of a Server-Timing header, with durations in milliseconds."""
         entries = []
         for phase, seconds in self.seconds.items():
             batch = f';desc="batch of {self.batch_size}"' if phase == "forward_backward" else ""

@@ -1,5 +1,4 @@
-"""Whether a model's fast path may be used, and for which methods: compiled for every size of batch,
-and as good as the exact way."""
+"""Compiling a model's fast path and deciding for which methods it is accurate enough."""
 
 from __future__ import annotations
 
@@ -19,17 +18,18 @@ from service.core.errors import one_line
 from service.models.registry import ServedModel
 
 SAMPLES = 7
-"""Images to judge by. It divides no power of two, so that the rows of a batch, and the batches of a
-smaller size, see them in turn."""
+"""Number of images that the two paths are compared on. It divides no power of two, so the images
+change places from batch to batch: every row of a batch gets different images."""
 log = logging.getLogger(__name__)
 
 
 def warm_fast_path(model: ServedModel) -> dict[str, Fidelity]:
-    """Compile the fast path, and compare it with the exact one; the log says how it went.
+    """Compile the fast path, compare it with the exact path, and log the result.
 
     Returns:
-        The fidelity of each method that could be judged; the others are to be served the exact way,
-        as are those whose fidelity is not enough. Empty if the fast path is not to be used.
+        Method name → fidelity, for each method that could be compared. Other methods, and methods
+        whose fidelity is not sufficient, must use the exact path. Empty if the fast path must not
+        be used at all.
     """
     fast = model.fast
     assert fast
@@ -40,7 +40,8 @@ def warm_fast_path(model: ServedModel) -> dict[str, Fidelity]:
         for name, method in METHODS.items()
         if method.steps is None
         and name not in model.unsuited
-        # Components and thresholds turn a rounding into another map on photos unlike the samples.
+        # In methods with components or thresholds, a rounding error may change the whole map on
+        # photos that are unlike the samples.
         and (method.map is None or fast.dtype == torch.float32)
     ]
     try:
@@ -51,7 +52,7 @@ def warm_fast_path(model: ServedModel) -> dict[str, Fidelity]:
         found = judge(fast, lambda *asked: _exact(model, *asked), images, methods)
         if not any(each.enough for each in found.values()):
             raise RuntimeError(_slow(methods, found))
-    except Exception as error:  # whatever it is, the exact path still stands
+    except Exception as error:  # whatever fails here, the exact path still works
         log.warning("model %s has no fast path: %s", model.name, one_line(error))
         return {}
     log.info(
@@ -69,7 +70,7 @@ def warm_fast_path(model: ServedModel) -> dict[str, Fidelity]:
 
 
 def _images(model: ServedModel) -> Tensor:
-    """Pictures as the model sees them, (SAMPLES, 3, H, W)."""
+    """Return preprocessed sample images, (SAMPLES, 3, H, W)."""
     seen = model.preprocessing
     pictures = samples(SAMPLES, seen.height, seen.width)
     rows = [seen.apply(Image.fromarray(each), "squash").pixels for each in pictures]
@@ -85,7 +86,7 @@ def _exact(
 
 
 def _slow(methods: Sequence[str], found: dict[str, Fidelity]) -> str:
-    """The methods that are not to be served fast, and why."""
+    """Return the methods that must not use the fast path, each with the reason."""
     told = []
     for name in methods:
         if name not in found:

@@ -1,1 +1,1 @@
-"""Many images in one request: accepted, kept, worked on when there is time, looked up later."""
+"""Jobs: requests with many images, which are stored, processed at low priority and read later."""

@@ -1,4 +1,4 @@
-"""The items of a job that comes in, on their way to the disk and into the tables."""
+"""The collector, which writes the items of an incoming job to the disk and into the tables."""
 
 from __future__ import annotations
 
@@ -14,16 +14,17 @@ from service.jobs.submission import Submissions
 from service.jobs.tables import CHUNK
 
 CHUNK_BYTES: Final = 4_000_000
-"""Of items that are written at a time, or they are CHUNK in number."""
+"""Size of the items that are written in one transaction, unless CHUNK items are reached first."""
 
 
 class Collector:
-    """Takes one item after the other; not more of them are in memory than are written at a time.
+    """Collects the items of one job and writes them in chunks, so that at most one chunk is in
+    memory.
 
     Args:
-        blob: for the bytes of those that come with the request.
-        max_items: of one job.
-        max_image_bytes: of one image; a larger one fails alone.
+        blob: file for the images that are part of the request.
+        max_items: largest number of items in the job.
+        max_image_bytes: largest size of one image. If an image is larger, only its item fails.
     """
 
     def __init__(
@@ -42,9 +43,9 @@ class Collector:
         self.max_image_bytes = max_image_bytes
         self._waiting: list[NewItem] = []
         self.held = 0
-        """Bytes of those that are not written yet, their images aside."""
+        """Bytes of the items that are not written yet, without their images."""
         self.told = 0
-        """Bytes that all of them take in the tables."""
+        """Bytes that all items take in the tables."""
         self._written = 0
         self._digest = hashlib.sha256()
         self._skipped: Counter[str] = Counter()
@@ -60,13 +61,14 @@ class Collector:
         return [f"{count} {what} left out" for what, count in self._skipped.items()]
 
     def digest(self, *asked: object) -> str:
-        """Equal for the same items in the same order, and the same that was asked of them."""
+        """Return a digest that is equal for the same items in the same order and the same
+        `asked`."""
         whole = self._digest.copy()
         whole.update(repr(asked).encode())
         return whole.hexdigest()
 
     def begin(self) -> None:
-        """An image comes in pieces."""
+        """Begin an image that arrives in pieces."""
         self._start = self._blob.size
         self._image = hashlib.sha256()
 
@@ -76,7 +78,7 @@ class Collector:
             self._image.update(data)
 
     def end(self, name: str | None, own: dict[str, Any] | None = None) -> None:
-        """All its pieces are here."""
+        """End an image that arrived in pieces and add it as an item."""
         size = self._blob.size - self._start
         if size > self.max_image_bytes:
             self._blob.truncate(self._start)
@@ -89,28 +91,29 @@ class Collector:
         self._add(name, {"blob": [self._start, size]}, own, known=b"")
 
     def image(self, name: str | None, data: bytes, own: dict[str, Any] | None = None) -> None:
-        """An image that is here whole."""
+        """Add an item whose image is complete."""
         self.begin()
         self.piece(data)
         self.end(name, own)
 
     def reference(self, name: str | None, source: Source, own: dict[str, Any] | None) -> None:
-        """An image that is only named."""
+        """Add an item whose image is read later from `source`."""
         self._add(name, source, own, known=json.dumps(source).encode())
 
     def fail(self, name: str | None, problem: Problem, own: dict[str, Any] | None = None) -> None:
-        """An image that has come to nothing already."""
+        """Add an item that has failed already."""
         body = problem.body()
         self._add(name, {"problem": body}, own, known=json.dumps(body).encode())
 
     def skip(self, what: str) -> None:
-        """Something that is no item."""
+        """Count something that is not an item, for the warnings."""
         self._skipped[what] += 1
 
     def close(self) -> None:
-        """
+        """Write the remaining items and wait until everything is on the disk.
+
         Raises:
-            MalformedRequest: if nothing was collected.
+            MalformedRequest: if there are no items.
         """
         if not self.count:
             raise MalformedRequest("the job has no images; send at least one")

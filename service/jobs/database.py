@@ -1,4 +1,4 @@
-"""The database of jobs: SQLite beside the results, or a PostgreSQL that several replicas share."""
+"""The database of jobs: SQLite beside the results, or PostgreSQL shared by several replicas."""
 
 from __future__ import annotations
 
@@ -20,23 +20,25 @@ BUSY_SECONDS: Final = 5
 AGAIN_SECONDS: Final = 0.01
 DATABASE_SECONDS: Final = 5
 FULL_SECONDS: Final = 60
-"""After which to come back."""
+"""Seconds after which a client may retry if the disk is full."""
 MAKING: Final = 7_163_921_044
-"""PostgreSQL's lock for those who make the tables."""
+"""Key of the PostgreSQL advisory lock that is held while the tables are created."""
 UNUSABLE: Final = ("unable to open database file", "readonly database")
 FULL: Final = ("disk is full", "No space left", "disk I/O error", "could not extend file")
-"""How databases say that the disk is; SQLite calls some of it an I/O error."""
+"""Parts of the messages by which databases report a full disk. SQLite reports some cases as an I/O
+error."""
 
 
 class Database:
-    """Use with `with`: leaving it closes every connection.
+    """The connection to the database. Use with `with`: leaving it closes every connection.
 
     Args:
-        url: as SQLAlchemy has it; without one SQLite in `folder`.
+        url: address of the database in SQLAlchemy's form; None for SQLite in `folder`.
 
     Raises:
-        ConfigError: on entering, if it cannot be used, or was written by another version.
-        InsufficientStorage, Unavailable: if it could perhaps be used later.
+        ConfigError: on entering, if the database cannot be used, or has tables of another version.
+        InsufficientStorage: on entering, if the disk is full.
+        Unavailable: on entering, if the database cannot be reached now.
     """
 
     def __init__(self, folder: Path, url: str | None) -> None:
@@ -72,12 +74,13 @@ class Database:
 
     @property
     def name(self) -> str:
-        """Without its password."""
+        """Address of the database without its password."""
         return str(self._engine.url) if self._engine is not None else self._url.split("://")[0]
 
     @contextmanager
     def read(self) -> Iterator[Connection]:
-        """
+        """Open a connection for reading.
+
         Raises:
             Unavailable: if the database cannot be reached.
         """
@@ -87,10 +90,11 @@ class Database:
 
     @contextmanager
     def write(self) -> Iterator[Connection]:
-        """A transaction: all of the block's changes are on the disk when it is left, or none are.
+        """Run the block in a transaction: when the block is left, either all of its changes are on
+        the disk, or none are.
 
         Raises:
-            InsufficientStorage: if there is no room for them.
+            InsufficientStorage: if there is no room for the changes.
             Unavailable: if the database cannot be reached.
         """
         assert self._engine is not None
@@ -119,7 +123,7 @@ def _engine(url: str) -> Engine:
 
 
 def _set_up_sqlite(connection: Any, record: object) -> None:
-    connection.isolation_level = None  # the driver begins no transaction of its own
+    connection.isolation_level = None  # the driver must not begin transactions itself
     connection.execute(f"PRAGMA busy_timeout = {BUSY_SECONDS * 1000}")
     _write_ahead(connection)
     connection.execute("PRAGMA synchronous = FULL")
@@ -127,7 +131,8 @@ def _set_up_sqlite(connection: Any, record: object) -> None:
 
 
 def _write_ahead(connection: Any) -> None:
-    """For this alone SQLite does not wait where another one does the same."""
+    """Switch to write-ahead logging. This is retried here, because SQLite's busy timeout does not
+    apply if another connection switches at the same time."""
     latest = monotonic() + BUSY_SECONDS
     while True:
         try:
@@ -140,7 +145,8 @@ def _write_ahead(connection: Any) -> None:
 
 
 def _begin_sqlite(connection: Connection) -> None:
-    # A transaction that reads first and writes later fails where another has written in between.
+    # A deferred transaction that reads first and writes later would fail if another transaction
+    # has written in between.
     writes = connection.get_execution_options().get("writes", False)
     connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
 

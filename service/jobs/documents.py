@@ -1,4 +1,4 @@
-"""What answers about jobs look like, in JSON."""
+"""The JSON documents that describe jobs and their results."""
 
 from __future__ import annotations
 

@@ -1,11 +1,11 @@
-"""What else may be answered about jobs.
+"""The problems that only requests about jobs can be answered with.
 
 - Problem
   - 404 UnknownJob, UnknownItem
-  - 409 NotFinished           what is asked for is not there yet, or never will be
-  - 422 DuplicateId, IdempotencyConflict, InvalidArchive
+  - 409 NotFinished           the result does not exist yet, or never will
+  - 422 ItemFailed, DuplicateId, IdempotencyConflict, InvalidArchive
   - 429 TooManyJobs           with Retry-After
-  - 503 FolderAway            which a job tells as the reason why it waits
+  - 503 FolderAway            also shown by jobs as the reason why they wait
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class InvalidArchive(Problem):
 
 
 class FolderAway(Unavailable):
-    """The files of jobs cannot be read; all jobs wait until they can."""
+    """The files of jobs cannot be read. All jobs wait until they can be read again."""
 
 
 class TooManyJobs(Problem):
@@ -58,7 +58,7 @@ class TooManyJobs(Problem):
 
 
 def no_room(taken: int, most: int) -> InsufficientStorage:
-    """Jobs would take more bytes of the disk than they may."""
+    """Return the error that jobs would take more bytes on the disk than allowed."""
     return InsufficientStorage(
         f"jobs need {taken} bytes of the disk, and at most {most} are allowed; delete one, or wait "
         "until they expire"

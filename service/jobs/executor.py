@@ -1,4 +1,4 @@
-"""Tries at an item of a job: its answer, what keeps it from having one, or neither yet."""
+"""The execution of one item of a job, which gives an answer, a problem or a request to retry."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ from service.pipeline.targets import MAX_MAPS
 
 
 class ItemExecutor:
-    """Explains the items of jobs, at background priority.
+    """Explains the items of jobs at background priority.
 
     Args:
-        pool: for what blocks.
+        pool: threads for blocking calls.
     """
 
     def __init__(
@@ -44,11 +44,11 @@ class ItemExecutor:
         self._failed: Counter[tuple[str, int]] = Counter()
 
     async def answer(self, item: Leased) -> bytes | Problem:
-        """The item's answer as its file has it, or what keeps it from having one.
+        """Return the item's answer, as the bytes of its file, or the problem that prevents one.
 
         Raises:
-            Withdrawn: if it may fare better later.
-            FolderAway: if none fares better now.
+            Withdrawn: if the item should be tried again later.
+            FolderAway: if the files of jobs cannot be read, so that no item can be processed now.
         """
         key = item.job, item.number
         try:
@@ -57,7 +57,8 @@ class ItemExecutor:
             raise
         except PASSING as problem:
             if isinstance(problem, Unavailable) and problem.blamed:
-                # Counted where it outlives the process: few workers may hang before it is replaced.
+                # The store counts this attempt, because the process may be replaced after a few
+                # hung workers.
                 raise Withdrawn(blamed=True) from None
             self._failed[key] += 1
             if self._failed[key] < MOST_TRIES:
@@ -72,12 +73,12 @@ class ItemExecutor:
         return answer
 
     def forget(self, job: str) -> None:
-        """It is worked on no more."""
+        """Discard the failed attempts of a job that is no longer processed."""
         for key in [key for key in self._failed if key[0] == job]:
             del self._failed[key]
 
     async def _explain(self, item: Leased) -> bytes:
-        if item.parameters.maps > MAX_MAPS:  # with those of its own
+        if item.parameters.maps > MAX_MAPS:  # the item's own parameters count, too
             raise InvalidParameter(
                 f"the image would have {item.parameters.maps} maps; at most {MAX_MAPS} are allowed"
             )
@@ -96,7 +97,12 @@ class ItemExecutor:
         return await self._pool.run(lambda: dump(answer))
 
     def _replicas(self, item: Leased) -> Replicas:
-        """Those for whom it was leased; meanwhile they may have gone, or others have come."""
+        """Return the replicas of the item's model.
+
+        Raises:
+            Withdrawn: if the model is gone, not ready or has other weights than when the item was
+                leased.
+        """
         try:
             replicas = self._manager.replicas(item.model)
         except (UnknownModel, ModelFailed, Unavailable):
@@ -107,10 +113,10 @@ class ItemExecutor:
 
 
 class Withdrawn(Exception):
-    """An item is to be given back unfinished.
+    """An item must be returned unfinished.
 
     Attributes:
-        blamed: it, or another one that was at hand with it, has hung the model.
+        blamed: whether the model hung on this item or on another item of the same batch.
     """
 
     def __init__(self, *, blamed: bool = False) -> None:

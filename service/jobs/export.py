@@ -1,4 +1,7 @@
-"""All of a job's results in one file, made as it is read: neither the disk nor memory holds it."""
+"""Export of a job's results as one zip or Parquet file, which is produced while it is sent.
+
+Neither the disk nor the memory ever holds the whole file.
+"""
 
 from __future__ import annotations
 
@@ -29,8 +32,8 @@ PAGE: Final = 100
 
 
 def zipped(result_store: ResultStore, folder: Folder, job: Job) -> Iterator[bytes]:
-    """A zip: a picture for each map (or .npy, where numbers were asked for), and `results.ndjson`
-    with all that is said of them."""
+    """Yield a zip file: a picture for each map (or an .npy file, if numbers were requested), and
+    `results.ndjson` with all other results."""
     sink = _Sink()
     with zipfile.ZipFile(sink, "w", zipfile.ZIP_STORED) as archive:
         names = _Names()
@@ -53,7 +56,7 @@ def zipped(result_store: ResultStore, folder: Folder, job: Job) -> Iterator[byte
 
 
 def parquet(result_store: ResultStore, folder: Folder, job: Job) -> Iterator[bytes]:
-    """A Parquet file: a row for each map, and for each item that failed."""
+    """Yield a Parquet file: one row for each map, and one for each item that failed."""
     sink = _Sink()
     with pq.ParquetWriter(pa.PythonFile(sink, mode="w"), SCHEMA, compression="zstd") as writer:
         rows: list[Row] = []
@@ -69,7 +72,7 @@ def parquet(result_store: ResultStore, folder: Folder, job: Job) -> Iterator[byt
 
 
 class _Sink(io.RawIOBase):
-    """Keeps what is written until it is taken. It cannot go back, and says so."""
+    """A write-only file that keeps written data until it is taken. It is not seekable."""
 
     def __init__(self) -> None:
         self._pieces: list[bytes] = []
@@ -98,8 +101,8 @@ def _documents(result_store: ResultStore, folder: Folder, job: Job) -> Iterator[
 
 
 class _Names:
-    """Of the files in an archive: some file systems on which it is unpacked take A.png and a.png
-    for the same."""
+    """Makes the names of files in an archive unique, without regard to case: on some file systems
+    A.png and a.png are the same file."""
 
     def __init__(self) -> None:
         self._taken: set[bytes] = set()
@@ -113,7 +116,7 @@ class _Names:
         return path
 
     def _is_taken(self, path: str) -> bool:
-        # Of a million names the digests take a tenth of the memory.
+        # For a million names, digests take a tenth of the memory of the names.
         plain = unicodedata.normalize("NFC", path).casefold()
         digest = hashlib.blake2b(plain.encode("utf-8", "surrogatepass"), digest_size=8).digest()
         taken = digest in self._taken
@@ -122,7 +125,7 @@ class _Names:
 
 
 def _content_of(explanation: dict[str, Any]) -> tuple[str, bytes]:
-    """A map's file: its extension and what is in it."""
+    """Return the extension and the contents of a map's file."""
     heatmap = explanation["heatmap"]
     picture = picture_of_explanation(explanation)
     if picture is not None:

@@ -1,4 +1,4 @@
-"""The files of jobs: what came in, what came out, each whole or not there at all."""
+"""The files of jobs: received images and results. Each file is either complete or absent."""
 
 from __future__ import annotations
 
@@ -20,12 +20,13 @@ from service.jobs.errors import FolderAway
 
 PER_FOLDER: Final = 1000
 OLD_SECONDS: Final = 60
-"""So long after its making nobody is about to take a lock for the first time."""
+"""Age in seconds from which an unlocked lock file was left behind. A younger one may just have been
+created by a runner that is about to lock it."""
 
 
 class Blob:
-    """The images of one job, one after the other in one file. Use with `with`: an exception leaves
-    no file."""
+    """A file with the images of one job, one after the other. Use with `with`: an exception removes
+    the file."""
 
     def __init__(self, file: Path, room: int) -> None:
         self._file = file
@@ -45,16 +46,17 @@ class Blob:
     ) -> None:
         if kind is not None:
             self._file.unlink(missing_ok=True)
-            with suppress(OSError):  # it writes what it still has, to a disk that may be full
+            with suppress(OSError):  # closing writes buffered data, and the disk may be full
                 self._opened.close()
             return
         with as_problem(self._file):
             self._opened.close()
 
     def write(self, data: bytes) -> None:
-        """
+        """Append data.
+
         Raises:
-            InsufficientStorage: if jobs may take no more of the disk, or it is full.
+            InsufficientStorage: if jobs may take no more bytes on the disk, or the disk is full.
         """
         self.size += len(data)
         self._require_room()
@@ -62,16 +64,16 @@ class Blob:
             self._opened.write(data)
 
     def reserve(self, size: int) -> None:
-        """Of what the job may take, so many bytes lie elsewhere.
+        """Reduce the room for this file by bytes that the job takes elsewhere.
 
         Raises:
-            InsufficientStorage: if jobs may take no more of the disk.
+            InsufficientStorage: if jobs may take no more bytes on the disk.
         """
         self._room -= size
         self._require_room()
 
     def truncate(self, size: int) -> None:
-        """Forget what was written after the first `size` bytes."""
+        """Remove everything after the first `size` bytes."""
         with as_problem(self._file):
             self._opened.flush()
             self._opened.truncate(size)
@@ -79,7 +81,7 @@ class Blob:
         self.size = size
 
     def sync(self) -> None:
-        """Return when everything is on the disk."""
+        """Flush the file to the disk. Everything is on the disk when this returns."""
         with as_problem(self._file):
             self._opened.flush()
             os.fsync(self._opened.fileno())
@@ -94,10 +96,10 @@ class Blob:
 
 
 class Folder:
-    """Where they lie.
+    """The folder that holds the files of all jobs.
 
     Raises:
-        ConfigError: if it cannot be written.
+        ConfigError: if the folder cannot be written.
     """
 
     def __init__(self, path: Path) -> None:
@@ -119,10 +121,11 @@ class Folder:
         return Blob(self.path / "blobs" / job, room)
 
     def read_blob(self, job: str, offset: int, length: int) -> bytes:
-        """
+        """Read `length` bytes of a job's images from `offset` on.
+
         Raises:
-            FolderAway: if it cannot be read just now.
-            FileNotFoundError: if it is not there.
+            FolderAway: if the file cannot be read now.
+            FileNotFoundError: if there is no such file.
         """
         try:
             with (self.path / "blobs" / job).open("rb") as file:
@@ -135,7 +138,8 @@ class Folder:
 
     @contextmanager
     def incoming(self) -> Iterator[BinaryIO]:
-        """A file for something on its way in; it is gone when the block is left."""
+        """Open a temporary file for data that is being received. It is removed when the block is
+        left."""
         file = self._scratch / uuid4().hex
         try:
             with as_problem(file):
@@ -146,16 +150,16 @@ class Folder:
             file.unlink(missing_ok=True)
 
     def write_result(self, job: str, number: int, document: bytes) -> None:
-        """Return when it is on the disk.
+        """Write an item's result. It is on the disk when this returns.
 
         Raises:
-            InsufficientStorage
+            InsufficientStorage: if it cannot be written.
         """
         file = self._result(job, number)
         with as_problem(file):
             self._make(file.parent)
             self._make(self._scratch)
-            # What a process that dies here leaves is not among the results.
+            # If the process dies here, its temporary file is not in the folder of the results.
             with written_whole(file, self._scratch) as temporary:
                 temporary.write_bytes(document)
 
@@ -163,10 +167,10 @@ class Folder:
         return self._result(job, number).read_bytes()
 
     def remove(self, job: str) -> None:
-        """All files of a job.
+        """Remove all files of a job.
 
         Raises:
-            InsufficientStorage: if one cannot be.
+            InsufficientStorage: if a file cannot be removed.
         """
         results = self.path / "results" / job
         with as_problem(results):
@@ -175,9 +179,9 @@ class Folder:
 
     @contextmanager
     def alive(self, runner: str) -> Iterator[None]:
-        """While it is open, and no longer than the process lives, `is_dead` does not say so; what
-        is not whole yet lies in a folder of the runner's own."""
-        # It is left in another thread than it was entered in.
+        """Mark a runner as alive by a file lock, while the block runs and the process lives.
+        Temporary files are put into a folder of the runner's own."""
+        # The block is left in another thread than it was entered in.
         with FileLock(self._lock(runner), timeout=0, thread_local=False):
             self._scratch = self.path / "incoming" / runner
             try:
@@ -186,10 +190,10 @@ class Folder:
                 self.clear(runner)
 
     def is_dead(self, runner: str) -> bool:
-        """Whether a runner of this machine is known to have ended."""
+        """Return whether a runner of this machine is known to have ended."""
         lock = self._lock(runner)
         if not lock.exists():
-            return False  # of another folder
+            return False  # the runner uses another folder
         try:
             with FileLock(lock, timeout=0):
                 pass
@@ -198,12 +202,12 @@ class Folder:
         return True
 
     def clear(self, runner: str) -> None:
-        """Remove what a runner that has ended left half done, its lock last."""
+        """Remove the temporary files of a runner that has ended, and then its lock."""
         shutil.rmtree(self.path / "incoming" / runner, ignore_errors=True)
         self._lock(runner).unlink(missing_ok=True)
 
     def left_over(self) -> list[str]:
-        """Runners that ended some time ago and were not cleared."""
+        """Return the runners that have ended but were not cleared."""
         names = []
         for lock in (self.path / "runners").glob("*.lock"):
             with suppress(FileNotFoundError):
@@ -212,7 +216,7 @@ class Folder:
         return names
 
     def _make(self, folder: Path) -> None:
-        """With its parents, each on the disk."""
+        """Create a folder and its parents, and flush each of them to the disk."""
         if not folder.is_dir():
             self._make(folder.parent)
             folder.mkdir(exist_ok=True)
@@ -226,16 +230,17 @@ class Folder:
 
 
 def _unless_it_is_gone(function: object, path: str, raised: Any) -> None:
-    """Another replica may remove the same."""
+    """Raise the error unless the file is gone, which another replica may have removed."""
     if not isinstance(raised[1], FileNotFoundError):
         raise raised[1]
 
 
 @contextmanager
 def as_problem(file: Path) -> Iterator[None]:
-    """
+    """Turn an OSError of the block into a problem.
+
     Raises:
-        InsufficientStorage: for what the disk says.
+        InsufficientStorage: if the block raises an OSError.
     """
     try:
         yield

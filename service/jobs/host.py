@@ -1,4 +1,4 @@
-"""All that jobs need, opened and closed with the app."""
+"""The components that process jobs, opened and closed together with the application."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, eq=False)
 class Workplace:
-    """Where jobs are taken in, worked on and looked up."""
+    """The open components that receive, process and look up jobs."""
 
     register: Listing
     result_store: ResultStore
@@ -72,9 +72,11 @@ class Workplace:
 
 
 class Jobs:
-    """Use with `async with`. Where jobs cannot be kept entering succeeds all the same, and who
-    wants one is told why: explanations need none of this. Where that may pass, the disk being full
-    or the database away, it is tried again.
+    """Opens and closes the components for jobs.
+
+    Use with `async with`. Entering succeeds even if jobs cannot be stored, because explanations do
+    not depend on jobs; requests for jobs are then answered with the reason. If the reason may be
+    temporary (a full disk, an unreachable database), opening is tried again.
     """
 
     def __init__(
@@ -98,7 +100,7 @@ class Jobs:
         self._opening: asyncio.Task[None] | None = None
         self._why_not = "the service is not there yet"
         self.failure: ConfigError | None = None
-        """Why they cannot be kept where the settings say."""
+        """Reason why jobs cannot be stored where the settings say; None if there is none."""
 
     async def __aenter__(self) -> Jobs:
         if not await self._opened():
@@ -119,16 +121,17 @@ class Jobs:
 
     @property
     def place(self) -> Workplace:
-        """
+        """The open components.
+
         Raises:
-            Unavailable: saying why there is none.
+            Unavailable: if they are not open; the message says why.
         """
         if self._place is None:
             raise Unavailable(f"there are no jobs here: {self._why_not}", retry_after=60)
         return self._place
 
     async def _opened(self) -> bool:
-        """Whether there is nothing more to try."""
+        """Try to open the components. Return False if another attempt may succeed, else True."""
         try:
             self._place = await self._scope.enter_async_context(self._open())
         except ConfigError as error:
@@ -155,7 +158,8 @@ class Jobs:
         settings, name = self._settings, uuid4().hex
         path = settings.jobs or platformdirs.user_state_path("gradcam", False) / "jobs"
         with ExitStack() as scope:
-            # Who asks how far a job is waits neither for an archive to be unpacked nor for images.
+            # Separate threads, so that a request for a job's status does not wait until an archive
+            # is unpacked or images are read.
             pool, intake_pool, image_pool = (
                 scope.enter_context(Pool(each, THREADS))
                 for each in ("jobs", "job intake", "job images")

@@ -1,4 +1,4 @@
-"""The items that a runner works on."""
+"""The items that a runner is processing."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from service.core.errors import Problem
 from service.jobs.records import Leased
 
 AT_ONCE: Final = 32
-"""Of each model: enough for full batches while others are decoded and drawn. Each has its own, so
-that none waits for another that is slow."""
+"""Largest number of items of each model at once: enough for full batches while other items are
+decoded and drawn. The limit is per model, so that no model waits for a slow one."""
 
 
 @dataclass
 class Item:
     model: str
     task: asyncio.Task[bytes | Problem] | None = None
-    """What answers it, as soon as something does."""
+    """The task that computes the answer, once it is started."""
 
 
 class InFlight:
@@ -32,7 +32,7 @@ class InFlight:
         self._none.clear()
 
     def answer(self, item: Leased, task: asyncio.Task[bytes | Problem]) -> None:
-        """It is this task that does it, which `cancel` withdraws."""
+        """Set the task that computes an item's answer. `cancel` cancels this task."""
         self._items[item.job, item.number].task = task
 
     def end(self, item: Leased) -> None:
@@ -48,15 +48,15 @@ class InFlight:
         return (item.job, item.number) in self._items
 
     def room(self, model: str) -> int:
-        """How many more of a model there may be."""
+        """Return how many more items of a model may be started."""
         return AT_ONCE - sum(each.model == model for each in self._items.values())
 
     def held(self) -> list[tuple[str, int]]:
-        """Jobs and numbers."""
+        """Return the job and the number of each item."""
         return list(self._items)
 
     def cancel(self, job: str) -> None:
-        """Withdraw what is at work of a job."""
+        """Cancel the tasks of a job's items."""
         for (of, _), each in self._items.items():
             if of == job and each.task is not None:
                 each.task.cancel()

@@ -1,4 +1,4 @@
-"""A request that brings a job: read as it streams in, on the disk before it is accepted."""
+"""The intake of jobs: reading a request as it streams in and storing it before it is accepted."""
 
 from __future__ import annotations
 
@@ -42,17 +42,18 @@ ACCEPTED = (
 )
 LONGEST_KEY = 200
 MOST_PARAMETERS = 250_000
-"""Bytes: they are part of whatever is said of a job."""
+"""Largest size of a job's parameters in JSON, in bytes: every description of the job holds them."""
 Result = TypeVar("Result")
 
 
 class Intake:
-    """Takes jobs in.
+    """Receives jobs.
 
     Args:
-        runner: in whose name; what it has not accepted goes when it dies.
-        holding: of bodies, those of other requests, too.
-        pool: for what blocks.
+        runner: name of this process's runner. If it dies, the jobs that it was receiving are
+            removed.
+        body_budget: the memory budget for request bodies, shared with all other requests.
+        pool: threads for blocking calls.
     """
 
     def __init__(
@@ -78,13 +79,13 @@ class Intake:
         self._undone: set[str] = set()
 
     async def receive(self, request: Request, owner: str) -> Job:
-        """Read a job; when this returns, it is on the disk, and will be worked on.
+        """Read a job from a request. When this returns, the job is on the disk and accepted.
 
         Args:
-            owner: the name of the caller's key, "" without.
+            owner: name of the caller's API key; "" without one.
 
         Raises:
-            Problem: if it is not accepted. Then nothing of it is left.
+            Problem: if the job is not accepted. Everything received is then removed.
         """
         idempotency = _idempotency(request)
         query = request.query_params
@@ -105,11 +106,13 @@ class Intake:
             return accepted
         finally:
             if accepted is None or accepted.id != job:
-                # Also where the caller has gone: what was received is removed all the same.
+                # The shield makes sure that the received data is removed even if the client
+                # disconnects.
                 await asyncio.shield(self._run(lambda: self._discard(job)))
 
     async def _read(self, request: Request, job: str, draft: NewJob, room: int) -> dict[str, Any]:
-        """What is to be accepted, as `Arrivals.accept` takes it; its images are on the disk."""
+        """Store the request's images on the disk and return the arguments of `Submissions.accept`,
+        without the job's id."""
         with ExitStack() as scope:
             blob = scope.enter_context(self._folder.blob(job, room))
             collector = Collector(
@@ -144,7 +147,7 @@ class Intake:
             }
 
     def _asked(self, draft: NewJob, reader: Reader) -> NewJob:
-        """What the query and the body ask for together; what the body says wins."""
+        """Combine the parameters of the query and of the body, which takes precedence."""
         model = draft.model if reader.model is None else self._model(reader.model)
         parameters = draft.parameters
         origins = dict.fromkeys(parameters.model_fields_set, "/query")
@@ -163,7 +166,7 @@ class Intake:
             )
         served = self._manager.replicas(model).model
         try:
-            questions_of(served, parameters)  # a label that no class has is told now, and once
+            questions_of(served, parameters)  # report an unknown label now, not for each item
         except Problem as problem:
             where = origins.get(problem.parameter or "")
             raise (problem.at(f"{where}/{problem.parameter}") if where else problem) from None
@@ -176,7 +179,8 @@ class Intake:
         if kind == "application/json":
             return JsonReader(collector, self._settings.max_body_bytes)
         if kind == "application/x-ndjson":
-            # An image as large as may be, in base64; one that is somewhat larger fails alone.
+            # Room for the largest allowed image in base64. A somewhat larger image still fits, and
+            # then only its own item fails.
             return LinesReader(collector, 2 * self._settings.max_body_bytes)
         if kind == "multipart/form-data":
             return FormReader(collector, options.get(b"boundary"))
@@ -189,14 +193,15 @@ class Intake:
 
     def _model(self, named: str | None) -> str:
         name = next(iter(self._manager.names), "") if named is None else named
-        self._manager.replicas(name)  # or there is none, or it is not ready
+        self._manager.replicas(name)  # raises if the model does not exist or is not ready
         return name
 
     def _begin(self, new: NewJob) -> tuple[str, int]:
-        """The job's id, and how many bytes of the disk it may take."""
+        """Create the job; return its id and the number of bytes that it may take on the disk."""
         settings = self._settings
         if new.idempotency is not None and self._submissions.knows(new.owner, new.idempotency):
-            # It only looks for the answer that it missed, which is no reason to turn it away.
+            # The client probably retries because it missed the answer, so the limits are wider
+            # than for a new job.
             most, left = 2 * settings.max_jobs, settings.max_job_bytes
         else:
             most, left = settings.max_jobs, settings.jobs_bytes - self._submissions.bytes()
@@ -205,13 +210,14 @@ class Intake:
         return self._submissions.begin(self._runner, new, most), left
 
     def clear_up(self) -> None:
-        """Remove what was not accepted and could not be removed then."""
+        """Remove the jobs that were not accepted and could not be removed at that time."""
         for job in list(self._undone):
             self._discard(job)
 
     def _discard(self, job: str) -> None:
         try:
-            # It may be accepted though it was not heard: the database went away in that moment.
+            # The job may have been accepted although the call failed, if the connection to the
+            # database broke at that moment.
             if self._register.leave(job, accepted=False):
                 self._folder.remove(job)
                 self._register.remove(job)

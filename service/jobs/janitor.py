@@ -1,4 +1,4 @@
-"""Signs of life, the items of the dead, and jobs whose time is over."""
+"""Periodic maintenance of jobs: heartbeats, items of dead runners, and expired jobs."""
 
 from __future__ import annotations
 
@@ -23,23 +23,26 @@ log = logging.getLogger(__name__)
 
 @contextmanager
 def enlisted(name: str, store: Store, folder: Folder) -> Iterator[None]:
-    """While it is open, a runner of that name is known to be alive; before, those of this machine
-    that died are buried, so that a service that starts anew goes on at once."""
-    # Nobody else could say that it is alive where the database was away until now.
+    """Register a runner as alive while the block runs. First, the items of dead runners on this
+    machine are freed, so that a restarted service continues with them at once."""
+    # Only file locks are checked here: if the database was unreachable until now, live runners
+    # could not send their heartbeats either.
     bury_dead(name, store, folder, silent=False)
     with folder.alive(name):
         store.enlist(name)
         try:
             yield
         finally:
-            with suppress(Problem):  # else it is found dead
+            with suppress(Problem):  # if this fails, other runners detect that it is dead
                 store.dismiss(name)
 
 
 def bury_dead(name: str, store: Store, folder: Folder, *, silent: bool = True) -> None:
-    """
+    """Free the items of dead runners and remove their files.
+
     Args:
-        silent: also those who were not heard of for too long.
+        name: the calling runner, which is never treated as dead.
+        silent: whether runners without a heartbeat for `LEASE_SECONDS` count as dead, too.
     """
     dead = {each for each in store.neighbours(name) if folder.is_dead(each)}
     if silent:
@@ -47,7 +50,7 @@ def bury_dead(name: str, store: Store, folder: Folder, *, silent: bool = True) -
     for each in dead - {name}:
         log.warning("runner %s died; its items are free again", each)
         store.bury(each)
-        if folder.is_dead(each):  # one that was only silent may be in the middle of a file
+        if folder.is_dead(each):  # a runner without heartbeats may still be writing a file
             folder.clear(each)
     for each in set(folder.left_over()) - store.runners() - {name}:
         folder.clear(each)
@@ -64,11 +67,12 @@ async def kept(
     retention_seconds: float,
     clear_up: Callable[[], None] = lambda: None,
 ) -> AsyncIterator[None]:
-    """While it is open, the runner is known to be alive, the dead are buried, and jobs that ended
-    long ago are removed.
+    """Maintain jobs while the block runs: send the runner's heartbeats, free the items of dead
+    runners, and remove expired jobs.
 
     Args:
-        clear_up: what else is to be done now and then.
+        retention_seconds: seconds after its end at which a job is removed.
+        clear_up: called with every removal of expired jobs, for additional cleaning.
     """
     heard = steady = monotonic()
 
@@ -76,7 +80,7 @@ async def kept(
         nonlocal heard, steady
         store.enlist(runner.name)
         before, heard = heard, monotonic()
-        if heard - before > LEASE_SECONDS / 2:  # the database was away, for the others, too
+        if heard - before > LEASE_SECONDS / 2:  # the database was unreachable, also for others
             steady = heard
         silent = heard - steady > LEASE_SECONDS
         bury_dead(runner.name, store, folder, silent=silent)
@@ -88,7 +92,7 @@ async def kept(
             if register.expire(job, ended_before):
                 try:
                     folder.remove(job)
-                except InsufficientStorage as problem:  # the others go all the same
+                except InsufficientStorage as problem:  # the other jobs are still removed
                     log.warning("job %s cannot be removed: %s", job, problem.detail)
                 else:
                     register.remove(job)
@@ -103,7 +107,7 @@ async def kept(
                 log.exception("jobs are not looked after")
             await asyncio.sleep(BEAT_SECONDS)
 
-    # To remove a million results takes longer than a sign of life may.
+    # Two tasks, because removing a million results takes longer than the time between heartbeats.
     keeping = [asyncio.create_task(keep(work), name="keep jobs") for work in (look_around, tidy_up)]
     try:
         yield

@@ -1,4 +1,4 @@
-"""The jobs that there are: shown, cancelled, removed. Each method is one transaction."""
+"""The database operations that show, cancel and remove jobs."""
 
 from __future__ import annotations
 
@@ -25,22 +25,24 @@ from service.jobs.tables import (
     runners,
 )
 
-LEFT: Final = {"state": LEAVING, "idempotency": None}  # a new job may have its key
+LEFT: Final = {"state": LEAVING, "idempotency": None}  # frees the key for a new job
 
 
 class Listing:
-    """The tables as those see them who ask for jobs."""
+    """Shows, cancels and removes jobs in the database. Each method but `remove` is one
+    transaction."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
 
     def get(self, job: str, owner: str | None) -> Job:
-        """
+        """Return an accepted job.
+
         Args:
-            owner: whose jobs may be seen; None sees all.
+            owner: only jobs of this owner are found; None finds all jobs.
 
         Raises:
-            UnknownJob
+            UnknownJob: if there is no such job.
         """
         with self._database.read() as connection:
             row = connection.execute(
@@ -53,7 +55,14 @@ class Listing:
     def latest(
         self, owner: str | None, *, before: str | None, state: str | None, most: int
     ) -> list[Job]:
-        """The latest first, those that came before the one called `before`."""
+        """Return jobs, the latest first.
+
+        Args:
+            owner: only jobs of this owner are returned; None returns all jobs.
+            before: only jobs that were created before the job with this id are returned.
+            state: only jobs in this state are returned; None returns all accepted jobs.
+            most: largest number of jobs to return.
+        """
         states = SHOWN if state is None else (state,)
         query = select(jobs).where(jobs.c.state.in_(states), _of(owner))
         if before is not None:
@@ -63,7 +72,7 @@ class Listing:
             return [job_of(row) for row in connection.execute(query)]
 
     def cancel(self, job: str) -> None:
-        """Work on it no more; what is finished stays. One that has ended stays as it is."""
+        """Cancel a job. Its finished results are kept; a job that has ended is not changed."""
         with self._database.write() as connection:
             connection.execute(
                 update(jobs)
@@ -72,13 +81,13 @@ class Listing:
             )
 
     def leave(self, job: str, *, accepted: bool = True) -> bool:
-        """A job is to be removed: nobody sees it any more.
+        """Mark a job for removal, so that clients no longer see it.
 
         Args:
-            accepted: even if it was accepted.
+            accepted: whether to mark the job even if it was accepted.
 
         Returns:
-            Whether it will be.
+            Whether the job was marked.
         """
         states = (RECEIVING, LEAVING, *(SHOWN if accepted else ()))
         with self._database.write() as connection:
@@ -86,20 +95,21 @@ class Listing:
             return connection.execute(update(jobs).where(where).values(LEFT)).rowcount == 1
 
     def leaving(self, ended_before: float) -> list[str]:
-        """The jobs to remove: those that are leaving, that ended too long ago, or that somebody
-        was receiving who is dead. Not while someone is at work on one, and might write a result."""
+        """Return the jobs to remove: jobs marked for removal, jobs that ended before
+        `ended_before`, and jobs whose receiving runner is dead. A job with leased items is not
+        returned, because a runner may still write a result."""
         with self._database.read() as connection:
             return list(connection.execute(select(jobs.c.id).where(*_over(ended_before))).scalars())
 
     def expire(self, job: str, ended_before: float) -> bool:
-        """A job that was `leaving` is to be removed, if it still is: who received it may have been
-        taken for dead, and has brought it since."""
+        """Mark a job from `leaving` for removal and return whether it was marked. The conditions
+        are checked again: a runner that was considered dead may have accepted the job since."""
         with self._database.write() as connection:
             where = (jobs.c.id == job, *_over(ended_before))
             return connection.execute(update(jobs).where(*where).values(LEFT)).rowcount == 1
 
     def remove(self, job: str) -> None:
-        """The rows of a job whose files are gone, the job's own last."""
+        """Delete the rows of a job whose files are removed, the job's own row last."""
         for table in (results, items):
             first = select(table.c.number).where(table.c.job == job).order_by(table.c.number)
             while True:

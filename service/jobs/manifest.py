@@ -1,4 +1,4 @@
-"""A job as a caller writes it, in JSON."""
+"""The JSON schema of a job as a client sends it."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class JobPhoto(Closed):
 
     @property
     def source(self) -> Source | None:
-        """Where it is, unless its bytes are here."""
+        """Location of the photo; None if its bytes are given."""
         for name in FORMS[1:]:
             value = getattr(self, name)
             if value is not None:
@@ -96,7 +96,7 @@ class JobRequest(Closed):
 
 
 def manifest_problem(error: ValidationError, where: str = "") -> Problem:
-    """What is wrong with a manifest, or with one line of it at `where`."""
+    """Return the problem of an invalid manifest, or of its line at the pointer `where`."""
     first = error.errors()[0]
     way = [str(part)[:80] for part in first["loc"]]
     if first["type"] == "json_invalid":

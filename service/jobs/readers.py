@@ -1,7 +1,8 @@
-"""The forms in which a job may come, read piece by piece as they stream in.
+"""Readers for the formats of a job's body, which read it piece by piece as it streams in.
 
-Every reader is fed the body's pieces and then told that it has ended; what it finds goes to a
-`Collector`. None holds more than one image in memory, but for JSON, which has to be small.
+Every reader gets the pieces of the body by `feed`, then a call of `end`, and passes what it finds
+to a `Collector`. No reader holds more than one image in memory, except for JSON, whose size is
+limited.
 """
 
 from __future__ import annotations
@@ -20,15 +21,15 @@ from service.pipeline.parameters import Parameters
 
 class Reader(Protocol):
     model: str | None
-    """Which the body names."""
+    """Name of the model, if the body names one."""
     fields: dict[str, list[str]]
-    """Parameters as text."""
+    """Parameters that the body gives as text."""
     parameters: Parameters | None
-    """Parameters as JSON."""
+    """Parameters that the body gives as JSON."""
 
     @property
     def held(self) -> int:
-        """Bytes of the body that are in memory."""
+        """Number of bytes of the body that are in memory."""
         ...
 
     def feed(self, data: bytes) -> None: ...
@@ -37,10 +38,10 @@ class Reader(Protocol):
 
 
 class JsonReader:
-    """`{"model": …, "instances": […], "parameters": {…}}`.
+    """Reads JSON: `{"model": …, "instances": […], "parameters": {…}}`.
 
     Args:
-        max_bytes: of the body, which is in memory whole.
+        max_bytes: largest size of the body, which is held in memory as a whole.
     """
 
     def __init__(self, collector: Collector, max_bytes: int) -> None:
@@ -75,7 +76,11 @@ class JsonReader:
 
 
 class LinesReader:
-    """NDJSON: an instance a line."""
+    """Reads NDJSON, with one instance on each line.
+
+    Args:
+        longest: largest length of a line, in bytes.
+    """
 
     def __init__(self, collector: Collector, longest: int) -> None:
         self._collector = collector
@@ -122,7 +127,8 @@ class LinesReader:
 
 
 class ArchiveReader:
-    """A zip or a tar, kept in a file until it is here: a zip's list of contents comes last."""
+    """Reads a zip or a tar. The archive is stored in a file until it is complete, because a zip's
+    list of contents is at its end."""
 
     def __init__(self, collector: Collector, file: BinaryIO, kind: str, max_bytes: int) -> None:
         self._collector = collector
@@ -135,7 +141,7 @@ class ArchiveReader:
 
     @property
     def held(self) -> int:
-        return 0  # it is on the disk
+        return 0  # the archive is on the disk
 
     def feed(self, data: bytes) -> None:
         self._file.write(data)
@@ -147,7 +153,8 @@ class ArchiveReader:
 
 
 class FormReader:
-    """multipart/form-data: parts `image`, each a file; all else is a parameter, or `model`."""
+    """Reads multipart/form-data. Each part `image` is a file; any other part is a parameter or
+    `model`."""
 
     def __init__(self, collector: Collector, boundary: bytes | None) -> None:
         hint = ", an archive is sent as the body"

@@ -1,4 +1,4 @@
-"""What a job is, apart from how it is kept."""
+"""The data classes of jobs and items, independent of their storage."""
 
 from __future__ import annotations
 
@@ -12,32 +12,33 @@ from service.pipeline.parameters import Parameters
 from service.pipeline.validation import parameter_problem
 
 LONGEST_ID: Final = 1000
-"""Characters of an item's id: archives hold whole paths."""
+"""Largest number of characters of an item's id. Ids from archives are whole paths."""
 MOST_ID_BYTES: Final = 2500
-"""And in UTF-8: PostgreSQL has no more in an index."""
+"""Largest number of bytes of an item's id in UTF-8, because PostgreSQL limits index entries."""
 State = Literal["waiting", "running", "done", "cancelled"]
 Source = dict[str, Any]
-"""Where an item's image is: {"blob": [offset, length]}, {"path": …}, {"uri": …}, {"url": …}, or
-{"problem": {…}} where it was told on the way in that it is none."""
+"""Location of an item's image: {"blob": [offset, length]}, {"path": …}, {"uri": …} or {"url": …};
+or {"problem": {…}} if the image was rejected when the job was received."""
 
 
 @dataclass(frozen=True)
 class NewItem:
-    """One image of a job that comes in."""
+    """One image of a job that is being received."""
 
     id: str
     source: Source
     own: dict[str, Any] = field(default_factory=dict)
-    """Parameters of its own."""
+    """Parameters of this item alone."""
 
 
 @dataclass(frozen=True)
 class NewJob:
-    """What a job is asked to do."""
+    """The order of a job: model, parameters and owner."""
 
     model: str
     weights: str
-    """Their fingerprint: with others the rest of its maps would not be of one kind."""
+    """Fingerprint of the model. The job waits if the model's fingerprint changes, so that all its
+    maps come from the same weights."""
     parameters: Parameters
     owner: str
     idempotency: str | None = None
@@ -53,7 +54,7 @@ class Job:
     model: str
     weights: str
     parameters: str
-    """In JSON, as they were sent."""
+    """The parameters in JSON, as they were sent."""
     warnings: tuple[str, ...]
     total: int
     done: int
@@ -68,24 +69,25 @@ class Job:
 
     @property
     def settled(self) -> int:
-        """Items that have a result or a problem."""
+        """Number of items that have a result or a problem."""
         return self.done + self.failed
 
 
 @dataclass(frozen=True)
 class Leased:
-    """An item that a runner has to itself."""
+    """An item that is leased to one runner."""
 
     job: str
     model: str
     weights: str
-    """The model's fingerprint."""
+    """Fingerprint of the model."""
     number: int
     id: str
     source: Source
     parameters: Parameters
     alone: bool
-    """It was at hand when processes died: nothing else shall be while it is worked on."""
+    """Whether no other item may be processed at the same time, because processes died while they
+    had this item in work."""
 
 
 @dataclass(frozen=True)
@@ -99,7 +101,7 @@ class Finished:
 
 
 def job_of(row: Any) -> Job:
-    """From the row that is kept of it."""
+    """Return the job of a row of the jobs table."""
     return Job(
         id=row.id,
         state=row.state,
@@ -118,7 +120,8 @@ def job_of(row: Any) -> Job:
 
 
 def storable(name: str) -> str:
-    """Without what no database and no JSON takes; different names stay different, but for zeros."""
+    """Return a name without characters that databases and JSON cannot store. Different names stay
+    different, except that a NUL character becomes U+FFFD."""
     return name.encode("utf-8", "backslashreplace").decode().replace("\x00", "\ufffd")
 
 
@@ -127,10 +130,10 @@ def parameters_json(parameters: Parameters) -> str:
 
 
 def parameters_of(sent: str, own: dict[str, Any]) -> Parameters:
-    """As they were sent, with an item's own.
+    """Return the parameters of an item: those sent with the job, overridden by the item's own.
 
     Raises:
-        Problem: if they are none, as an item's own may be.
+        Problem: if they are not valid together.
     """
     try:
         return Parameters.model_validate({**json.loads(sent), **own})

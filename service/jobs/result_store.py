@@ -1,4 +1,4 @@
-"""What is finished of jobs, as those see it who ask for it. Each method is one transaction."""
+"""The finished results of jobs: reading them from the database and from their files."""
 
 from __future__ import annotations
 
@@ -24,13 +24,14 @@ from service.pipeline.rendering import encode
 
 
 class ResultStore:
-    """The tables as those see them who fetch results."""
+    """Reads results from the database. Each method is one transaction."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
 
     def results(self, job: Job, after: int, most: int) -> list[Finished]:
-        """What was finished after a cursor, in that order."""
+        """Return up to `most` items that finished after the cursor `after`, in the order in which
+        they finished."""
         with self._database.read() as connection:
             found = connection.execute(
                 _results()
@@ -41,8 +42,8 @@ class ResultStore:
             return [_finished(row) for row in found]
 
     def in_order(self, job: Job, after: int, most: int) -> list[Finished]:
-        """What was finished when the job was looked up, in the order of its items: those after an
-        item's number."""
+        """Return up to `most` finished items with numbers above `after`, in the order of the items.
+        Only items that were finished when `job` was read are returned."""
         with self._database.read() as connection:
             found = connection.execute(
                 _results()
@@ -57,7 +58,7 @@ class ResultStore:
             return [_finished(row) for row in found]
 
     def result(self, job: Job, item: str) -> Finished | bool:
-        """Of one item; whether there is such an item where it has none."""
+        """Return one item if it has finished; otherwise whether there is such an item."""
         with self._database.read() as connection:
             here = (items.c.job == job.id) & (items.c.id == item)
             row = connection.execute(_results().where(here)).one_or_none()
@@ -66,7 +67,8 @@ class ResultStore:
             return connection.execute(select(items.c.number).where(here)).first() is not None
 
     def speed(self, job: Job, of: int = 100) -> float | None:
-        """Images per second: of the latest ones while it runs, of all when it has ended."""
+        """Return the images per second: of the latest `of` images while the job runs, of all images
+        after it has ended. Return None if it is unknown."""
         if job.settled == 0 or job.started is None:
             return None
         if job.finished is not None:
@@ -96,7 +98,7 @@ def _finished(row: Row[Any]) -> Finished:
 
 
 def line_of(folder: Folder, job: Job, finished: Finished) -> bytes:
-    """One line of JSON, without its end."""
+    """Return the result of an item as one line of JSON, without the line break."""
     if finished.problem is not None:
         return dump(
             ItemResult(
@@ -117,10 +119,14 @@ def line_of(folder: Folder, job: Job, finished: Finished) -> bytes:
 
 
 def picture_of_line(line: bytes, form: str) -> bytes:
-    """Its only map as a picture.
+    """Return the only map of a result as a picture.
+
+    Args:
+        line: the result as one line of JSON.
+        form: media type of the picture.
 
     Raises:
-        NotAcceptable: if there is not exactly one, or it was not asked for as a picture.
+        NotAcceptable: if the result does not have exactly one map, or the job asked for numbers.
         ItemFailed: if the item failed.
     """
     document = json.loads(line)
@@ -137,12 +143,13 @@ def picture_of_line(line: bytes, form: str) -> bytes:
         raise NotAcceptable("the job asked for numbers, which are no picture; ask for JSON")
     if form == "image/png":
         return picture
-    with Image.open(BytesIO(picture)) as drawn:  # one of ours, RGB or gray
+    with Image.open(BytesIO(picture)) as drawn:  # the service drew it, in RGB or gray
         return encode(np.asarray(drawn), form)
 
 
 def picture_of_explanation(explanation: dict[str, object]) -> bytes | None:
-    """The overlay where there is one, else the map in gray, as PNG; None where it is numbers."""
+    """Return the overlay as PNG, or the grayscale map if there is no overlay; None if the map is
+    given as numbers."""
     overlay, heatmap = explanation.get("overlay"), explanation["heatmap"]
     assert isinstance(heatmap, dict)
     if isinstance(overlay, dict):

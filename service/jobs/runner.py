@@ -1,4 +1,7 @@
-"""Works on jobs when nobody waits for the models; each item is a transaction of its own."""
+"""The runner, which processes jobs while no interactive requests are in progress.
+
+Each item is settled in a transaction of its own.
+"""
 
 from __future__ import annotations
 
@@ -24,28 +27,30 @@ from service.limits.admission import Admission
 
 LEASE_ITEMS: Final = 16
 LOOK_SECONDS: Final = 1.0
-"""How often to look for items where nobody said that there are some."""
+"""Seconds between two searches for items, if `wake` is not called."""
 PAUSE_SECONDS: Final = 5.0
-"""After the disk was full, or the database away."""
+"""Seconds to pause after the disk was full or the database was unreachable."""
 HEADSTART_SECONDS: Final = 1.0
-"""Of a new process, in which it tells that it is there: one that an item kills over and over is
-replaced for as long as it did."""
+"""Seconds that a new process waits before the first item, so that it can report that it is ready.
+A supervisor keeps replacing a process that an item kills only if each new process became ready."""
 YIELD_SECONDS: Final = 2.0
-"""Longest that an item waits for the others to be done; so many others there may be that they are
-never."""
+"""Longest time that an item waits for interactive requests to finish. Under constant load they
+might never all be finished."""
 CALM_SECONDS: Final = 0.02
-"""For which there has been nobody else, before an item is begun."""
+"""Seconds without interactive requests before an item is started."""
 TICK_SECONDS: Final = 0.005
 log = logging.getLogger(__name__)
 Result = TypeVar("Result")
 
 
 class Runner:
-    """Use with `async with`: leaving it withdraws what is under way; it is begun anew later.
+    """Processes the items of jobs.
+
+    Use with `async with`: leaving it withdraws the items in progress, which are started anew later.
 
     Args:
-        admission: of those who come before jobs.
-        pool: for what blocks.
+        admission: counts the interactive requests, which take precedence over jobs.
+        pool: threads for blocking calls.
     """
 
     def __init__(
@@ -73,7 +78,7 @@ class Runner:
         self._pause_until = 0.0
         self._headstart = HEADSTART_SECONDS
         self.stalled: str | None = None
-        """Why nothing goes on."""
+        """Reason why no items are processed; None while they are."""
 
     async def __aenter__(self) -> Runner:
         self._working = asyncio.create_task(self._work(), name="work on jobs")
@@ -89,11 +94,11 @@ class Runner:
         await asyncio.wait([self._working])
 
     def wake(self) -> None:
-        """There may be something to do."""
+        """Search for items now, because there may be new ones."""
         self._wake.set()
 
     def drop(self, job: str) -> None:
-        """Withdraw what is under way of a job."""
+        """Withdraw the items of a job that are in progress."""
         self._dropped.add(job)
         self._under_way.cancel(job)
         self._executor.forget(job)
@@ -102,7 +107,7 @@ class Runner:
         while True:
             try:
                 async with explain_many(
-                    self._leased(),  # no more than there is room for
+                    self._leased(),  # leases only as many items as there is room for
                     self._finish,
                     at_once=sys.maxsize,
                 ) as finished:
@@ -129,7 +134,7 @@ class Runner:
                 if item.job in self._dropped:
                     await self._release(item)
                     continue
-                if self._under_way.has(item):  # it was taken for dead, and went on
+                if self._under_way.has(item):  # this runner was considered dead but still has it
                     continue
                 self._under_way.begin(item)
                 yield item
@@ -137,7 +142,7 @@ class Runner:
                     await self._under_way.until_none()
 
     async def _lease(self) -> list[Leased]:
-        """Items to work on; waits a while where there are none."""
+        """Lease items to process. Wait up to `LOOK_SECONDS` if there are none."""
         leased: list[Leased] = []
         if self._doubtful:
             await self._let_go()
@@ -153,7 +158,7 @@ class Runner:
                 if not leased:
                     self.stalled = None
             except Problem as problem:
-                self._doubtful = True  # they may be leased all the same
+                self._doubtful = True  # the items may be leased although the call failed
                 self._stall(problem)
         if not leased:
             with suppress(TimeoutError):
@@ -161,7 +166,8 @@ class Runner:
         return leased
 
     async def _let_go(self) -> None:
-        """Return what the store says that this runner has and it has not."""
+        """Release the items that the store has leased to this runner but that it is not
+        processing."""
         held = self._under_way.held()
         self._doubtful = False
         try:
@@ -170,7 +176,8 @@ class Runner:
             self._doubtful = True
 
     async def _until_calm(self) -> None:
-        """Wait until those who wait for an answer have it, for a moment at least."""
+        """Wait until there have been no interactive requests for `CALM_SECONDS`, but at most
+        `YIELD_SECONDS`."""
         if self._admission.at_rest and not self._admission.lately(CALM_SECONDS):
             return
         latest = monotonic() + YIELD_SECONDS
@@ -190,12 +197,13 @@ class Runner:
         finally:
             self._under_way.end(item)
             if self._under_way.room(item.model) == LEASE_ITEMS:
-                self.wake()  # there was not room enough
+                self.wake()  # there was not enough room for a lease before
 
     async def _answered(self, item: Leased) -> bytes | Problem:
-        """
+        """Return the answer of an item, or its problem.
+
         Raises:
-            Withdrawn: if its job was cancelled, or it may fare better later.
+            Withdrawn: if the item's job was cancelled, or the item should be tried again later.
         """
         task = asyncio.create_task(self._executor.answer(item))
         self._under_way.answer(item, task)

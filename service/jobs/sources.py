@@ -1,4 +1,4 @@
-"""Where a job's images are: with the job, in a folder, in an object store, at an address."""
+"""Reading a job's images from their sources: the job itself, a folder, an object store or a URL."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ from service.jobs.records import Leased
 from service.limits.fetch import Allowance, Fetcher
 
 READ_SECONDS: Final = 60.0
-"""That one may take, its turn included."""
+"""Longest duration of one read, including the wait for a free slot, in seconds."""
 AT_ONCE: Final = 16
 
 
 class Sources:
-    """Gets the bytes of items, none of more than `max_body_bytes`."""
+    """Reads the bytes of items, up to the settings' `max_body_bytes` per image."""
 
     def __init__(self, folder: Folder, fetcher: Fetcher, settings: Settings, pool: Pool) -> None:
         self._folder = folder
@@ -47,9 +47,11 @@ class Sources:
         self._reads = Reads()
 
     async def read(self, item: Leased) -> bytes:
-        """
+        """Return the bytes of an item's image.
+
         Raises:
-            Problem: of this item alone.
+            FolderAway: if the files of jobs cannot be read.
+            Problem: if the image of this item cannot be read.
         """
         source = item.source
         if "problem" in source:
@@ -79,7 +81,7 @@ class Sources:
             file = (root / named).resolve(strict=True)
             if not file.is_relative_to(root):
                 raise Forbidden(f"{path[:200]!r} leads out of the folder of inputs")
-            if not file.is_file():  # of a pipe nothing ever comes
+            if not file.is_file():  # reading a pipe might block for ever
                 raise UndecodableImage(f"{path[:200]} cannot be read: it is no file")
             with file.open("rb") as opened:
                 return self._bounded(opened.read(self._most + 1))
@@ -91,7 +93,7 @@ class Sources:
         if _leads_away(uri) or not any(fnmatchcase(uri, pattern) for pattern in self._uris):
             known = ", ".join(self._uris) or "none; see GRADCAM_INPUT_URIS"
             raise Forbidden(f"images may not come from {uri[:200]!r}; allowed are {known}")
-        if uri.lower().startswith(("http:", "https:")):  # which may lead on to anywhere
+        if uri.lower().startswith(("http:", "https:")):  # redirects could lead to any host
             raise Forbidden(
                 f"{uri[:200]!r} is an address: name it as 'url', of a host in GRADCAM_IMAGE_HOSTS"
             )
@@ -100,7 +102,7 @@ class Sources:
                 return self._bounded(opened.read(self._most + 1))
         except Problem:
             raise
-        except Exception as error:  # every kind of store has its own
+        except Exception as error:  # each kind of store raises its own errors
             raise UnfetchableImage(f"{uri[:200]} cannot be read: {one_line(error)}") from None
 
     def _bounded(self, data: bytes) -> bytes:
@@ -110,14 +112,15 @@ class Sources:
 
 
 def _leads_away(uri: str) -> bool:
-    """Chained protocols and ways up, however they are written, lead around the patterns."""
+    """Return whether a URI could bypass the allowed patterns, by chained protocols ("::"), parent
+    folders (".."), also percent-encoded, or unprintable characters."""
     while (plain := unquote(uri)) != uri:
         uri = plain
     return "::" in uri or not uri.isprintable() or ".." in re.split(r"[/\\]", uri)
 
 
 class Retold(Problem):
-    """A problem that was found when the job came in."""
+    """A problem that was found when the job was received."""
 
     def __init__(self, body: dict[str, Any]) -> None:
         super().__init__(str(body.get("detail", "")))
@@ -128,19 +131,21 @@ class Retold(Problem):
 
 
 class Reads:
-    """Each has a thread of its own, for which nobody waits when its time is over, or its reader has
-    gone: neither another job, nor the end of the process."""
+    """Runs blocking reads, each in a daemon thread of its own. A read that takes too long, or whose
+    caller was cancelled, delays neither its caller nor the end of the process; it occupies one of
+    `AT_ONCE` slots until it ends."""
 
     def __init__(self) -> None:
         self._room = asyncio.Semaphore(AT_ONCE)
 
     async def run(self, work: Callable[[], bytes], what: str) -> bytes:
-        """
+        """Run `work` in a thread and return its result.
+
         Args:
-            what: is read, for a sentence.
+            what: name of the source, for the error message.
 
         Raises:
-            UnfetchableImage: if it takes too long.
+            UnfetchableImage: if the read takes longer than `READ_SECONDS`.
         """
         try:
             async with asyncio.timeout(READ_SECONDS):
@@ -173,5 +178,5 @@ class Reads:
             if not future.done():
                 settle()
 
-        with suppress(RuntimeError):  # the loop is closed
+        with suppress(RuntimeError):  # raised if the loop is closed
             future.get_loop().call_soon_threadsafe(end)

@@ -1,7 +1,7 @@
-"""What is kept of jobs: each method one transaction, on the disk when it returns.
+"""The database operations of runners: leasing, settling and releasing items.
 
-Nothing here is told twice: an item is leased by one runner at a time, and settled once, in the same
-transaction that counts it.
+Each method is one transaction, which is on the disk when the method returns. An item is leased by
+one runner at a time. It is settled once, in the transaction that also counts it.
 """
 
 from __future__ import annotations
@@ -35,21 +35,21 @@ from service.jobs.tables import (
 from service.pipeline.parameters import Parameters
 
 LEASE_SECONDS: Final = 20.0
-"""A runner that was not heard of for so long has lost its items."""
+"""Seconds without a heartbeat after which a runner counts as dead and loses its items."""
 SUSPICIOUS: Final = 2
-"""Times that an item's process may die before it is worked on alone."""
+"""Number of process deaths after which an item is processed alone."""
 HOPELESS: Final = 10
-"""And before it is given up."""
+"""Number of process deaths after which an item fails."""
 HANGS: Final = 4
-"""Deaths that it counts for when an item hangs the model which it has to itself: whoever kills a
-process may be somebody else, and this is nobody else."""
+"""Number of deaths that are counted if an item hangs the model while it is processed alone. A death
+with several items in work may be due to any of them, but here the cause is certain."""
 
 
 class Store:
-    """The tables as those see them who work on jobs.
+    """Leases, settles and releases items in the database.
 
     Args:
-        most_bytes: of the disk that all jobs may take with their results.
+        most_bytes: largest number of bytes on the disk of all jobs with their results.
     """
 
     def __init__(self, database: Database, most_bytes: int = sys.maxsize) -> None:
@@ -57,10 +57,10 @@ class Store:
         self._most_bytes = most_bytes
 
     def lease(self, runner: str, models: Sequence[tuple[str, str]], most: int) -> list[Leased]:
-        """Take items of a job that has waited longest for its turn.
+        """Lease up to `most` items of the job that has waited longest for its turn.
 
         Args:
-            models: names and fingerprints of those that are ready.
+            models: names and fingerprints of the models that are ready.
 
         Raises:
             InsufficientStorage: if there is no room for results.
@@ -96,13 +96,14 @@ class Store:
         return [_leased(job, row, alone=alone) for row in taken]
 
     def settle(self, runner: str, leased: Leased, problem: Problem | None, size: int) -> bool:
-        """Keep that an item is finished.
+        """Record that an item is finished.
 
         Args:
-            size: bytes of its result, which is on the disk already.
+            problem: the problem of an item that failed, else None.
+            size: bytes of the item's result, which is on the disk already.
 
         Returns:
-            Whether it still was the runner's to finish: its job was not cancelled meanwhile.
+            Whether the item was still leased to the runner and its job was not cancelled meanwhile.
         """
         with self._database.write() as connection:
             mine = connection.execute(
@@ -120,10 +121,10 @@ class Store:
             return _settled(connection, leased.job, leased.number, problem, size)
 
     def release(self, runner: str, leased: Leased, *, blamed: bool = False) -> None:
-        """Give an item back unfinished.
+        """Return an item unfinished.
 
         Args:
-            blamed: it hung the model, or another item that was at hand with it.
+            blamed: whether the model hung on this item or on another item of the same batch.
         """
         one = (items.c.job == leased.job) & (items.c.number == leased.number)
         with self._database.write() as connection:
@@ -133,7 +134,8 @@ class Store:
                 connection.execute(_freed(runner).where(one))
 
     def keep_only(self, runner: str, held: Collection[tuple[str, int]]) -> None:
-        """The same of all that the runner has but these: jobs and numbers."""
+        """Return all items of the runner unfinished, except for those in `held`, given by job and
+        number."""
         with self._database.write() as connection:
             found = connection.execute(
                 select(items.c.job, items.c.number).where(
@@ -146,7 +148,7 @@ class Store:
                 )
 
     def enlist(self, runner: str) -> None:
-        """Make a runner known; again and again, as a sign of life."""
+        """Register a runner, or record a heartbeat of a registered runner."""
         with self._database.write() as connection:
             now = _time(connection)
             known = connection.execute(
@@ -158,7 +160,7 @@ class Store:
                 )
 
     def neighbours(self, runner: str) -> list[str]:
-        """The other runners of this machine."""
+        """Return the other runners on this machine."""
         with self._database.read() as connection:
             host = runners.c.host == socket.gethostname()
             return list(
@@ -168,33 +170,34 @@ class Store:
             )
 
     def runners(self) -> set[str]:
-        """All that are known."""
+        """Return all registered runners."""
         with self._database.read() as connection:
             return set(connection.execute(select(runners.c.id)).scalars())
 
     def silent(self) -> list[str]:
-        """The runners that were not heard of for too long."""
+        """Return the runners without a heartbeat for `LEASE_SECONDS`."""
         with self._database.read() as connection:
             late = runners.c.seen < _time(connection) - LEASE_SECONDS
             return list(connection.execute(select(runners.c.id).where(late)).scalars())
 
     def bury(self, runner: str) -> None:
-        """Let a dead runner's items be worked on by others, and what it was receiving go; an item
-        at which too many died has failed."""
+        """Remove a dead runner and free its items for others. An item that too many dead
+        runners had leased fails. The jobs that the runner was receiving can then be removed."""
         with self._database.write() as connection:
-            # Who finds it dead at the same moment gets none of these rows.
+            # If another runner buries it at the same moment, only one of them gets these rows.
             _blame(connection, _freed(runner), 1)
             connection.execute(delete(runners).where(runners.c.id == runner))
 
     def dismiss(self, runner: str) -> None:
-        """A runner ends as it should: what it has is free again, and it is forgotten."""
+        """Remove a runner that ends regularly, and free its items."""
         with self._database.write() as connection:
             connection.execute(_freed(runner))
             connection.execute(delete(runners).where(runners.c.id == runner))
 
 
 def _time(connection: Connection) -> float:
-    """The database's where several machines share it, whose clocks may differ."""
+    """Return the current time in seconds. For a shared database it is the time of its server,
+    because the clocks of several machines may differ."""
     if connection.dialect.name == "sqlite":
         return time.time()
     epoch = func.extract("epoch", func.clock_timestamp())
@@ -209,7 +212,7 @@ def _next_job(models: Sequence[tuple[str, str]]) -> Any:
         .where(jobs.c.state.in_(OPEN), ready, free)
         .order_by(jobs.c.turn, jobs.c.created)
         .limit(1)
-        .with_for_update()  # or who is cancelled, done or removed meanwhile would run again
+        .with_for_update()  # else a job that is cancelled, done or removed meanwhile might rerun
     )
 
 
@@ -222,7 +225,7 @@ def _freed(runner: str) -> Any:
 
 
 def _blame(connection: Connection, freed: Any, deaths: int) -> None:
-    """Count deaths against items that are given back; those that have too many have failed."""
+    """Free items and count deaths for each of them. Items with `HOPELESS` deaths or more fail."""
     held = connection.execute(
         freed.values(attempts=items.c.attempts + deaths).returning(
             items.c.job, items.c.number, items.c.attempts
@@ -238,8 +241,8 @@ def _blame(connection: Connection, freed: Any, deaths: int) -> None:
 def _settled(
     connection: Connection, job: str, number: int, problem: Problem | None, size: int
 ) -> bool:
-    """Count an item. The job's row is locked from here on, so cursors come in the order in which
-    they can be seen."""
+    """Count a finished item and return whether its job was still open. The update locks the job's
+    row, so that cursors become visible in ascending order."""
     failed = int(problem is not None)
     counted = connection.execute(
         update(jobs)
@@ -274,7 +277,7 @@ def _leased(job: Row[Any], item: Row[Any], *, alone: bool) -> Leased:
     source = json.loads(item.source)
     try:
         parameters = parameters_of(job.parameters, json.loads(item.own) if item.own else {})
-    except Problem as problem:  # it is the item's: raised here, it would stop all jobs
+    except Problem as problem:  # fails this item only; raised here, it would stop all jobs
         parameters, source = Parameters(), {"problem": problem.body()}
     return Leased(
         job=job.id,

@@ -1,4 +1,4 @@
-"""Jobs on their way in, until they are accepted. Each method is one transaction."""
+"""The database operations that receive and accept jobs. Each method is one transaction."""
 
 from __future__ import annotations
 
@@ -19,26 +19,26 @@ from service.jobs.records import Job, NewItem, NewJob, job_of, parameters_json
 from service.jobs.tables import FREE, OPEN, RECEIVING, WAITING, bytes_of_jobs, items, jobs, meta
 
 BUSY_SECONDS: Final = 10
-"""After which a job that was one too many may be brought again."""
+"""Seconds after which a client may retry a job that exceeded the number of unfinished jobs."""
 
 
 class Submissions:
-    """The tables as those see them who bring jobs."""
+    """Receives and accepts jobs in the database."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
 
     def begin(self, runner: str, new: NewJob, most: int | None = None) -> str:
-        """Make room for a job that `runner` receives; nobody sees it before it is accepted.
+        """Create a job that `runner` receives. Clients do not see it before it is accepted.
 
         Args:
-            most: unfinished jobs that there may be with it.
+            most: largest number of unfinished jobs, including this one; None for no limit.
 
         Returns:
-            Its id: later jobs have greater ones.
+            The job's id. Later jobs have greater ids.
 
         Raises:
-            TooManyJobs: if there are as many already.
+            TooManyJobs: if the largest number of unfinished jobs is reached.
         """
         name = f"{time.time_ns() // 1_000_000:012x}{secrets.token_hex(8)}"
         with self._database.write() as connection:
@@ -71,11 +71,11 @@ class Submissions:
         return name
 
     def add(self, job: str, first: int, new: Sequence[NewItem]) -> None:
-        """Some of a job's items, numbered from `first`.
+        """Add items to a job, numbered from `first`.
 
         Raises:
-            DuplicateId: naming the id that two of them have.
-            Unavailable: if whoever receives it was taken for dead meanwhile.
+            DuplicateId: if two items of the job have the same id; the message names it.
+            Unavailable: if the job was removed, because its runner was considered dead.
         """
         rows = [
             {
@@ -96,7 +96,7 @@ class Submissions:
                 connection.execute(insert(items), rows)
         except IntegrityError:
             twice = self._twice(job, [item.id for item in new])
-            if twice is None:  # it was the job that is gone
+            if twice is None:  # the error is about the job's row, which was removed
                 raise _forgotten() from None
             raise DuplicateId(
                 f"two instances have the id {twice[:200]!r}; each needs its own"
@@ -113,18 +113,19 @@ class Submissions:
         warnings: Sequence[str],
         most_bytes: int | None = None,
     ) -> Job:
-        """From here on the job is there: this is what a caller is told.
+        """Accept a job, so that clients see it and runners process it.
 
         Args:
-            most_bytes: of the disk that all jobs may take together with it.
+            most_bytes: largest number of bytes on the disk of all jobs together, including this
+                one; None for no limit.
 
         Returns:
-            It, or the one that the same caller brought before under the same idempotency key.
+            The accepted job, or an earlier job of the same owner with the same idempotency key.
 
         Raises:
-            IdempotencyConflict: if that one asks for something else.
-            InsufficientStorage: if others that came meanwhile have taken its place.
-            Unavailable: if whoever receives it was taken for dead meanwhile.
+            IdempotencyConflict: if that earlier job has other contents.
+            InsufficientStorage: if the jobs together exceed `most_bytes`.
+            Unavailable: if the job was removed, because its runner was considered dead.
         """
         others = jobs.alias()
         values = {
@@ -138,7 +139,8 @@ class Submissions:
             "total": total,
             "bytes": size,
             "warnings": json.dumps(list(warnings)),
-            # After those who wait already: were it before them, they would wait for all who come.
+            # The new job queues behind the waiting jobs; otherwise new jobs could delay them again
+            # and again.
             "turn": select(func.coalesce(func.max(others.c.turn), 0))
             .where(others.c.state.in_(OPEN))
             .scalar_subquery(),
@@ -158,21 +160,21 @@ class Submissions:
                             raise no_room(taken, most_bytes)
                     before = job_of(connection.execute(select(jobs).where(jobs.c.id == job)).one())
                 return before
-        except IntegrityError:  # the same key came twice at the same moment
+        except IntegrityError:  # another job with the same key was accepted at the same moment
             with self._database.read() as connection:
                 same = self._before(connection, new, digest)
-            if same is None:  # it is gone already
+            if same is None:  # that job has been removed already
                 raise _forgotten() from None
             return same
 
     def knows(self, owner: str, idempotency: str) -> bool:
-        """Whether this caller has brought a job under this key."""
+        """Return whether this owner has a job with this idempotency key."""
         brought = select(jobs.c.id).where(jobs.c.owner == owner, jobs.c.idempotency == idempotency)
         with self._database.read() as connection:
             return connection.execute(brought).first() is not None
 
     def bytes(self) -> int:
-        """What all jobs together take of the disk."""
+        """Return the number of bytes that all jobs take on the disk."""
         with self._database.read() as connection:
             return bytes_of_jobs(connection)
 
@@ -211,7 +213,8 @@ def _forgotten() -> Unavailable:
 
 
 def _one_at_a_time(connection: Connection) -> None:
-    """What is counted from here on stays so to the transaction's end, whoever else brings a job."""
+    """Lock out the other transactions that call this, until the end of this transaction, so that
+    counts stay valid."""
     connection.execute(select(meta.c.version).with_for_update())
 
 

@@ -1,4 +1,4 @@
-"""What is kept of jobs, in tables."""
+"""The database tables of jobs."""
 
 from __future__ import annotations
 
@@ -23,15 +23,16 @@ from sqlalchemy import (
 )
 
 VERSION: Final = 1
-"""Of these tables: a database of another one is not touched."""
+"""Version of these tables. A database with another version is not used."""
 RECEIVING, WAITING, RUNNING = "receiving", "waiting", "running"
 DONE, CANCELLED, LEAVING = "done", "cancelled", "leaving"
 OPEN: Final = (WAITING, RUNNING)
 SHOWN: Final = (*OPEN, DONE, CANCELLED)
-"""States of a job that callers see. Before them it is not accepted, after them it is removed."""
+"""States in which clients see a job. Before these states the job is not accepted yet; after them it
+is being removed."""
 FREE, LEASED, SETTLED = "free", "leased", "settled"
 CHUNK: Final = 5000
-"""Rows of a transaction: who wants to write meanwhile waits for no more than these."""
+"""Largest number of rows that one transaction writes, so that other writers do not wait long."""
 
 metadata = MetaData()
 
@@ -46,19 +47,19 @@ jobs = Table(
     metadata,
     Column("id", String(32), primary_key=True),
     Column("state", String(16), nullable=False),
-    Column("owner", String(64), nullable=False),  # the name of the API key, "" without
+    Column("owner", String(64), nullable=False),  # name of the API key; "" without one
     Column("idempotency", String(200)),
-    Column("digest", String(64), nullable=False),  # of all that was asked
+    Column("digest", String(64), nullable=False),  # of the items, the model and the parameters
     Column("model", String(200), nullable=False),
-    Column("weights", String(64), nullable=False),  # their fingerprint
+    Column("weights", String(64), nullable=False),  # fingerprint of the model
     Column("parameters", Text, nullable=False),
     Column("warnings", Text, nullable=False),
     Column("total", Integer, nullable=False),
     Column("done", Integer, nullable=False),
     Column("failed", Integer, nullable=False),
-    Column("bytes", BigInteger, nullable=False),  # on the disk
-    Column("turn", BigInteger, nullable=False),  # when it was last worked on, among jobs
-    Column("runner", String(32)),  # who receives it
+    Column("bytes", BigInteger, nullable=False),  # size on the disk
+    Column("turn", BigInteger, nullable=False),  # the job with the lowest number is leased next
+    Column("runner", String(32)),  # the runner that receives the job
     Column("created", Float(53), nullable=False),
     Column("started", Float(53)),
     Column("finished", Float(53)),
@@ -73,10 +74,10 @@ items = Table(
     Column("number", Integer, primary_key=True, autoincrement=False),
     Column("id", Text, nullable=False),
     Column("source", Text, nullable=False),
-    Column("own", Text),  # parameters of its own
+    Column("own", Text),  # parameters of this item alone
     Column("state", String(8), nullable=False),
     Column("runner", String(32)),
-    Column("attempts", Integer, nullable=False),  # deaths of runners that had it in hand
+    Column("attempts", Integer, nullable=False),  # deaths of runners that had leased the item
     UniqueConstraint("job", "id"),
     Index("items_to_do", "job", "state", "attempts", "number"),
     Index("items_of_runner", "runner"),
@@ -106,5 +107,5 @@ runners = Table(
 
 
 def bytes_of_jobs(connection: Connection) -> int:
-    """What jobs take of the disk, all together: their images, items and results."""
+    """Return the number of bytes of all jobs together: their images, items and results."""
     return int(connection.execute(select(func.sum(jobs.c.bytes))).scalar() or 0)

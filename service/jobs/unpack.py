@@ -1,4 +1,4 @@
-"""Strangers' zip and tar archives, read without trusting a word of them."""
+"""Safe reading of untrusted zip and tar archives."""
 
 from __future__ import annotations
 
@@ -20,12 +20,15 @@ NESTED: Final = frozenset(
 )
 JUNK: Final = ("Thumbs.db", "desktop.ini")
 LONGEST_LISTING: Final = 64_000_000
-"""Bytes of a zip's list of contents, which is read whole, into six times the memory."""
+"""Largest size of a zip's list of contents, in bytes. It is read as a whole and takes six times as
+much memory."""
 PACKED: Final = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
-"""How a zip's entries may be packed. Of the other ways Python unpacks all at once, however much."""
+"""Allowed compression methods of a zip's entries. For the other methods Python decompresses data
+without a limit on its size."""
 GZIP: Final = b"\x1f\x8b"
 LONGEST_HEADER: Final = 1_000_000
-"""Bytes of a tar's headers for names and the like, which are read whole."""
+"""Largest size of a tar's extension header (for long names and the like), in bytes. Such a header
+is read as a whole."""
 HEADERS: Final = (
     tarfile.GNUTYPE_LONGNAME,
     tarfile.GNUTYPE_LONGLINK,
@@ -35,18 +38,19 @@ HEADERS: Final = (
 )
 BUFFER: Final = 128 * tarfile.BLOCKSIZE
 LAST_READS: Final = 20
-"""Of a file that has ended: who reads on never stops."""
+"""Number of reads allowed after the end of a file. It stops a reader that would read on for
+ever."""
 
 
 def collect_zip(file: BinaryIO, collector: Collector, *, max_bytes: int) -> None:
-    """Its images, named as in it.
+    """Pass the images of a zip archive to the collector, with their names in the archive.
 
     Args:
-        max_bytes: of everything in it, unpacked.
+        max_bytes: largest total size of the unpacked entries.
 
     Raises:
-        InvalidArchive: if it is none, or has a name or a kind of entry that no honest one has.
-        BodyTooLarge: if it unpacks to more.
+        InvalidArchive: if the file is not a zip, or has an unsafe name or kind of entry.
+        BodyTooLarge: if the archive unpacks to more than `max_bytes`.
     """
     room = _Room(max_bytes)
     bounded = _Bounded(file)
@@ -54,7 +58,8 @@ def collect_zip(file: BinaryIO, collector: Collector, *, max_bytes: int) -> None
         with zipfile.ZipFile(bounded) as archive:
             bounded.read_whole = False
             entries = archive.infolist()
-            # What it says of itself ends an honest large one early; what it unpacks to is counted.
+            # The declared sizes reject a large archive early. They may be false, so the unpacked
+            # bytes are counted as well.
             room.check(sum(entry.file_size for entry in entries))
             for entry in entries:
                 if entry.is_dir():
@@ -76,7 +81,7 @@ def collect_zip(file: BinaryIO, collector: Collector, *, max_bytes: int) -> None
                 except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError) as error:
                     collector.fail(entry.filename, _broken(error))
                     continue
-                except RuntimeError as error:  # of a password that it wants
+                except RuntimeError as error:  # the entry needs a password
                     collector.fail(entry.filename, _broken(error))
                     continue
                 room.take(len(data))
@@ -86,7 +91,10 @@ def collect_zip(file: BinaryIO, collector: Collector, *, max_bytes: int) -> None
 
 
 def collect_tar(file: BinaryIO, collector: Collector, *, max_bytes: int) -> None:
-    """The same of a tar, as it is or gzipped."""
+    """Pass the images of a tar archive, plain or gzipped, to the collector.
+
+    The arguments and errors are those of `collect_zip`.
+    """
     room = _Room(max_bytes)
     packed = file.read(len(GZIP)) == GZIP
     file.seek(0)
@@ -99,7 +107,7 @@ def collect_tar(file: BinaryIO, collector: Collector, *, max_bytes: int) -> None
             tarinfo=_Entry,
         ) as archive:
             while (entry := archive.next()) is not None:
-                archive.members = []  # it would keep them all
+                archive.members = []  # otherwise the archive would keep all entries in memory
                 if entry.isdir():
                     continue
                 if not entry.isreg() or entry.issparse():
@@ -121,7 +129,7 @@ def collect_tar(file: BinaryIO, collector: Collector, *, max_bytes: int) -> None
 
 
 class _Room:
-    """What may still be unpacked."""
+    """Counts how many bytes may still be unpacked."""
 
     def __init__(self, bytes_left: int) -> None:
         self._whole = self._left = bytes_left
@@ -138,9 +146,10 @@ class _Room:
 
 
 class _Bounded:
-    """A zip's file, of which nobody reads more at a time than its list of contents may have.
+    """A zip's file with a limit on the size of its list of contents.
 
-    What a zip says of that list's length it says twice or thrice; what counts is what is read.
+    A zip declares the length of that list in several places, so the limit is applied to what is
+    actually read.
     """
 
     def __init__(self, file: BinaryIO) -> None:
@@ -149,9 +158,10 @@ class _Bounded:
         self.seek, self.tell, self.seekable = file.seek, file.tell, file.seekable
 
     def read(self, size: int = -1) -> bytes:
-        """
+        """Read up to `size` bytes.
+
         Raises:
-            BodyTooLarge: if it is the list of contents, and too long.
+            BodyTooLarge: if this reads the list of contents and the list is too long.
         """
         if self.read_whole and size > LONGEST_LISTING:
             raise BodyTooLarge(
@@ -161,7 +171,7 @@ class _Bounded:
 
 
 class _Unpacked:
-    """What a tar is read from: its bytes, gzipped no more, as many of them as there may be."""
+    """The unpacked bytes of a tar, with a limit on their number."""
 
     def __init__(self, file: BinaryIO | gzip.GzipFile, room: _Room) -> None:
         self._file = file
@@ -169,10 +179,11 @@ class _Unpacked:
         self._last_reads = 0
 
     def read(self, size: int) -> bytes:
-        """
+        """Read up to `size` bytes.
+
         Raises:
-            BodyTooLarge: if there is more than may be unpacked.
-            tarfile.ReadError: if it has ended again and again.
+            BodyTooLarge: if there are more bytes than may be unpacked.
+            tarfile.ReadError: if the end of the file was read more than `LAST_READS` times.
         """
         data = self._file.read(size)
         self._room.take(len(data))
@@ -183,14 +194,14 @@ class _Unpacked:
         return data
 
     def end(self) -> None:
-        """Read what may follow the last entry: gzip's sums come at the end."""
+        """Read the rest after the last entry, so that gzip checks its checksum at the end."""
         for _ in range(LAST_READS):
             if not self.read(BUFFER):
                 break
 
 
 class _Entry(tarfile.TarInfo):
-    """Of a tar."""
+    """An entry of a tar; the size of its extension headers is limited."""
 
     @classmethod
     def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> _Entry:
@@ -201,10 +212,10 @@ class _Entry(tarfile.TarInfo):
 
 
 def _wanted(name: str, collector: Collector) -> bool:
-    """Whether an entry is an item.
+    """Return whether an entry is an item of the job; hidden files are skipped.
 
     Raises:
-        InvalidArchive: if no honest archive has it.
+        InvalidArchive: if the entry's name is unsafe, or the entry is itself an archive.
     """
     path = PurePosixPath(name.replace("\\", "/"))
     shown = repr(name[:200])

@@ -1,4 +1,4 @@
-"""The models to serve, as a TOML file names them."""
+"""The catalog of models to serve, read from a TOML file."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from service.core.choices import (
 from service.core.errors import ConfigError
 
 MISMATCHES = {"pin": "sha256", "crop": "crop_ratio"}
-"""Mistakes of keys that do not go together, and the one to change."""
+"""Type of a validation error about conflicting keys → the key that the message names."""
 Side = Annotated[int, Field(ge=8, le=4096)]
 Mean = Annotated[float, Field(ge=-1000, le=1000, allow_inf_nan=False)]
 Std = Annotated[float, Field(gt=0, le=1000, allow_inf_nan=False)]
@@ -188,17 +188,17 @@ class ModelEntry(BaseModel):
 
     @property
     def copies(self) -> tuple[ModelEntry, ...]:
-        """The entry for each of its devices."""
+        """One copy of the entry for each of its devices."""
         devices = self.device if isinstance(self.device, list) else [self.device]
         return tuple(self.model_copy(update={"device": device}) for device in devices)
 
     def mistake(self, key: str, sentence: str) -> ConfigError:
-        """A mistake in `key` of this entry."""
+        """Return an error about `key` of this entry; its message names the file and the model."""
         file = f"{self._file}: " if self._file else ""
         return ConfigError(f"{file}model {self.name!r}: key {key!r}: {sentence}")
 
     def path(self, name: str) -> Path:
-        """A path that the entry names, relative to its file's folder."""
+        """Return a path that the entry names; a relative one starts at the TOML file's folder."""
         return (self._file.parent if self._file else Path()) / Path(name).expanduser()
 
 
@@ -234,15 +234,16 @@ class NewModel(BaseModel):
 
 EMBEDDED = ModelEntry(name="efficientnet-lite0", source="embedded:efficientnet-lite0")
 MEASURED = dict.fromkeys(("gradcam++", "smoothgradcam++", "elementwise", "layercam"), "blocks.6")
-"""Of the embedded model: methods whose maps lie better at another layer than its default one, by
-`bench/localisation.py`."""
+"""Method name → layer, for the methods that localise better at another layer of the embedded model
+than its default layer, as measured by `bench/localisation.py`."""
 
 
 def read_catalog(file: Path | None) -> tuple[ModelEntry, ...]:
-    """The models named in `file`; the embedded one without a file.
+    """Return the entries of `file`; without a file, the entry of the embedded model.
 
     Raises:
-        ConfigError: naming file, entry, key and what is allowed.
+        ConfigError: if the file is invalid; the message names the file, the entry, the key and the
+            allowed values.
     """
     if file is None:
         return (EMBEDDED,)

@@ -1,4 +1,4 @@
-"""With which devices, and how many cores, torch computes."""
+"""The devices and the CPU cores that torch computes with."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ _BINDING = Lock()
 
 
 def usable() -> list[int]:
-    """The cores that this process may use."""
-    if hasattr(os, "sched_getaffinity"):  # not on macOS
+    """Return the numbers of the CPU cores that this process may use."""
+    if hasattr(os, "sched_getaffinity"):  # macOS does not have it
         return sorted(os.sched_getaffinity(0))
     return list(range(os.cpu_count() or 1))
 
 
 def accelerators() -> list[str]:
-    """Every accelerator that there is, as torch names it: "cuda:0" …"""
+    """Return the name of every available accelerator, as torch names it: "cuda:0" …"""
     accelerator = torch.accelerator.current_accelerator(check_available=True)
     if accelerator is None:
         return []
@@ -28,34 +28,37 @@ def accelerators() -> list[str]:
 
 
 def devices(most_shares: int) -> list[str]:
-    """Every accelerator that there is, or else "cpu" for each share of the cores."""
+    """Return the names of all available accelerators; without any, "cpu" once for each share of
+    the cores, at most `most_shares` times."""
     return accelerators() or ["cpu"] * min(len(usable()), most_shares)
 
 
 def bind(cores: Sequence[int] | None) -> None:
-    """Let this thread, and those that torch starts from it, compute with some cores alone; else the
-    threads of several engines would each expect to have all of them.
+    """Restrict this thread, and the threads that torch starts from it, to some CPU cores. Without
+    this, each of several engines would start as many threads as there are cores.
 
-    Every other thread, now or later, keeps the count and the cores that it would have had.
+    Every other thread, now or later, keeps the thread count and the cores that it would have had.
 
     Args:
-        cores: their numbers; None for all that the process computes with.
+        cores: numbers of the cores; None for no restriction.
     """
-    # torch.set_num_threads sets the calling thread's count, and the one that every thread takes on
-    # when it first computes. Until that is put back no other thread may take it on.
+    # torch.set_num_threads sets two counts: that of the calling thread, and the default that every
+    # thread adopts when it first computes. No other thread may adopt the default before it is
+    # restored.
     with _BINDING:
-        torch.get_num_threads()  # takes it on, which later would undo what is set here
+        torch.get_num_threads()  # adopts the default now; adopting it later would undo the setting
         if cores is None:
             return
         with ThreadPoolExecutor(1) as unbound:
             before = unbound.submit(torch.get_num_threads).result()
             torch.set_num_threads(len(cores))
             unbound.submit(torch.set_num_threads, before).result()
-    if hasattr(os, "sched_setaffinity"):  # not on macOS
+    if hasattr(os, "sched_setaffinity"):  # macOS does not have it
         os.sched_setaffinity(0, cores)
 
 
 def use_all() -> None:
-    """Compute with every core, where there is no accelerator to do it; whatever the host said."""
+    """Set torch's number of threads to the number of cores if there is no accelerator, whatever the
+    environment sets."""
     if not torch.accelerator.is_available():
         torch.set_num_threads(os.cpu_count() or 1)

@@ -1,4 +1,4 @@
-"""A digest of all that shapes a model's maps."""
+"""The fingerprint of a model: a digest of everything that its maps depend on."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def fingerprint_of(
     labels: Labels,
     reading: Reading,
 ) -> str:
-    """A hexadecimal digest of the weights and of what the entry says about maps."""
+    """Return a hexadecimal digest of the weights and of the settings that maps depend on."""
     digest = hashlib.blake2b(digest_size=16)
     digest.update(
         f"{entry.source}|{entry.dtype}|{preprocessing}|{entry.method_layers}|{entry.reshape}|"

@@ -1,4 +1,4 @@
-"""What a model's classes are called, and which class a name means."""
+"""The names of a model's classes, and the lookup of a class by its name."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from service.core.errors import AmbiguousLabel, UnknownLabel
 
 @dataclass(frozen=True)
 class Labels:
-    """One name per class and, where classes have several, every name they go by.
+    """One display name per class, and the synonyms of classes that have several names.
 
-    Names are matched without regard to case, and a space, hyphen or underscore is the same.
+    Lookups ignore case and treat spaces, hyphens and underscores as equal.
     """
 
     names: tuple[str, ...]
@@ -36,11 +36,11 @@ class Labels:
         return self.names[index] if index < len(self.names) else None
 
     def meant(self, target: str) -> int:
-        """The class that a number or a label means.
+        """Return the index of the class that a number or a label means.
 
         Raises:
-            UnknownLabel: naming the nearest labels.
-            AmbiguousLabel: naming every class it could mean.
+            UnknownLabel: if no class has this label; the message names the nearest labels.
+            AmbiguousLabel: if several classes are meant; the message names each of them.
         """
         if not target.isdecimal():
             return self.index(target)
@@ -59,11 +59,11 @@ class Labels:
         )
 
     def index(self, label: str) -> int:
-        """The class that `label` means.
+        """Return the index of the class with this label.
 
         Raises:
-            UnknownLabel: naming the nearest labels.
-            AmbiguousLabel: naming every class it could mean.
+            UnknownLabel: if no class has this label; the message names the nearest labels.
+            AmbiguousLabel: if several classes have it; the message names each of them.
         """
         meant = self._meant.get(_plain(label), ())
         if len(meant) == 1:
@@ -85,16 +85,17 @@ class Labels:
         )
 
     def _shown(self, plain: str) -> str:
-        """A name of `_meant` as people write it."""
+        """Return the display form of a name in `_meant`."""
         name = self.names[self._meant[plain][0]]
         return name if _plain(name) == plain else plain
 
 
 def imagenet() -> Labels:
-    """The 1000 classes of ImageNet-1k: torchvision's category names, with WordNet's synonyms.
+    """Return the labels of the 1000 classes of ImageNet-1k: torchvision's category names, with
+    WordNet's synonyms.
 
-    The synonyms matter for safety as much as for comfort: `crane` is a bird and a machine, and
-    whoever asks for one must not silently get the other.
+    The synonyms also prevent mistakes: `crane` is a bird and a machine, so it is reported as
+    ambiguous.
     """
     from timm.data import ImageNetInfo
     from torchvision.models import ResNet18_Weights
@@ -106,12 +107,13 @@ def imagenet() -> Labels:
 
 
 def read_labels(file: Path) -> Labels:
-    """A label file: UTF-8, one label a line, in the order of the classes.
+    """Read a label file: UTF-8, one label a line, in the order of the classes.
 
     Raises:
-        OSError, UnicodeDecodeError: as reading text does.
+        OSError: if the file cannot be read.
+        UnicodeDecodeError: if it is not UTF-8.
     """
-    # str.splitlines also ends a line at what people paste into names: U+2028, form feeds.
+    # str.splitlines would also split at characters that may occur in names: U+2028, form feeds.
     lines = file.read_text(encoding="utf-8-sig").split("\n")
     return Labels.of([line.strip() for line in lines if line.strip()])
 

@@ -1,4 +1,4 @@
-"""A photo as the model sees it: its pixels, where on the photo they lie, and the input tensor."""
+"""Preprocessing of photos: resizing and cropping them, and making the model's input tensor."""
 
 from __future__ import annotations
 
@@ -19,38 +19,43 @@ Fit = Literal["crop", "squash", "pad"]
 
 @dataclass(frozen=True)
 class ModelInput:
-    """What a model gets to see of one photo."""
+    """The part of one photo that a model sees."""
 
     pixels: NDArray[np.uint8]
-    """RGB (H, W, 3), resized and cropped, not normalised: the engine does that on its device."""
+    """RGB pixels (H, W, 3), resized and cropped but not normalised: the engine normalises them on
+    its device."""
     box: Box
-    """Where the edges of `pixels` lie on the photo, in its pixels; beyond it where it is padded."""
+    """Position of the edges of `pixels` on the photo, in the photo's pixels. Padding lies outside
+    the photo."""
     digest: bytes
-    """Of `pixels`: equal for what looks the same to the model."""
+    """Digest of `pixels`: equal for photos that look the same to the model."""
 
 
 @dataclass(frozen=True)
 class Preprocessing:
     """A model's evaluation preprocessing: resize, then crop the centre, then normalise.
 
-    The resampling is Pillow's, antialiased, because that is what the weights were trained and
-    evaluated with; OpenCV's bicubic filter skips pixels when it shrinks.
+    Pillow resamples with antialiasing, as in the training and evaluation of the weights; OpenCV's
+    bicubic filter skips pixels when it shrinks an image.
     """
 
     height: int
     width: int
     shorter_side: int
-    """To which the photo's shorter side is resized before the centre of a square input is cropped;
-    a longer side of the input is covered in proportion."""
+    """Size in pixels to which the photo's shorter side is resized before the centre is cropped, for
+    a square input. For other inputs it belongs to the input's shorter side, and the longer side is
+    scaled in proportion."""
     mean: tuple[float, float, float]
     std: tuple[float, float, float]
     resampling: Image.Resampling
     crop_fit: Fit = "crop"
-    """What `crop` means: a few models were evaluated squashed or padded instead."""
+    """What the fit `crop` means for this model: a few models were evaluated with squashed or padded
+    photos."""
     reversed: bool = False
-    """Whether the model takes blue, green, red. `mean` and `std` are of red, green, blue."""
+    """Whether the model takes the channels in the order blue, green, red. `mean` and `std` are
+    always in the order red, green, blue."""
     byte_range: bool = False
-    """Whether pixels are 0 … 255 before they are normalised, not 0 … 1."""
+    """Whether pixels are in 0 … 255 before they are normalised, not in 0 … 1."""
 
     def apply(self, photo: Image.Image, fit: Fit) -> ModelInput:
         """Resize and crop an RGB photo.
@@ -71,12 +76,12 @@ class Preprocessing:
         return ModelInput(pixels, box, digest)
 
     def _cropped(self, width: int, height: int) -> Box:
-        """The centre crop, with the roundings of torchvision's Resize and CenterCrop; for inputs
-        that are not square, those of timm's ResizeKeepRatio."""
+        """Return the box of the centre crop. Sizes are rounded as in torchvision's Resize and
+        CenterCrop; for inputs that are not square, as in timm's ResizeKeepRatio."""
         unit = self.shorter_side / min(self.width, self.height)
         scale = max(round(self.width * unit) / width, round(self.height * unit) / height)
         whole = int if self.width == self.height else round
-        # The tiny addition keeps the side that decides from falling below its own whole number.
+        # The small addition keeps a side that should be a whole number from being rounded down.
         resized_width, resized_height = whole(width * scale + 1e-6), whole(height * scale + 1e-6)
         left = round((resized_width - self.width) / 2)
         top = round((resized_height - self.height) / 2)
@@ -97,8 +102,8 @@ class Preprocessing:
         x = self.width / (box.right - box.left)
         y = self.height / (box.bottom - box.top)
         inner = (max(round((right - left) * x), 1), max(round((bottom - top) * y), 1))
-        # Resizing with a box gives the pixels of "resize, then crop" without the big picture
-        # between the two: a strip of 1 × 10,000 pixels costs what any other photo costs.
+        # Resizing with a box gives the pixels of "resize, then crop" without the large image in
+        # between, so a strip of 1 × 10,000 pixels costs no more than any other photo.
         resized = photo.resize(inner, self.resampling, box=(left, top, right, bottom))
         if inner == (self.width, self.height):
             return np.asarray(resized)
@@ -110,11 +115,11 @@ class Preprocessing:
 
 
 class Normalisation:
-    """Turns pixels into a model's input on the model's device, so that a quarter of the bytes is
-    copied to it.
+    """Normalises pixels on the model's device. Copying uint8 pixels to the device takes a quarter
+    of the bytes of a float32 input.
 
     Args:
-        device: on which the mean and the standard deviation stay.
+        device: the device that holds the mean and the standard deviation.
     """
 
     def __init__(self, preprocessing: Preprocessing, device: torch.device) -> None:
@@ -135,7 +140,7 @@ class Normalisation:
 
         Returns:
             float32 (N, 3, H, W) on the device: (pixels / 255 − mean) / std, without the division
-            by 255 for a model that takes 0 … 255. Its channels lie last in memory.
+            by 255 for a model that takes 0 … 255. The memory layout is channels-last.
         """
         planes = torch.from_numpy(pixels).to(self._device).permute(0, 3, 1, 2)
         normalised = torch.addcmul(self._shift, planes, self._scale)

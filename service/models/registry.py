@@ -1,4 +1,4 @@
-"""From an entry of the catalog to a model that can be served."""
+"""Loading a model: an entry of the catalog becomes a `ServedModel`."""
 
 from __future__ import annotations
 
@@ -33,7 +33,8 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, eq=False)
 class ServedModel:
-    """A model on its device, frozen and in eval mode, and all that is known of it."""
+    """A model on its device, frozen and in eval mode, with everything that the service knows about
+    it."""
 
     name: str
     source: str
@@ -42,49 +43,50 @@ class ServedModel:
     dtype: torch.dtype
     preprocessing: Preprocessing
     normalise: Normalisation
-    """The last step of the preprocessing, on the device."""
+    """Last step of the preprocessing, which runs on the device."""
     kind: Kind
     reading: Reading
-    """How its output is read, its activation resolved."""
+    """How the model's output is read, with its activation resolved."""
     activation_reason: str
-    """Why it is that activation, as half a sentence."""
+    """Reason for that activation, worded as a clause."""
     labels: Labels
     classes: int
-    """0 where nobody knows: of a detector without labels."""
+    """Number of classes; 0 if it is unknown, for a detector without labels."""
     layers: tuple[Layer, ...]
     default_layer: str
     levels: tuple[str, ...]
-    """The layers that a detector's boxes are made from; of other models the default one."""
+    """Layers from which a detector computes its boxes; for other models, the default layer."""
     method_layers: dict[str, str]
-    """Of methods whose default layer is another."""
+    """Method name → default layer, for methods whose default layer differs from the model's."""
     unsuited: dict[str, str]
-    """Method → why the model cannot do it."""
+    """Method name → reason why the method does not work with the model."""
     max_batch: int
     batching: str | None
-    """Why images are given to it one by one, whatever its entry says."""
+    """Reason why the model gets one image at a time, whatever its entry sets; None if it takes
+    batches."""
     channels_last: bool
-    """Whether images should be laid out with their channels last."""
+    """Whether images should have the channels-last memory layout."""
     head: PooledHead | None
-    """Its linear head, if that reads the default layer's mean."""
+    """The linear head, if it reads the mean of the default layer."""
     fast: FastPath | None
-    """Its copy for the default layer's maps, not yet warmed."""
+    """The model's copy that computes maps of the default layer fast; it is not warmed yet."""
     fingerprint: str
-    """A digest of the weights and of everything else that shapes a map."""
+    """Digest of the weights and of everything else that maps depend on."""
 
     @property
     def background(self) -> int | None:
-        """The class of a segmenter that stands for everything else."""
+        """Index of a segmenter's background class; None if it has none."""
         first = self.labels.name(0) or ""
         return 0 if self.kind == "segments" and first.strip("_") == "background" else None
 
     @property
     def activation(self) -> Activation:
-        """What makes probabilities of its outputs."""
+        """Activation that turns the model's outputs into probabilities."""
         assert self.reading.activation != "auto"
         return self.reading.activation
 
     def layers_of(self, method: str) -> tuple[str, ...]:
-        """The default layer of a method, or layers."""
+        """Return the default layer or layers of a method."""
         if METHODS[method].levels and method not in self.method_layers:
             return self.levels
         return (self.method_layers.get(method, self.default_layer),)
@@ -92,10 +94,14 @@ class ServedModel:
 
 @seeded
 def load(entry: ModelEntry) -> ServedModel:
-    """Build the module, load its weights, put it on its (one) device and look at its layers.
+    """Build the module, load its weights, move it to its device and examine its layers.
+
+    Args:
+        entry: an entry with a single device.
 
     Raises:
-        ConfigError: naming file, entry, key and what is allowed.
+        ConfigError: if the model cannot be served; the message names the file, the entry, the key
+            and the allowed values.
     """
     given = _labels(entry)
     built = build(entry, len(given) if given else None)
@@ -129,7 +135,7 @@ def load(entry: ModelEntry) -> ServedModel:
             )
         binary = said.detections is None and logits_of(raw, reading, batch=1).shape[1] == 1
         grid = next(layer.grid for layer in layers if layer.name == default)
-        assert grid  # of an explainable layer
+        assert grid  # an explainable layer has one
         cannot = unsuited(module, image, default, grid, reading)
         head = None if "cam" in cannot else pooled_head(module, image, default, grid, reading)
         batching = None
@@ -149,7 +155,7 @@ def load(entry: ModelEntry) -> ServedModel:
         raise entry.mistake("activation", str(error)) from None
     except CamError as error:
         raise entry.mistake("source", f"the model cannot be explained: {error}") from None
-    except Exception as error:  # the module is the operator's: whatever it raises is a mistake
+    except Exception as error:  # the module may be the operator's own and raise anything
         reason = one_line(error)
         raise entry.mistake(
             "input_size", f"the model fails on an input of shape {shape}: {reason}"
@@ -184,13 +190,13 @@ def load(entry: ModelEntry) -> ServedModel:
 
 
 def _reading(entry: ModelEntry, module: nn.Module, image: torch.Tensor) -> tuple[Reading, str]:
-    """How the model's output is read, and why its activation is that one."""
+    """Return how the model's output is read, and the reason for its activation."""
     reading, reason = resolve_reading(module, image, Reading(entry.output, entry.activation))
     return reading, reason if entry.activation == "auto" else "it is set in the model's entry"
 
 
 def _labels(entry: ModelEntry) -> Labels | None:
-    """The labels that the entry names, if it names any."""
+    """Return the labels that the entry names; None if it names none."""
     if entry.labels is None:
         return None
     if entry.labels == "imagenet":
@@ -209,8 +215,8 @@ def _labels(entry: ModelEntry) -> Labels | None:
 def _checked(
     entry: ModelEntry, labels: Labels | None, built: Built, classes: int | None, *, binary: bool
 ) -> Labels:
-    """The labels of the model's classes; of a model with one output the positive one may be named
-    alone."""
+    """Return the labels of the model's classes. For a model with one output, the entry may name
+    only the positive class."""
     if labels is None:
         if built.labels and classes in (None, len(built.labels)):
             return Labels.of(built.labels)
@@ -226,7 +232,7 @@ def _checked(
 
 
 def _device(entry: ModelEntry) -> torch.device:
-    assert isinstance(entry.device, str)  # of one of an entry's copies
+    assert isinstance(entry.device, str)  # one of an entry's copies has a single device
     if entry.device == "auto":
         return torch.accelerator.current_accelerator(check_available=True) or torch.device("cpu")
     device, here = torch.device(entry.device), accelerators()
@@ -269,7 +275,7 @@ def _usable(entry: ModelEntry, key: str, name: str, layers: tuple[Layer, ...]) -
 
 
 def _class_count(said: Output) -> int | None:
-    """How many classes there are; None of a detector, which names only those it finds."""
+    """Return the number of classes; None for a detector, which only names the classes it finds."""
     values = said.logits if said.segments is None else said.segments
     return None if values is None else len(values)
 
@@ -295,7 +301,7 @@ def _fast(
 
 
 def _has_bfloat16(device: torch.device) -> bool:
-    """Whether the device computes in bfloat16 rather than imitating it."""
+    """Return whether the device supports bfloat16 in hardware, without emulation."""
     if device.type == "cuda":
         return bool(torch.cuda.is_bf16_supported(including_emulation=False))
     if device.type == "cpu":

@@ -1,4 +1,7 @@
-"""Random weights that depend on their seed alone: torch has one generator in the process."""
+"""A decorator for loading models one at a time, so that random weights depend only on their seed.
+
+torch has a single random generator for the CPU in the process.
+"""
 
 from __future__ import annotations
 
@@ -13,16 +16,16 @@ from service.models.catalog import ModelEntry
 
 Made = TypeVar("Made")
 LONGEST: Final = 600.0
-"""Seconds that a model waits to be loaded for another one, which may have to be downloaded."""
+"""Seconds that loading a model waits for another model, which may have to be downloaded."""
 _one_at_a_time = threading.Lock()
 
 
 def seeded(load: Callable[[ModelEntry], Made]) -> Callable[[ModelEntry], Made]:
-    """A function that draws from the generator while no other such function does, and leaves it as
-    found.
+    """Wrap `load` so that only one wrapped function runs at a time, and so that the random
+    generator has the same state afterwards as before.
 
     Raises:
-        ConfigError: if another one does not end.
+        ConfigError: (the wrapped function) if another one is still running after `LONGEST` seconds.
     """
 
     @wraps(load)

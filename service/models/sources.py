@@ -1,6 +1,6 @@
-"""Where modules come from: torchvision, timm, your own function, or the embedded package.
+"""The sources of models: torchvision, timm, your own function, and the embedded package.
 
-A source builds the module and says how the model's authors preprocess; it knows nothing of
+A source builds the module and states the preprocessing of the model's authors. It does not handle
 devices, labels or layers.
 """
 
@@ -34,33 +34,34 @@ log = logging.getLogger(__name__)
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
 DETECTOR_SIDE = 640
-"""Of a detector's input, in pixels, which it resizes once more by itself."""
+"""Side of a torchvision detector's input in pixels; the detector resizes the input once more."""
 CROP_FITS: dict[str, Fit] = {"center": "crop", "squash": "squash", "border": "pad"}
 
 
 @dataclass(frozen=True, eq=False)
 class Built:
-    """What a source makes."""
+    """The result of a source."""
 
     module: nn.Module
     preprocessing: Preprocessing
     labels: tuple[str, ...] = ()
-    """What its authors call the classes, where that comes with it."""
+    """The authors' names of the classes, if the source provides them."""
     trunk: str = ""
-    """The name of the part in which the default layer is sought; "" for all of it."""
+    """Name of the submodule that is searched for the default layer; "" for the whole module."""
 
 
 Source = Callable[[ModelEntry, str, int | None], Built]
 
 
 def build(entry: ModelEntry, classes: int | None) -> Built:
-    """The entry's module with its weights, and its evaluation preprocessing.
+    """Build the entry's module with its weights, and its evaluation preprocessing.
 
     Args:
-        classes: how many the head shall have, where the weights are the caller's own.
+        classes: number of classes of the head, unless the source's own weights are used.
 
     Raises:
-        ConfigError: naming file, entry, key and what is allowed.
+        ConfigError: if the model cannot be built; the message names the file, the entry, the key
+            and the allowed values.
     """
     kind, _, what = entry.source.partition(":")
     torch.manual_seed(entry.seed)
@@ -68,8 +69,8 @@ def build(entry: ModelEntry, classes: int | None) -> Built:
 
 
 def _with_weights(entry: ModelEntry, source: Source, what: str, classes: int | None) -> Built:
-    """What a source makes, with the weights of the entry's file, if it names one. Without labels
-    the head has as many classes as the file's."""
+    """Build the model and load the weights of the entry's file, if it names one. If `classes` is
+    None, the head gets as many classes as the file has, unless a factory builds the model."""
     if entry.weights in ("default", "none"):
         return source(entry, what, classes)
     file = entry.path(entry.weights)
@@ -117,7 +118,7 @@ def _torchvision(entry: ModelEntry, what: str, classes: int | None) -> Built:
                 entry,
                 size=(side, side),
                 shorter_side=side,
-                # torchvision's detectors normalise by themselves.
+                # torchvision's detectors normalise their input themselves.
                 mean=(0.0, 0.0, 0.0) if detects else IMAGENET_MEAN,
                 std=(1.0, 1.0, 1.0) if detects else IMAGENET_STD,
                 interpolation="bilinear",
@@ -186,7 +187,7 @@ def _factory(entry: ModelEntry, what: str, classes: int | None) -> Built:
         made = function()
     except SystemExit as error:
         raise entry.mistake("source", f"{what} would end the process: {error}") from None
-    except Exception as error:  # it is the operator's own
+    except Exception as error:  # the function is the operator's own and may raise anything
         log.debug("the factory %s failed", what, exc_info=error)
         raise entry.mistake("source", f"{what} raised {_told(error)}") from None
     if isinstance(made, tuple) and len(made) == 2 and isinstance(made[1], Mapping):
@@ -238,7 +239,7 @@ def _download(entry: ModelEntry, create: Callable[[], nn.Module]) -> nn.Module:
     try:
         return create()
     except (OSError, RuntimeError, ValueError, TypeError) as error:
-        # Hubs fail in their own ways: no network, no such weights, a broken cache.
+        # The libraries raise different errors: no network, unknown weights, a broken cache.
         reason = one_line(error)
         if isinstance(error, OSError) and entry.weights == "default":
             reason += "; they come from the internet, and 'none' takes seeded random ones"

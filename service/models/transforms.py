@@ -1,4 +1,4 @@
-"""How photos are prepared for a model: as its source states it, or its entry where it does."""
+"""The preprocessing of a model's photos: what its source states, overridden by its entry."""
 
 from __future__ import annotations
 
@@ -30,7 +30,11 @@ def preprocessing_of(
     interpolation: str,
     crop_fit: Fit = "crop",
 ) -> Preprocessing:
-    """The source's preprocessing, with what the entry sets put in its place."""
+    """Return the source's preprocessing, overridden by the settings of the entry.
+
+    Raises:
+        ConfigError: if the resized photo would be smaller than the input.
+    """
     height, width = size
     if entry.input_size is not None:
         ratio = shorter_side / min(size)
@@ -63,10 +67,11 @@ def preprocessing_of(
 
 
 def with_stated(entry: ModelEntry, what: str, stated: Mapping[str, Any]) -> ModelEntry:
-    """The entry, with the preprocessing that its factory states where it says nothing itself.
+    """Return the entry, completed with the preprocessing that its factory states. Settings of the
+    entry itself take precedence.
 
     Raises:
-        ConfigError: if what is stated is none.
+        ConfigError: if the factory states an unknown key or an invalid value.
     """
     unknown = [str(key) for key in stated if key not in PREPROCESSING]
     if unknown:

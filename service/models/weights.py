@@ -1,4 +1,4 @@
-"""Weights from a file, without running anything that is in it."""
+"""Reading weights from a file and loading them into a module, without running code in the file."""
 
 from __future__ import annotations
 
@@ -17,25 +17,26 @@ from torch import Tensor, nn
 
 SUFFIXES = (".safetensors", ".pt", ".pth", ".bin")
 WRAPPINGS = ("state_dict", "model_state_dict", "model", "net", "ema", "model_ema", "state_dict_ema")
-"""Under which checkpoints of training hold a state dict, the first before the others."""
+"""Keys under which training checkpoints store a state dict; earlier keys take precedence."""
 PREFIXES = ("module.", "_orig_mod.", "model.", "net.", "ema.")
 COUNTERS = ("n_averaged",)
-"""Tensors of averaged models that are no weights."""
+"""Names of tensors in averaged models that are not weights."""
 State = Mapping[str, Tensor]
 
 
 class WeightsError(Exception):
-    """A weights file that cannot be used: a sentence without the file's name."""
+    """A weights file cannot be used. The message does not contain the file's name."""
 
 
 def read_weights(file: Path, *, sha256: str | None = None) -> State:
-    """A state dict, or the one in a checkpoint, under one of `WRAPPINGS`.
+    """Read a state dict from a file, which holds it directly or under one of `WRAPPINGS`.
 
     Args:
-        sha256: of the file, in hexadecimal; with another one nothing of it is looked at.
+        sha256: expected SHA-256 of the file, in hexadecimal; it is checked before anything is
+            loaded.
 
     Raises:
-        WeightsError
+        WeightsError: if the file cannot be read, holds no state dict or has another SHA-256.
     """
     if sha256 is not None:
         _check_digest(file, sha256)
@@ -43,10 +44,11 @@ def read_weights(file: Path, *, sha256: str | None = None) -> State:
 
 
 def load_weights(module: nn.Module, state: State) -> None:
-    """Load a state dict strictly, without the prefixes that training puts before its names.
+    """Load a state dict into a module: every name and shape must match, after the prefixes that
+    training adds to names are removed.
 
     Raises:
-        WeightsError
+        WeightsError: if the state dict does not fit the module.
     """
     own = module.state_dict()
     state = _named_as(own, state)
@@ -77,17 +79,19 @@ def load_weights(module: nn.Module, state: State) -> None:
 
 @dataclass(frozen=True)
 class Counts:
-    """A head of another number of classes than the model's."""
+    """The numbers of classes of a model and of a state dict whose head differs from the model's."""
 
     name: str
-    """The name that one of the head's tensors has in the model."""
+    """Name of one of the head's tensors in the model."""
     own: int
+    """Number of classes of the model."""
     given: int
+    """Number of classes in the state dict."""
 
 
 def classes_of(module: nn.Module, state: State) -> Counts | None:
-    """Where all that a state dict has in other shapes than the model is a head of another number
-    of classes."""
+    """Return the numbers of classes of a model and a state dict whose shapes differ only in the
+    number of classes of the head; None in any other case."""
     own = module.state_dict()
     state = _named_as(own, state)
     other = [name for name in own if name in state and own[name].shape != state[name].shape]
@@ -100,8 +104,8 @@ def classes_of(module: nn.Module, state: State) -> Counts | None:
 
 
 def _named_as(own: State, state: State) -> State:
-    """The state dict without what training adds: prefixes, as DataParallel, torch.compile,
-    Lightning and averaged models have them, and counters of batches."""
+    """Return the state dict without the additions of training: the prefixes of DataParallel,
+    torch.compile, Lightning and averaged models, and the counters of averaged models."""
     state = {name: value for name, value in state.items() if name not in COUNTERS}
     while not own.keys() & state.keys():
         prefix = next(
@@ -109,7 +113,7 @@ def _named_as(own: State, state: State) -> State:
         )
         if prefix is None:
             return state
-        # What lies beside the model, such as the weights of a loss, is not the model's.
+        # Tensors without the prefix, such as the weights of a loss, do not belong to the model.
         state = {
             name.removeprefix(prefix): value
             for name, value in state.items()
@@ -123,10 +127,10 @@ def _sides(shape: torch.Size) -> str:
 
 
 def load_in_order(module: nn.Module, file: Path) -> None:
-    """Load a state dict whose tensors are those of `module` in the same order, other names.
+    """Load a state dict that has the tensors of `module` in the same order, under any names.
 
     Raises:
-        WeightsError
+        WeightsError: if the file cannot be read, or the shapes differ.
     """
     state = _read(file)
     own = module.state_dict()
@@ -176,7 +180,8 @@ def _read(file: Path) -> Mapping[str, Tensor]:
 
 
 def _unwrapped(found: object) -> Mapping[str, object] | None:
-    """What a checkpoint holds as the model's."""
+    """Return the mapping that a checkpoint holds under the first of `WRAPPINGS` that it has; None
+    for a state dict, and if there is none."""
     if not isinstance(found, Mapping) or _is_state(found):
         return None
     return next((found[key] for key in WRAPPINGS if isinstance(found.get(key), Mapping)), None)
