@@ -21,7 +21,7 @@ from service.http.negotiation import choose
 from service.jobs.documents import ItemResult, JobDocument, JobList
 from service.jobs.errors import NotFinished, UnknownItem, UnknownJob
 from service.jobs.export import parquet, zipped
-from service.jobs.host import Jobs, Workplace
+from service.jobs.host import Jobs, JobService
 from service.jobs.records import Job, storable
 from service.jobs.result_store import line_of, picture_of_line
 from service.pipeline.rendering import EXTENSIONS
@@ -94,9 +94,7 @@ def make_jobs_router(*, jobs: Jobs, manager: ModelManager) -> APIRouter:
         before = request.query_params.get("before")
         before = None if before is None else storable(before)
         found = await place.pool.run(
-            lambda: place.register.latest(
-                _sees(request), before=before, state=state, most=limit + 1
-            )
+            lambda: place.listing.latest(_sees(request), before=before, state=state, most=limit + 1)
         )
         following = None
         if len(found) > limit:
@@ -144,11 +142,11 @@ def make_jobs_router(*, jobs: Jobs, manager: ModelManager) -> APIRouter:
                 f"purge is {purge[:80]!r}: it should be true or false", pointer="/query/purge"
             )
         await _job(place, job, request)
-        await place.pool.run(lambda: place.register.cancel(job))
+        await place.pool.run(lambda: place.listing.cancel(job))
         place.runner.drop(job)
         if purge == "true":
             # Its files go when the janitor comes by: of a million results that takes a while.
-            await place.pool.run(lambda: place.register.leave(job))
+            await place.pool.run(lambda: place.listing.leave(job))
             return Response(status_code=204)
         document = await place.describe(await _job(place, job, request))
         return Response(dump(document), media_type=JSON)
@@ -263,7 +261,7 @@ def make_jobs_router(*, jobs: Jobs, manager: ModelManager) -> APIRouter:
         return StreamingResponse(body, media_type=media_type, headers=headers)
 
     async def _events(
-        place: Workplace, document: JobDocument, request: Request
+        place: JobService, document: JobDocument, request: Request
     ) -> AsyncIterator[bytes]:
         told: bytes | None = None
         quiet = 0.0
@@ -285,7 +283,7 @@ def make_jobs_router(*, jobs: Jobs, manager: ModelManager) -> APIRouter:
     return router
 
 
-async def _lines(place: Workplace, job: Job, after: int, last: int) -> AsyncIterator[bytes]:
+async def _lines(place: JobService, job: Job, after: int, last: int) -> AsyncIterator[bytes]:
     """
     Raises:
         UnknownJob: if it was removed meanwhile: an answer that ended here would look whole.
@@ -297,7 +295,7 @@ async def _lines(place: Workplace, job: Job, after: int, last: int) -> AsyncIter
         yield page
 
 
-def _page(place: Workplace, job: Job, after: int, count: int) -> bytes:
+def _page(place: JobService, job: Job, after: int, count: int) -> bytes:
     found = place.result_store.results(job, after, count)
     if len(found) < count:
         raise UnknownJob(f"job {job.id} was removed while its results were read")
@@ -308,7 +306,7 @@ def _event(name: str, data: bytes) -> bytes:
     return b"event: " + name.encode() + b"\ndata: " + data + b"\n\n"
 
 
-async def _now(place: Workplace, job: JobDocument, request: Request) -> JobDocument:
+async def _now(place: JobService, job: JobDocument, request: Request) -> JobDocument:
     """A job as it is now: as it was where the database is away, cancelled where it is gone."""
     try:
         return await place.describe(await _job(place, job.id, request))
@@ -319,8 +317,8 @@ async def _now(place: Workplace, job: JobDocument, request: Request) -> JobDocum
         return job
 
 
-async def _job(place: Workplace, job: str, request: Request) -> Job:
-    return await place.pool.run(lambda: place.register.get(storable(job), _sees(request)))
+async def _job(place: JobService, job: str, request: Request) -> Job:
+    return await place.pool.run(lambda: place.listing.get(storable(job), _sees(request)))
 
 
 def _owner(request: Request) -> str:

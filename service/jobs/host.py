@@ -41,10 +41,10 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, eq=False)
-class Workplace:
+class JobService:
     """The open components that receive, process and look up jobs."""
 
-    register: Listing
+    listing: Listing
     result_store: ResultStore
     folder: Folder
     intake: Intake
@@ -96,7 +96,7 @@ class Jobs:
         self._body_budget = body_budget
         self._settings = settings
         self._scope = AsyncExitStack()
-        self._place: Workplace | None = None
+        self._place: JobService | None = None
         self._opening: asyncio.Task[None] | None = None
         self._why_not = "the service is not there yet"
         self.failure: ConfigError | None = None
@@ -120,7 +120,7 @@ class Jobs:
         await self._scope.aclose()
 
     @property
-    def place(self) -> Workplace:
+    def place(self) -> JobService:
         """The open components.
 
         Raises:
@@ -154,7 +154,7 @@ class Jobs:
                 return
 
     @asynccontextmanager
-    async def _open(self) -> AsyncIterator[Workplace]:
+    async def _open(self) -> AsyncIterator[JobService]:
         settings, name = self._settings, uuid4().hex
         path = settings.jobs or platformdirs.user_state_path("gradcam", False) / "jobs"
         with ExitStack() as scope:
@@ -173,7 +173,7 @@ class Jobs:
                 return database, folder, store
 
             database, folder, store = await pool.run(open_files)
-            register = Listing(database)
+            listing = Listing(database)
             executor = ItemExecutor(
                 manager=self._manager,
                 pipeline=self._pipeline,
@@ -193,7 +193,7 @@ class Jobs:
                 runner=name,
                 folder=folder,
                 submissions=Submissions(database),
-                register=register,
+                listing=listing,
                 manager=self._manager,
                 body_budget=self._body_budget,
                 settings=settings,
@@ -203,15 +203,15 @@ class Jobs:
             keeping = kept(
                 runner,
                 store,
-                register,
+                listing,
                 folder,
                 pool,
                 retention_seconds=retention,
                 clear_up=intake.clear_up,
             )
             async with runner, keeping:
-                yield Workplace(
-                    register,
+                yield JobService(
+                    listing,
                     ResultStore(database),
                     folder,
                     intake,

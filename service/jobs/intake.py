@@ -62,7 +62,7 @@ class Intake:
         runner: str,
         folder: Folder,
         submissions: Submissions,
-        register: Listing,
+        listing: Listing,
         manager: ModelManager,
         body_budget: BodyBudget,
         settings: Settings,
@@ -71,7 +71,7 @@ class Intake:
         self._runner = runner
         self._folder = folder
         self._submissions = submissions
-        self._register = register
+        self._listing = listing
         self._manager = manager
         self._body_budget = body_budget
         self._settings = settings
@@ -218,9 +218,9 @@ class Intake:
         try:
             # The job may have been accepted although the call failed, if the connection to the
             # database broke at that moment.
-            if self._register.leave(job, accepted=False):
+            if self._listing.leave(job, accepted=False):
                 self._folder.remove(job)
-                self._register.remove(job)
+                self._listing.remove(job)
         except Problem:
             self._undone.add(job)
         else:

@@ -60,7 +60,7 @@ def bury_dead(name: str, store: Store, folder: Folder, *, silent: bool = True) -
 async def kept(
     runner: Runner,
     store: Store,
-    register: Listing,
+    listing: Listing,
     folder: Folder,
     pool: Pool,
     *,
@@ -88,14 +88,14 @@ async def kept(
     def tidy_up() -> None:
         clear_up()
         ended_before = time.time() - retention_seconds
-        for job in register.leaving(ended_before):
-            if register.expire(job, ended_before):
+        for job in listing.leaving(ended_before):
+            if listing.expire(job, ended_before):
                 try:
                     folder.remove(job)
                 except InsufficientStorage as problem:  # the other jobs are still removed
                     log.warning("job %s cannot be removed: %s", job, problem.detail)
                 else:
-                    register.remove(job)
+                    listing.remove(job)
 
     async def keep(work: Callable[[], None]) -> None:
         while True:

@@ -71,7 +71,7 @@ class Runner:
         self._admission = admission
         self._pool = pool
         self._wake = asyncio.Event()
-        self._under_way = InFlight()
+        self._in_flight = InFlight()
         self._executor = executor
         self._doubtful = False
         self._dropped: set[str] = set()
@@ -100,7 +100,7 @@ class Runner:
     def drop(self, job: str) -> None:
         """Withdraw the items of a job that are in progress."""
         self._dropped.add(job)
-        self._under_way.cancel(job)
+        self._in_flight.cancel(job)
         self._executor.forget(job)
 
     async def _work(self) -> None:
@@ -115,7 +115,7 @@ class Runner:
                         assert not isinstance(result, Problem), result
             except Exception:
                 log.exception("the work on jobs failed; it begins anew")
-                self._under_way.clear()
+                self._in_flight.clear()
                 self._doubtful = True
                 await asyncio.sleep(LOOK_SECONDS)
 
@@ -129,17 +129,17 @@ class Runner:
             self._dropped.clear()
             for item in await self._lease():
                 if item.alone:
-                    await self._under_way.until_none()
+                    await self._in_flight.until_none()
                 await self._until_calm()
                 if item.job in self._dropped:
                     await self._release(item)
                     continue
-                if self._under_way.has(item):  # this runner was considered dead but still has it
+                if self._in_flight.has(item):  # this runner was considered dead but still has it
                     continue
-                self._under_way.begin(item)
+                self._in_flight.begin(item)
                 yield item
                 if item.alone:
-                    await self._under_way.until_none()
+                    await self._in_flight.until_none()
 
     async def _lease(self) -> list[Leased]:
         """Lease items to process. Wait up to `LOOK_SECONDS` if there are none."""
@@ -149,7 +149,7 @@ class Runner:
         ready = [
             name
             for name in self._manager.names
-            if self._manager.model_ready(name) and self._under_way.room(name) >= LEASE_ITEMS
+            if self._manager.model_ready(name) and self._in_flight.room(name) >= LEASE_ITEMS
         ]
         if ready and not self._manager.draining:
             models = [(name, self._manager.replicas(name).model.fingerprint) for name in ready]
@@ -168,7 +168,7 @@ class Runner:
     async def _let_go(self) -> None:
         """Release the items that the store has leased to this runner but that it is not
         processing."""
-        held = self._under_way.held()
+        held = self._in_flight.held()
         self._doubtful = False
         try:
             await self._run(lambda: self._store.keep_only(self.name, held))
@@ -195,8 +195,8 @@ class Runner:
             self._stall(problem)
             await self._release(item)
         finally:
-            self._under_way.end(item)
-            if self._under_way.room(item.model) == LEASE_ITEMS:
+            self._in_flight.end(item)
+            if self._in_flight.room(item.model) == LEASE_ITEMS:
                 self.wake()  # there was not enough room for a lease before
 
     async def _answered(self, item: Leased) -> bytes | Problem:
@@ -206,7 +206,7 @@ class Runner:
             Withdrawn: if the item's job was cancelled, or the item should be tried again later.
         """
         task = asyncio.create_task(self._executor.answer(item))
-        self._under_way.answer(item, task)
+        self._in_flight.answer(item, task)
         try:
             return await task
         except asyncio.CancelledError:

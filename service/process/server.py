@@ -31,7 +31,7 @@ from service.limits.admission import Admission
 from service.models.catalog import ModelEntry
 from service.process.heartbeat import ALIVE, LISTENING, READY, REPLACE_ME, Heartbeat
 from service.process.listener import accept_no_more, url
-from service.process.protocol import ConnectionLimits, BoundedProtocol, RawHeaders
+from service.process.protocol import BoundedProtocol, ConnectionLimits, RawHeaders
 
 KEEP_ALIVE_SECONDS = 5
 LOOK_SECONDS = 0.25
@@ -86,7 +86,7 @@ def run(
     """Serve until told to stop.
 
     Args:
-        pulse: to a supervisor, if there is one.
+        heartbeat: to a supervisor, if there is one.
 
     Returns:
         The process's exit code: 0 after a clean stop, 1 after one that waited for nobody, 2 after

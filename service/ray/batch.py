@@ -121,11 +121,11 @@ class Explainers:
     ) -> None:
         keep_memory()
         use_all()  # Ray says one, for each CPU that it counts
-        self._order = configuration
+        self._configuration = configuration
         self._parts = Parts(configuration.output)
         self._loop = asyncio.Runner()  # it and the model live as long as the actor
         self._scope = AsyncExitStack()
-        self._shop = self._loop.run(self._opened(settings, model))
+        self._session = self._loop.run(self._opened(settings, model))
 
     def __call__(self, block: pa.Table) -> pa.Table:
         rows = self._loop.run(self._explained(block.to_pylist()))
@@ -137,7 +137,7 @@ class Explainers:
         return await self._scope.enter_async_context(local_session(settings, model, spread=True))
 
     async def _explained(self, block: list[dict[str, Any]]) -> list[Row]:
-        session, configuration = self._shop, self._order
+        session, configuration = self._session, self._configuration
         images = {row["id"]: row["image"] for row in block}
         items = [
             Item(row["id"], images.__getitem__, row["target"])

@@ -28,7 +28,7 @@ MODEL = ("m", "w")
 class Desk:
     database: Database
     submissions: Submissions
-    register: Listing
+    listing: Listing
     store: Store
     result_store: ResultStore
     folder: Folder
@@ -60,7 +60,7 @@ class Desk:
         return self.store.settle(runner, item, None, 1)
 
     def now(self, job: Job) -> Job:
-        return self.register.get(job.id, None)
+        return self.listing.get(job.id, None)
 
     def state(self, job: Job) -> str:
         """Also of one that nobody sees."""

@@ -259,7 +259,7 @@ async def looked_after(desk: Desk) -> AsyncIterator[None]:
         async with kept(
             runner,  # type: ignore[arg-type]
             desk.store,
-            desk.register,
+            desk.listing,
             desk.folder,
             pool,
             retention_seconds=3600,

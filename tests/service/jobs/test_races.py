@@ -71,8 +71,8 @@ def finish(desk: Desk) -> None:
 
 
 ENDINGS: dict[str, Callable[[Desk, Job], object]] = {
-    "cancelled": lambda desk, job: desk.register.cancel(job.id),
-    "leaving": lambda desk, job: desk.register.leave(job.id),
+    "cancelled": lambda desk, job: desk.listing.cancel(job.id),
+    "leaving": lambda desk, job: desk.listing.leave(job.id),
     "done": lambda desk, job: finish(desk),
 }
 
@@ -96,18 +96,18 @@ def test_a_job_that_is_accepted_after_all_is_not_removed(desk: Desk) -> None:
     desk.store.enlist("receiver")
     job = desk.begun(3)
     desk.store.bury("receiver")
-    found = desk.register.leaving(time.time())
+    found = desk.listing.leaving(time.time())
     assert found == [job]
     desk.store.enlist("receiver")
     accepted = desk.accepted(job, 3)
-    assert not desk.register.expire(job, time.time())
+    assert not desk.listing.expire(job, time.time())
     assert desk.now(accepted).state == "waiting"
     assert desk.rows(job) == {"jobs": 1, "items": 3, "results": 0}
 
 
 def test_a_job_that_is_removed_is_not_accepted_after_all(desk: Desk) -> None:
     job = desk.begun(3)
-    assert desk.register.expire(job, time.time())
+    assert desk.listing.expire(job, time.time())
     with pytest.raises(Unavailable, match="was lost on its way in"):
         desk.accepted(job, 3)
 
@@ -124,8 +124,8 @@ def test_results_of_a_job_that_goes_meanwhile_do_not_end_as_if_they_were_whole(
     job = desk.now(job)
     for pack in (zipped, parquet):
         pieces = pack(desk.result_store, desk.folder, job)
-        desk.register.leave(job.id)
-        desk.register.remove(job.id)
+        desk.listing.leave(job.id)
+        desk.listing.remove(job.id)
         with pytest.raises(UnknownJob, match="was removed while its results were read"):
             list(pieces)
 
@@ -151,13 +151,13 @@ def test_files_that_cannot_be_removed_keep_no_other_job_s(desk: Desk) -> None:
     (blobs / first.id).mkdir()  # unlink refuses it
     for job in (first, second):
         (blobs / second.id).touch()
-        desk.register.leave(job.id)
+        desk.listing.leave(job.id)
 
     async def keep() -> None:
         with Pool("keeper", 1) as pool:
             runner = cast(Runner, SimpleNamespace(name="me"))
             async with kept(
-                runner, desk.store, desk.register, desk.folder, pool, retention_seconds=60
+                runner, desk.store, desk.listing, desk.folder, pool, retention_seconds=60
             ):
                 while desk.rows(second.id)["jobs"]:  # noqa: ASYNC110
                     await asyncio.sleep(0.05)

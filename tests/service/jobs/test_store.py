@@ -121,7 +121,7 @@ def test_what_is_not_mine_is_not_settled(desk: Desk) -> None:
     assert again.number == 0
     assert desk.store.settle("b", again, None, 0)
     assert desk.now(job).settled == 1
-    desk.register.cancel(job.id)
+    desk.listing.cancel(job.id)
     desk.store.settle("b", third, None, 0)
     assert desk.now(job).settled == 1
     assert [each.number for each in desk.finished(job)] == [0]
@@ -131,7 +131,7 @@ def test_what_is_not_mine_is_not_settled(desk: Desk) -> None:
 def test_nothing_is_settled_after_cancel(desk: Desk) -> None:
     job = desk.job(2)
     leased = desk.lease("a")
-    desk.register.cancel(job.id)
+    desk.listing.cancel(job.id)
     assert [desk.store.settle("a", each, None, 5) for each in leased] == [False, False]
     assert desk.lease("a") == []
     now = desk.now(job)
@@ -259,16 +259,16 @@ def test_only_a_ready_model_with_the_same_weights_gets_items(desk: Desk) -> None
 def test_a_job_that_nobody_receives_any_more_goes(desk: Desk) -> None:
     desk.store.enlist("a")
     name = desk.begun(3, runner="a")
-    assert desk.register.leaving(0) == []
+    assert desk.listing.leaving(0) == []
     with pytest.raises(UnknownJob):
-        desk.register.get(name, None)  # nobody has been told of it
+        desk.listing.get(name, None)  # nobody has been told of it
     assert desk.lease("b") == []
     desk.store.bury("a")
-    assert desk.register.leaving(0) == [name]
-    desk.register.leave(name)
+    assert desk.listing.leaving(0) == [name]
+    desk.listing.leave(name)
     with pytest.raises(Unavailable, match="send it again"):
         desk.accepted(name, 3)  # by the one that was not dead after all
-    desk.register.remove(name)
+    desk.listing.remove(name)
     assert desk.rows(name) == {"jobs": 0, "items": 0, "results": 0}
     with pytest.raises(Unavailable, match="send it again"):
         desk.submissions.add(name, 3, [NewItem("late", {"path": "x"})])
@@ -278,15 +278,15 @@ def test_a_job_that_nobody_receives_any_more_goes(desk: Desk) -> None:
 
 def test_a_job_whose_time_is_over_goes_when_nobody_works_on_it(desk: Desk) -> None:
     job = desk.job(2)
-    assert desk.register.leaving(time.time() + 1) == []
+    assert desk.listing.leaving(time.time() + 1) == []
     (first, _) = desk.lease("a")
     assert desk.store.settle("a", first, None, 1)
-    desk.register.cancel(job.id)
-    assert desk.register.leaving(time.time() - 60) == []
-    assert desk.register.leaving(time.time() + 1) == []  # a has an item in hand
+    desk.listing.cancel(job.id)
+    assert desk.listing.leaving(time.time() - 60) == []
+    assert desk.listing.leaving(time.time() + 1) == []  # a has an item in hand
     desk.store.dismiss("a")
-    assert desk.register.leaving(time.time() + 1) == [job.id]
-    desk.register.remove(job.id)
+    assert desk.listing.leaving(time.time() + 1) == [job.id]
+    desk.listing.remove(job.id)
     assert desk.rows(job.id) == {"jobs": 0, "items": 0, "results": 0}
 
 
@@ -303,7 +303,7 @@ def test_an_idempotency_key_is_one_job_whoever_comes_at_once(desk: Desk) -> None
         desk.submissions.accept(
             desk.begun(2), desk.draft("key"), total=2, size=0, digest="other", warnings=()
         )
-    desk.register.leave(name)  # who purged it may bring it again
+    desk.listing.leave(name)  # who purged it may bring it again
     assert desk.job(2, "key").id != name
 
 

@@ -14,7 +14,7 @@ import uvicorn
 from starlette.types import Receive, Scope, Send
 
 from service.core.errors import Problem, QueueFull
-from service.process.protocol import ConnectionLimits, BoundedProtocol, RawHeaders
+from service.process.protocol import BoundedProtocol, ConnectionLimits, RawHeaders
 
 SHORT = 0.4
 """Seconds to receive, and to send."""
