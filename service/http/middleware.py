@@ -47,7 +47,7 @@ class Cors(CORSMiddleware):
 
 
 class Observe:
-    """Gives every request an id, counts and logs it, and answers errors that nothing inside does.
+    """Gives every request an id, counts and logs it, and answers errors that inner layers raise.
 
     A defect of the service gets a 500 with the id; a request that the end of the process interrupts
     gets a 503. A caller's own `X-Request-ID` is kept if it is harmless in a log line.
