@@ -56,7 +56,7 @@ PARSERS = 4
 
 
 class ModelName(StringConvertor):
-    """A model's name in a path; KServe's verbs follow it after a colon."""
+    """A model's name in a path, before the colon of KServe's verbs."""
 
     regex = "[^/:]+"
 

@@ -40,7 +40,7 @@ class Result:
     instance: Instance[Parameters]
     model: ServedModel
     photo: Image.Image
-    """RGB, upright."""
+    """The decoded photo, RGB and upright."""
     seen: ModelInput
     answer: Answer
     pool: PhotoPool

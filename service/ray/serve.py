@@ -217,7 +217,7 @@ def _settings(given: dict[str, Any], scale: Scale) -> Settings:
             "machines jobs_database=URL; or take no jobs, max_jobs=0"
         )
     files = {name: getattr(settings, name) for name in ("keys", "models", "jobs", "inputs")}
-    # Replicas run in another folder.
+    # Replicas run in another working directory, so their paths have to be absolute.
     return settings.model_copy(
         update={name: file and file.resolve() for name, file in files.items()}
     )
