@@ -1,4 +1,4 @@
-"""`gradcam explain`: the service's own way of an image, without a server."""
+"""`gradcam explain`: explain image files with the service's pipeline, without a server."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def explain_files(
         The exit code: 0, or 1 if a photo failed.
 
     Raises:
-        ConfigError, Problem: where nothing can be explained at all.
+        ConfigError, Problem: if nothing can be explained at all.
     """
     try:
         parameters = Parameters.model_validate(given)
@@ -65,7 +65,7 @@ async def _explain(
     names = Names()
     console = Console()
     async with local_session(settings, model) as session:
-        questions_of(session.replicas.model, parameters)  # a mistake in it would be every photo's
+        questions_of(session.replicas.model, parameters)  # a mistake in them would fail every photo
         _make(output)
         for index, photo in enumerate(photos):
             try:
@@ -83,21 +83,22 @@ async def _explain(
 
 
 def _cell(text: str, console: Console, style: str = "") -> Text:
-    """A name of a file need be no text, nor in the terminal's letters: others are escaped."""
+    """Return a cell of the table, in which characters that the terminal cannot encode are escaped.
+    The name of a file may contain any."""
     encoding = console.encoding
     return Text(text.encode(encoding, "backslashreplace").decode(encoding), style)
 
 
 class Names:
-    """What the pictures of a run's photos are called: no two photos' alike."""
+    """Chooses distinct names for the pictures of a run's photos."""
 
     def __init__(self) -> None:
         self._taken: set[str] = set()
 
     def of(self, photo: Path) -> str:
-        """The photo's own name, with a number where another one has it already."""
+        """Return the photo's own name, with a number if another photo has that name already."""
         choices = chain([photo.stem], (f"{photo.stem}-{turn}" for turn in count(2)))
-        # Not every file system tells capitals from small letters.
+        # Some file systems do not distinguish upper and lower case.
         name = next(each for each in choices if each.casefold() not in self._taken)
         self._taken.add(name.casefold())
         return name
@@ -107,7 +108,7 @@ def _save(start: Path, drawing: Drawing) -> str:
     """Write the map's picture, and return its path.
 
     Args:
-        start: of the path.
+        start: beginning of the path, before the method's name.
     """
     suffix = f".{drawing.number}" if drawing.number else ""
     file = start.with_name(f"{start.name}.{drawing.explanation.method}{suffix}.png")
@@ -116,7 +117,7 @@ def _save(start: Path, drawing: Drawing) -> str:
 
 
 def _told(photo: Path, row: Row) -> tuple[str, str, str, str]:
-    """A map's row of the table that is printed."""
+    """Return a map's row of the printed table."""
     name = row.target or ""
     if row.target_index is not None and row.target_label:
         name = f"{row.target_index} {name}"
@@ -125,9 +126,10 @@ def _told(photo: Path, row: Row) -> tuple[str, str, str, str]:
 
 
 def _make(folder: Path) -> None:
-    """
+    """Make the folder, unless it exists.
+
     Raises:
-        ConfigError: where it cannot be made.
+        ConfigError: if it cannot be made.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -136,9 +138,10 @@ def _make(folder: Path) -> None:
 
 
 def _write(file: Path, picture: bytes) -> None:
-    """
+    """Write a picture to a file.
+
     Raises:
-        ConfigError: where it cannot be written.
+        ConfigError: if the file cannot be written.
     """
     try:
         file.write_bytes(picture)

@@ -74,11 +74,11 @@ def serve(
     )
     entries = read_catalog(settings.models)
     if settings.keys:
-        read_keys(settings.keys)  # a mistake in it is told before anything starts
+        read_keys(settings.keys)  # report a mistake in it before anything starts
     with listen(settings) as listening:
         if settings.supervise:
             raise typer.Exit(supervise(listening, settings, entries))
-        from service.process.server import run  # imports torch, which a supervisor needs not
+        from service.process.server import run  # imports torch, which a supervisor does not need
 
         raise typer.Exit(run(settings, entries, listening, None))
 
@@ -189,9 +189,10 @@ def batch(
 
 
 def _on_ray(address: str) -> Explain:
-    """
+    """Return the function that explains a batch on the Ray cluster at `address`.
+
     Raises:
-        ConfigError: where Ray is not installed.
+        ConfigError: if Ray is not installed.
     """
     try:
         from service.ray.batch import explain_on_ray
@@ -203,10 +204,10 @@ def _on_ray(address: str) -> Explain:
 
 
 def _end(code: int, former: set[threading.Thread]) -> None:
-    """End the process, also where a worker hangs whose thread nothing ends.
+    """End the process, even if a worker's thread hangs.
 
     Args:
-        former: those that were there before the command began: their end is not its to wait for.
+        former: threads that existed before the command began, which are not waited for.
     """
     for thread in {*threading.enumerate()} - former:
         if not thread.daemon:
@@ -219,15 +220,16 @@ def _end(code: int, former: set[threading.Thread]) -> None:
 
 
 def _one_or_more(given: list[str] | None, default: str) -> str | list[str]:
-    """What an option that may be repeated names."""
+    """Return the values of an option that may be repeated; a single value is returned alone."""
     found = given or [default]
     return found[0] if len(found) == 1 else found
 
 
 def _pairs(given: list[str]) -> dict[str, str]:
-    """
+    """Return the name and the value of each NAME=VALUE.
+
     Raises:
-        ConfigError: naming the one that is no NAME=VALUE.
+        ConfigError: if one of the texts is no NAME=VALUE; it names that text.
     """
     for pair in given:
         if "=" not in pair:
@@ -241,7 +243,7 @@ def openapi() -> None:
     from service.http.app import create_app
 
     document = json.dumps(create_app(Settings()).openapi(), indent=2, ensure_ascii=False)
-    sys.stdout.buffer.write(f"{document}\n".encode())  # JSON is UTF-8, whatever the terminal is
+    sys.stdout.buffer.write(f"{document}\n".encode())  # JSON is UTF-8, unlike some terminals
 
 
 def main() -> None:

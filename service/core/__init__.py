@@ -1,1 +1,1 @@
-"""What every package may use: settings, errors, metrics, logs, threads."""
+"""Modules that every package may use: settings, errors, metrics, logs, threads."""

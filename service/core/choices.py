@@ -1,4 +1,4 @@
-"""What callers and answers choose from: each is a schema with a name in openapi/openapi.json."""
+"""Enumerations of requests and answers, each a named schema in openapi/openapi.json."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from typing import Literal
 
 from typing_extensions import TypeAliasType
 
-# Pydantic writes a bare Literal out wherever it stands, and a generator of clients then makes a
-# type of each place; these are one component each, that all places refer to.
+# Pydantic repeats a bare Literal wherever it is used, and generators of clients then make a type
+# for each place. A TypeAliasType becomes one component that all places refer to.
 Fit = TypeAliasType("Fit", Literal["crop", "squash", "pad"])
 Smooth = TypeAliasType("Smooth", Literal["none", "eigen", "augment", "both"])
 Fuse = TypeAliasType("Fuse", Literal["none", "mean", "max"])

@@ -1,11 +1,11 @@
-"""Many images, some at a time, each with its own result or problem.
+"""Concurrent work on many images, each with its own result or problem.
 
     async with explain_many(items, work, at_once=32) as results:
         async for item, result in results:
             ...
 
-Free of any host: the folder command, jobs and Ray's actors are thin hosts around it. Items are
-taken from their source only as there is room for them, so a source may be endless.
+The module does not depend on where it runs: the folder command, jobs and Ray's actors use it. Items
+are taken from their source only when there is room for them, so a source may be endless.
 """
 
 from __future__ import annotations
@@ -35,10 +35,11 @@ async def explain_many(
     *,
     at_once: int,
 ) -> AsyncIterator[AsyncIterator[tuple[Item, Result | Problem]]]:
-    """Work on `at_once` items at a time; inside the block, iterate over each item with its result
-    as soon as it is there. Leaving the block withdraws what is under way and waits until it is.
+    """Work on `at_once` items at a time, and yield an iterator of items and their results in the
+    order in which they finish.
 
-    An item that fails has its problem as its result. What the source raises is raised.
+    The result of an item that fails is its problem. Exceptions of the source propagate. Leaving the
+    block cancels the unfinished work and waits for its end.
     """
     async with aclosing(_explain_many(items, work, at_once)) as results:
         yield results
@@ -79,7 +80,7 @@ async def _explain_many(
             await asyncio.wait(left)
         for each in left:
             if not each.cancelled():
-                each.exception()  # nobody wants it; unseen, the loop would tell of it
+                each.exception()  # or else the event loop logs it as never retrieved
 
 
 async def _each(items: Iterable[Item]) -> AsyncGenerator[Item]:
@@ -96,5 +97,5 @@ def _settled(task: asyncio.Task[Result]) -> Result | Problem:
         return task.result()
     except Problem as problem:
         return problem
-    except (Exception, asyncio.CancelledError):  # it was not this module that cancelled it
+    except (Exception, asyncio.CancelledError):  # cancelled, but not by this module
         return unexpected("an image")

@@ -1,28 +1,29 @@
-"""Every answer that is not the one asked for, as an RFC 9457 problem.
+"""The errors that the service answers, as RFC 9457 problems.
 
 - Problem
-  - 400 MalformedRequest      the body cannot be read as what it says it is
+  - 400 MalformedRequest      the request or its body cannot be read
   - 401 Unauthorized          no API key, or an unknown one
   - 403 Forbidden             the key's scopes, or the service's settings, do not allow it
   - 404 UnknownRoute, UnknownModel
   - 405 MethodNotAllowed
   - 406 NotAcceptable         the answer has no form that `Accept` allows
   - 408 TooSlow               the request did not come in at the least speed
-  - 409 Conflict              a model of that name is there already, or too many are
+  - 409 Conflict              a model of that name exists already, or too many models do
   - 413 BodyTooLarge, ImageTooLarge, TooManyInstances
   - 415 UnsupportedMediaType  the body is neither an image, JSON nor a form
   - 422 UndecodableImage, UnfetchableImage, UnknownParameter, InvalidParameter, UnknownLabel,
         AmbiguousLabel, ClassOutOfRange, InvalidTarget, UnknownLayer, UnknownMethod,
         UnsuitedMethod, Unexplainable
+  - 424 ModelFailed           the model could not be loaded
   - 429 QueueFull, RateLimited  with Retry-After
   - 431 HeadTooLarge          the request's line and headers are too large
-  - 500 InternalError         a defect of ours
+  - 500 InternalError         a defect of the service
   - 503 Unavailable, OutOfMemory, Overloaded  with Retry-After
   - 504 DeadlineExceeded
-  - 507 InsufficientStorage   the disk is full, or what jobs may take of it
+  - 507 InsufficientStorage   the disk is full, or the jobs' share of it
 
-those of jobs (`service.jobs.errors`), and `ConfigError`, a mistake in settings or models.toml,
-which stops the start.
+The problems of jobs are in `service.jobs.errors`. `ConfigError` is no answer: it is a mistake in
+settings or models.toml, which stops the start.
 """
 
 from __future__ import annotations
@@ -34,22 +35,23 @@ from typing import Any, ClassVar, Final
 
 PROBLEM_JSON: Final = "application/problem+json"
 RETRY_AFTER_SECONDS = 1
-"""Of an answer that says that there is no room, or nobody, just now."""
+"""Retry-After of an answer that there is no room, or no worker, at the moment."""
 log = logging.getLogger(__name__)
 
 
 def one_line(error: Exception) -> str:
-    """What an exception of somebody else's says, short enough for a sentence."""
+    """Return the message of another library's exception on one line of at most 300 characters."""
     return " ".join(str(error).split())[:300]
 
 
 def step(name: str) -> str:
-    """A name as a part of a JSON pointer (RFC 6901, section 3)."""
+    """Return a name, cut to 80 characters, as a part of a JSON pointer (RFC 6901, section 3)."""
     return name[:80].replace("~", "~0").replace("/", "~1")
 
 
 class ConfigError(Exception):
-    """A mistake in the configuration: one sentence that names it and what is allowed."""
+    """A mistake in the configuration. The message is a sentence that names the mistake and what is
+    allowed."""
 
 
 class Problem(Exception):
@@ -57,17 +59,17 @@ class Problem(Exception):
 
     Args:
         detail: one sentence for the caller, naming the bad value and what is allowed.
-        pointer: where in the request it is: a JSON pointer into the body, or /query/NAME or
-            /form/NAME.
+        pointer: where in the request the bad value is: a JSON pointer into the body, or /query/NAME
+            or /form/NAME.
         retry_after: seconds after which trying again makes sense.
     """
 
     status: ClassVar[int] = 500
     title: ClassVar[str] = "Internal error"
     example: ClassVar[str] = ""
-    """A detail, for openapi/openapi.json, of the kind that stands there for all of its status."""
+    """Example of `detail` in openapi/openapi.json, where one class stands for all of its status."""
     parameter: ClassVar[str | None] = None
-    """The parameter that it is about, where it is always the same."""
+    """Name of the parameter that the problem is about, if it is always the same one."""
 
     def __init__(
         self, detail: str, *, pointer: str | None = None, retry_after: int | None = None
@@ -79,11 +81,11 @@ class Problem(Exception):
 
     @classmethod
     def type(cls) -> str:
-        """The problem's type URI, from the class name: urn:gradcam-service:unknown-label."""
+        """Return the type URI, made of the class name: urn:gradcam-service:unknown-label."""
         return "urn:gradcam-service:" + re.sub(r"(?<!^)(?=[A-Z])", "-", cls.__name__).lower()
 
     def body(self) -> dict[str, Any]:
-        """The problem document; `error` repeats `detail` for KServe clients."""
+        """Return the problem document; `error` repeats `detail` for KServe clients."""
         document = {
             "type": self.type(),
             "title": self.title,
@@ -94,17 +96,17 @@ class Problem(Exception):
         return document if self.pointer is None else {**document, "pointer": self.pointer}
 
     def written(self) -> tuple[dict[str, str], bytes]:
-        """The headers and the body of an HTTP answer that is this problem."""
+        """Return the headers and the body of the HTTP answer."""
         body = json.dumps(self.body()).encode()
         about = {"content-type": PROBLEM_JSON, "content-length": str(len(body))}
         return {**about, **self.headers()}, body
 
     def headers(self) -> dict[str, str]:
-        """Those that this problem has beside its document."""
+        """Return the headers that the answer has in addition to those of its body."""
         return {} if self.retry_after is None else {"Retry-After": str(self.retry_after)}
 
     def at(self, pointer: str) -> Problem:
-        """The same problem at `pointer`, unless it already says where it is."""
+        """Return the same problem at `pointer`, or this one if it already has a pointer."""
         if self.pointer is not None:
             return self
         return type(self)(self.detail, pointer=pointer, retry_after=self.retry_after)
@@ -122,7 +124,7 @@ class Unauthorized(Problem):
     example = "send an API key"
 
     def headers(self) -> dict[str, str]:
-        # Basic is for browsers, which ask for a name, any, and the key as its password.
+        # Basic is for browsers, which prompt for a name, which may be any, and a password, the key.
         challenge = 'Bearer realm="gradcam-service", Basic realm="gradcam-service"'
         return {"WWW-Authenticate": challenge}
 
@@ -258,7 +260,7 @@ class Unexplainable(Problem):
 
 
 class ModelFailed(Problem):
-    """No later try will fare better, so it is no 503."""
+    """A model that could not be loaded. Another try does not help, so the status is not 503."""
 
     status = 424
     title = "The model could not be loaded"
@@ -292,18 +294,19 @@ def unexpected(what: str, told: str = "the service failed at this image") -> Int
     """Log the exception that is being handled, and return the problem that a caller is told.
 
     Args:
-        what: failed, for the log.
-        told: what the caller is told before the sentence says where the cause is.
+        what: what failed, for the log.
+        told: the first part of the caller's sentence, before the hint that the log has the cause.
     """
     log.exception("%s failed", what)
     return InternalError(f"{told}; its log has the cause")
 
 
 class Unavailable(Problem):
-    """
+    """The service cannot answer at the moment.
+
     Args:
-        blamed: the model's worker was given up, and this image, or another one of its batch, is to
-            blame.
+        blamed: whether the model's worker was abandoned because of this image, or of another one in
+            its batch.
     """
 
     status = 503

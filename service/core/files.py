@@ -1,4 +1,4 @@
-"""Files that are whole, or not there at all."""
+"""Atomic writing of files: a file is written completely or not at all."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from pathlib import Path
 
 @contextmanager
 def written_whole(file: Path, scratch: Path | None = None) -> Iterator[Path]:
-    """Another name to write a file under; when the block is left it is on the disk and takes its
-    own name, or, after an exception, is gone.
+    """Yield a temporary path to write the file at. When the block is left, the file is flushed to
+    the disk and renamed; after an exception it is removed.
 
     Args:
-        scratch: the folder of that other name, on the same file system; without one the file's.
+        scratch: the folder of the temporary path, on the same file system; by default the file's.
     """
     temporary = (scratch or file.parent) / f".{file.name}.{os.getpid()}.tmp"
     try:
@@ -28,7 +28,7 @@ def written_whole(file: Path, scratch: Path | None = None) -> Iterator[Path]:
 
 
 def sync_folder(folder: Path) -> None:
-    """Return when the names in a folder are on the disk."""
+    """Flush the names in a folder to the disk."""
     with suppress(OSError):  # not every system lets a folder be opened
         handle = os.open(folder, os.O_RDONLY)
         try:

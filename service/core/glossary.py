@@ -1,5 +1,5 @@
-"""What each figure of an answer means: the same sentences in the HTTP contract, in the metadata of
-Parquet files, in the report's tooltips and in docs/answers.md.
+"""Definitions of the figures of an answer, for the HTTP contract, the metadata of Parquet files,
+the report's tooltips and docs/answers.md.
 """
 
 from __future__ import annotations
@@ -99,4 +99,4 @@ TERMS: Final = {
     "error": "Why the image has no map.",
     "problem": "The kind of the error: urn:gradcam-service:…",
 }
-"""Figure → one sentence: unit, range, frame of coordinates, and when it is absent."""
+"""Name of a figure → its definition: unit, range, frame of coordinates, and when it is absent."""

@@ -1,8 +1,8 @@
-"""Log lines: one JSON object each, or, for a person at a terminal, one line of words.
+"""Logging: each line is a JSON object or, at a terminal, plain text.
 
-No image, no key and no header of a caller is ever logged; what may hold control characters is
-escaped in either form, so that nobody writes lines of his own into the log. And nobody ever waits
-for the log: where its reader stops reading, lines are dropped.
+Images, keys and headers of callers are never logged. Control characters are escaped in both forms,
+so that callers cannot forge lines. Logging never blocks: if the reader of standard error stops
+reading, lines are dropped.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from service.core.settings import Settings
 
 STANDARD_ERROR: Final = 2
 MOST_WAITING: Final = 10_000
-"""Lines; the next ones are dropped."""
+"""Maximum number of lines that wait to be written; further lines are dropped."""
 PATIENCE_SECONDS: Final = 2.0
-"""At the end, for what still waits to be written."""
+"""Timeout, when the log is closed, for the lines that still wait to be written."""
 
 
 @contextmanager
 def logging_set_up(settings: Settings) -> Iterator[None]:
-    """While it is open, every logger of the process, uvicorn's too, writes to standard error in
-    one form."""
+    """Make every logger of the process, uvicorn's included, write to standard error in one form
+    while the block is open."""
     at_terminal = sys.stderr.isatty()
     console = settings.log_format == "console" or (settings.log_format == "auto" and at_terminal)
     shared: list[Processor] = [
@@ -51,7 +51,7 @@ def logging_set_up(settings: Settings) -> Iterator[None]:
         foreign_pre_chain=shared,
         processors=[
             structlog.stdlib.ProcessorFormatter.remove_processors_meta,
-            # Here, because the console's own form shows every variable, images among them.
+            # Without it the console's renderer would print local variables, images among them.
             structlog.processors.format_exc_info,
             *last,
         ],
@@ -69,7 +69,7 @@ def logging_set_up(settings: Settings) -> Iterator[None]:
 
 
 class Unhurried(logging.Handler):
-    """Writes to standard error in a thread of its own, so that no caller ever waits for it."""
+    """Writes to standard error in a thread of its own, so that no caller waits for it."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -83,11 +83,11 @@ class Unhurried(logging.Handler):
             self._lines.put_nowait(line.encode("utf-8", "backslashreplace"))
         except queue.Full:
             pass
-        except Exception:  # as every handler of logging does: a bad record is no caller's trouble
+        except Exception:  # like the standard handlers: a bad record must not fail its caller
             self.handleError(record)
 
     def close(self) -> None:
-        """Write what waits, if its reader takes it, and end the thread."""
+        """Write the lines that wait, if their reader accepts them, and end the thread."""
         with suppress(queue.Full):
             self._lines.put(None, timeout=PATIENCE_SECONDS)
             self._thread.join(PATIENCE_SECONDS)
@@ -97,17 +97,17 @@ class Unhurried(logging.Handler):
         while (line := self._lines.get()) is not None:
             with suppress(OSError):  # nobody reads it any more
                 while line:
-                    # Not sys.stderr: a lock held while blocked would hold up the end as well.
+                    # Not sys.stderr: its lock, held by a blocked write, would block the exit.
                     line = line[os.write(STANDARD_ERROR, line) :]
 
 
 def _without_colours(logger: Any, method: str, event: EventDict) -> EventDict:
-    event.pop("color_message", None)  # uvicorn's own, of the same words
+    event.pop("color_message", None)  # uvicorn's copy of the message
     return event
 
 
 def escape(logger: Any, method: str, event: EventDict) -> EventDict:
-    """Control characters as \\xNN, but for the line breaks of a traceback."""
+    """Escape control characters as \\xNN, except the line breaks of a traceback."""
     return {
         key: _escaped(value, keep="\n" if key == "exception" else "")
         if isinstance(value, str)

@@ -1,4 +1,4 @@
-"""What Prometheus sees: fixed names, few labels, one registry per app."""
+"""Metrics for Prometheus: fixed names, few labels, one registry per app."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ class Metrics:
         ProcessCollector(registry=self._registry)
 
     def forget(self, model: str) -> None:
-        """Drop the series of a model that is gone."""
+        """Drop the series of a model that was removed."""
         for metric in (
             self.model_ready,
             self.queue_depth,
@@ -90,5 +90,5 @@ class Metrics:
             metric.remove_by_labels({"model": model})
 
     def render(self) -> bytes:
-        """The metrics in Prometheus' text format."""
+        """Return the metrics in Prometheus' text format."""
         return generate_latest(self._registry)

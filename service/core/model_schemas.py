@@ -1,4 +1,4 @@
-"""What the service tells of itself and its models, in JSON."""
+"""Schemas of JSON answers about the service and its models."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Threads for what blocks."""
+"""Thread pools for blocking work."""
 
 from __future__ import annotations
 
@@ -12,17 +12,19 @@ from typing import Final, Literal, TypeVar, get_args
 
 Result = TypeVar("Result")
 Priority = Literal["interactive", "background"]
-"""Whether somebody waits for the answer. Background work gives way to interactive work."""
+"""Whether a caller waits for the answer. Background work runs at lower priority than interactive
+work."""
 PRIORITIES: Final[tuple[Priority, ...]] = get_args(Priority)
 NICER: Final = 10
 
 
 class Pool:
-    """Use with `with`, or open and close it: closing ends the threads when what they do is done.
+    """A pool of threads. Use it with `with`, or open and close it: closing it ends the threads when
+    their current work is done.
 
     Args:
-        priority: of the threads. Those of background priority yield a core to all other threads
-            that want it, where the system lets a single thread do so.
+        priority: the priority of the threads. Background threads yield the cores to all other
+            threads, if the system supports priorities of single threads.
     """
 
     def __init__(self, name: str, threads: int, *, priority: Priority = "interactive") -> None:
@@ -53,8 +55,8 @@ class Pool:
         self.close()
 
     async def run(self, work: Callable[[], Result]) -> Result:
-        """In one of the threads. Who is cancelled goes when the thread is done: what it works on is
-        held until then."""
+        """Run `work` in one of the threads and return its result. A cancelled call ends only when
+        the thread is done, because the thread still uses what it works on."""
         running = self._executor.submit(work)
         result = asyncio.wrap_future(running)
         try:
@@ -63,10 +65,10 @@ class Pool:
             if not running.cancel():
                 await asyncio.wait([result])
                 if not result.cancelled():
-                    result.exception()  # nobody wants it any more
+                    result.exception()  # or else the event loop logs it
             raise
 
 
 def _be_nice() -> None:
-    if sys.platform == "linux":  # elsewhere niceness is the whole process's
+    if sys.platform == "linux":  # elsewhere niceness applies to the whole process
         os.nice(NICER)

@@ -1,4 +1,4 @@
-"""What answers look like, in JSON."""
+"""Schemas of JSON answers."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from service.core.choices import HeatmapEncoding
 from service.core.glossary import TERMS
 
-# A grayscale PNG of 8 × 8 pixels, small enough to read past.
+# A grayscale PNG of 8 × 8 pixels, short enough for examples.
 TINY_PNG: Final = (
     "iVBORw0KGgoAAAANSUhEUgAAAAgAAAAICAAAAADhZOFXAAAAU0lEQVR42gFIALf/AQ4kIhsM/OziBBQaISIS+eUABA4S"
     "GCIh8wHwBAMDBQkR/wYEBPj28egA9+70AwMJBfvw6OTjBOzgAPEK/e7mAQAEFBMI/fLsh70dPtcfjAIAAAAASUVORK5C"
@@ -279,5 +279,5 @@ class ProgressLine(Open):
 
 
 def dump(model: BaseModel) -> bytes:
-    """A schema as JSON, without the fields that are absent."""
+    """Return a schema as JSON, without the fields that are None."""
     return model.model_dump_json(exclude_none=True).encode()

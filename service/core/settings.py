@@ -1,4 +1,4 @@
-"""What an operator may set, read once and passed down."""
+"""The operator's settings, read once and passed to the parts that need them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from service.core.mistakes import mistake
 PREFIX = "GRADCAM_"
 
 
-# In an environment variable with commas between them.
+# An environment variable separates the names with commas.
 Names = Annotated[
     tuple[str, ...],
     BeforeValidator(
@@ -38,7 +38,7 @@ Names = Annotated[
 
 
 def _origins(given: tuple[str, ...]) -> tuple[str, ...]:
-    """As browsers write them; another one would never match."""
+    """Check that origins have the form that browsers send; any other form would never match."""
     for origin in given:
         if origin != "*" and not re.fullmatch(r"https?://[^/?#@\s]+", origin):
             raise PydanticCustomError(
@@ -48,7 +48,8 @@ def _origins(given: tuple[str, ...]) -> tuple[str, ...]:
 
 
 class Settings(BaseModel):
-    """Each is an environment variable, GRADCAM_ and the name in capitals."""
+    """Settings of the service. The environment variable of each is GRADCAM_ and its name in
+    capitals."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -186,7 +187,7 @@ class Settings(BaseModel):
 
 
 def read_settings(environment: Mapping[str, str], **given: Any) -> Settings:
-    """Settings from GRADCAM_… variables; what is `given` and not None wins.
+    """Read the settings from GRADCAM_… variables. `given` values that are not None take precedence.
 
     Raises:
         ConfigError: naming the variable or option, its value and what is allowed.

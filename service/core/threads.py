@@ -1,8 +1,8 @@
-"""Who may start threads: torch alone.
+"""A limit of one thread for OpenCV and NumPy, so that only torch starts several.
 
-A model's engine computes with as many threads as it has cores. Pictures are decoded and drawn in
-threads of their own, one each; if OpenCV and the BLAS behind NumPy started more from there, those
-would take the engine's cores: OpenBLAS's wait for their next work spinning, for some 25 ms.
+A model's engine computes with as many threads as it has cores. Each picture is decoded and drawn in
+one separate thread. If OpenCV and NumPy's BLAS started more threads there, these would take cores
+from the engine: OpenBLAS's threads spin for some 25 ms while they wait for their next work.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from threadpoolctl import ThreadpoolController
 
 @contextmanager
 def one_each() -> Iterator[None]:
-    """While it is open, OpenCV and NumPy compute in the thread that calls them; torch's own
-    libraries are left alone."""
+    """Make OpenCV and NumPy compute in the calling thread while the block is open. torch's own
+    libraries are not affected."""
     controller = ThreadpoolController()
     others = [
         library.filepath

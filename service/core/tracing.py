@@ -1,6 +1,6 @@
-"""OpenTelemetry traces: of each request a span, and in it one for each phase.
+"""OpenTelemetry traces: a span for each request, with a span for each phase in it.
 
-An extra: without the package, or without `GRADCAM_TRACES`, it costs a function call.
+Tracing is optional. Without the packages, or without `GRADCAM_TRACES`, it costs one function call.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 from service.core.errors import ConfigError
 
 Span = Callable[..., None]
-"""(name, begun, ended, **attributes), the times in nanoseconds since 1970."""
+"""Function of (name, begun, ended, **attributes), with times in nanoseconds since 1970."""
 
 _tracer: Any = None
 
@@ -23,7 +23,7 @@ def _nothing(name: str, begun: int, ended: int, **attributes: int) -> None:
 
 @contextmanager
 def tracing(version: str) -> Iterator[None]:
-    """While it is open, requests are traced; leaving it sends what is left.
+    """Trace requests while the block is open. Leaving it sends the remaining spans.
 
     Raises:
         ConfigError: if the packages are not installed.
@@ -51,10 +51,10 @@ def tracing(version: str) -> Iterator[None]:
 
 @contextmanager
 def request_span(method: str, headers: list[tuple[bytes, bytes]]) -> Iterator[Callable[..., None]]:
-    """The span of a request, child of the one that its `traceparent` names.
+    """Open the span of a request, as a child of the span that its `traceparent` header names.
 
     Yields:
-        (route, status, request_id) → None, to be called when they are known.
+        A function (route, status, request_id) → None, to be called when these are known.
     """
     if _tracer is None:
         yield lambda route, status, request_id: None
@@ -77,7 +77,7 @@ def request_span(method: str, headers: list[tuple[bytes, bytes]]) -> Iterator[Ca
 
 
 def phase_spans() -> Span:
-    """Draws phases into the trace of the request in whose task this is called, from any thread."""
+    """Return a function that adds phases, from any thread, to the current task's request span."""
     tracer = _tracer
     if tracer is None:
         return _nothing

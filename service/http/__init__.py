@@ -1,1 +1,1 @@
-"""What callers see: routes, requests, answers, the OpenAPI document, the page."""
+"""The HTTP interface: routes, requests, answers, the OpenAPI document, the page."""

@@ -1,4 +1,4 @@
-"""The routes that tell about the service: the page, health, metrics, models and their layers."""
+"""Routes that describe the service: the page, health, metrics, models and their layers."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ PAGE_POLICY = (
 )
 PAGE_HEADERS = {"Content-Security-Policy": PAGE_POLICY}
 OF_A_MODEL = (401, 404, 424, 503)
-"""Statuses of errors where a model is asked about."""
+"""Statuses of the errors of routes that describe one model."""
 
 
 def _fidelity(found: Fidelity | None) -> model_schemas.FidelityDescription | None:

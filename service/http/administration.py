@@ -1,4 +1,4 @@
-"""The routes that change what is served: load a model, let one go. For keys of scope `admin`."""
+"""Routes that add and remove models, for keys of scope `admin`."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ WORDS = {
     "name": "it should begin with a letter or a digit and have letters, digits, '.', '_' and '-'",
     "source": "it should be embedded:NAME, torchvision:NAME, timm:NAME or factory:MODULE:FUNCTION",
 }
-"""What a key is that has a pattern."""
+"""Key that has a pattern → a description of what the pattern allows."""
 
 
 def make_administration_router(
@@ -88,9 +88,10 @@ def make_administration_router(
 
 
 async def _entry(request: Request) -> ModelEntry:
-    """
+    """Read a model's entry from the body of a request.
+
     Raises:
-        Problem: naming the key and what is allowed.
+        Problem: if the entry is wrong; it names the key and what is allowed.
     """
     media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if media_type != "application/json":
@@ -121,7 +122,7 @@ def _problem(error: ValidationError) -> Problem:
     if first["type"] == "string_pattern_mismatch":
         told = WORDS.get(key) or mistake(first)
         return InvalidParameter(f"{key} is {str(first['input'])[:80]!r}: {told}", pointer=pointer)
-    # Of a key that may have several forms, what each of them wants.
+    # A key may have several forms: name what each of them requires.
     of_key = [each for each in error.errors() if each["loc"][0] == first["loc"][0]]
     wanted = " or ".join(dict.fromkeys(map(mistake, of_key)))
     value = str(first["input"])[:80]

@@ -1,4 +1,4 @@
-"""What several routes answer alike: problems, tags, and results that may fail one by one."""
+"""Parts of answers that several routes share: problems, entity tags, and results of instances."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def problem_response(problem: Problem) -> Response:
 
 
 def failed(instance: Instance[P], problem: Problem) -> FailedInstance:
-    """A problem in the place of what the instance would have got."""
+    """Return the entry that reports a problem in place of the instance's result."""
     return FailedInstance(
         instance=instance.index,
         id=instance.id,
@@ -40,7 +40,7 @@ async def attempt(
     work: Callable[[Instance[P]], Awaitable[Result]],
     instance: Instance[P],
 ) -> Result | Problem:
-    """The result of work on an instance; its failure as a value, so that it stays its own."""
+    """Return the result of the work on an instance, or its problem, so that the others go on."""
     try:
         return await work(instance)
     except Problem as problem:
@@ -53,10 +53,10 @@ async def together(
     work: Callable[[Instance[P]], Awaitable[Result]],
     instances: Sequence[Instance[P]],
 ) -> list[Result | Problem]:
-    """Work on all instances at once; results in their order.
+    """Work on all instances at once, and return the results in the instances' order.
 
     Raises:
-        Problem: the first one's, if every instance failed.
+        Problem: the problem of the first instance, if every instance failed.
     """
     async with asyncio.TaskGroup() as group:
         tasks = [group.create_task(attempt(work, instance)) for instance in instances]
@@ -71,8 +71,9 @@ async def as_ready(
     work: Callable[[Instance[P], Callable[[Report], None]], Awaitable[Result]],
     instances: Sequence[Instance[P]],
 ) -> AsyncIterator[tuple[Instance[P], Result | Report | Problem]]:
-    """Work on all instances at once; each with its result as soon as it is there, and before it
-    with whatever the work reports. Closing the iterator withdraws what is still under way."""
+    """Work on all instances at once, and yield each one with the values that its work reports, and
+    then with its result, as soon as they are there. Closing the iterator cancels the unfinished
+    work."""
     ready: asyncio.Queue[tuple[Instance[P], Result | Report | Problem, bool]] = asyncio.Queue()
 
     async def put(instance: Instance[P]) -> None:
@@ -95,9 +96,9 @@ async def as_ready(
 
 
 def entity_tag(model: ServedModel, media_type: str, instances: Sequence[Instance[P]]) -> str:
-    """Equal for the same images, ids, model weights and parameters as they were sent.
+    """Return a tag that is equal for the same images, ids, model weights and parameters as sent.
 
-    Weak, because the last bits of a map may depend on the batch it was computed in.
+    The tag is weak, because the last bits of a map may depend on the batch it was computed in.
     """
     digest = hashlib.blake2b(digest_size=16)
     digest.update(f"{__version__}|{model.name}|{model.fingerprint}|{media_type}".encode())
@@ -107,22 +108,23 @@ def entity_tag(model: ServedModel, media_type: str, instances: Sequence[Instance
         else:
             image = repr(instance.image).encode()
         asked = instance.parameters.model_dump_json()
-        # Of a detector it matters whether it was given: see `Parameters.boxes`.
+        # For a detector it matters whether `top_k` was given: see `Parameters.boxes`.
         asked += str("top_k" in instance.parameters.model_fields_set)
         digest.update(f"|{instance.id!r}|{asked}|".encode() + image)
     return f'W/"{digest.hexdigest()}"'
 
 
 def matches(if_none_match: str | None, tag: str) -> bool:
-    """Whether a caller already has what `tag` names (RFC 9110, 13.1.2: weak comparison)."""
+    """Return whether a caller has the answer of `tag` already (RFC 9110, 13.1.2: weak match)."""
     known = {part.strip().removeprefix("W/") for part in (if_none_match or "").split(",")}
     return tag.removeprefix("W/") in known
 
 
 def require_one_map(maps: int, media_type: str) -> None:
-    """
+    """Check that a request asks for one map.
+
     Raises:
-        NotAcceptable: if there is more than one map to show.
+        NotAcceptable: if it asks for another number of maps.
     """
     if maps != 1:
         raise NotAcceptable(

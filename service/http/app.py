@@ -1,4 +1,4 @@
-"""The app: lifespan, middleware, and every error's way to a problem document."""
+"""The FastAPI app: lifespan, middleware, and conversion of errors to problem documents."""
 
 from __future__ import annotations
 
@@ -52,20 +52,20 @@ SHOWN_HEADERS = ("Server-Timing", "X-Request-ID", "X-Next-Cursor")
 JOBS = "/v1/jobs"
 REST_SECONDS = 5
 PARSERS = 4
-"""Threads that read bodies and write answers in JSON."""
+"""Number of threads that parse bodies and serialise answers."""
 
 
 class ModelName(StringConvertor):
-    """A model's name in a path: KServe's verbs follow it after a colon."""
+    """A model's name in a path, before the colon of KServe's verbs."""
 
     regex = "[^/:]+"
 
 
 def create_app(settings: Settings, entries: Sequence[ModelEntry] = (EMBEDDED,)) -> FastAPI:
-    """The service for these models. They load when the app starts, not before;
-    `app.state.manager` tells how far they are."""
+    """Create the app that serves these models. They load when the app starts, not before;
+    `app.state.manager` reports their state."""
     register_url_convertor("model", ModelName())
-    # A picture that claims a bomb's size is refused, not warned about.
+    # Refuse a picture about whose size Pillow would only warn.
     warnings.simplefilter("error", Image.DecompressionBombWarning)
     keys = read_keys(settings.keys) if settings.keys else None
     metrics = Metrics()
@@ -108,7 +108,7 @@ def create_app(settings: Settings, entries: Sequence[ModelEntry] = (EMBEDDED,)) 
     app.state.metrics = metrics
     app.state.admission = admission
     app.state.jobs = jobs
-    # The onion, from the inside out.
+    # The middleware, from the innermost to the outermost.
     app.add_middleware(Head)
     app.add_middleware(
         LimitBody,
@@ -128,7 +128,7 @@ def create_app(settings: Settings, entries: Sequence[ModelEntry] = (EMBEDDED,)) 
             allow_headers=["Authorization", "Content-Type", "If-None-Match", *OWN_HEADERS],
             expose_headers=["ETag", "Location", "Retry-After", *SHOWN_HEADERS],
         )
-    # What was removed may come back.
+    # A configured model that was removed may be added again.
     configured = [entry.source for entry in entries]
     app.add_exception_handler(Problem, _on_problem)
     app.add_exception_handler(HTTPException, _on_http_exception)
@@ -146,13 +146,14 @@ def create_app(settings: Settings, entries: Sequence[ModelEntry] = (EMBEDDED,)) 
 
 
 def _operation_id(route: APIRoute) -> str:
-    """What generated clients call the operation: the function's name, as `submitJob`."""
+    """Return the operation's name in generated clients: the function's name in the form
+    `submitJob`."""
     first, *rest = route.name.split("_")
     return first + "".join(map(str.title, rest))
 
 
 def _openapi(app: FastAPI) -> dict[str, Any]:
-    """FastAPI's own, and how a key is sent."""
+    """Return FastAPI's document, with all components and the security schemes."""
     document = FastAPI.openapi(app)
     gather_components(document)
     document["components"]["securitySchemes"] = SECURITY_SCHEMES
@@ -161,7 +162,7 @@ def _openapi(app: FastAPI) -> dict[str, Any]:
 
 
 async def _rest(admission: Admission) -> None:
-    """Give memory back whenever there was work and there is none any more, until cancelled."""
+    """Return free memory to the system whenever the service has become idle, until cancelled."""
     seen = -1
     while True:
         await asyncio.sleep(REST_SECONDS)
@@ -176,11 +177,11 @@ async def _on_problem(request: Request, error: Exception) -> Response:
 
 
 async def _on_http_exception(request: Request, error: Exception) -> Response:
-    """Starlette's own refusals, as problems."""
+    """Convert Starlette's exceptions to problems."""
     assert isinstance(error, HTTPException)
     path = request.url.path[:120]
     if error.status_code == 405:
-        # Starlette knows of the first route alone.
+        # Starlette names the methods of the first matching route only.
         routes = request.app.router.routes
         allowed = ", ".join(
             verb

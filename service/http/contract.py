@@ -1,4 +1,4 @@
-"""How an operation says in openapi/openapi.json what it takes, what it answers and how it fails."""
+"""Descriptions of an operation's requests, answers and errors for openapi/openapi.json."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from service.pipeline.images import FORMATS
 JSON: Final = "application/json"
 EVENTS: Final = "text/event-stream"
 PHOTOS: Final = dict.fromkeys(f"image/{kind.lower()}" for kind in FORMATS)
-"""The app reads any `image/*`; the contract names types, for no client can send an asterisk."""
+"""Media types of photos. The app reads any `image/*`; the contract lists types, because a client
+cannot send an asterisk."""
 FILE: Final = {"schema": {"type": "string", "format": "binary"}}
 TEXT: Final = {"schema": {"type": "string"}}
 HEADERS: Final = {
@@ -26,7 +27,7 @@ HEADERS: Final = {
     "X-Next-Cursor": ("Where to go on.", "integer"),
 }
 PROBLEMS: Final = {each.status: each for each in Problem.__subclasses__() if each.example}
-"""Of each status the kind of problem that stands for the others."""
+"""Status → the problem class that represents all problems of that status."""
 SERVING: Final = (400, 401, 403, 404, 406, 408, 413, 415, 422, 424, 429, 431, 500, 503, 504)
 READING_JOBS: Final = (401, 403, 404, 422, 429, 503)
 
@@ -40,12 +41,15 @@ def answers(
     headers: Sequence[str] = (),
     problems: Sequence[int] = (),
 ) -> dict[int | str, dict[str, Any]]:
-    """The `responses` of an operation.
+    """Return the `responses` of an operation.
 
     Args:
-        model: what is answered in JSON; `example` stands for its fields' own examples.
-        forms: other media types: an example of one that is text, None of one that is a file.
-        problems: the statuses of errors.
+        model: schema of the JSON answer.
+        forms: other media types, each with an example if it is text, or None if it is a file.
+        example: example of the JSON answer, in place of its fields' own examples.
+        status: status of the successful answer.
+        headers: names of that answer's headers.
+        problems: statuses of the errors.
     """
     content = {} if model is None else {JSON: {"example": example or worked_example(model)}}
     for media_type, text in (forms or {}).items():
@@ -65,13 +69,14 @@ def takes(
     form: type[BaseModel] | None = None,
     files: Mapping[str, str | None] | None = None,
 ) -> dict[str, Any]:
-    """The `openapi_extra` of an operation that reads its request itself.
+    """Return the `openapi_extra` of an operation that reads its request itself.
 
     Args:
-        query: its fields are the parameters; those that are headers say so.
-        body: what is sent in JSON, like `example`.
-        form: the fields that a form has beside its images.
-        files: other media types, with an example or None.
+        query: schema whose fields are the query parameters, or headers if the field says so.
+        body: schema of the JSON body.
+        example: example of the JSON body.
+        form: schema of the fields that a form has beside its images.
+        files: other media types, each with an example or None.
     """
     found = {"parameters": _parameters(query)} if query else {}
     if body is None:
@@ -87,8 +92,10 @@ def takes(
 
 
 def gather_components(document: dict[str, Any]) -> None:
-    """Move what `_schema` brought along into the document's components: FastAPI does that for
-    bodies that it reads itself, and these are read as they stream in."""
+    """Move the definitions that `_schema` added to the document's components.
+
+    FastAPI does so only for bodies that it reads itself; these bodies are read as they stream in.
+    """
     schemas = document["components"]["schemas"]
 
     def gather(node: Any) -> None:
@@ -104,8 +111,8 @@ def gather_components(document: dict[str, Any]) -> None:
 
 
 def worked_example(model: type[BaseModel]) -> Any:
-    """An answer from the examples of its fields: those that are required, and those of the others
-    that have one."""
+    """Return an example of an answer, made of its required fields and of the other fields that have
+    an example."""
     schema = model.model_json_schema()
     definitions = schema.get("$defs", {})
 
@@ -126,7 +133,7 @@ def worked_example(model: type[BaseModel]) -> Any:
 
 
 def _schema(model: type[BaseModel]) -> dict[str, Any]:
-    """A reference to the model's schema, and with it, in `$defs`, all that it refers to."""
+    """Return a reference to the model's schema, with all schemas that it needs in `$defs`."""
     named, definitions = models_json_schema(
         [(model, "validation")], ref_template="#/components/schemas/{model}"
     )
@@ -134,7 +141,7 @@ def _schema(model: type[BaseModel]) -> dict[str, Any]:
 
 
 def _parameters(model: type[BaseModel]) -> list[dict[str, Any]]:
-    """The model's fields as parameters; their definitions go with the first one."""
+    """Return the model's fields as parameters. The first one holds the definitions of all."""
     schema = model.model_json_schema(ref_template="#/components/schemas/{model}")
     return [
         {

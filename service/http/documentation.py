@@ -1,4 +1,4 @@
-"""What openapi/openapi.json says of the service as a whole, and of the bodies that it takes."""
+"""Texts and examples of openapi/openapi.json for the service as a whole and for its requests."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ SECURITY_SCHEMES: Final = {
     "basic": {"type": "http", "scheme": "basic", "description": "For browsers: as the password."},
 }
 SECURITY: Final[list[dict[str, list[str]]]] = [{"bearer": []}, {"header": []}, {"basic": []}, {}]
-"""One of them, or none: a service may have no keys."""
+"""One of the schemes, or none, because a service may have no keys."""
 TAGS: Final = [
     {"name": "explain", "description": "Predictions and explanations."},
     {"name": "jobs", "description": "Many images, when there is time."},

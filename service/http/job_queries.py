@@ -1,4 +1,4 @@
-"""What may be asked about jobs beside their bodies: the parameters of a query."""
+"""Schemas of the query parameters of job routes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from service.core.choices import ArchiveFormat, JobState
 from service.pipeline.parameters import Parameters
 
 Absent = SkipJsonSchema[None]
-"""A query has no null."""
+"""None that the schema leaves out, because a query has no null."""
 IdempotencyKey = Annotated[str, Field(min_length=1, max_length=200, pattern="^[ -~]+$")]
 
 

@@ -1,4 +1,4 @@
-"""The routes of jobs."""
+"""Routes that submit, list, follow and cancel jobs, and return their results."""
 
 from __future__ import annotations
 
@@ -30,17 +30,17 @@ JSON, NDJSON, EVENTS = "application/json", "application/x-ndjson", "text/event-s
 MOST_LISTED = 200
 MOST_LINES = 10_000
 PAGE = 100
-"""Lines of results that are looked up at a time."""
+"""Number of result lines that are read at a time."""
 LOOK_SECONDS = 0.5
 QUIET_SECONDS = 10.0
-"""After which an event stream says something, so that nobody on the way takes it for dead."""
+"""Time after which an idle event stream sends a comment, so that no proxy closes it as dead."""
 LONGEST_WAIT = 60
 Result = TypeVar("Result")
 State = Literal["waiting", "running", "done", "cancelled"]
 
 
 class ItemId(PathConvertor):
-    """All that follows, lines of it too."""
+    """The rest of a path, line breaks included."""
 
     regex = "(?s:.*)"
 
@@ -145,7 +145,7 @@ def make_jobs_router(*, jobs: Jobs, manager: ModelManager) -> APIRouter:
         await place.pool.run(lambda: place.listing.cancel(job))
         place.runner.drop(job)
         if purge == "true":
-            # Its files go when the janitor comes by: of a million results that takes a while.
+            # The janitor removes the files later, because a million results take a while.
             await place.pool.run(lambda: place.listing.leave(job))
             return Response(status_code=204)
         document = await place.describe(await _job(place, job, request))
@@ -284,9 +284,10 @@ def make_jobs_router(*, jobs: Jobs, manager: ModelManager) -> APIRouter:
 
 
 async def _lines(place: JobService, job: Job, after: int, last: int) -> AsyncIterator[bytes]:
-    """
+    """Yield the job's results from `after` to `last`, as pages of JSON lines.
+
     Raises:
-        UnknownJob: if it was removed meanwhile: an answer that ended here would look whole.
+        UnknownJob: if the job was removed meanwhile. An answer that merely ended would look whole.
     """
     while after < last:
         start, count = after, min(PAGE, last - after)
@@ -307,7 +308,8 @@ def _event(name: str, data: bytes) -> bytes:
 
 
 async def _now(place: JobService, job: JobDocument, request: Request) -> JobDocument:
-    """A job as it is now: as it was where the database is away, cancelled where it is gone."""
+    """Return the job's present state: unchanged if the database is unavailable or the disk is full,
+    cancelled if the job was removed before it ended."""
     try:
         return await place.describe(await _job(place, job.id, request))
     except UnknownJob:
@@ -322,12 +324,12 @@ async def _job(place: JobService, job: str, request: Request) -> Job:
 
 
 def _owner(request: Request) -> str:
-    """Of what this caller brings: the name of the key."""
+    """Return the owner of the jobs that this caller submits: the name of the key, or ""."""
     return str(request.scope.get("state", {}).get("key", ""))
 
 
 def _sees(request: Request) -> str | None:
-    """Whose jobs this caller may see; None: everybody's."""
+    """Return the owner whose jobs this caller may see, or None if it may see all jobs."""
     state = request.scope.get("state", {})
     return None if state.get("admin") or "key" not in state else _owner(request)
 
@@ -337,7 +339,7 @@ def _ended(document: JobDocument) -> bool:
 
 
 def _wait(document: JobDocument) -> int:
-    """Seconds after which looking again makes sense."""
+    """Return the seconds after which the caller should ask again."""
     return min(max(round((document.eta_seconds or 0) / 4), 1), LONGEST_WAIT)
 
 

@@ -1,4 +1,4 @@
-"""The onion around the app: every request is named, counted, bounded and answered."""
+"""Middleware around the app: request ids, metrics, limits on bodies, HEAD, and error answers."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ from service.limits.body_budget import BodyBudget
 access_log = logging.getLogger("service.access")
 
 REQUEST_ID = re.compile(r"^[A-Za-z0-9._:-]{1,128}$")
-CLIENT_LEFT = 499  # in the metrics alone: nobody is there to be answered
+CLIENT_LEFT = 499  # only in metrics and log: the client has disconnected
 METHOD_NOT_ALLOWED = 405
 QUIET = ("/healthz", "/readyz", "/metrics")
-"""Asked every few seconds; their answers are logged at level debug."""
+"""Routes that monitoring asks every few seconds; their requests are logged at level debug."""
 SECURITY = {
     "X-Content-Type-Options": "nosniff",
     "X-Frame-Options": "DENY",
@@ -38,7 +38,7 @@ SECURITY = {
 
 
 class Cors(CORSMiddleware):
-    """Starlette's, whose answers to preflights are as careful as any other."""
+    """Starlette's middleware, with the security headers added to answers to preflights."""
 
     def preflight_response(self, request_headers: Headers) -> Response:
         response = super().preflight_response(request_headers)
@@ -47,10 +47,10 @@ class Cors(CORSMiddleware):
 
 
 class Observe:
-    """Gives every request an id, counts and logs it, and answers where nothing inside could: a
-    defect of ours is a 500 with that id, a request cut short by the end of the process a 503.
+    """Gives every request an id, counts and logs it, and answers errors that inner layers raise.
 
-    A caller's own `X-Request-ID` is kept if it is harmless in a log line.
+    A defect of the service gets a 500 with the id; a request that the end of the process interrupts
+    gets a 503. A caller's own `X-Request-ID` is kept if it is harmless in a log line.
     """
 
     def __init__(self, app: ASGIApp, *, metrics: Metrics) -> None:
@@ -85,12 +85,12 @@ class Observe:
                 await self._app(scope, receive, send_named)
             except ClientDisconnect:
                 status = CLIENT_LEFT
-            except Problem as problem:  # of the middleware inside
+            except Problem as problem:  # raised by inner middleware
                 await _send_problem(problem, send_named)
             except Exception:
                 failure = unexpected(f"request {request_id}", "the service failed")
                 if status:
-                    raise  # the answer has begun; all that is left is to cut it off
+                    raise  # the answer has begun, and can only be cut off
                 failure.detail += f" under {request_id}"
                 await _send_problem(failure, send_named)
             except asyncio.CancelledError:
@@ -110,7 +110,7 @@ class Observe:
 
     def _note(self, scope: Scope, route: str, status: int, seconds: float) -> None:
         answered = route != "unmatched" and status != METHOD_NOT_ALLOWED
-        method = scope["method"] if answered else "any"  # callers may make methods up
+        method = scope["method"] if answered else "any"  # callers may invent methods
         self._metrics.requests.labels(route=route, method=method, status=str(status)).inc()
         self._metrics.request_seconds.labels(route=route).observe(seconds)
         level = logging.DEBUG if route in QUIET else logging.INFO
@@ -126,8 +126,10 @@ class Observe:
 
 
 class TurnAway:
-    """Refuses a request for a model that has no room for it before its body is read, behind the
-    check of keys: a stranger is not told which model is busy."""
+    """Refuses a request for a model that has no room for it, before its body is read.
+
+    It runs after the check of keys, so that a caller without a key cannot see which model is busy.
+    """
 
     def __init__(self, app: ASGIApp, *, admission: Admission) -> None:
         self._app = app
@@ -142,8 +144,11 @@ class TurnAway:
 
 
 class Head:
-    """Answers HEAD wherever GET answers: with the same status and headers, and without a body. An
-    answer that would stream for long is not waited for."""
+    """Answers HEAD wherever GET answers, with the same status and headers and without a body.
+
+    The work of the GET is cancelled at the first part of its body, so that a long stream is not
+    waited for.
+    """
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -185,13 +190,15 @@ async def _send_problem(problem: Problem, send: Send) -> None:
 
 
 class LimitBody:
-    """Ends a request whose body is larger than allowed: at its Content-Length, or as soon as more
-    has streamed in, whatever it claims to be; and one that comes while others hold as much
-    together as the service may hold.
+    """Refuses a request whose body is larger than allowed, because of its Content-Length or as soon
+    as too many bytes have arrived. It also refuses a request if the bodies of all requests together
+    are larger than the service may hold.
 
     Args:
-        streamed: addresses whose bodies go to the disk as they come, and how large they may be;
-            they tell themselves what they hold.
+        max_bytes: maximum bytes of a body.
+        body_budget: counts the bytes of all bodies in memory.
+        streamed: path → maximum bytes of a body that is written to the disk as it arrives. The
+            route itself counts the bytes that it holds in memory.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Which of the forms that we have is the one that `Accept` likes best (RFC 9110, 12.5.1)."""
+"""Content negotiation: the choice of the media type that `Accept` prefers (RFC 9110, 12.5.1)."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ from service.core.errors import NotAcceptable
 
 
 def choose(accept: str | None, offers: Sequence[str]) -> str:
-    """The offer of highest quality; among equals, the first. No or an empty `Accept` takes any.
+    """Return the offer of highest quality; among equals, the first. A missing or empty `Accept`
+    allows any offer.
 
     Raises:
-        NotAcceptable: naming the offers.
+        NotAcceptable: if `Accept` allows no offer; it names the offers.
     """
     ranges = dict(_parse(part) for part in (accept or "").split(",") if part.strip())
     ranges = ranges or {"*/*": 1.0}
@@ -30,7 +31,7 @@ def choose(accept: str | None, offers: Sequence[str]) -> str:
 
 
 def _parse(part: str) -> tuple[str, float]:
-    """ "image/*;q=0.5" → ("image/*", 0.5)."""
+    """Return the name and the quality of a media range: "image/*;q=0.5" → ("image/*", 0.5)."""
     name, *parameters = (piece.strip().lower() for piece in part.split(";"))
     quality = 1.0
     for parameter in parameters:

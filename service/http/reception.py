@@ -1,4 +1,4 @@
-"""What comes before the work on any request for it: read, fetched, counted, with its deadline."""
+"""The steps before the work on a request: reading, deadline, admission and fetching of images."""
 
 from __future__ import annotations
 
@@ -23,25 +23,25 @@ from service.limits.timeouts import deadline
 from service.pipeline.instances import Instance, P, Remote
 
 DRAWING_SHARE: Final = 0.2
-"""Of a request's time that is kept for drawing and sending."""
+"""Share of a request's time that is kept for drawing and sending."""
 
 
 @dataclass(frozen=True, eq=False)
 class RequestContext(Generic[P]):
-    """A request that has been read."""
+    """A request that has been read and admitted."""
 
     replicas: Replicas
     instances: list[Instance[P]]
     timings: Timings
     seconds: float
-    """That it may take."""
+    """Seconds that the request may take."""
     until: float
-    """Of `time.monotonic`: its deadline."""
+    """Deadline of the request, a time of `time.monotonic`."""
 
     @property
     def passes_until(self) -> float:
-        """Of `time.monotonic`: when methods of many passes end, so that what they have can be
-        drawn and sent."""
+        """Time of `time.monotonic` at which methods of many passes stop, so that their maps can be
+        drawn and sent before the deadline."""
         return self.until - self.seconds * DRAWING_SHARE
 
     @property
@@ -52,8 +52,8 @@ class RequestContext(Generic[P]):
 async def fill(
     instances: list[Instance[P]], fetcher: Fetcher, allowance: Allowance
 ) -> list[Instance[P]]:
-    """The instances with the bytes of images that they only name; a problem where there are none
-    to be had."""
+    """Return the instances with the images fetched that they name by address. An image that cannot
+    be fetched is replaced by the problem."""
 
     async def filled(instance: Instance[P]) -> Instance[P]:
         if not isinstance(instance.image, Remote):
@@ -70,7 +70,7 @@ async def fill(
 
 
 class Reception:
-    """Where requests for work on a model come in."""
+    """Reads and admits requests for work on a model."""
 
     def __init__(
         self, *, manager: ModelManager, admission: Admission, fetcher: Fetcher, settings: Settings
@@ -84,16 +84,17 @@ class Reception:
     async def receive(
         self, request: Request, model: str, parameters: type[P]
     ) -> AsyncIterator[RequestContext[P]]:
-        """Read a request; the block has until its deadline, and its images count as long.
+        """Read and admit a request. The block must end before the request's deadline. The images
+        count as in progress until it ends.
 
         Raises:
-            Problem: where the request as a whole cannot be read, or is not let in.
+            Problem: if the request as a whole cannot be read, is not admitted, or takes too long.
         """
         replicas = self._manager.replicas(model)
         timings = Timings()
         seconds = self._patience(request)
         until = monotonic() + seconds
-        # More than may wait could never be let in together.
+        # More images than the queue holds cannot be admitted together.
         most = min(self._settings.max_instances, self._settings.max_queue)
         async with deadline(seconds):
             read = await read_instances(request, parameters, max_instances=most)
@@ -105,7 +106,7 @@ class Reception:
 
     @contextmanager
     def lasting(self, context: RequestContext[P]) -> Iterator[None]:
-        """For work that goes on after `receive` is left: while it is open, the images count."""
+        """Count the images as in progress while the block is open, for work after `receive`."""
         costly = sum(instance.parameters.costly for instance in context.instances)
         with self._admission.hold(
             context.replicas.model.name, len(context.instances), costly=costly
@@ -113,7 +114,8 @@ class Reception:
             yield
 
     def _patience(self, request: Request) -> float:
-        """Seconds that a request may take: its caller may want to wait for less."""
+        """Return the seconds that a request may take; its caller may ask for less than the settings
+        allow."""
         sent = request.headers.get("x-request-timeout")
         if sent is None:
             return self._settings.deadline_seconds

@@ -1,4 +1,4 @@
-"""The three forms of a request — JSON, a raw image, a form — become the same instances."""
+"""Reading of a request, which is JSON, a raw image or a form, into instances."""
 
 from __future__ import annotations
 
@@ -50,10 +50,10 @@ async def read_instances(
 ) -> list[Instance[P]]:
     """Read a request's body, whatever its form.
 
-    Query parameters hold for every instance; what the body says wins.
+    Query parameters apply to every instance; parameters in the body take precedence.
 
     Raises:
-        Problem: where the request as a whole cannot be read.
+        Problem: if the request as a whole cannot be read.
     """
     base = read_parameters(parameters, request.query_params, "/query")
     origins = _origins("/query", _set(base))
@@ -172,7 +172,7 @@ def _origins(where: str, names: Iterable[str]) -> dict[str, str]:
 
 
 def _set(model: BaseModel, names: Sequence[str] | None = None) -> dict[str, Any]:
-    """The fields that the caller set, of those named."""
+    """Return the fields, among `names` if given, that the caller set to something but None."""
     return {
         name: value
         for name in model.model_fields_set
@@ -181,9 +181,9 @@ def _set(model: BaseModel, names: Sequence[str] | None = None) -> dict[str, Any]
 
 
 def _body_problem(error: ValidationError, parameters: type[PredictParameters]) -> Problem:
-    if error.error_count() > MAX_MISTAKES:  # to list them all would take longer than to read them
+    if error.error_count() > MAX_MISTAKES:  # listing all would take longer than reading the body
         return MalformedRequest(f"the body has {error.error_count()} mistakes; send fewer fields")
-    # What is unknown explains what is missing.
+    # An unknown field often explains a missing one.
     unknown = [each for each in error.errors() if each["type"] == "extra_forbidden"]
     first = (unknown or error.errors())[0]
     where = [str(part) for part in first["loc"]]

@@ -1,4 +1,4 @@
-"""The routes that take images: parse → call → render."""
+"""Routes that accept images: `:predict`, `:explain` and `:activations`."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def make_router(*, reception: Reception, pipeline: Pipeline) -> APIRouter:
 
 
 class ImageRoutes:
-    """What the routes that take images have in common: where requests come in, and the pipeline."""
+    """The routes that accept images, with the reception and the pipeline that they share."""
 
     def __init__(self, reception: Reception, pipeline: Pipeline) -> None:
         self._reception = reception
@@ -208,7 +208,7 @@ class ImageRoutes:
             if isinstance(result, Problem):
                 predictions.append(failed(instance, result))
                 explanations.append(failed(instance, result))
-                headers.pop("ETag", None)  # another try may fare better
+                headers.pop("ETag", None)  # another try may succeed
             else:
                 predictions.append(result[0])
                 explanations.extend(result[1])
@@ -240,12 +240,13 @@ class ImageRoutes:
 
 
 def _list_of(request: Request, header: str) -> str | None:
-    """A header that may be sent in several lines (RFC 9110, 5.3)."""
+    """Return the joined lines of a header that may be sent in several (RFC 9110, 5.3)."""
     return ", ".join(request.headers.getlist(header)) or None
 
 
 def _limit_maps(instances: list[Instance[Parameters]]) -> None:
-    """
+    """Check the number of maps that a request asks for.
+
     Raises:
         InvalidParameter: if the instances together ask for more maps than one request may.
     """
@@ -258,7 +259,8 @@ def _limit_maps(instances: list[Instance[Parameters]]) -> None:
 
 
 def _require_single(instances: list[Instance[Parameters]], form: str) -> None:
-    """
+    """Check that the answer fits one picture or one NumPy file.
+
     Raises:
         NotAcceptable, InvalidParameter: if the request's answer does not fit one picture.
     """

@@ -1,4 +1,4 @@
-"""Who a request comes from, whether they may, and how often."""
+"""Authentication of requests by API key, with the scopes and the rate of each key."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ SEND_ONE = "send an API key: Authorization: Bearer KEY, or X-API-Key: KEY"
 
 
 class Access:
-    """Lets in those with a key that allows what they want. Without keys everybody may do
-    everything but what needs the scope `admin`.
+    """Admits requests with a key whose scopes and rate allow them. Without a file of keys, it
+    admits every request except those that need the scope `admin`.
 
-    A key comes as `Authorization: Bearer KEY`, as `X-API-Key: KEY`, or, for browsers, as the
+    A key is sent as `Authorization: Bearer KEY`, as `X-API-Key: KEY`, or, by browsers, as the
     password of `Authorization: Basic`.
     """
 
@@ -81,13 +81,13 @@ class Access:
 
 
 def _presented(headers: Headers) -> str:
-    """The key that a request carries, "" without one."""
+    """Return the key that a request carries, or "" if it carries none."""
     kind, _, value = headers.get("authorization", "").partition(" ")
     if kind.lower() == "bearer":
         return value.strip()
     if kind.lower() == "basic":
         try:
             return base64.b64decode(value, validate=True).decode().partition(":")[2]
-        except ValueError:  # of base64, of UTF-8, of bytes that are neither
+        except ValueError:  # the value is not base64 of UTF-8
             return ""
     return headers.get("x-api-key", "")

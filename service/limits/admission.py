@@ -1,4 +1,4 @@
-"""How many images may be in the service at once, decided before anything is done for them."""
+"""A limit on the images in progress for each model, checked before any work on them."""
 
 from __future__ import annotations
 
@@ -15,45 +15,46 @@ WORK = re.compile(rb"^/v1/models/([^/:]+):")
 
 
 class Admission:
-    """Counts the images of each model that are decoded, wait, are explained or drawn.
+    """Counts the images of each model in progress: being decoded, waiting, explained or drawn.
 
     Args:
-        room: of one model. Half of it is open to images that need many forward passes or many
-            maps, so that these never keep out the others.
+        room: maximum number of images of one model. Costly images, which need many forward passes
+            or many maps, may use half of it, so that they never exclude the others.
     """
 
     def __init__(self, room: int, *, metrics: Metrics) -> None:
         self._room = room
         self._metrics = metrics
         self.admitted = 0
-        """Images that were let in, ever."""
+        """Number of images that were admitted since the start."""
         self._all: Counter[str] = Counter()
         self._costly: Counter[str] = Counter()
         self._left = 0.0
 
     def in_work(self, model: str) -> int:
-        """Images of a model that were let in and are not done."""
+        """Return the number of images of a model in progress."""
         return self._all[model]
 
     @property
     def at_rest(self) -> bool:
-        """Whether nothing is in work."""
+        """Whether no image is in progress."""
         return not any(self._all.values())
 
     def lately(self, seconds: float) -> bool:
-        """Whether something was in work so shortly ago."""
+        """Return whether work on images ended within the last `seconds`."""
         return monotonic() - self._left < seconds
 
     def check(self, model: str, count: int = 1, *, costly: int = 0) -> None:
-        """
+        """Check that there is room for `count` more images, `costly` of which are costly.
+
         Raises:
-            QueueFull: if there is no room for `count` images more, `costly` of them costly.
+            QueueFull: if there is no room for them.
         """
         self._check(self._all, model, count, self._room, "")
         self._check(self._costly, model, costly, -(-self._room // 2), "costly ")
 
     def turned_away(self, path: bytes) -> Problem | None:
-        """Why a request for that path has no room, if it needs some and there is none."""
+        """Return the problem of a request for that path, if it needs room and there is none."""
         work = WORK.match(path)
         try:
             self.check(work[1].decode() if work else "")
@@ -63,7 +64,7 @@ class Admission:
 
     @contextmanager
     def admit(self, model: str, count: int, *, costly: int) -> Iterator[None]:
-        """While it is open, these images count.
+        """Check that there is room for images, and count them until the block is left.
 
         Raises:
             QueueFull: if there is no room for them.
@@ -74,7 +75,7 @@ class Admission:
 
     @contextmanager
     def hold(self, model: str, count: int, *, costly: int) -> Iterator[None]:
-        """The same of images that were let in before."""
+        """Count images that were admitted before, until the block is left, without a check."""
         self.admitted += count
         self._all[model] += count
         self._costly[model] += costly
@@ -86,7 +87,7 @@ class Admission:
             self._left = monotonic()
 
     def _check(self, held: Counter[str], model: str, count: int, room: int, kind: str) -> None:
-        # A request that is larger than the room may come when it is empty.
+        # A request that is larger than the room is admitted if the room is empty.
         if count and held[model] and held[model] + count > room:
             self._metrics.rejected.labels(reason="queue full").inc()
             raise QueueFull(

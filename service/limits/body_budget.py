@@ -1,4 +1,4 @@
-"""What requests hold in memory of their bodies, all together."""
+"""A limit on the memory that the bodies of all requests take together."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ from service.core.metrics import Metrics
 
 
 class BodyBudget:
-    """
+    """Counts the bytes of bodies in memory.
+
     Args:
-        most: bytes that there may be.
+        most: maximum number of bytes of all bodies.
     """
 
     def __init__(self, most: int, metrics: Metrics) -> None:
@@ -22,11 +23,11 @@ class BodyBudget:
 
     @contextmanager
     def share(self) -> Iterator[Callable[[int], None]]:
-        """One request's: it tells how many bytes it holds now, and holds none when the block is
-        left.
+        """Yield a function with which one request reports the number of bytes that it holds now.
+        Leaving the block releases them.
 
         Raises:
-            Overloaded: as it tells, if with the others' they are too many.
+            Overloaded: from that function, if the bodies of all requests have too many bytes.
         """
         mine = 0
 

@@ -1,7 +1,7 @@
-"""Images by their https address, from hosts that the operator allows, and from nowhere else.
+"""Fetching of images by https address, only from hosts that the operator allows.
 
-A name is resolved once, its addresses are checked, and the connection goes to one of those: there
-is no second look-up in which a name could mean something else (DNS rebinding).
+A name is resolved once, its addresses are checked, and the connection uses one of them. There is no
+second look-up that could return another address (DNS rebinding).
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ GOODBYE_SECONDS: Final = 0.5
 CHUNK: Final = 65_536
 NAT64 = (IPv6Network("64:ff9b::/96"), IPv6Network("64:ff9b:1::/48"))
 COMPATIBLE = IPv6Network("::/96")
-"""IPv4 addresses in IPv6 ones, as of old."""
+"""IPv4-compatible IPv6 addresses, a deprecated form."""
 SIX_TO_FOUR = IPv6Network("2002::/16")
 TEREDO = IPv6Network("2001::/32")
 UNICAST = IPv6Network("2000::/3")
-"""All of IPv6 that is in use."""
+"""All global unicast addresses of IPv6 that are in use."""
 RESERVED = [
     ip_network(each)
     for each in ("192.0.0.0/24", "192.88.99.0/24", "198.18.0.0/15", "3fff::/20", "5f00::/16")
 ]
-"""What one or the other version of Python takes for public."""
+"""Reserved networks that some versions of Python regard as public."""
 
 
 class PublicOnly(AbstractResolver):
-    """Resolves names to public addresses; a name with any other is refused."""
+    """Resolves names to public addresses, and refuses a name that has any other address."""
 
     def __init__(self, resolver: AbstractResolver) -> None:
         self._resolver = resolver
@@ -57,18 +57,19 @@ class PublicOnly(AbstractResolver):
 
 @dataclass
 class Allowance:
-    """Bytes that the images of one request may still have."""
+    """Number of bytes that the images of one request may still have."""
 
     left: int
 
 
 class Fetcher:
-    """Use with `async with`: leaving it closes its connections.
+    """Fetches images. Use it with `async with`: leaving the block closes its connections.
 
     Args:
-        hosts: from which images may come, as `name` or `name:port`; none: no image is fetched.
-        max_bytes: of all images of a request.
-        resolver: of names, in place of the system's.
+        hosts: hosts from which images may be fetched, as `name` or `name:port`; without any, no
+            image is fetched.
+        max_bytes: maximum bytes of all images of a request.
+        resolver: resolver of names, by default the system's.
     """
 
     def __init__(
@@ -85,7 +86,7 @@ class Fetcher:
                 connector=_connector(PublicOnly(self._resolver or aiohttp.ThreadedResolver())),
                 cookie_jar=aiohttp.DummyCookieJar(),
                 headers={"Accept-Encoding": "identity"},
-                trust_env=False,  # no proxy, and nobody's .netrc
+                trust_env=False,  # use no proxy and no .netrc
                 auto_decompress=False,
             )
         return self
@@ -101,11 +102,12 @@ class Fetcher:
             self._session = None
 
     async def fetch(self, url: str, allowance: Allowance) -> bytes:
-        """
+        """Return the bytes of the image at an address, and subtract them from the allowance.
+
         Raises:
-            Forbidden: if images may not come from there.
-            UnfetchableImage: if there is none to be had.
-            BodyTooLarge: if it is too large.
+            Forbidden: if images may not be fetched from that address.
+            UnfetchableImage: if no image can be fetched from it.
+            BodyTooLarge: if the image has more bytes than the allowance has left.
         """
         if not self._session:
             raise Forbidden("this service fetches no images; send the image's bytes as b64")
@@ -158,8 +160,8 @@ class Fetcher:
 
 def _connector(resolver: AbstractResolver) -> aiohttp.TCPConnector:
     with warnings.catch_warnings():
-        # That a site which does not say goodbye is waited for, half a minute, can be told in no
-        # other way; aiohttp 3 keeps this one.
+        # aiohttp waits half a minute for a site that does not end TLS. Only this deprecated
+        # parameter shortens that wait; aiohttp 3 keeps it.
         warnings.simplefilter("ignore", DeprecationWarning)
         return aiohttp.TCPConnector(
             resolver=resolver, limit=AT_ONCE, force_close=True, ssl_shutdown_timeout=GOODBYE_SECONDS
@@ -167,13 +169,16 @@ def _connector(resolver: AbstractResolver) -> aiohttp.TCPConnector:
 
 
 def _shown(where: URL) -> str:
-    """Without what may be secret."""
+    """Return an address without its query and fragment, which may be secret."""
     return str(where.with_query(None).with_fragment(None))[:120]
 
 
 def is_public(text: str) -> bool:
-    """Whether an address, in the form that a resolver gives it, is a public one; an IPv6 address
-    that carries an IPv4 one is none, whatever that is: no public server needs to be reached so."""
+    """Return whether an address, in the form that a resolver returns, is public.
+
+    An IPv6 address that contains an IPv4 address is never public, whatever the latter is, because
+    no public server needs to be reached that way.
+    """
     try:
         address = ip_address(text.partition("%")[0])
     except ValueError:

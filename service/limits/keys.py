@@ -1,4 +1,4 @@
-"""API keys: who may call, for what, how often. Only their digests are kept."""
+"""API keys with their scopes and rates; only the digests of keys are stored."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ PATTERNS = {
     "'_' and '-'",
     "digest": "it should be sha256: and 64 hexadecimal digits",
 }
-"""What a field is that has a pattern."""
+"""Field that has a pattern → a description of what the pattern allows."""
 
 
 class KeyEntry(BaseModel):
-    """One `[[keys]]` entry."""
+    """One `[[keys]]` entry of the file of keys."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -53,7 +53,7 @@ class KeyEntry(BaseModel):
 
 @dataclass(frozen=True)
 class Key:
-    """One caller."""
+    """The key of one caller."""
 
     name: str
     digest: bytes
@@ -62,14 +62,14 @@ class Key:
 
 
 class Keys:
-    """Those of one file."""
+    """The keys of one file."""
 
     def __init__(self, keys: list[Key]) -> None:
         self._keys = keys
 
     def of(self, presented: str) -> Key | None:
-        """The key that a caller presents, if it is one. Every digest is compared, and whole, so
-        that the time it takes tells nothing."""
+        """Return the key that a caller presents, or None if it is unknown. Every digest is compared
+        in constant time, so that the time taken reveals nothing."""
         if not presented:
             return None
         digest = hashlib.sha256(presented.encode()).digest()
@@ -81,9 +81,10 @@ class Keys:
 
 
 def read_keys(file: Path) -> Keys:
-    """
+    """Read a TOML file of keys.
+
     Raises:
-        ConfigError: naming file, entry and what is allowed.
+        ConfigError: if the file has a mistake; it names the file, the entry and what is allowed.
     """
     try:
         document = tomllib.loads(file.read_text(encoding="utf-8"))
@@ -129,10 +130,10 @@ def _sentence(error: ValidationError) -> str:
 
 
 def new_key(name: str, scopes: Sequence[str], rate: str | None) -> tuple[str, str]:
-    """A new key, of 256 random bits, and the TOML entry that lets it in.
+    """Return a new key of 256 random bits, and the TOML entry that admits it.
 
     Raises:
-        ConfigError: if name, scopes or rate are not allowed.
+        ConfigError: if the name, the scopes or the rate are not allowed.
     """
     key = PREFIX + secrets.token_urlsafe(32)
     digest = DIGEST + hashlib.sha256(key.encode()).hexdigest()

@@ -1,8 +1,7 @@
-"""Threads and memory for photos: the large ones have a pool of their own.
+"""Threads and memory for photos, in separate pools for small and large ones.
 
-A photo of 50 megapixels takes seconds to decode and draw, and a gigabyte meanwhile. The large
-photos have a bounded number of pixels at a time and threads of their own, so that no small photo
-waits behind them.
+A photo of 50 megapixels takes seconds and a gigabyte of memory to decode and draw. Large photos
+have their own limit on pixels and their own threads, so that no small photo waits behind them.
 """
 
 from __future__ import annotations
@@ -28,8 +27,9 @@ class Place:
 
 
 class PhotoPool:
-    """Room for so many pixels at a time, and threads to work on them. The model that holds the
-    fewest pixels gets room next; among equals, the photo that came first."""
+    """Room for a number of pixels at a time, and threads to work on them. The next photo to get
+    room is of the model that holds the fewest pixels; among equals, it is the one that came first.
+    """
 
     def __init__(
         self, name: str, *, pixels: int, threads: int, priority: Priority = "interactive"
@@ -51,7 +51,7 @@ class PhotoPool:
 
     @asynccontextmanager
     async def hold(self, pixels: int, whose: str = "") -> AsyncIterator[None]:
-        """Wait for room; it is free again when the block is left."""
+        """Wait for room for `pixels`, and free it when the block is left."""
         turn = asyncio.get_running_loop().create_future()
         place = Place(min(pixels, self._room), whose, turn)
         self._waiting.append(place)
@@ -59,10 +59,10 @@ class PhotoPool:
         try:
             await turn
         except asyncio.CancelledError:
-            if turn.done() and not turn.cancelled():  # its turn came as it gave up
+            if turn.done() and not turn.cancelled():  # it got room and was cancelled at once
                 self._release(place)
             else:
-                with suppress(ValueError):  # it may have been passed over already
+                with suppress(ValueError):  # `_let_in` may have removed it already
                     self._waiting.remove(place)
                 self._let_in()
             raise
@@ -74,7 +74,7 @@ class PhotoPool:
     def _release(self, place: Place) -> None:
         self._free += place.pixels
         self._held[place.whose] -= place.pixels
-        self._held += Counter()  # drops those that hold nothing
+        self._held += Counter()  # drops models that hold nothing
         self._let_in()
 
     def _let_in(self) -> None:
@@ -90,13 +90,14 @@ class PhotoPool:
 
 
 class PixelBudget:
-    """Use with `with`, or open and close it: closing it ends the threads when what they do is done.
+    """One pool for small photos and one for large ones. Use it with `with`, or open and close it:
+    closing it ends the threads when their current work is done.
 
     Args:
-        pixels: of all photos held at a time.
-        threads: for the small ones; the large ones have one fewer, at least one.
-        largest: pixels of the largest photo that there may be.
-        priority: of the threads.
+        pixels: number of pixels of all photos that are held at a time.
+        threads: number of threads for small photos; large photos have one fewer, but at least one.
+        largest: number of pixels of the largest photo that is allowed.
+        priority: priority of the threads.
     """
 
     def __init__(
@@ -132,11 +133,11 @@ class PixelBudget:
 
     @asynccontextmanager
     async def hold(self, pixels: int, whose: str = "") -> AsyncIterator[PhotoPool]:
-        """Wait for room for a photo, which it has while the block is open; the pool is the one for
-        photos of its size.
+        """Wait for room for a photo, and hold it until the block is left. Yield the pool for photos
+        of that size.
 
         Args:
-            whose: a model's name, so that one which is slow does not keep the room to itself.
+            whose: name of the model, so that a slow model does not take all the room.
         """
         pool = self.large if pixels > self._bound else self.small
         async with pool.hold(pixels, whose):

@@ -1,4 +1,4 @@
-"""How long a request is worked on: until its deadline, or until its caller leaves."""
+"""Limits on the time of a request: its deadline, and the disconnection of its caller."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ from service.core.errors import DeadlineExceeded
 
 @asynccontextmanager
 async def deadline(seconds: float, *, of: float | None = None) -> AsyncIterator[None]:
-    """
+    """Limit the time of the block.
+
     Args:
-        of: how many there were in all, if the block has what is left of them.
+        of: seconds of the whole request, for the error's message, if the block has only the rest.
 
     Raises:
         DeadlineExceeded: if the block takes longer.
@@ -32,11 +33,10 @@ async def deadline(seconds: float, *, of: float | None = None) -> AsyncIterator[
 
 @asynccontextmanager
 async def while_connected(request: Request) -> AsyncIterator[None]:
-    """Work for a caller who waits; the body must have been read.
+    """Cancel the block when the caller disconnects. The request's body must have been read before.
 
     Raises:
-        ClientDisconnect: as soon as the connection is closed, in the midst of the block: what it
-            waits for is withdrawn.
+        ClientDisconnect: as soon as the connection is closed; what the block awaits is cancelled.
     """
     worker = asyncio.current_task()
     assert worker

@@ -1,1 +1,1 @@
-"""One image's way: decode, preprocess, ask, draw, encode."""
+"""The steps of one image: decode, preprocess, query the model, draw, encode."""

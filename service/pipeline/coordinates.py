@@ -1,4 +1,4 @@
-"""What a caller points at on the photo, in the model input's pixels; and back."""
+"""Conversion of boxes and masks between the photo's and the model input's pixels."""
 
 from __future__ import annotations
 
@@ -18,9 +18,10 @@ Edges = tuple[float, float, float, float]
 
 
 def decode_base64(text: str) -> bytes:
-    """
+    """Return the bytes of a base64 text, which may be a data: URL.
+
     Raises:
-        ValueError: saying what is wrong with it.
+        ValueError: if the text is not valid base64; its message says why.
     """
     if text.startswith("data:"):
         text = text.partition(",")[2]
@@ -31,10 +32,13 @@ def decode_base64(text: str) -> bytes:
 
 
 def picture_of(text: str, what: str, *, max_pixels: int) -> Image.Image:
-    """A target's own picture, RGB.
+    """Decode a picture that is part of a target, as RGB.
+
+    Args:
+        what: name of the picture in error messages.
 
     Raises:
-        InvalidTarget: naming what it is.
+        InvalidTarget: if the text is not valid base64, or not an allowed image.
     """
     try:
         return decode(decode_base64(text), max_pixels=max_pixels)
@@ -45,10 +49,11 @@ def picture_of(text: str, what: str, *, max_pixels: int) -> Image.Image:
 
 
 def box_on_input(box: Edges, photo: Image.Image, seen: ModelInput) -> Edges:
-    """A box on the photo in the input's pixels.
+    """Convert a box from the photo's pixels to the input's pixels.
 
     Raises:
-        InvalidTarget: if it lies outside the photo or what the model sees of it.
+        InvalidTarget: if the box reaches outside the photo, or lies outside the part of it that the
+            model sees.
     """
     left, top, right, bottom = box
     if left < 0 or top < 0 or right > photo.width or bottom > photo.height:
@@ -75,7 +80,7 @@ def box_on_input(box: Edges, photo: Image.Image, seen: ModelInput) -> Edges:
 
 
 def box_on_photo(box: Edges, seen: ModelInput) -> Box:
-    """A box on the input in the photo's pixels."""
+    """Convert a box from the input's pixels to the photo's pixels."""
     x, y = _scale(seen)
     left, top, right, bottom = box
     return Box(
@@ -87,10 +92,10 @@ def box_on_photo(box: Edges, seen: ModelInput) -> Box:
 
 
 def mask_on_input(mask: Image.Image, photo: Image.Image, seen: ModelInput) -> NDArray[np.bool_]:
-    """A mask over the photo, bool (H, W) over the input: white is meant, black is not.
+    """Convert a mask over the photo to a bool array (H, W) over the input, True where it is white.
 
     Raises:
-        InvalidTarget: if its size is not the photo's, or nothing of it is seen.
+        InvalidTarget: if the mask's size is not the photo's, or the model sees no white pixel.
     """
     if mask.size != photo.size:
         raise InvalidTarget(

@@ -1,4 +1,4 @@
-"""What came out of an image, as JSON has it."""
+"""Conversion of an image's results to the schemas of JSON answers."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def describe(
     seen: ModelInput,
     instance: Instance[Parameters],
 ) -> schemas.Explanation:
-    """One of the answer's maps as JSON has it."""
+    """Return the JSON schema object of one of the answer's maps."""
     explanation, parameters = drawing.explanation, drawing.parameters
     facts = facts_of(drawing, answer, seen)
     kind = parameters.output or "mask"
@@ -87,7 +87,7 @@ def describe(
 def _layer_reason(
     explanation: Explanation, model: ServedModel, parameters: Parameters
 ) -> str | None:
-    """Why `auto` is another layer than that of most methods."""
+    """Return why `auto` means another layer than it does for most methods, if it does."""
     method, layer = explanation.method, explanation.layer
     if parameters.layer != "auto" or layer in (INPUT, model.default_layer):
         return None
@@ -98,7 +98,7 @@ def _layer_reason(
 
 
 def describe_input(preprocessing: Preprocessing) -> model_schemas.InputDescription:
-    """How photos are prepared, as JSON has it."""
+    """Return the JSON schema object of a model's preprocessing."""
     return model_schemas.InputDescription(
         height=preprocessing.height,
         width=preprocessing.width,
@@ -115,7 +115,7 @@ def describe_input(preprocessing: Preprocessing) -> model_schemas.InputDescripti
 def describe_target(
     explanation: Explanation, labels: Labels, seen: ModelInput
 ) -> schemas.ExplainedTarget:
-    """What a map explains, as JSON has it."""
+    """Return the JSON schema object of the target that a map explains."""
     target, score = explanation.target, explanation.score
     against = target.against or None
     if isinstance(target, UnitTarget):
@@ -123,7 +123,7 @@ def describe_target(
         return schemas.ExplainedTarget(score=score, unit=unit, against=against)
     if isinstance(target, SimilarityTarget):
         return schemas.ExplainedTarget(score=score, like=target.layer, against=against)
-    index, minus = target.index or 0, target.minus  # filled in, where there is a map
+    index, minus = target.index or 0, target.minus  # every map's target has an index
     return schemas.ExplainedTarget(
         index=index,
         label=labels.name(index),
@@ -141,7 +141,7 @@ def describe_target(
 def caption_of(
     explanation: Explanation, target: schemas.ExplainedTarget, model: ServedModel
 ) -> Caption:
-    """What a panel says of an explanation."""
+    """Return the words that a panel shows beside an explanation."""
     sure = "" if target.probability is None else f"probability {target.probability:.3f} · "
     lines = (
         f"{sure}score {target.score:.4g}",
@@ -151,7 +151,7 @@ def caption_of(
 
 
 def title_of(target: schemas.ExplainedTarget) -> str:
-    """What is explained, in words."""
+    """Return the target in words."""
     if target.unit is not None:
         title = f"channel {target.unit.channel} of {target.unit.layer}"
     elif target.like is not None:
@@ -166,7 +166,7 @@ def title_of(target: schemas.ExplainedTarget) -> str:
 def predict(
     answer: Answer, model: ServedModel, seen: ModelInput, instance: Instance[P]
 ) -> schemas.Prediction:
-    """What the model says of an image, as JSON has it: the `top_k` best."""
+    """Return the JSON schema object of a model's `top_k` best classes, segments or detections."""
     said, labels, count = answer.output, model.labels, instance.parameters.top_k
     if said.logits is not None:
         assert said.probabilities is not None
@@ -207,7 +207,7 @@ def predict(
 def top_classes(
     logits: NDArray[np.float32], probabilities: NDArray[np.float32], labels: Labels, count: int
 ) -> list[schemas.ScoredClass]:
-    """The `count` best classes of one image's logits (C,) and probabilities (C,), best first."""
+    """Return the `count` best classes, best first, of one image's logits and probabilities (C,)."""
     best = np.argsort(-logits, kind="stable")[:count]
     return [
         schemas.ScoredClass(

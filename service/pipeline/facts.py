@@ -1,4 +1,4 @@
-"""What is told of a map beside the map itself."""
+"""The figures that describe a map, such as its mass and its agreement with other methods."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ from service.pipeline.targets import OneTarget, TargetObject
 
 @dataclass(frozen=True)
 class Facts:
-    """`service.core.glossary` says what each is."""
+    """Figures of one map; `service.core.glossary` defines each of them."""
 
     mass: float
     concentration: float | None
     border: float | None
     covers: Box
-    """Where the drawn map lies on the photo."""
+    """Edges of the drawn map, in the photo's pixels."""
     correct: bool | None
     agreement: dict[str, float] | None
 
 
 def facts_of(drawing: Drawing, answer: Answer, seen: ModelInput) -> Facts:
-    """Of one of the answer's maps, which is drawn."""
+    """Return the figures of one of the answer's maps, from its drawing."""
     number, parameters, values = drawing.number, drawing.parameters, drawing.explanation.map
     flat = values.max() == values.min() or not values.any()
     height, width = drawing.values.shape
@@ -46,7 +46,7 @@ def facts_of(drawing: Drawing, answer: Answer, seen: ModelInput) -> Facts:
 
 
 def predicted(answer: Answer) -> int | None:
-    """A classifier's best class."""
+    """Return the index of a classifier's best class, or None if the model is no classifier."""
     return None if answer.output.logits is None else int(answer.output.logits.argmax())
 
 
@@ -59,14 +59,16 @@ def _correct(answer: Answer, number: int, parameters: Parameters) -> bool | None
 
 
 def agreement_mean(agreement: Mapping[str, float] | None) -> float | None:
-    """The mean of a map's agreement with the maps of the other methods."""
+    """Return the mean of a map's agreement with the maps of the other methods."""
     return fmean(agreement.values()) if agreement else None
 
 
 def _agreement(answer: Answer, number: int) -> dict[str, float] | None:
-    """Method → Spearman's correlation with its map of the same target at the same layer; where one
-    of the two has a single map of the target, whatever layer that is of. Of maps that are the same
-    everywhere there is none."""
+    """Return each other method's Spearman correlation with the map, keyed by method.
+
+    Maps of the same target at the same layer are compared; if both methods have a single map of the
+    target, their layers may differ. A map that is the same everywhere has no correlation.
+    """
     mine = answer.explanations[number]
     same_target = [each for each in answer.explanations if each.turn == mine.turn]
     maps = Counter(each.method for each in same_target)
@@ -81,7 +83,7 @@ def _agreement(answer: Answer, number: int) -> dict[str, float] | None:
 
 
 def _names_a_class(target: OneTarget | None) -> bool:
-    """As one tells what a photo shows, without what it is contrasted with, and not against it."""
+    """Return whether a target is a class alone, without `minus` and without `against`."""
     if isinstance(target, TargetObject):
         return target.which is not None and target.minus is None and not target.against
     return target is not None

@@ -1,12 +1,13 @@
-"""Strangers' bytes → an upright RGB photo, or a problem. Every limit on images is kept here.
+"""Decoding of untrusted bytes into an upright RGB photo, with every limit on images.
 
-How pixels become 8-bit RGB:
+Pixels become 8-bit RGB as follows:
 
-- EXIF orientation is applied, so a photo is as a person sees it.
-- Of an animation or a multi-page file the first frame is taken.
-- Transparency is laid over white.
-- Grayscale, bilevel and palette pictures get equal or looked-up red, green and blue.
-- 16-bit grayscale is scaled by 1/257 (65535 → 255); of 16-bit colour the high byte is taken.
+- The EXIF orientation is applied, so that a photo is upright.
+- The first frame of an animation or a multi-page file is used.
+- Transparent pixels are blended with white.
+- Grayscale and bilevel pictures get equal red, green and blue values; palette pictures get the
+  palette's colours.
+- 16-bit grayscale is scaled by 1/257 (65535 → 255); 16-bit colour keeps the high byte.
 - CMYK, YCbCr and Lab are converted by Pillow's formulas; embedded colour profiles are ignored, as
   they were in training.
 - 32-bit floating-point pictures have no agreed range and are refused.
@@ -47,10 +48,10 @@ TURNS: Final = {
     7: Image.Transpose.TRANSVERSE,
     8: Image.Transpose.ROTATE_90,
 }
-"""What sets a photo upright, by its EXIF orientation."""
+"""EXIF orientation → the transposition that sets the photo upright."""
 NAMES: Final = "JPEG, PNG, WebP, GIF, BMP, TIFF or AVIF"
 LARGEST: Final = 256_000_000
-"""Bytes of one file, within a zip unpacked: more is a bomb, or no photo."""
+"""Maximum bytes of one file, unpacked if it is in a zip. A larger file is a bomb, or no photo."""
 
 
 _decoding = threading.local()
@@ -87,11 +88,12 @@ def _noting(notes: list[str]) -> Iterator[None]:
 
 
 class EncodedPhoto:
-    """An image by its content, whatever it is called: its header is read and within bounds, its
-    pixels are not read yet.
+    """An encoded image whose header has been read and checked, and whose pixels have not been read.
+
+    The format is detected from the content, not from a name or a media type.
 
     Args:
-        max_pixels: width × height allowed.
+        max_pixels: maximum of width × height.
 
     Raises:
         UndecodableImage, ImageTooLarge
@@ -110,7 +112,7 @@ class EncodedPhoto:
 
     @property
     def pixels(self) -> int:
-        """How many pixels `decode` decodes."""
+        """Width × height of the image at its full size."""
         return self._image.width * self._image.height
 
     @property
@@ -122,9 +124,10 @@ class EncodedPhoto:
         """Decode the pixels, once.
 
         Args:
-            least_side: for a thumbnail: a JPEG is decoded at a half, a quarter or an eighth of its
-                size as long as its shorter side keeps so many pixels, which costs as much less. A
-                model sees no such picture: its probabilities would move by some hundredths.
+            least_side: for thumbnails, the number of pixels that the shorter side keeps: a JPEG is
+                decoded at a half, a quarter or an eighth of its size if its shorter side stays that
+                long, which takes proportionally less time. Do not set it for a model's input, whose
+                probabilities would change by some hundredths.
 
         Returns:
             Mode RGB, upright.
@@ -176,7 +179,7 @@ def _check_size(image: ImageFile, size: int, max_pixels: int) -> None:
 
 @contextmanager
 def _as_problems(data: bytes, max_pixels: int) -> Iterator[None]:
-    """What a decoder raises in the block is a problem."""
+    """Convert what a decoder raises in the block to a problem."""
     try:
         yield
     except Problem:
@@ -190,13 +193,13 @@ def _as_problems(data: bytes, max_pixels: int) -> Iterator[None]:
             f"the image has {said}at most {max_pixels / 1e6:g} megapixels are allowed"
         ) from None
     except Exception as error:
-        # Decoders raise nearly anything on bytes made to confuse them; none of it is our defect.
+        # Decoders raise nearly any exception on malicious bytes; none is a defect of the service.
         reason = " ".join(str(error).split())[:120] or type(error).__name__
         raise UndecodableImage(f"the image is truncated or corrupt: {reason}") from None
 
 
 def _upright(image: Image.Image) -> Image.Image:
-    """As `ImageOps.exif_transpose`, which writes the whole EXIF block anew for nothing."""
+    """Apply the EXIF orientation like `ImageOps.exif_transpose`, but leave the EXIF block alone."""
     turn = TURNS.get(image.getexif().get(ExifTags.Base.Orientation, 1))
     return image if turn is None else image.transpose(turn)
 
@@ -217,7 +220,7 @@ def _rgb(image: Image.Image) -> Image.Image:
 
 
 def _in_bands(image: Image.Image, convert: Callable[[Image.Image], Image.Image]) -> Image.Image:
-    """Convert some rows at a time: what lies between the two forms takes no memory to speak of."""
+    """Convert some rows at a time, so that intermediate arrays take little memory."""
     whole = Image.new("RGB", image.size)
     rows = max(BAND // image.width, 1)
     for top in range(0, image.height, rows):
@@ -239,18 +242,19 @@ def _over_white(image: Image.Image) -> Image.Image:
 
 
 def read_file(path: Path) -> bytes:
-    """
+    """Return the bytes of an image file.
+
     Raises:
-        UndecodableImage: if it cannot be read.
-        ImageTooLarge: if it is too large to be a photo.
+        UndecodableImage: if the file cannot be read.
+        ImageTooLarge: if the file has more than `LARGEST` bytes.
     """
     try:
         status = path.stat()
-        if not stat.S_ISREG(status.st_mode):  # a pipe would be waited for, a device has no end
+        if not stat.S_ISREG(status.st_mode):  # reading a pipe blocks, and a device has no end
             raise UndecodableImage(f"{path} cannot be read: it is no file")
         if status.st_size > LARGEST:
             raise ImageTooLarge(f"{path} has {status.st_size} bytes; at most {LARGEST} are allowed")
         return path.read_bytes()
-    except (OSError, ValueError) as error:  # a ValueError of a name with a zero in it
+    except (OSError, ValueError) as error:  # a name with a null byte raises a ValueError
         reason = error.strerror if isinstance(error, OSError) else one_line(error)
         raise UndecodableImage(f"{path} cannot be read: {reason}") from None

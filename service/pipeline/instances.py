@@ -1,4 +1,4 @@
-"""One image and all that is asked of it, however it was sent."""
+"""One image of a request with its parameters, whatever the form of the request."""
 
 from __future__ import annotations
 
@@ -15,26 +15,26 @@ P_co = TypeVar("P_co", bound=PredictParameters, covariant=True)
 
 @dataclass(frozen=True)
 class Remote:
-    """An image that is only named."""
+    """An image that is still to be fetched from its address."""
 
     url: str
 
 
 @dataclass(frozen=True)
 class Instance(Generic[P_co]):
-    """One image and all that is asked of it."""
+    """One image of a request, with its parameters."""
 
     index: int
     id: str | None
     image: bytes | Problem | Remote
-    """The bytes as sent; a problem where they could not be had; where they are to be had."""
+    """Bytes as sent, the problem if they could not be read, or the address to fetch them from."""
     pointer: str
-    """Where in the request the image is."""
+    """Pointer to the image in the request; see `Problem`."""
     parameters: P_co
     origins: Mapping[str, str] = field(default_factory=dict)
-    """Where in the request each parameter that it gives is."""
+    """Parameter's name → pointer to it in the request, for parameters that the request gives."""
 
     def blame(self, problem: Problem) -> Problem:
-        """The problem with a pointer to the parameter that it is about."""
+        """Return the problem with a pointer to the parameter that caused it, if one did."""
         where = self.origins.get(problem.parameter or "")
         return problem.at(where) if where else problem

@@ -1,4 +1,4 @@
-"""What hooks saw, as JSON, as a picture and as arrays."""
+"""The answers of `:activations`: observed layers as JSON, as a picture and as arrays."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def describe_activations(
     labels: Labels,
     instance: Instance[ActivationParameters],
 ) -> list[schemas.LayerActivation]:
-    """One image's layers as JSON has them."""
+    """Return the JSON schema objects of one image's observed layers."""
     parameters = instance.parameters
     return [
         schemas.LayerActivation(
@@ -55,10 +55,11 @@ def describe_activations(
 def draw_gallery(
     observations: list[Observation], parameters: ActivationParameters, media_type: str
 ) -> bytes:
-    """The strongest feature maps of the only layer, each under its channel's number.
+    """Draw the strongest feature maps of the only layer, each under its channel's number.
 
     Raises:
-        NotAcceptable: if there is more than one layer, or none whose output is feature maps.
+        NotAcceptable: if there is more than one layer, or the layer has no feature maps or does not
+            reach the target.
     """
     if len(observations) != 1:
         raise NotAcceptable(
@@ -83,8 +84,8 @@ def draw_concepts(
     labels: Labels,
     media_type: str,
 ) -> bytes:
-    """The concepts of the only layer over the photo, each in its colour, and what the model makes
-    of each.
+    """Draw the concepts of the only layer over the photo, each in its own colour, with a legend of
+    the classes that the model finds in each concept.
 
     Raises:
         NotAcceptable: if there is more than one layer.
@@ -105,7 +106,8 @@ def draw_concepts(
 
 
 def pack_arrays(observations: list[Observation]) -> bytes:
-    """A NumPy .npz file: for each layer LAYER.input, LAYER.output, LAYER.gradient, float32."""
+    """Return a NumPy .npz file with float32 arrays LAYER.input, LAYER.output and LAYER.gradient for
+    each layer, as far as they were observed."""
     arrays: dict[str, NDArray[np.float32]] = {}
     for seen in observations:
         for kind in ("input", "output", "gradient"):

@@ -1,4 +1,4 @@
-"""What a caller may ask: the same names in JSON, in the query, in form fields and on the command
+"""Parameters of requests: the same names in JSON, in the query, in form fields and on the command
 line."""
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from service.pipeline.targets import (
 
 MAX_INSTANCES = 1024
 FEW_MAPS = 10
-"""Of one image: more are a cost of their own."""
+"""Number of maps of one image above which its parameters are costly."""
 MAX_MATCHED = 16
-"""Layers that one pattern may match."""
+"""Maximum number of layers that one pattern may match."""
 
 
 LayerParameter = Name | Annotated[list[Name], Field(min_length=1, max_length=MAX_MAPS)]
-# Without names openapi-python-client makes one identifier of `gradcam` and `gradcam++`: where they
-# are written out it drops the operation, of a component its GRADCAM sends the other one.
+# Without explicit names openapi-python-client gives `gradcam` and `gradcam++` one identifier. It
+# then drops an operation with an inline enumeration; with a component, GRADCAM sends `gradcam++`.
 Method = TypeAliasType(
     "Method",
     Annotated[
@@ -53,7 +53,7 @@ Colormap = TypeAliasType(
 
 
 def is_pattern(layer: str) -> bool:
-    """Whether the name of a layer stands for several, as in `blocks.*.norm1`."""
+    """Return whether the name of a layer is a pattern, as in `blocks.*.norm1`."""
     return any(sign in layer for sign in "*?[")
 
 
@@ -83,7 +83,7 @@ class PredictParameters(Closed):
 
     @property
     def costly(self) -> bool:
-        """Whether an image takes many passes through the model, or many maps."""
+        """Whether an image needs many passes through the model, or many maps."""
         return False
 
 
@@ -186,13 +186,13 @@ class Parameters(PredictParameters):
 
     @property
     def boxes(self) -> int:
-        """How many of a detector's boxes are explained where no target is named: one, unless
-        `top_k` was given, so that a lone map needs no list."""
+        """Number of a detector's boxes that are explained if no target is named: `top_k` if it was
+        given, otherwise one, so that the answer is a single map."""
         return self.top_k if "top_k" in self.model_fields_set else 1
 
     @property
     def maps(self) -> int:
-        """How many maps of an image they ask for at most."""
+        """Maximum number of maps of one image that the parameters ask for."""
         targets = len(dict.fromkeys(self.target)) if isinstance(self.target, list) else 1
         named = self.layer if isinstance(self.layer, list) else [self.layer]
         layers = sum(MAX_MATCHED if is_pattern(name) else 1 for name in dict.fromkeys(named))
@@ -200,17 +200,17 @@ class Parameters(PredictParameters):
 
     @property
     def methods(self) -> list[str]:
-        """Each once."""
+        """Names of the methods, without duplicates."""
         return list(dict.fromkeys([self.method] if isinstance(self.method, str) else self.method))
 
     @property
     def _known(self) -> list[str]:
-        """The methods that exist; an instance's own may name others, which are refused later."""
+        """Names of the methods that exist. An instance may name others, which are refused later."""
         return [name for name in self.methods if name in METHODS]
 
     def maps_at(self, layers: int) -> int:
-        """How many maps a target has at so many layers: those of all methods, some of which make
-        one map however many layers there are."""
+        """Return the number of maps that all methods together make of a target at `layers` layers.
+        Some methods make one map for any number of layers."""
         known = [METHODS[name] for name in self._known]
         one = [self.fuse != "none" or each.at == "input" or each.levels for each in known]
         return sum(1 if each else layers for each in one)
@@ -265,7 +265,7 @@ class ActivationParameters(PredictParameters):
 
     @property
     def costly(self) -> bool:
-        return True  # it is worked on alone, in no batch
+        return True  # each image is processed alone, not in a batch
 
     _object_in_text = field_validator("target", mode="before")(object_in_text)
     _colormap_exists = field_validator("colormap")(known_colormap)
@@ -308,7 +308,7 @@ class ExplainRequest(Closed):
 
 
 def points_at_photo(target: object) -> bool:
-    """Whether a target may have a box or a mask."""
+    """Return whether a target may have a box, a mask or another photo."""
     targets = target if isinstance(target, list) else [target]
     return any(isinstance(each, TargetObject) for each in targets)
 

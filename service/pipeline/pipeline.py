@@ -1,5 +1,5 @@
-"""The way of one image: decode → preprocess → engine → draw. Everything that explains an image goes
-this way: routes, jobs, the folder command, Ray.
+"""The pipeline of one image: decode → preprocess → engine → draw. Routes, jobs, the folder command
+and Ray all use it.
 
     async with pipeline.explain(replicas, instance) as result:
         explanations = await result.as_json()
@@ -51,20 +51,24 @@ from service.pipeline.resolve import layers_of, placed, questions_of, target_of
 from service.pipeline.result import Result, require_few_numbers
 
 OBSERVED_AT_ONCE: Final = 2
-"""Images whose layers are observed at a time: all layers of a model have some hundred megabytes."""
+"""Number of images whose layers are observed at a time. The outputs of all layers of a model take
+some hundred megabytes."""
 
 
 class Pipeline:
-    """Takes images through every step, and keeps the heavy ones off the event loop.
+    """Takes images through every step, and runs the heavy steps outside the event loop.
 
-    Use with `async with`: leaving it ends the threads when what they do is done. A caller who
-    gives up frees no thread before its work ends, so never more than there are are at work.
+    Use it with `async with`: leaving the block ends the threads when their current work is done. A
+    cancelled call keeps its thread until the thread's work ends, so the number of running threads
+    is bounded.
 
     Args:
-        max_pixels: of an image.
-        pixel_budget: of all images of interactive priority at a time, from their decoding until
-            they are drawn; those of background priority have half as many of their own.
-        threads: how many images are decoded or drawn at a time; a large one beside them.
+        max_pixels: maximum number of pixels of an image.
+        pixel_budget: number of pixels of all images of interactive priority that are held at a
+            time, from decoding to drawing. Images of background priority have a separate budget of
+            half the size.
+        threads: number of threads that decode and draw small images. Large images have threads of
+            their own, one fewer.
     """
 
     def __init__(
@@ -109,20 +113,20 @@ class Pipeline:
         json_of: int | None = None,
         until: float | None = None,
     ) -> AsyncIterator[Result]:
-        """Explain one image. Until the block is left the photo keeps its place in the pixel budget.
+        """Explain one image. The photo holds its share of the pixel budget until the block is left.
 
         Args:
-            instance: the image's bytes, and what is asked of it.
-            timings: of its request.
-            progress: is told of each pass of a method that takes many.
-            priority: of its decoding, its passes and its drawing.
-            json_of: how many images one JSON answer tells of, where the result is for one: such an
-                answer is limited in size.
-            until: of `time.monotonic`: when a method of many passes that has no budget of its own
-                ends with those that it has made.
+            instance: the image's bytes and its parameters.
+            timings: the timings of the request, to which this image's phases are added.
+            progress: is called with the progress of a method that makes many passes.
+            priority: the priority of decoding, passes and drawing.
+            json_of: number of images in the JSON answer that the result is part of, or None without
+                such an answer, whose size is limited.
+            until: time of `time.monotonic` at which a method of many passes stops and uses the
+                passes that it has made, unless the parameters set a `budget`.
 
         Raises:
-            Problem: of this instance alone.
+            Problem: if this instance cannot be explained.
         """
         timings, model = timings or Timings(), replicas.model
         async with self._opened(model, instance, timings, priority) as (encoded, pool):
@@ -156,10 +160,10 @@ class Pipeline:
     async def predict(
         self, replicas: Replicas, instance: Instance[PredictParameters], timings: Timings
     ) -> schemas.Prediction:
-        """Say what the model says of one image: one forward pass.
+        """Return the model's prediction for one image, from one forward pass.
 
         Raises:
-            Problem: of this instance alone.
+            Problem: if there is no prediction for this instance.
         """
         model = replicas.model
         async with self._opened(model, instance, timings) as (encoded, pool):
@@ -171,10 +175,10 @@ class Pipeline:
     async def observe(
         self, replicas: Replicas, instance: Instance[ActivationParameters], timings: Timings
     ) -> list[schemas.LayerActivation]:
-        """Say what the layers that the parameters name do with one image, as JSON has it.
+        """Return the JSON schema objects of the layers that the parameters name, for one image.
 
         Raises:
-            Problem: of this instance alone.
+            Problem: if this instance cannot be observed.
         """
         model, parameters = replicas.model, instance.parameters
         async with self._opened(model, instance, timings) as (encoded, pool), self._observing:
@@ -192,11 +196,12 @@ class Pipeline:
         timings: Timings,
         media_type: str,
     ) -> bytes:
-        """Show what the only layer that the parameters name does with one image: its strongest
-        feature maps or its concepts as a picture, or all layers' arrays as a NumPy file (`NPZ`).
+        """Return a picture of the only layer that the parameters name, for one image: its strongest
+        feature maps or its concepts. With `NPZ`, return all layers' arrays as a NumPy file.
 
         Raises:
-            Problem: of this instance alone; NotAcceptable where the format cannot hold it.
+            NotAcceptable: if the media type cannot hold what the parameters ask for.
+            Problem: if this instance cannot be observed.
         """
         model, parameters = replicas.model, instance.parameters
         if parameters.concepts is not None and media_type == NPZ:
@@ -223,18 +228,18 @@ class Pipeline:
         timings: Timings,
         priority: Priority = "interactive",
     ) -> AsyncIterator[tuple[EncodedPhoto, PhotoPool]]:
-        """Read the header of the instance's photo, and wait for room for its pixels, which it has
-        until the block is left. The pool is where it is to be worked on.
+        """Read the header of the instance's photo, wait for room for its pixels, and hold that room
+        until the block is left. Yield the photo, and the pool whose threads work on it.
 
         Raises:
-            Problem: if it is no image, or too large a one.
+            Problem: if the bytes are no image, or the image is too large.
         """
         budget = self._budgets[priority]
 
         def open_photo() -> EncodedPhoto:
             if isinstance(instance.image, Problem):
                 raise instance.image
-            assert isinstance(instance.image, bytes)  # it was fetched
+            assert isinstance(instance.image, bytes)  # a remote image has been fetched by now
             return EncodedPhoto(instance.image, max_pixels=self._max_pixels)
 
         try:
@@ -254,7 +259,7 @@ class Pipeline:
         pool: PhotoPool,
         timings: Timings,
     ) -> tuple[Image.Image, ModelInput]:
-        """The decoded photo, and what the model sees of it."""
+        """Return the decoded photo, and the model's input."""
 
         def work() -> tuple[Image.Image, ModelInput]:
             with timings.phase("decode", self._metrics):
@@ -277,17 +282,17 @@ class Pipeline:
         seen: ModelInput,
         priority: Priority = "interactive",
     ) -> tuple[Target, ...]:
-        """The question's targets, those that point at the photo or at another one in the model's
-        terms.
+        """Return the question's targets, with boxes and masks in the input's pixels, and with other
+        photos as embeddings.
 
         Raises:
-            Problem: of this instance alone.
+            Problem: if a target of this instance is not valid.
         """
         model, parameters = replicas.model, instance.parameters
         if not points_at_photo(parameters.target):
             return question.targets
         limit = self._max_pixels
-        # Nobody has measured a mask or another photo: they are for the threads of large ones.
+        # The sizes of a mask and of another photo are not known yet, so they count as large.
         pool = self._budgets[priority].large
         place = partial(placed, model, question, parameters, photo, seen, max_pixels=limit)
         question, others = await pool.run(place)
@@ -297,7 +302,7 @@ class Pipeline:
         def look(b64: str) -> ModelInput:
             return model.preprocessing.apply(picture_of(b64, "like", max_pixels=limit), fit)
 
-        for turn, other in others.items():  # one by one: each photo is let go of before the next
+        for turn, other in others.items():  # one by one, so that only one photo is in memory
             like = await pool.run(partial(look, other.b64))
             outcome = await replicas.embed(like.pixels, other.layer)
             targets[turn] = SimilarityTarget(other.layer, outcome.value, other.against)
@@ -311,10 +316,10 @@ class Pipeline:
         pool: PhotoPool,
         timings: Timings,
     ) -> tuple[list[Observation], ModelInput]:
-        """What the layers that the parameters name do with the instance.
+        """Observe the layers that the parameters name, and return the model's input as well.
 
         Raises:
-            Problem: of this instance alone.
+            Problem: if this instance cannot be observed.
         """
         model, parameters = replicas.model, instance.parameters
         try:
@@ -336,10 +341,10 @@ class Pipeline:
         seen: ModelInput,
         timings: Timings,
     ) -> dict[str, list[Concept]]:
-        """Layer → its concepts, of each layer that the parameters name.
+        """Return the concepts of each layer that the parameters name, keyed by layer.
 
         Raises:
-            Problem: of this instance alone.
+            Problem: if a layer cannot be factorised for this instance.
         """
         parameters = instance.parameters
         try:
@@ -355,7 +360,7 @@ class Pipeline:
 
 
 def make_pipeline(settings: Settings, metrics: Metrics) -> Pipeline:
-    """Make the pipeline that the settings ask for."""
+    """Make a pipeline with the limits of the settings."""
     return Pipeline(
         max_pixels=settings.max_pixels,
         pixel_budget=settings.pixel_budget,

@@ -1,4 +1,4 @@
-"""A small map becomes pictures and numbers on the photo's pixels."""
+"""Drawing of a layer's small map as pictures and numbers on the photo's pixels."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ UNSEEN_GRAY = 128
 
 
 LINE: Final = (255, 220, 0)
-"""Of contours, RGB: yellow stands out from most photos."""
+"""RGB colour of contours: yellow stands out from most photos."""
 FRAME: Final = (255, 255, 255)
-"""Of the box that is explained."""
+"""RGB colour of the frame around the explained box."""
 
 
 @dataclass(frozen=True)
 class Caption:
-    """What a panel says."""
+    """The words of a panel."""
 
     title: str
     lines: tuple[str, ...]
@@ -44,22 +44,23 @@ class Caption:
 
 @dataclass(frozen=True, eq=False)
 class Drawing:
-    """One map on the pixels that were asked for."""
+    """One map on the pixels that the parameters ask for."""
 
     explanation: Explanation
     number: int
-    """Its position among its image's maps."""
+    """Position of the map among its image's maps, from 0."""
     parameters: Parameters
     caption: Caption
     values: Float
-    """float32 (H, W): the method's own numbers, 0 outside `region`."""
+    """The method's own numbers, float32 (H, W), 0 outside `region`."""
     scaled: Float
-    """The same, min-max scaled to 0 … 1 within `region`; of a signed map −1 … 1, 0 staying 0."""
+    """The same numbers, min-max scaled to 0 … 1 within `region`; those of a signed map are scaled
+    to −1 … 1, and 0 stays 0."""
     region: Region
     background: Picture
-    """RGB uint8 (H, W, 3)."""
+    """The photo or the model's input under the map, RGB uint8 (H, W, 3)."""
     frame: Box | None
-    """Around the detection that is explained."""
+    """Box of the explained detection, or None."""
 
     @property
     def signed(self) -> bool:
@@ -68,12 +69,12 @@ class Drawing:
 
     @property
     def shade(self) -> Float:
-        """`scaled` as 0 … 1, whatever its sign: what colours show."""
+        """`scaled` shifted to 0 … 1 if the map is signed; the colours show these numbers."""
         shade: Float = (self.scaled + np.float32(1)) / np.float32(2) if self.signed else self.scaled
         return shade
 
     def encoded(self, media_type: str) -> bytes:
-        """The picture as a file.
+        """Return the picture as an encoded file.
 
         Raises:
             NotAcceptable: if the format cannot hold a picture of that size.
@@ -81,9 +82,11 @@ class Drawing:
         return encode(self.picture(), media_type)
 
     def picture(self) -> Picture:
-        """The picture that the parameters ask for, an overlay unless they say so: RGB (H, W, 3), or
-        grayscale (H, W) of a mask. What the model did not see keeps the photo's own colours in an
-        overlay, and is gray in a heatmap."""
+        """Return the picture that the parameters ask for, by default an overlay.
+
+        It is RGB uint8 (H, W, 3), or grayscale (H, W) for a mask. Pixels that the model did not see
+        keep the photo's colours in an overlay, and are gray in a heatmap.
+        """
         parameters, kind = self.parameters, self.parameters.output or "overlay"
         if kind == "mask":
             return grayscale(self.shade)
@@ -141,7 +144,7 @@ def draw(
 
     Args:
         number: the map's position among its image's maps.
-        caption: what a panel says of it.
+        caption: the words of a panel.
     """
     size = parameters.size
     if size == "image":
@@ -166,7 +169,7 @@ def draw(
 
 
 def encode(picture: Picture, media_type: str) -> bytes:
-    """An RGB or grayscale picture as PNG, JPEG or WebP.
+    """Encode an RGB or grayscale picture as PNG, JPEG or WebP.
 
     Raises:
         NotAcceptable: if the format cannot hold a picture of that size.
@@ -186,7 +189,7 @@ def encode(picture: Picture, media_type: str) -> bytes:
 
 
 def encode_values(values: Float) -> bytes:
-    """A map as a NumPy .npy file: float32 (H, W)."""
+    """Encode a map, float32 (H, W), as a NumPy .npy file."""
     file = BytesIO()
     np.save(file, values)
     return file.getvalue()

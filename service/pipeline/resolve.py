@@ -1,5 +1,5 @@
-"""What a request's parameters ask of a model: labels, layers and methods by name become a
-question.
+"""Resolution of a request's parameters, which name labels, layers and methods, into questions to a
+model.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ from service.pipeline.parameters import (
 from service.pipeline.targets import MAX_MAPS, NamedClass, OneTarget, TargetObject
 
 MAX_OBSERVED = 64
-"""Layers of one :activations request."""
+"""Maximum number of layers of one `:activations` request."""
 
 
 def questions_of(model: ServedModel, parameters: Parameters) -> tuple[Question, ...]:
-    """What the parameters ask of the model, a question for each method; targets that point at the
-    photo are left to `placed`.
+    """Return the questions that the parameters ask of the model, one for each method. `placed`
+    completes the targets that point at the photo.
 
     Raises:
         UnknownMethod, UnsuitedMethod, UnknownLayer, UnknownLabel, AmbiguousLabel,
@@ -65,7 +65,8 @@ def questions_of(model: ServedModel, parameters: Parameters) -> tuple[Question, 
 def _question(
     model: ServedModel, parameters: Parameters, method: str, targets: tuple[Target, ...]
 ) -> Question:
-    """
+    """Return the question that the parameters ask of the model for one method.
+
     Raises:
         UnknownMethod, UnsuitedMethod, UnknownLayer, InvalidParameter
     """
@@ -99,7 +100,7 @@ def _question(
 
 @dataclass(frozen=True)
 class Likeness:
-    """A target that is made of another photo, still to be looked at."""
+    """A target that is another photo, which has not been decoded yet."""
 
     b64: str
     layer: str
@@ -115,8 +116,8 @@ def placed(
     *,
     max_pixels: int,
 ) -> tuple[Question, dict[int, Likeness]]:
-    """The question with boxes and masks in the input's pixels, and for each target that is
-    another photo, by its place, that photo.
+    """Return the question with boxes and masks in the input's pixels, and the other photos that are
+    targets, keyed by the target's position.
 
     Raises:
         InvalidTarget
@@ -138,13 +139,13 @@ def placed(
 
 
 def asked_of(parameters: Parameters | ActivationParameters) -> list[OneTarget | None]:
-    """The targets, each once."""
+    """Return the targets without duplicates; [None] if the parameters name none."""
     sent = parameters.target
     return list(dict.fromkeys(sent)) if isinstance(sent, list) else [sent]
 
 
 def layers_of(model: ServedModel, parameters: ActivationParameters) -> tuple[str, ...]:
-    """The layers that names and patterns mean, in execution order.
+    """Return the layers that names and patterns match, in execution order.
 
     Raises:
         UnknownLayer, InvalidParameter
@@ -171,7 +172,8 @@ def layers_of(model: ServedModel, parameters: ActivationParameters) -> tuple[str
 
 
 def target_of(model: ServedModel, target: OneTarget | None) -> Target:
-    """
+    """Return the model's target for one target of the parameters, without its box, mask or photo.
+
     Raises:
         UnknownLabel, AmbiguousLabel, ClassOutOfRange, InvalidTarget, UnknownLayer
     """
@@ -220,9 +222,11 @@ def _class(model: ServedModel, target: int | str | NamedClass | None) -> int | N
 
 
 def _layers(model: ServedModel, name: str, method: str, *, alone: bool) -> tuple[str, ...]:
-    """
+    """Return the layers that a name means for a method.
+
     Args:
-        alone: there is no other method. Several are compared, so they share a layer.
+        alone: whether there is no other method. Several methods are compared, so they share the
+            default layer.
     """
     if name == "auto" and (alone or METHODS[method].levels):
         return model.layers_of(method)
@@ -237,7 +241,7 @@ def _layers(model: ServedModel, name: str, method: str, *, alone: bool) -> tuple
 
 
 def _matched(model: ServedModel, pattern: str) -> tuple[str, ...]:
-    """The explainable layers that a pattern matches, in execution order."""
+    """Return the explainable layers that a pattern matches, in execution order."""
     usable = [layer.name for layer in model.layers if layer.explainable]
     found = fnmatch.filter(usable, pattern)
     if not found:

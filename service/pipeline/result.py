@@ -1,4 +1,4 @@
-"""What came out of one image: as JSON, as a picture, as rows of a table."""
+"""The result of one image, as JSON, as a picture or as rows of a table."""
 
 from __future__ import annotations
 
@@ -24,19 +24,23 @@ from service.pipeline.rows import DECODER, Row, row_of
 
 NPY: Final = "application/x-npy"
 MOST_NUMBERS: Final = 100_000_000
-"""Of maps on photos' pixels in one answer: each takes five bytes there."""
+"""Maximum count of numbers, in one JSON answer, of maps that have the photos' pixels. Each number
+takes about five bytes there."""
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, eq=False)
 class Result:
-    """The maps of one image, on its photo. It is drawn in the threads that decoded the photo, so
-    it is used within `Pipeline.explain`'s block, which keeps the photo's place in memory."""
+    """The maps of one image, with its photo.
+
+    Use it only within the block of `Pipeline.explain`, which keeps the photo's share of the pixel
+    budget. The maps are drawn in the threads that decoded the photo.
+    """
 
     instance: Instance[Parameters]
     model: ServedModel
     photo: Image.Image
-    """RGB, upright."""
+    """The decoded photo, RGB and upright."""
     seen: ModelInput
     answer: Answer
     decoder_warnings: tuple[str, ...]
@@ -45,23 +49,23 @@ class Result:
     metrics: Metrics
 
     async def as_json(self) -> list[schemas.Explanation]:
-        """The explanations as JSON has them."""
+        """Return the JSON schema objects of the explanations."""
         return await self._drawn(
             lambda drawing: describe(drawing, self.answer, self.model, self.seen, self.instance)
         )
 
     def prediction(self) -> schemas.Prediction:
-        """What the model says of the image, as JSON has it."""
+        """Return the JSON schema object of the model's prediction for the image."""
         return predict(self.answer, self.model, self.seen, self.instance)
 
     async def as_picture(self, media_type: str) -> bytes:
-        """The only map as a picture, or as a NumPy file (`NPY`).
+        """Return the only map as a picture, or as a NumPy file (`NPY`).
 
         Raises:
             NotAcceptable: if there is not exactly one map, or the format cannot hold the picture.
         """
         found = len(self.answer.explanations)
-        if found != 1:  # of a detector, as many as there are boxes
+        if found != 1:  # a detector's answer has one map for each box
             raise NotAcceptable(
                 f"{media_type} holds exactly one map, and the answer has {found}; ask "
                 "for application/json or application/x-ndjson"
@@ -77,11 +81,11 @@ class Result:
         return file
 
     async def as_rows(self, save: Callable[[Drawing], str | None]) -> list[Row]:
-        """A row for each map.
+        """Return a row for each map.
 
         Args:
-            save: writes the map's picture, where there should be one, and returns the path that the
-                row names; blocks. What it raises is raised.
+            save: writes the map's picture, if there should be one, and returns the path for the
+                row, or None. It may block. Its exceptions propagate.
         """
 
         def work(drawing: Drawing) -> Row:
@@ -94,7 +98,7 @@ class Result:
         return await self._drawn(work)
 
     async def _drawn(self, work: Callable[[Drawing], T]) -> list[T]:
-        """What `work` makes of each map's drawing, which is held no longer than that."""
+        """Return the results of `work` on each map's drawing. One drawing is held at a time."""
 
         def one(number: int) -> T:
             explanation, parameters = self.answer.explanations[number], self.instance.parameters
@@ -103,7 +107,7 @@ class Result:
             return work(draw(self.photo, self.seen, explanation, number, parameters, caption))
 
         with self.timings.phase("render", self.metrics):
-            # One by one: a caller who gives up does so between two maps.
+            # Maps are drawn one by one, so that a cancelled request stops between two maps.
             return [
                 await self.pool.run(lambda turn=number: one(turn))  # type: ignore[misc]
                 for number in range(len(self.answer.explanations))
@@ -111,14 +115,14 @@ class Result:
 
 
 def require_few_numbers(instance: Instance[P], pixels: int, among: int) -> None:
-    """Refuse a request whose answer would be as large as its maps are numerous.
+    """Check that the maps of one image are not too large for a JSON answer.
 
     Args:
-        pixels: of the instance's photo.
-        among: images of which one answer tells.
+        pixels: number of pixels of the instance's photo.
+        among: number of images in the answer.
 
     Raises:
-        InvalidParameter: if the maps have more numbers than the image's part of an answer may.
+        InvalidParameter: if the maps have more numbers than the image's share of an answer.
     """
     parameters = instance.parameters
     assert isinstance(parameters, Parameters)

@@ -1,4 +1,4 @@
-"""Which problems of an image may pass, and how often it is tried again."""
+"""Which problems of an image are temporary, and how often the image is tried again."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import Final
 from service.core.errors import DeadlineExceeded, OutOfMemory, QueueFull, Unavailable
 
 PASSING: Final = (DeadlineExceeded, OutOfMemory, QueueFull, Unavailable)
-"""Another try may fare better: the image is not to blame, or not alone."""
+"""Problems after which another try may succeed, because the image is not their only cause."""
 MOST_TRIES: Final = 3
-"""Of an image that fails for such a reason, the first one among them."""
+"""Maximum number of tries, the first one included, of an image that fails with such a problem."""
 PAUSE_SECONDS: Final = 1.0
-"""Between two tries."""
+"""Pause between two tries."""

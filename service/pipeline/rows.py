@@ -25,7 +25,7 @@ from service.pipeline.rendering import Drawing
 
 
 def _column(name: str, kind: pa.DataType, *, nullable: bool = True) -> pa.Field:
-    told = TERMS.get(name) or TERMS[name.rpartition("_")[0]]  # of peak_x, covers_left
+    told = TERMS.get(name) or TERMS[name.rpartition("_")[0]]  # peak_x is described by peak
     return pa.field(name, kind, nullable, {"description": told})
 
 
@@ -74,13 +74,14 @@ DECODER: Final = "the decoder says: "
 """Before each of its warnings."""
 PICTURES: Final = "pictures"
 LONGEST_NAME: Final = 200
-"""Bytes of a folder's or a picture's name, before what is appended to it; 255 are allowed."""
+"""Maximum bytes of a folder's or a picture's name before a suffix is appended; file systems allow
+255."""
 LONGEST_PATH: Final = 1000
 
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """One map of one image, or, with `error`, an image that has none: a value for each column."""
+    """One row of the table: a map of an image, or, with `error`, an image without a map."""
 
     id: str
     number: int = 0
@@ -128,12 +129,14 @@ def row_of(
     instance: Instance[Parameters],
     picture: str | None,
 ) -> Row:
-    """The row of one of the answer's maps. It has the layer's map, whatever size is drawn: the
-    finer ones say no more, and cost a thousand times the bytes.
+    """Return the row of one of the answer's maps.
+
+    The row holds the map on the layer's grid, whatever size is drawn: a finer map has no more
+    information, and takes a thousand times the bytes.
 
     Args:
-        drawing: of the map.
-        picture: where it was written, below the output folder.
+        drawing: the drawing of the map.
+        picture: the path of its picture below the output folder, or None.
     """
     explanation, parameters = drawing.explanation, drawing.parameters
     target = describe_target(explanation, model.labels, seen)
@@ -193,7 +196,7 @@ def _warnings(drawing: Drawing, explanation: Explanation) -> Iterator[str]:
 
 
 def failed_row(name: str, problem: Problem, asked: str | None) -> Row:
-    """The row of an image that has no map."""
+    """Return the row of an image that has no map."""
     return Row(id=name, asked=asked, error=problem.detail, problem=problem.type())
 
 
@@ -202,9 +205,11 @@ def table_of(rows: list[Row]) -> pa.Table:
 
 
 def picture_path(name: str, number: int, extension: str) -> str:
-    """Where the picture of a map goes, below the output folder: always below it, whatever the
-    image is called. Different ids and numbers have different paths, and none of them is a folder
-    of another's."""
+    """Return the path of a map's picture, relative to the output folder.
+
+    The path never leaves that folder, whatever the image's id is. Different ids and numbers have
+    different paths, and no path is a folder of another one.
+    """
     parts = [part for part in re.split(r"[/\\]", name) if part not in ("", ".")]
     *folders, last = [_safe(part) for part in parts] or ["_"]
     path = last
@@ -213,7 +218,8 @@ def picture_path(name: str, number: int, extension: str) -> str:
         if len(longer.encode()) > LONGEST_PATH:
             break
         path = longer
-    # Two names must not become one, nor a name one with a number, or with what is appended here.
+    # A digest keeps a changed name distinct from every other name, and a name that ends like a
+    # number or a digest distinct from names with such a suffix.
     if path != name or re.search(r"\.(\d+|[0-9a-f]{12})$", path):
         digest = hashlib.blake2b(name.encode("utf-8", "surrogatepass"), digest_size=6)
         path += f".{digest.hexdigest()}"
@@ -221,7 +227,7 @@ def picture_path(name: str, number: int, extension: str) -> str:
 
 
 def _safe(part: str) -> str:
-    """One component of a path, harmless in every file system."""
+    """Return one component of a path, with characters that some file systems refuse replaced."""
     cleaned = re.sub(r'[\x00-\x1f<>:"|?*\x7f\ud800-\udfff]', "_", part)
     cut = cleaned.encode()[:LONGEST_NAME].decode(errors="ignore")
     return cut.rstrip(". ") or "_" * min(len(cut), 9)

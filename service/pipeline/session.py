@@ -1,4 +1,4 @@
-"""A model and all that explains with it, without a server."""
+"""A model and the pipeline that explains images with it, without a server."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from service.pipeline.pipeline import Pipeline, make_pipeline
 
 UNBOUNDED: Final = 2**31
 REVIVAL_SECONDS: Final = 120.0
-"""That a model may take to be loaded anew."""
+"""Longest wait for a model to be loaded again."""
 MOST_COPIES: Final = 4
-"""On the CPU: each is loaded, and takes its memory."""
+"""Maximum number of copies of a model on the CPU; each is loaded and takes its own memory."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,12 +33,12 @@ class LocalSession:
 
     @property
     def at_once(self) -> int:
-        """So many images under way keep every engine in full batches."""
+        """Number of images in progress that keeps the batches of every engine full."""
         return 2 * sum(engine.model.max_batch for engine in self.replicas.engines)
 
     async def revival(self) -> None:
-        """Wait until an engine works, where all were given up and are being replaced; not for
-        ever."""
+        """Wait until an engine is alive, at most `REVIVAL_SECONDS`, while abandoned engines are
+        replaced."""
         until = monotonic() + REVIVAL_SECONDS
         while not self.replicas.alive and monotonic() < until:  # noqa: ASYNC110 - no event tells
             await asyncio.sleep(RETRY_AFTER_SECONDS)
@@ -48,17 +48,18 @@ class LocalSession:
 async def local_session(
     settings: Settings, model: str | None, *, spread: bool = False
 ) -> AsyncIterator[LocalSession]:
-    """Load a model of the catalog, the first unless one is named; leaving finishes its work.
+    """Load a model of the catalog, by default the first one. Leaving the block finishes its work.
 
     Args:
-        spread: it has all of the machine, unless its entry says where it is: a copy on every
-            accelerator, or several that share the cores. Of many images they explain more together
-            than one whose threads wait for each other after each layer; a single one takes longer.
+        spread: whether the model uses the whole machine, unless its catalog entry names a device:
+            with a copy on every accelerator, or several copies on the CPU that share the cores.
+            Several copies explain many images faster than one whose threads wait for each other
+            after each layer; a single image takes longer.
 
     Raises:
         ConfigError, UnknownModel
     """
-    # Whoever works here asks for no more at once than there is work for; nobody is turned away.
+    # The users of a session limit the images in progress themselves, so the queue refuses none.
     settings = settings.model_copy(update={"max_queue": UNBOUNDED})
     entries = read_catalog(settings.models)
     wanted = model or entries[0].name

@@ -1,7 +1,7 @@
-"""Files that a decoder would work on for minutes, told by their structure before one is asked.
+"""Checks of an image file's structure, which refuse files that would occupy a decoder for minutes.
 
-A limit on pixels does not catch them: a thousand progressive scans over the same pixels, a million
-empty chunks or strips, a tile a thousand times as large as its picture.
+A limit on pixels does not catch such files: a thousand progressive scans over the same pixels, a
+million empty chunks or strips, a tile a thousand times as large as its picture.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ MAX_SEGMENTS: Final = 2_000
 MAX_CHUNKS: Final = 10_000
 MAX_ENTRIES: Final = 1_000
 MAX_VALUES: Final = 65_536
-"""Of a TIFF tag of numbers: strips, tiles, colours."""
+"""Maximum number of values of a TIFF tag of numbers: strips, tiles, colours."""
 PNG: Final = b"\x89PNG\r\n\x1a\n"
 BARE: Final = frozenset((0x01, 0xC8, *range(0xD0, 0xDA), *range(0xF0, 0xFE)))
-"""Markers of a JPEG that have no length."""
+"""Markers of a JPEG that have no length field."""
 IN_SCANS: Final = re.compile(rb"\xff[^\x00\xff\xd0-\xd7]")
-"""A marker among compressed data, in which 0xFF is followed by 0x00 or a restart."""
+"""Pattern of a marker after compressed data, in which 0xFF is followed by 0x00 or a restart."""
 WIDTH, LENGTH, SAMPLES, ROWS, PLANAR, TILE_WIDTH, TILE_LENGTH = 256, 257, 277, 278, 284, 322, 323
 LAYOUT: Final = {
     WIDTH: 0,
@@ -35,10 +35,10 @@ LAYOUT: Final = {
     TILE_WIDTH: 0,
     TILE_LENGTH: 0,
 }
-"""The tags that say how the pixels lie, and what they are where they are left out."""
+"""TIFF tags that describe the layout of the pixels, with their defaults."""
 OFFSETS: Final = (273, 324)
 BYTE_COUNTS: Final = (279, 325)
-"""Of strips, of tiles."""
+"""Tags of the byte counts, like `OFFSETS` first of strips and then of tiles."""
 WIDE: Final = {5: 8, 10: 8, 11: 4, 12: 8}
 NUMBERS: Final = {
     1: "u1", 3: "u2", 4: "u4", 6: "i1", 8: "i2", 9: "i4", 13: "u4", 16: "u8", 17: "i8", 18: "u8",
@@ -46,9 +46,10 @@ NUMBERS: Final = {
 
 
 def check_structure(data: bytes, *, max_pixels: int) -> None:
-    """
+    """Check the structure of a JPEG, PNG or TIFF file; other files pass.
+
     Raises:
-        UndecodableImage, ImageTooLarge: saying what the file has too many of.
+        UndecodableImage, ImageTooLarge: naming what the file has too many of.
     """
     if data.startswith(b"\xff\xd8"):
         _check_jpeg(data)
@@ -58,7 +59,7 @@ def check_structure(data: bytes, *, max_pixels: int) -> None:
         _check_tiff(data, max_pixels, large=False)
     elif data[:4] in (b"II+\0", b"MM\0+"):
         _check_tiff(data, max_pixels, large=True)
-        if data[:4] == b"MM\0+":  # Pillow takes it for a plain one
+        if data[:4] == b"MM\0+":  # Pillow reads it as a classic TIFF
             _check_tiff(data, max_pixels, large=False)
     elif data[:2] in (b"II", b"MM"):
         raise UndecodableImage("the TIFF's byte order and its mark are not of one mind")
@@ -69,7 +70,7 @@ def _too_many(count: int, of: str, most: int) -> UndecodableImage:
 
 
 def _check_jpeg(data: bytes) -> None:
-    """Up to its end, past whatever a decoder passes over."""
+    """Count segments and scans up to the end of the image, and skip what decoders skip."""
     place, segments, scans = 2, 0, 0
     while True:
         if scans:
@@ -108,7 +109,7 @@ def _check_png(data: bytes) -> None:
 
 
 def _check_tiff(data: bytes, max_pixels: int, *, large: bool) -> None:
-    """Of the first picture, which alone is decoded."""
+    """Check the first picture of a TIFF, the only one that is decoded."""
     order = "<" if data.startswith(b"II") else ">"
     entry = struct.Struct(order + ("HHQ8s" if large else "HHI4s"))
     word = order + ("Q" if large else "I")
@@ -116,7 +117,7 @@ def _check_tiff(data: bytes, max_pixels: int, *, large: bool) -> None:
         (first,) = struct.unpack_from(word, data, 8 if large else 4)
         (count,) = struct.unpack_from(order + ("Q" if large else "H"), data, min(first, len(data)))
     except struct.error:
-        return  # it is cut short, which the decoder tells better
+        return  # the file is truncated; the decoder reports it better
     if count > MAX_ENTRIES:
         raise _too_many(count, "entries", MAX_ENTRIES)
     start = first + (8 if large else 2)
@@ -139,7 +140,7 @@ def _check_tiff(data: bytes, max_pixels: int, *, large: bool) -> None:
         numbers = np.zeros(0)
         if kind in NUMBERS:
             numbers = np.frombuffer(value[: len(value) // size * size], order + NUMBERS[kind], -1)
-        if tag in LAYOUT and tag not in layout:  # of a tag told twice decoders take the first
+        if tag in LAYOUT and tag not in layout:  # decoders use the first of equal tags
             layout[tag] = int(numbers[0]) if numbers.size else 0
             if layout[tag] <= 0:
                 raise UndecodableImage(f"the image has a tag {tag} of no number above 0")

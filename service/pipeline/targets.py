@@ -1,4 +1,4 @@
-"""What may be explained, as a caller says it."""
+"""Schemas of targets, and of the images that a request contains."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pydantic_core import PydanticCustomError, from_json
 from service.core.choices import TargetScore
 
 MAX_MAPS = 100
-"""Of one request."""
+"""Maximum number of maps of one request."""
 MAX_NAME = 200
 
 
@@ -54,7 +54,7 @@ class Photo(Closed):
 Edge = Annotated[float, Field(allow_inf_nan=False, ge=-1e6, le=1e6)]
 
 
-# JSON has no tuples, and a strict reader takes none for a list.
+# JSON has no tuples, and pydantic in strict mode refuses a list in place of a tuple.
 Edges = Annotated[
     tuple[Edge, Edge, Edge, Edge],
     BeforeValidator(lambda sent: tuple(sent) if isinstance(sent, list) else sent),
@@ -159,15 +159,16 @@ TargetParameter = OneTarget | Annotated[list[OneTarget], Field(min_length=1, max
 
 
 def object_in_text(target: Any) -> Any:
-    """A target's object may come as JSON in a query, a form field or on the command line."""
+    """Parse a target's object that is sent as JSON text, in a query, a form field or on the command
+    line."""
     if isinstance(target, list):
         return [object_in_text(each) for each in target]
     if isinstance(target, str) and target.lstrip().startswith("{"):
         try:
-            return from_json(target)  # not Python's, which takes half a character
+            return from_json(target)  # Python's json accepts lone surrogates
         except ValueError:
             sentence = "it should be a JSON object if it starts with a brace"
             raise PydanticCustomError("target", sentence) from None
-    if isinstance(target, str) and len(target) > MAX_NAME:  # of digits, it might be an index
+    if isinstance(target, str) and len(target) > MAX_NAME:  # a text of digits could be an index
         raise PydanticCustomError("target", "it should have at most 200 characters")
     return target

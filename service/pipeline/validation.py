@@ -1,4 +1,4 @@
-"""Parameters from what a caller sent, or the problem that names the one that is wrong."""
+"""Reading of parameters from text, and the problem that names the parameter that is wrong."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ from service.pipeline.targets import TargetObject
 
 BOUNDS = ("greater_than_equal", "less_than_equal")
 OWN = ("target", "method", "layer")
-"""Parameters that an instance may have of its own."""
+"""Parameters that a single instance may set."""
 
 
 def read_parameters(schema: type[P], sent: ImmutableMultiDict[str, Any], where: str) -> P:
-    """Parameters as text, from a query or a form.
+    """Read parameters from the texts of a query or a form.
 
     Raises:
-        Problem: naming the one that is wrong.
+        Problem: if a parameter is wrong; it names the parameter.
     """
     values: dict[str, Any] = {}
     for name in sent:
         several = sent.getlist(name)
         values[name] = several if len(several) > 1 else several[0]
     if "method" in values:
-        # In a query a bare plus is a space: nobody shall fail at ?method=gradcam++.
+        # A bare plus in a query means a space, but ?method=gradcam++ should work.
         methods = [
             each.replace(" ", "+") if isinstance(each, str) else each
             for each in sent.getlist("method")
@@ -49,7 +49,12 @@ def parameter_problem(
     *,
     depth: int = 0,
 ) -> Problem:
-    """The problem of the first parameter that pydantic refused, `depth` steps down from `where`."""
+    """Return the problem of the first parameter that pydantic refused.
+
+    Args:
+        where: pointer to the parameters in the request.
+        depth: number of steps of pydantic's location above the parameter's name.
+    """
     way = error.errors()[0]["loc"][: depth + 1]
     name = str(way[-1])
     errors = [each for each in error.errors() if each["loc"][: depth + 1] == way]
@@ -75,7 +80,7 @@ def parameter_problem(
 
 
 def _range(schema: type[PredictParameters], name: str) -> str | None:
-    """Both ends of what a number may be."""
+    """Return a sentence with both bounds of a number, or None if it has no two bounds."""
     metadata = schema.model_fields[name].metadata
     low, high = (
         next((value for each in metadata if (value := getattr(each, end, None)) is not None), None)
@@ -87,7 +92,7 @@ def _range(schema: type[PredictParameters], name: str) -> str | None:
 
 
 def _target_problem(error: ErrorDetails, pointer: str) -> Problem:
-    """The problem of a target whose object has one key that is wrong."""
+    """Return the problem of a target that is wrong, or that has a wrong key in its object."""
     if error["type"] == "target":
         sent = str(error["input"])[:80]
         return InvalidParameter(f"target is {sent!r}: {error['msg']}", pointer=pointer)
@@ -103,5 +108,5 @@ def _target_problem(error: ErrorDetails, pointer: str) -> Problem:
 
 
 def _is_target(where: int | str) -> bool:
-    """Whether a step of pydantic's way to an error is the object that a target may be."""
+    """Return whether a step of the location of pydantic's error is a target's object."""
     return "TargetObject" in str(where) and not str(where).startswith("list[")

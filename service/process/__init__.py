@@ -1,1 +1,1 @@
-"""The processes and the port."""
+"""The serving process, its supervisor, and the port."""

@@ -1,4 +1,4 @@
-"""What a serving process tells its supervisor, so that this knows that it lives."""
+"""Messages of a serving process to its supervisor, which show that it is alive."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ from typing import Final
 
 LISTENING, ALIVE, READY, END = b"listening", b"alive", b"ready", b"end"
 REPLACE_ME: Final = 70
-"""The exit code by which a serving process asks for another one in its place."""
+"""The exit code with which a serving process asks to be replaced."""
 
 
 class Heartbeat:
-    """What a serving process tells its supervisor."""
+    """Sends the messages of a serving process to its supervisor."""
 
     def __init__(self, sending: Connection) -> None:
         self._sending = sending
         os.set_blocking(sending.fileno(), False)
 
     def tell(self, what: bytes) -> None:
-        with suppress(OSError):  # nobody is there any more, or listens
+        with suppress(OSError):  # the supervisor has died, or does not read
             self._sending.send_bytes(what)
 
     @staticmethod
     def orphaned() -> int:
-        """A file descriptor that becomes readable when the supervisor has died."""
+        """Return a file descriptor that becomes readable when the supervisor has died."""
         parent = parent_process()
         assert parent
         return parent.sentinel

@@ -1,4 +1,4 @@
-"""The port: who can reach it, and the socket that listens there."""
+"""The socket that listens on the service's port, and the check of who can reach it."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ SETTLE_SECONDS = 0.02
 
 
 def listen(settings: Settings) -> socket.socket:
-    """A socket that listens where the settings say, to be closed by the caller.
+    """Return a socket that listens at the address of the settings. The caller closes it.
 
     Raises:
-        ConfigError: if the port cannot be had, or if others could reach it without a key.
+        ConfigError: if the port cannot be used, or if others could reach it without a key.
     """
     where = f"{settings.host}:{settings.port}"
     if settings.keys is None and not settings.insecure and not _is_loopback(settings.host):
@@ -31,7 +31,7 @@ def listen(settings: Settings) -> socket.socket:
             settings.host, settings.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )
         family, kind, protocol, _, address = found[0]
-        # Named as TCP: asyncio lets only such answers go out at once (TCP_NODELAY).
+        # asyncio sets TCP_NODELAY only on sockets whose protocol is given as TCP.
         listening = socket.socket(family, kind, protocol)
     except OSError as error:
         raise ConfigError(
@@ -51,8 +51,8 @@ def listen(settings: Settings) -> socket.socket:
 
 
 async def accept_no_more(sockets: Iterable[socket.socket]) -> None:
-    """Before their server is closed: asyncio drops a connection that was accepted in the very
-    moment in which its server is."""
+    """Stop accepting connections before the sockets' server is closed. asyncio would drop a
+    connection that is accepted at the moment at which the server is closed."""
     loop = asyncio.get_running_loop()
     for each in sockets:
         loop.remove_reader(each.fileno())
@@ -60,7 +60,7 @@ async def accept_no_more(sockets: Iterable[socket.socket]) -> None:
 
 
 def url(listening: socket.socket) -> str:
-    """The address to open on this machine."""
+    """Return the address to open on this machine."""
     host, port = listening.getsockname()[:2]
     shown = "127.0.0.1" if host in ("0.0.0.0", "::") else host  # noqa: S104
     return f"http://[{shown}]:{port}" if ":" in shown else f"http://{shown}:{port}"

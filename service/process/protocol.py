@@ -1,7 +1,7 @@
-"""HTTP/1.1 that waits for nobody forever: uvicorn's protocol with deadlines and limits.
+"""uvicorn's HTTP/1.1 protocol with deadlines for slow clients and limits on connections.
 
-Beneath the app, because a client who sends one byte a second, or reads none, holds a connection
-that no middleware ever sees.
+These limits are beneath the app, because a client that sends one byte a second, or reads none,
+holds a connection that no middleware sees.
 """
 
 from __future__ import annotations
@@ -21,29 +21,31 @@ from service.core.errors import HeadTooLarge, MalformedRequest, Overloaded, Prob
 
 RawHeaders = Sequence[tuple[bytes, bytes]]
 LEAST_RATE: Final = 64_000
-"""Bytes a second: a body at this speed or above has all the time that it takes."""
+"""Minimum speed of a body in bytes a second; a faster body may take any time."""
 LINGER_SECONDS: Final = 0.5
 MAX_HEAD: Final = 32_768
 MAX_HEADERS: Final = 100
 MOST_PIPELINED: Final = 8
-"""Requests of a connection that wait for the answer to an earlier one."""
+"""Maximum number of requests of a connection that wait for the answer to an earlier one."""
 FRAMING: Final = 16
-"""Bytes around a byte of a body that comes in chunks."""
+"""Bytes of framing that are allowed for each byte of a chunked body."""
 
 
 @dataclass(frozen=True)
 class ConnectionLimits:
-    """What a connection may take.
+    """The limits of a connection.
 
     Args:
-        receive_seconds: for a request's head, and for its body beyond what it takes at
-            `LEAST_RATE`.
-        send_seconds: during which a client has to read something of an answer.
-        max_connections: at a time.
-        max_body_bytes: of a body that nobody reads, after which the connection ends.
-        refused: is told why, of each that is turned away.
-        turn_away: a request's path and headers → why there is no room for it, if there is none:
-            asked before anything is done, so under overload a refusal costs next to nothing.
+        receive_seconds: seconds in which a request's head and body have to arrive; the body has, in
+            addition, the time that it takes at `LEAST_RATE`.
+        send_seconds: seconds in which a client has to read some of an answer.
+        max_connections: maximum number of connections at a time.
+        max_body_bytes: maximum bytes of a body whose request has been answered already; a larger
+            body ends the connection.
+        refused: is called with the reason of each refusal.
+        turn_away: returns, for a request's path and headers, the problem that there is no room for
+            it, if so. It is called before any other work, so that a refusal under overload costs
+            little.
     """
 
     receive_seconds: float
@@ -55,7 +57,7 @@ class ConnectionLimits:
 
 
 class BoundedProtocol(HttpToolsProtocol):
-    """One connection. `limits` is set by a subclass: uvicorn makes the instances."""
+    """One connection. A subclass sets `limits`, because uvicorn makes the instances."""
 
     limits: ConnectionLimits
 
@@ -73,16 +75,16 @@ class BoundedProtocol(HttpToolsProtocol):
         self._ending = False
         self._turned_away = False
         self._lingering = False
-        """Answered for the last time; what still comes in is read and dropped."""
+        """Whether the last answer has been sent; what still arrives is read and dropped."""
         self._begun_message = 0
-        """The latest one that is a request already."""
+        """Number of the latest message that was passed on as a request."""
         self._last_word: Problem | None = None
-        """To be said when all earlier requests are answered."""
+        """The problem to send when all earlier requests have been answered."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self.flow = self._flow = Flow(transport)
-        transport.set_write_buffer_limits(0)  # so that resuming means: all of it was read
+        transport.set_write_buffer_limits(0)  # writing resumes only when the buffer is empty
         if len(self.connections) > self.limits.max_connections:
             self._refuse(Overloaded("there are too many connections; try again", retry_after=1))
             return
@@ -98,11 +100,11 @@ class BoundedProtocol(HttpToolsProtocol):
             return
         if not self._in_body:
             self._head_bytes += len(data)
-            if self._receiving is None and self._idle:  # blank lines begin no message
+            if self._receiving is None and self._idle:  # blank lines do not begin a message
                 self._expect()
         message, before = self._message if self._in_body else None, self._body_bytes
         super().data_received(data)
-        if message == self._message:  # all of it was of one body, or of what is around its chunks
+        if message == self._message:  # all bytes belong to one body or to its chunks' framing
             self._framing_bytes += len(data) - (self._body_bytes - before)
             if self._framing_bytes > MAX_HEAD + FRAMING * self._body_bytes:
                 self._refuse(_large_head(f"{self._framing_bytes} bytes behind it and more"))
@@ -115,7 +117,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._body_bytes = self._framing_bytes = 0
         self._message += 1
         self._head_bytes = max(self._head_bytes, 1)
-        if self._receiving is None:  # the first byte of a connection does not begin anew
+        if self._receiving is None:  # a deadline that runs already is not restarted
             self._expect()
 
     def on_header(self, name: bytes, value: bytes) -> None:
@@ -126,7 +128,7 @@ class BoundedProtocol(HttpToolsProtocol):
         size = len(self.url) + sum(len(name) + len(value) for name, value in self.headers)
         if size > MAX_HEAD or len(self.headers) > MAX_HEADERS:
             self._refusal = _large_head(f"{size} bytes in {len(self.headers)} headers")
-            raise ValueError("the head is too large")  # uvicorn sends its 400, which is ours
+            raise ValueError("the head is too large")  # uvicorn then calls send_400_response
         if len(self.pipeline) >= MOST_PIPELINED:
             self._refusal = Overloaded(
                 f"more than {MOST_PIPELINED} requests of the connection wait for an earlier one",
@@ -151,7 +153,7 @@ class BoundedProtocol(HttpToolsProtocol):
     def on_body(self, body: bytes) -> None:
         self._body_bytes += len(body)
         if self._answered and self._body_bytes > self.limits.max_body_bytes:
-            self.transport.abort()  # it was answered, and still sends
+            self.transport.abort()  # the client was answered, and still sends
         elif not self._turned_away:
             super().on_body(body)
 
@@ -174,8 +176,9 @@ class BoundedProtocol(HttpToolsProtocol):
             self.transport.close()
 
     def linger(self) -> None:
-        """Close the connection when the request's body has come in: a client who writes before it
-        reads would find the connection reset, and never see its answer (RFC 9112, section 9.6)."""
+        """Close the connection when the request's body has arrived. If it were closed before, a
+        client that writes before it reads would find the connection reset and never see its answer
+        (RFC 9112, section 9.6)."""
         if not self._in_body or self.transport.is_closing():
             self.transport.close()
             return
@@ -191,7 +194,8 @@ class BoundedProtocol(HttpToolsProtocol):
             self.transport.close()
 
     def shutdown(self) -> None:
-        """Let an idle connection linger: what is on its way meanwhile gets an answer."""
+        """Close an idle connection only after `LINGER_SECONDS`, so that a request on its way gets
+        an answer."""
         self._ending = True
         if self._idle:
             self.loop.call_later(LINGER_SECONDS, self._close_if_idle)
@@ -200,7 +204,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
     @property
     def _answered(self) -> bool:
-        """Of the request whose body comes in."""
+        """Whether the request whose body is arriving has been answered."""
         return self._turned_away or bool(self.cycle.response_complete)
 
     @property
@@ -223,13 +227,13 @@ class BoundedProtocol(HttpToolsProtocol):
         self._refuse(self._refusal or MalformedRequest("the request is not HTTP/1.1"))
 
     def _expect(self) -> None:
-        """From now on a request is awaited."""
+        """Start the deadline of the next request."""
         self._cancel_receiving()
         self._begun = self.loop.time() - self._flow.paused_seconds
         self._receiving = self.loop.call_later(self.limits.receive_seconds, self._check_receiving)
 
     def _check_receiving(self) -> None:
-        # The time in which it is we who do not read does not count.
+        # The time in which the server itself did not read does not count.
         allowed = self.limits.receive_seconds + self._flow.paused_seconds
         if self._in_body and not self._answered:
             allowed += self._body_bytes / LEAST_RATE
@@ -237,7 +241,7 @@ class BoundedProtocol(HttpToolsProtocol):
         if left > 0.001 or self._flow.read_paused:
             self._receiving = self.loop.call_later(max(left, 0.1), self._check_receiving)
         elif not self._head_bytes or (self._in_body and self._answered):
-            self.transport.close()  # it never said anything, or was answered long ago
+            self.transport.close()  # nothing arrived, or the request has been answered
         else:
             self._refuse(
                 TooSlow(
@@ -273,7 +277,8 @@ class BoundedProtocol(HttpToolsProtocol):
             self._sending = None
 
     def _refuse(self, problem: Problem) -> None:
-        """Answer, unless an answer has begun, and hang up; first come earlier requests."""
+        """Send the problem, unless an answer has begun, and close the connection. Earlier requests
+        are answered first."""
         self._cancel_receiving()
         if self._last_word:
             return
@@ -284,7 +289,7 @@ class BoundedProtocol(HttpToolsProtocol):
         if answering and (self.pipeline or not begun):
             self._last_word = problem
             if begun:
-                self.pipeline.popleft()  # it will never be whole
+                self.pipeline.popleft()  # its body will never be complete
             return
         if not (answering and cycle.response_started):
             self.transport.write(_response(problem))
@@ -295,7 +300,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
 
 class _Lingering:
-    """The transport that a request's cycle closes when it has answered."""
+    """The transport of a request's cycle, which closes it after the answer; closing it lingers."""
 
     def __init__(self, protocol: BoundedProtocol) -> None:
         self._protocol = protocol
@@ -323,7 +328,7 @@ def _response(problem: Problem, *, keep_alive: bool = False) -> bytes:
 
 
 class Flow(FlowControl):
-    """Knows how long it was we who did not read."""
+    """uvicorn's flow control that also measures how long the server itself did not read."""
 
     def __init__(self, transport: asyncio.Transport) -> None:
         super().__init__(transport)

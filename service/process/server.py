@@ -1,4 +1,4 @@
-"""uvicorn around the app: readiness that waits for models, SIGTERM that drains, exit code 0."""
+"""The serving process: runs the app in uvicorn, drains on SIGTERM and returns the exit code."""
 
 from __future__ import annotations
 
@@ -36,13 +36,14 @@ from service.process.protocol import BoundedProtocol, ConnectionLimits, RawHeade
 KEEP_ALIVE_SECONDS = 5
 LOOK_SECONDS = 0.25
 UNREAD_BODIES = 32
-"""So many largest bodies may come after an answer, so that their sender gets to read it."""
+"""A client may send this many times the largest body after its answer, so that it gets to read the
+answer."""
 log = logging.getLogger(__name__)
 
 
 class DrainingServer(uvicorn.Server):
-    """On SIGTERM or SIGINT: refuse new work, finish what runs, return. A second signal waits for
-    the running batch alone and answers all else with 503."""
+    """A server that, on SIGTERM or SIGINT, refuses new work, finishes running requests and returns.
+    After a second signal it waits only for the running batch, and answers all else with 503."""
 
     def __init__(self, config: uvicorn.Config, manager: ModelManager) -> None:
         super().__init__(config)
@@ -59,7 +60,7 @@ class DrainingServer(uvicorn.Server):
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        # uvicorn's own would raise the signal again after a clean end: exit code 143, not 0.
+        # uvicorn's handler would raise the signal again after a clean end: exit code 143, not 0.
         loop = asyncio.get_running_loop()
         signals = (signal.SIGTERM, signal.SIGINT)
         for number in signals:
@@ -86,11 +87,12 @@ def run(
     """Serve until told to stop.
 
     Args:
-        heartbeat: to a supervisor, if there is one.
+        heartbeat: sends messages to the supervisor, if there is one.
 
     Returns:
-        The process's exit code: 0 after a clean stop, 1 after one that waited for nobody, 2 after
-        a mistake in the configuration, which has been printed.
+        The process's exit code: 0 after a clean stop, 1 after a second signal forced the stop,
+        `REPLACE_ME` if too many workers hang, 2 after a mistake in the configuration, which has
+        been printed.
     """
     keep_memory()
     try:
@@ -123,7 +125,7 @@ async def _serve(
         loop, orphaned = asyncio.get_running_loop(), heartbeat.orphaned()
 
         def finish() -> None:
-            loop.remove_reader(orphaned)  # it stays readable, and a second call would be a hurry
+            loop.remove_reader(orphaned)  # it stays readable; a second call would force the stop
             server.drain()
 
         loop.add_reader(orphaned, finish)
@@ -145,9 +147,9 @@ async def _serve(
                 server.should_exit = True
             else:
                 if heartbeat:
-                    heartbeat.tell(READY)  # before anything that may be the end of this process
-                # What is there now stays: to search it for garbage, a third of a second each time,
-                # would hold up every request.
+                    heartbeat.tell(READY)  # before anything that may end this process
+                # The objects of now stay alive. Each garbage collection that searched them would
+                # delay every request by a third of a second.
                 gc.collect()
                 gc.freeze()
                 _say_hello(url(listening), manager, keys=settings.keys is not None)
@@ -195,7 +197,7 @@ def _server(settings: Settings, app: FastAPI) -> DrainingServer:
 
 
 def _failure(loaded: asyncio.Task[None]) -> ConfigError | None:
-    """Why a model could not be loaded."""
+    """Return why a model could not be loaded, or None if all were."""
     error = None if loaded.cancelled() else loaded.exception()
     if error is None or isinstance(error, ConfigError):
         return error
@@ -206,8 +208,9 @@ def _failure(loaded: asyncio.Task[None]) -> ConfigError | None:
 def turned_away(
     settings: Settings, admission: Admission, path: bytes, headers: RawHeaders
 ) -> Problem | None:
-    """Why there is no room for a request, where nobody has to be asked for a key first, and no page
-    needs other headers to read the answer: these are turned away by `middleware.TurnAway`."""
+    """Return the problem of a request for which there is no room, if it can be refused before the
+    app sees it: the service has no keys to check, and no web page needs CORS headers to read the
+    answer. `middleware.TurnAway` refuses the other requests."""
     if settings.keys or (settings.cors_origins and any(name == b"origin" for name, _ in headers)):
         return None
     return admission.turned_away(path)

@@ -1,9 +1,9 @@
-"""The process that never does anything else: it holds the port, and keeps one that serves alive.
+"""The supervisor: the process that holds the port and replaces the serving process when it dies.
 
     code = supervise(listening, settings, entries)
 
-The serving process may be killed, run out of memory or stop answering; the port stays open through
-it. Whoever comes while nobody serves gets a 503 at once, from here.
+The serving process may be killed, run out of memory or stop answering; the port stays open. While
+no process serves, the supervisor answers each request at once with a 503, but `/healthz` with 200.
 """
 
 from __future__ import annotations
@@ -30,14 +30,15 @@ from service.process.listener import accept_no_more
 
 BEAT_SECONDS: Final = 1.0
 SILENT_SECONDS: Final = 30.0
-"""An event loop that says nothing for so long is stuck for good."""
+"""Time without a message after which the serving process is taken for stuck and killed."""
 FIRST_WORD_SECONDS: Final = 120.0
-"""A process that says nothing at all for so long hangs before it begins."""
+"""Time without a first message after which a new process is taken for stuck and killed."""
 MOST_FAILED_STARTS: Final = 3
 DECIDED: Final = (0, 2)
-"""Exit codes that are meant: stopped, a mistake in the configuration."""
+"""Exit codes that end the supervisor: a clean stop, and a mistake in the configuration."""
 AT_ONCE: Final = 1
-"""Meant only if a signal came twice: Python ends so, too, when nobody catches an exception."""
+"""Exit code of a stop that a second signal forced. It counts as one only if a signal came, because
+Python also exits so after an uncaught exception."""
 STAND_IN_SECONDS: Final = 5.0
 LINGER_SECONDS: Final = 0.1
 CHUNK: Final = 65_536
@@ -45,11 +46,12 @@ log = logging.getLogger(__name__)
 
 
 def supervise(listening: socket.socket, settings: Settings, entries: tuple[ModelEntry, ...]) -> int:
-    """Run `service.process.server` in a process of its own, and another one whenever it dies, until
-    it ends by itself or a signal ends it.
+    """Run `service.process.server` in a process of its own, and start another one whenever it dies,
+    until it ends with a code of `DECIDED` or a signal stops it.
 
     Returns:
-        The exit code.
+        The exit code: 0 after a stop, 1 after a forced stop or if `MOST_FAILED_STARTS` processes in
+        a row ended before they were ready, 2 after a mistake in the configuration.
     """
     with logging_set_up(settings):
         return asyncio.run(_Supervisor(listening, settings, entries).run())
@@ -61,7 +63,7 @@ class _Supervisor:
     ) -> None:
         self._listening = listening
         self._what = (settings, entries, listening)
-        # A forkserver has torch imported before it is needed: a new process is there at once.
+        # The forkserver has imported torch already, so a new process starts at once.
         self._context = get_context("forkserver")
         self._context.set_forkserver_preload(["service.process.server", "timm"])
         self._process: BaseProcess | None = None
@@ -87,7 +89,7 @@ class _Supervisor:
                 return 1
 
     def _stop(self) -> None:
-        # Two equal signals in a row might become one.
+        # Two equal signals in a row might be merged into one, so the second one is another.
         number = signal.SIGINT if self._stopping else signal.SIGTERM
         if not self._stopping:
             self._stopping = True
@@ -99,7 +101,7 @@ class _Supervisor:
             os.kill(self._process.pid, number)
 
     async def _one_life(self) -> tuple[int, bool]:
-        """Of a serving process: its exit code, and whether it was ever ready."""
+        """Run one serving process; return its exit code, and whether it was ever ready."""
         loop = asyncio.get_running_loop()
         receiving, sending = self._context.Pipe(duplex=False)
         heard: asyncio.Queue[bytes] = asyncio.Queue()
@@ -111,7 +113,7 @@ class _Supervisor:
             self._pass_on(signal.SIGTERM)
         sentinel = self._process.sentinel
         loop.add_reader(receiving.fileno(), _hear, receiving, heard, loop)
-        # A process that a model has forked keeps the pipe open; the sentinel tells all the same.
+        # A process that a model has forked keeps the pipe open; the sentinel still reports the end.
         loop.add_reader(sentinel, _note_end, sentinel, heard, loop)
         try:
             ready = await self._listen_to(heard)
@@ -125,7 +127,8 @@ class _Supervisor:
         return self._process.exitcode, ready
 
     async def _listen_to(self, heard: asyncio.Queue[bytes]) -> bool:
-        """Until the serving process says no more; returns whether it was ever ready."""
+        """Handle the messages of the serving process until it ends, and kill it if it is silent for
+        too long. Return whether it was ever ready."""
         assert self._process
         ready, begun = False, monotonic()
         latest: float | None = None
@@ -151,24 +154,24 @@ class _Supervisor:
                 self._process.kill()
 
     async def _answer(self) -> None:
-        """Answer everybody, on the same port, that nobody serves."""
+        """Start to answer requests in place of a serving process, unless that has been done."""
         if self._stand_in is None:
             self._stand_in = await asyncio.start_server(self._tell, sock=self._listening.dup())
 
     async def _close(self) -> None:
-        """Nobody who has been let in is left without an answer."""
+        """Close the port, after every connection that it has accepted is answered."""
         if self._stand_in:
             await accept_no_more(self._stand_in.sockets)
             self._stand_in.close()
         while True:
             try:
                 accepted, _ = self._listening.accept()
-            except OSError:  # there is none left
+            except OSError:  # no connection is waiting
                 break
             reader, writer = await asyncio.open_connection(sock=accepted)
             self._told.add(asyncio.create_task(self._say_unavailable(reader, writer)))
         self._listening.close()
-        await asyncio.sleep(LINGER_SECONDS)  # for those who were let in a moment ago
+        await asyncio.sleep(LINGER_SECONDS)  # for connections accepted a moment ago
         if self._told:
             await asyncio.wait(self._told, timeout=STAND_IN_SECONDS)
 
@@ -198,7 +201,7 @@ class _Supervisor:
                 if not head.startswith(b"HEAD"):
                     writer.write(body)
                 writer.write_eof()
-                while await reader.read(CHUNK):  # a body half read would reset the connection
+                while await reader.read(CHUNK):  # an unread body would reset the connection
                     pass
         writer.close()
 
@@ -215,7 +218,7 @@ def _hear(
 
 def _note_end(sentinel: int, heard: asyncio.Queue[bytes], loop: asyncio.AbstractEventLoop) -> None:
     loop.remove_reader(sentinel)
-    loop.call_later(LINGER_SECONDS, heard.put_nowait, END)  # its last words may still be on the way
+    loop.call_later(LINGER_SECONDS, heard.put_nowait, END)  # its last messages may be unread
 
 
 def _live(
@@ -224,8 +227,8 @@ def _live(
     listening: socket.socket,
     sending: Connection,
 ) -> None:
-    """The life of a serving process."""
-    from service.process.server import run  # imports torch, which the supervisor needs not
+    """Run a serving process."""
+    from service.process.server import run  # imports torch, which the supervisor does not need
 
     os.setsid()  # a terminal's Ctrl-C reaches the supervisor alone, which passes it on
     raise SystemExit(run(settings, entries, listening, Heartbeat(sending)))

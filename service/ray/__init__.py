@@ -1,1 +1,1 @@
-"""The same service through Ray Serve, and the same batch through Ray."""
+"""The service on Ray Serve, and the batch command on a Ray cluster."""

@@ -1,10 +1,11 @@
-"""`gradcam batch --ray`: the same batch on the machines of a Ray cluster.
+"""`gradcam batch --ray`: the batch command on the machines of a Ray cluster.
 
     rows of (id, target) → Decoders, on CPUs → Explainers, on GPUs → parts in the output folder
 
-All machines see the input and the output folder. What is finished is in the same parts as without
-Ray, so either goes on where the other stopped, and a part is named after what is in it: images that
-are explained twice, because a worker died after it had written them, are there once.
+All machines need access to the input and the output folder. Finished images are in the same parts
+as without Ray, so each way continues where the other stopped. A part is named after its contents,
+so images that are explained twice, because a worker died after it had written them, are stored
+once.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ from service.pipeline.rows import Row, failed_row
 from service.pipeline.session import LocalSession, local_session
 
 BLOCK: Final = 64
-"""Images of a part, which is what is lost when a worker dies."""
+"""Number of images of a part. The part in progress is lost when a worker dies."""
 TOLD: Final = pa.schema([pa.field("images", pa.int64()), pa.field("failed", pa.int64())])
 
 
@@ -53,13 +54,13 @@ def explain_on_ray(
     retry_failed: bool,
     console: Console,
 ) -> Tally:
-    """Explain what is not done yet.
+    """Explain, on a Ray cluster, the images that are not done yet.
 
     Args:
-        address: of the cluster; "local" starts one of this machine.
+        address: address of the cluster; "local" starts a cluster of this machine.
 
     Raises:
-        ConfigError, Problem: where nothing can be explained at all, or nothing more be written.
+        ConfigError, Problem: if nothing can be explained at all, or no more results can be written.
     """
     settings = settings.model_copy(
         update={"models": None if settings.models is None else settings.models.resolve()}
@@ -114,16 +115,16 @@ def explain_on_ray(
 
 
 class Explainers:
-    """Pixels to maps: an actor for a GPU, or for a machine without one."""
+    """An actor that turns pixels into maps: one for each GPU or, without GPUs, for each machine."""
 
     def __init__(
         self, settings: Settings, configuration: RunConfiguration, model: str | None
     ) -> None:
         keep_memory()
-        use_all()  # Ray says one, for each CPU that it counts
+        use_all()  # Ray sets as many threads as the actor has CPUs: one
         self._configuration = configuration
         self._parts = Parts(configuration.output)
-        self._loop = asyncio.Runner()  # it and the model live as long as the actor
+        self._loop = asyncio.Runner()  # the loop and the model live as long as the actor
         self._scope = AsyncExitStack()
         self._session = self._loop.run(self._opened(settings, model))
 
@@ -167,8 +168,8 @@ def _begin(
     model: str | None,
     targets: list[str | None],
 ) -> None:
-    """Load the model where it will work, and see that it can do what is asked, and that the output
-    is this batch's."""
+    """Load the model on the cluster, and check that it can do what is asked and that the output
+    folder belongs to this batch."""
 
     async def begin() -> None:
         async with local_session(settings, model) as session:
@@ -181,7 +182,7 @@ def _begin(
 
 @contextmanager
 def _as_here() -> Iterator[None]:
-    """What was raised at a worker, as if it was raised here."""
+    """Raise a worker's problem or configuration error itself, instead of Ray's error around it."""
     try:
         yield
     except ray.exceptions.RayError as error:
@@ -193,7 +194,8 @@ def _as_here() -> Iterator[None]:
 
 @contextmanager
 def _connected(address: str) -> Iterator[None]:
-    """Ray, with nothing left to its defaults that listens or tells others."""
+    """Connect to Ray while the block is open, by default with token authentication and without
+    usage statistics, and locally without the dashboard."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_AUTH_MODE", "token")
     local = {"include_dashboard": False} if address == "local" else {}
@@ -216,7 +218,7 @@ def _connected(address: str) -> Iterator[None]:
 
 @contextmanager
 def _terminated_as_interrupted() -> Iterator[None]:
-    """SIGTERM ends the work as Control-C does."""
+    """Make SIGTERM end the block as Control-C does."""
 
     def interrupt(number: int, frame: FrameType | None) -> None:
         raise KeyboardInterrupt

@@ -1,16 +1,16 @@
-"""What Ray Serve's proxy does not do by itself, done in it.
+"""Middleware for Ray Serve's proxy that limits bodies and turns the proxy's errors into problems.
 
     RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH=service.ray.proxy:gate
 
-in the environment of every node of the cluster. Without it bodies are limited in the replicas
-alone, while the proxy reads them into its memory as fast as they come, and what the proxy says by
-itself is bare text: 429 when more requests wait than may, 408 after `request_timeout_s`, 503 where
-there is no replica, 500 when one is lost.
+Set this variable in the environment of every node of the cluster. Without it, only the replicas
+limit bodies, while the proxy reads them into its memory as fast as they arrive. The proxy's own
+errors are then plain text: 429 if too many requests wait, 408 after `request_timeout_s`, 503 if
+there is no replica, 500 if a replica is lost.
 
-The proxy takes the place of `service.process.protocol`. What that does and nothing does here: a
-deadline for a request's head and for a reader who does not read, a least speed of bodies (the app's
-own deadline ends a slow one, a 504 instead of a 408), a limit of connections, and a 431. And since
-it reads bodies without waiting for the replica, a job's may be as large here as any other's.
+The proxy replaces `service.process.protocol`. These limits of that module are missing here: the
+deadlines for a request's head and for a client that does not read, the minimum speed of bodies (the
+app's deadline ends a slow one with a 504 instead of a 408), the limit on connections, and the 431.
+The proxy reads bodies without waiting for the replica, so a job's body has the limit of any other.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ from service.limits.body_budget import BodyBudget
 
 
 def gate() -> list[Middleware]:
-    """The proxy calls it as it starts. Its limits come from the environment alone, and hold for
-    every application behind the proxy."""
+    """Return the middleware that the proxy installs when it starts. The limits come from the
+    environment only, and apply to every application behind the proxy."""
     settings = read_settings(os.environ)
     return [
         Middleware(
@@ -50,8 +50,9 @@ def gate() -> list[Middleware]:
 
 
 class Gate:
-    """Around Serve's proxy: no body is larger than it may be, nobody names a request as it should
-    not be named, or changes how long Serve waits, and every error is a problem."""
+    """Middleware around Serve's proxy. It limits bodies, replaces request ids that are not
+    harmless, removes headers that change how Serve handles timeouts and disconnects, and turns
+    every error into a problem."""
 
     STRIPPED = (b"x-request-id", b"x-request-timeout-seconds", b"x-request-disconnect-disabled")
 
@@ -62,7 +63,7 @@ class Gate:
             self._forward,
             max_bytes=max_bytes,
             body_budget=BodyBudget(max(max_bytes_in_all, max_bytes), metrics),
-            streamed={},  # the proxy holds a body whole, whatever the replica does with it
+            streamed={},  # the proxy holds every body in memory
             metrics=metrics,
         )
 
@@ -86,7 +87,7 @@ class Gate:
                 return await receive()
             except Problem as refused:
                 problem = problem or refused
-                return {"type": "http.disconnect"}  # so Serve withdraws the request
+                return {"type": "http.disconnect"}  # so that Serve cancels the request
 
         async def send_or_replace(message: Message) -> None:
             nonlocal problem, begun
@@ -109,7 +110,7 @@ class Gate:
 
 
 def _serves_own(start: Message) -> Problem | None:
-    """What the proxy says by itself, in text, where the service would say it in a problem."""
+    """Return the problem that replaces an error which the proxy itself answers as plain text."""
     kind = Headers(raw=start["headers"]).get("content-type", "")
     found: dict[int, Problem] = {
         404: UnknownRoute("no application is deployed at this address"),

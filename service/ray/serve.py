@@ -1,21 +1,21 @@
-"""The same app through Ray Serve, for more than one machine; on one, `gradcam serve` is faster.
+"""The app on Ray Serve, for more than one machine; on a single one `gradcam serve` is faster.
 
     pip install 'gradcam-service[ray]'
     export RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH=service.ray.proxy:gate
     serve run deploy/ray/serve.yaml
     serve run service.ray.serve:build keys=keys.toml models=models.toml max_replicas=4
 
-`build` takes every setting by its name, and what `Scale` has; the rest come from GRADCAM_…
-variables where it runs. Each replica builds the app, loads the models and runs the lifespan in a
-process of its own. Where Serve listens is Serve's `http_options`; since nothing here knows who can
-reach that address, `build` wants keys, or to be told `insecure=true`.
+`build` accepts every setting by its name, and the fields of `Scale`; other settings come from the
+GRADCAM_… variables of the process that runs it. Each replica builds the app, loads the models and
+runs the lifespan in its own process. Serve's `http_options` set the address. `build` does not know
+who can reach that address, so it requires keys or `insecure=true`.
 
-The variable puts `service.ray.proxy` into Serve's proxy, which tells what is not as it is where the
-service listens by itself.
+The variable installs `service.ray.proxy` in Serve's proxy. That module describes the differences
+from a service that listens by itself.
 
-What the service remembers, each replica remembers alone: a key's rate counts there, /metrics tells
-of one, a model that an admin loads or unloads is so in one. So with more than one replica `build`
-refuses allowed sources, and wants to be told of a folder of jobs that all of them share.
+Each replica has its own state: it counts a key's rate separately, /metrics describes one replica,
+and an admin loads or unloads a model in one replica. Therefore, with more than one replica, `build`
+refuses allowed sources, and requires a folder of jobs that all replicas share, unless jobs are off.
 """
 
 from __future__ import annotations
@@ -49,53 +49,53 @@ if TYPE_CHECKING:  # it imports torch
     from service.jobs.host import Jobs
 
 CLOSE_SECONDS = 5.0
-"""For the lifespan's end, after the last request's."""
+"""Seconds for the end of the lifespan, after the last request."""
 LOOK_SECONDS = 0.5
 MOST_FAILED_STARTS = 3
 SERVES_OWN = ("host", "port", "supervise")
 
 
 class Scale(BaseModel):
-    """How many replicas there are, and what each holds."""
+    """The number of replicas, and the resources of each."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     min_replicas: int = Field(1, ge=0)
     max_replicas: int = Field(1, ge=1)
     target_ongoing_requests: float = Field(8.0, gt=0)
-    """Of a replica, waiting ones included: with more there will be another one."""
+    """Requests of a replica, waiting ones included, above which Serve adds another replica."""
     gpus: Literal["auto"] | float = "auto"
-    """For each replica, 0.5 for two on one; auto: one where the cluster has any, else none."""
+    """GPUs of each replica, 0.5 for two replicas on one GPU; auto: one if the cluster has any."""
     cpus: float = Field(1.0, ge=0)
-    """That Ray sets aside for each replica. Without GPUs a replica computes with every core that
-    it finds, and there is one on a machine."""
+    """CPUs that Ray reserves for each replica. Without GPUs a replica computes with every core that
+    it finds, and each machine has at most one replica."""
 
 
 def build(arguments: dict[str, Any]) -> serve.Application:
-    """The application that `serve run` and `serve deploy` run.
+    """Return the application that `serve run` and `serve deploy` run.
 
     Raises:
-        ConfigError: naming the setting, its value and what is allowed.
+        ConfigError: if a setting is wrong; it names the setting, its value and what is allowed.
     """
     given = dict(arguments)
     scale = _scale({name: given.pop(name) for name in list(given) if name in Scale.model_fields})
     settings = _settings(given, scale)
     entries = read_catalog(settings.models)
     if settings.keys:
-        read_keys(settings.keys)  # a mistake in it is told before anything starts
+        read_keys(settings.keys)  # report a mistake in it before anything starts
     deployment = serve.deployment(name="gradcam", **options(settings, scale))
     return deployment(serve.ingress()(Replica)).bind(settings, entries)
 
 
 def options(settings: Settings, scale: Scale) -> dict[str, Any]:
-    """Of Serve's deployment, as they follow from the service's own."""
+    """Return the options of Serve's deployment that follow from the service's settings."""
     gpus = _gpus() if scale.gpus == "auto" else scale.gpus
     return {
         "ray_actor_options": {"num_gpus": gpus, "num_cpus": scale.cpus},
         **({} if gpus else {"max_replicas_per_node": 1}),
         "autoscaling_config": scale.model_dump(exclude={"gpus", "cpus"}),
-        # So many that a replica's own admission is what turns callers away; Serve's own queue is
-        # for the time in which there is no replica, or each has as many as it may.
+        # The limit is so high that the replica's own admission refuses requests first. Serve's
+        # queue is for times when there is no replica, or each has as many requests as allowed.
         "max_ongoing_requests": settings.max_connections,
         "max_queued_requests": settings.max_queue,
         "backpressure_config": {"status_code": 429, "retry_after_s": RETRY_AFTER_SECONDS},
@@ -106,8 +106,8 @@ def options(settings: Settings, scale: Scale) -> dict[str, Any]:
 
 
 class Replica:
-    """One process that serves: Serve builds the app in it, runs its lifespan, asks for its health
-    and, once its last request is answered, takes it down."""
+    """One serving process. Serve builds the app in it, runs the app's lifespan, checks its health,
+    and stops it after its last request."""
 
     def __init__(self, settings: Settings, entries: tuple[ModelEntry, ...]) -> None:
         self._settings = settings
@@ -116,7 +116,7 @@ class Replica:
         self._settled = False
 
     def __serve_build_asgi_app__(self) -> FastAPI:
-        # They import torch, which whoever builds needs not.
+        # These import torch, which the process that runs `build` does not need.
         from service.engine.allocator import keep_memory
         from service.http.app import create_app
 
@@ -131,34 +131,36 @@ class Replica:
         return app
 
     async def check_health(self) -> None:
-        """
+        """Wait until the models have been loaded, and check that the replica is ready.
+
         Raises:
             ConfigError: if a model could not be loaded, or jobs cannot be kept where the settings
                 say; the replica is not started.
-            Unavailable: if not ready; the third time in a row Serve replaces the replica.
+            Unavailable: if the replica is not ready; Serve replaces it the third time in a row.
         """
         from service.http.app import PARSERS
 
         if self._jobs.failure:
             raise self._jobs.failure
         await asyncio.shield(self._manager.loaded)
-        # Serve makes it max_ongoing_requests whenever it configures the replica.
+        # Serve sets the limit to max_ongoing_requests whenever it configures the replica.
         to_thread.current_default_thread_limiter().total_tokens = PARSERS
         if not self._settled:
             self._settled = True
             gc.collect()
-            gc.freeze()  # as service.process.server does, so that no request waits for it
+            gc.freeze()  # as service.process.server does, so that no request waits for a collection
         if not self._manager.ready:
             raise Unavailable(self._manager.why_not_ready(), retry_after=RETRY_AFTER_SECONDS)
 
     def __del__(self) -> None:
-        """Serve's, after the lifespan's end."""
+        """Close tracing and logging; Serve calls this after the lifespan's end."""
         self._scope.close()
 
 
 class Inside:
-    """Around the app in a replica: paths lose the route's prefix, since rules on paths know the
-    plain ones, and answers their X-Request-ID, since the proxy writes the same once more."""
+    """Middleware around the app in a replica. It removes the route's prefix from paths, because
+    rules on paths expect none, and the X-Request-ID from answers, because the proxy adds it again.
+    """
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -216,14 +218,14 @@ def _settings(given: dict[str, Any], scale: Scale) -> Settings:
             "machines jobs_database=URL; or take no jobs, max_jobs=0"
         )
     files = {name: getattr(settings, name) for name in ("keys", "models", "jobs", "inputs")}
-    # Replicas run in another folder.
+    # Replicas run in another working directory, so their paths have to be absolute.
     return settings.model_copy(
         update={name: file and file.resolve() for name, file in files.items()}
     )
 
 
 def _gpus() -> float:
-    """For a replica: of the cluster, or, before there is one, of this machine."""
+    """Return the GPUs of a replica: 1 if the cluster or, before it exists, this machine has any."""
     if ray.is_initialized():
         return float(ray.cluster_resources().get("GPU", 0) >= 1)
     return float(any(Path("/dev").glob("nvidia[0-9]*")))
