@@ -108,6 +108,7 @@ def test_a_model_that_does_not_compile_is_served_the_exact_way(
     assert "model fast has no fast path: no compiler at all" in caplog.text
 
 
+@pytest.mark.slow
 def test_where_nothing_compiles_and_half_precision_is_imitated_there_is_no_fast_path(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

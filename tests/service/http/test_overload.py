@@ -87,6 +87,7 @@ def test_a_method_of_many_passes_answers_within_the_deadline_with_those_it_has_m
     assert response.status_code == 504
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("slow", [{"deadline_seconds": 0.2}], indirect=True)
 def test_what_takes_too_long_is_a_504_and_leaves_the_queue(slow: TestClient) -> None:
     for verb in ("explain", "predict"):

@@ -107,6 +107,7 @@ def test_a_process_that_dies_while_it_finishes_an_item(
     connection.close()
 
 
+@pytest.mark.slow
 def test_the_dead_are_known_by_their_lock_and_the_living_never_taken_for_dead(
     desk: Desk, tmp_path: Path
 ) -> None:

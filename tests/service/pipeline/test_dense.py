@@ -76,6 +76,7 @@ def explained(response: Any) -> dict[str, Any]:
 PHOTO = noise(160, 120, seed=3).resize((320, 240))
 
 
+@pytest.mark.slow
 def test_models_say_their_kind(dense: TestClient, client: TestClient) -> None:
     kinds = {
         name: dense.get(f"/v1/models/{name}").json()["kind"] for name in ("segmenter", "detector")
@@ -84,6 +85,7 @@ def test_models_say_their_kind(dense: TestClient, client: TestClient) -> None:
     assert client.get(MODEL).json()["kind"] == "classes"
 
 
+@pytest.mark.slow
 def test_a_segmenters_prediction_is_shares_of_pixels(dense: TestClient) -> None:
     response = dense.post(
         "/v1/models/segmenter:predict",
@@ -103,6 +105,7 @@ def test_a_segmenters_prediction_is_shares_of_pixels(dense: TestClient) -> None:
     }
 
 
+@pytest.mark.slow
 def test_a_mask_says_which_pixels_count(dense: TestClient) -> None:
     mask = Image.new("L", PHOTO.size)
     mask.paste(255, (0, 0, 160, 240))
@@ -117,6 +120,7 @@ def test_a_mask_says_which_pixels_count(dense: TestClient) -> None:
     assert 0 < left["target"]["probability"] < 1
 
 
+@pytest.mark.slow
 def test_without_a_class_it_is_the_largest_that_is_not_background(dense: TestClient) -> None:
     response = ask(dense, "segmenter", PHOTO, {"box": [0, 0, 320, 240]})
     found = explained(response)
@@ -147,6 +151,7 @@ def test_a_detection_is_named_by_its_box_on_the_photo(dense: TestClient) -> None
         assert found["target"]["score"] == pytest.approx(third["score"], rel=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("model", "target", "kind", "words"),
     [
@@ -187,6 +192,7 @@ def test_targets_that_cannot_be(
         assert response.json()["pointer"] == "/parameters/target"
 
 
+@pytest.mark.slow
 def test_a_box_where_the_model_does_not_look(dense: TestClient) -> None:
     wide = noise(400, 100)
     response = ask(dense, "segmenter", wide, {"box": [0, 0, 9, 9]}, fit="crop")
@@ -200,6 +206,7 @@ def test_a_box_where_the_model_does_not_look(dense: TestClient) -> None:
     )
 
 
+@pytest.mark.slow
 def test_a_unit(client: TestClient, photos: dict[int, Image.Image]) -> None:
     target = {"layer": "blocks.6", "channel": 11}
     found = explained(ask(client, "efficientnet-lite0", photos[CAT], target, layer="blocks.5"))
@@ -226,6 +233,7 @@ def test_the_photo_itself_is_most_like_it(
     assert max(score for index, score in scores.items() if index != CAT) < 0.8
 
 
+@pytest.mark.slow
 def test_a_target_object_in_a_query(client: TestClient, cat: bytes) -> None:
     response = client.post(
         f"{MODEL}:explain",
@@ -236,6 +244,7 @@ def test_a_target_object_in_a_query(client: TestClient, cat: bytes) -> None:
     assert explained(response)["target"]["unit"]["channel"] == 3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["rollout", "chefer", "legrad"])
 def test_a_transformers_attention(dense: TestClient, method: str) -> None:
     found = explained(ask(dense, "vit", PHOTO, 5, method=method))
@@ -250,6 +259,7 @@ def test_a_transformers_attention(dense: TestClient, method: str) -> None:
     )
 
 
+@pytest.mark.slow
 def test_concepts(client: TestClient, cat: bytes) -> None:
     headers = {"Content-Type": "image/png"}
     query: dict[str, str | int] = {"concepts": 4, "fit": "squash"}
@@ -299,6 +309,7 @@ def test_concepts_that_cannot_be(client: TestClient, dense: TestClient, cat: byt
     check(response, 406, "not-acceptable", "exactly one layer")
 
 
+@pytest.mark.slow
 def test_a_target_is_placed_for_activations_too(dense: TestClient) -> None:
     def gradient(target: Any) -> Any:
         body = {
@@ -324,6 +335,7 @@ def test_a_target_is_placed_for_activations_too(dense: TestClient) -> None:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["rollout", "chefer", "legrad", "shapleycam"])
 @pytest.mark.parametrize(
     "target",
@@ -338,6 +350,7 @@ def test_a_target_before_the_last_attention(dense: TestClient, method: str, targ
     assert response.status_code in (200, 422), response.text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["segmenter", "detector"])
 def test_second_derivatives_that_are_not_there(dense: TestClient, name: str) -> None:
     """MobileNetV3's hard sigmoid has none."""
@@ -346,6 +359,7 @@ def test_second_derivatives_that_are_not_there(dense: TestClient, name: str) -> 
         check(response, 422, "unexplainable", "it needs second derivatives")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("target", [10**30, {"class": str(10**30)}])
 def test_a_huge_class_of_a_detector_without_labels(dense: TestClient, target: Any) -> None:
     response = ask(dense, "detector", PHOTO, target)
@@ -365,6 +379,7 @@ def test_a_detection_smoothed_by_augmentation(dense: TestClient) -> None:
     assert found["target"]["box"]
 
 
+@pytest.mark.slow
 def test_boxes_of_a_photo_that_was_not_decoded_whole_are_in_the_whole_ones_pixels(
     dense: TestClient,
 ) -> None:

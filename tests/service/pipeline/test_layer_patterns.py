@@ -53,6 +53,7 @@ def explained(client: TestClient, body: bytes, model: str = "turned", **query: s
     return [each["layer"] for each in answer.json()["explanations"]]
 
 
+@pytest.mark.slow
 def test_a_pattern_means_all_explainable_layers_that_it_matches(
     client: TestClient, cat: bytes
 ) -> None:
@@ -63,6 +64,7 @@ def test_a_pattern_means_all_explainable_layers_that_it_matches(
     assert explained(client, cat) == ["block"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("query", "status", "words"),
     [
@@ -84,6 +86,7 @@ def test_a_pattern_that_matches_nothing_is_refused(
     assert answer.json()["pointer"] == "/query/layer"
 
 
+@pytest.mark.slow
 def test_a_pattern_that_matches_too_many_is_refused(client: TestClient, cat: bytes) -> None:
     answer = client.post(
         "/v1/models/turned:explain",
@@ -102,6 +105,7 @@ def test_a_pattern_that_matches_too_many_is_refused(client: TestClient, cat: byt
     assert "layers of model 'efficient'; at most 16 are allowed" in many.json()["detail"]
 
 
+@pytest.mark.slow
 def test_what_cannot_be_located_is_refused_unless_it_is_declared(client: TestClient) -> None:
     declared = client.get("/v1/models/turned/layers").json()["layers"]
     plain = client.get("/v1/models/plain/layers").json()["layers"]
