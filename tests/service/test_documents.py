@@ -10,6 +10,7 @@ import subprocess
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import Any
 
 import numpy as np
@@ -175,6 +176,8 @@ def test_the_pictures_of_methods_are_small() -> None:
 def test_the_reference_has_every_public_name(page: str, module: str, names: list[str]) -> None:
     text = (ROOT / "docs" / f"{page}.md").read_text()
     shown = re.findall(rf"^::: {module}\.(\S+)$", text, re.MULTILINE)
+    for name in shown:
+        assert resolve_name(f"{module}.{name}")
     # A function in a module of its name is named in the module.
     assert sorted(each.rpartition(".")[2] for each in shown) == sorted(names)
 
