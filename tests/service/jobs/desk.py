@@ -101,5 +101,5 @@ class Desk:
 def desk_at(folder: Path, url: str | None = None) -> Iterator[Desk]:
     files = Folder(folder)
     with Database(folder, url) as database:
-        submissions, register = Submissions(database), Listing(database)
-        yield Desk(database, submissions, register, Store(database), ResultStore(database), files)
+        submissions, listing = Submissions(database), Listing(database)
+        yield Desk(database, submissions, listing, Store(database), ResultStore(database), files)

@@ -625,21 +625,21 @@ def test_a_purged_job_is_gone_with_its_files(jobs: TestClient, place: Path, runn
 
 def gone_from(client: TestClient, place: Path, job: str) -> None:
     """Wait until neither a file nor a row of a job is left."""
-    register = client.app.state.jobs.place.register  # type: ignore[attr-defined]
+    listing = client.app.state.jobs.place.listing  # type: ignore[attr-defined]
     deadline = time.monotonic() + TOO_LATE
-    while files_of(place, job) or (place / "results" / job).exists() or rows_of(register, job):
-        assert time.monotonic() < deadline, (files_of(place, job), rows_of(register, job))
+    while files_of(place, job) or (place / "results" / job).exists() or rows_of(listing, job):
+        assert time.monotonic() < deadline, (files_of(place, job), rows_of(listing, job))
         time.sleep(0.2)
 
 
-def rows_of(register: Any, job: str) -> int:
+def rows_of(listing: Any, job: str) -> int:
     from sqlalchemy import text
 
     counted = [
         f"(select count(*) from {table} where {column} = :job)"
         for table, column in (("jobs", "id"), ("items", "job"), ("results", "job"))
     ]
-    with register._database.read() as connection:
+    with listing._database.read() as connection:
         found = connection.execute(text(f"select {' + '.join(counted)}"), {"job": job})
         return int(found.scalar_one())
 
