@@ -67,9 +67,7 @@ async def read_instances(
         )
     elif media_type == "multipart/form-data" and charset in ("utf-8", "utf8"):
         boundary = options.get(b"boundary")
-        read = await to_thread.run_sync(
-            _from_form, await request.body(), boundary, base, origins, max_instances
-        )
+        read = await to_thread.run_sync(_from_form, await request.body(), boundary, base, origins)
     elif media_type.startswith("image/"):
         read = [Instance(0, None, await request.body(), "", base, origins)]
     else:
@@ -120,13 +118,11 @@ def _from_json(
 class _Files:
     """The files of a form, whole: the body is in memory anyway."""
 
-    def __init__(self, most: int) -> None:
+    def __init__(self) -> None:
         self.found: list[tuple[str | None, bytes]] = []
-        self._most = most
         self._pieces: list[bytes] = []
 
     def begin(self) -> None:
-        _limit(len(self.found) + 1, self._most)
         self._pieces = []
 
     def piece(self, data: bytes) -> None:
@@ -141,9 +137,8 @@ def _from_form(
     boundary: bytes | None,
     base: P,
     origins: Mapping[str, str],
-    max_instances: int,
 ) -> list[Instance[P]]:
-    files = _Files(max_instances)
+    files = _Files()
     form = FormParser(files, boundary)
     form.feed(body)
     form.end()
