@@ -1,7 +1,9 @@
 """Running a model from one of its layers on, again and again, without what lies before it.
 
-    replay = Replay(model, "layer4", image)          # one forward pass of one image
-    logits = replay.output(changed)                  # (n, classes), of n changed activations
+    with recorded(model, "layer4") as record:
+        model(image)                                  # one forward pass of one image
+    replay = Replay(model, "layer4", image, record)
+    logits = replay.output(changed)                   # (n, classes), of n changed activations
 
 While `output` runs, every module that had finished before the layer did returns what it returned
 for `image`, and the layer itself returns the changed activations; only what comes after is
@@ -10,7 +12,8 @@ computed. Between the calls the model is as it was found, and others may use it.
 
 from __future__ import annotations
 
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any
 
@@ -22,56 +25,80 @@ from cam.errors import LayerDidNotRun, LayerNotSpatial, LayerReused, UnknownLaye
 from cam.hooks.inference import evaluating
 
 
+class Record:
+    """What the modules of a model returned in one forward pass, up to the end of one layer."""
+
+    def __init__(self) -> None:
+        self.runs = 0
+        """How often the layer ran."""
+        self.output: Any = None
+        """What the layer returned."""
+        self.trunk: dict[str, list[Any]] = {}
+        """Name of a module that finished before the layer → what each of its calls returned."""
+
+
+@contextmanager
+def recorded(model: nn.Module, layer: str) -> Iterator[Record]:
+    """Record one forward pass of one image, which the caller runs within the block.
+
+    Raises:
+        UnknownLayer: if the model has no such layer.
+    """
+    modules = dict(model.named_modules())
+    if not layer or layer not in modules:
+        raise UnknownLayer(f"the model has no layer {layer!r}")
+    record = Record()
+
+    def note(name: str, module: nn.Module, args: Any, output: Any) -> None:
+        if name == layer:
+            record.runs += 1
+            record.output = _copied(output)
+        elif not record.runs and not layer.startswith(f"{name}."):
+            # A module that follows may change the output in place.
+            kept = _pytree.tree_map(_copied, output)
+            record.trunk.setdefault(name, []).append(kept)
+
+    with ExitStack() as scope:
+        for name, module in modules.items():
+            if name and not isinstance(module, torch.jit.ScriptModule):
+                scope.callback(module.register_forward_hook(partial(note, name)).remove)
+        yield record
+
+
 class Replay:
     """One image's way through a model up to `layer`, kept.
 
     Args:
         image: float (1, C, H, W), preprocessed, on the model's device and in its dtype.
+        record: of a forward pass of this image, from `recorded`; without one, `Replay` makes a
+            pass of its own.
 
     Raises:
         UnknownLayer, LayerDidNotRun, LayerReused
         LayerNotSpatial: if the layer returns no tensor.
     """
 
-    def __init__(self, model: nn.Module, layer: str, image: Tensor) -> None:
-        modules = dict(model.named_modules())
-        if not layer or layer not in modules:
-            raise UnknownLayer(f"the model has no layer {layer!r}")
+    def __init__(
+        self, model: nn.Module, layer: str, image: Tensor, record: Record | None = None
+    ) -> None:
+        if record is None:
+            with evaluating(model), torch.no_grad(), recorded(model, layer) as record:
+                model(image.clone())  # which the model may change in place
+        if record.runs != 1:
+            why = "did not run" if not record.runs else "runs more than once"
+            kind = LayerReused if record.runs else LayerDidNotRun
+            raise kind(f"layer {layer!r} {why} in this pass")
+        if not isinstance(record.output, Tensor):
+            returned = type(record.output).__name__
+            raise LayerNotSpatial(f"layer {layer!r} returns a {returned}, not a tensor")
         self._model, self._layer, self._image = model, layer, image
-        self._trunk: dict[str, list[Any]] = {}
         self._copied = False
-        runs = 0
-        found: Any = None
-
-        def note(name: str, module: nn.Module, args: Any, output: Any) -> None:
-            nonlocal runs, found
-            if name == layer:
-                runs += 1
-                found = _cloned(output)
-            elif not runs and not layer.startswith(f"{name}."):
-                # What follows may change it in place.
-                kept = _pytree.tree_map(_cloned, output)
-                self._trunk.setdefault(name, []).append(kept)
-
-        with ExitStack() as scope:
-            scope.enter_context(evaluating(model))
-            scope.enter_context(torch.no_grad())
-            for name, module in modules.items():
-                if name and not isinstance(module, torch.jit.ScriptModule):
-                    scope.callback(module.register_forward_hook(partial(note, name)).remove)
-            model(image.clone())  # which the model may change in place
-        if runs != 1:
-            why = "did not run" if not runs else "runs more than once"
-            raise (LayerReused if runs else LayerDidNotRun)(f"layer {layer!r} {why} in this pass")
-        if not isinstance(found, Tensor):
-            kind = type(found).__name__
-            raise LayerNotSpatial(f"layer {layer!r} returns a {kind}, not a tensor")
-        self.activation = found
-        # What lies inside a kept module is not needed.
+        self.activation = record.output
+        # The modules inside a kept module do not run again.
         self._trunk = {
             name: outputs
-            for name, outputs in self._trunk.items()
-            if not any(name.startswith(f"{other}.") for other in self._trunk)
+            for name, outputs in record.trunk.items()
+            if not any(name.startswith(f"{other}.") for other in record.trunk)
             and not name.startswith(f"{layer}.")
         }
 
@@ -127,8 +154,8 @@ def _joined(outputs: list[Any]) -> Any:
     )
 
 
-def _cloned(value: Any) -> Any:
-    return value.clone() if isinstance(value, Tensor) else value
+def _copied(value: Any) -> Any:
+    return value.detach().clone() if isinstance(value, Tensor) else value
 
 
 def _returning(module: nn.Module, outputs: list[Any]) -> ExitStack:

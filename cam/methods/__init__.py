@@ -184,6 +184,7 @@ METHODS: Final[dict[str, Method]] = {
             steps=ablationcam,
             budget=2048,
             signed=True,
+            replays=True,
         ),
         Method(
             "rise",

@@ -39,6 +39,8 @@ class Method:
     """Whether the map depends on the target."""
     signed: bool = False
     """Whether it has a side below 0: what speaks against the target."""
+    replays: bool = False
+    """Whether it runs what follows the layer again, from a record of the first forward pass."""
     levels: bool = False
     """Whether it makes one map of all the layers together; its default ones are a detector's
     levels."""

@@ -14,8 +14,16 @@ from cam.errors import MethodUnsuited, NoGradientPath
 from cam.hooks.capture import Capture, Trunk
 from cam.hooks.grids import Grid, Located
 from cam.hooks.inference import alone, evaluating
-from cam.hooks.replay import Replay
-from cam.outputs.output import Output, detached, looked_at, one_each, outputs_of, watching
+from cam.hooks.replay import Record, Replay
+from cam.outputs.output import (
+    Output,
+    detached,
+    looked_at,
+    one_each,
+    outputs_of,
+    scale_of,
+    watching,
+)
 from cam.outputs.reading import AUTO, Reading
 from cam.targets import ClassTarget, Target
 
@@ -104,6 +112,8 @@ class Subject:
     """How the model's output is read, its activation resolved."""
     graph: bool = False
     """See `Capture`."""
+    record: Record | None = None
+    """Of the forward pass that found the targets, where the method says that it replays."""
     stop: Callable[[], bool] = never
     """Whether the time is up: a method that can be stopped returns what it has."""
 
@@ -122,7 +132,8 @@ class Subject:
         return self.grid.apply(self.output).float()
 
     def replay(self) -> Replay:
-        return Replay(self.model, self.layer, self.image)
+        """Return what runs the model again from the layer on, for changed activations."""
+        return Replay(self.model, self.layer, self.image, self.record)
 
     def outputs(self, images: Tensor) -> list[Output]:
         """What the model says about images (n, C, H, W), in eval mode; a graph where gradients
@@ -184,8 +195,19 @@ class Subject:
         """
         with torch.inference_mode(False), torch.enable_grad():
             probe = images.detach().clone().requires_grad_()
-            sums = self.scores_of(self.outputs(probe)).sum(0)
-            return torch.stack([gradient_at(probe, each) for each in sums]).float()
+            outputs = self.outputs(probe)
+            scores = self.scores_of(outputs)
+            if images.dtype != torch.float16:
+                return torch.stack([gradient_at(probe, each) for each in scores.sum(0)]).float()
+            scales = torch.tensor(
+                [
+                    [scale_of(each, y) for y in row]
+                    for each, row in zip(outputs, scores, strict=True)
+                ]
+            ).to(scores)
+            sums = (scores * scales).sum(0)
+            found = torch.stack([gradient_at(probe, each) for each in sums]).float()
+            return found / scales.T[..., None, None, None]
 
     @contextmanager
     def captured(self, images: Tensor) -> Iterator[tuple[Capture, Tensor]]:

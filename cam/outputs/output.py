@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
@@ -122,6 +123,23 @@ def outputs_of(
         )
         for item, row in enumerate(classes_of(logits.float(), activation))
     ]
+
+
+def scale_of(output: Output, score: Tensor) -> float:
+    """Return the factor, a power of two, that brings the greatest gradient of a score at the
+    model's output to 1 … 2.
+
+    A probability of 1 - 1e-6 has a gradient of 1e-6 at its logit, which float16 layers before
+    that turn into zeros. The score times this factor has a gradient that they can hold; whoever
+    differentiates it divides the layer's gradient by the factor, in float32. It is 1 where the
+    score does not depend on the output.
+    """
+    numbers = [each for each in output.numbers if each.requires_grad]
+    found = torch.autograd.grad(score, numbers, retain_graph=True, allow_unused=True)
+    greatest = max((float(each.abs().max()) for each in found if each is not None), default=1.0)
+    if not 0 < greatest < math.inf:
+        return 1.0
+    return math.ldexp(1.0, min(1 - math.frexp(greatest)[1], 126))
 
 
 def one_each(outputs: list[Output], images: Tensor) -> list[Output]:

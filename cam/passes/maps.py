@@ -44,9 +44,12 @@ def maps_of(
     questions: Sequence[Question],
     items: list[int],
     unrecorded: Collection[str],
+    *,
+    scales: Tensor | None = None,
 ) -> dict[int, dict[str, Found | CamError]]:
     """Item → layer → its map from the last backward pass: one call for each way of making maps,
-    and layer. Layers that are `unrecorded` have no gradient."""
+    and layer. Layers that are `unrecorded` have no gradient. `scales` (items,) are the factors by
+    which the scores were multiplied before that pass; the gradients are divided by them."""
     groups: dict[tuple[str, bool, bool, str], list[int]] = defaultdict(list)
     for item in items:
         asked = questions[item]
@@ -65,6 +68,8 @@ def maps_of(
                     found[item][layer] = no_path([layer], unrecorded)
                 continue
             g = _of(members, grids[layer].apply(reached[layer]))
+            if scales is not None:
+                g = g.float() / _of(members, scales.to(g.device))[:, None, None, None]
             finite &= _finite(g)
             some = g.flatten(1).any(1).tolist()
         if not finite.all():

@@ -27,6 +27,7 @@ from cam.outputs.output import (
     one_each,
     outputs_of,
     resolve_reading,
+    scale_of,
     size_of,
     tells_activation,
     watching,
@@ -201,17 +202,22 @@ def _answer_one_each(
             for item, targets in enumerate(asked)
             if not isinstance(targets, CamError) and turn < len(targets)
         }
-        numbers = []
+        numbers: dict[int, Tensor] = {}
         for item, target in list(chosen.items()):
             if METHODS[questions[item].method].differentiates:
                 try:
-                    numbers.append(_score(questions[item], target, outputs[item], unrecorded))
+                    numbers[item] = _score(questions[item], target, outputs[item], unrecorded)
                 except CamError as error:
                     asked[item] = error
                     del chosen[item]
+        scales: Tensor | None = None
         if numbers:
+            if _half(signals):
+                factors = {item: scale_of(outputs[item], numbers[item]) for item in numbers}
+                numbers = {item: number * factors[item] for item, number in numbers.items()}
+                scales = torch.tensor([factors.get(item, 1.0) for item in range(len(questions))])
             keep = retain_graph or turn + 1 < rounds
-            signals.backward(torch.stack(numbers).sum(), retain_graph=keep)
+            signals.backward(torch.stack(list(numbers.values())).sum(), retain_graph=keep)
         # A map that knows no class is the same for every target.
         known = [
             item
@@ -221,7 +227,9 @@ def _answer_one_each(
         for item in known:
             maps[item].append(maps[item][0])
         new = [item for item in chosen if item not in known]
-        for item, found in maps_of(signals, grids, questions, new, unrecorded).items():
+        for item, found in maps_of(
+            signals, grids, questions, new, unrecorded, scales=scales
+        ).items():
             if METHODS[questions[item].method].levels:
                 found = of_levels(found, signals)
             maps[item].append(found)
@@ -229,6 +237,11 @@ def _answer_one_each(
         compose(question, targets, each, found)
         for question, targets, each, found in zip(questions, asked, said, maps, strict=True)
     ]
+
+
+def _half(signals: Signals) -> bool:
+    """Whether a layer's gradients are float16, which holds nothing below 6e-8."""
+    return any(each.dtype == torch.float16 for each in signals.activations.values())
 
 
 def _score(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import ExitStack
 
 from torch import Tensor, nn
 
@@ -12,6 +13,7 @@ from cam.hooks.capture import Capture
 from cam.hooks.grids import Grid
 from cam.hooks.inference import evaluating
 from cam.hooks.precision import steps_in_full_precision
+from cam.hooks.replay import recorded
 from cam.methods import INPUT, method_named
 from cam.methods.subject import Subject, never
 from cam.outputs.output import (
@@ -61,11 +63,14 @@ def explain_in_steps(
     one = image.detach()[None]
     named = [] if layers == (INPUT,) else layers
     located = locate(model, one, [*named, *question.looks_at])
-    with (
-        evaluating(model),
-        Capture(model, named) as capture,
-        watching(model, question.looks_at) as seen,
-    ):
+    with ExitStack() as scope:
+        scope.enter_context(evaluating(model))
+        capture = scope.enter_context(Capture(model, named))
+        seen = scope.enter_context(watching(model, question.looks_at))
+        records = {
+            layer: scope.enter_context(recorded(model, layer))
+            for layer in (layers if method.replays else ())
+        }
         raw = model(one.clone())  # which the model may change in place
         looked = looked_at(seen, question.looks_at, one, located)
         rows = outputs_of(raw, looked, size=size_of(one), reading=reading, batch=1)
@@ -91,6 +96,7 @@ def explain_in_steps(
             chunk=chunk,
             reading=reading,
             graph=interrupted,
+            record=records.get(layer),
             stop=stop,
         )
         found = yield from steps_in_full_precision(method.steps(subject))

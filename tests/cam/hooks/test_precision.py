@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import pytest
@@ -101,3 +102,31 @@ def test_a_prediction_before_a_gradient_leaves_it_nothing_that_cannot_be_saved()
         except CamError as error:
             pytest.fail(str(error))
     assert np.isfinite(found.map).all()
+
+
+@pytest.mark.parametrize("method", ["gradcam", "hirescam", "layercam", "gradient"])
+def test_a_very_sure_probability_has_a_map_in_float16(method: str) -> None:
+    """1 - p is 6e-6 here; over the layer's 256 positions its gradient is 0 in float16."""
+    torch.manual_seed(0)
+    head = nn.Linear(8, 3)
+    model = nn.Sequential(
+        nn.Conv2d(3, 8, 3, padding=1), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), head
+    ).eval()
+    photos = torch.rand(2, 3, 16, 16)
+    with torch.no_grad():
+        # The second image is far less sure: each has a factor of its own.
+        photos[1] *= 0.1
+        head.bias.copy_(torch.tensor([12.0, 0.0, 0.0]))
+        head.weight[0] += 1
+        photos, model = photos.half().float(), model.half().float()
+    asked: dict[str, Any] = {"target": ClassTarget(0, of="probability"), "method": method}
+    if method == "gradient":
+        asked |= {"layer": "auto"}
+    else:
+        asked |= {"layer": "1", "signed": True}
+    exact = explain(model, photos, **asked)
+    rounded = explain(model.half(), photos.half(), **asked)
+    for one, other in zip(exact, rounded, strict=True):
+        assert 0 < np.abs(one.map).max() < 1e-4
+        np.testing.assert_allclose(other.map, one.map, rtol=0, atol=0.02 * np.abs(one.map).max())
+        assert not other.warnings

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -29,6 +30,7 @@ from cam import (
 from cam.drawing.heatmap import minmax
 from cam.errors import LayerReused, MethodUnsuited, UnknownLayer
 from cam.methods.subject import Passes, Progress
+from cam.outputs.reading import Reading
 from cam.passes.stepwise import finish
 from tests.cam.nets import hook_count, small
 from tests.cam.test_targets import Identity
@@ -201,6 +203,28 @@ def test_only_what_lies_behind_the_layer_runs_again() -> None:
         module.forward = counted
     replay.output(replay.activation)
     assert calls == ["conv2", "relu2", "dropout", "head"]
+
+
+def test_ablationcam_runs_the_trunk_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = small()
+    ran: list[nn.Module] = []
+    original = nn.Conv2d.forward
+
+    def counted(module: nn.Conv2d, image: Tensor) -> Tensor:
+        ran.append(module)
+        return original(module, image)
+
+    monkeypatch.setattr(nn.Conv2d, "forward", counted)
+    question = Question((ClassTarget(0),), "ablationcam", ("relu1",))
+    steps = partial(explain_in_steps, model, torch.randn(3, 8, 8), question)
+    reading = Reading(activation="softmax")
+    finish(steps(reading=reading))  # finds where the layer lies, once a model
+    ran.clear()
+    answer = finish(steps(reading=reading))
+    assert isinstance(answer, Answer)
+    assert ran.count(model.get_submodule("conv1")) == 1
+    # The first pass, the replay of the layer as it is, and one for all its channels.
+    assert ran.count(model.get_submodule("conv2")) == 3
 
 
 @pytest.mark.slow

@@ -39,7 +39,7 @@ PASSES: dict[str, tuple[list[tuple[int, int]], list[int]]] = {
     # One channel, which is all that eleven passes are enough for, ten times.
     "sscam": ([(done, 10) for done in range(1, 11)], [1] * 10),
     "iscam": ([(done, 10) for done in range(1, 11)], [1] * 10),
-    "ablationcam": ([(4, 5), (5, 5)], [1, 1, 4, 1]),  # kept, as it is, and changed
+    "ablationcam": ([(4, 5), (5, 5)], [1, 4, 1]),  # the layer as it is, and changed
     "rise": ([(4, 11), (8, 11), (11, 11)], [4, 4, 3]),
     # Cells of 2 × 2 pixels: 3 × 3 windows; and the image as it is.
     "occlusion": ([(4, 9), (8, 9), (9, 9)], [1, 4, 4, 1]),
