@@ -14,6 +14,10 @@ COPY pyproject.toml README.md LICENSE ./
 COPY cam cam
 COPY service service
 RUN /opt/gradcam/bin/pip install --no-deps .
+# Byte code that stays valid whatever time a builder gives the files; the service's user cannot write
+# any. Some packages contain files for other versions of Python, which do not compile.
+RUN /opt/gradcam/bin/python -m compileall -qq -f -j 0 --invalidation-mode unchecked-hash \
+    /opt/gradcam/lib || test $? -eq 1
 
 FROM ${PYTHON_IMAGE}
 # What opencv-python links against.

@@ -127,7 +127,8 @@ class Jobs:
             Unavailable: if they are not open; the message says why.
         """
         if self._place is None:
-            raise Unavailable(f"there are no jobs here: {self._why_not}", retry_after=60)
+            wait = 60 if self._opening is not None else None
+            raise Unavailable(f"there are no jobs here: {self._why_not}", retry_after=wait)
         return self._place
 
     async def _opened(self) -> bool:

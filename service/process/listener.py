@@ -24,7 +24,8 @@ def listen(settings: Settings) -> socket.socket:
     if settings.keys is None and not settings.insecure and not _is_loopback(settings.host):
         raise ConfigError(
             f"{where} can be reached by others, and the service has no keys: name a file of keys "
-            "in GRADCAM_KEYS (`gradcam key NAME` writes an entry), or say --insecure"
+            "in GRADCAM_KEYS (`gradcam key NAME` writes an entry), or say --insecure "
+            "(GRADCAM_INSECURE=1)"
         )
     try:
         found = socket.getaddrinfo(

@@ -223,7 +223,7 @@ def test_without_a_setting_explanations_work_all_the_same(
         ):
             response = client.request(verb, path)
             check(response, 503, "unavailable", "there are no jobs here", *words)
-            assert int(response.headers["Retry-After"]) >= 1
+            assert "Retry-After" not in response.headers  # no other attempt would succeed
 
 
 # Who leaves in the middle
