@@ -183,9 +183,9 @@ def _by_cells(
 ) -> dict[Size, list[str]]:
     """Group the layers by the rows and columns of the patches that test their grids.
 
-    Layers of tokens have patches of the size of their own tokens, so that one token sees each
-    patch. Tokens made with a stride would see few of several smaller patches, and many tokens would
-    see each larger patch. A wrong grid would then fit by chance.
+    The patches for a layer of tokens have the size of its tokens, so that one token sees each
+    patch. With smaller patches, tokens from a strided layer would see few of the patches. With
+    larger patches, many tokens would see each patch. A wrong grid would then fit by chance.
     """
     sides: dict[int, Size] = {}
     for name, grids in doubtful.items():

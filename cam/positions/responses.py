@@ -28,7 +28,8 @@ LEAST_PATCH = 6
 HITS = 0.75
 """Least `hits` of a grid that fits."""
 FOLLOWS = 0.9
-"""Least `follows` of a grid that fits although fewer patches (but half of `HITS`) hit."""
+"""Least `follows` of a grid of few tokens, and of a grid for which fewer patches hit (at least half
+of `HITS`)."""
 LEAST_FOLLOWS = 0.7
 """Least `follows` of a grid whose shape leaves doubt, however many patches hit. Some patches hit by
 chance if the positions have seen all others, or if a grid has few columns."""
