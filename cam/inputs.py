@@ -59,7 +59,7 @@ def methods_of(method: str | Sequence[str]) -> list[Method]:
     """Return the methods with these names.
 
     Raises:
-        UnknownMethod: if no method has a name, if there are no names, or if a name appears twice.
+        UnknownMethod: if a name is unknown, if there are no names, or if a name appears twice.
     """
     names = [method] if isinstance(method, str) or not isinstance(method, Sequence) else method
     if not names:

@@ -125,8 +125,8 @@ class _Attention(TorchFunctionMode):
         self._take = take
         self._tokens: int | None = None
         self._weights: WeakIdKeyDictionary = WeakIdKeyDictionary()
-        """Attention weights → whether a mask hides tokens. The keys are the outputs of softmaxes
-        and the tensors of the same shape that were computed from them."""
+        """Attention weights → whether a mask hides tokens. The keys are the outputs of softmaxes,
+        and tensors computed from them with the same last two sizes, in either order."""
 
     def __torch_function__(
         self,

@@ -21,9 +21,10 @@ Size = tuple[int, int]
 """Height and width."""
 NO_GRID = "no grid of positions on the image"
 MAX_EXTRA = 16
-"""Most class, distillation and register tokens that an output may hold beside the patches."""
+"""Largest number of class, distillation and register tokens beside the patches."""
 TOLERANCE = 4
-"""Most cells by which convolutions without padding shorten a side (Inception's stem: the most)."""
+"""Largest number of cells by which convolutions without padding shorten a side (Inception's
+stem)."""
 
 
 @dataclass(frozen=True)

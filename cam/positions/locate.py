@@ -95,7 +95,7 @@ def locate(model: nn.Module, image: Tensor, layers: Iterable[str] | None = None)
 
     The function runs the model once, and once more for each patch unless all shapes are
     unambiguous. If the locations of all the layers are known, it does not run the model. The model
-    is restored.
+    is left in its original state.
 
     Args:
         image: float (1, C, H, W), preprocessed, on the model's device and in its dtype.
