@@ -1,4 +1,4 @@
-"""What `explain` is given, checked and brought into one form."""
+"""Check the arguments of `explain` and bring them into one form."""
 
 from __future__ import annotations
 
@@ -31,17 +31,17 @@ OneTarget = SupportsIndex | Target | None
 Targets = OneTarget | Sequence[OneTarget] | Tensor | NDArray[np.integer[Any]]
 
 HOOKLESS: Final = ("rise", "occlusion", "gradient", "smoothgrad", "integratedgradients")
-"""The methods that look at a model from outside."""
+"""Names of the methods that need no hooks in the model."""
 _COMPILED: Final = "_orig_mod."
-"""What `torch.compile` puts into the names of what it compiled."""
+"""Part that `torch.compile` adds to the names of compiled modules."""
 
 
 def model_of(model: nn.Module, method: str) -> nn.Module:
-    """The module to explain: of one that `torch.compile` returned, the original.
+    """Return the module to explain. If `torch.compile` returned `model`, this is the original.
 
     Raises:
-        NotAModule
-        ScriptedModel: if the method needs hooks, and the model runs none.
+        NotAModule: if `model` is not a torch.nn.Module.
+        ScriptedModel: if the method needs hooks and the model is TorchScript, which runs none.
     """
     if not isinstance(model, nn.Module):
         raise NotAModule(f"the model is a {type(model).__name__}, not a torch.nn.Module")
@@ -56,10 +56,10 @@ def model_of(model: nn.Module, method: str) -> nn.Module:
 
 
 def methods_of(method: str | Sequence[str]) -> list[Method]:
-    """The methods of those names.
+    """Return the methods with these names.
 
     Raises:
-        UnknownMethod: if there is none of a name, no name, or one twice.
+        UnknownMethod: if a name is unknown, if there are no names, or if a name appears twice.
     """
     names = [method] if isinstance(method, str) or not isinstance(method, Sequence) else method
     if not names:
@@ -72,11 +72,11 @@ def methods_of(method: str | Sequence[str]) -> list[Method]:
 
 
 def images_of(images: Tensor) -> Tensor:
-    """The images without a graph.
+    """Check the images and return them without a graph.
 
     Raises:
-        InvalidImages: if they are no batch of floating-point images.
-        NonFinite: naming the first image with NaN or infinity.
+        InvalidImages: if they are not a dense batch of floating-point images.
+        NonFinite: if an image has NaN or infinity. The message names the first such image.
     """
     if not isinstance(images, Tensor):
         raise InvalidImages(f"the images are a {type(images).__name__}, not a torch.Tensor")
@@ -93,7 +93,7 @@ def images_of(images: Tensor) -> Tensor:
         kind = "on the meta device" if images.is_meta else f"of layout {images.layout}"
         raise InvalidImages(f"the images are {kind}, not a dense tensor of numbers")
     if images.is_inference():
-        with torch.inference_mode(False):  # its copy may be saved for a backward pass
+        with torch.inference_mode(False):  # autograd can save the copy for a backward pass
             images = images.clone()
     finite = images.detach().isfinite().flatten(1).all(1)
     if not finite.all():
@@ -102,10 +102,13 @@ def images_of(images: Tensor) -> Tensor:
 
 
 def targets_of(target: Targets, count: int) -> list[tuple[Target, ...]]:
-    """The targets of each of `count` images.
+    """Return the targets of each of `count` images.
+
+    An array (count,) holds one class for each image. Every image gets all targets of a list.
 
     Raises:
-        InvalidTarget
+        InvalidTarget: if the array has another shape, the list is empty, or a class or channel is
+            not a whole number.
     """
     if isinstance(target, Tensor | np.ndarray) and target.ndim:
         if tuple(target.shape) != (count,):
@@ -147,7 +150,8 @@ def _named(given: Any, what: str = "a class, None or a target") -> int:
 
 
 def _whole(given: Any) -> int | None:
-    """The whole number that Python, NumPy or torch has as `given`; None if it is none."""
+    """Return `given`, a number of Python, NumPy or torch, as an int; None if it is not a whole
+    number or is a boolean."""
     kind = given.dtype if isinstance(given, Tensor | np.ndarray) else type(given)
     if kind in (bool, np.bool_, torch.bool):
         return None
@@ -158,10 +162,12 @@ def _whole(given: Any) -> int | None:
 
 
 def layers_of(model: nn.Module, layer: str | Sequence[str]) -> list[str]:
-    """The layers' names as the model has them: of what is compiled, it may be left out.
+    """Return the names of the layers as in the model. For compiled modules, the part that
+    `torch.compile` adds to a name may be left out of `layer`.
 
     Raises:
-        UnknownLayer: if there is no name, or one twice, or what is no name.
+        UnknownLayer: if there is no name, if a name appears twice, or if `layer` holds something
+            that is not a string.
     """
     asked = [layer] if isinstance(layer, str) else layer
     if not isinstance(asked, Sequence) or not all(isinstance(name, str) for name in asked):
@@ -179,14 +185,15 @@ def layers_of(model: nn.Module, layer: str | Sequence[str]) -> list[str]:
 
 
 def is_pattern(layer: str) -> bool:
-    """Whether a layer's name stands for several, as in "blocks.*.norm1"."""
+    """Return whether a layer's name is a pattern for several layers, as "blocks.*.norm1" is."""
     return any(sign in layer for sign in "*?[")
 
 
 def budget_of(budget: SupportsIndex | None) -> int | None:
-    """
+    """Return the budget as an int, or None if there is no budget.
+
     Raises:
-        InvalidOption: if it is no whole number above 0.
+        InvalidOption: if it is not a whole number above 0.
     """
     if budget is None:
         return None
@@ -200,9 +207,11 @@ def budget_of(budget: SupportsIndex | None) -> int | None:
 
 @contextmanager
 def diagnosed(model: nn.Module, images: Tensor) -> Iterator[None]:
-    """
+    """Replace the model's error by a clearer one if the images and the model do not match.
+
     Raises:
-        InvalidImages: instead of what the model raises where it cannot read such images.
+        InvalidImages: instead of the model's RuntimeError, if the images and the model differ in
+            device or dtype, or if the model is on the meta device.
     """
     try:
         yield

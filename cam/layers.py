@@ -1,4 +1,4 @@
-"""Which layers a model has, what comes out of them, and which one a CAM wants by default."""
+"""List the layers of a model with their outputs, and choose the default layer of a CAM."""
 
 from __future__ import annotations
 
@@ -27,42 +27,46 @@ _POOLING = (nn.AdaptiveAvgPool2d, nn.AdaptiveMaxPool2d)
 
 @dataclass(frozen=True)
 class Layer:
-    """One module of a model as a forward pass found it."""
+    """One module of a model, as a forward pass shows it."""
 
     name: str
     type: str
     """The module's class name."""
     shape: tuple[int, ...] | None
-    """The output's shape for one image, without the batch dimension; None if it is no tensor."""
+    """Shape of the output for one image, without the batch dimension; None if it is no tensor."""
     problem: str | None
-    """Why no map can be made at this layer, as half a sentence; None if one can."""
+    """Reason why no map can be made at this layer, as a clause that completes an error message;
+    None if a map can be made."""
     grid: Grid | None = None
-    """Where in its output the positions are."""
+    """Positions in its output; None if it has none."""
     natural: bool = True
-    """Whether it may be the default: not a pooling layer, which is coarser than what it pools; of
-    tokens and channels-last maps, not what is inside an attention or a perceptron, but a block or
-    the normalisation before one, where tools for transformers look."""
+    """Whether the layer may be the default. A pooling layer may not, because it is coarser than the
+    layer that it pools. Among layers of tokens and channels-last maps, modules with submodules and
+    normalisation layers may, because tools for transformers look there; other layers, such as those
+    inside an attention or a perceptron, may not."""
 
     level: bool = False
-    """Whether a detector's boxes are made from it: see `cam.positions.levels`."""
+    """Whether a detector's boxes are computed from it: see `cam.positions.levels`."""
     common: bool = True
-    """Whether all that the model says depends on it; of a detector, every box."""
+    """Whether the whole output depends on it: in a detector, every box."""
 
     @property
     def explainable(self) -> bool:
+        """Whether a map can be made at this layer."""
         return self.problem is None
 
 
 def survey(model: nn.Module, image: Tensor, reading: Reading = AUTO) -> list[Layer]:
-    """Every module of `model` in the order in which they finish on `image`; then those that never
-    ran.
+    """Return every module of `model`, in the order in which the modules finish on `image`. Modules
+    that never run come last.
 
-    A block finishes after its last layer, so of modules that share one output the outermost comes
-    last. Runs one forward and one backward pass in eval mode and leaves the model as it found it.
+    A block finishes after its last layer, so the outermost of several modules that share one output
+    comes last. The function runs one forward and one backward pass in eval mode, and the forward
+    passes that locate the layers (see `cam.positions.locate`). It then restores the model.
 
     Args:
         image: one image, float (1, C, H, W), on the model's device and in its dtype.
-        reading: how the model's output is read.
+        reading: how to read the model's output.
 
     Raises:
         NotLogits: if the model's output holds neither logits nor detections.
@@ -82,12 +86,13 @@ def survey(model: nn.Module, image: Tensor, reading: Reading = AUTO) -> list[Lay
         if torch.is_inference_mode_enabled():
             frozen.add(name)
         elif not torch.is_grad_enabled() and isinstance(output, Tensor):
-            # A block of the model under torch.no_grad: a `Capture` records what follows in it.
+            # A block of the model runs under torch.no_grad. As in a `Capture`, gradients are
+            # switched on for the modules that follow in the block.
             torch.set_grad_enabled(True)
             if output.is_floating_point():
                 leaf = output.detach().requires_grad_()
                 outputs[name] = leaf
-                return leaf.clone()  # the model may change it in place
+                return leaf.clone()  # the model may change its copy in place
         return None
 
     with ExitStack() as scope:
@@ -99,12 +104,12 @@ def survey(model: nn.Module, image: Tensor, reading: Reading = AUTO) -> list[Lay
             if name not in scripted:
                 scope.callback(module.register_forward_hook(partial(note, name)).remove)
         probe = image.detach().clone().requires_grad_()
-        # The clone: a leaf may not be changed in place.
+        # The model gets a clone, because it may not change a leaf in place.
         raw = model(probe.clone())
         said = outputs_of(raw, size=size_of(image), reading=reading, batch=len(image))
         said = one_each(said, probe)
         gradients = _gradients(total(said), outputs)
-        # In noise a detector may find nothing: then nothing is known of what it depends on.
+        # A detector may find nothing (in noise): then it is not known on which layers it depends.
         known = said[0].detections is None or bool(len(said[0].detections.scores))
 
     found = []
@@ -133,7 +138,7 @@ def survey(model: nn.Module, image: Tensor, reading: Reading = AUTO) -> list[Lay
 
 
 def leaves(model: nn.Module) -> list[str]:
-    """The names of all modules that hold no other, for `Capture`."""
+    """Return the names of all modules without submodules, for `Capture`."""
     return [
         name
         for name, module in model.named_modules()
@@ -142,11 +147,11 @@ def leaves(model: nn.Module) -> list[str]:
 
 
 def default_layer(layers: list[Layer]) -> str:
-    """The layer a CAM wants when none is named: of a `survey`, the last explainable one that is
-    `natural`, and of a detector one that every box depends on.
+    """Return the layer that a CAM uses by default: the last layer of a `survey` that is explainable
+    and `natural`, and, in a detector, on which every box depends.
 
     Raises:
-        NoTargetLayer: if there is none.
+        NoTargetLayer: if there is no such layer.
     """
     for layer in reversed(layers):
         if layer.explainable and layer.natural and layer.common:
@@ -164,18 +169,18 @@ def default_layer(layers: list[Layer]) -> str:
 
 
 def level_layers(layers: list[Layer]) -> tuple[str, ...]:
-    """The layers that a detector's boxes are made from, of a `survey`; of other models the default
-    layer alone.
+    """Return the layers of a `survey` from which a detector's boxes are computed. For a model
+    without such layers, return the default layer alone.
 
     Raises:
-        NoTargetLayer: if there is none.
+        NoTargetLayer: if there is no default layer.
     """
     levels = tuple(layer.name for layer in layers if layer.level)
     return levels or (default_layer(layers),)
 
 
 def _with_levels(model: nn.Module, image: Tensor, layers: list[Layer]) -> list[Layer]:
-    """A detector's layers, its levels and common ones among them marked."""
+    """Return a detector's layers with `level` and `common` set."""
     usable = [layer.name for layer in layers if layer.explainable and layer.natural]
     found = levels_of(model, image, usable)
     if found is None:
@@ -187,7 +192,7 @@ def _with_levels(model: nn.Module, image: Tensor, layers: list[Layer]) -> list[L
 
 
 def _gradients(score: Tensor, outputs: dict[str, Any]) -> dict[str, Tensor]:
-    """The gradients of the score at those outputs on which it depends."""
+    """Return the gradients of the score at the outputs on which it depends."""
     tensors = {
         name: output
         for name, output in outputs.items()
@@ -200,6 +205,7 @@ def _gradients(score: Tensor, outputs: dict[str, Any]) -> dict[str, Tensor]:
 
 
 def _natural(module: nn.Module, grid: Grid | None) -> bool:
+    """Return whether the module may be the default layer."""
     if grid is None or grid.kind == "channels first":
         return not isinstance(module, _POOLING)
     return "norm" in type(module).__name__.lower() or any(True for _ in module.children())
@@ -208,6 +214,10 @@ def _natural(module: nn.Module, grid: Grid | None) -> bool:
 def _problem(
     output: Any, runs: int, location: Location | None, gradient: Tensor | None, *, known: bool
 ) -> str | None:
+    """Return the reason why no map can be made at a layer, or None if a map can be made.
+
+    `known` is whether the survey could determine on which layers the model's output depends.
+    """
     if runs == 0:
         return "it does not run in a forward pass"
     if not isinstance(output, Tensor):

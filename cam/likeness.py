@@ -1,4 +1,4 @@
-"""Targets made of a layer's output: what drives a unit, what makes an image like another."""
+"""Targets computed from a layer's output: a unit's value, and the similarity to another image."""
 
 from __future__ import annotations
 
@@ -13,24 +13,26 @@ from cam.outputs.output import Output
 
 @dataclass(frozen=True)
 class UnitTarget:
-    """What drives a unit: y is channel `channel` of the layer's output, its mean over positions
-    where it has any."""
+    """A target that explains what drives a unit: y is channel `channel` of the layer's output,
+    averaged over the positions if the output has positions."""
 
     layer: str
     channel: int
     against: bool = False
+    """Whether to explain −y instead of y."""
 
     index: None = field(default=None, init=False, repr=False)
-    """It is no class."""
+    """Always None: a unit is not a class."""
 
     @property
     def layers(self) -> tuple[str, ...]:
         return (self.layer,)
 
     def resolve(self, output: Output) -> UnitTarget:
-        """
+        """Return the target after checking its channel.
+
         Raises:
-            ChannelOutOfRange: naming how many there are.
+            ChannelOutOfRange: if the layer has no such channel. The message gives the range.
         """
         channels = self._channels(output.layers[self.layer])
         if not 0 <= self.channel < channels:
@@ -51,21 +53,25 @@ class UnitTarget:
 
     @staticmethod
     def _channels(values: Tensor) -> int:
-        """Tokens (N, D) have their channels last, vectors and feature maps first."""
+        """Return the number of channels. They are the last dimension of tokens (N, D) and the first
+        dimension of vectors and feature maps."""
         return int(values.shape[1] if values.ndim == 2 else values.shape[0])
 
 
 @dataclass(frozen=True, eq=False)
 class SimilarityTarget:
-    """What makes an image like another: y is the cosine of the angle between their embeddings, the
-    outputs of `layer`, averaged over positions where it has any."""
+    """A target that explains what makes an image similar to another: y is the cosine of the angle
+    between their embeddings, which are the outputs of `layer`, averaged over the positions if the
+    output has positions."""
 
     layer: str
     embedding: Tensor
-    """The other image's: see `embedding_of`."""
+    """Embedding of the other image: see `embedding_of`."""
     against: bool = False
+    """Whether to explain −y instead of y."""
 
     index: None = field(default=None, init=False, repr=False)
+    """Always None: a similarity is not a class."""
 
     @property
     def layers(self) -> tuple[str, ...]:
@@ -84,8 +90,8 @@ class SimilarityTarget:
 
 
 def embedding_of(values: Tensor) -> Tensor:
-    """A layer's output for one image as one vector, float32: feature maps (K, h, w) and tokens
-    (N, D) averaged over positions, a vector (D,) as it is."""
+    """Return a layer's output for one image as one float32 vector. Feature maps (K, h, w) and
+    tokens (N, D) are averaged over the positions; a vector (D,) is unchanged."""
     values = values.float()
     if values.ndim == 3:
         return values.mean(dim=(1, 2))

@@ -1,14 +1,14 @@
-"""The attention matrices of a transformer, with their gradients, whatever library wrote it.
+"""Collect the attention matrices of a transformer, from any library, with their gradients.
 
     with attending() as matrices:
         logits = model(image)
     matrices                                 # a tensor (1, heads, N, N) for each layer, in order
 
-Attention is a product of weights, which a softmax has made, with values over the axis on which the
-weights sum to 1. Transformers call torch's scaled-dot-product attention, torch's multi-head
-attention, or a softmax and a product. In this thread each such call is computed step by step, so
-that the matrix exists and lies on the way of the gradient. Until the first of them gradients are
-off: the graph starts there.
+Attention multiplies weights, the output of a softmax, with values and sums over the axis on which
+the weights sum to 1. Transformers call torch's scaled-dot-product attention, torch's multi-head
+attention, or a softmax and a product. Within the block, each such call of this thread is computed
+step by step, so that the matrix exists as a tensor through which the gradient flows. Gradients are
+off until the first attention runs: the graph starts there.
 """
 
 from __future__ import annotations
@@ -33,23 +33,24 @@ PRODUCTS: Final = frozenset(
 )
 NEEDED: Final = "it needs attention between all patches"
 HIDDEN: Final = -1e4
-"""A score at or below it is a mask's: it hides a token."""
+"""Highest attention score that counts as masked: a score at or below it hides a token."""
 ROUNDING: Final = 0.02
-"""How far from 1 the sum of a row of weights in bfloat16 may be."""
+"""Largest deviation from 1 of the sum of a row of weights: the rounding of bfloat16."""
 
 Take = Callable[[Tensor, Tensor], Tensor]
-"""A matrix (1, heads, N, N) and the values (…, N, d) that it mixes → the matrix to go on with."""
+"""A function of an attention matrix (1, heads, N, N) and of the values (…, N, d) that it mixes.
+It returns the matrix with which the forward pass continues."""
 
 
 @contextmanager
 def attending() -> Iterator[list[Tensor]]:
-    """A list to which a forward pass of one image in the block adds every attention matrix,
-    (1, heads, N, N); the grad mode is put back on leaving.
+    """Yield a list to which a forward pass of one image in the block appends every attention
+    matrix, (1, heads, N, N). The grad mode is restored on exit.
 
     Raises:
-        MethodUnsuited: in the forward pass, at the first attention that is not between the same N
-            tokens of one image as those before it, or that hides tokens by a mask, or that does
-            not follow from the one before it.
+        MethodUnsuited: in the forward pass, at the first attention that does not join the same N
+            tokens of one image as the attentions before it, that hides tokens by a mask, or that
+            does not depend on the attention before it.
     """
     matrices: list[Tensor] = []
 
@@ -69,15 +70,15 @@ def attending() -> Iterator[list[Tensor]]:
 
 
 def token_count(model: nn.Module, image: Tensor) -> int:
-    """How many tokens the first attention of a model in eval mode joins, on images like
-    (1, C, H, W).
+    """Return how many tokens the first attention of a model in eval mode joins, for images like
+    `image`, (1, C, H, W).
 
-    The attention's rows are tokens if a change of one patch of the image changes few rows of the
-    values, each in all its numbers. If they are channels, it changes all rows, each in few places.
-    That is tried on noise.
+    The function changes one patch of a noise image. If the rows of the attention's values are
+    tokens, the change affects few rows, and all numbers in each. If the rows are channels, the
+    change affects all rows, and few numbers in each.
 
     Raises:
-        MethodUnsuited: if there is no attention, or it is not between the tokens of one image.
+        MethodUnsuited: if there is no attention, or if it does not join the tokens of one image.
     """
     noise = torch.randn((2, *image.shape), generator=torch.Generator().manual_seed(0)).to(image)
     before, after = noise[0], noise[0].clone()
@@ -94,8 +95,8 @@ def token_count(model: nn.Module, image: Tensor) -> int:
 
 
 def _first_values(model: nn.Module, image: Tensor) -> Tensor:
-    """The values (…, N, d) that the first attention mixes when the model sees an image
-    (1, C, H, W). The forward pass ends there."""
+    """Return the values (…, N, d) that the first attention mixes for an image (1, C, H, W). The
+    forward pass stops there."""
     found: list[Tensor] = []
 
     def stop(matrix: Tensor, values: Tensor) -> Tensor:
@@ -115,7 +116,7 @@ def _first_values(model: nn.Module, image: Tensor) -> Tensor:
 
 
 class _Found(Exception):
-    """The first attention of a forward pass was reached."""
+    """The forward pass has reached its first attention."""
 
 
 class _Attention(TorchFunctionMode):
@@ -124,7 +125,8 @@ class _Attention(TorchFunctionMode):
         self._take = take
         self._tokens: int | None = None
         self._weights: WeakIdKeyDictionary = WeakIdKeyDictionary()
-        """What follows from a softmax in the shape of its matrix → whether a mask hides tokens."""
+        """Attention weights → whether a mask hides tokens. The keys are the outputs of softmaxes,
+        and tensors computed from them with the same last two sizes, in either order."""
 
     def __torch_function__(
         self,
@@ -153,14 +155,14 @@ class _Attention(TorchFunctionMode):
         return output
 
     def _product(self, equation: str, left: Tensor, right: Tensor) -> Tensor:
-        """A product of two tensors, one of which is weights."""
+        """Compute the product of two tensors, one of which holds attention weights."""
         terms, _, result = equation.replace(" ", "").partition("->")
         first, _, second = terms.partition(",")
         if left not in self._weights:
             first, second, left, right = second, first, right, left
         summed = [axis for axis in first if axis in second and axis not in f"{result}."]
         if len(summed) == 1 and result:
-            # Counted from the end: there may be an ellipsis at the beginning.
+            # Axes are counted from the end, because a term may begin with an ellipsis.
             at, there = (term.index(summed[0]) - len(term) for term in (first, second))
             if at >= -2 and there >= -right.ndim:
                 values = right.movedim(there, -2)
@@ -169,7 +171,11 @@ class _Attention(TorchFunctionMode):
         raise MethodUnsuited(f"{NEEDED}: this model's attention is the product {equation!r}")
 
     def _mixing(self, matrix: Tensor, values: Tensor, *, hides: bool) -> Tensor:
-        """The matrix (…, queries, keys) to go on with: the same numbers."""
+        """Return the matrix (…, queries, keys) with which to continue. It holds the same numbers.
+
+        Raises:
+            MethodUnsuited: if the matrix is not an attention between all tokens of one image.
+        """
         if matrix.ndim == 3 and len(matrix) == 1:  # one head
             return self._mixing(matrix[:, None], values.unsqueeze(-3), hides=hides)[:, 0]
         queries, keys = matrix.shape[-2:]
@@ -206,7 +212,7 @@ class _Attention(TorchFunctionMode):
         scale: float | None = None,
         enable_gqa: bool = False,
     ) -> Tensor:
-        if enable_gqa:  # groups of heads share a key and a value
+        if enable_gqa:  # each group of heads shares a key and a value
             group = query.shape[-3] // key.shape[-3]
             key, value = (each.repeat_interleave(group, -3) for each in (key, value))
         factor = query.shape[-1] ** -0.5 if scale is None else scale
@@ -215,7 +221,7 @@ class _Attention(TorchFunctionMode):
             attn_mask = torch.ones_like(scores, dtype=torch.bool).tril()
         if attn_mask is not None and attn_mask.dtype == torch.bool:
             scores = scores.masked_fill(~attn_mask, -torch.inf)
-        elif attn_mask is not None:  # a bias, as of relative positions, is part of the softmax
+        elif attn_mask is not None:  # a bias (of relative positions) is added before softmax
             scores = scores + attn_mask
         return self._mixing(scores.softmax(-1), value, hides=_hides(scores)) @ value
 
@@ -258,6 +264,7 @@ class _Attention(TorchFunctionMode):
 
 
 def _depends(values: Tensor, matrix: Tensor) -> bool:
+    """Return whether the values were computed from the matrix, according to their graph."""
     if not values.requires_grad:
         return False
     (path,) = torch.autograd.grad(
@@ -267,14 +274,15 @@ def _depends(values: Tensor, matrix: Tensor) -> bool:
 
 
 def _hides(scores: Tensor) -> bool:
-    """Whether a mask has taken a token out of the scores that go into a softmax."""
+    """Return whether a mask hides a token in the scores that go into a softmax."""
     return bool((scores.detach() <= HIDDEN).any())
 
 
 def _sums_to_one(matrix: Tensor) -> bool:
+    """Return whether each row of the matrix sums to 1, up to rounding."""
     return bool(((matrix.detach().float().sum(-1) - 1).abs() < ROUNDING).all())
 
 
 def _spread(changes: Tensor) -> float:
-    """Over what share of its places a change is spread: 1 if all places change alike."""
+    """Return the share of places over which a change is spread: 1 if all change equally."""
     return float(changes.sum() ** 2 / (changes**2).sum() / changes.numel())

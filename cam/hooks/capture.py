@@ -1,4 +1,4 @@
-"""Activations of named layers and their gradients, from one forward pass of a shared model.
+"""Capture the activations of named layers and their gradients in one forward pass of a model.
 
     with Capture(model, ["layer3", "layer4"]) as capture:
         logits = model(images)
@@ -6,8 +6,8 @@
         capture.activations["layer4"], capture.gradients["layer4"]
 
 A *forward hook* on each layer takes its output; a *tensor gradient hook* on that output takes the
-gradient. Until the first of the layers has run, gradients are off: the graph starts there, so the
-trunk costs what inference costs and no parameter ever sees a gradient.
+gradient. Gradients are off until the first of the layers has run, so the graph starts there: the
+layers before it cost as much as in inference, and no parameter receives a gradient.
 """
 
 from __future__ import annotations
@@ -37,37 +37,40 @@ Trunk = Literal["inference", "train"]
 
 
 class Capture:
-    """Hooks on `layers` of `model` for the length of a `with` block and one forward pass in it.
+    """Set hooks on `layers` of `model` for a `with` block that contains one forward pass.
 
     A layer may return a tensor, or a tuple, list or mapping: then the first floating-point tensor
-    in it is captured. On exit every hook is gone and the caller's grad mode is back, also after
-    an exception. The model's parameters, their `.grad` and its train/eval mode are never touched.
+    in it is captured. On exit every hook is removed and the caller's grad mode is restored, also
+    after an exception. `Capture` never changes the model's parameters, their `.grad` or its
+    train/eval mode.
 
-    To train with hooks on the way, say `trunk="train"`: then everything has a graph, and
+    To train while hooks are set, pass `trunk="train"`. Then every layer has a graph, and
     `loss.backward()` within the block gives every parameter its gradient, through the changes.
 
         with Capture(model, ["layer4"], change={"layer4": clamped}, trunk="train"):
             criterion(model(images), labels).backward()
-    Hooks on a module see every thread's forward: one thread at a time may capture from one model,
-    which `cam.hooks.inference.alone` sees to.
+
+    Hooks on a module see the forward passes of all threads. Only one thread at a time may capture
+    from a model; `cam.hooks.inference.alone` ensures this.
 
     Args:
-        layers: names as `model.named_modules()` gives them; `cam.leaves(model)` for all that hold
-            no other.
-        inputs: whether to keep what goes into them, too.
-        change: what to do to inputs, outputs and gradients on their way; its layers are captured
-            like the others, as changed.
-        each_call: whether a layer may run more than once; its second output is then named
+        layers: names as in `model.named_modules()`. `cam.leaves(model)` returns the names of all
+            modules without submodules.
+        inputs: whether to keep the inputs of the layers, too.
+        change: layer name → the changes to its input, output and gradient. These layers are
+            captured like the others, as changed.
+        each_call: whether a layer may run more than once. Its second output is then named
             "layer#2", and so on.
-        trunk: how the layers before the captured ones run: for "inference" without a graph; for
-            "train" with one, as they do without a `Capture`.
+        trunk: how the layers before the captured layers run: without a graph ("inference"), or
+            with one ("train"), as they do without a `Capture`.
 
     Raises:
         UnknownLayer: on enter, before any hook is set, if a name is not a module of the model.
         ScriptedModel: on enter, if a layer is TorchScript.
         LayerReused: in the forward pass, if a layer runs a second time and `each_call` is not set.
-        NoGradientPath: in a tensor's own `backward()`, if trunk is "inference" and parameters that
-            are to be trained get no gradient by it.
+        LayerNotSpatial: in the forward pass, if a layer returns no floating-point tensor.
+        NoGradientPath: in a tensor's own `backward()`, if `trunk` is "inference" and a parameter
+            that requires a gradient gets none.
     """
 
     def __init__(
@@ -91,7 +94,7 @@ class Capture:
         self._captured: dict[str, Tensor] = {}
         self._gradients: dict[str, Tensor] = {}
         self.unrecorded: set[str] = set()
-        """The layers that the model runs in torch.inference_mode."""
+        """Names of the layers that the model runs in torch.inference_mode."""
         self._scope = ExitStack()
 
     def __enter__(self) -> Capture:
@@ -102,7 +105,8 @@ class Capture:
             if isinstance(modules[layer], torch.jit.ScriptModule):
                 raise ScriptedModel(f"layer {layer!r} is TorchScript, which runs no hooks")
         with ExitStack() as scope:
-            # Inference tensors may not be saved for a backward pass, not even after a clone.
+            # Autograd cannot save inference tensors for a backward pass. A clone that is made in
+            # inference mode is an inference tensor as well.
             scope.enter_context(torch.inference_mode(False))
             scope.enter_context(torch.set_grad_enabled(self._trunk == "train"))
             for layer in self._layers:
@@ -125,13 +129,17 @@ class Capture:
 
     @property
     def activations(self) -> dict[str, Tensor]:
-        """Layer name → its output, detached, as the layer returned it (a later in-place op leaves
-        it alone), in the model's own dtype."""
+        """Layer name → its output, detached, in the model's own dtype, as the layer returned it.
+        A later in-place operation of the model does not change it."""
         return {name: output.detach() for name, output in self.outputs.items()}
 
     @property
     def outputs(self) -> dict[str, Tensor]:
-        """The activations with their graph, to differentiate further."""
+        """The activations with their graph, for further differentiation.
+
+        Raises:
+            LayerDidNotRun: if a layer took no part in the forward pass.
+        """
         for layer in self._layers:
             if not self._calls[layer]:
                 raise LayerDidNotRun(f"layer {layer!r} did not run in this forward pass")
@@ -141,24 +149,31 @@ class Capture:
 
     @property
     def interrupted(self) -> bool:
-        """Whether a layer ran inside a block of the model that sets the grad mode (torch.no_grad,
-        torch.set_grad_enabled), which put back the mode that was there before the layer: off."""
+        """Whether the model itself has switched gradients off again after a captured layer. This
+        happens if the layer runs inside a block of the model that sets the grad mode
+        (torch.no_grad, torch.set_grad_enabled): on exit, the block restores the mode from before
+        the layer, which is off."""
         return bool(self._calls) and not torch.is_grad_enabled()
 
     @property
     def inputs(self) -> dict[str, Tensor]:
-        """Layer name → the first floating-point tensor that went in, detached; of a layer that got
-        none, nothing. Only with `inputs=True`."""
+        """Layer name → the first floating-point tensor among its inputs, detached. A layer without
+        such an input has no entry. Empty unless `inputs=True`."""
         return dict(self._inputs)
 
     @property
     def reached(self) -> dict[str, Tensor]:
-        """The `gradients` of those layers that the last `backward` reached."""
+        """The `gradients` of the layers that the last `backward` reached. Other layers have no
+        entry."""
         return dict(self._gradients)
 
     @property
     def gradients(self) -> dict[str, Tensor]:
-        """Layer name → ∂score/∂activation of the last `backward`, shaped like the activation."""
+        """Layer name → ∂score/∂activation of the last `backward`, shaped like the activation.
+
+        Raises:
+            NoGradientPath: if a layer has no gradient.
+        """
         for name in self._captured or self._layers:
             if name not in self._gradients:
                 raise no_path([name], self.unrecorded)
@@ -169,13 +184,14 @@ class Capture:
     ) -> None:
         """Differentiate `score` (a scalar tensor) back to the captured layers and no further.
 
-        Replaces the `gradients` of an earlier call; that call must have had `retain_graph=True`.
-        With `create_graph` they can be differentiated again. Writes no parameter's `.grad`.
+        The call replaces the `gradients` of an earlier call, which must have been made with
+        `retain_graph=True`. With `create_graph` the gradients can be differentiated again. No
+        parameter's `.grad` is written.
 
         Raises:
             LayerDidNotRun: if a layer took no part in the forward pass.
-            NoGradientPath: if the score depends on none of the layers; a layer on which it does
-                not depend while it does on another is reported by `gradients`.
+            NoGradientPath: if the score has no graph. If the score has a graph but does not depend
+                on a layer, `gradients` raises the error.
         """
         outputs = list(self.outputs.values())
         self._gradients.clear()
@@ -213,9 +229,10 @@ class Capture:
             self.unrecorded.add(name)
         if change.output:
             tensor = change.output(tensor)
-        # The first clone is ours even if the layer returned its input, which others may still
-        # change in place; the second is the model's, to change in place as it likes (autograd
-        # forbids that on a leaf). A layer below another captured one stays in its graph.
+        # The first clone is kept here: the layer may have returned its input, which other code
+        # may still change in place. The second clone goes on into the model, which may change it
+        # in place (autograd forbids this on a leaf). A tensor that already has a graph, from an
+        # earlier captured layer, stays in that graph.
         captured = (tensor if tensor.requires_grad else tensor.detach()).clone()
         if not captured.requires_grad:
             captured.requires_grad_()
@@ -228,8 +245,8 @@ class Capture:
         return replaced(output, where, captured.clone())
 
     def _watch_for_losses(self, captured: Tensor, layer: str) -> None:
-        """Raise where a tensor's own `backward()` comes to the captured one, which it does last,
-        and parameters that are to be trained have got no gradient."""
+        """Raise NoGradientPath when a tensor's own `backward()` reaches the captured tensor, which
+        happens last, and a parameter that requires a gradient has received none."""
         if self._trunk == "train":
             return
         before = {
@@ -260,7 +277,7 @@ class Capture:
 
 
 def no_path(layers: Iterable[str], unrecorded: Collection[str] = ()) -> NoGradientPath:
-    """Why no gradient came to these layers, as far as it shows."""
+    """Return the error that says why no gradient reached these layers, as far as is known."""
     for layer in layers:
         if layer in unrecorded:
             return NoGradientPath(

@@ -1,4 +1,4 @@
-"""What a hook may do to a tensor on its way: clamp, scale, ablate, or a function of your own."""
+"""Changes that a hook makes to a tensor: clamp, scale, ablate, or a function of your own."""
 
 from __future__ import annotations
 
@@ -12,30 +12,31 @@ Edit = Callable[[Tensor], Tensor]
 
 @dataclass(frozen=True)
 class Change:
-    """What `Capture` does at one layer. Each function gets a tensor and returns one of its shape;
-    it must not change the one it gets."""
+    """The changes that `Capture` makes at one layer. Each function takes a tensor and returns a
+    tensor of the same shape. It must not change its argument in place."""
 
     input: Edit | None = None
-    """Of the first floating-point tensor that goes in (a forward pre-hook)."""
+    """Change to the first floating-point tensor among the inputs (a forward pre-hook)."""
     output: Edit | None = None
-    """Of the output, before it is captured and passed on (a forward hook)."""
+    """Change to the output, before it is captured and passed on (a forward hook)."""
     gradient: Edit | None = None
-    """Of the gradient at the output, before it is captured and passed back (a tensor hook)."""
+    """Change to the gradient at the output, before it is captured and passed back (a tensor
+    hook)."""
 
 
 def clamp(low: float | None = None, high: float | None = None) -> Edit:
-    """Keep values in low … high."""
+    """Return an edit that limits values to low … high."""
     return lambda values: values.clamp(low, high)
 
 
 def scale(factor: float) -> Edit:
-    """Multiply values."""
+    """Return an edit that multiplies values by `factor`."""
     return lambda values: values * factor
 
 
 def ablate(channels: Sequence[int], *, to: float = 0.0, dim: int = 1) -> Edit:
-    """Set channels to a constant; `dim` is where the channels are: 1 in feature maps (B, K, h, w),
-    -1 in tokens (B, N, D)."""
+    """Return an edit that sets channels to the constant `to`. `dim` is the dimension of the
+    channels: 1 in feature maps (B, K, h, w), -1 in tokens (B, N, D)."""
 
     def edit(values: Tensor) -> Tensor:
         changed = values.clone()

@@ -1,8 +1,8 @@
-"""Forward passes without activation checkpointing.
+"""Run forward passes without activation checkpointing.
 
-A checkpointed block runs a second time in the backward pass, and its forward hooks with it; of a
-reentrant one no gradient reaches what lies inside it. Checkpointing saves memory in training and
-changes no number, so cam runs models without it.
+A checkpointed block runs a second time in the backward pass, and its forward hooks run again, too.
+If the checkpoint is reentrant, no gradient reaches the tensors inside the block. Checkpointing
+saves memory in training and does not change any number, so cam runs models without it.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ _originals: dict[str, Callable[..., Any]] = {}
 
 @contextmanager
 def without_checkpoints() -> Iterator[None]:
-    """In this block and thread `torch.utils.checkpoint` calls the function and does no more,
-    whoever imported it under whatever name."""
+    """Disable checkpointing in this block and thread: `torch.utils.checkpoint` only calls the
+    function. This also holds where a model has imported it under another name."""
     global _blocks
     with _lock:
         if _blocks == 0:
@@ -66,11 +66,12 @@ def _remove() -> None:
     for name, original in _originals.items():
         setattr(checkpoint, name, original)
     _originals.clear()
-    del checkpoint.CheckpointFunction.apply  # its base's is seen again
+    del checkpoint.CheckpointFunction.apply  # makes the base class's method visible again
 
 
 def _not_reentrant(original: Callable[..., Any]) -> Callable[..., Any]:
-    """A stand-in for the generator that runs around a function checkpointed without reentering."""
+    """Return a replacement for the generator that torch runs around a function with a
+    non-reentrant checkpoint."""
 
     def around(*args: Any, **kwargs: Any) -> Any:
         return _nothing() if _inside() else original(*args, **kwargs)

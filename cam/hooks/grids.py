@@ -1,7 +1,7 @@
-"""How a layer's output lies on the image: feature maps, channels-last maps and tokens become
-(batch, channels, height, width).
+"""Grids of a layer's output: how maps and tokens become (batch, channels, height, width).
 
-What a shape could mean is told here; which of it is true is told by `cam.positions.locate`.
+A grid describes feature maps, channels-last maps or tokens. This module lists the grids that a
+shape allows; `cam.positions.locate` finds out which of them is the right one.
 """
 
 from __future__ import annotations
@@ -21,27 +21,29 @@ Size = tuple[int, int]
 """Height and width."""
 NO_GRID = "no grid of positions on the image"
 MAX_EXTRA = 16
-"""Class, distillation and register tokens that may stand beside the patches."""
+"""Largest number of class, distillation and register tokens beside the patches."""
 TOLERANCE = 4
-"""Cells that convolutions without padding take off a side (Inception's stem takes the most)."""
+"""Largest number of cells by which convolutions without padding shorten a side (Inception's
+stem)."""
 
 
 @dataclass(frozen=True)
 class Grid:
-    """Where in a layer's output its positions are."""
+    """The arrangement of the positions in a layer's output."""
 
     kind: Kind
     height: int
     width: int
     prefix: int = 0
-    """Tokens before the first patch."""
+    """Number of tokens before the first patch."""
     order: tuple[int, ...] | None = field(default=None, repr=False)
-    """Of tokens that do not lie row by row behind the prefix: each position's token, row by row."""
+    """Index of the token of each position, row by row; None if the tokens themselves lie row by
+    row after the prefix."""
     reshape: Callable[[Tensor], Tensor] | None = None
-    """Of a custom grid: from the output (B, …) to (B, K, height, width)."""
+    """Function of a custom grid, from the output (B, …) to (B, K, height, width)."""
 
     def apply(self, output: Tensor) -> Tensor:
-        """An output, or its gradient, as (batch, channels, height, width)."""
+        """Return an output, or its gradient, as (batch, channels, height, width)."""
         if self.reshape:
             return self.reshape(output)
         if self.kind == "channels last":
@@ -52,11 +54,11 @@ class Grid:
         return output
 
     def put(self, output: Tensor, values: Tensor) -> Tensor:
-        """A copy of an output with other values, (batch, channels, height, width), at its
-        positions; tokens that are no patches stay.
+        """Return a copy of an output with `values`, (batch, channels, height, width), at its
+        positions. Tokens that are not patches keep their values.
 
         Raises:
-            MethodUnsuited: if the grid is custom: only its owner knows the way back.
+            MethodUnsuited: if the grid is custom, because its function has no known inverse.
         """
         if self.kind == "custom":
             raise MethodUnsuited("it changes the layer, and a reshape of your own has no inverse")
@@ -70,7 +72,7 @@ class Grid:
         return changed
 
     def _tokens(self, output: Tensor) -> slice | Tensor:
-        """The indices of the patches along the output's dimension of tokens, row by row."""
+        """Return the indices of the patches along the token dimension of the output, row by row."""
         if self.order is not None:
             return torch.tensor(self.order, device=output.device)
         return slice(self.prefix, self.prefix + self.height * self.width)
@@ -81,12 +83,13 @@ class Location:
     """Where one layer's output lies on the image."""
 
     shape: tuple[int, ...]
-    """The output's, without the batch."""
+    """Shape of the output, without the batch dimension."""
     grid: Grid | None
     problem: str | None = None
-    """Why it has no grid, as half a sentence."""
+    """Reason why the output has no grid, as a clause that completes an error message."""
     verified: bool = True
-    """Whether the grid was tried; else the shape left no doubt."""
+    """Whether the grid needs no further test. False if it was read from an unambiguous shape,
+    without changing the image."""
 
 
 @dataclass(frozen=True)
@@ -94,16 +97,16 @@ class Located:
     """Where the outputs of a model's layers lie on images of one size."""
 
     found: Mapping[str, Location]
-    """Of layers that run once in a forward pass and return a tensor."""
+    """Layer name → location, for layers that run once in a forward pass and return a tensor."""
 
     def grid(self, layer: str) -> Grid | None:
         return self.found[layer].grid if layer in self.found else None
 
     def grids(self, activations: Mapping[str, Tensor], images: Tensor) -> dict[str, Grid]:
-        """The grid of each of the layers that returned `activations` (B, …) for images (B, …).
+        """Return the grid of each layer that returned `activations` (B, …) for images (B, …).
 
         Raises:
-            LayerNotSpatial: if one does not lie on the images.
+            LayerNotSpatial: if the output of a layer has no grid on the images.
         """
         grids = {}
         for layer, activation in activations.items():
@@ -118,11 +121,11 @@ class Located:
 
 
 def grid_in_words(words: str) -> Grid:
-    """The grid that a person means by "tokens HEIGHT WIDTH PREFIX", e.g. "tokens 14 14 1"; the
+    """Return the grid that "tokens HEIGHT WIDTH PREFIX" describes, e.g. "tokens 14 14 1". The
     prefix may be left out.
 
     Raises:
-        LayerNotSpatial: if the words are others.
+        LayerNotSpatial: if the words do not have this form.
     """
     kind, *numbers = words.split() or [""]
     if kind != "tokens" or len(numbers) not in (2, 3) or not all(n.isdecimal() for n in numbers):
@@ -136,8 +139,11 @@ def grid_in_words(words: str) -> Grid:
 
 
 def grid_of_map(shape: Sequence[int], image: Size) -> Grid | None:
-    """The grid of feature maps (B, K, h, w), where the shape leaves no doubt: the two last
-    dimensions have the image's proportions, the channels before them do not."""
+    """Return the grid of feature maps (B, K, h, w) if the shape is unambiguous, otherwise None.
+
+    A shape is unambiguous if its last two dimensions have the image's proportions, and dimensions
+    1 and 2 do not.
+    """
     if len(shape) == 4 and covers(shape[2], shape[3], image):
         others = covers(shape[1], shape[2], image) or shape[1] == shape[2] == shape[3]
         return None if others else Grid("channels first", shape[2], shape[3])
@@ -147,14 +153,17 @@ def grid_of_map(shape: Sequence[int], image: Size) -> Grid | None:
 def candidates(
     shape: Sequence[int], image: Size, *, sides: Sequence[Size] = (), orders: Sequence[Grid] = ()
 ) -> list[Grid]:
-    """Every grid that an output of `shape`, batch first, of a layer that saw an image of (height,
-    width) could have, the likeliest first.
+    """Return every grid that a layer's output may have, the likeliest first.
 
-    Of four dimensions the last two or those before the last are positions. Of three the tokens lie
-    row by row, with at most MAX_EXTRA other tokens before, behind or in the middle of them, in as
-    many rows and columns as the model states, or as one stride makes of the image or of a square.
+    In an output with four dimensions, the positions are the last two dimensions, or the two
+    dimensions before the last. In an output with three dimensions, the tokens lie row by row, with
+    at most MAX_EXTRA other tokens before them, after them or in the middle. The numbers of rows
+    and columns are those that the model states, or those that one stride makes of the image or of
+    a square.
 
     Args:
+        shape: of the output, with the batch dimension.
+        image: height and width of the image that the layer saw.
         sides: heights and widths of the token grids that the model states.
         orders: grids that the model states, whose tokens lie in another order.
     """
@@ -164,7 +173,7 @@ def candidates(
             found.append(Grid("channels first", shape[2], shape[3]))
         if min(shape[1], shape[2]) > 1:
             found.append(Grid("channels last", shape[1], shape[2]))
-        # A model may resize the image itself; proportions only tell which is likelier.
+        # A model may resize the image, so the proportions only tell which grid is likelier.
         return sorted(found, key=lambda grid: not covers(grid.height, grid.width, image))
     if len(shape) != 3:
         return []
@@ -177,8 +186,8 @@ def candidates(
 
 
 def _sides(count: int, image: Size) -> Iterator[Size]:
-    """Rows and columns of tokens that one stride makes of the image or of a square, which a model
-    may resize it to: first those that leave the fewest tokens over."""
+    """Yield the rows and columns of tokens that one stride makes of the image, or of a square to
+    which a model may resize it. Grids with the fewest tokens left over come first."""
     for extra in range(min(MAX_EXTRA, count - 2) + 1):
         for of in dict.fromkeys((image, (max(image), max(image)))):
             patches = count - extra
@@ -191,7 +200,7 @@ def _sides(count: int, image: Size) -> Iterator[Size]:
 
 
 def _strided(sides: Size, image: Size) -> bool:
-    """Whether one stride and one padding make so many rows and columns of the image."""
+    """Return whether one stride and one padding make these rows and columns of the image."""
     fewest = [pixels // (each + 1) for each, pixels in zip(sides, image, strict=True)]
     most = [-(-pixels // (each - 1)) for each, pixels in zip(sides, image, strict=True)]
     return any(
@@ -202,8 +211,9 @@ def _strided(sides: Size, image: Size) -> bool:
 
 
 def _arrangements(count: int, height: int, width: int) -> Iterator[Grid]:
-    """Where height × width of `count` tokens may be: behind the others, which is usual, before
-    them, between them, or around one in the middle."""
+    """Yield the arrangements of height × width patches among `count` tokens. The usual one comes
+    first: the patches after all other tokens. The others have the patches between or before the
+    other tokens, or around one token in the middle."""
     extra = count - height * width
     for prefix in range(extra, -1, -1):
         yield Grid("tokens", height, width, prefix)
@@ -214,7 +224,7 @@ def _arrangements(count: int, height: int, width: int) -> Iterator[Grid]:
 
 
 def covers(height: int, width: int, image: Size) -> bool:
-    """Whether height × width cells could be the image at some stride."""
+    """Return whether height × width cells may cover the image at some stride."""
     if height * width <= 1 or abs(height - width * image[0] / image[1]) > 1:
         return False
     stride = max(round(image[0] / (height + TOLERANCE / 2)), 1)

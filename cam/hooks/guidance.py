@@ -1,11 +1,11 @@
-"""Rectifiers that pass only positive gradients back, for guided backpropagation.
+"""Let rectifiers pass back only positive gradients, for guided backpropagation.
 
     with GuidedRectifiers() as guided:
         logits = model(images)
         ...                                  # differentiate, also after the block
     guided.count                             # how many rectifiers ran
 
-No module is replaced: every call of a rectifier in this thread, as a module or as a function, gets
+No module is replaced. Every call of a rectifier in this thread, as a module or as a function, sets
 a *tensor gradient hook* on its output.
 """
 
@@ -30,16 +30,18 @@ RECTIFIERS: Final = frozenset(
         functional.relu6,
     }
 )
-"""max(0, x), bounded above or not. Smooth activations (GELU, SiLU) have no gate to guide."""
+"""Functions that compute max(0, x), with or without an upper bound. Smooth activations (GELU,
+SiLU) are left out: they have no gate."""
 
 
 class GuidedRectifiers(TorchFunctionMode):
-    """While it is entered, the gradient at a rectifier's output is clamped at 0 from below
+    """A mode in which the gradient at the output of each rectifier is set to 0 where it is negative
     (Springenberg et al., "Striving for Simplicity", ICLR workshop 2015, section 3.4)."""
 
     def __init__(self) -> None:
         super().__init__()
         self.count = 0
+        """Number of rectifier calls so far."""
 
     def __torch_function__(
         self,
@@ -57,6 +59,6 @@ class GuidedRectifiers(TorchFunctionMode):
 
 
 def _is_relu6(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
-    """torch's ReLU6 is a hard tanh from 0 to 6."""
+    """Return whether a hard tanh has the lower bound 0, as in torch's ReLU6 (0 to 6)."""
     given = dict(zip(("input", "min_val", "max_val"), args, strict=False)) | dict(kwargs)
     return bool(given.get("min_val", -1.0) == 0)

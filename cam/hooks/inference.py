@@ -1,4 +1,4 @@
-"""A model as every pass of cam runs it, left as it was found."""
+"""Prepare a model for the forward passes of cam, and restore it afterwards."""
 
 from __future__ import annotations
 
@@ -22,9 +22,10 @@ _register = threading.Lock()
 
 @contextmanager
 def alone(model: nn.Module) -> Iterator[None]:
-    """Be the one thread of cam that uses `model`; others wait. A thread may enter again.
+    """Reserve `model` for this thread. Other threads of cam wait; the same thread may enter again.
 
-    Hooks see every thread's forward pass: those that are set for longer than one pass need this.
+    Hooks see the forward passes of every thread, so code that keeps hooks set for longer than one
+    pass must hold this lock.
     """
     with _register:
         lock = _locks.setdefault(model, threading.RLock())
@@ -34,14 +35,18 @@ def alone(model: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
-    """Make `model` ready for forward passes whose numbers, hooks and gradients are its own.
+    """Prepare `model` for forward passes with hooks and gradients, and restore it on exit.
 
-    In the block every module is in eval mode; what `torch.compile` compiled runs as it is written,
-    because compiled code passes over hooks; nothing is checkpointed; parameters that were made in
-    inference mode are replaced by copies that autograd may save; gradients pass quantised linear
-    layers; autocast is the caller's. On exit all is as it was.
+    Within the block:
 
-    The thread is `alone` with the model.
+    - every module is in eval mode;
+    - compiled modules run their original code, because compiled code ignores hooks;
+    - activation checkpointing is off;
+    - parameters and buffers that were made in inference mode are replaced by copies, which
+      autograd can save for a backward pass;
+    - gradients pass through quantised linear layers;
+    - autocast is as the caller has set it;
+    - the thread holds `alone(model)`.
     """
     with alone(model), ExitStack() as scope:
         scope.enter_context(callers_precision())
@@ -60,12 +65,12 @@ def evaluating(model: nn.Module) -> Iterator[None]:
 
 
 def _uncompile(module: nn.Module, scope: ExitStack) -> None:
-    """Let the module run the code that was compiled, whichever way it was."""
+    """Let a compiled module run its original code, in whichever way it was compiled."""
     own = vars(module)
     if own.get("_compiled_call_impl") is not None:  # module.compile()
         _put(own, "_compiled_call_impl", None, scope)
-    # torch.compile(module) and torch.compile(module.forward) leave an attribute of the module, a
-    # decorated method is its class's.
+    # torch.compile(module) and torch.compile(module.forward) set an attribute of the module; a
+    # decorated method is an attribute of its class.
     forward = own.get("forward") or type(module).forward
     code = getattr(forward, "_torchdynamo_orig_callable", None)
     if code is not None:
@@ -73,8 +78,8 @@ def _uncompile(module: nn.Module, scope: ExitStack) -> None:
 
 
 def _leave_inference(module: nn.Module, copies: dict[int, Tensor], scope: ExitStack) -> None:
-    """Replace the module's tensors that autograd may not save; a tensor that several modules
-    share gets one copy."""
+    """Replace the module's tensors that autograd cannot save by copies. A tensor that several
+    modules share gets one copy."""
     own = vars(module)
     for kept in (own["_parameters"], own["_buffers"]):
         for name, tensor in kept.items():
@@ -86,7 +91,7 @@ def _leave_inference(module: nn.Module, copies: dict[int, Tensor], scope: ExitSt
 
 
 def _put(names: dict[str, Any], name: str, value: Any, scope: ExitStack) -> None:
-    """Set an entry until the scope ends."""
+    """Set `names[name]` until the scope ends."""
     if name in names:
         scope.callback(names.__setitem__, name, names[name])
     else:

@@ -1,4 +1,4 @@
-"""The tensor in what a layer takes or returns, which may be a tuple, a list or a mapping."""
+"""Find and replace the tensor in the inputs or the output of a layer (tuple, list or mapping)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,10 @@ from torch import Tensor
 
 
 def first_tensor(output: Any) -> tuple[Any, Tensor | None]:
-    """The first floating-point tensor in a layer's output and its key or index there."""
+    """Return the first floating-point tensor in a layer's output, preceded by its key or index.
+
+    The key is None if the output is itself a tensor. The tensor is None if there is none.
+    """
     if isinstance(output, Tensor):
         return None, output if output.is_floating_point() else None
     entries: Iterable[tuple[Any, Any]] = ()
@@ -25,7 +28,8 @@ def first_tensor(output: Any) -> tuple[Any, Tensor | None]:
 
 
 def replaced(output: Any, where: Any, tensor: Tensor) -> Any:
-    """`output` with the tensor at `where` replaced; the original container is left as it was."""
+    """Return a copy of `output` with the tensor at `where` replaced. The original container does
+    not change."""
     if isinstance(output, Tensor):
         return tensor
     if isinstance(output, tuple):

@@ -1,6 +1,6 @@
-"""Autocast: off where cam computes maps, as the caller has it where the model runs.
+"""Switch autocast off where cam computes maps, and restore it where the model runs.
 
-with torch.autocast("cuda"):                 # the caller's
+with torch.autocast("cuda"):                 # set by the caller
     with full_precision():
         ...                                  # float32
         with callers_precision():
@@ -25,7 +25,7 @@ Returned = TypeVar("Returned")
 
 @contextmanager
 def full_precision() -> Iterator[None]:
-    """Autocast is off in this block and thread, but for the `callers_precision` blocks in it."""
+    """Switch autocast off in this block and thread, except in its `callers_precision` blocks."""
     before = getattr(_callers, "autocasts", [])
     enabled = [
         (device, torch.get_autocast_dtype(device))
@@ -44,7 +44,7 @@ def full_precision() -> Iterator[None]:
 
 @contextmanager
 def callers_precision() -> Iterator[None]:
-    """Autocast is in this block what it was around the outermost `full_precision` block."""
+    """Restore the autocast that was active around the outermost `full_precision` block."""
     with ExitStack() as scope:
         for device, dtype in getattr(_callers, "autocasts", []):
             scope.enter_context(torch.autocast(device, dtype=dtype))
@@ -54,7 +54,7 @@ def callers_precision() -> Iterator[None]:
 def steps_in_full_precision(
     steps: Generator[Yielded, None, Returned],
 ) -> Generator[Yielded, None, Returned]:
-    """The same generator, each step of which runs in `full_precision`."""
+    """Yield from the generator and run each of its steps in `full_precision`."""
     while True:
         with full_precision():
             try:

@@ -1,4 +1,4 @@
-"""Gradients through linear layers that were quantised dynamically."""
+"""Compute gradients through linear layers that were quantised dynamically."""
 
 from __future__ import annotations
 
@@ -10,22 +10,24 @@ from torch.nn import functional
 
 
 def is_quantised(module: nn.Module) -> bool:
-    """Whether it is what `torch.ao.quantization.quantize_dynamic` makes of a linear layer."""
+    """Return whether the module is a linear layer that `torch.ao.quantization.quantize_dynamic`
+    has converted."""
     return "_packed_params" in vars(module)["_modules"] and hasattr(module, "_weight_bias")
 
 
 def weights_of(module: nn.Module) -> tuple[Tensor, Tensor | None]:
-    """The weights (out, in), dequantised to float32, and the bias (out,) of such a layer."""
+    """Return the weights (out, in), dequantised to float32, and the bias (out,), or None, of a
+    quantised linear layer."""
     weights, bias = module._weight_bias()  # type: ignore[operator]
     return weights.dequantize(), None if bias is None else bias.detach()
 
 
 def straight_through(module: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
-    """A forward hook: the same output, with the gradient of the dequantised layer.
+    """Return the same output, with the gradient of the dequantised layer. This is a forward hook.
 
-    The layer rounds, and the slope of rounding is 0 or not defined: the straight-through estimator
-    takes it for 1 (Bengio et al., "Estimating or Propagating Gradients Through Stochastic Neurons",
-    2013, section 4).
+    The layer rounds its numbers, and the slope of rounding is 0 or not defined. The
+    straight-through estimator uses the slope 1 instead (Bengio et al., "Estimating or Propagating
+    Gradients Through Stochastic Neurons", 2013, section 4).
     """
     if not torch.is_grad_enabled() or not args[0].requires_grad:
         return None

@@ -1,13 +1,13 @@
-"""Running a model from one of its layers on, again and again, without what lies before it.
+"""Run a model from one of its layers on, many times, without the modules before that layer.
 
     with recorded(model, "layer4") as record:
         model(image)                                  # one forward pass of one image
     replay = Replay(model, "layer4", image, record)
     logits = replay.output(changed)                   # (n, classes), of n changed activations
 
-While `output` runs, every module that had finished before the layer did returns what it returned
-for `image`, and the layer itself returns the changed activations; only what comes after is
-computed. Between the calls the model is as it was found, and others may use it.
+While `output` runs, every module that finished before the layer ran returns its stored output for
+`image`, and the layer itself returns the changed activations. Only the modules after the layer are
+computed. Between the calls the model is in its original state, and other code may use it.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def recorded(model: nn.Module, layer: str) -> Iterator[Record]:
 
 
 class Replay:
-    """One image's way through a model up to `layer`, kept.
+    """The stored outputs of a model for one image, up to `layer`.
 
     Args:
         image: float (1, C, H, W), preprocessed, on the model's device and in its dtype.
@@ -74,8 +74,10 @@ class Replay:
             pass of its own.
 
     Raises:
-        UnknownLayer, LayerDidNotRun, LayerReused
-        LayerNotSpatial: if the layer returns no tensor.
+        UnknownLayer: if the model has no such layer.
+        LayerDidNotRun: if the layer takes no part in the forward pass.
+        LayerReused: if the layer runs more than once in the forward pass.
+        LayerNotSpatial: if the layer does not return a tensor.
     """
 
     def __init__(
@@ -104,21 +106,23 @@ class Replay:
 
     @property
     def _opaque(self) -> bool:
-        """Whether something was kept of which only its owner knows how many images it holds."""
+        """Whether a stored output holds an object of an unknown type. Such an object, made for one
+        image, cannot be repeated for several."""
         plain = Tensor | int | float | str | None
         return any(not isinstance(leaf, plain) for leaf in _pytree.tree_leaves(self._trunk))
 
     def output(self, activations: Tensor) -> Any:
-        """The model's output for n images that follows from these outputs of the layer, (n, …)."""
+        """Return the model's output that results from n outputs of the layer, (n, …)."""
         if self._opaque and len(activations) > 1:
-            # What cannot be repeated (a detector's list of images) is replayed one by one.
+            # A stored output that cannot be repeated (a detector's list of images) is replayed
+            # for one activation at a time.
             return _joined([self.output(each[None]) for each in activations])
         try:
             return self._run(activations)
         except RuntimeError as error:
             if "single memory location" not in str(error) or self._copied:
                 raise
-        self._copied = True  # the model changes in place what was kept of its trunk
+        self._copied = True  # the model changes a stored output in place
         return self._run(activations)
 
     def _run(self, activations: Tensor) -> Any:
@@ -135,7 +139,8 @@ class Replay:
 
 
 def _repeat(count: int, value: Any, *, copied: bool) -> Any:
-    """One image's tensor for `count` images; where it is not copied it cannot be written to."""
+    """Repeat the tensor of one image for `count` images. With `copied=False` the result may share
+    memory among the images and then cannot be written to. Other values are returned unchanged."""
     if isinstance(value, Tensor) and value.ndim and len(value) == 1:
         if copied or count == 1:
             return value.repeat(count, *[1] * (value.ndim - 1))
@@ -144,8 +149,8 @@ def _repeat(count: int, value: Any, *, copied: bool) -> Any:
 
 
 def _joined(outputs: list[Any]) -> Any:
-    """The outputs for one image each as one for all: tensors, or tuples and mappings of tensors,
-    one after the other, or a detector's lists of a dictionary for each image."""
+    """Join outputs for one image each into one output for all images. An output is a tensor, a
+    tuple or mapping of tensors, or a detector's list with a dictionary for each image."""
     if isinstance(outputs[0], list) and isinstance(outputs[0][0], dict):
         return [row for each in outputs for row in each]
     return _pytree.tree_map(
@@ -159,7 +164,8 @@ def _copied(value: Any) -> Any:
 
 
 def _returning(module: nn.Module, outputs: list[Any]) -> ExitStack:
-    """While it is open, the module's first calls return `outputs`; later ones are its own."""
+    """Let the first calls of the module return `outputs`, one after the other, until the returned
+    scope is closed. Further calls run the module."""
     original, left = module.forward, list(outputs)
 
     def forward(*args: Any, **kwargs: Any) -> Any:

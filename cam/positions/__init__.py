@@ -1,1 +1,1 @@
-"""Where the positions of a layer lie on the image."""
+"""Find out where the positions of a layer's output lie on the image."""

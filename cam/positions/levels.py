@@ -1,7 +1,7 @@
-"""Which layers a detector's boxes are made from.
+"""Find the layers from which a detector computes its boxes.
 
-A detector looks at its image at several scales, its levels, and a box is mostly made from one of
-them alone: at the others the gradient of its score is zero.
+A detector looks at its image at several scales, its levels. A box usually comes from one level
+alone; at the other levels the gradient of its score is zero.
 """
 
 from __future__ import annotations
@@ -22,34 +22,35 @@ from cam.positions.locate import locate
 from cam.targets import Target
 
 _SAMPLE: Final = 4
-"""Boxes of one image whose ways are followed one by one."""
+"""Number of boxes of an image that are traced one by one to their levels."""
 
 
 @dataclass(frozen=True)
 class Levels:
-    """Where a detector's boxes come from, as one image shows it. Both in execution order."""
+    """Names of the layers that a detector's boxes come from, in execution order. They are found
+    with one image."""
 
     direct: tuple[str, ...]
-    """Those that both the scores and the boxes' places are made from, and the scores not only
-    through another such layer."""
+    """Layers from which both the scores and the positions of the boxes are computed, the scores
+    not only through another such layer."""
     common: tuple[str, ...]
-    """The layers that every box depends on."""
+    """Layers on which every box depends."""
 
 
 def levels_of(model: nn.Module, image: Tensor, layers: Sequence[str]) -> Levels | None:
-    """The levels of a detector among `layers`.
+    """Return the levels of a detector among `layers`.
 
-    A layer of the head on which scores depend but places do not, or the reverse, is no level. The
-    model says all that it has, however unsure, while it is looked at: see
-    `cam.outputs.detection.unfiltered`. It takes one forward pass, two backward passes, and one
-    through the head for each of a few boxes, small ones and large ones.
+    A layer of the head is not a level if only the scores or only the positions of the boxes depend
+    on it. The detector's score thresholds are 0 while the function runs: see
+    `cam.outputs.detection.unfiltered`. The function needs one forward pass, two backward passes,
+    and one backward pass through the head for each of a few small and large boxes.
 
     Args:
         image: float (1, C, H, W), preprocessed, on the model's device and in its dtype.
-        layers: names in execution order; each runs once and returns a tensor.
+        layers: names in execution order. Each layer runs once and returns a tensor.
 
     Returns:
-        None if the model detects nothing in the image; then nothing is known.
+        The levels, or None if the model detects nothing in the image and the levels are unknown.
     """
     with evaluating(model), unfiltered(model), Capture(model, layers) as capture:
         (output,) = outputs_of(model(image), size=size_of(image))
@@ -58,7 +59,7 @@ def levels_of(model: nn.Module, image: Tensor, layers: Sequence[str]) -> Levels 
     if said is None or not len(said.scores):
         return None
     graph = _behind(said.scores, outputs) & _behind(said.boxes, outputs)
-    # The graph does not tell enough: a head may put scores and places into one tensor.
+    # The graph alone is not enough: a head may put scores and positions into one tensor.
     weights = torch.linspace(1, 2, said.boxes.numel()).to(said.boxes).reshape(said.boxes.shape)
     of_scores = _reached_by(said.scores.sum(), outputs)
     of_boxes = _reached_by((said.boxes * weights).sum(), outputs)
@@ -68,7 +69,7 @@ def levels_of(model: nn.Module, image: Tensor, layers: Sequence[str]) -> Levels 
     lineage = ancestors({name: outputs[name] for name in both})
     reached = _reached_by_each(said, {name: outputs[name] for name in direct})
     sampled = [ends(each, lineage) for each in reached]
-    # No box of the sample may be made from a level that boxes of another image are made from.
+    # Boxes of other images may come from a level that no sampled box comes from.
     unseen = set(direct).difference(*sampled)
     needed = [*sampled, *({name} for name in unseen)]
     common = tuple(
@@ -86,13 +87,13 @@ def reached_layers(
     layers: Sequence[str],
     reading: Reading = AUTO,
 ) -> tuple[str, ...]:
-    """Those of `layers` at which the target's score has a gradient that is not all zero, in their
-    order: one forward and one backward pass.
+    """Return the layers at which the gradient of the target's score is not all zero, in the order
+    of `layers`. The function needs one forward and one backward pass.
 
     Args:
         image: float (1, C, H, W), preprocessed, on the model's device and in its dtype.
         layers: names of modules that run once and return a tensor.
-        reading: how the model's output is read.
+        reading: how to read the model's output.
 
     Raises:
         TargetError: if the target cannot be resolved.
@@ -116,23 +117,29 @@ def reached_layers(
 
 
 def ancestors(outputs: Mapping[str, Tensor]) -> dict[str, set[str]]:
-    """Layer → those of the other layers that its output is made from.
+    """Return for each layer the set of other layers from which its output is computed.
 
     Args:
-        outputs: of one forward pass under a `Capture`, with their graph.
+        outputs: layer name → output, of one forward pass under a `Capture`, with their graph.
     """
     return {name: _behind(output, outputs) - {name} for name, output in outputs.items()}
 
 
 def ends(reached: set[str], lineage: Mapping[str, set[str]]) -> set[str]:
-    """Those of the reached layers that no other reached one is made from: the gradient at a layer
-    holds what comes back through the layers made from it, which would count twice."""
+    """Return the reached layers from which no other reached layer is computed.
+
+    The gradient at a layer includes the gradient of the layers computed from it, so that to use
+    both would count one of them twice.
+
+    Args:
+        lineage: as `ancestors` returns it.
+    """
     return {name for name in reached if not any(name in lineage[other] for other in reached)}
 
 
 def _reached_by_each(said: Detections, outputs: Mapping[str, Tensor]) -> list[set[str]]:
-    """The layers with a gradient, for each of a few boxes, small ones and large ones; of a box
-    whose score is too sure to have one, nothing."""
+    """Return the layers with a non-zero gradient for each of a few small and large boxes. A box
+    with no gradient, whose score is saturated, is left out."""
     if not outputs:
         return []
     areas = (said.boxes[:, 2:] - said.boxes[:, :2]).detach().prod(1)
@@ -144,7 +151,7 @@ def _reached_by_each(said: Detections, outputs: Mapping[str, Tensor]) -> list[se
 
 
 def _reached_by(number: Tensor, outputs: Mapping[str, Tensor]) -> set[str]:
-    """The layers at which a number has a gradient that is not all zero."""
+    """Return the layers at which the gradient of a number is not all zero."""
     if not number.requires_grad or not outputs:
         return set()
     gradients = torch.autograd.grad(
@@ -155,8 +162,9 @@ def _reached_by(number: Tensor, outputs: Mapping[str, Tensor]) -> set[str]:
 
 
 def _behind(end: Tensor, outputs: Mapping[str, Tensor], *, nearest: bool = False) -> set[str]:
-    """The layers whose outputs `end` is made from, by the graph, itself included; the nearest of
-    them are those that it is made from directly, not through another of `outputs`."""
+    """Return the layers from whose outputs `end` is computed, according to the graph. If `end` is
+    itself an output, its own layer is included. With `nearest`, return only the layers from which
+    `end` is computed directly, not through another of `outputs`."""
     nodes = {output.grad_fn: name for name, output in outputs.items() if output.grad_fn}
     leaves = {id(output): name for name, output in outputs.items() if not output.grad_fn}
     if id(end) in leaves:

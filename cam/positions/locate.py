@@ -1,12 +1,12 @@
-"""Where the positions of a model's layers lie on the image: found by changing the image.
+"""Find out where the positions of a model's layers lie on the image, by changing the image.
 
     located = locate(model, image, ["blocks.3.norm1"])
     located.grid("blocks.3.norm1")               # Grid("tokens", 14, 14, prefix=1)
 
-A shape does not tell in which order tokens lie, how many of them are no patches, or whether four
-dimensions are a map at all. So the image is changed in one small patch after another, and a layer
-has a grid if its output moves most where the patch is. What was found is remembered for as long
-as the model exists.
+A shape does not tell in which order tokens lie, how many of them are not patches, or whether an
+output with four dimensions is a map at all. So the image is changed in one small patch after
+another. A layer has a grid if its output changes most where the patch is. The results are stored
+for as long as the model exists.
 """
 
 from __future__ import annotations
@@ -36,26 +36,32 @@ from cam.positions.responses import Fit, Patch, fit, outputs_at, patches_of, res
 from cam.positions.stated import Stated, stated_by
 
 Reshape = str | Callable[[Tensor], Tensor]
-"""A user's own way from a layer's output (B, …) to (B, K, h, w), or words: see `grid_in_words`."""
+"""A user's function from a layer's output (B, …) to (B, K, h, w), or words: see `grid_in_words`."""
 CELLS = (7, 7)
-"""Rows and columns of the patches that tell grids of feature maps, where no tokens are stated."""
+"""Rows and columns of the patches for feature maps, if the model states no token grid."""
 TELLING = 25
-"""Positions of feature maps: of fewer each sees the whole image many times over, and what moves
-most is a matter of padding. There the shape is believed, where it leaves no doubt."""
+"""Least number of positions of a feature map whose grid is taken from the test. With fewer
+positions, each position sees the whole image many times over, and padding decides where the output
+changes most. The grid then follows from the shape, if the shape is unambiguous."""
 
 
 Key = tuple[str, Size, Reshape | None]
 _FOUND: WeakKeyDictionary[nn.Module, dict[Key, Location | None]] = WeakKeyDictionary()
-"""A layer that does not run once, or returns no tensor, has None."""
+"""Model → the known locations. A layer that does not run exactly once, or does not return a
+tensor, has None."""
 _DECLARED: WeakKeyDictionary[nn.Module, dict[str, Reshape]] = WeakKeyDictionary()
+"""Model → the reshapes that the user declared, by layer name or pattern."""
 
 
 def declare(model: nn.Module, reshape: Mapping[str, Reshape]) -> None:
-    """Say how the outputs of layers, by name or pattern, become (batch, channels, height, width),
-    for as long as the model exists. Nothing is tried there.
+    """Declare how the outputs of layers become (batch, channels, height, width), for as long as
+    the model exists. The grids of these layers are not tested.
+
+    Args:
+        reshape: layer name or pattern → reshape. The last pattern that matches a layer counts.
 
     Raises:
-        LayerNotSpatial: if a reshape in words has other words.
+        LayerNotSpatial: if a reshape in words does not have the form that `grid_in_words` reads.
     """
     for each in reshape.values():
         if isinstance(each, str):
@@ -65,10 +71,10 @@ def declare(model: nn.Module, reshape: Mapping[str, Reshape]) -> None:
 
 @contextmanager
 def declared(model: nn.Module, reshape: Mapping[str, Reshape]) -> Iterator[None]:
-    """The same for as long as the block runs.
+    """Declare the reshapes, as `declare` does, for the duration of the block.
 
     Raises:
-        LayerNotSpatial: if a reshape in words has other words.
+        LayerNotSpatial: if a reshape in words does not have the form that `grid_in_words` reads.
     """
     before = _DECLARED.get(model, {})
     declare(model, reshape)
@@ -79,27 +85,29 @@ def declared(model: nn.Module, reshape: Mapping[str, Reshape]) -> Iterator[None]
 
 
 def inherit(model: nn.Module, copy: nn.Module) -> None:
-    """Take over for a copy of a model what is known of the model."""
+    """Give `copy`, a copy of a model, the locations and the declarations of the model."""
     _FOUND[copy] = dict(_FOUND.get(model, {}))
     _DECLARED[copy] = dict(_DECLARED.get(model, {}))
 
 
 def locate(model: nn.Module, image: Tensor, layers: Iterable[str] | None = None) -> Located:
-    """Find where the outputs of layers lie on images of the size of `image`.
+    """Find out where the outputs of layers lie on images of the size of `image`.
 
-    Runs the model once and, unless shapes leave no doubt, once more for each patch; for layers
-    that are known not at all. The model is left as found.
+    The function runs the model once, and once more for each patch unless all shapes are
+    unambiguous. If the locations of all the layers are known, it does not run the model. The model
+    is left in its original state.
 
     Args:
         image: float (1, C, H, W), preprocessed, on the model's device and in its dtype.
-        layers: names; without, all that the model has, and then no shape is trusted.
+        layers: names. If None, all layers of the model are located, and every grid is tested, even
+            if its shape is unambiguous.
     """
     size = (int(image.shape[-2]), int(image.shape[-1]))
     known = _FOUND.setdefault(model, {})
     modules = {
         name: module
         for name, module in model.named_modules()
-        if name and not isinstance(module, torch.jit.ScriptModule)  # which runs no hooks
+        if name and not isinstance(module, torch.jit.ScriptModule)  # runs no hooks
     }
     names = [name for name in (modules if layers is None else layers) if name in modules]
     reshapes = {name: _reshape(model, name) for name in names}
@@ -110,7 +118,7 @@ def locate(model: nn.Module, image: Tensor, layers: Iterable[str] | None = None)
         if key not in known or (before and not before.verified and layers is None):
             missing[name] = modules[name]
     if missing:
-        if not image.isfinite().all():  # a photo that cannot be explained is no reason to guess
+        if not image.isfinite().all():  # layers can be located with noise instead
             noise = torch.randn(image.shape, generator=torch.Generator().manual_seed(0))
             image = noise.to(image)
         with evaluating(model), torch.inference_mode(False), torch.no_grad():
@@ -122,7 +130,7 @@ def locate(model: nn.Module, image: Tensor, layers: Iterable[str] | None = None)
 
 
 def token_grid(model: nn.Module, image: Tensor, count: int) -> Grid | None:
-    """The grid of the model's layers of `count` tokens, if it has any."""
+    """Return the grid of the model's layers with `count` tokens, or None if there is no grid."""
     votes = Counter(
         each.grid
         for each in locate(model, image).found.values()
@@ -138,7 +146,7 @@ def _locations(
     image: Tensor,
     layers: Iterable[str] | None,
 ) -> dict[str, Location]:
-    """Where layers lie that returned `outputs` for the image."""
+    """Return the locations of layers that returned `outputs` for the image."""
     size = (int(image.shape[-2]), int(image.shape[-1]))
     stated = stated_by(model, size)
     found: dict[str, Location] = {}
@@ -173,9 +181,12 @@ def _locations(
 def _by_cells(
     doubtful: Mapping[str, Sequence[Grid]], shapes: Mapping[str, tuple[int, ...]], stated: Stated
 ) -> dict[Size, list[str]]:
-    """The layers, by the rows and columns of the patches that tell their grids: those of their own
-    tokens, so that each patch is seen by one. Of smaller patches, tokens that were strided over
-    see few, and of larger ones, many tokens see each: then a wrong grid fits by chance."""
+    """Group the layers by the rows and columns of the patches that test their grids.
+
+    The patches for a layer of tokens have the size of its tokens, so that one token sees each
+    patch. With smaller patches, tokens from a strided layer would see few of the patches. With
+    larger patches, many tokens would see each patch. A wrong grid would then fit by chance.
+    """
     sides: dict[int, Size] = {}
     for name, grids in doubtful.items():
         if grids[0].kind == "tokens":
@@ -194,8 +205,11 @@ def _judged(
     patches: Sequence[Patch],
     size: Size,
 ) -> dict[str, Location]:
-    """Which of its possible grids each layer has. All layers of as many tokens have the same one:
-    the first of them tell it better than those in which every token has seen all others."""
+    """Choose for each layer one of its possible grids.
+
+    Layers with the same number of tokens get the same grid. The early layers show it better than
+    the late layers, in which every token has seen all others.
+    """
     fits: dict[str, dict[Grid, Fit]] = {}
     votes: dict[int, dict[Grid, list[float]]] = defaultdict(lambda: defaultdict(list))
     for name, grids in doubtful.items():
@@ -213,7 +227,7 @@ def _judged(
     found = {}
     for name, good in fits.items():
         shape = shapes[name]
-        # Tokens may change their order on the way: then a layer must leave no doubt by itself.
+        # The order of tokens may change between layers: then the fit of a layer must be exact.
         usable = [
             grid
             for grid, each in good.items()
@@ -229,9 +243,12 @@ def _judged(
 
 
 def _elected(votes: Mapping[Grid, Sequence[float]], likely: Sequence[Grid]) -> Grid:
-    """Of the grids that fit at least half as many layers as any does: of the likeliest rows and
-    columns, which leave the fewest tokens over, the arrangement that fits best. Fewer rows and
-    columns can always be laid into more tokens, and one of many ways to do it fits by chance."""
+    """Choose a grid among those that fit at least half as many layers as any other grid.
+
+    The chosen grid has the likeliest rows and columns, which leave the fewest tokens over, and
+    among these the arrangement that fits best. Fewer rows and columns can always be placed among
+    more tokens, and one of the many ways to place them fits by chance.
+    """
     most = max(map(len, votes.values()))
     often = {grid: sum(each) / len(each) for grid, each in votes.items() if 2 * len(each) >= most}
     first = next(grid for grid in likely if grid in often)
@@ -240,6 +257,7 @@ def _elected(votes: Mapping[Grid, Sequence[float]], likely: Sequence[Grid]) -> G
 
 
 def _why_not(shape: tuple[int, ...], moved: Mapping[str, Tensor] | None) -> str:
+    """Return the reason why a layer has no grid, as a clause."""
     if moved is None or not any(bool(each.any()) for each in moved.values()):
         return f"its output {shape} does not change with the image"
     return (
@@ -249,7 +267,7 @@ def _why_not(shape: tuple[int, ...], moved: Mapping[str, Tensor] | None) -> str:
 
 
 def _reshape(model: nn.Module, layer: str) -> Reshape | None:
-    """What was declared for the layer, the last first."""
+    """Return the reshape that was last declared for the layer, or None."""
     for pattern, reshape in reversed(_DECLARED.get(model, {}).items()):
         if fnmatch.fnmatchcase(layer, pattern):
             return reshape
@@ -257,7 +275,7 @@ def _reshape(model: nn.Module, layer: str) -> Reshape | None:
 
 
 def _reshaped(reshape: Reshape, output: Tensor) -> Location:
-    """Where a layer lies whose output is reshaped as it was declared."""
+    """Return the location of a layer whose reshape was declared."""
     shape = tuple(output.shape[1:])
     if isinstance(reshape, str):
         grid = grid_in_words(reshape)
@@ -267,7 +285,7 @@ def _reshaped(reshape: Reshape, output: Tensor) -> Location:
         return Location(shape, None, f"its output {shape} has no {last} tokens for {reshape!r}")
     try:
         shaped: Any = reshape(output)
-    except Exception as error:  # it is the user's, and a pattern may match what it was not made for
+    except Exception as error:  # user code, and a pattern may match a layer it is not for
         return Location(shape, None, f"its output {shape} cannot be reshaped: {error}")
     if not isinstance(shaped, Tensor) or shaped.ndim != 4 or len(shaped) != len(output):
         what = tuple(shaped.shape) if isinstance(shaped, Tensor) else type(shaped).__name__

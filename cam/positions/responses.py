@@ -1,5 +1,6 @@
-"""How the outputs of a model's layers respond as the image is changed patch by patch, and how well
-a grid explains that.
+"""Measure how the outputs of layers respond to changes of the image, and how well a grid fits.
+
+The image is changed in one patch after another.
 """
 
 from __future__ import annotations
@@ -20,26 +21,27 @@ FRACTIONS = (
     (0.10, 0.25), (0.20, 0.75), (0.30, 0.45), (0.42, 0.95), (0.50, 0.10),
     (0.60, 0.60), (0.75, 0.85), (0.85, 0.30), (0.95, 0.55),
 )  # fmt: skip
-"""Where patches are changed, as shares of height and width: no two in one row or column, and the
-whole without symmetry, so that a mirrored or turned grid does not fit."""
+"""Positions of the changed patches, as shares of height and width. No two lie in one row or column,
+and the set has no symmetry, so that a mirrored or rotated grid does not fit."""
 LEAST_PATCH = 6
-"""Pixels of a patch's side: smaller tokens are taken together."""
+"""Least side of a patch in pixels. A patch covers several tokens if tokens are smaller."""
 HITS = 0.75
-"""Share of the patches that must move the output most where they are."""
+"""Least `hits` of a grid that fits."""
 FOLLOWS = 0.9
-"""Where fewer do: how well the centre of what moves must follow the patch."""
+"""Least `follows` of a grid of few tokens, and of a grid for which fewer patches hit (at least half
+of `HITS`)."""
 LEAST_FOLLOWS = 0.7
-"""However many hit, where a shape leaves doubt: some hit by chance where positions have seen all
-others, or where a grid has few columns."""
+"""Least `follows` of a grid whose shape leaves doubt, however many patches hit. Some patches hit by
+chance if the positions have seen all others, or if a grid has few columns."""
 FEW = 9
-"""Tokens: of fewer, all patches must hit."""
+"""Number of tokens below which all patches must hit."""
 AXES = {4: {"channels first": 1, "channels last": 3}, 3: {"tokens": 2}}
-"""Of an output with so many dimensions: each kind of grid, and the dimension of its channels."""
+"""Number of dimensions of an output → each possible kind of grid and its channel dimension."""
 
 
 @dataclass(frozen=True)
 class Patch:
-    """A rectangle of the image: edges in pixels."""
+    """A rectangle of the image, given by its edges in pixels."""
 
     top: int
     left: int
@@ -49,28 +51,31 @@ class Patch:
 
 @dataclass(frozen=True)
 class Fit:
-    """How well a layer's output moves where a grid says that the patches are."""
+    """How well the changes of a layer's output match the patch positions that a grid predicts."""
 
     hits: float
-    """Share of the patches whose position moves most, give or take one."""
+    """Share of the patches for which the output changes most at the patch, or next to it: at most
+    0.51 positions away for tokens, at most 1 for maps."""
     follows: float
-    """Pearson's correlation of where the patches are and the centre of what moves, on the worse
-    axis."""
+    """Pearson's correlation of the patch centres with the centres of the changes in the output,
+    along the worse of the two axes."""
     distance: float
-    """From a patch to the position that moves most: its mean over the patches, in positions."""
+    """Distance from a patch to the position that changes most, in positions: the mean over the
+    patches, each limited to 3."""
     unlikely: bool = False
-    """Whether the shape leaves doubt: of tokens, which may be arranged in many ways, and of grids
-    without the image's proportions."""
+    """Whether the shape leaves doubt: true for tokens, which may be arranged in many ways, and for
+    grids without the image's proportions."""
     few: bool = False
     """Whether there are so few tokens that most of their arrangements fit by chance."""
 
     @property
     def exact(self) -> bool:
-        """Whether all patches are where the grid says, as far as one can see."""
+        """Whether all patches hit and the mean distance is near 0."""
         return self.hits == 1 and self.distance < 0.1
 
     @property
     def good(self) -> bool:
+        """Whether the grid fits well enough to be used."""
         if self.few:
             return self.hits == 1 and self.follows >= FOLLOWS
         hits = self.hits >= HITS and (self.follows >= LEAST_FOLLOWS or not self.unlikely)
@@ -78,7 +83,8 @@ class Fit:
 
 
 def patches_of(size: Size, cells: Size) -> list[Patch]:
-    """Patches of an image of `size`, each one of `cells` (rows, columns), or several small ones."""
+    """Return patches of an image of `size`. The image is divided into `cells` (rows, columns), and
+    a patch is one cell, or several neighbours if cells are small."""
     rows, columns = min(cells[0], size[0]), min(cells[1], size[1])
     rows = max(rows // max(-(-LEAST_PATCH * rows // size[0]), 1), min(4, rows))
     columns = max(columns // max(-(-LEAST_PATCH * columns // size[1]), 1), min(4, columns))
@@ -97,14 +103,14 @@ def patches_of(size: Size, cells: Size) -> list[Patch]:
 def outputs_at(
     model: nn.Module, modules: Mapping[str, nn.Module], image: Tensor
 ) -> dict[str, Tensor]:
-    """What the layers return for the image: those that run once and return a tensor."""
+    """Return the outputs for the image of the layers that run once and return a tensor."""
     outputs: dict[str, Tensor] = {}
     runs: Counter[str] = Counter()
 
     def note(name: str, module: nn.Module, args: Any, output: Any) -> None:
         runs[name] += 1
         if isinstance(output, Tensor) and output.ndim and not runs[name] > 1:
-            outputs[name] = output.clone()  # what follows may change it in place
+            outputs[name] = output.clone()  # later modules may change it in place
 
     with ExitStack() as scope:
         for name, module in modules.items():
@@ -120,9 +126,14 @@ def responses(
     before: Mapping[str, Tensor],
     patches: Sequence[Patch],
 ) -> dict[str, dict[str, Tensor]]:
-    """How far each position of each layer's output moves from where it was `before`, as each patch
-    of the image is changed: layer → kind of grid → float32 (patches, h, w), or of tokens
-    (patches, N). The norm over the channels, on the CPU."""
+    """Return how much each position of each layer's output changes, compared to `before`, when each
+    patch of the image is changed.
+
+    Returns:
+        Layer → kind of grid → float32 (patches, h, w), or (patches, N) for tokens: the norm of the
+        change over the channels, on the CPU. A layer whose output changes its shape, or that runs
+        more or less than once in a pass, is left out.
+    """
     moved: dict[str, dict[str, list[Tensor]]] = {name: defaultdict(list) for name in before}
 
     def note(name: str, module: nn.Module, args: Any, output: Any) -> None:
@@ -139,7 +150,7 @@ def responses(
         for patch in patches:
             changed = image.clone()
             part = changed[..., patch.top : patch.bottom, patch.left : patch.right]
-            # Brighter and rougher: some layers are blind to one of the two.
+            # The patch becomes brighter and rougher: some layers do not respond to one of the two.
             part += ((2 + 2 * torch.randn(part.shape, generator=rng)) * contrast).to(part)
             model(changed)
     return {
@@ -150,7 +161,8 @@ def responses(
 
 
 def fit(grid: Grid, moved: Tensor, patches: Sequence[Patch], size: Size) -> Fit:
-    """How well the grid explains the responses of a layer, (patches, h, w) or (patches, N)."""
+    """Return how well the grid explains the responses `moved` of a layer, (patches, h, w) or
+    (patches, N)."""
     if grid.kind == "tokens":
         moved = grid.apply(moved[..., None])[:, 0]
     moving = moved.flatten(1).any(1)
@@ -158,11 +170,11 @@ def fit(grid: Grid, moved: Tensor, patches: Sequence[Patch], size: Size) -> Fit:
     if len(places) < 2:
         return Fit(0.0, 0.0, torch.inf)
     shares = moved[moving] / moved[moving].sum((1, 2), keepdim=True)
-    # What moves whichever patch is changed does not tell where the patch is.
+    # A change that every patch causes does not show where the patch is, so it is subtracted.
     more = shares - (shares.sum(0) - shares) / (len(shares) - 1)
     height, width = moved.shape[1:]
     y, x = size[0] / height, size[1] / width
-    # Feature maps may be shifted by a position where strides and padding round.
+    # Rounding in strides and padding may shift feature maps by one position.
     slack = 0.51 if grid.kind == "tokens" else 1.0
     distances = []
     for patch, each in zip(places, more, strict=True):
@@ -182,7 +194,8 @@ def fit(grid: Grid, moved: Tensor, patches: Sequence[Patch], size: Size) -> Fit:
         wanted = torch.tensor([float(patch.left + patch.right) for patch in places])
         follows.append(_correlation(columns, wanted))
     return Fit(
-        # A patch that moves nothing is no hit: few that do are little evidence.
+        # A patch that changes nothing does not count as a hit, but counts as a patch: a few
+        # patches that do change the output are little evidence.
         hits=sum(each <= slack for each in distances) / len(patches),
         follows=min(follows, default=0.0),
         distance=sum(min(each, 3.0) for each in distances) / len(places),
@@ -192,5 +205,6 @@ def fit(grid: Grid, moved: Tensor, patches: Sequence[Patch], size: Size) -> Fit:
 
 
 def _correlation(one: Tensor, other: Tensor) -> float:
+    """Return Pearson's correlation of two vectors."""
     one, other = one - one.mean(), other - other.mean()
     return float((one * other).sum() / (one.norm() * other.norm()).clamp(min=1e-12))

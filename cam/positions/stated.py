@@ -1,4 +1,4 @@
-"""What a model's own modules state of its tokens: the sides of their grid, and their order."""
+"""Read what a model's modules state about its tokens: the sides of their grid and their order."""
 
 from __future__ import annotations
 
@@ -14,17 +14,18 @@ from cam.hooks.grids import Grid, Size
 
 @dataclass(frozen=True)
 class Stated:
-    """What a model states of its own tokens."""
+    """What a model states about its own tokens."""
 
     sides: tuple[Size, ...] = ()
-    """Height and width of the grids of its patch embeddings, in tokens."""
+    """Heights and widths of the grids of its patch embeddings, in tokens."""
     orders: tuple[Grid, ...] = ()
-    """The grids of a model that keeps its tokens in another order and can put them back."""
+    """Grids of a model that keeps its tokens in another order and can restore the row order."""
 
 
 def stated_by(model: nn.Module, size: Size) -> Stated:
-    """What the modules of `model` state for an image of `size`: the size of a patch
-    (`patch_size`, of a module or its configuration), the grid (`grid_size`), or a `reroll`."""
+    """Return what the modules of `model` state for an image of `size`. They may state the size of a
+    patch (`patch_size` of a module or its configuration), the grid (`grid_size`), or the order of
+    the tokens (`reroll`)."""
     sides: list[Size] = []
     orders: list[Grid] = []
     for module in model.modules():
@@ -50,8 +51,9 @@ def _pair(value: Any) -> Size | None:
 
 
 def _rerolled(module: nn.Module) -> Iterator[Grid]:
-    """The orders of Hiera's tokens, which lie unit by unit: its `reroll` puts the tokens of a
-    block in order, its `schedule` says how many there are (timm and transformers alike)."""
+    """Yield the orders of Hiera's tokens, which lie unit by unit, for each block. The module's
+    `reroll` restores the row order of a block's tokens, and its `schedule` states their number. The
+    models of timm and transformers have both."""
     reroll = getattr(module, "reroll", None)
     schedule = getattr(reroll, "schedule", None) or getattr(module, "schedule", None)
     if not callable(reroll) or not isinstance(schedule, Mapping):
@@ -61,7 +63,7 @@ def _rerolled(module: nn.Module) -> Iterator[Grid]:
             height, width = planned[1]
             indices = torch.arange(float(height * width)).view(1, -1, 1)
             rolled = reroll(indices, block)
-        except Exception:  # noqa: S112  # it is another kind of reroll and states nothing
+        except Exception:  # noqa: S112  # another kind of reroll, which states nothing
             continue
         if tuple(rolled.shape) == (1, height, width, 1):
             order = tuple(int(index) for index in rolled.flatten().tolist())
