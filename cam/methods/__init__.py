@@ -1,14 +1,16 @@
-"""The methods, and what each costs.
+"""The table of explanation methods, with the functions and the cost of each.
 
 A method of one pass works on the target layer's output for n images: activations A and gradients
-G = ∂y/∂A, float (n, K, h, w), y the target's score, K the number of channels. It has either
+G = ∂y/∂A, float (n, K, h, w). y is the target's score, K is the number of channels. The method has
+either
 
-- `weights`: W, then map = Σ_k W_k ⊙ A_k: see `cam.methods.gradients`; or
-- `map`, where there is no such sum: see `cam.methods.components`.
+- `weights`, a function that returns W: then map = Σ_k W_k ⊙ A_k; see `cam.methods.gradients`; or
+- `map`, a function that returns the map where it is no such sum; see `cam.methods.components`.
 
-A method of many passes has `steps`: see `cam.methods.perturbation`. Maps are float32 (n, h, w), not
-normalised, computed in float32 or better whatever the model's precision; unless the caller wants
-both sides of a `signed` one, relu has the last word and they are ≥ 0.
+A method that runs the model itself has `steps`; see `cam.methods.perturbation`. Maps are float32
+(n, h, w) and not normalised. They are computed in float32 or better, whatever the model's
+precision. A relu is applied last, so maps are ≥ 0, unless the caller asks a `signed` method for
+the negative values, too.
 """
 
 from __future__ import annotations
@@ -282,14 +284,14 @@ METHODS: Final[dict[str, Method]] = {
 
 
 def method_named(name: str) -> Method:
-    """The method of that name in `METHODS`.
+    """Return the method of that name in `METHODS`.
 
     Raises:
-        UnknownMethod: naming those that exist.
+        UnknownMethod: if there is no such method; the message lists the methods that exist.
     """
     try:
         return METHODS[name]
-    except (KeyError, TypeError):  # what cannot be hashed is no name
+    except (KeyError, TypeError):  # an unhashable value is not a name
         raise UnknownMethod(
             f"there is no method {name!r}; the methods are {', '.join(METHODS)}"
         ) from None

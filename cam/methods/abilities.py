@@ -1,4 +1,4 @@
-"""Which methods a model cannot do, and why."""
+"""Find the methods that a model does not support, and the reason for each."""
 
 from __future__ import annotations
 
@@ -18,9 +18,11 @@ from cam.outputs.reading import AUTO, Reading
 def unsuited(
     model: nn.Module, image: Tensor, layer: str, grid: Grid, reading: Reading = AUTO
 ) -> dict[str, str]:
-    """Method name → why the model cannot do it, as half a sentence; of `cam`, at `layer`.
+    """Return the methods that the model does not support: method name → the reason, as half a
+    sentence.
 
-    A few forward passes of `image`, (1, C, H, W); the model is left as found.
+    The answer for `cam` holds for `layer`. The check makes a few forward passes of `image`,
+    (1, C, H, W), and restores the model afterwards.
     """
     found = attention_problems(model, image)
     with evaluating(model), GuidedRectifiers() as guided:

@@ -1,9 +1,10 @@
 """Methods that follow a transformer's attention from layer to layer.
 
-A_l is the attention matrix of layer l, (heads, N, N): how much each of N tokens takes from each.
-The maps lie on the grid of patches; class, distillation and register tokens are dropped at the
-end. What the model reads from the last layer, its class token or the mean of its patches, is seen
-by the gradient: `r` weights equally the rows of the last matrix on which the score depends.
+A_l is the attention matrix of layer l, (heads, N, N): a row holds the weights with which one token
+reads each of the N tokens. The maps lie on the grid of patches; class, distillation and register
+tokens are removed at the end. The model may read its class token or the mean of its patches from
+the last layer; the gradient shows which. `r` therefore puts equal weights on those rows of the last
+matrix on which the score depends.
 """
 
 from __future__ import annotations
@@ -29,8 +30,8 @@ Said = TypeVar("Said")
 def rollout(subject: Subject) -> Steps:
     """R = Π_l norm(I + mean_heads A_l), norm scaling rows to a sum of 1; map = r R.
 
-    Abnar & Zuidema, "Quantifying Attention Flow in Transformers", ACL 2020, section 3. It knows
-    no class: the map is the same for all.
+    Abnar & Zuidema, "Quantifying Attention Flow in Transformers", ACL 2020, section 3. The
+    method does not depend on the class: the map is the same for all targets.
     """
     grid, matrices, scores = _attended(subject)
     relevance = torch.eye(matrices[0].shape[-1], device=matrices[0].device)
@@ -38,7 +39,8 @@ def rollout(subject: Subject) -> Steps:
         mixed = matrix.detach()[0].float().mean(0)
         mixed = mixed + torch.eye(len(mixed), device=mixed.device)
         relevance = mixed / mixed.sum(-1, keepdim=True) @ relevance
-    row = _read(matrices[-1], scores[0]) @ relevance  # of the sum it may be nothing
+    # One score, not the sum of all: the gradient of the sum may be zero.
+    row = _read(matrices[-1], scores[0]) @ relevance
     yield Progress(1, 1)
     return Attribution(_on_patches(grid, row.expand(len(subject.targets), -1)))
 
@@ -46,8 +48,8 @@ def rollout(subject: Subject) -> Steps:
 def chefer(subject: Subject) -> Steps:
     """R ← R + Ā_l R from R = I on, Ā_l = mean_heads relu(∂y/∂A_l ⊙ A_l); map = r R, I left out.
 
-    Chefer, Gur & Wolf, "Generic Attention-model Explainability", ICCV 2021, equations 5 and 6:
-    rules for self-attention.
+    Chefer, Gur & Wolf, "Generic Attention-model Explainability", ICCV 2021, equations 5 and 6,
+    the rules for self-attention.
     """
     grid, matrices, scores = _attended(subject)
     rows = []
@@ -93,8 +95,8 @@ def legrad(subject: Subject) -> Steps:
 
 
 def attention_problems(model: nn.Module, image: Tensor) -> dict[str, str]:
-    """Which of rollout, chefer and legrad a model cannot do on images like (1, C, H, W), and why,
-    as half a sentence."""
+    """Return which of rollout, chefer and legrad a model does not support on images of the shape
+    of `image`, (1, C, H, W): method name → the reason, as half a sentence."""
     try:
         attended(model, image, model)
     except MethodUnsuited as error:
@@ -109,11 +111,18 @@ def attention_problems(model: nn.Module, image: Tensor) -> dict[str, str]:
 def attended(
     model: nn.Module, image: Tensor, run: Callable[[Tensor], Said]
 ) -> tuple[Grid, list[Tensor], Said]:
-    """Where the N tokens that a model's attention joins lie on an image (1, C, H, W), the matrices
-    (1, heads, N, N) of a pass in order, and what `run`, which makes that pass, returns.
+    """Record the attention matrices of one forward pass.
+
+    Args:
+        image: (1, C, H, W).
+        run: makes the forward pass of the image.
+
+    Returns:
+        The grid on which the N tokens of the attention lie, the matrices (1, heads, N, N) in
+        execution order, and the result of `run`.
 
     Raises:
-        MethodUnsuited: see `token_count` and `attending`; or if the tokens lie on no grid.
+        MethodUnsuited: if the tokens lie on no grid, and as `token_count` and `attending` raise it.
     """
     with evaluating(model):
         tokens = token_count(model, image)
@@ -129,10 +138,12 @@ def attended(
 
 
 def _attended(subject: Subject) -> tuple[Grid, list[Tensor], tuple[Tensor, ...]]:
-    """The grid, the matrices (1, heads, N, N) of a pass and each target's score, with a graph."""
+    """Return the grid, the matrices (1, heads, N, N) of a pass, and each target's score, with a
+    graph."""
 
     def scores(image: Tensor) -> tuple[Tensor, ...]:
-        # Taken apart here: after it the caller's mode counts, in which nothing may have a graph.
+        # The scores are separated here, where gradients are on. Afterwards the caller's grad mode
+        # is back, in which they may get no graph.
         return subject.scores_of(subject.outputs(image))[0].unbind()
 
     return attended(subject.model, subject.image, scores)
@@ -141,10 +152,11 @@ def _attended(subject: Subject) -> tuple[Grid, list[Tensor], tuple[Tensor, ...]]
 def _by_block(
     model: nn.Module, blocks: list[str], image: Tensor
 ) -> tuple[Grid, list[Tensor], list[Tensor]]:
-    """The grid, the matrices, and the tokens as they leave each block, (1, …).
+    """Return the grid, the matrices, and the tokens (1, …) that each block returns.
 
     Raises:
-        MethodUnsuited: if the model's attention is unfit, or is not one in each block.
+        MethodUnsuited: if the model's attention is unsuited, if there is not one attention in each
+            block, or if a block does not return its tokens.
     """
 
     def leaving(image: Tensor) -> dict[str, Tensor]:
@@ -165,10 +177,10 @@ def _by_block(
 
 
 def _gradients(score: Tensor, matrices: list[Tensor]) -> list[Tensor]:
-    """The score's gradients at the matrices: 0 at those it does not depend on.
+    """Return the gradients of the score at the matrices: 0 at a matrix on which it does not depend.
 
     Raises:
-        NoGradientPath: if it depends on none of them.
+        NoGradientPath: if the score depends on none of the matrices.
     """
     if not score.requires_grad:
         raise NoGradientPath("the target does not depend on any attention")
@@ -182,7 +194,8 @@ def _gradients(score: Tensor, matrices: list[Tensor]) -> list[Tensor]:
 
 
 def _read(last: Tensor, score: Tensor) -> Tensor:
-    """r, float32 (N,): equal weights on the rows of the last matrix that the score depends on."""
+    """Return r, float32 (N,): equal weights on the rows of the last matrix on which the score
+    depends, 0 on the others."""
     gradient = _gradients(score, [last])[0]
     rows = gradient[0].float().abs().amax((0, 2))
     read = (rows > 1e-6 * rows.max()).float()
@@ -190,12 +203,13 @@ def _read(last: Tensor, score: Tensor) -> Tensor:
 
 
 def _on_patches(grid: Grid, rows: Tensor) -> Tensor:
-    """(targets, N) on the grid of patches: (targets, h, w)."""
+    """Place values (targets, N) on the grid of patches: return (targets, h, w)."""
     return grid.apply(rows.detach()[..., None])[:, 0]
 
 
 def blocks_of(model: nn.Module) -> list[str]:
-    """The names of a transformer's blocks: the longest list of equal modules with children."""
+    """Return the names of a transformer's blocks: the longest list of modules of one class that all
+    have children."""
     found: list[str] = []
     for name, module in model.named_modules():
         if isinstance(module, nn.Sequential | nn.ModuleList):

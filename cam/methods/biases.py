@@ -1,4 +1,4 @@
-"""FullGrad: the score shared out among the input and every bias of the network."""
+"""FullGrad: the score is distributed over the input and every bias of the network."""
 
 from __future__ import annotations
 
@@ -26,10 +26,11 @@ from cam.methods.subject import (
 )
 
 _EPSILON = 1e-5
-"""Of a frozen batch normalisation that does not say its own: Hugging Face's DETR."""
+"""ε of a frozen batch normalisation without an `eps` attribute, as in Hugging Face's DETR."""
 _CONVOLUTIONS = (nn.Conv2d, nn.ConvTranspose2d)
 _WITHOUT = (nn.LayerNorm, nn.GroupNorm, _InstanceNorm, nn.RMSNorm)
-"""Normalisations for which no bias stands: what they take away depends on the image."""
+"""Normalisations that have no constant bias: the mean that they subtract, or the scale by which
+they divide, depends on the image."""
 
 
 def fullgrad(subject: Subject) -> Steps:
@@ -38,12 +39,12 @@ def fullgrad(subject: Subject) -> Steps:
     layer and resizes to the image.
 
     Srinivas & Fleuret, "Full-Gradient Representation", NeurIPS 2019, equation 5 and section 4,
-    with its authors' ψ; pytorch-grad-cam scales each channel by itself. Its completeness
+    with the authors' ψ; pytorch-grad-cam scales each channel separately. Completeness
     (proposition 1): X · ∂y/∂X + Σ_l b_l · ∂y/∂Z_l = y, for a network of rectifiers.
 
     Raises:
-        MethodUnsuited: if no convolution or batch normalisation of the model has a bias, or it has
-            a normalisation for which no bias stands.
+        MethodUnsuited: if no convolution or batch normalisation of the model has a bias, if the
+            model has a normalisation without a constant bias, or if a layer is TorchScript.
     """
     require_biases(subject.model)
     maps, complete = [], []
@@ -66,9 +67,10 @@ def fullgrad(subject: Subject) -> Steps:
 
 
 def require_biases(model: nn.Module) -> None:
-    """
+    """Check that FullGrad can distribute a score over the biases of the model.
+
     Raises:
-        MethodUnsuited: if FullGrad has nothing to share the score out among.
+        MethodUnsuited: if it cannot; see `fullgrad`.
     """
     modules = list(model.modules())
     if any(isinstance(module, torch.jit.ScriptModule) for module in modules):
@@ -82,26 +84,29 @@ def require_biases(model: nn.Module) -> None:
 
 
 def _spread(share: Tensor, size: tuple[int, int]) -> Tensor:
-    """Σ_k ψ(|share|)_k: (1, K, h, w) → (H, W)."""
+    """Return Σ_k ψ(|share|)_k: (1, K, h, w) → (H, W)."""
     values = share.abs()
     low, high = values.min(), values.max()
     values = (values - low) / (high - low).clamp(min=1e-20)
-    # Summing and resizing are both linear: the sum first is cheaper.
+    # Summing and resizing are both linear. To sum first is cheaper.
     return interpolate(values.sum(1, keepdim=True), size=size, mode="bilinear")[0, 0]
 
 
 @contextmanager
 def _biased(model: nn.Module) -> Iterator[dict[str, tuple[Tensor, list[Tensor]]]]:
-    """Module name → its bias, shaped to multiply its output, and the gradients there: a list that
-    every backward pass adds to."""
+    """Yield a dictionary: module name → its bias and the list of gradients at its output.
+
+    The bias is shaped to multiply the gradients. Every backward pass appends to the lists.
+    """
     at: dict[str, tuple[Tensor, list[Tensor]]] = {}
 
     def note(name: str, bias: Tensor, output: Any) -> None:
         if isinstance(output, Tensor) and output.requires_grad:
-            if output.ndim == 2:  # a normalisation's of vectors
+            if output.ndim == 2:  # a normalisation of vectors
                 bias = bias.flatten()
             _, gradients = at.setdefault(name, (bias, []))
-            # Set at once: an in-place rectifier that follows is not in this gradient.
+            # The hook is set before an in-place rectifier can change the output, so the gradient
+            # is that of the output before the rectifier.
             output.register_hook(gradients.append)  # type: ignore[no-untyped-call]
 
     def after(name: str, bias: Tensor, module: nn.Module, args: Any, output: Any) -> None:
@@ -118,22 +123,26 @@ def _biased(model: nn.Module) -> Iterator[dict[str, tuple[Tensor, list[Tensor]]]
             inner = next(module.children(), None) if _normalises(module) else None
             if inner is None:
                 handle = module.register_forward_hook(partial(after, name, bias))
-            else:  # timm's normalisations hold their activation: what goes into it is theirs
+            else:  # timm's normalisations contain their activation: its input is their output
                 handle = inner.register_forward_pre_hook(partial(before, name, bias))
             scope.callback(handle.remove)
         yield at
 
 
 def _normalises(module: Any) -> bool:
-    """Whether it is a batch normalisation by statistics that stand: torch's, or the frozen one of
-    torchvision, timm, Detectron2 and Hugging Face's DETR, each a class of its own."""
+    """Return whether the module is a batch normalisation with stored statistics.
+
+    It may be torch's, or the frozen one of torchvision, timm, Detectron2 or Hugging Face's DETR,
+    each of which is a separate class.
+    """
     statistics = (getattr(module, "running_mean", None), getattr(module, "running_var", None))
     known = isinstance(module, _BatchNorm) or "FrozenBatchNorm" in type(module).__name__
     return known and all(isinstance(each, Tensor) for each in statistics)
 
 
 def _bias(module: Any) -> Tensor | None:
-    """What the module adds, (1, K, 1, 1) or of a linear layer (K,); None if nothing."""
+    """Return what the module adds, (1, K, 1, 1), or (K,) for a linear layer; None if it adds
+    nothing."""
     if _normalises(module):
         scale = (module.running_var + getattr(module, "eps", _EPSILON)).rsqrt()
         if module.weight is not None:

@@ -1,4 +1,4 @@
-"""Finer-CAM's score: a class beside those most like it."""
+"""Finer-CAM's score: a class compared with the classes most similar to it."""
 
 from __future__ import annotations
 
@@ -17,12 +17,14 @@ def finer(target: Target, output: Output) -> Tensor:
     that of the target's class c, p their softmax probabilities.
 
     Zhang et al., "Finer-CAM", CVPR 2025, equation 5 with α = 1, weighted as in its authors' code
-    (pytorch-grad-cam's FinerWeightedTarget). The weights are the softmax of the rivals' outputs
-    whatever the model's activation: they weight the nearest classes most also where classes do not
-    exclude each other. Of a model of one output, the only rival is the other class: y = 2 z.
+    (pytorch-grad-cam's FinerWeightedTarget). The weights are the softmax of the rivals' logits,
+    whatever the model's activation: the rivals with the highest logits get the greatest weights,
+    also where classes do not exclude each other. In a model of one output, the other class is the
+    only rival: y = 2 z, z the class's logit.
 
     Raises:
-        MethodUnsuited: if the target is no class of a classifier.
+        MethodUnsuited: if the target is not a class of a classifier, or if it has `minus` or is of
+            something other than the logit.
     """
     logits = output.logits
     if not isinstance(target, ClassTarget) or logits is None or len(logits) < 2:
@@ -35,7 +37,8 @@ def finer(target: Target, output: Output) -> Tensor:
     far = (logits - logits[target.index]).detach().abs()
     far[target.index] = torch.inf
     rivals = far.topk(min(RIVALS, len(logits) - 1), largest=False).indices
-    # Their probabilities over their sum, also where both are too small for a number.
+    # The softmax of the rivals alone equals their probabilities divided by the sum of these, and
+    # does not underflow where the probabilities do.
     weights = logits[rivals].softmax(0)
     score = (weights * (logits[target.index] - logits[rivals])).sum()
     return -score if target.against else score

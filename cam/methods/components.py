@@ -1,8 +1,8 @@
-"""Methods that look for the main pattern in the activations, whatever the class.
+"""Methods that find the main pattern in the activations, or in gradient times activation.
 
 Each takes activations A and gradients G = ∂y/∂A, float (n, K, h, w), and returns the maps, float32
-(n, h, w), ≥ 0; those of a leading component as a `Component`. X is an image's activations as a
-matrix: its rows are the h × w positions, its columns the K channels.
+(n, h, w), ≥ 0. Methods of a leading component return a `Component`. X is an image's activations as
+a matrix: its rows are the h × w positions, its columns are the K channels.
 """
 
 from __future__ import annotations
@@ -15,38 +15,38 @@ from torch import Tensor
 from cam.errors import GridTooLarge
 
 MAX_POSITIONS = 1024
-"""Of kernel methods, which compare every position with every other."""
+"""Maximum number of positions for kernel methods, which compare every position with every other."""
 LEAST_GAP: Final = {
     torch.float64: 2 * 2e-14 / 1e-3,
     torch.float32: 2 * 1e-5 / 1e-3,
     torch.float16: 2 * 4e-3 / 0.1,
     torch.bfloat16: 2 * 3e-2 / 0.1,
 }
-"""Activations' precision → the least relative gap (λ₁ − λ₂) / λ₁ of the two leading eigenvalues of
-X Xᵀ at which rounding leaves the map as it is. A change of X by ε turns the leading vector by an
-angle whose sine is at most about 2 ε λ₁ / (λ₁ − λ₂) (Davis & Kahan, 1970), and moves the map by as
-much of its peak. In float32 the embedded model's activations and gradients have an ε of up to 1e-5,
-and the map is asked to be right to 1e-3 of its peak; float64 in proportion to its precision. In
-bfloat16 the activations have an ε of 3e-2, in float16 an eighth of that, and the map is asked to be
-right to 0.1."""
+"""Precision of the activations → minimum relative gap (λ₁ − λ₂) / λ₁ of the two leading eigenvalues
+of X Xᵀ at which rounding does not disturb the map. A change of X by ε turns the leading vector by
+an angle whose sine is at most about 2 ε λ₁ / (λ₁ − λ₂) (Davis & Kahan, 1970), and changes the map
+by the same share of its peak. In float32 the embedded model's activations and gradients have an ε
+of up to 1e-5, and the map must be correct to 1e-3 of its peak. In float64, ε is smaller in
+proportion to the precision. In bfloat16 the activations have an ε of 3e-2, in float16 an eighth of
+that, and the map must be correct to 0.1 of its peak."""
 
 
 class Component(NamedTuple):
     """The leading components of n images."""
 
     maps: Tensor
-    """The projections on them, float32 (n, h, w), ≥ 0."""
+    """Projections on the leading components, float32 (n, h, w), ≥ 0."""
     ratio: Tensor
-    """λ₂ / λ₁, the strength of the next component relative to theirs, (n,), 0 … 1, on the CPU; 0
-    where there is none."""
+    """λ₂ / λ₁, the strength of the second component relative to the first, (n,), 0 … 1, on the CPU;
+    0 where there is no second component."""
 
 
 def eigencam(activations: Tensor, gradients: Tensor) -> Component:
     """map = relu(X v), v the first right singular vector of X.
 
-    Muhammad & Yeasin, "Eigen-CAM", IJCNN 2020, section III. A singular vector has no sign: here it
-    is the one that agrees with Σ_k A_k. pytorch-grad-cam centres the columns of X
-    first and leaves the sign to chance, so that the same photo may come out inverted.
+    Muhammad & Yeasin, "Eigen-CAM", IJCNN 2020, section III. The sign of a singular vector is
+    arbitrary; here it is the one that agrees with Σ_k A_k. pytorch-grad-cam centres the columns of
+    X first and does not fix the sign, so the same photo may get an inverted map.
     """
     return projected(activations.float(), centred=False)
 
@@ -54,8 +54,8 @@ def eigencam(activations: Tensor, gradients: Tensor) -> Component:
 def eigengradcam(activations: Tensor, gradients: Tensor) -> Component:
     """map = relu(X v) with X of G ⊙ A, its columns centred, v its first right singular vector.
 
-    pytorch-grad-cam's EigenGradCAM; but the sign, which that leaves to chance, is the one that
-    agrees with Σ_k G_k ⊙ A_k.
+    pytorch-grad-cam's EigenGradCAM, except for the sign, which pytorch-grad-cam does not fix: here
+    it is the one that agrees with Σ_k G_k ⊙ A_k.
     """
     return projected(gradients.float() * activations.float(), centred=True)
 
@@ -64,11 +64,11 @@ def kpcacam(activations: Tensor, gradients: Tensor) -> Component:
     """map = relu(√λ u), λ and u the first eigenvalue and eigenvector of the centred kernel matrix
     of X's rows, κ(x, y) = tanh(x·y / K + 1), the columns of X centred.
 
-    Karmani et al., "KPCA-CAM", 2024, as in its authors' code in pytorch-grad-cam; but the sign,
-    which that leaves to chance, is the one that agrees with Σ_k A_k.
+    Karmani et al., "KPCA-CAM", 2024, as in its authors' code in pytorch-grad-cam, except for the
+    sign, which that code does not fix: here it is the one that agrees with Σ_k A_k.
 
     Raises:
-        GridTooLarge: for a layer of more than MAX_POSITIONS positions.
+        GridTooLarge: if the layer has more than MAX_POSITIONS positions.
     """
     a = activations.float()
     n, channels, height, width = a.shape
@@ -94,8 +94,8 @@ def fem(activations: Tensor, gradients: Tensor) -> Tensor:
     positions.
 
     Fuad et al., "Features Understanding in 3D CNNs", IPTA 2020. pytorch-grad-cam weights the
-    activations by each channel's share of positions over the threshold instead. Needs five
-    positions or more: of fewer none can be two standard deviations above the mean of all.
+    activations by each channel's share of positions above the threshold instead. The layer needs
+    five positions or more: with fewer, no position can be two standard deviations above the mean.
     """
     a = activations.float()
     mean = a.mean(dim=(2, 3), keepdim=True)
@@ -105,9 +105,13 @@ def fem(activations: Tensor, gradients: Tensor) -> Tensor:
 
 
 def projected(features: Tensor, *, centred: bool = True) -> Component:
-    """(n, K, h, w) → the rows' projections (n, h, w) on the first right singular vector, ≥ 0."""
+    """Project features (n, K, h, w) on the first right singular vector of X: maps (n, h, w), ≥ 0.
+
+    X is the matrix of one image's features; with `centred`, its columns are centred first.
+    """
     n, _, height, width = features.shape
-    # In double precision the smaller Gram matrix is as good as a decomposition of X, and cheap.
+    # In double precision, the eigenvectors of the smaller Gram matrix are accurate enough, and
+    # cheaper than a singular value decomposition of X.
     x = features.flatten(2).transpose(1, 2).double().cpu()
     if centred:
         x = x - x.mean(1, keepdim=True)
@@ -122,7 +126,7 @@ def projected(features: Tensor, *, centred: bool = True) -> Component:
 
 
 def _ratio(values: Tensor) -> Tensor:
-    """λ₂ / λ₁ of eigenvalues (n, m) in ascending order."""
+    """Return λ₂ / λ₁, (n,), of eigenvalues (n, m) in ascending order."""
     first = values[:, -1]
     if values.shape[1] < 2:
         return torch.zeros_like(first)
@@ -130,6 +134,7 @@ def _ratio(values: Tensor) -> Tensor:
 
 
 def _signed(projection: Tensor, like: Tensor) -> Tensor:
-    """The projection (n, positions) or its negative, whichever agrees with `like`, and its relu."""
+    """Return the relu of the projection (n, positions) or of its negative, whichever agrees with
+    `like`."""
     agreement = (projection * like).sum(1, keepdim=True)
     return torch.where(agreement < 0, -projection, projection).relu()

@@ -1,5 +1,6 @@
-"""Methods that need more than the one gradient at the layer: gradients of noisy copies, or how the
-gradient itself changes. Generators like those of `cam.methods.perturbation`.
+"""Methods that use gradients of noisy copies, or second derivatives, at the layer.
+
+They are generators like those of `cam.methods.perturbation`.
 """
 
 from __future__ import annotations
@@ -22,8 +23,8 @@ def smoothgradcam_plusplus(subject: Subject) -> Steps:
     """α = D² / (2 D² + D³ Σ_ab A_kab), D^p = 1/n Σ_i G_i^p over n noisy copies of the photo;
     W_k = Σ_ij α relu(D¹);  map = relu(Σ_k W_k A_k), A of the photo itself.
 
-    Omeiza et al., "Smooth Grad-CAM++", 2019, equations 4 and 5, but for the numerator of α, D² as
-    in Grad-CAM++ (and torchcam) where the paper prints D¹. torchcam weights the last copy's
+    Omeiza et al., "Smooth Grad-CAM++", 2019, equations 4 and 5. The numerator of α is D², as in
+    Grad-CAM++ and torchcam; the paper prints D¹. torchcam weights the last copy's
     gradient instead of D¹. The noise is SmoothGrad's, from a fixed seed.
     """
     a = subject.activations()
@@ -44,15 +45,16 @@ def shapleycam(subject: Subject) -> Steps:
     """W_k = 1/(hw) Σ_ij (G − ½ H A)_kij, H the Hessian of y at the layer;
     map = relu(Σ_k W_k A_k).
 
-    Cai, "CAMs as Shapley Value-based Explainers", 2025, equation 18. Where all that follows the
-    layer is piecewise linear, H = 0 and the map is Grad-CAM's.
+    Cai, "CAMs as Shapley Value-based Explainers", 2025, equation 18. Where everything after
+    the layer is piecewise linear, H = 0 and the map is Grad-CAM's.
 
     Raises:
-        MethodUnsuited: if something after the layer has no second derivative.
+        MethodUnsuited: if an operation after the layer has no second derivative.
     """
     found = []
     for turn in range(len(subject.targets)):
-        # Fused attention has no second derivative; which one is used is the process's choice.
+        # Fused attention has no second derivative. The attention backend is a setting of the whole
+        # process, so one thread at a time may change it.
         with (
             _ATTENTION,
             sdpa_kernel(SDPBackend.MATH),
@@ -77,7 +79,7 @@ def shapleycam(subject: Subject) -> Steps:
 
 
 def _gradients(subject: Subject, images: Tensor) -> Tensor:
-    """Each target's gradient at the layer for each image: float32 (targets, n, K, h, w)."""
+    """Return each target's gradient at the layer for each image: float32 (targets, n, K, h, w)."""
     found = []
     with subject.captured(images) as (capture, scores):
         for score in scores:

@@ -21,17 +21,17 @@ from cam.outputs.output import Output
 from cam.targets import ClassTarget, Target
 
 CELLS: Final = 16
-"""Of D-RISE's masks, on a side: the paper's s, for objects that are small in the image."""
+"""Cells on each side of D-RISE's masks: the paper's s, for objects that are small in the image."""
 
 
 def box_score(target: Target, output: Output) -> Tensor:
-    """The score of the target's box.
+    """Return the score of the target's box.
 
-    ODAM differentiates the class score. It is a probability: a box so sure that its score is 1 in
-    float32 has no gradient.
+    ODAM differentiates the class score, which is a probability. A box whose score rounds to 1 in
+    float32 therefore has no gradient.
 
     Raises:
-        MethodUnsuited: if there are no boxes.
+        MethodUnsuited: if the model is not a detector.
     """
     if output.detections is None:
         raise MethodUnsuited("it explains the boxes of a detector: hirescam is the same at a layer")
@@ -43,15 +43,17 @@ def fused_levels(maps: Mapping[str, NDArray[np.float32]]) -> NDArray[np.float32]
     to the finest of the levels, of n positions.
 
     Zhao & Chan, "ODAM: Gradient-based Instance-Specific Visual Explanations for Object Detection",
-    ICLR 2023, equations 1 and 2, without the optional smoothing of the gradients, as in its
-    authors' code, which takes the one level of the box. Where a box has several, their parts in
-    the score add up: a position of a coarse level is shared out among those it covers.
+    ICLR 2023, equations 1 and 2, without the optional smoothing of the gradients, as in the
+    authors' code, which uses the one level of the box. Where a box has several levels, their parts
+    of the score add up: the value at a position of a coarse level is divided among the finer
+    positions that it covers.
 
     Args:
-        maps: level → float32 (h, w) of what the box reaches; at least one.
+        maps: level → its map, float32 (h, w), for each level that the score depends on; at least
+            one.
 
     Returns:
-        float32 (h, w) of the finest level.
+        float32 (h, w), of the size of the finest level.
     """
     height, width = max(
         (each.shape for each in maps.values()), key=lambda shape: shape[0] * shape[1]
@@ -68,12 +70,12 @@ def drise(subject: Subject) -> Steps:
     that is explained, in X itself.
 
     Petsiuk et al., "Black-box Explanation of Object Detectors via Saliency Maps", CVPR 2021,
-    equations 3 to 8: RISE's masks, of 16 × 16 cells, each open with p = 0.5. The paper takes N =
-    5,000 of them. The objectness O is the box's score. Where a model says its best class alone, P
-    has that one: the cosine is 1 for boxes of one class, else 0. The masks come from a fixed seed.
+    equations 3 to 8, with RISE's masks of 16 × 16 cells, each open with p = 0.5. The paper uses
+    N = 5,000 masks. The objectness O is the box's score. If the model returns only the best class
+    of a box, the cosine is 1 for boxes of the same class, else 0. The masks come from a fixed seed.
 
     Raises:
-        MethodUnsuited: if the model is no detector, or of a target that is against a box.
+        MethodUnsuited: if the model is not a detector, or if a target is against a box.
     """
     (output,) = subject.said(subject.image)
     boxes = [_box_of(target, output) for target in subject.targets]
@@ -93,17 +95,21 @@ def drise(subject: Subject) -> Steps:
 
 
 def _box_of(target: Target, output: Output) -> Detections:
-    """The one detection that a target is about."""
+    """Return the one detection that the target asks about.
+
+    Raises:
+        MethodUnsuited: see `drise`.
+    """
     found = output.detections
     if found is None or not isinstance(target, ClassTarget) or target.against:
         raise MethodUnsuited("drise explains a box of a detector, and what speaks for it alone")
     best = target.find(found)
-    assert best is not None  # a target that is not there was refused before
+    assert best is not None  # a target without a detection was refused before
     return found.rows([best])
 
 
 def _similarity(box: Detections, found: Detections | None) -> float:
-    assert found is not None  # of a detector
+    assert found is not None  # the model is a detector
     if not len(found.scores):
         return 0.0
     overlap = box_iou(box.boxes.float(), found.boxes.float())[0]

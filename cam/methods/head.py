@@ -1,10 +1,10 @@
-"""A linear head behind a mean over positions: its weights are the gradient, no backward needed.
+"""Gradients behind a pooled linear head, from its weights and without a backward pass.
 
     head = pooled_head(model, image, "layer4", grid)   # once
     explain_batch(model, images, questions, head=head)
 
-Where logits are z = W mean(A) + b, ∂y/∂A_kij = Σ_c (∂y/∂z_c) W_ck / (hw) for every y made of
-logits.
+If the logits are z = W mean(A) + b, then ∂y/∂A_kij = Σ_c (∂y/∂z_c) W_ck / (hw) for every score y
+that is computed from the logits.
 """
 
 from __future__ import annotations
@@ -24,38 +24,41 @@ from cam.hooks.quantised import is_quantised, weights_of
 from cam.outputs.reading import AUTO, Reading, logits_of
 
 TOLERANCE = 1e-3
-"""Relative, of the mean that the head must have read; bfloat16 has its own, which is more."""
+"""Relative tolerance of the comparisons that recognise the head. For a dtype whose machine epsilon
+is larger, as bfloat16's is, that epsilon is the tolerance."""
 
 
 @dataclass(frozen=True, eq=False)
 class PooledHead:
-    """What stands between a layer and a classifier's logits, where that is a mean over positions
-    and a linear map."""
+    """A mean over positions and a linear map, between a layer and a classifier's logits."""
 
     layer: str
     grid: Grid
-    """Where the positions in the layer's output are."""
+    """Position of the h × w grid in the layer's output."""
     weights: Tensor
-    """float32 (C, K), for C outputs, each a class unless there is but one, and K channels."""
+    """float32 (C, K), for C outputs and K channels. Each output is a class, but a single output
+    stands for two classes."""
     rectified: bool
-    """Whether negative activations are cut off before the mean, as DenseNet does."""
+    """Whether negative activations are set to 0 before the mean, as in DenseNet."""
 
     def signals(self, output: Tensor, logits: Tensor) -> HeadSignals:
-        """What `answer` needs of a forward pass that ended in `logits`, (B, C), and had this
-        output at the layer."""
+        """Return the signals of a forward pass that had this output at the layer and ended in
+        `logits`, (B, C)."""
         return HeadSignals(self, output, logits)
 
 
 class HeadSignals:
-    """Activations and gradients without a graph through the model; `cam.passes.onepass.Signals`
-    gets them with one."""
+    """Activations and gradients at the head's layer, without a graph through the model.
+
+    The class implements the protocol `cam.passes.maps.Signals`.
+    """
 
     def __init__(self, head: PooledHead, output: Tensor, logits: Tensor) -> None:
         self._head = head
         self.grids = {head.layer: Grid("channels first", head.grid.height, head.grid.width)}
         self._activations = head.grid.apply(output)
         self.logits = logits.float().clone().requires_grad_()
-        """(B, C), as the head returned them: the leaf of every score's graph."""
+        """float32 (B, C), a copy of the head's logits: the leaf of every score's graph."""
         self._gradients: Tensor | None = None
 
     @property
@@ -81,8 +84,10 @@ class HeadSignals:
 def pooled_head(
     model: nn.Module, image: Tensor, layer: str, grid: Grid, reading: Reading = AUTO
 ) -> PooledHead:
-    """The linear head (or convolution of one pixel) that reads the mean of the layer's output over
-    positions and returns the logits; told by what goes into it and comes out, not by names.
+    """Return the linear head (or 1 × 1 convolution) that reads the mean over positions of the
+    layer's output and returns the logits.
+
+    The head is recognised by its input and output in one forward pass, not by its name.
 
     Args:
         image: (1, C, H, W), on the model's device and in its dtype.
@@ -90,7 +95,7 @@ def pooled_head(
         reading: says where the logits are.
 
     Raises:
-        MethodUnsuited: if there is none.
+        MethodUnsuited: if the model has no such head.
     """
     given: dict[str, Tensor] = {}
     outputs: dict[str, Any] = {}
@@ -98,7 +103,7 @@ def pooled_head(
     def note(name: str, module: nn.Module, args: Any, output: Any) -> None:
         if args and isinstance(args[0], Tensor):
             given[name] = args[0]
-        # An in-place rectifier may follow.
+        # A copy, because an in-place rectifier may follow.
         outputs[name] = output.clone() if isinstance(output, Tensor) else output
 
     modules = dict(model.named_modules())
@@ -112,7 +117,7 @@ def pooled_head(
         scope.enter_context(torch.no_grad())
         for name in {*heads, layer}:
             scope.callback(modules[name].register_forward_hook(partial(note, name)).remove)
-        # The clone: the model may change it in place.
+        # A copy, because the model may change its input in place.
         logits = logits_of(model(image.clone()), reading, batch=len(image))
     if logits.ndim == 2 and isinstance(outputs.get(layer), Tensor):
         a = grid.apply(outputs[layer]).float()
@@ -126,7 +131,7 @@ def pooled_head(
             weights = _weights(modules[name])
             if weights is None or not read.is_floating_point():
                 continue
-            if weights[0].numel() != read.numel():  # a window's, or a group's
+            if weights[0].numel() != read.numel():  # a larger window, or groups
                 continue
             for rectified in (False, True):
                 mean = (a.relu() if rectified else a).mean(dim=(2, 3)).flatten()
@@ -140,8 +145,8 @@ def pooled_head(
 
 
 def _weights(module: nn.Module) -> Tensor | None:
-    """float32 (C, K, …) of a linear layer or a convolution; None where they are no tensor of
-    numbers."""
+    """Return the weights of a linear layer or a convolution, float32 (C, K, …); None if they are
+    not a floating-point tensor."""
     weights = weights_of(module)[0] if is_quantised(module) else module.weight
     if not isinstance(weights, Tensor) or not weights.is_floating_point():
         return None
@@ -149,7 +154,7 @@ def _weights(module: nn.Module) -> Tensor | None:
 
 
 def _equal(one: Tensor, other: Tensor) -> bool:
-    """Whether they are, as far as the coarser of their precisions tells."""
+    """Return whether the tensors are equal within the tolerance of the coarser dtype."""
     coarse = max(TOLERANCE, torch.finfo(one.dtype).eps, torch.finfo(other.dtype).eps)
     one, other = one.float().flatten(), other.float().flatten()
     return bool((one - other).abs().max() <= coarse * other.abs().max())

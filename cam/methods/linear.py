@@ -1,4 +1,4 @@
-"""CAM: the weights of a linear head that reads the layer's mean."""
+"""CAM: channels weighted by the linear head that reads the layer's mean."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ def cam(subject: Subject) -> Steps:
     its positions; with a contrast, the difference of two rows. A head of one output has the row w
     for the positive class and −w for the negative one.
 
-    Zhou et al., "Learning Deep Features for Discriminative Localization", CVPR 2016, equation 2;
-    the paper has no relu: `signed` leaves it out. Of DenseNet's kind, which rectify between layer
-    and mean, A is rectified, too.
+    Zhou et al., "Learning Deep Features for Discriminative Localization", CVPR 2016, equation 2.
+    The paper has no relu; `signed` leaves it out. For models that apply a relu between the layer
+    and the mean, such as DenseNet, A is rectified, too.
 
     Raises:
-        MethodUnsuited: if the head is another, or the target is no logit.
+        MethodUnsuited: if the model has no such head, or if a target is not a class's logit.
     """
     head = pooled_head(subject.model, subject.image, subject.layer, subject.grid, subject.reading)
     weights = head.weights

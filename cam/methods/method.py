@@ -1,4 +1,4 @@
-"""One way from a model and an image to a map."""
+"""The `Method` class: the description of one explanation method."""
 
 from __future__ import annotations
 
@@ -14,52 +14,57 @@ from cam.methods.subject import Score, Steps, Subject
 
 Cost = Literal["one forward", "one backward", "two backwards", "N forwards", "N backwards"]
 INPUT: Final = "input"
-"""Stands where a layer's name would, for methods that look at the image itself."""
+"""Name that stands in place of a layer's name, for methods that explain at the image itself."""
 
 
 @dataclass(frozen=True)
 class Method:
-    """One way from a model and an image to a map."""
+    """One way to compute a map for a model and an image."""
 
     name: str
     summary: str
-    """One line for people who choose."""
+    """One-line description for users who choose a method."""
     cost: Cost
-    """Beside the forward pass up to the target layer, which all share."""
+    """Cost in addition to the forward pass up to the target layer, which all methods share."""
     weights: Callable[[Tensor, Tensor], Tensor] | None = None
     map: Callable[[Tensor, Tensor], Tensor | Component] | None = None
     steps: Callable[[Subject], Steps] | None = None
     score: Score | None = None
-    """What it differentiates instead of the target's own score."""
+    """Score that the method differentiates instead of the target's own score."""
     at: Literal["layer", "input"] = "layer"
-    """`input`: no target layer is asked for."""
+    """Whether the method takes a target layer; a method at the `input` takes none."""
     budget: int = 0
-    """Most forward passes of one image, unless the caller says otherwise."""
+    """Maximum number of forward passes of one image, unless the caller sets another."""
     class_specific: bool = True
     """Whether the map depends on the target."""
     signed: bool = False
-    """Whether it has a side below 0: what speaks against the target."""
+    """Whether the map can have values below 0, which are evidence against the target."""
     replays: bool = False
-    """Whether it runs what follows the layer again, from a record of the first forward pass."""
+    """Whether the method runs the layers after the target layer again, from a record of the first
+    forward pass."""
     levels: bool = False
-    """Whether it makes one map of all the layers together; its default ones are a detector's
-    levels."""
+    """Whether the method makes one map of all the layers together. Its default layers are a
+    detector's levels."""
 
     @property
     def differentiates(self) -> bool:
-        """Whether it needs the layer's gradient, in one pass."""
+        """Whether the method needs the layer's gradient, in one pass."""
         return self.steps is None and self.class_specific
 
     def apply(
         self, activations: Tensor, gradients: Tensor, *, eigen: bool = False
     ) -> tuple[Tensor, Tensor | None]:
-        """The maps, float32 (n, h, w), before any relu, of a method of one pass; with `eigen`, the
-        weighted activations' first principal component instead of their sum. And of a leading
-        component its `Component.ratio`, (n,)."""
+        """Return the maps of a method of one pass, float32 (n, h, w), and their `Component.ratio`.
+
+        The relu of the weighted sum is left to the caller. With `eigen`, the maps of a method that
+        has `weights` are projections on the first principal component of the weighted activations,
+        instead of their sum. The ratio, (n,), is None where the maps are not projections on a
+        leading component.
+        """
         if self.map:
             found = self.map(activations, gradients)
             return found if isinstance(found, Component) else (found, None)
-        assert self.weights  # where there are no steps
+        assert self.weights  # a method without `steps` and `map` has weights
         weights = self.weights(activations, gradients)
         if eigen:
             return projected(weights * activations.float())

@@ -1,8 +1,8 @@
-"""Methods that change the image or a layer and watch the score: N forward passes, no gradient.
+"""Methods that change the image or a layer and observe the score: N forward passes, no gradient.
 
-Each is a generator: after every chunk of forward passes it yields its progress, and it returns an
-`Attribution`. Nothing of the model is held between two steps. The formulas' last relu is left to
-the caller, who may want the other side, too.
+Each method is a generator: it yields its progress after every chunk of forward passes, and returns
+an `Attribution` at the end. Between two steps it holds no lock and no hook on the model. The last
+relu of the formulas is left to the caller, which may want the negative values, too.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from cam.errors import MethodUnsuited
 from cam.methods.subject import Attribution, Passes, Progress, Steps, Subject
 
 SAMPLES = 10
-"""Of each channel in SS-CAM and IS-CAM: the N of both papers' experiments."""
+"""Samples of each channel in SS-CAM and IS-CAM: the N of both papers' experiments."""
 NOISE = 2.0
-"""SS-CAM's σ, as its paper has it, in units of the activation."""
+"""σ of SS-CAM, as in its paper, in units of the activation."""
 
 
 def scorecam(subject: Subject) -> Steps:
     """α_k = softmax_k(y(X ∘ H_k)), H_k = A_k resized to the image and min-max scaled;
     map = relu(Σ_k α_k A_k).
 
-    Wang et al., "Score-CAM", CVPR workshops 2020, algorithm 1. Without a budget for all channels
-    those of the greatest variance are taken. pytorch-grad-cam resizes with aligned corners, here
-    (and in torchcam) pixel centres are.
+    Wang et al., "Score-CAM", CVPR workshops 2020, algorithm 1. If the budget is less than the
+    number of channels, the channels of the greatest variance are used. pytorch-grad-cam resizes
+    with aligned corners; here, as in torchcam, pixel centres are aligned.
     """
     return (yield from _masked(subject, 1, lambda masks, sample: _scaled(masks)))
 
@@ -39,8 +39,8 @@ def sscam(subject: Subject) -> Steps:
     δ_i ~ N(0, σ²) at each pixel, N = 10, σ = 2; map = relu(Σ_k α_k A_k).
 
     Wang et al., "SS-CAM: Smoothed Score-CAM", 2020, section 3, smoothing of the feature maps. The
-    noise comes from a fixed seed, so the same photo gets the same map. A tenth of the budget is
-    the number of channels, those of the greatest variance.
+    noise comes from a fixed seed, so the same photo gets the same map. The number of
+    channels is at most a tenth of the budget; the channels of the greatest variance are used.
     """
     rng = torch.Generator().manual_seed(0)
 
@@ -54,9 +54,9 @@ def iscam(subject: Subject) -> Steps:
     """α_k = softmax_k(1/N Σ_i y(c_i X ∘ H_k)), c_i = Σ_{j ≤ i} j/N, N = 10, H_k as in Score-CAM;
     map = relu(Σ_k α_k A_k).
 
-    Naidu et al., "IS-CAM: Integrated Score-CAM", 2020, algorithm 1, whose factors add up, so that
-    the last is (N + 1) / 2; so does torchcam. A tenth of the budget is the number of channels,
-    those of the greatest variance.
+    Naidu et al., "IS-CAM: Integrated Score-CAM", 2020, algorithm 1. Its factors add up, so the
+    last one is (N + 1) / 2, as in torchcam. The number of channels is at most a tenth of the
+    budget; the channels of the greatest variance are used.
     """
 
     def scaled(masks: Tensor, sample: int) -> Tensor:
@@ -66,8 +66,11 @@ def iscam(subject: Subject) -> Steps:
 
 
 def _masked(subject: Subject, samples: int, shape: Callable[[Tensor, int], Tensor]) -> Steps:
-    """The channels weighted by the softmax of their scores, each the mean over samples 1 …
-    `samples` of the photo seen through `shape(resized channels (n, 1, H, W), sample)`."""
+    """Weight the channels by the softmax of their scores.
+
+    The score of a channel is the mean over samples 1 … `samples` of the score of the photo times
+    `shape(resized channels (n, 1, H, W), sample)`.
+    """
     a = subject.activations()
     whole = a.shape[1] * samples
     samples = min(samples, subject.budget)
@@ -93,11 +96,11 @@ def _masked(subject: Subject, samples: int, shape: Callable[[Tensor, int], Tenso
 def ablationcam(subject: Subject) -> Steps:
     """w_k = (y − y_k) / |y|, y_k the score without channel k; map = relu(Σ_k w_k A_k).
 
-    Desai & Ramaswamy, "Ablation-CAM", WACV 2020, equations 5 and 6, which divide by y: the same
-    for a positive score, while a negative one would turn the map inside out. Only what lies behind
-    the layer is run again. Without a budget for all channels those of the greatest variance are
-    taken. A channel is set to zero; pytorch-grad-cam sets it below the layer's minimum where that
-    minimum is not zero.
+    Desai & Ramaswamy, "Ablation-CAM", WACV 2020, equations 5 and 6. The paper divides by y,
+    which is the same for a positive score; a negative score would invert the map. Only the part of
+    the model after the layer is run again. If the budget is less than the number of channels, the
+    channels of the greatest variance are used. A channel is set to zero; pytorch-grad-cam sets it
+    below the layer's minimum where that minimum is not zero.
     """
     replay = subject.replay()
     a = subject.activations()
@@ -121,12 +124,12 @@ def ablationcam(subject: Subject) -> Steps:
 def rise(subject: Subject) -> Steps:
     """map = 1/(N p) Σ_i P(X ∘ M_i) M_i over N random masks M_i, P the target's probability.
 
-    Petsiuk et al., "RISE", BMVC 2018, equation 6: masks of 7 × 7 cells, each open with p = 0.5,
-    enlarged smoothly and shifted by a random part of a cell. The masks come from a fixed seed, so
-    the same photo gets the same map.
+    Petsiuk et al., "RISE", BMVC 2018, equation 6, with masks of 7 × 7 cells, each open with
+    p = 0.5, enlarged smoothly and shifted by a random part of a cell. The masks come from a fixed
+    seed, so the same photo gets the same map.
 
     Raises:
-        MethodUnsuited: of a target that is against a class: no probability is below 0.
+        MethodUnsuited: if a target is against a class, because no probability is below 0.
     """
     if any(getattr(target, "against", False) for target in subject.targets):
         raise MethodUnsuited(
@@ -146,9 +149,11 @@ def rise(subject: Subject) -> Steps:
 
 
 def random_masks(subject: Subject, *, cells: int, opened: float) -> Iterator[Tensor]:
-    """RISE's masks, as many as the budget allows, (n, 1, H, W) a chunk, in 0 … 1: `cells`
-    × `cells` of them, each open with probability `opened`, enlarged smoothly and shifted by a
-    random part of a cell. From a fixed seed."""
+    """Yield RISE's masks in chunks (n, 1, H, W), in 0 … 1, as many as the budget allows.
+
+    A mask has `cells` × `cells` cells, each open with probability `opened`. It is enlarged smoothly
+    and shifted by a random part of a cell. The masks come from a fixed seed.
+    """
     height, width = subject.size
     rng = torch.Generator().manual_seed(0)
     step_y, step_x = -(-height // cells), -(-width // cells)
@@ -172,7 +177,7 @@ def occlusion(subject: Subject) -> Steps:
 
     Zeiler & Fergus, "Visualizing and Understanding Convolutional Networks", ECCV 2014, section
     4.2. The cells are as small as the budget allows, at most 28 on the longer side; a window is
-    2 × 2 cells and moves by one. Gray is the preprocessing's mean, 0.
+    2 × 2 cells and moves by one cell. Gray is 0, the preprocessing's mean.
     """
     height, width = subject.size
     for cell in itertools.count(-(-max(height, width) // 28)):
@@ -200,12 +205,13 @@ def occlusion(subject: Subject) -> Steps:
 
 
 def _scaled(masks: Tensor) -> Tensor:
-    """Each mask (n, 1, H, W) min-max scaled to 0 … 1."""
+    """Scale each mask (n, 1, H, W) to 0 … 1 by its minimum and maximum."""
     low, high = masks.amin(dim=(2, 3), keepdim=True), masks.amax(dim=(2, 3), keepdim=True)
     return (masks - low) / (high - low).clamp(min=1e-8)
 
 
 def _strongest(activations: Tensor, budget: int) -> Tensor:
-    """The indices of the at most `budget` channels of the greatest variance, that one first."""
+    """Return the indices of the channels of the greatest variance, at most `budget`, in descending
+    order."""
     variance = activations[0].flatten(1).var(dim=1)
     return variance.topk(min(budget, len(variance))).indices

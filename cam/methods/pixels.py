@@ -1,6 +1,6 @@
 """Methods that differentiate the score with respect to the image itself.
 
-Generators like those of `cam.methods.perturbation`; their maps have the input's size.
+They are generators like those of `cam.methods.perturbation`. Their maps have the input's size.
 """
 
 from __future__ import annotations
@@ -17,11 +17,13 @@ from cam.methods.gradients import gradcam, weighted_sum
 from cam.methods.subject import Attribution, Completeness, Progress, Steps, Subject
 
 NOISE = 0.15
-"""SmoothGrad's σ as a share of the image's range: within the 0.1 … 0.2 that the paper advises."""
+"""σ of SmoothGrad as a share of the image's range; the paper recommends 0.1 … 0.2."""
 
 
 def gradient(subject: Subject) -> Steps:
-    """map = max_c |∂y/∂X_c|, c the colour channels: what matters, either way.
+    """map = max_c |∂y/∂X_c|, c the colour channels.
+
+    A pixel counts whether it raises or lowers the score.
 
     Simonyan et al., "Deep Inside Convolutional Networks", ICLR workshop 2014, section 3.
     """
@@ -48,9 +50,9 @@ def integratedgradients(subject: Subject) -> Steps:
     """map = relu(Σ_c X_c 1/n Σ_i ∂y/∂X_c at (i − ½)/n X), from a gray image (0, the
     preprocessing's mean) to X.
 
-    Sundararajan et al., "Axiomatic Attribution for Deep Networks", ICML 2017, equation 3, its sum
-    by the midpoint rule. Its completeness (proposition 1): all attributions, of either sign, add
-    up to y(X) − y(0), but for the n steps.
+    Sundararajan et al., "Axiomatic Attribution for Deep Networks", ICML 2017, equation 3, with
+    the midpoint rule for the sum. Completeness (proposition 1): all attributions, of either sign,
+    add up to y(X) − y(0), except for the error of the n steps.
     """
     image = subject.image
     total = torch.zeros(len(subject.targets), *image.shape[1:], device=image.device)
@@ -73,8 +75,9 @@ def guidedbackprop(subject: Subject) -> Steps:
     """map = max_c |R_c|, R the gradient at the photo where every rectifier passes back positive
     gradients only.
 
-    Springenberg et al., "Striving for Simplicity", ICLR workshop 2015, section 3.4. It shows
-    edges more than classes (Adebayo et al., "Sanity Checks for Saliency Maps", NeurIPS 2018).
+    Springenberg et al., "Striving for Simplicity", ICLR workshop 2015, section 3.4. The
+    map shows edges more than classes (Adebayo et al., "Sanity Checks for Saliency Maps", NeurIPS
+    2018).
 
     Raises:
         MethodUnsuited: if the model has no rectifiers.
@@ -108,8 +111,11 @@ def guidedgradcam(subject: Subject) -> Steps:
 
 
 def noisy_copies(subject: Subject) -> Iterator[tuple[int, Tensor]]:
-    """The image with noise of SmoothGrad's σ, as often as the budget allows: how many so far, and
-    a chunk of copies (n, C, H, W). From a fixed seed, the same every time."""
+    """Yield noisy copies of the image in chunks, as many as the budget allows.
+
+    Each item is the number of copies so far and a chunk of copies (n, C, H, W). The noise has
+    SmoothGrad's σ and a fixed seed, so the copies are the same every time.
+    """
     image = subject.image
     rng = torch.Generator().manual_seed(0)
     sigma = NOISE * float(image.max() - image.min())
@@ -120,7 +126,11 @@ def noisy_copies(subject: Subject) -> Iterator[tuple[int, Tensor]]:
 
 
 def _guided(subject: Subject) -> Tensor:
-    """max_c |R_c|: float32 (targets, H, W)."""
+    """Return max_c |R_c|: float32 (targets, H, W).
+
+    Raises:
+        MethodUnsuited: if the model has no rectifiers.
+    """
     with GuidedRectifiers() as guided:
         found = subject.gradients(subject.image)
     if not guided.count:

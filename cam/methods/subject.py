@@ -1,4 +1,4 @@
-"""One image of one model, for methods that run the model on it again and again."""
+"""The `Subject` of methods that run a model on one image many times, and what they return."""
 
 from __future__ import annotations
 
@@ -31,43 +31,43 @@ Score = Callable[[Target, Output], Tensor]
 
 
 def never() -> bool:
-    """There is no limit on time."""
+    """Return False: there is no time limit."""
     return False
 
 
 @dataclass(frozen=True)
 class Progress:
-    """How far a method is, in forward passes of one image."""
+    """Progress of a method, in forward passes of one image."""
 
     done: int
     total: int
     method: str | None = None
-    """The method's name, where an image is explained by several."""
+    """Name of the method, if several methods explain the image."""
 
 
 @dataclass(frozen=True)
 class Completeness:
-    """Whether attributions add up to what they explain."""
+    """The sum of attributions, and the value that the sum should have."""
 
     attributed: float
-    """The sum of all attributions."""
+    """Sum of all attributions."""
     difference: float
-    """What it should be: the score, less the score of the baseline."""
+    """Value that the sum should have: the score, minus that of the baseline if there is one."""
 
 
 @dataclass(frozen=True)
 class Passes:
-    """How many of its passes a method of many has made."""
+    """Number of passes that a method of many passes has made."""
 
     made: int
     of: int
-    """How many the formula takes: of a method of channels, those of all channels."""
+    """Number of passes of the full method; a method of channels then uses all channels."""
     stopped: bool = False
-    """Whether the time was up before the budget was."""
+    """Whether the time ran out before the budget was used."""
 
     @property
     def warning(self) -> str | None:
-        """What is wrong with the map, where some are missing."""
+        """Warning that passes are missing; None if all were made."""
         if self.made >= self.of:
             return None
         share = f"{self.made} of the {self.of} passes that the method takes were made"
@@ -78,11 +78,12 @@ class Passes:
 
 @dataclass(frozen=True, eq=False)
 class Attribution:
-    """What a method of many passes found: float32 (targets, h, w), before any relu."""
+    """The result of a method of many passes."""
 
     maps: Tensor
+    """float32 (targets, h, w), before the last relu."""
     completeness: tuple[Completeness, ...] | None = None
-    """For each target, where the method promises it."""
+    """For each target, if the method guarantees completeness."""
     passes: Passes | None = None
 
 
@@ -91,35 +92,35 @@ Steps = Generator[Progress, None, Attribution]
 
 @dataclass(frozen=True, eq=False)
 class Subject:
-    """What a method of many passes gets to work with."""
+    """The model, the image, the targets and the limits of a method of many passes."""
 
     model: nn.Module
     image: Tensor
     """float (1, C, H, W), preprocessed, on the model's device and in its dtype."""
     targets: tuple[Target, ...]
-    """Resolved."""
+    """Resolved targets."""
     layer: str
     grid: Grid
     output: Tensor
-    """The layer's output for the image."""
+    """Output of the layer for the image."""
     budget: int
-    """Most forward passes of one image."""
+    """Maximum number of forward passes of one image."""
     chunk: int
-    """Most images in one forward pass."""
+    """Maximum number of images in one forward pass."""
     located: Located
-    """Where the layers lie that the targets look at."""
+    """Grids of the layers that the targets read."""
     reading: Reading = AUTO
-    """How the model's output is read, its activation resolved."""
+    """How the model's output is read, with a resolved activation."""
     graph: bool = False
-    """See `Capture`."""
+    """Whether the layers before the captured one get a graph: `trunk="train"` of `Capture`."""
     record: Record | None = None
-    """Of the forward pass that found the targets, where the method says that it replays."""
+    """Record of the forward pass that found the targets, if the method replays."""
     stop: Callable[[], bool] = never
-    """Whether the time is up: a method that can be stopped returns what it has."""
+    """Return whether the time is up: a method that can be stopped then returns what it has."""
 
     @property
     def share(self) -> int:
-        """Most images in one pass whose every target is differentiated."""
+        """Maximum number of images in one pass in which every target is differentiated."""
         return max(self.chunk // len(self.targets), 1)
 
     @property
@@ -128,47 +129,47 @@ class Subject:
         return int(self.image.shape[-2]), int(self.image.shape[-1])
 
     def activations(self) -> Tensor:
-        """The layer's activations as float32 (1, K, h, w)."""
+        """Return the layer's activations as float32 (1, K, h, w)."""
         return self.grid.apply(self.output).float()
 
     def replay(self) -> Replay:
-        """Return what runs the model again from the layer on, for changed activations."""
+        """Return a `Replay` of the layer, which runs the model from there on for changed activations."""
         return Replay(self.model, self.layer, self.image, self.record)
 
     def outputs(self, images: Tensor) -> list[Output]:
-        """What the model says about images (n, C, H, W), in eval mode; a graph where gradients
-        are on."""
+        """Return the model's outputs for images (n, C, H, W), in eval mode, with a graph if
+        gradients are on."""
         looks = dict.fromkeys(name for target in self.targets for name in target.layers)
         with evaluating(self.model), watching(self.model, looks) as seen:
-            # The clone: the model may change it in place, which a leaf may not be.
+            # A copy, because the model may change its input in place, which a leaf does not allow.
             raw = self.model(images.clone())
             looked = looked_at(seen, looks, images, self.located)
             return one_each(self._read(raw, len(images), looked), images)
 
     def said(self, images: Tensor) -> list[Output]:
-        """The same without a graph, on the CPU."""
+        """Return the `outputs` for images (n, C, H, W), `detached`."""
         with torch.no_grad():
             return detached(self.outputs(images))
 
     def scores(self, images: Tensor) -> Tensor:
-        """Each target's number for each image (n, C, H, W), a chunk at a time: float32
-        (n, targets)."""
+        """Return each target's score for each image (n, C, H, W), computed a chunk at a time:
+        float32 (n, targets)."""
         with torch.no_grad():
             return torch.cat(
                 [self.scores_of(self.outputs(some)) for some in torch.split(images, self.chunk)]
             )
 
     def scores_of(self, outputs: list[Output]) -> Tensor:
-        """n outputs → float32 (n, targets)."""
+        """Return each target's score for each of n outputs: float32 (n, targets)."""
         return torch.stack(
             [torch.stack([target.score(each) for target in self.targets]) for each in outputs]
         ).float()
 
     def replayed(self, replay: Replay, activations: Tensor) -> Tensor:
-        """Each target's number for each changed activation (n, …): float32 (n, targets).
+        """Return each target's score for each changed activation (n, …): float32 (n, targets).
 
         Raises:
-            MethodUnsuited: if a target looks at a layer: it may lie before this one.
+            MethodUnsuited: if a target reads a layer, which may lie before this one.
         """
         if any(target.layers for target in self.targets):
             raise MethodUnsuited(
@@ -179,7 +180,7 @@ class Subject:
             return self.scores_of(self.replayed_outputs(replay, activations))
 
     def replayed_outputs(self, replay: Replay, activations: Tensor) -> list[Output]:
-        """What the model says where the layer's output is changed to activations (n, …)."""
+        """Return the model's outputs if the layer's output is replaced by activations (n, …)."""
         return self._read(replay.output(activations), len(activations))
 
     def _read(
@@ -188,7 +189,7 @@ class Subject:
         return outputs_of(raw, looked, size=self.size, reading=self.reading, batch=batch)
 
     def gradients(self, images: Tensor) -> Tensor:
-        """Each target's gradient at each image (n, C, H, W): float32 (targets, n, C, H, W).
+        """Return each target's gradient at each image (n, C, H, W): float32 (targets, n, C, H, W).
 
         Raises:
             NoGradientPath: if no gradient of a target reaches the images.
@@ -211,16 +212,19 @@ class Subject:
 
     @contextmanager
     def captured(self, images: Tensor) -> Iterator[tuple[Capture, Tensor]]:
-        """The layer captured while the model sees images (n, C, H, W), and each target's number
-        summed over them: (targets,), with a graph from the layer on."""
-        # The model is this thread's as long as the hooks are there.
+        """Run the model on images (n, C, H, W) and capture the layer.
+
+        Yield the capture and each target's score summed over the images, (targets,), with a graph
+        from the layer on.
+        """
+        # No other thread of cam may run the model while the hooks are set.
         trunk: Trunk = "train" if self.graph else "inference"
         with alone(self.model), Capture(self.model, [self.layer], trunk=trunk) as capture:
             yield capture, self.scores_of(self.outputs(images)).sum(0)
 
     def of_probabilities(self) -> Subject:
-        """The same with probabilities as numbers where a target has any, for methods that are
-        defined by them."""
+        """Return a copy whose class targets have probabilities as scores, for methods that are
+        defined by probabilities."""
         targets = tuple(
             replace(target, of="probability") if isinstance(target, ClassTarget) else target
             for target in self.targets
@@ -229,10 +233,10 @@ class Subject:
 
 
 def gradient_at(images: Tensor, score: Tensor) -> Tensor:
-    """The gradient of a score at the images that it was computed from; the graph is kept.
+    """Return the gradient of a score at the images from which it was computed; the graph is kept.
 
     Raises:
-        NoGradientPath: if none reaches them.
+        NoGradientPath: if no gradient of the score reaches the images.
     """
     found = None
     if score.requires_grad:

@@ -1,1 +1,1 @@
-"""What a model says, read into one form: logits, segments, boxes."""
+"""Model outputs, converted to one form: logits, segments or detections."""

@@ -1,4 +1,4 @@
-"""What a detector says, as boxes with classes and scores, whatever form it says it in."""
+"""Detections with boxes, classes and scores, from the output of a detector in any known form."""
 
 from __future__ import annotations
 
@@ -16,13 +16,16 @@ from cam.errors import NotLogits
 from cam.outputs.forms import DetectionForm, described, entry_in, form_of, logits_in, tensor_in
 
 LEAST_SCORE: Final = 0.05
-"""The least score of a detection; torchvision's detectors have the same."""
+"""Minimum score of a detection, the same as in torchvision's detectors."""
 MOST: Final = 100
-"""Detections of an image, the best; torchvision's own number, too."""
+"""Maximum number of detections of an image in the forms of DETR and YOLO; the best are kept.
+
+torchvision's detectors have the same maximum.
+"""
 SAME: Final = 0.5
 """Intersection over union above which the worse of two boxes of one class is suppressed."""
 _CANDIDATES: Final = 1000
-"""Of YOLO's boxes, the best: so many at most are compared with each other."""
+"""Maximum number of YOLO's boxes that are compared with each other; the best are compared."""
 _least: ContextVar[float | None] = ContextVar("least score", default=None)
 
 
@@ -33,19 +36,19 @@ class Detections:
     boxes: Tensor
     """float (N, 4): left, top, right, bottom in the input's pixels."""
     labels: Tensor
-    """int (N,)."""
+    """int (N,), the class of each box."""
     scores: Tensor
     """float32 (N,), 0 … 1."""
     classes: Tensor | None = None
-    """float32 (N, C), the probability of each class, where the model says it."""
+    """float32 (N, C), the probability of each class; None if the model does not return it."""
 
     def rows(self, chosen: list[int]) -> Detections:
-        """The chosen detections, in that order."""
+        """Return the chosen detections, in the order of `chosen`."""
         classes = None if self.classes is None else self.classes[chosen]
         return Detections(self.boxes[chosen], self.labels[chosen], self.scores[chosen], classes)
 
     def detached(self) -> Detections:
-        """The same without a graph, on the CPU."""
+        """Return the detections without a graph, on the CPU."""
         classes = None if self.classes is None else self.classes.detach().cpu()
         boxes, scores = self.boxes.detach().cpu(), self.scores.detach().cpu()
         return Detections(boxes, self.labels.cpu(), scores, classes)
@@ -58,19 +61,19 @@ def detections_of(
     form: DetectionForm | Literal["auto"] = "auto",
     least: float = LEAST_SCORE,
 ) -> list[Detections] | None:
-    """A detector's output for a batch, image by image; None if it is no detector's.
+    """Return the detections of each image of a batch; None if the output is not a detector's.
 
-    Scores and boxes keep their graph; which of them are kept does not depend on it. YOLO's boxes
-    of one class that overlap by more than `SAME` are suppressed, as their own tools do.
+    Scores and boxes keep their graph; the selection of boxes is not part of it. YOLO's boxes of one
+    class that overlap by more than `SAME` are suppressed, as YOLO's own tools do.
 
     Args:
         size: height and width of the input; forms with boxes in 0 … 1 need it.
-        form: how to read it; "auto" takes what `form_of` finds.
-        least: the least score of a detection; of the form `boxes`, whose model has a threshold of
-            its own, below which it says nothing.
+        form: form of the output; "auto" uses the form that `form_of` finds.
+        least: minimum score of a detection. If "auto" finds the form `boxes`, it is not applied,
+            because the model has a threshold of its own.
 
     Raises:
-        NotLogits: if it cannot be read in that form, or in more than one.
+        NotLogits: if the output cannot be read in that form, or if "auto" finds several forms.
     """
     found = form_of(raw) if form == "auto" else form
     if found is None:
@@ -96,15 +99,16 @@ def read_detections(
     *,
     least: float = LEAST_SCORE,
 ) -> RemovableHandle:
-    """Let `model` return its detections as a list of dictionaries, as torchvision's detectors do:
-    for models whose output does not say which form it has, or with another threshold.
+    """Make `model` return its detections as a list of dictionaries, as torchvision's detectors do.
+
+    Use it for a model whose output does not show which form it has, or to set another threshold.
 
     Args:
-        form: of the model's own output.
-        least: the least score of a detection.
+        form: form of the model's own output.
+        least: minimum score of a detection.
 
     Returns:
-        The handle of the hook that does it; `.remove()` makes the model what it was.
+        The handle of the forward hook that converts the output; `.remove()` restores the model.
 
     Raises:
         NotLogits: in a forward pass, if the output cannot be read in that form.
@@ -127,17 +131,17 @@ def read_detections(
 
 @contextmanager
 def unfiltered(model: nn.Module) -> Iterator[None]:
-    """Let a detector say all that it has, however unsure: to see what its boxes are made from.
+    """Make a detector return its boxes whatever their scores, to find the layers behind the boxes.
 
-    The score thresholds that torchvision's detectors keep as `score_thresh` are 0 for the time of
-    the block, and so is the one of `detections_of`.
+    In the block, the score thresholds that torchvision's detectors keep as `score_thresh` are 0,
+    and so is the threshold of `detections_of`.
     """
     with ExitStack() as scope:
         for module in model.modules():
             own = vars(module).get("score_thresh")
             if isinstance(own, float):
                 scope.callback(setattr, module, "score_thresh", own)
-                setattr(module, "score_thresh", 0.0)  # noqa: B010  # modules have no such type
+                setattr(module, "score_thresh", 0.0)  # noqa: B010  # no field of nn.Module
         token = _least.set(0.0)
         scope.callback(_least.reset, token)
         yield
@@ -163,12 +167,12 @@ def _queried(
     if logits is None or boxes is None or size is None:
         raise TypeError
     pixels = boxes.new_tensor([size[1], size[0], size[1], size[0]])
-    # Half precision would have boxes off by pixels.
+    # In half precision the boxes would be wrong by pixels.
     corners = box_convert(boxes.float(), "cxcywh", "xyxy") * pixels.float()
     classes = logits.float().softmax(-1)[..., :-1] if softmax else logits.float().sigmoid()
     found = []
     for own, where in zip(classes, corners, strict=True):
-        # With softmax a query is one object, with sigmoid it may be one of each class.
+        # With softmax a query is one object; with sigmoid it may be one object of each class.
         scores, labels = own.max(-1) if softmax else (own.flatten(), None)
         best = scores.detach().topk(min(MOST, len(scores))).indices
         best = best[scores.detach()[best] >= least]

@@ -1,4 +1,4 @@
-"""The form in which a model says its detections."""
+"""The forms in which models return their detections, and how to recognise them."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from torch import Tensor
 from cam.errors import NotLogits
 
 DetectionForm = Literal["boxes", "detr", "detr-sigmoid", "yolov5", "yolov8", "yolo-end2end"]
-"""How a model says its detections, B images, N boxes, C classes:
+"""The form in which a model returns its detections, for B images, N boxes and C classes:
 
 - `boxes`: a dictionary for each image with "boxes" (left, top, right, bottom in pixels), "labels"
   and "scores": torchvision.
-- `detr`: `.logits` (B, N, C + 1), the last one for "no object", and `.pred_boxes` (B, N, 4),
+- `detr`: `.logits` (B, N, C + 1), the last class for "no object", and `.pred_boxes` (B, N, 4),
   centre, width and height in 0 … 1; the score is a softmax: DETR, YOLOS.
 - `detr-sigmoid`: the same with (B, N, C) logits and a sigmoid: Conditional and Deformable DETR,
   RT-DETR, D-FINE.
 - `yolov5`: (B, N, 5 + C): centre, width and height in pixels, objectness, class probabilities:
   YOLOv5, YOLOv7, YOLOX.
 - `yolov8`: (B, 4 + C, N): centre, width and height in pixels, class probabilities.
-- `yolo-end2end`: (B, N, 6): left, top, right, bottom in pixels, score, label; nothing is left to
-  suppress.
+- `yolo-end2end`: (B, N, 6): left, top, right, bottom in pixels, score, label; overlapping
+  boxes are suppressed already.
 """
 FORMS: Final[tuple[DetectionForm, ...]] = get_args(DetectionForm)
 
@@ -32,17 +32,17 @@ _SIGMOID: Final = (
     *("ConditionalDetr", "DeformableDetr", "DabDetr", "RTDetr", "RTDetrV2", "DFine", "Deimv2"),
     *("LwDetr", "RfDetr"),
 )
-"""Hugging Face's models by how their own `post_process_object_detection` makes scores."""
+"""Hugging Face's models, by how their own `post_process_object_detection` computes scores."""
 
 
 def form_of(raw: Any) -> DetectionForm | None:
-    """The form in which a model's output says detections; None if it says none.
+    """Return the form of the detections in a model's output; None if it holds no detections.
 
-    Of Hugging Face's outputs the class tells; of YOLO-like tensors the shape and the values, all
-    of which must be in the ranges that the form has.
+    For Hugging Face's outputs, the class of the output shows the form. For YOLO-like tensors, the
+    shape and the values show it: all values must be in the ranges of the form.
 
     Raises:
-        NotLogits: if it could be several.
+        NotLogits: if the output fits several forms.
     """
     if isinstance(raw, list | tuple) and raw and all(isinstance(each, Mapping) for each in raw):
         return "boxes" if all({"boxes", "labels", "scores"} <= set(each) for each in raw) else None
@@ -103,20 +103,21 @@ _YOLO: Final[dict[DetectionForm, Callable[[Tensor], bool]]] = {
 
 
 def _are_shares(values: Tensor) -> bool:
-    """Whether all are in 0 … 1, but for those that are not finite."""
+    """Return whether all values are in 0 … 1; NaN values are ignored."""
     return not bool(((values < 0) | (values > 1)).any())
 
 
 def _are_sides(values: Tensor) -> bool:
-    """Whether all can be widths and heights in pixels."""
+    """Return whether the values can be sides in pixels: none is below 0, and one is above 2."""
     return not bool((values < 0).any()) and bool((values > 2).any())
 
 
 def tensor_in(raw: Any) -> Tensor:
-    """The YOLO-like tensor in a model's output: itself, or the first item of a tuple or list.
+    """Return the YOLO-like tensor in a model's output: the output itself, or the first item of a
+    tuple or list.
 
     Raises:
-        TypeError: if there is none.
+        TypeError: if this is not a floating-point tensor of three dimensions.
     """
     found = raw[0] if isinstance(raw, Sequence) and len(raw) else raw
     if not isinstance(found, Tensor) or found.ndim != 3 or not found.is_floating_point():

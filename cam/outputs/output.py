@@ -1,4 +1,4 @@
-"""What a model said: a classifier's logits, a segmenter's of each pixel, a detector's boxes."""
+"""The output of a model for each image: logits of classes, logits of pixels, or detections."""
 
 from __future__ import annotations
 
@@ -34,26 +34,26 @@ Kind = Literal["classes", "segments", "detections"]
 
 @dataclass(frozen=True, eq=False)
 class Output:
-    """What a model said about one image; exactly one of the first three is there."""
+    """The output of a model for one image; exactly one of the first three fields is set."""
 
     logits: Tensor | None = None
-    """Of a classifier: float32 (C,). A model of one output has two classes: see
+    """Logits of a classifier, float32 (C,). A model of one output has two classes: see
     `cam.outputs.reading.classes_of`."""
     segments: Tensor | None = None
-    """Of a segmenter: float32 (C, h, w), a logit for each class at each pixel."""
+    """Logits of a segmenter, float32 (C, h, w): one for each class at each pixel."""
     detections: Detections | None = None
-    """Of a detector."""
+    """Detections of a detector."""
     size: tuple[int, int] | None = None
-    """Height and width of the input, where they are known."""
+    """Height and width of the input, if they are known."""
     layers: Mapping[str, Tensor] = field(default_factory=dict)
-    """The outputs of those layers that a target looks at, without the batch: (K, h, w) where they
-    lie on the image."""
+    """Outputs of the layers that a target reads, without the batch axis: (K, h, w) if they have
+    positions on the image."""
     activation: Activation = "softmax"
-    """What makes probabilities of the logits."""
+    """Activation that turns the logits into probabilities."""
 
     @property
     def probabilities(self) -> Tensor | None:
-        """Of a classifier's logits (C,), or a segmenter's (C, h, w); None of detections."""
+        """Probabilities of a classifier, (C,), or a segmenter, (C, h, w); None for a detector."""
         values = self.logits if self.segments is None else self.segments
         return None if values is None else probabilities_of(values, self.activation)
 
@@ -65,7 +65,8 @@ class Output:
 
     @property
     def numbers(self) -> list[Tensor]:
-        """All floating-point tensors in it."""
+        """Floating-point tensors of the output: its logits, or the scores and boxes of its
+        detections."""
         found = [self.logits, self.segments]
         if self.detections is not None:
             found += [self.detections.scores, self.detections.boxes]
@@ -84,21 +85,22 @@ def outputs_of(
     reading: Reading = AUTO,
     batch: int | None = None,
 ) -> list[Output]:
-    """A model's output for a batch, image by image.
+    """Return a model's output for a batch as one `Output` for each image.
 
-    Logits are what `cam.outputs.reading.logits_of` finds; detections have one of the forms of
+    Logits are found by `cam.outputs.reading.logits_of`; detections have one of the forms of
     `cam.outputs.detection.DetectionForm`.
 
     Args:
-        layers: the outputs (B, …) of layers that targets look at.
-        size: height and width of the input, in whose pixels boxes are.
-        reading: where the logits are and what makes probabilities of them; where there is no
-            graph, one of `resolve_reading`.
-        batch: how many images went in, where that is known.
+        layers: outputs (B, …) of the layers that targets read.
+        size: height and width of the input, in whose pixels boxes are given.
+        reading: where the logits are, and which activation turns them into probabilities. If the
+            output has no graph, it is a reading that `resolve_reading` returned.
+        batch: number of images in the batch, if it is known.
 
     Raises:
-        NotLogits: if it is none of these, or there is no telling which are the logits.
-        UnsuitedActivation: if the reading's activation does not fit.
+        NotLogits: if the output holds neither logits nor detections, or if several tensors could be
+            the logits.
+        UnsuitedActivation: if the reading's activation does not fit the model.
     """
     looked = layers or {}
     found = detections_of(raw, size) if reading.output is None else None
@@ -143,10 +145,10 @@ def scale_of(output: Output, score: Tensor) -> float:
 
 
 def one_each(outputs: list[Output], images: Tensor) -> list[Output]:
-    """The outputs, if there is one for each of the images (B, …).
+    """Return the outputs if there is one for each of the images (B, …).
 
     Raises:
-        NotLogits: if there are more or less, or they are of no class at all.
+        NotLogits: if there are more or fewer outputs than images, or if an output has no class.
     """
     if len(outputs) != len(images):
         raise NotLogits(f"the model's output has {len(outputs)} rows for {len(images)} images")
@@ -158,10 +160,10 @@ def one_each(outputs: list[Output], images: Tensor) -> list[Output]:
 def resolve_reading(
     model: nn.Module, image: Tensor, reading: Reading = AUTO
 ) -> tuple[Reading, str]:
-    """The reading with its activation told, and why it is that one, as half a sentence.
+    """Return the reading with its activation resolved, and the reason as half a sentence.
 
-    Where it is `auto`, one forward pass with a graph, in eval mode, tells: see
-    `cam.outputs.reading.activation_of`. The model is left as found.
+    If the activation is `auto`, one forward pass with a graph, in eval mode, determines it: see
+    `cam.outputs.reading.activation_of`. The model is restored afterwards.
 
     Args:
         image: float (1, C, H, W), on the model's device and in its dtype.
@@ -172,7 +174,7 @@ def resolve_reading(
     if reading.activation != "auto":
         return reading, "it was given"
     with evaluating(model), torch.inference_mode(False), torch.enable_grad():
-        # The second clone: a leaf may not be changed in place.
+        # The model may change its input in place, which a leaf does not allow: it gets a clone.
         raw = model(image.detach().clone().requires_grad_().clone())
     (said,) = one_each(outputs_of(raw, reading=reading, batch=len(image)), image)
     if said.detections is not None:
@@ -182,16 +184,20 @@ def resolve_reading(
 
 
 def tells_activation(raw: Any, reading: Reading, batch: int) -> bool:
-    """Whether a model's output for a batch says by itself what makes probabilities of it: it does
-    not where a graph would have to tell and none goes back so far."""
+    """Return whether a model's output for a batch is enough to determine its activation.
+
+    It is not enough if the graph must show the activation and does not go back far enough.
+    """
     if reading.activation != "auto" or form_of(raw) is not None:
         return True
     return shows_ending(logits_of(raw, reading, batch=batch))
 
 
 def detached(outputs: list[Output]) -> list[Output]:
-    """The same without a graph: a classifier's logits and a detector's boxes on the CPU, the
-    logits of a batch in one copy."""
+    """Return the outputs without a graph, a classifier's logits and a detector's boxes on the CPU.
+
+    The logits of a batch are copied to the CPU in one copy.
+    """
     logits: list[Tensor] | list[None] = [None] * len(outputs)
     rows = [each.logits.detach() for each in outputs if each.logits is not None]
     if len(rows) == len(outputs) > 0:
@@ -210,17 +216,18 @@ def detached(outputs: list[Output]) -> list[Output]:
 
 @contextmanager
 def watching(model: nn.Module, layers: Iterable[str]) -> Iterator[dict[str, Tensor]]:
-    """A dictionary that every forward pass in the block fills with the outputs of `layers`.
+    """Yield a dictionary that every forward pass in the block fills with the outputs of `layers`.
 
     Raises:
         UnknownLayer: if a name is not a module of the model.
+        ScriptedModel: if a layer is TorchScript.
     """
     modules = dict(model.named_modules())
     seen: dict[str, Tensor] = {}
 
     def note(name: str, module: nn.Module, args: Any, output: Any) -> None:
         if isinstance(output, Tensor):
-            # What follows may change it in place.
+            # A copy, because a later operation may change the output in place.
             seen[name] = output.clone()
 
     names = list(dict.fromkeys(layers))
@@ -235,18 +242,18 @@ def watching(model: nn.Module, layers: Iterable[str]) -> Iterator[dict[str, Tens
 
 
 def size_of(images: Tensor) -> tuple[int, int]:
-    """Height and width of images (B, C, H, W)."""
+    """Return the height and width of images (B, C, H, W)."""
     return int(images.shape[-2]), int(images.shape[-1])
 
 
 def looked_at(
     seen: Mapping[str, Tensor], layers: Iterable[str], images: Tensor, located: Located
 ) -> dict[str, Tensor]:
-    """The outputs that targets look at: (B, K, h, w) where they lie on the images (B, C, H, W),
-    else as they are.
+    """Return the layers' outputs for targets that read them: (B, K, h, w) if they have positions
+    on the images (B, C, H, W), else unchanged.
 
     Raises:
-        LayerDidNotRun: if one of the layers has returned no tensor.
+        LayerDidNotRun: if a layer did not return a tensor for each image.
     """
     found = {}
     for name in layers:
@@ -258,9 +265,11 @@ def looked_at(
 
 
 def total(outputs: list[Output]) -> Tensor:
-    """The sum of the squares of every number in them that a score may be made of: unlike the plain
-    sum, it depends on the model where the numbers of a softmax, or of one output's two classes, add
-    up to a constant."""
+    """Return the sum of the squares of all numbers from which a score may be computed.
+
+    The plain sum would not depend on the model where the numbers add up to a constant, as those of
+    a softmax do, and those of the two classes of a single output.
+    """
     parts = [
         each.detections.scores if each.detections is not None else each.numbers[0]
         for each in outputs

@@ -1,4 +1,4 @@
-"""How a model's output is read: where its logits are, and what makes probabilities of them."""
+"""How a model's output is read: where its logits are, and how they become probabilities."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from torch.autograd.graph import Node
 from cam.errors import NotLogits, UnsuitedActivation
 
 Activation = Literal["softmax", "sigmoid", "none"]
-"""What makes probabilities of logits: `softmax` over the classes; `sigmoid` of each class by
-itself; `none` where the outputs are probabilities already."""
+"""Function that turns logits into probabilities: `softmax` over the classes; `sigmoid` of each
+class separately; `none` if the outputs are probabilities already."""
 
 KNOWN: Final = ("logits", "out")
-"""What libraries call the logits: Hugging Face and timm the first, torchvision's segmenters the
-second."""
+"""Names of the logits in libraries: the first in Hugging Face and timm, the second in torchvision's
+segmenters."""
 RESHAPING: Final = frozenset(
     {"Alias", "AsStrided", "Clone", "Expand", "Index", "Permute", "ReshapeAlias", "Select", "Slice"}
     | {"Split", "Squeeze", "T", "ToCopy", "Transpose", "Unbind", "UnsafeView", "Unsqueeze", "View"}
 )
-"""Operations that only choose, order and copy numbers, as autograd calls them."""
+"""Operations that only select, reorder and copy numbers, by their autograd names."""
 AVERAGING: Final = frozenset(
     {"Add", "Cat", "Div", "Mean", "Mul", "Rsub", "Stack"}
     | {"UpsampleBilinear2D", "UpsampleNearest2D"}
 )
-"""Operations of which the means of an ensemble, (1 - p, p) and enlarged probabilities are made."""
+"""Operations that compute the mean of an ensemble, (1 - p, p), or enlarged probabilities."""
 
 
 @dataclass(frozen=True)
@@ -36,14 +36,14 @@ class Reading:
     """How a model's output is read.
 
     Raises:
-        UnsuitedActivation: if the activation is none of those that there are.
+        UnsuitedActivation: if there is no such activation.
     """
 
     output: str | int | None = None
-    """The name or index of the logits in a mapping, an object or a tuple; None where they are the
-    only tensor that can be logits, or are called "logits" or "out"."""
+    """Name or index of the logits in a mapping, an object or a tuple; None if they are the only
+    tensor that can be logits, or have the name "logits" or "out"."""
     activation: Activation | Literal["auto"] = "auto"
-    """What makes probabilities of the logits; `auto`: see `activation_of`."""
+    """Activation that turns the logits into probabilities; for `auto`, see `activation_of`."""
 
     def __post_init__(self) -> None:
         known = ("auto", *get_args(Activation))
@@ -54,7 +54,7 @@ class Reading:
 
     @property
     def of_logits(self) -> Reading:
-        """The reading of the logits by themselves, when `logits_of` has found them."""
+        """The same reading for logits that `logits_of` has already extracted from the output."""
         return replace(self, output=None)
 
 
@@ -62,14 +62,14 @@ AUTO: Final = Reading()
 
 
 def logits_of(raw: Any, reading: Reading = AUTO, *, batch: int | None = None) -> Tensor:
-    """The (batch, outputs) or (batch, outputs, height, width) logits in a model's output.
+    """Return the logits in a model's output: (batch, outputs) or (batch, outputs, height, width).
 
-    They are the tensor itself, what `reading.output` names, the "logits" or "out" entry, or the
-    only entry of a tuple, mapping or object that can be logits: floating-point, 2-D or 4-D, and,
-    where `batch` is given, with so many rows.
+    The logits are the tensor itself, the entry that `reading.output` names, the "logits" or "out"
+    entry, or the only entry of a tuple, mapping or object that can be logits. Such an entry is
+    floating-point, 2-D or 4-D, and has `batch` rows if `batch` is given.
 
     Raises:
-        NotLogits: if there are none, or several and nothing says which.
+        NotLogits: if there are no logits, or if several tensors could be logits and none is named.
     """
     if isinstance(raw, Tensor):
         if reading.output is not None:
@@ -98,13 +98,14 @@ def logits_of(raw: Any, reading: Reading = AUTO, *, batch: int | None = None) ->
 
 
 def activation_of(logits: Tensor, reading: Reading = AUTO) -> tuple[Activation, str]:
-    """What makes probabilities of logits (batch, outputs, …), and why, as half a sentence.
+    """Return the activation for logits (batch, outputs, …), and the reason as half a sentence.
 
-    With `auto` it is `none` where the graph of `logits` ends in a softmax or a sigmoid, else
-    `sigmoid` of one output, else `softmax` (also of log-probabilities, whose softmax is right).
+    With `auto`, the activation is `none` if the graph of `logits` ends in a softmax or a sigmoid,
+    else `sigmoid` for one output, else `softmax`. For log-probabilities it is `softmax`, too, which
+    is correct.
 
     Raises:
-        UnsuitedActivation: if it is to be the softmax of one output, which is always 1.
+        UnsuitedActivation: if the reading asks for the softmax of one output, which is always 1.
     """
     single = logits.shape[1] == 1
     if reading.activation == "softmax" and single:
@@ -123,7 +124,7 @@ def activation_of(logits: Tensor, reading: Reading = AUTO) -> tuple[Activation, 
 
 
 def shows_ending(logits: Tensor) -> bool:
-    """Whether the graph of `logits` goes back to the operation that would be its ending."""
+    """Return whether the graph of `logits` goes back to the operation in which the model ends."""
     node = logits.grad_fn
     while node is not None and _operation(node) in RESHAPING | AVERAGING:
         node = node.next_functions[0][0]
@@ -131,16 +132,19 @@ def shows_ending(logits: Tensor) -> bool:
 
 
 def classes_of(logits: Tensor, activation: Activation) -> Tensor:
-    """Logits (batch, classes, …) of outputs (batch, outputs, …): of several, each is a class.
-    One output stands for two classes, the negative one and the positive one: a logit z for the
-    logits (−z, z), whose sigmoids are (1 − p, p), and a probability p for (1 − p, p)."""
+    """Return the logits of classes, (batch, classes, …), for outputs (batch, outputs, …).
+
+    If there are several outputs, each one is a class. A single output stands for two classes, the
+    negative one and the positive one: a logit z becomes the logits (−z, z), whose sigmoids are
+    (1 − p, p), and a probability p becomes (1 − p, p).
+    """
     if logits.shape[1] != 1:
         return logits
     return torch.cat([1 - logits if activation == "none" else -logits, logits], 1)
 
 
 def probabilities_of(logits: Tensor, activation: Activation) -> Tensor:
-    """The probabilities of one image's logits (classes, …), of the same shape."""
+    """Return the probabilities of one image's logits (classes, …), in the same shape."""
     if activation == "softmax":
         return logits.softmax(0)
     return logits.sigmoid() if activation == "sigmoid" else logits
@@ -162,7 +166,7 @@ def _checked(found: Any, raw: Any) -> Tensor:
 
 
 def _entries(raw: Any, asked: str | int | None) -> dict[str | int, Any]:
-    """What a mapping, an object or a tuple holds, by name, or by index where it has no names."""
+    """Return the entries of a mapping, an object or a tuple by name, or by index without names."""
     if isinstance(raw, Mapping):
         return dict(raw)
     if isinstance(raw, tuple | list):
@@ -172,12 +176,13 @@ def _entries(raw: Any, asked: str | int | None) -> dict[str | int, Any]:
 
 
 def _named(entries: dict[str | int, Any], asked: str | int, kind: str) -> Any:
-    """
+    """Return the entry with that name or index.
+
     Raises:
         NotLogits: if there is no such entry.
     """
     names = list(entries)
-    # Hugging Face's outputs are mappings that are indexed like tuples.
+    # Hugging Face's outputs are mappings that can also be indexed like tuples.
     if isinstance(asked, int) and asked not in entries and 0 <= asked < len(names):
         return entries[names[asked]]
     if asked not in entries:
@@ -187,12 +192,12 @@ def _named(entries: dict[str | int, Any], asked: str | int, kind: str) -> Any:
 
 
 def _operation(node: Node) -> str:
-    """What autograd calls the operation behind a node: "Softmax" of SoftmaxBackward0."""
+    """Return autograd's name of the operation behind a node: "Softmax" for SoftmaxBackward0."""
     return node.name().rpartition("::")[2].partition("Backward")[0].lstrip("_")
 
 
 def _ending(node: Node | None) -> str | None:
-    """`softmax` or `sigmoid`, where the graph up to this node ends in one."""
+    """Return `softmax` or `sigmoid` if the graph up to this node ends in one, else None."""
     if node is None:
         return None
     operation = _operation(node)
