@@ -1,4 +1,4 @@
-"""How much maps of the same image and target agree."""
+"""Measure how well two maps of the same image and target agree."""
 
 from __future__ import annotations
 
@@ -9,16 +9,18 @@ from cam.drawing.heatmap import Float, shrink
 
 
 def spearman(first: Float, second: Float) -> float | None:
-    """Spearman's rank correlation of two maps, −1 … 1: whether they order the positions alike,
-    whatever their numbers. Equal numbers share the mean of their ranks, so the many zeros of a
-    rectified map count as one place (as in scipy.stats.spearmanr).
+    """Return Spearman's rank correlation of two maps, −1 … 1.
+
+    The correlation compares the order of the positions by value and not the values. Equal values
+    share the mean of their ranks, as in scipy.stats.spearmanr, so all zeros of a rectified map have
+    the same rank.
 
     Args:
-        first, second: float32 (h, w). Where their sizes differ, each axis has the smaller number
-            of cells, and a cell the mean of what it covers.
+        first, second: float32 (h, w). If their sizes differ, both are reduced to the smaller number
+            of cells on each axis; each cell is the mean of the area that it covers.
 
     Returns:
-        None where one of them is the same everywhere, and so orders nothing.
+        The correlation; None if one of the maps is constant and so has no order.
     """
     height = min(first.shape[0], second.shape[0])
     width = min(first.shape[1], second.shape[1])
@@ -29,7 +31,8 @@ def spearman(first: Float, second: Float) -> float | None:
 
 
 def _ranks(values: Float) -> NDArray[np.float64]:
-    """The place of each number among all, from 1; of equal ones the mean of their places."""
+    """Return the rank of each value among all, from 1; equal values have the mean of their
+    ranks."""
     _, which, counts = np.unique(values, return_inverse=True, return_counts=True)
     last = np.cumsum(counts)
     ranks: NDArray[np.float64] = (last - (counts - 1) / 2)[which.ravel()]

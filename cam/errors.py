@@ -1,57 +1,57 @@
-"""What can go wrong while explaining a model.
+"""The errors that `cam` raises while it explains a model.
 
 - CamError
-  - UnknownMethod         no such method of class activation mapping
-  - MethodUnsuited        this method cannot do that, or not with this model
-  - UnknownColormap       no such colour map
+  - UnknownMethod         there is no such method of class activation mapping
+  - MethodUnsuited        the method does not support the request, or not with this model
+  - UnknownColormap       there is no such colour map
   - InvalidOption         an option has a value that it cannot have
-  - InvalidImages         the images are no batch that the model could see
-  - ModelError            the model cannot be explained as it stands
-    - NotAModule          it is no module of PyTorch
-    - ScriptedModel       its code is TorchScript, which runs no hooks
-    - NotLogits           its output holds no logits and no detections
-    - UnsuitedActivation  that activation does not fit its output, or there is no such activation
-    - NoTargetLayer       no layer of it has a spatial output
+  - InvalidImages         the images are not a batch that the model can process
+  - ModelError            the model cannot be explained
+    - NotAModule          the model is not a torch.nn.Module
+    - ScriptedModel       the model's code is TorchScript, which runs no hooks
+    - NotLogits           the model's output holds neither logits nor detections
+    - UnsuitedActivation  the activation does not fit the model's output or does not exist
+    - NoTargetLayer       no layer of the model has a spatial output
   - LayerError            a layer that was named cannot be used
     - UnknownLayer        the model has no such module
-    - LayerDidNotRun      it took no part in this forward pass
-    - LayerReused         it ran more than once in this forward pass
-    - LayerNotSpatial     its output does not lie on the image
-    - NoGradientPath      no gradient of the target reaches it
-    - GridTooLarge        it has too many positions for the method
-  - TargetError           a target that was asked for cannot be used
-    - InvalidTarget       it is no class, no target and no list of these
+    - LayerDidNotRun      the layer did not run in this forward pass
+    - LayerReused         the layer ran more than once in this forward pass
+    - LayerNotSpatial     the layer's output does not lie on the image
+    - NoGradientPath      no gradient of the target reaches the layer
+    - GridTooLarge        the layer has too many positions for the method
+  - TargetError           a target cannot be used
+    - InvalidTarget       the target is not a class, a target or a list of these
     - ClassOutOfRange     the model has no such class
-    - SelfContrast        a class is to be contrasted with itself
-    - TargetMismatch      the model says nothing of that kind
-    - NothingDetected     a detector finds no such thing in this image
+    - SelfContrast        a class would be contrasted with itself
+    - TargetMismatch      the model's output is not of the kind that the target needs
+    - NothingDetected     a detector finds no such object in this image
     - MaskEmpty           there is no pixel to sum over
-    - BoxOutside          the box has no pixel of the image
+    - BoxOutside          the box covers no pixel of the image
     - ChannelOutOfRange   the layer has no such channel
   - NonFinite             a pixel, a logit, an activation or a gradient is NaN or infinite
-  - Unfaithful            a fast path does not say what the exact one says
+  - Unfaithful            the answers of a fast path differ from those of the exact path
 
-What a model's own `forward` raises is not turned into one of these, unless the model cannot read
-the images' device or dtype: it is raised as it is.
+Exceptions of a model's own `forward` are raised unchanged, unless the cause is that the model
+cannot process images of this device or dtype.
 
-Every message is one sentence that names the bad value and, where there is a list, what is allowed.
+Every message is one sentence that names the bad value and, if there is a list, the allowed values.
 """
 
 
 class CamError(Exception):
-    """Base of every error that `cam` raises on purpose."""
+    """Base class of the errors that `cam` raises on purpose."""
 
 
 class UnknownMethod(CamError):
-    """No such method of class activation mapping."""
+    """There is no such method of class activation mapping."""
 
 
 class MethodUnsuited(CamError):
-    """The method cannot do what is asked, or not with this model."""
+    """The method does not support the request, or not with this model."""
 
 
 class UnknownColormap(CamError):
-    """No such colour map."""
+    """There is no such colour map."""
 
 
 class InvalidOption(CamError):
@@ -59,15 +59,15 @@ class InvalidOption(CamError):
 
 
 class InvalidImages(CamError):
-    """The images are no batch that the model could see."""
+    """The images are not a batch that the model can process."""
 
 
 class ModelError(CamError):
-    """The model cannot be explained as it stands."""
+    """The model cannot be explained."""
 
 
 class NotAModule(ModelError):
-    """What should be explained is no `torch.nn.Module`."""
+    """The model is not a `torch.nn.Module`."""
 
 
 class ScriptedModel(ModelError):
@@ -79,7 +79,7 @@ class NotLogits(ModelError):
 
 
 class UnsuitedActivation(ModelError):
-    """The activation does not fit the model's output, or there is none of that name."""
+    """The activation does not fit the model's output, or there is no activation of that name."""
 
 
 class NoTargetLayer(ModelError):
@@ -95,7 +95,7 @@ class UnknownLayer(LayerError):
 
 
 class LayerDidNotRun(LayerError):
-    """The layer took no part in this forward pass."""
+    """The layer did not run in this forward pass."""
 
 
 class LayerReused(LayerError):
@@ -111,15 +111,15 @@ class NoGradientPath(LayerError):
 
 
 class GridTooLarge(LayerError):
-    """It has more positions than the method can compare."""
+    """The layer has more positions than the method can compare."""
 
 
 class TargetError(CamError):
-    """A target that was asked for cannot be used."""
+    """A target cannot be used."""
 
 
 class InvalidTarget(TargetError):
-    """It is no class index, no target and no list of these."""
+    """The target is not a class index, a target or a list of these."""
 
 
 class ClassOutOfRange(TargetError):
@@ -127,15 +127,15 @@ class ClassOutOfRange(TargetError):
 
 
 class SelfContrast(TargetError):
-    """A class is to be contrasted with itself."""
+    """A class would be contrasted with itself."""
 
 
 class TargetMismatch(TargetError):
-    """The model says nothing of the kind that the target is made of."""
+    """The model's output is not of the kind that the target needs."""
 
 
 class NothingDetected(TargetError):
-    """A detector finds nothing of that class, or nothing there, in this image."""
+    """A detector finds no object of that class, or none at that place, in this image."""
 
 
 class MaskEmpty(TargetError):
@@ -143,7 +143,7 @@ class MaskEmpty(TargetError):
 
 
 class BoxOutside(TargetError):
-    """The box has no pixel of the image."""
+    """The box covers no pixel of the image."""
 
 
 class ChannelOutOfRange(TargetError):
@@ -155,4 +155,4 @@ class NonFinite(CamError):
 
 
 class Unfaithful(CamError):
-    """A fast path does not say what the exact one says."""
+    """The answers of a fast path differ from those of the exact path."""

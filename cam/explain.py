@@ -1,4 +1,4 @@
-"""The one composition: images in, explanations out, from one forward pass.
+"""Explain images with one call: images in, explanations out, sharing one forward pass.
 
 from cam import explain
 
@@ -54,46 +54,46 @@ def explain(
     output: str | int | None = None,
     activation: Activation | Literal["auto"] = "auto",
 ) -> list[Explanation]:
-    """Explain what `model` sees in `images`.
+    """Explain the output of `model` for `images`.
 
-    A model that `torch.compile` returned is explained by the code that was compiled, in float32
-    maps whatever autocast is on around the call; several threads that explain one model take turns.
+    If `torch.compile` returned the model, the original module is explained. Maps are computed in
+    float32 even if the call is made under autocast. Several threads that explain one model take
+    turns. The model is left as found, also after an error.
 
     Args:
-        images: float (B, C, H, W), preprocessed, on the model's device and in its dtype. They share
-            forward passes; give a model that lets the images of a batch see each other (see
-            `cam.passes.company.sees_company`) one image a call.
+        images: float (B, C, H, W), preprocessed, on the model's device and in its dtype. The images
+            share forward passes. If the model's output for an image depends on the other images of
+            its batch (see `cam.passes.company.sees_company`), pass one image per call.
         target: the class to explain, the same for every image; None for each image's predicted
-            class; a tensor or NumPy array of integers (B,) for a class of each image's own
+            class; a tensor or NumPy array of integers (B,) with one class for each image
             (`logits.argmax(1)`); a Target for contrasts, masks, boxes, units and more; a list or
-            tuple of several for several maps from the same forward pass. For a Target of each
-            image's own see `explain_batch`.
-        method: a name in `cam.METHODS`, or several: those of one pass share it. To compare their
-            maps see `cam.spearman`.
-        layer: a module's name, or several; "auto" runs the model once more, on the first image,
-            and takes the last layer with a spatial output; of a detector the last one that every
-            box depends on, and for odam all that boxes are made from. A pattern such as
-            "blocks.*.norm1" stands for all layers that it matches at which a map can be made.
-        budget: most forward passes of each image, for a method that needs many; 1 or more.
+            tuple of targets for several maps from the same forward pass. For a different Target for
+            each image see `explain_batch`.
+        method: a name in `cam.METHODS`, or several. Methods that take one pass share it. To compare
+            their maps see `cam.spearman`.
+        layer: a module's name, or several. "auto" runs the model once more, on the first image, and
+            takes the last layer with a spatial output; for a detector the last one that every box
+            depends on, and for odam all layers that boxes are made from. A pattern such as
+            "blocks.*.norm1" stands for all matching layers at which a map can be made.
+        budget: the largest number of forward passes of each image, for a method that needs many; 1
+            or more.
         signed, smooth, fuse: see `Question`.
-        reshape: how a layer's output (B, …) becomes (B, K, h, w), where that cannot be found: a
-            function, or words such as "tokens 14 14 1" (rows, columns, other tokens before them);
-            for all layers, or for each name or pattern in a mapping.
-        output: the name or index of the logits, where the model returns them in a mapping, an
-            object or a tuple beside other tensors that could be logits; "logits" and "out" are
-            found without.
-        activation: what makes probabilities of the logits: "softmax"; "sigmoid" of a model with
-            one output, or with labels that do not exclude each other; "none" of outputs that are
-            probabilities already. "auto" tells by the model: see
+        reshape: how a layer's output (B, …) becomes (B, K, h, w), if that cannot be found
+            automatically: a function, or words such as "tokens 14 14 1" (rows, columns, number of
+            other tokens before them); for all layers, or a mapping from names or patterns.
+        output: the name or index of the logits, if the model returns them in a mapping, an object
+            or a tuple with other tensors that could be logits; "logits" and "out" are found
+            automatically.
+        activation: the function that makes probabilities of the logits: "softmax"; "sigmoid" for a
+            model with one output, or with labels that do not exclude each other; "none" for outputs
+            that are probabilities already. "auto" finds it from the model: see
             `cam.outputs.reading.activation_of`.
 
     Returns:
-        Explanations image by image, within an image method by method, then target by target, then
-        layer by layer.
+        Explanations ordered by image, then by method, then by target, then by layer.
 
     Raises:
-        CamError: see `cam.errors`. The model is left as found in any case. What the model's own
-            `forward` raises is raised as it is.
+        CamError: see `cam.errors`. Exceptions of the model's own `forward` are raised unchanged.
     """
     ways = methods_of(method)
     for way in ways:
@@ -103,7 +103,7 @@ def explain(
     asked = targets_of(target, len(images))
     reading = Reading(output, activation)
     shapes = reshape if isinstance(reshape, Mapping) else {"*": reshape} if reshape else {}
-    # What is declared is the model's: two threads that explain it take turns.
+    # A declared reshape belongs to the model, so two threads that explain the model take turns.
     with (
         diagnosed(model, images),
         alone(model) if shapes else nullcontext(),
@@ -113,7 +113,7 @@ def explain(
         at_layers = any(way.at == "layer" for way in ways)
         known = survey(model, images[:1], reading) if open_names and at_layers else []
         questions: list[list[Question]] = []
-        """For each method one for each image."""
+        """One list for each method, with one question for each image."""
         for way in ways:
             names = layers
             if known and way.at == "layer":
@@ -145,7 +145,7 @@ def explain(
 
 
 def _meant(name: str, method: Method, layers: list[Layer]) -> Sequence[str]:
-    """The layers that a name, "auto" or a pattern stands for.
+    """Return the layers that a name, "auto" or a pattern stands for.
 
     Raises:
         UnknownLayer: if no layer at which a map can be made matches.

@@ -1,4 +1,4 @@
-"""What is asked of an image, and what it gets."""
+"""Questions about an image, and the answers: explanations with their maps."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from cam.outputs.output import Output
 from cam.targets import ClassTarget, Target
 
 COMPLETE: Final = 0.1
-"""How far attributions may be from what they should add up to, in parts of it."""
+"""Largest relative difference between the sum of attributions and the sum that they should have."""
 Map = NDArray[np.float32]
 Smoothing = Literal["none", "eigen", "augment", "both"]
 Fusion = Literal["none", "mean", "max"]
@@ -27,40 +27,46 @@ Fusion = Literal["none", "mean", "max"]
 
 @dataclass(frozen=True)
 class Question:
-    """What is asked of one image: a map for each target at each layer. No target, no backward."""
+    """A question about one image: a map for each target at each layer.
+
+    Without targets there is no backward pass.
+    """
 
     targets: tuple[Target, ...]
     method: str
     layers: tuple[str, ...]
     budget: int | None = None
-    """Most forward passes, for a method that needs many; None for the method's own default."""
+    """Largest number of forward passes, for a method that needs many; None for the method's own
+    default."""
     signed: bool = False
-    """Whether what speaks against the target is kept, below 0."""
+    """Whether the map keeps evidence against the target as values below 0."""
     smooth: Smoothing = "none"
     """`eigen`: the first principal component of the weighted activations instead of their sum.
-    `augment`: the mean over the image, mirrored and not, at three brightnesses (test-time
-    augmentation). Both as in pytorch-grad-cam."""
+    `augment`: the mean map of the image and its mirror image at three brightnesses (test-time
+    augmentation). `both`: the two together. All as in pytorch-grad-cam."""
     fuse: Fusion = "none"
-    """Of several layers, one map: the mean or the maximum of theirs, each scaled to 0 … 1."""
+    """`mean` or `max`: one map instead of one for each layer, see `cam.drawing.heatmap.fuse`. Each
+    layer's map is first scaled to 0 … 1, or to −1 … 1 if signed."""
 
     @property
     def looks_at(self) -> tuple[str, ...]:
-        """The layers whose outputs its targets are made of."""
+        """Names of the layers whose outputs the targets are made of."""
         return tuple(dict.fromkeys(name for target in self.targets for name in target.layers))
 
     @property
     def in_steps(self) -> bool:
-        """Whether it takes more than one pass: see `cam.passes.stepwise`."""
+        """Whether the question takes more than one pass: see `cam.passes.stepwise`."""
         many = METHODS[self.method].steps is not None or self.smooth in ("augment", "both")
         return bool(self.targets) and many
 
     def check(self) -> None:
-        """
+        """Check that the method exists and can answer the question.
+
         Raises:
-            UnknownMethod
-            InvalidOption: if `smooth`, `fuse` or `signed` is none of its values.
-            UnknownLayer: if there should be a map, and no layer is named.
-            MethodUnsuited: if the method cannot do what is asked of it.
+            UnknownMethod: if there is no such method.
+            InvalidOption: if `smooth`, `fuse` or `signed` has a value that it cannot have.
+            UnknownLayer: if the method makes maps at layers, and no layer is named.
+            MethodUnsuited: if the method does not support an option of the question.
         """
         method = method_named(self.method)
         for name, value, allowed in (
@@ -96,8 +102,11 @@ class Question:
             raise MethodUnsuited(f"{method.name} makes one map of all layers itself")
 
     def resolve(self, output: Output) -> list[Target] | CamError:
-        """Its targets, their classes filled in, given what the model said about the image. Of a
-        detector's best boxes those that there are, if any."""
+        """Return the targets with their classes filled in from the model's output for the image.
+
+        For a detector, targets of a rank above 0 that no detection has are left out. An error of a
+        target, or of an output that is not finite, is returned and not raised.
+        """
         if not output.finite:
             return NonFinite("the model's output for this image is not finite")
         found: list[Target] = []
@@ -117,43 +126,45 @@ class Explanation:
     """One class activation map."""
 
     target: Target
-    """What was explained, its class filled in."""
+    """The explained target, with its class filled in."""
     score: float
-    """The number explained: the class's logit, unless the target says otherwise."""
+    """The explained number: the class's logit, unless the target defines another."""
     probability: float | None
-    """How sure the model is of the class, 0 … 1; None where the target has none."""
+    """Probability of the class, 0 … 1; None if the target has no probability."""
     method: str
     layer: str
-    """Of fused maps, the layers' names joined by " + "."""
+    """Name of the layer; for a fused map the layers' names, joined by " + "."""
     map: Map
     """float32 (h, w) at the layer's resolution, ≥ 0 unless signed, not normalised: see
     `cam.drawing.heatmap`."""
     signed: bool = False
     completeness: Completeness | None = None
-    """Of methods whose attributions should add up to the score."""
+    """The sum of the attributions and the sum that they should have; only for methods whose
+    attributions should add up to the score."""
     warnings: tuple[str, ...] = ()
-    """Sentences that say why the map is not to be relied on."""
+    """Sentences that say why the map is not reliable."""
     reached: bool = True
-    """Whether the score has a gradient at the layer that is not all zero. Without one the map of a
-    method that differentiates is empty, and a warning says so."""
+    """Whether the score has a gradient at the layer that is not all zero. If it has none, the map
+    of a method that differentiates is empty, and a warning says so."""
     turn: int = 0
-    """The position of its target among the image's targets, from 0. A detector's maps count the
-    boxes that were found."""
+    """Position of the target among the image's targets, from 0. For a detector only the boxes that
+    were found count."""
     passes: Passes | None = None
-    """Of methods that are content with fewer passes than their formula takes."""
+    """Number of passes made; only for methods that can make a map of fewer passes than their
+    formula takes."""
 
 
 @dataclass(frozen=True, eq=False)
 class Answer:
-    """What one image got: what the model said, on the CPU, and a map per target and layer, in the
-    question's order, layers fastest."""
+    """The answer for one image: the model's output, on the CPU, and one explanation for each target
+    and layer, ordered by target, then by layer."""
 
     output: Output
     explanations: tuple[Explanation, ...]
 
     @property
     def logits(self) -> NDArray[np.float32]:
-        """Of a classifier: float32 (C,)."""
+        """Logits of a classifier: float32 (C,)."""
         assert self.output.logits is not None
         values: NDArray[np.float32] = self.output.logits.numpy()
         return values
@@ -164,7 +175,7 @@ AnswerSteps = Generator[Progress, None, Answer | CamError]
 
 @dataclass(frozen=True, eq=False)
 class Found:
-    """A map before it is an explanation."""
+    """A computed map and its facts, from which `compose` makes an explanation."""
 
     map: Map
     completeness: Completeness | None = None
@@ -177,7 +188,7 @@ class Found:
 
 
 def _incomplete(question: Question, found: Completeness | None) -> tuple[str, ...]:
-    """What is wrong where attributions do not add up to what they should."""
+    """Return a warning if the attributions do not add up to the sum that they should have."""
     if found is None:
         return ()
     gap = abs(found.attributed - found.difference)
@@ -192,13 +203,13 @@ def _incomplete(question: Question, found: Completeness | None) -> tuple[str, ..
 
 
 def _partial(passes: Passes | None) -> tuple[str, ...]:
-    """What is wrong where fewer passes were made than the method's formula takes."""
+    """Return a warning if fewer passes were made than the method's formula takes."""
     warning = passes and passes.warning
     return (warning,) if warning else ()
 
 
 def _together(passes: Sequence[Passes]) -> Passes | None:
-    """The passes of several layers."""
+    """Return the sum of the passes of several layers."""
     if not passes:
         return None
     made, of = sum(each.made for each in passes), sum(each.of for each in passes)
@@ -206,8 +217,11 @@ def _together(passes: Sequence[Passes]) -> Passes | None:
 
 
 def join(answers: Sequence[Answer | CamError]) -> Answer | CamError:
-    """One answer of several about the same image, at least one: the first error among them, if
-    there is one, else what the first says, with the explanations of all."""
+    """Join several answers about the same image, at least one, into one answer.
+
+    The result is the first error among the answers, if there is one; otherwise the first answer's
+    output with the explanations of all answers.
+    """
     for each in answers:
         if isinstance(each, CamError):
             return each
@@ -218,10 +232,11 @@ def join(answers: Sequence[Answer | CamError]) -> Answer | CamError:
 
 
 def score_of(question: Question, target: Target, output: Output) -> Tensor:
-    """What the question's method explains of a target: its own score, unless it has another.
+    """Return the score that the question's method explains: the method's own score, if it defines
+    one, or the target's score.
 
     Raises:
-        CamError: if it cannot with this target.
+        CamError: if the method cannot be used with this target.
     """
     own = METHODS[question.method].score
     return own(target, output) if own else target.score(output)
@@ -233,15 +248,15 @@ def compose(
     output: Output,
     found: list[dict[str, Found | CamError]],
 ) -> Answer | CamError:
-    """An image's answer from its resolved targets, what the model said, and for each target the
-    map of each layer; the first error among them, if there is one."""
+    """Compose an image's answer from its resolved targets, the model's output, and the map of each
+    layer for each target. If there are errors among these, return the first one."""
     if isinstance(targets, CamError):
         return targets
     explanations = []
     for turn, (target, at) in enumerate(zip(targets, found, strict=True)):
         names = [INPUT] if INPUT in at else list(dict.fromkeys(question.layers))
         if METHODS[question.method].levels:
-            names = list(at)  # what became of the levels: one map, or why there is none
+            names = list(at)  # the levels were fused into one map, or there is an error instead
         maps = [at[name] for name in names]
         for each in maps:
             if isinstance(each, CamError):

@@ -1,7 +1,8 @@
-"""What to explain: the scalar that is differentiated.
+"""Targets: the scalar score that is explained and differentiated.
 
-A target is resolved against what the model said about an image (its class filled in, its values
-checked), and then makes the score y of what the model says about it, or about a changed image.
+A target is first resolved against the model's output for an image: its class is filled in and its
+values are checked. The resolved target then computes the score y from the model's output for this
+image or for a changed version of it.
 """
 
 from __future__ import annotations
@@ -28,57 +29,62 @@ from cam.likeness import UnitTarget as UnitTarget
 from cam.outputs.output import Detections, Output
 
 OVERLAP = 0.5
-"""Least intersection over union of a detection that is still the same one."""
+"""Least intersection over union at which a detection counts as the same one."""
 
 
 @dataclass(frozen=True)
 class ClassTarget:
-    """The number y that is explained, made of what the model said about classes.
+    """A target whose score y is computed from the model's output for a class.
 
-    Of a classifier's logits z, y = z_index. With `minus`, "why this class and not that":
-    y = z_index − z_minus. With `against`, "what speaks against it": −y, whose gradient is the
-    counterfactual one of Grad-CAM (Selvaraju et al. 2017, section 3.3). With
-    `of = "probability"`, the model's probabilities stand in for logits: where they are a softmax's,
-    what raises the competitors counts, too.
+    For a classifier with logits z, y = z_index. With `minus` the target is a contrast, "why this
+    class and not that one": y = z_index − z_minus. With `against` the score is −y; its gradient is
+    that of Grad-CAM's counterfactual explanations (Selvaraju et al. 2017, section 3.3). With
+    `of = "probability"` the model's probabilities are used instead of logits. If they are a
+    softmax's, evidence for the competing classes changes the score, too.
 
-    A model of one output has two classes, the negative one and the positive one: of a logit z their
-    logits are −z and z, of a probability p they are 1 − p and p.
+    A model with one output has two classes, the negative and the positive one. For a logit z their
+    logits are −z and z; for a probability p they are 1 − p and p.
 
-    Of a segmenter, the same numbers summed over the pixels of `mask` or `box`; without either,
-    over those where the class wins (Vinogradova et al., "Towards Interpretable Semantic
-    Segmentation via Gradient-weighted Class Activation Mapping", AAAI 2020, equation 2).
+    For a segmenter the score is the same number summed over the pixels of `mask` or `box`. Without
+    either, the sum is over the pixels where the class is predicted (Vinogradova et al., "Towards
+    Interpretable Semantic Segmentation via Gradient-weighted Class Activation Mapping", AAAI 2020,
+    equation 2).
 
-    Of a detector, the score of one detection: the one of the class that overlaps `box` best, by
-    half or more; without a box the best of the class, without a class the best of all. A changed
-    image in which nothing of the class overlaps it any more has y = 0.
+    For a detector y is the score of one detection: the detection of the class that overlaps `box`
+    best, with an intersection over union of at least `OVERLAP`; without a box the best detection of
+    the class; without a class the best detection of all. If no detection of the class in a changed
+    image overlaps the box that much, y = 0.
     """
 
     index: int | None = None
-    """The class; None for the predicted one."""
+    """Index of the class; None for the predicted class."""
     minus: int | None = None
-    """The class that it is contrasted with."""
+    """Index of the class that is subtracted for a contrast."""
     against: bool = False
+    """Whether the score is −y, for evidence against the target."""
     of: Literal["logit", "probability"] = "logit"
+    """Whether the score is made of logits or of probabilities."""
     box: tuple[float, float, float, float] | None = None
-    """Left, top, right, bottom in the input's pixels."""
+    """Left, top, right and bottom edges in the input's pixels."""
     mask: Tensor | None = field(default=None, compare=False)
-    """bool (H, W) of the input's size."""
+    """Mask of the pixels to sum over: bool (H, W) of the input's size."""
     rank: int = 0
-    """Of a detector, where neither class nor box is named: 0 for the best detection, 1 for the
-    second …"""
+    """For a detector, the position of the detection among those that fit the class and the box: 0
+    for the best one, 1 for the second, and so on."""
     background: int | None = None
-    """The class of a segmenter that is never the predicted one."""
+    """Index of a segmenter's background class. It is the predicted class only if no pixel has
+    another class."""
 
     layers: tuple[str, ...] = field(default=(), init=False, repr=False)
 
     def resolve(self, output: Output) -> ClassTarget:
-        """The same with its class filled in (and its box, of a detector), given what the model
-        said.
+        """Return the target with its class filled in from the model's output; for a detector also
+        its box, for a segmenter also its mask.
 
         Raises:
             ClassOutOfRange: if an index is not in 0 … C-1.
             SelfContrast: if a class would be contrasted with itself.
-            TargetMismatch: if the model says nothing of the kind that is asked about.
+            TargetMismatch: if the model's output is not of the kind that the target needs.
             NothingDetected: if there is no such detection.
             MaskEmpty: if no pixel is left to sum over.
             BoxOutside: if the box has no pixel of the image.
@@ -108,7 +114,7 @@ class ClassTarget:
         return resolved
 
     def score(self, output: Output) -> Tensor:
-        """y, a scalar, of what the model said; only of a resolved target."""
+        """Return y, a scalar, for the model's output. The target must be resolved."""
         if output.detections is not None:
             score = self._best(output.detections)
             return -score if self.against else score
@@ -125,8 +131,11 @@ class ClassTarget:
         return -score if self.against else score
 
     def probability(self, output: Output) -> float:
-        """How sure the model is, 0 … 1: the probability of the class by the model's activation (of
-        a segmenter its mean over the mask, of a detector the detection's score)."""
+        """Return the probability of the class, 0 … 1, by the model's activation.
+
+        For a segmenter this is the mean probability over the mask, for a detector the score of the
+        detection. The target must be resolved.
+        """
         if output.detections is not None:
             return float(self._best(output.detections))
         probabilities = output.probabilities
@@ -147,7 +156,7 @@ class ClassTarget:
         return int(counts.argmax())
 
     def _pixels(self, output: Output) -> Tensor:
-        """The pixels to sum over, bool (h, w) of the segments' size."""
+        """Return the mask of the pixels to sum over, bool (h, w) of the segments' size."""
         segments = output.segments
         assert segments is not None
         height, width = segments.shape[-2:]
@@ -207,8 +216,8 @@ class ClassTarget:
         return replace(self, index=int(found.labels[best]), box=box, rank=0)
 
     def find(self, found: Detections) -> int | None:
-        """Which of the detections a resolved target is about; None if none of its class overlaps
-        its box by half."""
+        """Return the index of the detection that a resolved target is about; None if no detection
+        of its class overlaps its box by `OVERLAP`."""
         assert self.box is not None
         overlaps = _overlaps(found.boxes.detach(), self.box)
         usable = (found.labels == self.index) & (overlaps >= OVERLAP)
@@ -222,12 +231,12 @@ class ClassTarget:
 
 
 def mask_of(white: NDArray[np.bool_]) -> Tensor:
-    """A mask (H, W) over the model's input as `ClassTarget` takes it."""
+    """Convert a mask (H, W) over the model's input to the tensor that `ClassTarget` takes."""
     return torch.from_numpy(white)
 
 
 def mirrored(target: Target, width: int) -> Target:
-    """The same of an image of `width` pixels that is mirrored left to right."""
+    """Return the same target for the image, `width` pixels wide, mirrored left to right."""
     if not isinstance(target, ClassTarget):
         return target
     box, mask = target.box, target.mask
@@ -241,7 +250,7 @@ Target = ClassTarget | UnitTarget | SimilarityTarget
 
 
 def _overlaps(boxes: Tensor, box: tuple[float, float, float, float]) -> Tensor:
-    """Intersection over union (N,) of boxes (N, 4) with one."""
+    """Return the intersection over union (N,) of boxes (N, 4) with one box."""
     other = torch.tensor(box, dtype=boxes.dtype, device=boxes.device)
     low = torch.maximum(boxes[:, :2], other[:2])
     high = torch.minimum(boxes[:, 2:], other[2:])

@@ -1,1 +1,1 @@
-"""Maps as pictures: numpy and OpenCV, no torch."""
+"""Draw maps as pictures with NumPy, OpenCV and Pillow; nothing here needs torch."""

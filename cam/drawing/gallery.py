@@ -1,4 +1,4 @@
-"""Feature maps side by side, each with its name: the picture people draw by hand."""
+"""Draw feature maps as a grid of tiles with their names."""
 
 from __future__ import annotations
 
@@ -26,14 +26,16 @@ def gallery(
     drawn as all minimum.
 
     Args:
-        columns: about as many as rows, unless given.
-        side: of a tile's longer side, in pixels.
+        maps: float32 (h, w) each, all of one size; at least one.
+        names: the caption of each map.
+        columns: the number of columns; by default about the number of rows.
+        side: the length of a tile's longer side, in pixels.
 
     Returns:
         RGB uint8 (H, W, 3) on white.
 
     Raises:
-        UnknownColormap: naming those that exist.
+        UnknownColormap: if there is no such colour map; the message lists those that exist.
     """
     columns = columns or max(int(np.ceil(np.sqrt(len(maps)))), 1)
     rows = -(-len(maps) // columns)
@@ -44,7 +46,7 @@ def gallery(
     for number, (values, name) in enumerate(zip(maps, names, strict=True)):
         top = GAP + number // columns * cell_height
         left = GAP + number % columns * cell_width
-        # Cells stay visible as cells: what a layer has is not smoothed into what it has not.
+        # No interpolation: the picture should show the layer's own cells, not values between them.
         tile = colorize(minmax(values), colormap)
         tile = cv2.resize(tile, (wide, tall), interpolation=cv2.INTER_NEAREST).astype(np.uint8)
         sheet[top : top + tall, left : left + wide] = tile

@@ -1,4 +1,4 @@
-"""From a small map to a heatmap on pixels: resized, put where the model looked, normalised."""
+"""Turn a small map into a heatmap: resize, place on the picture, normalise, fuse and measure."""
 
 from __future__ import annotations
 
@@ -15,8 +15,9 @@ Float = NDArray[np.float32]
 
 @dataclass(frozen=True)
 class Box:
-    """Where a map's extent lies on a picture: edges in the picture's pixels, (0, 0) its top left
-    corner. It may reach beyond the picture (a padded input) or cover part of it (a crop)."""
+    """The part of a picture that a map covers: its edges in the picture's pixels, where (0, 0) is
+    the picture's top left corner. The box may reach beyond the picture (a padded input) or cover a
+    part of it (a crop)."""
 
     left: float
     top: float
@@ -26,7 +27,7 @@ class Box:
 
 @dataclass(frozen=True)
 class Region:
-    """A rectangle of whole pixels: those whose centres lie in a `Box`."""
+    """A rectangle of whole pixels: the pixels whose centres lie in a `Box`."""
 
     left: int
     top: int
@@ -35,7 +36,7 @@ class Region:
 
     @property
     def slices(self) -> tuple[slice, slice]:
-        """Rows and columns, to index an array of shape (height, width, …)."""
+        """Slices of the rows and columns, to index an array of shape (height, width, …)."""
         return (
             slice(self.top, self.top + self.height),
             slice(self.left, self.left + self.width),
@@ -47,18 +48,18 @@ def place(small: Float, box: Box, height: int, width: int) -> tuple[Float, Regio
 
     Args:
         small: float32 (h, w).
-        box: where the map's extent lies on a picture of `height` × `width` pixels.
+        box: the part that the map covers of a picture of `height` × `width` pixels.
 
     Returns:
-        float32 (height, width), zero outside the region, and the region of pixels covered (at
-        least one pixel, also where the box is thinner than that).
+        float32 (height, width), zero outside the region, and the region of covered pixels. The
+        region has at least one pixel, even if the box is thinner than a pixel.
     """
     rows, top = _interpolation(small.shape[0], box.top, box.bottom, height)
     columns, left = _interpolation(small.shape[1], box.left, box.right, width)
     region = Region(left, top, len(columns), len(rows))
     placed = np.zeros((height, width), np.float32)
-    # Bilinear interpolation is separable: a matrix per axis, each row two weights. Unlike
-    # OpenCV's warps it is exact for a box between pixels, and as cheap.
+    # Bilinear interpolation is separable: one matrix for each axis, with two weights in each row.
+    # Unlike OpenCV's warps it is exact for a box whose edges lie between pixels, and as cheap.
     placed[region.slices] = rows @ small.astype(np.float32) @ columns.T
     return placed, region
 
@@ -69,7 +70,8 @@ def resize(small: Float, height: int, width: int) -> Float:
 
 
 def shrink(values: Float, height: int, width: int) -> Float:
-    """A map on fewer positions: float32 (height, width), each the mean of what it covers."""
+    """Reduce a map to fewer positions: float32 (height, width), where each position is the mean of
+    the area that it covers."""
     if values.shape == (height, width):
         return values
     smaller = cv2.resize(values, (width, height), interpolation=cv2.INTER_AREA)
@@ -77,9 +79,9 @@ def shrink(values: Float, height: int, width: int) -> Float:
 
 
 def minmax(values: Float, region: Region | None = None) -> Float:
-    """Scale the values (of the region, where one is given; the rest stays 0) to 0 … 1.
+    """Scale the values to 0 … 1; with a region, only its values, and the rest becomes 0.
 
-    A constant map has nothing to show and becomes all zeros: never NaN.
+    A constant map becomes all zeros, never NaN.
     """
     scaled = np.zeros_like(values, np.float32)
     inside = region.slices if region else (slice(None), slice(None))
@@ -91,9 +93,10 @@ def minmax(values: Float, region: Region | None = None) -> Float:
 
 
 def symmetric(values: Float, region: Region | None = None) -> Float:
-    """Scale signed values (of the region, where one is given) to −1 … 1 so that 0 stays 0.
+    """Scale signed values to −1 … 1 so that 0 stays 0; with a region, only its values, and the rest
+    becomes 0.
 
-    An all-zero map stays as it is.
+    An all-zero map stays all zeros.
     """
     scaled = np.zeros_like(values, np.float32)
     inside = region.slices if region else (slice(None), slice(None))
@@ -105,8 +108,11 @@ def symmetric(values: Float, region: Region | None = None) -> Float:
 
 
 def fuse(maps: Sequence[Float], how: Literal["mean", "max"], signed: bool = False) -> Float:
-    """Several maps as one: each scaled by itself (`minmax`, or `symmetric` if signed), resized to
-    the largest, then the mean or, at each position, the strongest.
+    """Fuse several maps into one.
+
+    Each map is scaled separately (`minmax`, or `symmetric` if signed) and resized to the largest
+    height and width among the maps. The result is their mean or, at each position, the value that
+    is farthest from 0.
 
     Returns:
         float32 (h, w), 0 … 1, or −1 … 1 if signed.
@@ -124,14 +130,15 @@ def fuse(maps: Sequence[Float], how: Literal["mean", "max"], signed: bool = Fals
 
 
 def hot_region(heatmap: Float, threshold: float) -> Region | None:
-    """The rectangle around the connected pixels at or above `threshold` that hold the hottest one
-    (the box of Zhou et al., CVPR 2016, section 3.2, whose threshold is 0.2 of the maximum).
+    """Return the bounding rectangle of the connected pixels at or above `threshold` that include
+    the hottest pixel (the box of Zhou et al., CVPR 2016, section 3.2, whose threshold is 0.2 of the
+    maximum).
 
     Args:
         heatmap: float32 (H, W), at most 1.
 
     Returns:
-        None if no pixel is above 0 and reaches the threshold.
+        The rectangle; None if no pixel is above 0 and reaches the threshold.
     """
     if heatmap.max() <= 0 or heatmap.max() < threshold:
         return None
@@ -143,9 +150,11 @@ def hot_region(heatmap: Float, threshold: float) -> Region | None:
 
 
 def concentration(values: Float, share: float = 0.1) -> float:
-    """How much of the heat lies in the hottest `share` of a map's positions, a part of a position
-    where that is no whole number: `share` itself for an even map, 1 for one that is hot in so few
-    places. Of a signed map heat is what differs from 0.
+    """Return the fraction of the heat that lies in the hottest `share` of a map's positions.
+
+    If that is not a whole number of positions, the last position counts in part. The result is
+    `share` for an even map, and 1 for a map whose heat lies in that share of its positions or
+    fewer. The heat of a signed map is its absolute value.
 
     Args:
         values: float32 (h, w), not all zero.
@@ -158,9 +167,11 @@ def concentration(values: Float, share: float = 0.1) -> float:
 
 
 def border(values: Float, share: float = 0.1) -> float:
-    """How much of the heat lies within `share` of the height and the width from the map's edges, a
-    part of a position where the line cuts it: 0.36 for an even map and a tenth. Of a signed map
-    heat is what differs from 0.
+    """Return the fraction of the heat that lies near the map's edges: within `share` of the height
+    and of the width.
+
+    A position that the border line cuts counts in part. The result is 0.36 for an even map and a
+    share of 0.1. The heat of a signed map is its absolute value.
 
     Args:
         values: float32 (h, w), not all zero.
@@ -172,14 +183,18 @@ def border(values: Float, share: float = 0.1) -> float:
 
 
 def _overlaps(cells: int, start: float, stop: float) -> NDArray[np.float64]:
-    """How much of each of `cells` unit intervals lies from `start` to `stop`: float64 (cells)."""
+    """Return the length of each of `cells` unit intervals that lies between `start` and `stop`:
+    float64 (cells)."""
     edges = np.arange(cells + 1, dtype=np.float64).clip(start, stop)
     return np.diff(edges)
 
 
 def _interpolation(cells: int, start: float, stop: float, pixels: int) -> tuple[Float, int]:
-    """The weights (n, cells) of `cells` cells, laid from `start` to `stop`, at the centres of the
-    n pixels (of `pixels`) in there, and the first of those pixels."""
+    """Return the interpolation weights along one axis, and the first pixel that they are for.
+
+    `cells` cells lie between `start` and `stop`. The weights (n, cells) are for the centres of the
+    n pixels, out of `pixels`, between these edges.
+    """
     first = min(max(int(np.ceil(start - 0.5)), 0), pixels - 1)
     last = max(min(int(np.ceil(stop - 0.5)), pixels), first + 1)
     centres = np.arange(first, last) + 0.5

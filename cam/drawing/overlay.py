@@ -1,4 +1,4 @@
-"""Heatmaps as pictures: a colour map, and a blend over the photo."""
+"""Draw heatmaps as pictures: colour maps, overlays, contours, boxes and concepts."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _OPENCV: Final[dict[str, int]] = {
 
 
 DIVERGING: Final = ("coolwarm", "bwr")
-"""Colour maps whose middle is neutral, for signed maps."""
+"""Colour maps with a neutral middle, for signed maps."""
 
 
 DISTINCT: Final = (
@@ -43,11 +43,12 @@ DISTINCT: Final = (
     (23, 190, 207),
     (127, 127, 127),
 )
-"""Colours that are told apart, for parts of a picture."""
+"""Easily distinguished RGB colours, for the concepts of a picture."""
 
 
 def _between(*colours: tuple[int, int, int]) -> Picture:
-    """A table of 256 colours, RGB (256, 1, 3), that passes through `colours` at equal distances."""
+    """Return a table of 256 colours, RGB (256, 1, 3), that passes through `colours` at equal
+    distances."""
     at = np.linspace(0, len(colours) - 1, 256)
     channels = [
         np.interp(at, range(len(colours)), channel) for channel in zip(*colours, strict=True)
@@ -77,15 +78,15 @@ COLORMAPS: Final[tuple[str, ...]] = (*_OPENCV, *_TABLES)
 
 
 def grayscale(heatmap: Float) -> Picture:
-    """A heatmap in 0 … 1, (H, W), as uint8 (H, W): 255 is 1."""
+    """Convert a heatmap in 0 … 1, (H, W), to uint8 (H, W), where 1 becomes 255."""
     return np.rint(np.clip(heatmap, 0, 1) * 255).astype(np.uint8)
 
 
 def colorize(heatmap: Float, colormap: str = "turbo") -> Picture:
-    """A heatmap in 0 … 1, (H, W), as RGB uint8 (H, W, 3).
+    """Convert a heatmap in 0 … 1, (H, W), to RGB uint8 (H, W, 3).
 
     Raises:
-        UnknownColormap: naming those that exist.
+        UnknownColormap: if there is no such colour map; the message lists those that exist.
     """
     if colormap not in COLORMAPS:
         raise UnknownColormap(
@@ -109,10 +110,10 @@ def overlay(
         opacity: 0 (the picture alone) … 1 (the colours alone).
 
     Returns:
-        RGB uint8 (H, W, 3). To leave part of a picture un-coloured, pass the other part.
+        RGB uint8 (H, W, 3). To leave a part of a picture uncoloured, pass only the other part.
 
     Raises:
-        UnknownColormap: naming those that exist.
+        UnknownColormap: if there is no such colour map; the message lists those that exist.
     """
     colours = colorize(heatmap, colormap)
     return cv2.addWeighted(colours, opacity, picture, 1 - opacity, 0).astype(np.uint8, copy=False)
@@ -121,12 +122,13 @@ def overlay(
 def contour(
     picture: Picture, heatmap: Float, *, threshold: float = 0.5, colour: tuple[int, int, int]
 ) -> Picture:
-    """Draw the lines around all that is at or above `threshold` over a picture.
+    """Draw lines over a picture around the areas where the heatmap is at or above `threshold` and
+    above 0.
 
     Args:
         picture: RGB uint8 (H, W, 3); not changed.
         heatmap: float32 (H, W), at most 1.
-        colour: RGB; a thin dark edge keeps it visible on any photo.
+        colour: the RGB colour of the lines; a thin dark edge keeps them visible on any photo.
     """
     drawn = picture.copy()
     hot = ((heatmap >= threshold) & (heatmap > 0)).astype(np.uint8)
@@ -144,7 +146,7 @@ def framed(
 
     Args:
         picture: RGB uint8 (H, W, 3); not changed.
-        colour: RGB; a thin dark edge keeps it visible on any photo.
+        colour: the RGB colour of the box; a thin dark edge keeps it visible on any photo.
     """
     drawn = picture.copy()
     height, width = picture.shape[:2]
@@ -157,12 +159,15 @@ def framed(
 
 
 def paint(picture: Picture, maps: Sequence[Float], *, opacity: float = 0.6) -> Picture:
-    """Colour each pixel of a picture after the concept that is strongest there, as strongly as it
-    is.
+    """Blend the colour of the strongest concept at each pixel over a picture.
+
+    The opacity at a pixel is `opacity` times the strength of the concept there.
 
     Args:
         picture: RGB uint8 (H, W, 3); not changed.
-        maps: float32 (H, W) each, ≥ 0; each is scaled by its own maximum.
+        maps: the strengths of the concepts, float32 (H, W) each, ≥ 0; each is scaled by its own
+            maximum.
+        opacity: 0 … 1, the opacity at strength 1.
     """
     strength = np.zeros(picture.shape[:2], np.float32)
     strongest = np.zeros(picture.shape[:2], np.uint8)

@@ -1,4 +1,4 @@
-"""A figure to paste into a report: the photo, the explanation, a colour bar and what they show."""
+"""Draw figures for reports: photo and explanation side by side, with a colour bar and captions."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from PIL import Image, ImageDraw, ImageFont
 from cam.drawing.overlay import DISTINCT, Picture, colorize
 
 LONGEST = 480
-"""Of a photo's sides in the figure, in pixels."""
+"""Largest length of a photo's longer side in the figure, in pixels."""
 GAP = 16
 BAR = 14
 INK, PALE = (32, 33, 36), (95, 99, 104)
@@ -28,13 +28,14 @@ def panel(
     colormap: str,
     ends: tuple[str, str],
 ) -> Picture:
-    """Photo and explanation side by side, a colour bar at their right, words below.
+    """Draw a photo and its explanation side by side, with a colour bar at the right and text below.
 
     Args:
-        photo, shown: RGB uint8 (H, W, 3), of one size.
-        title: in large letters; what does not fit is cut off with an ellipsis.
-        lines: below it, in small ones.
-        ends: what the colour bar's top and bottom mean.
+        photo, shown: RGB uint8 (H, W, 3), both of the same size.
+        title: the text in large letters. Text that does not fit is cut off with an ellipsis.
+        lines: the lines below the title, in small letters.
+        colormap: the colour map of the colour bar.
+        ends: the captions of the colour bar's top and bottom.
 
     Returns:
         RGB uint8 (H', W', 3) on white.
@@ -68,7 +69,7 @@ def panel(
 
 
 def legend(picture: Picture, names: Sequence[str]) -> Picture:
-    """The picture with a line below for each concept, in its colour."""
+    """Return the picture with a legend below it: one line for each concept, with its colour."""
     row, gap = 24, 8
     height, width = picture.shape[:2]
     sheet = Image.new("RGB", (max(width, 320), height + gap + row * len(names)), "white")

@@ -133,7 +133,7 @@ class Subject:
         return self.grid.apply(self.output).float()
 
     def replay(self) -> Replay:
-        """Return a `Replay` of the layer, which runs the model from there on for changed activations."""
+        """Return a `Replay`, which runs the model from the layer on for changed activations."""
         return Replay(self.model, self.layer, self.image, self.record)
 
     def outputs(self, images: Tensor) -> list[Output]:

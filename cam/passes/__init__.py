@@ -1,1 +1,1 @@
-"""How maps are got from a model: in one pass, in steps, compiled."""
+"""The ways to compute maps: in one pass, in steps, and through a compiled copy of the model."""

@@ -1,4 +1,4 @@
-"""Test-time augmentation: the mean map over an image, mirrored and not, at three brightnesses."""
+"""Test-time augmentation: the mean map of an image and its mirror image at three brightnesses."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from cam.passes.onepass import explain_batch
 from cam.targets import mirrored
 
 BRIGHTNESS: Final = (1.0, 0.9, 1.1)
-"""As in pytorch-grad-cam's aug_smooth: factors of the preprocessed image."""
+"""Factors that the preprocessed image is multiplied by, as in pytorch-grad-cam's aug_smooth."""
 
 
 def explain_augmented(
@@ -31,8 +31,8 @@ def explain_augmented(
 ) -> AnswerSteps:
     """Answer a question whose `smooth` is "augment" or "both", in steps: see `explain_in_steps`.
 
-    The targets are those of the image as it is. A map is the mean of the maps of six images, each
-    turned back first.
+    The targets are resolved on the original image. Each map is the mean of the maps of six
+    variants of the image; the maps of mirrored variants are mirrored back first.
     """
     plain = replace(question, smooth="eigen" if question.smooth == "both" else "none")
     (first,) = explain_batch(model, image[None].clone(), [plain], reading=reading)
@@ -40,7 +40,7 @@ def explain_augmented(
     yield Progress(1, variants)
     if isinstance(first, CamError):
         return first
-    # Not all that were asked for may be there, and one may be in several maps.
+    # Some targets of the question may have no explanation, and some may have several.
     targets = tuple({id(each.target): each.target for each in first.explanations}.values())
     width = int(image.shape[-1])
     same = replace(plain, targets=targets)
@@ -59,11 +59,11 @@ def explain_augmented(
         answers = explain_batch(model, some, asked, reading=reading)
         for flipped, answer in zip(flips, answers, strict=True):
             if isinstance(answer, NothingDetected):
-                continue  # what is no longer found adds nothing
+                continue  # a target that this variant does not show adds nothing to the sum
             if isinstance(answer, CamError):
                 return answer
             for total, each in zip(sums, answer.explanations, strict=True):
-                # A changed image may have a box made from another level.
+                # On a changed image the detector may make the box from another level.
                 same_size = resize(each.map, *total.shape)
                 total += same_size[:, ::-1] if flipped else same_size
             warnings = [

@@ -1,8 +1,8 @@
-"""Whether a model keeps the images of a batch apart.
+"""Check whether a model's output for an image depends on the other images of its batch.
 
-A batch normalisation without running statistics, an attention whose batch and tokens are swapped,
-activations that are quantised by the batch's range: in eval mode, too, the output for an image
-depends on the others of its batch, and so does its map.
+In some models it does, even in eval mode: models with a batch normalisation without running
+statistics, with an attention whose batch and token axes are swapped, or with activations that are
+quantised by the range of the batch. The map of an image then depends on the other images, too.
 """
 
 from __future__ import annotations
@@ -17,33 +17,37 @@ from cam.outputs.output import Output, outputs_of, watching
 from cam.outputs.reading import AUTO, Reading
 
 COMPANY = 3
-"""Images in the batches that are compared: one before and one behind."""
+"""Number of images in each compared batch: the tested image, one before it and one after it."""
 
 
 def sees_company(
     model: nn.Module, image: Tensor, layer: str, reading: Reading = AUTO
 ) -> str | None:
-    """Whether the model's output for an image depends on the other images of its batch.
+    """Check whether the model's output for an image depends on the other images of its batch.
 
-    The image is the middle one of three: once between two copies of itself, and once between two
-    others. A model that keeps images apart says the same of it to the last bits, since batches of
-    one size are computed in one way. So a difference of 1e-4 of the spread of its logits (1e-2 in
-    half precision) is no rounding: batch statistics make one of about 0.1 to 1.
+    The model sees two batches of three. The image is in the middle: first between two copies of
+    itself, then between two other images. Batches of one size are computed in the same way, so a
+    model that treats images separately returns the same output for both, to the last bits. A
+    difference above 1e-4 of the spread of the logits (1e-2 in half precision) is therefore not
+    rounding: batch statistics cause a difference of about 0.1 to 1.
+
+    The model and torch's random state are left as found.
 
     Args:
         image: float (1, C, H, W), on the model's device and in its dtype; not constant.
-        layer: the name of a module whose output is compared, too: a detector may find nothing.
+        layer: the name of a module whose output is compared, too, because a detector may detect
+            nothing in the image.
         reading: how the model's output is read.
 
     Returns:
-        Why images must be given one by one, as half a sentence; None if they may share a batch.
-        The model is left as found, and so is torch's random state.
+        The reason why images must be passed one by one, as half a sentence; None if images may
+        share a batch.
     """
     others = 1 - 3 * image.flip(-1), image.flip(-2) / 2 - 1
     try:
         among_copies = _middle(model, [image, image, image], layer, reading)
         among_others = _middle(model, [others[0], image, others[1]], layer, reading)
-    except Exception as error:  # whatever the module raises, for one image it does not
+    except Exception as error:  # a model may raise anything; for a single image this one does not
         reason = " ".join(str(error).split())[:300] or type(error).__name__
         return f"the model fails on a batch of {COMPANY} images: {reason}"
     for name, expected in among_copies.items():
@@ -69,13 +73,13 @@ def _tolerance(dtype: torch.dtype) -> float:
 def _middle(
     model: nn.Module, images: list[Tensor], layer: str, reading: Reading
 ) -> dict[str, Tensor]:
-    """What the model says of the middle one of three images, and the layer's output for it."""
+    """Return the model's output, and the layer's output, for the middle one of three images."""
     batch, middle = torch.cat(images), len(images) // 2
     devices = [batch.device] if batch.device.type == "cuda" else []
     with (
         evaluating(model),
         watching(model, [layer]) as seen,
-        torch.random.fork_rng(devices),  # dropout that is always on is no company
+        torch.random.fork_rng(devices),  # dropout that is always on must not count as a difference
         torch.no_grad(),
     ):
         torch.manual_seed(0)
@@ -87,14 +91,17 @@ def _middle(
 
 
 def _rows(values: Any, row: int) -> list[Tensor]:
-    """The image's own part of a layer's output, where that is told by image."""
+    """Return the row of the image in a layer's output, or nothing if the output has no such row."""
     if not isinstance(values, Tensor) or values.shape[:1] != (COMPANY,) or not values[row].numel():
         return []
     return [values[row].float()]
 
 
 def _numbers(output: Output) -> Tensor:
-    """Logits, or a detector's scores in order: of boxes that score alike any may come first."""
+    """Return the logits, or a detector's scores in descending order.
+
+    The scores are sorted because the order of boxes with nearly equal scores may change.
+    """
     if output.detections is None:
         return output.numbers[0].float()
     return output.detections.scores.float().sort(descending=True).values

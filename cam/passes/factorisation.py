@@ -1,4 +1,4 @@
-"""Deep feature factorisation: a layer's activations as a few concepts, each with its map."""
+"""Deep feature factorisation: split a layer's activations into a few concepts with one map each."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ ITERATIONS = 200
 
 @dataclass(frozen=True, eq=False)
 class Concept:
-    """One pattern that a layer repeats over an image."""
+    """A pattern of channels that a layer shows at several positions of an image."""
 
     map: NDArray[np.float32]
-    """float32 (h, w), ≥ 0: how much of it is where."""
+    """Strength of the concept at each position: float32 (h, w), ≥ 0."""
     share: float
-    """Of the activations' sum, 0 … 1."""
+    """Share of the concept in the sum of the activations, 0 … 1."""
     logits: NDArray[np.float32] | None
-    """What the model says of the concept alone, at every position: float32 (C,); None if it is no
-    classifier."""
+    """Logits that the model returns when every position shows this concept alone: float32 (C,);
+    None if the model is not a classifier."""
     probabilities: NDArray[np.float32] | None = None
-    """The probabilities of the logits, by the model's activation."""
+    """Probabilities that the model's activation makes of the logits."""
 
 
 def factorise(
@@ -42,14 +42,14 @@ def factorise(
     matrix factorisation, largest share first.
 
     Collins, Achanta & Süsstrunk, "Deep Feature Factorization for Concept Discovery", ECCV 2018.
-    Where V has values below 0 each channel is lifted by its minimum first, as in pytorch-grad-cam.
-    A concept's logits are those of an image that has its column of W (lowered again) everywhere.
-    Lee and Seung's multiplicative updates start from the singular vectors (Boutsidis & Gallopoulos
-    2008), so the same image gets the same concepts.
+    A channel of V with values below 0 is first shifted up by its minimum, as in pytorch-grad-cam.
+    A concept's logits are computed with its column of W (shifted down again) at every position of
+    the layer. Lee and Seung's multiplicative updates start from the singular vectors (Boutsidis &
+    Gallopoulos 2008), so the same image always has the same concepts.
 
     Args:
         image: float (1, C, H, W), preprocessed, on the model's device and in its dtype.
-        reading: how the model's output is read; one more pass tells an activation that is `auto`.
+        reading: how the model's output is read. An `auto` activation takes one more pass.
 
     Raises:
         CamError: if the layer cannot be used, or has fewer channels or positions than `count`.
@@ -75,7 +75,8 @@ def factorise(
     alone = [Output()] * count
     if said.logits is not None:
         replay = Replay(model, layer, image)
-        columns = (w * h.amax(1) + offset).T[order].to(output)  # as strong as it ever is
+        # Each concept is shown at the greatest strength that it has in this image.
+        columns = (w * h.amax(1) + offset).T[order].to(output)
         changed = replay.activation.repeat(count, *[1] * (output.ndim - 1))
         changed = grid.put(changed, columns[:, :, None, None].expand(-1, -1, height, width))
         with torch.no_grad():
@@ -97,7 +98,7 @@ def _array(values: Tensor | None) -> NDArray[np.float32] | None:
 
 
 def _factors(values: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """W (K, count), H (count, n), both ≥ 0, with W H ≈ `values` (K, n) ≥ 0."""
+    """Return W (K, count) and H (count, n), both ≥ 0, with W H ≈ `values` (K, n) ≥ 0."""
     left, scale, right = torch.linalg.svd(values, full_matrices=False)
     w, h = [left[:, 0].abs() * scale[0].sqrt()], [right[0].abs() * scale[0].sqrt()]
     for index in range(1, count):
@@ -107,7 +108,7 @@ def _factors(values: Tensor, count: int) -> tuple[Tensor, Tensor]:
         size = (scale[index] * best[0].norm() * best[1].norm()).sqrt()
         w.append(size * best[0] / best[0].norm().clamp(min=1e-12))
         h.append(size * best[1] / best[1].norm().clamp(min=1e-12))
-    floor = float(values.mean()) * 1e-2 + 1e-12  # zero would stay zero
+    floor = float(values.mean()) * 1e-2 + 1e-12  # the updates multiply, so a zero would stay
     lefts, rights = torch.stack(w, 1) + floor, torch.stack(h) + floor
     for _ in range(ITERATIONS):
         rights *= lefts.T @ values / (lefts.T @ lefts @ rights).clamp(min=1e-12)

@@ -1,12 +1,11 @@
-"""The same answers faster: one layer's forward and backward pass compiled, in half precision where
-the device has units for it.
+"""The fast path: compiled explanations at one layer, in half precision where the device has it.
 
-Behind a pooled linear head there is no backward pass, so the forward pass is compiled as for
-inference alone: its weights frozen into it, batch norms and rectifiers folded into convolutions.
-Else the trunk runs without a graph, and a probe of zeros is added to the layer's output: the
-gradient at the probe is the gradient at the layer, and nothing before it is differentiated.
-Batches are filled up to the sizes that were compiled. Where compiling fails or makes it slower, the
-copy in half precision is explained as any other model.
+Behind a pooled linear head there is no backward pass. The forward pass is then compiled for
+inference: its weights are frozen, and batch norms and rectifiers are folded into convolutions.
+In other models the trunk runs without a graph, and a probe of zeros is added to the layer's output:
+the gradient at the probe is the gradient at the layer, and nothing before it is differentiated.
+Batches are padded to the sizes that were compiled. Where compiling fails or makes the copy slower,
+the copy runs uncompiled, like any other model.
 """
 
 from __future__ import annotations
@@ -33,20 +32,22 @@ from cam.targets import ClassTarget
 
 
 class FastPath:
-    """A model's own copy in another precision, compiled for explanations at one layer.
+    """A copy of a model in another precision, compiled for explanations at one layer.
 
     Args:
-        model: a classifier or segmenter, in eval mode; it is copied and left alone.
-        layer: where maps are made; its output must be a tensor.
-        dtype: of the copy's weights and activations; maps are computed in float32 all the same.
-        sizes: of the batches to compile for.
-        compile: whether to compile at all; without, the copy is only recast and laid out anew.
-        head: the model's at that layer, if it has one: see `cam.methods.head`.
-        reading: how the model's output is read, its activation resolved: what is compiled has no
-            graph that shows it.
+        model: a classifier or segmenter, in eval mode; it is copied and not changed.
+        layer: the layer at which maps are made; its output must be a tensor.
+        dtype: the dtype of the copy's weights and activations; maps are computed in float32 in any
+            case.
+        sizes: the batch sizes to compile for.
+        compile: whether to compile the copy. If False, the copy only changes its dtype and its
+            memory layout.
+        head: the model's pooled linear head at that layer, if it has one: see `cam.methods.head`.
+        reading: how the model's output is read, with the activation resolved: the compiled model
+            has no graph that shows the activation.
 
     Raises:
-        LayerNotSpatial: in the first pass, if the layer returns no tensor.
+        LayerNotSpatial: in the first pass, if the layer's output is not a tensor.
     """
 
     def __init__(
@@ -63,7 +64,7 @@ class FastPath:
         self.layer, self.dtype = layer, dtype
         self.sizes = tuple(sorted(set(sizes)))
         self.compiled = compile
-        """Whether what runs is compiled."""
+        """Whether the copy runs compiled."""
         self._head, self._reading = head, reading
         self._copy = copy.deepcopy(model).eval().requires_grad_(False)
         inherit(model, self._copy)
@@ -76,8 +77,11 @@ class FastPath:
         self._shape: torch.Size | None = None
 
     def takes(self, question: Question) -> bool:
-        """Whether it can answer the question. `cam.passes.fidelity` tells how well its methods do.
-        It does not tell this of components by `smooth`: the exact way answers those."""
+        """Return whether the fast path can answer the question.
+
+        `cam.passes.fidelity` measures how well it answers for each method. Questions with `smooth`
+        are not measured, so the exact path answers them.
+        """
         return (
             bool(question.targets)
             and not question.in_steps
@@ -87,18 +91,20 @@ class FastPath:
         )
 
     def settle(self, image: Tensor) -> str | None:
-        """Compile for one image, (1, C, H, W), and keep to that only if it is faster than the copy
-        as it is: on some processors a compiled transformer is slower by far.
+        """Compile for one image, (1, C, H, W), and measure whether that is faster.
+
+        The compiled copy is used only if it is at least as fast as the uncompiled one: on some
+        processors a compiled transformer is much slower.
 
         Returns:
-            Why it is not compiled; None if it is.
+            The reason why the copy runs uncompiled; None if it runs compiled.
         """
         if not self.compiled:
             return "it was not to be"
         question = [Question((ClassTarget(),), "gradcam", (self.layer,))]
         try:
             seconds = fastest(lambda: self.explain(image, question))
-        except Exception as error:  # a compiler may fail in any way
+        except Exception as error:  # a compiler may raise anything
             self.compiled = False
             return " ".join(str(error).split())[:300] or type(error).__name__
         self.compiled = False
@@ -109,11 +115,12 @@ class FastPath:
         return None
 
     def explain(self, images: Tensor, questions: Sequence[Question]) -> list[Answer | CamError]:
-        """Answer a question for each image, or several, as `explain_batch` does.
+        """Answer one question or several for each image, as `explain_batch` does.
 
         Args:
-            images: float (B, C, H, W), B at most the largest size; on the model's device.
-            questions: such as it `takes`; one for each image, or the same number for each.
+            images: float (B, C, H, W), on the model's device; B is at most the largest size.
+            questions: questions that `takes` accepts; one for each image, or the same number for
+                each.
         """
         count = len(images)
         if not self.compiled:
@@ -128,7 +135,7 @@ class FastPath:
             filled = torch.cat([filled, rest])
         filled = filled.contiguous(memory_format=torch.channels_last)
         with torch.inference_mode(False), self._compiling(size):
-            # Inference tensors may not enter a graph.
+            # Autograd does not accept inference tensors in a graph.
             filled = filled.clone() if filled.is_inference() else filled
             if self._head:
                 with torch.no_grad():
@@ -148,10 +155,10 @@ class FastPath:
 
     @contextmanager
     def _compiling(self, size: int) -> Iterator[None]:
-        """The compiler's settings, for the first pass of a batch size."""
+        """Set the compiler's options for the first pass of a batch size."""
         with ExitStack() as scope:
             if size not in self._seen_sizes:
-                # One graph for each size, be they many; the compiler's default is 8.
+                # The compiler keeps one graph for each batch size; its default limit is 8.
                 limit = dynamo.recompile_limit + len(self.sizes)
                 scope.enter_context(dynamo.patch(recompile_limit=limit))
                 if self._head:
@@ -171,7 +178,7 @@ class FastPath:
 
 
 class _Probed(nn.Module):
-    """A model that adds a probe to a layer's output, if it gets one, and returns that beside its
+    """A model that adds a given probe to a layer's output and returns that output with its
     logits."""
 
     def __init__(self, model: nn.Module, layer: str, reading: Reading) -> None:
@@ -189,11 +196,11 @@ class _Probed(nn.Module):
         return logits, activation
 
     def _take(self, module: nn.Module, args: Any, output: Any) -> Tensor | None:
-        if not self._kept:  # the model runs by itself
+        if not self._kept:  # the model was called directly, without a probe
             return None
         if not isinstance(output, Tensor):
             raise LayerNotSpatial(f"the layer returns a {type(output).__name__}, not a tensor")
-        # The activation that is kept is not the one that an in-place operation may change.
+        # A clone is kept, because an in-place operation after the layer may change its output.
         probe = self._kept.pop()
         probed = output if probe is None else output + probe
         self._kept.append(probed.clone())
@@ -201,7 +208,7 @@ class _Probed(nn.Module):
 
 
 class _AtProbe:
-    """What `answer` needs of a pass: see `cam.passes.onepass.Signals`."""
+    """The activation and the gradient at the probe, as `cam.passes.maps.Signals`."""
 
     def __init__(self, layer: str, probe: Tensor, activation: Tensor) -> None:
         self._layer, self._probe, self._activation = layer, probe, activation

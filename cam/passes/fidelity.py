@@ -1,9 +1,10 @@
-"""How much the answers of one way are like those of another: whether a fast path may be used.
+"""Compare the answers of a fast path with the exact ones, to decide whether it may be used.
 
-A fast path is judged against the exact way on the same images. At every size of batch and in every
-row of it the logits must be nearly the exact ones, the top class must be the same unless the exact
-model cannot tell the two apart, and the maps must correlate. Each method has a fidelity of its own,
-since a method that divides, compares or decomposes may turn a rounding into another map.
+A fast path is judged against the exact path on the same images. At every batch size and in every
+row of a batch, the logits must be close to the exact ones, the top class must be the same unless
+the exact model cannot tell the two classes apart, and the maps must correlate. Each method has its
+own fidelity, because a method that divides, compares or decomposes may turn a rounding error into
+a different map.
 """
 
 from __future__ import annotations
@@ -25,35 +26,39 @@ from cam.passes.fast import FastPath
 from cam.targets import ClassTarget, Target
 
 LEAST = 0.98
-"""Pearson's correlation below which another map counts as another one."""
+"""Least Pearson correlation at which two maps count as the same."""
 ROUNDINGS = 8
-"""How far apart the logits of two classes may be that are taken for each other, in roundings: see
-`roundings_apart`. Every layer rounds: EfficientNet-Lite0's logits are off by 1.4 roundings of
-bfloat16 (standard deviation, median of 40 samples; at most 3.1), and differences by more."""
+"""Largest difference between the logits of two classes that a fast path may confuse, in roundings:
+see `roundings_apart`. Every layer rounds. The error of EfficientNet-Lite0's logits is 1.4 roundings
+of bfloat16 (standard deviation, median of 40 samples; at most 3.1); the error of a difference of
+logits is larger."""
 POSITIONS = 4096
-"""Most pixels of a segmenter whose logits are compared."""
+"""Largest number of a segmenter's pixels at which logits are compared."""
 
 Explain = Callable[[Tensor, Sequence[Question]], list[Answer | CamError]]
 
 
 @dataclass(frozen=True)
 class Fidelity:
-    """How much a method's fast maps are like the exact ones over several images: Pearson's
-    correlation, -1 … 1."""
+    """Pearson's correlation, -1 … 1, of a method's fast maps with the exact ones over several
+    images."""
 
     median: float
     worst: float
 
     @property
     def enough(self) -> bool:
-        """Whether the method may be served fast. The median is then at least as good."""
+        """Whether the fast path may serve the method. The worst correlation decides, so the median
+        needs no test."""
         return self.worst >= LEAST
 
 
 def likeness(one: Answer | CamError, other: Answer | CamError) -> float | None:
-    """Pearson's correlation of two answers' maps, -1 … 1; the least of them, of several. A flat map
-    is as unlike another as can be, 0; two flat maps tell nothing, and if there is nothing but
-    these, the answer is None.
+    """Return Pearson's correlation of the maps of two answers, -1 … 1; the least one of several
+    maps.
+
+    The correlation of a flat map with one that is not flat is 0. Pairs of flat maps are left out;
+    if there are no other pairs, the result is None.
 
     Raises:
         CamError: if one of the answers is an error.
@@ -71,15 +76,15 @@ def likeness(one: Answer | CamError, other: Answer | CamError) -> float | None:
 
 
 def roundings_apart(logits: Tensor, said: Tensor, dtype: torch.dtype) -> Tensor:
-    """How far the logits of other classes are below the highest, in roundings of `dtype` at the
-    size of the largest logit: eps · max |z|.
+    """Return how far the logits of the classes `said` are below the highest logits, in roundings of
+    `dtype` at the size of the largest logit: eps · max |z|.
 
     Args:
-        logits: (C, …), the exact ones.
-        said: (…), the classes that another path puts first.
+        logits: (C, …), the exact logits.
+        said: (…), the top classes of another path.
 
     Returns:
-        float32 (…), 0 where both put the same class first.
+        float32 (…), 0 where both paths have the same top class.
     """
     values = logits.float()
     gaps = values.amax(0) - values.gather(0, said[None])[0]
@@ -89,31 +94,34 @@ def roundings_apart(logits: Tensor, said: Tensor, dtype: torch.dtype) -> Tensor:
 def judge(
     fast: FastPath, exact: Explain, images: Tensor, methods: Sequence[str]
 ) -> dict[str, Fidelity]:
-    """Compare a fast path with the exact way: the maps of the predicted class by every method, at
-    every size of batch and in every row of it. Each image is seen at each size. Methods without
-    weights, which decompose activations and may cost more than the pass, are asked at the largest
-    size alone; what they start from is what the others show at each size.
+    """Compare a fast path with the exact path: the maps of the predicted class by every method, at
+    every batch size and in every row of a batch.
+
+    The fast path explains each image at each batch size. Methods without weights decompose
+    activations, which may cost more than the pass, so they run at the largest size only; the other
+    methods test the same activations at each size.
 
     Other targets (`against`, `minus`, of probability) and signed maps are made of the same
-    activations, gradients and logits; they are not judged by themselves.
+    activations, gradients and logits; they are not judged separately.
 
     Args:
-        fast: a classifier's or a segmenter's.
-        exact: answers the same number of questions for each image, as `explain_batch` does.
+        fast: the fast path of a classifier or a segmenter.
+        exact: a function that answers the same number of questions for each image, as
+            `explain_batch` does.
         images: float (N, C, H, W), preprocessed, on the model's device; several.
-        methods: names of methods of one pass.
+        methods: names of methods that take one pass.
 
     Returns:
-        The fidelity of each method whose maps could be compared for half of the images or more. Of
-        the others too many maps are flat, or the model has none.
+        The fidelity of each method whose maps could be compared for at least half of the images. A
+        method is absent if too many of its maps are flat or if the model has no maps of it.
 
     Raises:
-        Unfaithful: if the logits or all maps of a row are others, or if there is nothing to compare
-            with.
-        CamError: if one of the two ways cannot be used.
+        Unfaithful: if the logits of a row or all its maps differ from the exact ones, or if the
+            exact logits are all equal and cannot be compared.
+        CamError: if one of the two paths cannot be used.
     """
     known = [_exactly(fast.layer, exact, image, methods) for image in images]
-    # Over the images as well as the classes: there may be one class alone.
+    # The variance is over the images as well as the classes, because there may be only one class.
     variance = float(torch.stack([each.logits for each in known]).var(correction=0))
     if not variance > 0:
         raise Unfaithful("the exact model's logits are all the same: there is nothing to compare")
@@ -147,14 +155,14 @@ def judge(
 
 @dataclass(frozen=True, eq=False)
 class _Exact:
-    """What the exact way says of one image alone."""
+    """The exact path's logits, target and maps for one image in a batch of one."""
 
     logits: Tensor
     """See `_logits_of`."""
     target: Target
-    """The predicted class, and of a segmenter the pixels where it wins."""
+    """The predicted class; for a segmenter also the pixels at which the class is predicted."""
     maps: dict[str, Map]
-    """By method; without those that the model does not have."""
+    """Maps by method name, without the methods that failed for this model."""
 
 
 def _exactly(layer: str, exact: Explain, image: Tensor, methods: Sequence[str]) -> _Exact:
@@ -172,14 +180,14 @@ def _exactly(layer: str, exact: Explain, image: Tensor, methods: Sequence[str]) 
 def _compare(
     known: _Exact, answers: dict[str, Answer | CamError], variance: float, dtype: torch.dtype
 ) -> dict[str, float]:
-    """How much the maps of one row are like the exact ones, by method: 0 where an answer is an
-    error, nothing where both maps are flat.
+    """Return the correlation of the maps of one row with the exact ones, by method: 0 where an
+    answer is an error, no entry where both maps are flat.
 
     Raises:
-        Unfaithful: if what the model says is something else, or all maps are.
+        Unfaithful: if the logits differ from the exact ones, or all maps do.
     """
     good = {name: each for name, each in answers.items() if isinstance(each, Answer)}
-    for said in list(good.values())[:1]:  # all are of one forward pass
+    for said in list(good.values())[:1]:  # all answers have the logits of the same forward pass
         _check_logits(known.logits, _logits_of(said.output), variance, dtype)
     found = {
         name: _correlation(good[name].explanations[0].map, known.maps[name])
@@ -198,18 +206,19 @@ def _compare(
 
 
 def _check_logits(exact: Tensor, fast: Tensor, variance: float, dtype: torch.dtype) -> None:
-    """
+    """Compare the fast logits with the exact ones.
+
     Raises:
-        Unfaithful: if the fast logits are others, or put another class first.
+        Unfaithful: if the fast logits differ from the exact ones or have another top class.
     """
     missed, most = float((fast - exact).square().mean()) / variance, 1 - LEAST**2
-    if not missed <= most:  # a correlation of LEAST leaves so much of the variance unexplained
+    if not missed <= most:  # `most` is the variance that a correlation of LEAST leaves unexplained
         raise Unfaithful(
             f"the logits miss {missed:.3f} of the exact ones' variance; at most {most:.3f} is "
             "allowed"
         )
     apart = roundings_apart(exact, fast.argmax(0), dtype)
-    # A classifier's image has one top class, a segmenter's one for each pixel.
+    # A classifier has one top class for an image; a segmenter has one for each pixel.
     if float((apart <= ROUNDINGS).float().mean()) < LEAST:
         raise Unfaithful(
             f"another class is predicted, whose exact logit is {float(apart.max()):.1f} roundings "
@@ -218,7 +227,7 @@ def _check_logits(exact: Tensor, fast: Tensor, variance: float, dtype: torch.dty
 
 
 def _logits_of(output: Output) -> Tensor:
-    """(C, positions) on the CPU, float32; of a segmenter at some of its pixels."""
+    """Return logits (C, positions) as float32 on the CPU; for a segmenter at some of its pixels."""
     values = output.logits if output.segments is None else output.segments
     assert values is not None
     flat = values.flatten(1) if values.ndim > 1 else values[:, None]
@@ -226,7 +235,7 @@ def _logits_of(output: Output) -> Tensor:
 
 
 def _correlation(one: Map, other: Map) -> float | None:
-    """None of two flat maps, 0 of one."""
+    """Return the correlation of two maps: None if both are flat, 0 if one of them is."""
     flat = [float(np.ptp(each)) == 0 for each in (one, other)]
     if any(flat):
         return None if all(flat) else 0.0

@@ -1,4 +1,4 @@
-"""In which memory layout a model is faster: told by trying."""
+"""Measure in which memory layout a model runs faster."""
 
 from __future__ import annotations
 
@@ -11,18 +11,21 @@ from torch import Tensor, nn
 from cam.hooks.inference import evaluating
 
 MARGIN = 0.95
-"""Another layout must be at least so much faster: less is noise."""
+"""Largest share of the contiguous layout's time at which channels-last counts as faster. A smaller
+gain may be noise."""
 
 
 def laid_out(model: nn.Module, image: Tensor, *, batch: int = 4, rounds: int = 3) -> bool:
-    """Put `model` in the layout in which it is faster; convolutions often like their channels last,
-    depthwise ones in full precision often do not. What it computes is the same to rounding.
+    """Put `model` in the memory layout in which it is faster.
+
+    Convolutions are often faster with channels last; depthwise convolutions in full precision often
+    are not. The model's output is the same in both layouts except for rounding.
 
     Args:
         image: (1, C, H, W), on the model's device and in its dtype.
 
     Returns:
-        Whether that is channels-last: then images should be, too.
+        Whether the chosen layout is channels-last. If it is, images should have it, too.
     """
     if not any(isinstance(module, nn.Conv2d) for module in model.modules()):
         return False
@@ -43,7 +46,7 @@ def laid_out(model: nn.Module, image: Tensor, *, batch: int = 4, rounds: int = 3
 
 
 def _seconds(model: nn.Module, images: Tensor, rounds: int) -> float:
-    """The fastest of some forward passes, the first not counted."""
+    """Return the seconds of the fastest of `rounds` forward passes, after one warm-up pass."""
 
     def work() -> None:
         model(images)
@@ -55,7 +58,7 @@ def _seconds(model: nn.Module, images: Tensor, rounds: int) -> float:
 
 
 def fastest(work: Callable[[], object], rounds: int = 3) -> float:
-    """Seconds of the fastest of some runs, the first not counted."""
+    """Return the seconds of the fastest of `rounds` runs, after one warm-up run."""
     found = []
     for _ in range(rounds + 1):
         started = perf_counter()
@@ -65,7 +68,7 @@ def fastest(work: Callable[[], object], rounds: int = 3) -> float:
 
 
 def lay_out(model: nn.Module, *, channels_last: bool) -> None:
-    """Put `model` in one of the two layouts."""
+    """Put `model` in the channels-last or the contiguous memory layout."""
     _to(model, torch.channels_last if channels_last else torch.contiguous_format)
 
 

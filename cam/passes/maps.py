@@ -1,4 +1,4 @@
-"""The maps of a batch, from what a forward pass left at the layers and a backward pass brought."""
+"""Compute the maps of a batch from the activations and gradients at its layers."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ from cam.positions.levels import ancestors, ends
 
 
 class Signals(Protocol):
-    """What a forward pass left at the layers, and what backward passes bring there."""
+    """Activations at the layers after a forward pass, and gradients after a backward pass."""
 
     @property
     def activations(self) -> dict[str, Tensor]:
-        """Layer name → its output for the batch."""
+        """Outputs of the layers for the batch, by layer name."""
 
     @property
     def outputs(self) -> dict[str, Tensor]:
-        """The same with their graph, where there is one."""
+        """Outputs of the layers with their autograd graph, where there is one."""
 
     @property
     def reached(self) -> dict[str, Tensor]:
-        """Layer name → the gradient of the last `backward` there, if it came so far."""
+        """Gradients of the last `backward`, by the names of the layers that it reached."""
 
     def backward(self, score: Tensor, *, retain_graph: bool = False) -> None:
-        """Differentiate a scalar back to the layers."""
+        """Differentiate the scalar `score` back to the layers."""
 
 
 def maps_of(
@@ -47,9 +47,12 @@ def maps_of(
     *,
     scales: Tensor | None = None,
 ) -> dict[int, dict[str, Found | CamError]]:
-    """Item → layer → its map from the last backward pass: one call for each way of making maps,
-    and layer. Layers that are `unrecorded` have no gradient. `scales` (items,) are the factors by
-    which the scores were multiplied before that pass; the gradients are divided by them."""
+    """Return the maps of the last backward pass, by item and layer name.
+
+    The items that share a method, its options and a layer are computed in one call. Layers that
+    are `unrecorded` have no gradient. `scales` (items,) are the factors by which the scores were
+    multiplied before that pass; the gradients are divided by them.
+    """
     groups: dict[tuple[str, bool, bool, str], list[int]] = defaultdict(list)
     for item in items:
         asked = questions[item]
@@ -96,7 +99,7 @@ def maps_of(
 
 
 def of_levels(found: dict[str, Found | CamError], signals: Signals) -> dict[str, Found | CamError]:
-    """One map of all the levels that the score reaches, named after them."""
+    """Fuse the maps of the levels that the score reaches into one map, named after the levels."""
     failed: dict[str, Found | CamError] = {
         name: each
         for name, each in found.items()
@@ -121,7 +124,7 @@ def of_levels(found: dict[str, Found | CamError], signals: Signals) -> dict[str,
 
 
 def _close(way: str, layer: str, ratio: float, dtype: torch.dtype) -> tuple[str, ...]:
-    """A warning, if the two leading components are too close to be told apart."""
+    """Return a warning if the two leading components are too close to be told apart."""
     if 1 - ratio >= LEAST_GAP.get(dtype, LEAST_GAP[torch.bfloat16]):
         return ()
     warning = (
@@ -137,12 +140,13 @@ def _listed(ratios: Tensor | None, count: int) -> list[float]:
 
 
 def _of(members: list[int], values: Tensor) -> Tensor:
-    """The rows of the members; no copy is made where these are all rows."""
+    """Return the rows of the members; without a copy if these are all rows."""
     return values if members == list(range(len(values))) else values[members]
 
 
 def _finite(values: Tensor) -> Tensor:
-    """Whether all numbers of each row are finite, (n,)."""
-    # What is not finite leaves no sum finite; a sum of finite numbers may overflow.
+    """Return whether all numbers of each row are finite: bool (n,)."""
+    # The sums are a cheap first test: one number that is not finite makes its sum not finite. A sum
+    # of finite numbers may overflow, so the numbers themselves are tested if a sum is not finite.
     sums = values.sum(dim=(1, 2, 3)).isfinite()
     return sums if sums.all() else values.isfinite().flatten(1).all(1)

@@ -1,4 +1,4 @@
-"""What the hooks see: inputs, outputs and gradients of layers, their statistics, a gallery."""
+"""Observe layers during a pass: their inputs, outputs and gradients, and statistics of these."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ from cam.targets import Target
 
 @dataclass(frozen=True)
 class Statistics:
-    """Of all numbers in a tensor."""
+    """Statistics of all numbers in a tensor."""
 
     mean: float
     std: float
-    """Of the population."""
+    """Population standard deviation."""
     minimum: float
     maximum: float
     zeros: float
-    """The share of exact zeros, 0 … 1: behind a ReLU, of dead units."""
+    """Share of exact zeros, 0 … 1; behind a ReLU this is the share of dead units."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,21 +41,26 @@ class Observation:
     type: str
     """The module's class name."""
     input: NDArray[np.float32] | None
-    """The first floating-point tensor that went in, without the batch; None if there was none."""
+    """The first floating-point tensor among the layer's inputs, without the batch axis; None if
+    there is none."""
     output: NDArray[np.float32]
-    """What came out, without the batch."""
+    """The layer's output, without the batch axis."""
     gradient: NDArray[np.float32] | None
-    """∂score/∂output; None where the target does not depend on the layer."""
+    """∂score/∂output; None if the target does not depend on the layer."""
     grid: Grid | None
-    """Where in the output the positions are; None if it does not lie on the image."""
+    """Where the positions are in the output; None if the output does not lie on the image."""
 
     def channels(self) -> NDArray[np.float32] | None:
-        """The output as feature maps (K, h, w), if it lies on the image."""
+        """Return the output as feature maps (K, h, w); None if it does not lie on the image."""
         return None if self.grid is None else self._maps(self.grid, self.output)
 
     def strongest(self, count: int, by: str) -> list[int]:
-        """The indices of at most `count` channels, strongest first: those of the greatest mean
-        activation, or `by` = "gradient" those that Grad-CAM weights most, either way."""
+        """Return the indices of at most `count` channels, strongest first.
+
+        The strength of a channel is its mean activation; if `by` is "gradient", it is the absolute
+        value of its Grad-CAM weight. The list is empty if the output does not lie on the image or
+        there is no gradient.
+        """
         values = self.gradient if by == "gradient" else self.output
         if self.grid is None or values is None:
             return []
@@ -78,14 +83,16 @@ def observe(
     *,
     reading: Reading = AUTO,
 ) -> list[Observation]:
-    """Look at `layers` while `model` sees `image`, and while `target` is differentiated.
+    """Record `layers` in a forward pass of `image` and in the backward pass of `target`.
+
+    The model is left as found.
 
     Args:
         image: float (1, C, H, W), preprocessed, on the model's device and in its dtype.
-        reading: how the model's output is read; one more pass tells an activation that is `auto`.
+        reading: how the model's output is read. An `auto` activation takes one more pass.
 
     Raises:
-        CamError: if a layer or the target cannot be looked at. The model is left as found.
+        CamError: if a layer or the target cannot be used.
     """
     located = locate(model, image, [*layers, *target.layers])
     reading, _ = resolve_reading(model, image, reading)
@@ -117,8 +124,8 @@ def observe(
 
 
 def embed(model: nn.Module, image: Tensor, layer: str) -> Tensor:
-    """A layer's output for one image (1, C, H, W) as a vector (D,), averaged over its positions:
-    what a `SimilarityTarget` compares.
+    """Return a layer's output for one image (1, C, H, W) as a vector (D,), averaged over positions,
+    for a `SimilarityTarget` to compare.
 
     Raises:
         CamError: if the layer is unknown or returns no tensor.
@@ -130,6 +137,7 @@ def embed(model: nn.Module, image: Tensor, layer: str) -> Tensor:
 
 
 def statistics(values: NDArray[np.float32]) -> Statistics:
+    """Return statistics of all numbers in an array."""
     return Statistics(
         mean=float(values.mean(dtype=np.float64)),
         std=float(values.std(dtype=np.float64)),
@@ -144,6 +152,9 @@ def _array(tensor: Tensor | None) -> NDArray[np.float32] | None:
 
 
 def _of_one(tensor: Tensor) -> NDArray[np.float32]:
-    """Of one image: without the batch, where there is one; windows of it are all there."""
+    """Return a tensor of one image as an array, without the batch axis if its length is 1.
+
+    A longer first axis counts windows of the image, and all of them are kept.
+    """
     values: NDArray[np.float32] = tensor.float().cpu().numpy()
     return values[0] if values.ndim and len(values) == 1 else values

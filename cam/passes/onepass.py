@@ -1,6 +1,6 @@
-"""Explanations of a batch from one forward pass.
+"""Explain a batch of images with one forward pass.
 
-The answers to questions that differ in everything: see `explain_batch`.
+The questions may differ in targets, methods, layers and options: see `explain_batch`.
 """
 
 from __future__ import annotations
@@ -47,33 +47,34 @@ def explain_batch(
     head: PooledHead | None = None,
     reading: Reading = AUTO,
 ) -> list[Answer | CamError]:
-    """Answer a question for each image of a batch with one forward pass, and one backward pass
-    for as many targets as the longest question has.
+    """Answer one question or several for each image of a batch with one forward pass, and with as
+    many backward passes as the longest question has targets.
 
-    In eval mode no image of a batch sees another, so the gradient of the summed targets is each
-    image's own.
+    In eval mode the images of a batch do not affect each other, so the gradient of the sum of their
+    scores is, for each image, the gradient of its own score.
 
     Args:
         images: float (B, C, H, W), preprocessed, on the model's device and in its dtype.
-        questions: one for each image, or the same number for each: the first of every image, the
-            second of every image, and so on. They may differ in everything.
-        head: the model's, from `pooled_head`: where the questions are about its layer alone there
-            is no backward pass, and no graph.
-        reading: how the model's output is read. Where its activation is `auto` and the pass does
-            not show it, one more pass of one image tells: see `resolve_reading`.
+        questions: one for each image, or the same number for each: first one question for every
+            image, then a second one for every image, and so on. Targets, methods, layers and
+            options may differ from question to question.
+        head: the model's pooled linear head, from `pooled_head`. If the questions are about the
+            head's layer alone, there is no backward pass through the model and no graph.
+        reading: how the model's output is read. If its activation is `auto` and the pass does not
+            show the activation, one more pass of one image finds it: see `resolve_reading`.
 
     Returns:
-        For each question its answer, or the error that is its own: a target that cannot be, or
-        numbers that are not finite.
+        For each question its answer, or the error of this question alone: a target that cannot be
+        used, or numbers that are not finite.
 
     Raises:
-        CamError: that concerns the batch: a layer or method that cannot be used.
+        CamError: an error of the whole batch: a layer or method that cannot be used.
     """
     for question in questions:
         question.check()
         if question.in_steps:
             raise MethodUnsuited(f"{question.method} takes many steps: see explain_in_steps")
-    if not any(question.targets for question in questions):  # predictions alone
+    if not any(question.targets for question in questions):  # only predictions are asked for
         reading, _ = resolve_reading(model, images[:1], reading)
         with evaluating(model), torch.inference_mode():
             raw = model(images)
@@ -125,8 +126,8 @@ def explain_batch(
 def _advised(
     model: nn.Module, image: Tensor, found: Answer | CamError, reading: Reading
 ) -> Answer | CamError:
-    """The answer for an image (1, C, H, W), with a warning where the gradient at a layer is all
-    zero: it names a layer where it is not."""
+    """Return the answer for an image (1, C, H, W), with a warning for each map whose gradient is
+    all zero. The warning names a layer at which the gradient is not all zero, if there is one."""
     if isinstance(found, CamError) or all(each.reached for each in found.explanations):
         return found
     names = [name for name, each in locate(model, image).found.items() if each.grid]
@@ -142,7 +143,7 @@ def _advised(
 
 
 def _by_head(head: PooledHead, question: Question) -> bool:
-    """Whether a question about one pass is about the head's layer and its logits alone."""
+    """Return whether a question of one pass needs only the head's layer and the logits."""
     return set(question.layers) <= {head.layer} and not question.looks_at
 
 
@@ -154,8 +155,8 @@ def answer_by_head(
     images: Tensor,
     reading: Reading = AUTO,
 ) -> list[Answer | CamError]:
-    """Answer a question for each image from the output of the head's layer and the logits that a
-    forward pass without a graph left, (B, …) both."""
+    """Answer one question or several for each image from the output of the head's layer and the
+    logits, both (B, …), of a forward pass without a graph."""
     with torch.inference_mode(False), torch.enable_grad():
         signals = head.signals(output, logits)
         outputs = outputs_of(signals.logits, size=size_of(images), reading=reading.of_logits)
@@ -171,8 +172,8 @@ def answer(
     *,
     unrecorded: Collection[str] = (),
 ) -> list[Answer | CamError]:
-    """Answer a question for each image of a batch, or several, from what its forward pass left:
-    see `explain_batch`. Layers that are `unrecorded` have no gradient."""
+    """Answer one question or several for each image of a batch from the outputs and signals of its
+    forward pass: see `explain_batch`. Layers that are `unrecorded` have no gradient."""
     found: list[Answer | CamError] = []
     for start in range(0, len(questions), max(len(outputs), 1)):
         some = questions[start : start + len(outputs)]
@@ -218,7 +219,7 @@ def _answer_one_each(
                 scales = torch.tensor([factors.get(item, 1.0) for item in range(len(questions))])
             keep = retain_graph or turn + 1 < rounds
             signals.backward(torch.stack(list(numbers.values())).sum(), retain_graph=keep)
-        # A map that knows no class is the same for every target.
+        # The map of a method that is not class-specific is the same for every target.
         known = [
             item
             for item in chosen
@@ -247,9 +248,10 @@ def _half(signals: Signals) -> bool:
 def _score(
     question: Question, target: Target, output: Output, unrecorded: Collection[str]
 ) -> Tensor:
-    """
+    """Return the score to differentiate for one item.
+
     Raises:
-        CamError: of this item alone.
+        CamError: an error of this item alone.
     """
     score = score_of(question, target, output).float()
     if not score.requires_grad:

@@ -1,4 +1,4 @@
-"""Seeded pictures with the statistics of photos, to try a model on where no photo is at hand."""
+"""Draw seeded pictures with the statistics of photos, to test a model without photos."""
 
 from __future__ import annotations
 
@@ -6,22 +6,22 @@ import numpy as np
 from numpy.typing import NDArray
 
 SHAPES = 6
-"""Filled shapes in a sample, each with the edges that an object has."""
+"""Number of filled shapes in a sample. Their edges stand for the edges of objects."""
 
 
 def samples(count: int, height: int, width: int, *, seed: int = 0) -> NDArray[np.uint8]:
-    """Draw pictures: noise whose amplitude falls as 1/f, as that of natural images does (Field,
-    "Relations between the statistics of natural images and the response properties of cortical
-    cells", J. Opt. Soc. Am. A, 1987), behind filled ellipses and half-planes with textures of
-    their own.
+    """Draw pictures of noise behind filled ellipses and half-planes with other textures.
 
-    White noise makes a trained network answer nearly the same for every picture; these do not.
+    The amplitude of the noise falls as 1/f, as in natural images (Field, "Relations between the
+    statistics of natural images and the response properties of cortical cells", J. Opt. Soc. Am. A,
+    1987). A trained network gives nearly the same output for every picture of white noise, but not
+    for these pictures.
 
     Args:
-        count: how many pictures.
-        height: of each in pixels, at least 1.
-        width: of each in pixels, at least 1.
-        seed: the same seed gives the same pictures.
+        count: the number of pictures.
+        height: the height of each picture in pixels, at least 1.
+        width: the width of each picture in pixels, at least 1.
+        seed: the seed; the same seed gives the same pictures.
 
     Returns:
         RGB, uint8 (count, height, width, 3).
@@ -43,8 +43,10 @@ def _sample(rng: np.random.Generator, height: int, width: int) -> NDArray[np.uin
 
 
 def _texture(rng: np.random.Generator, tints: NDArray[np.float64]) -> NDArray[np.float64]:
-    """A colour with 1/f noise of some strength around it, (height, width, 3). Both vary more in
-    brightness than in tint, as those of photos do."""
+    """Return a random colour with 1/f noise of random strength around it, (height, width, 3).
+
+    The colour and the noise vary more in brightness than in tint, as in photos.
+    """
     brightness = _pink(rng, *tints.shape[:2])[:, :, None]
     strength = rng.uniform(0.03, 0.2)
     colour = rng.uniform(0.1, 0.9) + rng.normal(0, 0.12, 3)
@@ -53,7 +55,7 @@ def _texture(rng: np.random.Generator, tints: NDArray[np.float64]) -> NDArray[np
 
 
 def _pink(rng: np.random.Generator, height: int, width: int) -> NDArray[np.float64]:
-    """Noise with amplitudes of 1/f, mean 0 and standard deviation 1, (height, width)."""
+    """Return noise with amplitudes of 1/f, mean 0 and standard deviation 1, (height, width)."""
     frequency = np.hypot(np.fft.fftfreq(height)[:, None], np.fft.rfftfreq(width)[None])
     frequency[0, 0] = np.inf
     noise = np.fft.rfft2(rng.standard_normal((height, width))) / frequency
@@ -76,7 +78,8 @@ def _ellipse(
 def _half_plane(
     rng: np.random.Generator, y: NDArray[np.float64], x: NDArray[np.float64]
 ) -> NDArray[np.bool_]:
-    """What lies beyond a line near an edge of the picture, as a floor or a wall does."""
+    """Return the mask of the pixels beyond a line at 0.2 to 0.5 of the picture's size from its
+    centre, such as a floor or a wall."""
     angle, distance = rng.uniform(0, 2 * np.pi), rng.uniform(0.2, 0.5)
     beyond: NDArray[np.bool_] = (x - 0.5) * np.cos(angle) + (y - 0.5) * np.sin(angle) > distance
     return beyond

@@ -1,4 +1,4 @@
-"""Explanations that take many forward passes, in steps between which others may use the model."""
+"""Explain an image in many forward passes. Other threads may use the model between two passes."""
 
 from __future__ import annotations
 
@@ -41,18 +41,20 @@ def explain_in_steps(
 ) -> AnswerSteps:
     """Answer a question that takes more than one pass (`question.in_steps`).
 
-    A generator that yields its progress after every pass of at most `chunk` images and returns
-    the answer, or the error that is the image's own. Between two steps the model is as it was
-    found, and no step begins while another thread of cam uses it.
+    The generator yields its progress after every pass of at most `chunk` images. It returns the
+    answer, or the error of this image alone. Between two steps the model is in the state in which
+    it was found, and no step begins while another thread uses the model through `cam`.
 
     Args:
         image: float (C, H, W), preprocessed, on the model's device and in its dtype.
-        reading: how the model's output is read; one more pass tells an activation that is `auto`.
-        stop: whether the time is up. Then Score-CAM, SS-CAM, IS-CAM, Ablation-CAM, RISE and D-RISE
-            make a map of the passes that they have made, which are one chunk at least, and warn.
+        reading: how the model's output is read. An `auto` activation takes one more pass.
+        stop: a function that returns whether the time is up. If it is, Score-CAM, SS-CAM, IS-CAM,
+            Ablation-CAM, RISE and D-RISE make a map of the passes made so far, at least one chunk,
+            and add a warning.
 
     Raises:
-        CamError: that concerns more than the image: a layer or method that cannot be used.
+        CamError: an error that concerns more than this image: a layer or method that cannot be
+            used.
     """
     question.check()
     method = method_named(question.method)
@@ -71,7 +73,7 @@ def explain_in_steps(
             layer: scope.enter_context(recorded(model, layer))
             for layer in (layers if method.replays else ())
         }
-        raw = model(one.clone())  # which the model may change in place
+        raw = model(one.clone())  # a clone, because the model may change its input in place
         looked = looked_at(seen, question.looks_at, one, located)
         rows = outputs_of(raw, looked, size=size_of(one), reading=reading, batch=1)
         (output,) = one_each(rows, one)
@@ -113,7 +115,7 @@ def explain_in_steps(
 
 
 def finish(steps: AnswerSteps) -> Answer | CamError:
-    """Take all steps at once."""
+    """Run all steps and return the answer."""
     while True:
         try:
             next(steps)
