@@ -139,6 +139,9 @@ REASONS = {
     "does not guide it.",
     "guided* * efficientnet-lite0": "its rectifiers are `ReLU6`, which the peer does not guide: "
     "it takes the plain gradient.",
+    "finercam grad-cam resnet50": "it adds 1e-9 to the sum of the rivals' probabilities, which is "
+    "smaller still for an improbable class of this model, whose random logits are far apart: the "
+    "score, and with it the map, vanishes. cam divides before anything underflows.",
     "* grad-cam densenet121": "of methods that take the layer's activations: the model applies a "
     "ReLU in place to the layer's output, of which the peer keeps no copy: it takes relu(A) with "
     "the gradient at A.",
