@@ -31,7 +31,7 @@ from service.core.metrics import Metrics
 from service.engine.allocator import keep_memory
 from service.engine.engine import Engine
 from service.models.catalog import ModelEntry
-from service.models.registry import load
+from service.models.served_model import load
 from service.pipeline.images import decode
 from service.pipeline.parameters import Parameters
 from service.pipeline.rendering import Caption, draw

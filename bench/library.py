@@ -43,7 +43,7 @@ from cam.errors import MethodUnsuited
 from cam.methods.head import PooledHead, pooled_head
 from cam.passes.fast import FastPath
 from service.models.catalog import EMBEDDED
-from service.models.registry import load
+from service.models.served_model import load
 
 MIDDLE = {
     "resnet50": "layer2",

@@ -45,7 +45,7 @@ from service.core.metrics import Metrics
 from service.engine.allocator import keep_memory
 from service.engine.engine import Engine
 from service.models.catalog import ModelEntry
-from service.models.registry import load
+from service.models.served_model import load
 
 PHOTOS = 256
 HERE = Path(__file__).parent

@@ -63,7 +63,7 @@ def explain(
     Args:
         images: float (B, C, H, W), preprocessed, on the model's device and in its dtype. The images
             share forward passes. If the model's output for an image depends on the other images of
-            its batch (see `cam.passes.company.sees_company`), pass one image per call.
+            its batch (see `cam.passes.batch_dependence.sees_company`), pass one image per call.
         target: the class to explain, the same for every image; None for each image's predicted
             class; a tensor or NumPy array of integers (B,) with one class for each image
             (`logits.argmax(1)`); a Target for contrasts, masks, boxes, units and more; a list or

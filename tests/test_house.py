@@ -21,8 +21,8 @@ sys.exit(lint_imports())
 """
 # The rooms on the ground floor, and what of the house they may import.
 LEAVES = {
-    "service.core.mistakes": set(),
-    "service.core.settings": {"service.core.errors", "service.core.mistakes"},
+    "service.core.pydantic_errors": set(),
+    "service.core.settings": {"service.core.errors", "service.core.pydantic_errors"},
     "service.core.errors": set(),
     "service.core.metrics": set(),
     "service.core.pool": set(),

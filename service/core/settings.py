@@ -19,7 +19,7 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 
 from service.core.errors import ConfigError
-from service.core.mistakes import mistake
+from service.core.pydantic_errors import mistake
 
 PREFIX = "GRADCAM_"
 

@@ -49,7 +49,7 @@ from service.engine.allocator import is_of_memory
 from service.engine.batcher import Batcher, Closed, Full, Outcome
 from service.engine.warming import warm_fast_path
 from service.models.devices import bind
-from service.models.registry import ServedModel
+from service.models.served_model import ServedModel
 
 BACKGROUND_GROUP = 4
 """Number of background images in one forward pass on a CPU. Larger passes are no faster per image

@@ -13,7 +13,7 @@ from service.engine.engine import Engine
 from service.engine.replicas import Replicas
 from service.models.catalog import ModelEntry
 from service.models.devices import bind, usable
-from service.models.registry import ServedModel, load
+from service.models.served_model import ServedModel, load
 
 LOOK_SECONDS = 0.25
 AGAIN_SECONDS = 5.0

@@ -17,7 +17,7 @@ from service.engine.batcher import Outcome
 from service.engine.engine import Engine, Listener, Pixels
 from service.engine.response_cache import ResponseCache
 from service.models.preprocessing import ModelInput
-from service.models.registry import ServedModel
+from service.models.served_model import ServedModel
 
 
 class Replicas:

@@ -15,7 +15,7 @@ from cam import METHODS, Answer, CamError, Question, explain_batch
 from cam.passes.fidelity import LEAST, Fidelity, judge
 from cam.passes.samples import samples
 from service.core.errors import one_line
-from service.models.registry import ServedModel
+from service.models.served_model import ServedModel
 
 SAMPLES = 7
 """Number of images that the two paths are compared on. It divides no power of two, so the images

@@ -14,7 +14,7 @@ from service.core.errors import RETRY_AFTER_SECONDS, Unavailable
 from service.core.metrics import CONTENT_TYPE, Metrics
 from service.engine.manager import ModelManager
 from service.http.contract import answers
-from service.pipeline.descriptions import describe_input
+from service.pipeline.json_records import describe_input
 
 PAGE = Path(__file__).with_name("page.html")
 PAGE_POLICY = (

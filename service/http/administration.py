@@ -21,7 +21,7 @@ from service.core.errors import (
     UnsupportedMediaType,
     step,
 )
-from service.core.mistakes import mistake
+from service.core.pydantic_errors import mistake
 from service.core.schemas import dump
 from service.engine.manager import ModelManager
 from service.http import documentation

@@ -12,7 +12,7 @@ from starlette.responses import Response
 from service import __version__
 from service.core.errors import NotAcceptable, Problem, unexpected
 from service.core.schemas import FailedInstance, ProblemDocument
-from service.models.registry import ServedModel
+from service.models.served_model import ServedModel
 from service.pipeline.instances import Instance
 from service.pipeline.parameters import PredictParameters
 

@@ -1,4 +1,4 @@
-"""The FastAPI app: lifespan, middleware, and conversion of errors to problem documents."""
+"""The FastAPI app: its lifespan, the order of its middleware, and its handlers of known errors."""
 
 from __future__ import annotations
 

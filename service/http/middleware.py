@@ -1,4 +1,4 @@
-"""Middleware around the app: request ids, metrics, limits on bodies, HEAD, and error answers."""
+"""Middleware around the app: request ids, metrics, body limits, HEAD, unexpected errors."""
 
 from __future__ import annotations
 

@@ -19,9 +19,9 @@ from service.core.errors import (
     UnsupportedMediaType,
     step,
 )
-from service.core.mistakes import mistake
-from service.pipeline.coordinates import decode_base64
+from service.core.pydantic_errors import mistake
 from service.pipeline.forms import FormParser
+from service.pipeline.images import decode_base64
 from service.pipeline.instances import Instance, P, Remote
 from service.pipeline.parameters import (
     MAX_INSTANCES,

@@ -23,8 +23,8 @@ from service.jobs.errors import UnknownJob
 from service.jobs.folder import Folder
 from service.jobs.records import Job
 from service.jobs.result_store import ResultStore, line_of, picture_of_explanation
-from service.pipeline.descriptions import title_of
 from service.pipeline.facts import agreement_mean
+from service.pipeline.json_records import title_of
 from service.pipeline.rendering import encode_values
 from service.pipeline.rows import SCHEMA, Row, picture_path, table_of
 

@@ -8,9 +8,9 @@ from pydantic import FailFast, Field, ValidationError, model_validator
 from pydantic_core import PydanticCustomError
 
 from service.core.errors import MalformedRequest, Problem, UnknownParameter
-from service.core.mistakes import mistake
+from service.core.pydantic_errors import mistake
 from service.jobs.records import LONGEST_ID, Source
-from service.pipeline.coordinates import decode_base64
+from service.pipeline.images import decode_base64
 from service.pipeline.parameters import ExplainInstance, Parameters
 from service.pipeline.targets import Closed
 from service.pipeline.validation import OWN, parameter_problem

@@ -15,7 +15,7 @@ from limits import RateLimitItem, parse, parse_many
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from service.core.errors import ConfigError
-from service.core.mistakes import mistake
+from service.core.pydantic_errors import mistake
 
 Scope = Literal["explain", "admin"]
 PREFIX = "gradcam_"

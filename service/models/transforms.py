@@ -9,7 +9,7 @@ from typing import Any
 from PIL.Image import Resampling
 from pydantic import ValidationError
 
-from service.core.mistakes import mistake
+from service.core.pydantic_errors import mistake
 from service.models.catalog import ModelEntry
 from service.models.preprocessing import Fit, Preprocessing
 

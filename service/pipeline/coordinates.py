@@ -2,50 +2,15 @@
 
 from __future__ import annotations
 
-import base64
-import binascii
-
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
 from cam.drawing.heatmap import Box
-from service.core.errors import InvalidTarget, Problem
+from service.core.errors import InvalidTarget
 from service.models.preprocessing import ModelInput
-from service.pipeline.images import decode
 
 Edges = tuple[float, float, float, float]
-
-
-def decode_base64(text: str) -> bytes:
-    """Return the bytes of a base64 text, which may be a data: URL.
-
-    Raises:
-        ValueError: if the text is not valid base64; its message says why.
-    """
-    if text.startswith("data:"):
-        text = text.partition(",")[2]
-    try:
-        return base64.b64decode(text, validate=True)
-    except binascii.Error as error:
-        raise ValueError(str(error)[:80]) from None
-
-
-def picture_of(text: str, what: str, *, max_pixels: int) -> Image.Image:
-    """Decode a picture that is part of a target, as RGB.
-
-    Args:
-        what: name of the picture in error messages.
-
-    Raises:
-        InvalidTarget: if the text is not valid base64, or not an allowed image.
-    """
-    try:
-        return decode(decode_base64(text), max_pixels=max_pixels)
-    except ValueError as error:
-        raise InvalidTarget(f"the target's {what} is not valid base64: {error}") from None
-    except Problem as problem:
-        raise InvalidTarget(f"the target's {what}: {problem.detail}") from None
 
 
 def box_on_input(box: Edges, photo: Image.Image, seen: ModelInput) -> Edges:

@@ -15,6 +15,8 @@ Pixels become 8-bit RGB as follows:
 
 from __future__ import annotations
 
+import base64
+import binascii
 import re
 import stat
 import threading
@@ -29,7 +31,13 @@ import numpy as np
 from PIL import ExifTags, Image, UnidentifiedImageError
 from PIL.ImageFile import ImageFile
 
-from service.core.errors import ImageTooLarge, Problem, UndecodableImage, one_line
+from service.core.errors import (
+    ImageTooLarge,
+    InvalidTarget,
+    Problem,
+    UndecodableImage,
+    one_line,
+)
 from service.pipeline.structure import check_structure
 
 FORMATS: Final = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "AVIF")
@@ -258,3 +266,34 @@ def read_file(path: Path) -> bytes:
     except (OSError, ValueError) as error:  # a name with a null byte raises a ValueError
         reason = error.strerror if isinstance(error, OSError) else one_line(error)
         raise UndecodableImage(f"{path} cannot be read: {reason}") from None
+
+
+def decode_base64(text: str) -> bytes:
+    """Return the bytes of a base64 text, which may be a data: URL.
+
+    Raises:
+        ValueError: if the text is not valid base64; its message says why.
+    """
+    if text.startswith("data:"):
+        text = text.partition(",")[2]
+    try:
+        return base64.b64decode(text, validate=True)
+    except binascii.Error as error:
+        raise ValueError(str(error)[:80]) from None
+
+
+def picture_of(text: str, what: str, *, max_pixels: int) -> Image.Image:
+    """Decode a picture that is part of a target, as RGB.
+
+    Args:
+        what: name of the picture in error messages.
+
+    Raises:
+        InvalidTarget: if the text is not valid base64, or not an allowed image.
+    """
+    try:
+        return decode(decode_base64(text), max_pixels=max_pixels)
+    except ValueError as error:
+        raise InvalidTarget(f"the target's {what} is not valid base64: {error}") from None
+    except Problem as problem:
+        raise InvalidTarget(f"the target's {what}: {problem.detail}") from None

@@ -18,8 +18,8 @@ from service.core import schemas
 from service.core.errors import NotAcceptable
 from service.models.labels import Labels
 from service.models.preprocessing import ModelInput
-from service.pipeline.descriptions import top_classes
 from service.pipeline.instances import Instance
+from service.pipeline.json_records import top_classes
 from service.pipeline.parameters import ActivationParameters
 from service.pipeline.rendering import encode
 

@@ -29,11 +29,10 @@ from service.engine.replicas import Replicas
 from service.engine.timings import Timings
 from service.limits.pixel_budget import PhotoPool, PixelBudget
 from service.models.preprocessing import Fit, ModelInput
-from service.models.registry import ServedModel
-from service.pipeline.coordinates import picture_of
-from service.pipeline.descriptions import predict
-from service.pipeline.images import EncodedPhoto
+from service.models.served_model import ServedModel
+from service.pipeline.images import EncodedPhoto, picture_of
 from service.pipeline.instances import Instance, P
+from service.pipeline.json_records import predict
 from service.pipeline.observations import (
     NPZ,
     describe_activations,

@@ -23,8 +23,9 @@ from service.core.errors import (
     UnsuitedMethod,
 )
 from service.models.preprocessing import ModelInput
-from service.models.registry import ServedModel
-from service.pipeline.coordinates import box_on_input, mask_on_input, picture_of
+from service.models.served_model import ServedModel
+from service.pipeline.coordinates import box_on_input, mask_on_input
+from service.pipeline.images import picture_of
 from service.pipeline.parameters import (
     MAX_MATCHED,
     ActivationParameters,

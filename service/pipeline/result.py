@@ -15,9 +15,9 @@ from service.core.metrics import Metrics
 from service.engine.timings import Timings
 from service.limits.pixel_budget import PhotoPool
 from service.models.preprocessing import ModelInput
-from service.models.registry import ServedModel
-from service.pipeline.descriptions import caption_of, describe, describe_target, predict
+from service.models.served_model import ServedModel
 from service.pipeline.instances import Instance, P
+from service.pipeline.json_records import caption_of, describe, describe_target, predict
 from service.pipeline.parameters import Parameters
 from service.pipeline.rendering import Drawing, draw, encode_values
 from service.pipeline.rows import DECODER, Row, row_of

@@ -16,10 +16,10 @@ from cam.drawing.heatmap import minmax, symmetric
 from service.core.errors import Problem
 from service.core.glossary import TERMS
 from service.models.preprocessing import ModelInput
-from service.models.registry import ServedModel
-from service.pipeline.descriptions import describe_target, title_of
+from service.models.served_model import ServedModel
 from service.pipeline.facts import agreement_mean, facts_of, predicted
 from service.pipeline.instances import Instance
+from service.pipeline.json_records import describe_target, title_of
 from service.pipeline.parameters import Parameters
 from service.pipeline.rendering import Drawing
 

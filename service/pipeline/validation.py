@@ -9,7 +9,7 @@ from pydantic_core import ErrorDetails
 from starlette.datastructures import ImmutableMultiDict
 
 from service.core.errors import InvalidParameter, Problem, UnknownMethod, UnknownParameter, step
-from service.core.mistakes import mistake
+from service.core.pydantic_errors import mistake
 from service.pipeline.instances import P
 from service.pipeline.parameters import PredictParameters, names_of
 from service.pipeline.targets import TargetObject

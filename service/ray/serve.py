@@ -38,7 +38,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from service import __version__
 from service.core.errors import RETRY_AFTER_SECONDS, ConfigError, Unavailable
 from service.core.logs import logging_set_up
-from service.core.mistakes import mistake
+from service.core.pydantic_errors import mistake
 from service.core.settings import Settings, read_settings
 from service.core.tracing import tracing
 from service.limits.keys import read_keys

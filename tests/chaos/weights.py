@@ -19,7 +19,7 @@ import torch
 
 from service.core.errors import ConfigError
 from service.models.catalog import ModelEntry
-from service.models.registry import load
+from service.models.served_model import load
 from tests.chaos.finding import Finding
 
 

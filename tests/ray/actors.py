@@ -24,7 +24,7 @@ from service.batch.decoder import DECODED
 from service.batch.parts import Parts
 from service.core.errors import Problem
 from service.core.settings import Settings
-from service.models.registry import load
+from service.models.served_model import load
 from service.ray.batch import Explainers
 from tests.service.batch.batches import catalog
 

@@ -21,7 +21,7 @@ from PIL import Image
 
 from cam import spearman
 from service.batch import command
-from service.models.registry import load
+from service.models.served_model import load
 from tests.service.batch.batches import Shell, catalog, rows, small_photos
 from tests.service.batch.factories import Stuck
 from tests.service.batch.laid import as_nobody, lay, readable_by_nobody

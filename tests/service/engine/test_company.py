@@ -21,14 +21,14 @@ from service.core.settings import Settings
 from service.engine.engine import Engine
 from service.http.app import create_app
 from service.models.catalog import ModelEntry
-from service.models.registry import load
+from service.models.served_model import load
 from tests.cam.nets import Small
 from tests.service.conftest import encoded, noise, wait_until_ready
 
 pytestmark = pytest.mark.anyio
 GIVEN: dict[str, Any] = {"weights": "none", "input_size": 32, "layout": "contiguous"}
 MIXING = ModelEntry(
-    name="mixing", source="factory:tests.service.engine.test_company:mixing", **GIVEN
+    name="mixing", source="factory:tests.service.engine.test_batch_dependence:mixing", **GIVEN
 )
 TINY = ModelEntry(name="tiny", source="factory:tests.service.factories:tiny", **GIVEN)
 

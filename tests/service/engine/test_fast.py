@@ -27,7 +27,7 @@ from service.engine.warming import warm_fast_path
 from service.http.app import create_app
 from service.models.catalog import ModelEntry
 from service.models.preprocessing import ModelInput
-from service.models.registry import ServedModel, load
+from service.models.served_model import ServedModel, load
 from tests.cam.nets import small
 from tests.service.conftest import encoded, noise, wait_until_ready
 
@@ -112,7 +112,7 @@ def test_a_model_that_does_not_compile_is_served_the_exact_way(
 def test_where_nothing_compiles_and_half_precision_is_imitated_there_is_no_fast_path(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("service.models.registry._has_bfloat16", lambda device: False)
+    monkeypatch.setattr("service.models.served_model._has_bfloat16", lambda device: False)
     monkeypatch.setattr(FastPath, "settle", lambda self, image: "no compiler")
     with (
         caplog.at_level(logging.WARNING),

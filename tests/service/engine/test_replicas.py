@@ -24,7 +24,7 @@ from service.engine.replicas import Replicas
 from service.http.app import create_app
 from service.models.catalog import ModelEntry
 from service.models.preprocessing import ModelInput
-from service.models.registry import load
+from service.models.served_model import load
 from tests.cam.nets import hook_count
 from tests.service.conftest import encoded, noise, wait_until_ready
 

@@ -12,7 +12,7 @@ from PIL import Image
 from starlette.testclient import TestClient
 
 from service.models.catalog import EMBEDDED
-from service.models.registry import load
+from service.models.served_model import load
 from tests.service.conftest import MODEL
 from tests.service.http.test_bad_input import check
 
@@ -63,7 +63,7 @@ def test_a_gallery_of_the_strongest_channels(client: TestClient, cat: bytes) -> 
     assert len(tiles) == 4
 
 
-def test_mistakes(client: TestClient, cat: bytes) -> None:
+def test_pydantic_errors(client: TestClient, cat: bytes) -> None:
     image = {**PNG, "Accept": "image/png"}
 
     def ask(headers: dict[str, str], **query: str) -> Response:

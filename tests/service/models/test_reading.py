@@ -18,7 +18,7 @@ from service.core.errors import ConfigError
 from service.core.settings import Settings
 from service.http.app import create_app
 from service.models.catalog import ModelEntry, read_catalog
-from service.models.registry import load
+from service.models.served_model import load
 from tests.service.conftest import encoded, wait_until_ready
 
 FACTORIES = "factory:tests.service.factories:"

@@ -19,9 +19,9 @@ from cam.outputs.output import Output
 from service.core.errors import UndecodableImage
 from service.models.catalog import read_catalog
 from service.models.preprocessing import Fit
-from service.models.registry import ServedModel, load
-from service.pipeline.descriptions import caption_of, describe_target
+from service.models.served_model import ServedModel, load
 from service.pipeline.instances import Instance
+from service.pipeline.json_records import caption_of, describe_target
 from service.pipeline.parameters import Parameters
 from service.pipeline.rendering import draw
 from service.pipeline.rows import SCHEMA, Row, failed_row, picture_path, row_of, table_of

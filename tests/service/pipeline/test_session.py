@@ -38,7 +38,9 @@ def test_copies_share_the_cores_in_one_layout(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     faster = cycle([True, False])  # as two trials on a busy machine may say
-    monkeypatch.setattr("service.models.registry.laid_out", lambda module, image, **_: next(faster))
+    monkeypatch.setattr(
+        "service.models.served_model.laid_out", lambda module, image, **_: next(faster)
+    )
     assert opened(tmp_path, "") == (["cpu"] * CORES, {True}, 2 * 3 * CORES)
 
 

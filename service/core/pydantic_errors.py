@@ -1,4 +1,4 @@
-"""What is wrong with a value that pydantic refused, in words, by the type of the mistake.
+"""Sentences for values that pydantic refused, chosen by the type of pydantic's error.
 
 pydantic's own sentences may change with any release, and name its types rather than a caller's.
 """

@@ -9,7 +9,7 @@ import pytest
 from pydantic import BaseModel, Field, TypeAdapter, ValidationError
 from pydantic_core import PydanticCustomError
 
-from service.core.mistakes import mistake
+from service.core.pydantic_errors import mistake
 from tests.service.live import ROOT
 
 

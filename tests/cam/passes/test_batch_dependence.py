@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from cam import METHODS, ClassTarget, Question, explain_in_steps
-from cam.passes.company import sees_company
+from cam.passes.batch_dependence import sees_company
 from cam.passes.stepwise import finish
 from tests.cam.nets import DETECTING, Scale, Small, detector, hook_count, images, segmenter, small
 from tests.service.factories import vit

@@ -15,7 +15,7 @@ from cam.methods.head import PooledHead, pooled_head
 from cam.outputs.detection import LEAST_SCORE, read_detections
 from cam.outputs.output import Kind, Output, outputs_of, size_of
 from cam.outputs.reading import Activation, logits_of
-from cam.passes.company import sees_company
+from cam.passes.batch_dependence import sees_company
 from cam.passes.fast import FastPath
 from cam.passes.layout import laid_out, lay_out
 from cam.positions.locate import declare

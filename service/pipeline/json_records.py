@@ -14,7 +14,7 @@ from cam.methods import INPUT
 from service.core import model_schemas, schemas
 from service.models.labels import Labels
 from service.models.preprocessing import ModelInput, Preprocessing
-from service.models.registry import ServedModel
+from service.models.served_model import ServedModel
 from service.pipeline.coordinates import Edges, box_on_photo
 from service.pipeline.facts import facts_of
 from service.pipeline.instances import Instance, P
