@@ -88,7 +88,8 @@ def minmax(values: Float, region: Region | None = None) -> Float:
     part = values[inside]
     low, high = float(part.min()), float(part.max())
     if high > low:
-        scaled[inside] = (part - low) / (high - low)
+        np.subtract(part, low, out=scaled[inside])
+        scaled[inside] /= high - low
     return scaled
 
 
@@ -101,9 +102,9 @@ def symmetric(values: Float, region: Region | None = None) -> Float:
     scaled = np.zeros_like(values, np.float32)
     inside = region.slices if region else (slice(None), slice(None))
     part = values[inside]
-    most = float(np.abs(part).max())
+    most = max(float(part.max()), -float(part.min()))
     if most > 0:
-        scaled[inside] = part / most
+        np.divide(part, most, out=scaled[inside])
     return scaled
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
 from typing import Final
 
 import cv2
@@ -77,9 +78,20 @@ _TABLES: Final = {
 COLORMAPS: Final[tuple[str, ...]] = (*_OPENCV, *_TABLES)
 
 
+@cache
+def _table(colormap: str) -> Picture:
+    """Return the 256 colours of a colour map, RGB (256, 1, 3)."""
+    if colormap in _TABLES:
+        return _TABLES[colormap]
+    ramp = np.arange(256, dtype=np.uint8)[:, None]
+    blue_first = cv2.applyColorMap(ramp, _OPENCV[colormap])
+    return cv2.cvtColor(blue_first, cv2.COLOR_BGR2RGB).astype(np.uint8, copy=False)
+
+
 def grayscale(heatmap: Float) -> Picture:
     """Convert a heatmap in 0 … 1, (H, W), to uint8 (H, W), where 1 becomes 255."""
-    return np.rint(np.clip(heatmap, 0, 1) * 255).astype(np.uint8)
+    # OpenCV takes the absolute value, rounds and clips at 255 in one pass.
+    return cv2.convertScaleAbs(np.maximum(heatmap, 0), alpha=255).astype(np.uint8, copy=False)
 
 
 def colorize(heatmap: Float, colormap: str = "turbo") -> Picture:
@@ -92,11 +104,7 @@ def colorize(heatmap: Float, colormap: str = "turbo") -> Picture:
         raise UnknownColormap(
             f"there is no colormap {colormap!r}; the colormaps are {', '.join(COLORMAPS)}"
         )
-    gray = grayscale(heatmap)
-    if colormap in _TABLES:
-        return cv2.applyColorMap(gray, _TABLES[colormap]).astype(np.uint8, copy=False)
-    blue_first = cv2.applyColorMap(gray, _OPENCV[colormap])
-    return cv2.cvtColor(blue_first, cv2.COLOR_BGR2RGB).astype(np.uint8, copy=False)
+    return cv2.applyColorMap(grayscale(heatmap), _table(colormap)).astype(np.uint8, copy=False)
 
 
 def overlay(

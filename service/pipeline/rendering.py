@@ -18,12 +18,12 @@ from service.core.errors import NotAcceptable
 from service.models.preprocessing import ModelInput
 from service.pipeline.coordinates import box_on_photo
 from service.pipeline.parameters import Parameters
+from service.pipeline.png import encode_png
 
 EXTENSIONS = {"image/png": ".png", "image/jpeg": ".jpg", "image/webp": ".webp"}
 QUALITY = {
     ".jpg": [cv2.IMWRITE_JPEG_QUALITY, 90],
     ".webp": [cv2.IMWRITE_WEBP_QUALITY, 90],
-    ".png": [],
 }
 UNSEEN_GRAY = 128
 
@@ -100,13 +100,16 @@ class Drawing:
             drawn = np.full_like(self.background, UNSEEN_GRAY)
             drawn[self.region.slices] = colorize(self.shade[self.region.slices], colormap)
             return drawn
-        blended = self.background.copy()
-        blended[self.region.slices] = overlay(
-            np.ascontiguousarray(self.background[self.region.slices]),
-            self.shade[self.region.slices],
+        inside = self.region.slices
+        blended = overlay(
+            np.ascontiguousarray(self.background[inside]),
+            np.ascontiguousarray(self.shade[inside]),
             colormap=colormap,
             opacity=parameters.opacity,
         )
+        if blended.shape != self.background.shape:  # the model saw a part of the photo
+            part, blended = blended, self.background.copy()
+            blended[inside] = part
         blended = self._framed(blended)
         if kind == "overlay":
             return blended
@@ -174,6 +177,8 @@ def encode(picture: Picture, media_type: str) -> bytes:
     Raises:
         NotAcceptable: if the format cannot hold a picture of that size.
     """
+    if media_type == "image/png":
+        return encode_png(picture)
     extension = EXTENSIONS[media_type]
     blue_first = cv2.cvtColor(picture, cv2.COLOR_RGB2BGR) if picture.ndim == 3 else picture
     try:
