@@ -54,14 +54,28 @@ def place(small: Float, box: Box, height: int, width: int) -> tuple[Float, Regio
         float32 (height, width), zero outside the region, and the region of covered pixels. The
         region has at least one pixel, even if the box is thinner than a pixel.
     """
+    inside, region = place_inside(small, box, height, width)
+    return spread(inside, region, height, width), region
+
+
+def place_inside(small: Float, box: Box, height: int, width: int) -> tuple[Float, Region]:
+    """Do the same as `place`, but return the values of the region alone, float32 (region's height,
+    region's width), and the region."""
     rows, top = _interpolation(small.shape[0], box.top, box.bottom, height)
     columns, left = _interpolation(small.shape[1], box.left, box.right, width)
-    region = Region(left, top, len(columns), len(rows))
-    placed = np.zeros((height, width), np.float32)
     # Bilinear interpolation is separable: one matrix for each axis, with two weights in each row.
     # Unlike OpenCV's warps it is exact for a box whose edges lie between pixels, and as cheap.
-    placed[region.slices] = rows @ small.astype(np.float32) @ columns.T
-    return placed, region
+    inside = rows @ (small.astype(np.float32) @ columns.T)
+    return inside, Region(left, top, len(columns), len(rows))
+
+
+def spread(inside: Float, region: Region, height: int, width: int) -> Float:
+    """Put the values of a region into a picture: float32 (height, width), zero elsewhere."""
+    if inside.shape == (height, width):
+        return inside
+    whole = np.zeros((height, width), np.float32)
+    whole[region.slices] = inside
+    return whole
 
 
 def resize(small: Float, height: int, width: int) -> Float:

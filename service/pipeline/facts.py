@@ -33,10 +33,10 @@ def facts_of(drawing: Drawing, answer: Answer, seen: ModelInput) -> Facts:
     """Return the figures of one of the answer's maps, from its drawing."""
     number, parameters, values = drawing.number, drawing.parameters, drawing.explanation.map
     flat = values.max() == values.min() or not values.any()
-    height, width = drawing.values.shape
+    height, width = drawing.shape
     whole = parameters.size == "image"
     return Facts(
-        mass=float(drawing.scaled[drawing.region.slices].mean()),
+        mass=float(drawing.scaled_inside.mean()),
         concentration=None if flat else concentration(values),
         border=None if flat else border(values),
         covers=Box(0, 0, width, height) if whole else seen.box,

@@ -34,6 +34,11 @@ class Instance(Generic[P_co]):
     origins: Mapping[str, str] = field(default_factory=dict)
     """Parameter's name → pointer to it in the request, for parameters that the request gives."""
 
+    @property
+    def size(self) -> int:
+        """Bytes of the image, 0 if there are none."""
+        return len(self.image) if isinstance(self.image, bytes) else 0
+
     def blame(self, problem: Problem) -> Problem:
         """Return the problem with a pointer to the parameter that caused it, if one did."""
         where = self.origins.get(problem.parameter or "")

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import base64
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from cam import METHODS, Answer, ClassTarget, Explanation, SimilarityTarget, UnitTarget
 from cam.drawing.heatmap import Box, Region, hot_region
-from cam.drawing.overlay import grayscale
 from cam.methods import INPUT
 from service.core import model_schemas, schemas
 from service.models.labels import Labels
@@ -33,20 +33,20 @@ def describe(
     explanation, parameters = drawing.explanation, drawing.parameters
     facts = facts_of(drawing, answer, seen)
     kind = parameters.output or "mask"
-    height, width = drawing.values.shape
+    height, width = drawing.shape
     raw = parameters.normalize == "none"
     if kind == "values" or raw:
         numbers = drawing.values if raw else drawing.scaled
         encoding, data = "float32", numbers.astype("<f4").tobytes()
     else:
-        encoding, data = "png", encode(grayscale(drawing.shade), "image/png")
+        encoding, data = "png", encode(drawing.gray, "image/png")
     target = describe_target(explanation, model.labels, seen)
     picture = None
     if kind not in ("mask", "values"):
         encoded = drawing.encoded("image/png")
         picture = schemas.Overlay(content_type="image/png", data=_base64(encoded))
-    flat = not drawing.scaled.any()
-    hot = hot_region(drawing.scaled, parameters.threshold)
+    flat = not drawing.scaled_inside.any()
+    hot = hot_region(drawing.scaled_inside, parameters.threshold)
     complete = explanation.completeness
     return schemas.Explanation(
         instance=instance.index,
@@ -63,8 +63,8 @@ def describe(
             data=_base64(data),
         ),
         overlay=picture,
-        peak=None if drawing.scaled.max() <= 0 else _peak(drawing.scaled),
-        hot=None if hot is None else _region(hot),
+        peak=None if drawing.scaled_inside.max() <= 0 else _peak(drawing),
+        hot=None if hot is None else _region(_shifted(hot, drawing.region)),
         mass=facts.mass,
         concentration=facts.concentration,
         border=facts.border,
@@ -223,7 +223,7 @@ def top_classes(
 def _flat_warning(drawing: Drawing, explanation: Explanation) -> str:
     if explanation.map.max() > explanation.map.min():
         return "the model saw too few of these pixels to show the map on them; try another size"
-    what = "zero" if not drawing.values.any() else "the same"
+    what = "zero" if not drawing.inside.any() else "the same"
     target = explanation.target
     whom = f"class {target.index}" if isinstance(target, ClassTarget) else "the target"
     both = METHODS[explanation.method].signed and not explanation.signed
@@ -248,9 +248,15 @@ def _edges(box: Box) -> schemas.Box:
     return schemas.Box(left=box.left, top=box.top, right=box.right, bottom=box.bottom)
 
 
-def _peak(scaled: NDArray[np.float32]) -> schemas.Point:
+def _peak(drawing: Drawing) -> schemas.Point:
+    scaled, region = drawing.scaled_inside, drawing.region
     y, x = np.unravel_index(int(scaled.argmax()), scaled.shape)
-    return schemas.Point(x=int(x), y=int(y))
+    return schemas.Point(x=region.left + int(x), y=region.top + int(y))
+
+
+def _shifted(inner: Region, region: Region) -> Region:
+    """Return a region that is given relative to another one, relative to the picture."""
+    return replace(inner, left=region.left + inner.left, top=region.top + inner.top)
 
 
 def _base64(data: bytes) -> str:

@@ -49,6 +49,10 @@ from service.pipeline.parameters import (
 from service.pipeline.resolve import layers_of, placed, questions_of, target_of
 from service.pipeline.result import Result, require_few_numbers
 
+SMALL_JPEG_BYTES: Final = 128 * 1024
+"""Size of a JPEG whose header is read at once: that takes less than 0.1 ms, and at most 2 ms for a
+malicious file, while a thread takes longer to start and to return. Malicious headers of the other
+formats take up to 11 ms."""
 OBSERVED_AT_ONCE: Final = 2
 """Number of images whose layers are observed at a time. The outputs of all layers of a model take
 some hundred megabytes."""
@@ -242,7 +246,10 @@ class Pipeline:
             return EncodedPhoto(instance.image, max_pixels=self._max_pixels)
 
         try:
-            encoded = await budget.small.run(open_photo)
+            if _has_quick_header(instance.image):
+                encoded = open_photo()
+            else:
+                encoded = await budget.small.run(open_photo)
         except Problem as problem:
             raise problem.at(instance.pointer) from None
         async with AsyncExitStack() as scope:
@@ -356,6 +363,15 @@ class Pipeline:
             timings.note_outcome(outcome)
             found[layer] = outcome.value
         return found
+
+
+def _has_quick_header(image: object) -> bool:
+    """Return whether an image is a JPEG of at most `SMALL_JPEG_BYTES`."""
+    return (
+        isinstance(image, bytes)
+        and image.startswith(b"\xff\xd8")
+        and len(image) <= SMALL_JPEG_BYTES
+    )
 
 
 def make_pipeline(settings: Settings, metrics: Metrics) -> Pipeline:

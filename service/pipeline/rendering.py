@@ -11,7 +11,7 @@ import numpy as np
 from PIL import Image
 
 from cam import ClassTarget, Explanation
-from cam.drawing.heatmap import Box, Region, minmax, place, symmetric
+from cam.drawing.heatmap import Box, Region, minmax, place_inside, spread, symmetric
 from cam.drawing.overlay import Float, Picture, colorize, contour, framed, grayscale, overlay
 from cam.drawing.panel import panel
 from service.core.errors import NotAcceptable
@@ -51,11 +51,11 @@ class Drawing:
     """Position of the map among its image's maps, from 0."""
     parameters: Parameters
     caption: Caption
-    values: Float
-    """The method's own numbers, float32 (H, W), 0 outside `region`."""
-    scaled: Float
-    """The same numbers, min-max scaled to 0 … 1 within `region`; those of a signed map are scaled
-    to −1 … 1, and 0 stays 0."""
+    inside: Float
+    """The method's own numbers on the pixels of `region`, float32."""
+    scaled_inside: Float
+    """The same numbers, min-max scaled to 0 … 1; those of a signed map are scaled to −1 … 1, and 0
+    stays 0."""
     region: Region
     background: Picture
     """The photo or the model's input under the map, RGB uint8 (H, W, 3)."""
@@ -68,9 +68,34 @@ class Drawing:
         return self.explanation.signed
 
     @property
-    def shade(self) -> Float:
-        """`scaled` shifted to 0 … 1 if the map is signed; the colours show these numbers."""
-        shade: Float = (self.scaled + np.float32(1)) / np.float32(2) if self.signed else self.scaled
+    def shape(self) -> tuple[int, int]:
+        """Height and width of the picture."""
+        height, width = self.background.shape[:2]
+        return height, width
+
+    @property
+    def values(self) -> Float:
+        """The method's own numbers, float32 (H, W), 0 outside `region`."""
+        return spread(self.inside, self.region, *self.shape)
+
+    @property
+    def scaled(self) -> Float:
+        """`scaled_inside` as float32 (H, W), 0 outside `region`."""
+        return spread(self.scaled_inside, self.region, *self.shape)
+
+    @property
+    def gray(self) -> Picture:
+        """Grayscale picture of the map, uint8 (H, W). Of a signed map, 128 is 0."""
+        gray = np.full(self.shape, 128 if self.signed else 0, np.uint8)
+        gray[self.region.slices] = grayscale(self._shade)
+        return gray
+
+    @property
+    def _shade(self) -> Float:
+        """`scaled_inside` shifted to 0 … 1 if the map is signed; the colours show these numbers."""
+        if not self.signed:
+            return self.scaled_inside
+        shade: Float = (self.scaled_inside + np.float32(1)) / np.float32(2)
         return shade
 
     def encoded(self, media_type: str) -> bytes:
@@ -89,7 +114,7 @@ class Drawing:
         """
         parameters, kind = self.parameters, self.parameters.output or "overlay"
         if kind == "mask":
-            return grayscale(self.shade)
+            return self.gray
         if kind == "contour":
             drawn = contour(
                 self.background, self.scaled, threshold=parameters.threshold, colour=LINE
@@ -98,12 +123,12 @@ class Drawing:
         colormap = parameters.colormap or ("coolwarm" if self.signed else "turbo")
         if kind == "heatmap":
             drawn = np.full_like(self.background, UNSEEN_GRAY)
-            drawn[self.region.slices] = colorize(self.shade[self.region.slices], colormap)
+            drawn[self.region.slices] = colorize(self._shade, colormap)
             return drawn
         inside = self.region.slices
         blended = overlay(
             np.ascontiguousarray(self.background[inside]),
-            np.ascontiguousarray(self.shade[inside]),
+            self._shade,
             colormap=colormap,
             opacity=parameters.opacity,
         )
@@ -159,15 +184,22 @@ def draw(
             background = _shrunk(seen.pixels, height, width)
         box = Box(0, 0, width, height)
     height, width = background.shape[:2]
-    values, region = place(explanation.map, box, height, width)
+    inside, region = place_inside(explanation.map, box, height, width)
     scale = symmetric if explanation.signed else minmax
     frame = None
     target = explanation.target
     if isinstance(target, ClassTarget) and target.box is not None and target.mask is None:
         frame = box_on_photo(target.box, replace(seen, box=box))
-    scaled = scale(values, region)
     return Drawing(
-        explanation, number, parameters, caption, values, scaled, region, background, frame
+        explanation,
+        number,
+        parameters,
+        caption,
+        inside,
+        scale(inside),
+        region,
+        background,
+        frame,
     )
 
 

@@ -143,9 +143,10 @@ def row_of(
     facts = facts_of(drawing, answer, seen)
     best = predicted(answer)
     said = answer.output.probabilities
-    cold = drawing.scaled.max() <= 0
-    peak_y, peak_x = np.unravel_index(int(drawing.scaled.argmax()), drawing.scaled.shape)
-    height, width = drawing.values.shape
+    scaled, region = drawing.scaled_inside, drawing.region
+    cold = scaled.max() <= 0
+    peak_y, peak_x = np.unravel_index(int(scaled.argmax()), scaled.shape)
+    height, width = drawing.shape
     covers = seen.box
     values = explanation.map
     if parameters.normalize != "none":
@@ -164,8 +165,8 @@ def row_of(
         target_score=target.score,
         method=explanation.method,
         layer=explanation.layer,
-        peak_x=None if cold else int(peak_x),
-        peak_y=None if cold else int(peak_y),
+        peak_x=None if cold else region.left + int(peak_x),
+        peak_y=None if cold else region.top + int(peak_y),
         mass=facts.mass,
         concentration=facts.concentration,
         border=facts.border,
@@ -187,7 +188,7 @@ def row_of(
 
 
 def _warnings(drawing: Drawing, explanation: Explanation) -> Iterator[str]:
-    if not drawing.scaled.any():
+    if not drawing.scaled_inside.any():
         if explanation.map.max() > explanation.map.min():
             yield "the model saw too few pixels to show the map on them"
         else:

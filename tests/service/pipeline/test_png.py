@@ -8,6 +8,7 @@ import cv2
 import numpy as np
 import pytest
 import skimage.data
+from numpy.typing import NDArray
 from PIL import Image
 
 from service.pipeline.png import encode_png
@@ -29,7 +30,7 @@ CAT = skimage.data.chelsea()
     ],
     ids=lambda picture: "x".join(map(str, picture.shape)),
 )
-def test_a_png_holds_the_picture(picture: np.ndarray) -> None:
+def test_a_png_holds_the_picture(picture: NDArray[np.uint8]) -> None:
     file = encode_png(picture)
     with Image.open(BytesIO(file)) as image:
         image.verify()
@@ -37,6 +38,7 @@ def test_a_png_holds_the_picture(picture: np.ndarray) -> None:
         assert image.format == "PNG"
         np.testing.assert_array_equal(np.asarray(image), picture)
     found = cv2.imdecode(np.frombuffer(file, np.uint8), cv2.IMREAD_UNCHANGED)
+    assert found is not None
     np.testing.assert_array_equal(found[..., ::-1] if found.ndim == 3 else found, picture)
 
 
