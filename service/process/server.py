@@ -100,14 +100,14 @@ def run(
             scope.enter_context(logging_set_up(settings))
             if settings.traces:
                 scope.enter_context(tracing(__version__))
-            with asyncio.Runner(loop_factory=_new_loop) as runner:
+            with asyncio.Runner(loop_factory=new_loop) as runner:
                 return runner.run(_serve(settings, entries, listening, heartbeat))
     except ConfigError as error:
         print(f"gradcam: {error}", file=sys.stderr)
         return 2
 
 
-def _new_loop() -> asyncio.AbstractEventLoop:
+def new_loop() -> asyncio.AbstractEventLoop:
     """Return an event loop of uvloop, which takes less of the processor for each request; on
     Windows, which uvloop does not support, asyncio's own."""
     if sys.platform == "win32":
