@@ -24,7 +24,7 @@ class ModelList(Open):
 
 
 class InputDescription(Open):
-    """What the model gets to see of a photo, whatever the entry says or leaves out."""
+    """The preprocessing in force: how a photo becomes the model's input."""
 
     height: int = Field(examples=[224])
     width: int = Field(examples=[224])
@@ -33,21 +33,22 @@ class InputDescription(Open):
         "cropped, with `fit=crop`.",
         examples=[256],
     )
-    fit: Fit = Field(description="What `fit=crop` means here.", examples=["crop"])
-    interpolation: str = Field(description="Pillow's, antialiased.", examples=["bicubic"])
+    fit: Fit = Field(description="Meaning of `fit=crop` for this model.", examples=["crop"])
+    interpolation: str = Field(description="Pillow's filter, antialiased.", examples=["bicubic"])
     channel_order: ChannelOrder = Field(examples=["rgb"])
-    value_range: ValueRange = Field(description="Before it is normalised.", examples=["0-1"])
+    value_range: ValueRange = Field(
+        description="Range of the values before they are normalised.", examples=["0-1"]
+    )
     mean: tuple[float, float, float] = Field(
-        description="Of red, green, blue.", examples=[[0.5, 0.5, 0.5]]
+        description="One value each for red, green and blue.", examples=[[0.5, 0.5, 0.5]]
     )
     std: tuple[float, float, float] = Field(
-        description="Of red, green, blue.", examples=[[0.5, 0.5, 0.5]]
+        description="One value each for red, green and blue.", examples=[[0.5, 0.5, 0.5]]
     )
 
 
 class FidelityDescription(Open):
-    """How much fast maps are like the exact ones, on generated pictures: Pearson's correlation,
-    -1 … 1."""
+    """Similarity of fast to exact maps on generated pictures: Pearson's correlation, -1 … 1."""
 
     median: float
     worst: float
@@ -57,26 +58,34 @@ class MethodDescription(Open):
     name: str = Field(examples=["gradcam"])
     summary: str = Field(examples=["channels weighted by their mean gradient"])
     cost: MethodCost = Field(
-        description="Beside the forward pass that predicts.", examples=["one backward"]
+        description="Cost in addition to the forward pass of the prediction.",
+        examples=["one backward"],
     )
     budget: int | None = Field(
-        None, description="Of N passes: how many at most, unless the request says otherwise."
+        None,
+        description="Maximum number of passes, if the cost is N passes and the request sets none.",
     )
-    at: MapPlace = Field(description="Where the map is made.", examples=["layer"])
+    at: MapPlace = Field(
+        description="Whether the map is made at a layer or at the input.", examples=["layer"]
+    )
     class_specific: bool = Field(
         description="Whether the map depends on the target.", examples=[True]
     )
-    signed: bool = Field(description="Whether `signed` has anything to show.", examples=[True])
-    layer: str | None = Field(None, description="Its default layer in this model.")
-    available: bool = Field(description="Whether this model can.", examples=[True])
-    reason: str | None = Field(None, description="Why not.")
+    signed: bool = Field(
+        description="Whether the parameter `signed` has an effect.", examples=[True]
+    )
+    layer: str | None = Field(None, description="Default layer of the method in this model.")
+    available: bool = Field(
+        description="Whether the method works with this model.", examples=[True]
+    )
+    reason: str | None = Field(None, description="Reason, if not.")
     fast: bool = Field(
         description="Whether its maps at the model's default layer come from the fast path: only "
         "where its fidelity is 0.98 or more, at worst too.",
         examples=[False],
     )
     fidelity: FidelityDescription | None = Field(
-        None, description="Of its fast maps at the default layer, if they were judged."
+        None, description="Fidelity of the fast maps at the default layer, if it was measured."
     )
 
 
@@ -87,17 +96,18 @@ class ModelDescription(Open):
     device: str = Field(examples=["cpu"])
     dtype: str = Field(examples=["float32"])
     kind: ModelKind = Field(
-        description="What it predicts: of the image, of each pixel, or boxes.", examples=["classes"]
+        description="Kind of prediction: of the image, of each pixel, or boxes.",
+        examples=["classes"],
     )
     activation: Activation = Field(
         description=(
-            "What makes probabilities of its outputs; `none`: they are probabilities already. A "
+            "Function that turns outputs into probabilities; `none`: they are probabilities. A "
             "model of one output has two classes, the negative one first."
         ),
         examples=["softmax"],
     )
     activation_reason: str = Field(
-        description="Why it is that one.",
+        description="Reason for this activation.",
         examples=["the model has several outputs and ends in no softmax or sigmoid"],
     )
     input: InputDescription
@@ -105,7 +115,7 @@ class ModelDescription(Open):
     labels: list[str] = Field(examples=[["tench", "goldfish"]])
     default_layer: str = Field(examples=["bn2"])
     levels: list[str] | None = Field(
-        None, description="Of a detector: the layers that its boxes are made from."
+        None, description="Layers from which a detector computes its boxes."
     )
     methods: list[MethodDescription]
     mode: Mode = Field(
@@ -120,7 +130,7 @@ class ModelDescription(Open):
     )
     max_batch: int = Field(examples=[16])
     batching: str | None = Field(
-        None, description="Why images are run one by one, where `max_batch` is 1 for that."
+        None, description="Reason why images are run one by one, if `max_batch` is 1 for one."
     )
     fingerprint: str = Field(
         description="Changes when the weights or the preprocessing do.",
@@ -132,20 +142,20 @@ class LayerDescription(Open):
     name: str = Field(examples=["bn2"])
     type: str = Field(examples=["BatchNormAct2d"])
     output_shape: list[int] | None = Field(
-        None, description="Without the batch dimension.", examples=[[1280, 7, 7]]
+        None, description="Shape without the batch axis.", examples=[[1280, 7, 7]]
     )
     grid: tuple[int, int] | None = Field(
         None,
-        description="Height and width of its map, where the output lies on the image.",
+        description="Height and width of the layer's map, if its output lies on the image.",
         examples=[[7, 7]],
     )
     explainable: bool = Field(examples=[True])
-    reason: str | None = Field(None, description="Why not.")
+    reason: str | None = Field(None, description="Reason, if not.")
     default: bool = Field(examples=[True])
 
 
 class LayerList(Open):
-    """Every module in the order in which they finish in a forward pass."""
+    """All modules, in the order in which they finish in a forward pass."""
 
     layers: list[LayerDescription]
 
@@ -155,7 +165,7 @@ class Health(Open):
 
 
 class ModelState(Open):
-    """What becomes of a model that is added."""
+    """State of a model that is being added."""
 
     name: str = Field(examples=["r50"])
     state: Literal["loading"]

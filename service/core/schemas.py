@@ -24,12 +24,16 @@ class Open(BaseModel):
 class ScoredClass(Open):
     index: int = Field(examples=[285])
     label: str | None = Field(
-        None, description="Absent where the model has no labels.", examples=["Egyptian cat"]
+        None,
+        description="Label of the class; absent if the model has no labels.",
+        examples=["Egyptian cat"],
     )
     score: float = Field(
-        description="The model's output for the class: as a rule a logit.", examples=[9.27]
+        description="The model's output for the class, usually a logit.", examples=[9.27]
     )
-    probability: float = Field(description="By the model's `activation`, 0 … 1.", examples=[0.7734])
+    probability: float = Field(
+        description="Probability by the model's `activation`, 0 … 1.", examples=[0.7734]
+    )
 
 
 class LabelledClass(Open):
@@ -38,7 +42,7 @@ class LabelledClass(Open):
 
 
 class Box(Open):
-    """In the photo's pixels; edges, which may lie between pixels."""
+    """A box on the photo. Its edges are in the photo's pixels and may lie between two pixels."""
 
     left: float
     top: float
@@ -52,7 +56,8 @@ class Unit(Open):
 
 
 class ExplainedTarget(Open):
-    """What is explained; `score` is the number: a class's logit, unless the rest says otherwise."""
+    """The target that a map explains. `score` is its number: the logit of a class, unless the other
+    fields say otherwise."""
 
     index: int | None = Field(None, description=TERMS["target_index"], examples=[285])
     label: str | None = Field(None, description=TERMS["target_label"], examples=["Egyptian cat"])
@@ -60,18 +65,22 @@ class ExplainedTarget(Open):
     probability: float | None = Field(
         None, description=TERMS["target_probability"], examples=[0.7734]
     )
-    box: Box | None = Field(None, description="Of the detection.")
+    box: Box | None = Field(None, description="Box of the explained detection.")
     unit: Unit | None = None
     like: str | None = Field(
         None, description="The layer at which the photo's embedding was compared with another's."
     )
-    minus: LabelledClass | None = Field(None, description="The class it was contrasted with.")
-    against: Literal[True] | None = Field(None, description="What speaks against it is shown.")
+    minus: LabelledClass | None = Field(
+        None, description="The class that the target is contrasted with."
+    )
+    against: Literal[True] | None = Field(
+        None, description="The map shows evidence against the target."
+    )
     of: Literal["probability"] | None = None
 
 
 class Region(Open):
-    """Whole pixels of the heatmap."""
+    """A rectangle of whole pixels of the heatmap."""
 
     left: int = Field(examples=[0])
     top: int = Field(examples=[0])
@@ -93,30 +102,30 @@ class Heatmap(Open):
         ),
         examples=["png"],
     )
-    data: str = Field(description="In base64.", examples=[TINY_PNG])
+    data: str = Field(description="The file in base64.", examples=[TINY_PNG])
 
 
 class Overlay(Open):
     content_type: Literal["image/png"]
-    data: str = Field(description="In base64.")
+    data: str = Field(description="The file in base64.")
 
 
 class Completeness(Open):
-    """Whether the attributions, of either sign, add up to what they explain."""
+    """Whether positive and negative attributions add up to the difference that they explain."""
 
-    attributed: float = Field(description="Their sum.")
-    difference: float = Field(description="The score, less that of the baseline.")
+    attributed: float = Field(description="Sum of the attributions.")
+    difference: float = Field(description="Score of the image minus score of the baseline.")
 
 
 class Passes(Open):
-    """How many of its passes a method of many has made."""
+    """Number of passes that a method of many passes has made."""
 
     made: int
-    of: int = Field(description="How many its formula takes.")
+    of: int = Field(description="Number of passes that the formula takes.")
 
 
 class Explanation(Open):
-    instance: int = Field(description="Which of the request's instances, from 0.", examples=[0])
+    instance: int = Field(description="Index of the instance in the request, from 0.", examples=[0])
     id: str | None = None
     target: ExplainedTarget
     method: str = Field(description=TERMS["method"], examples=["gradcam"])
@@ -127,7 +136,7 @@ class Explanation(Open):
     heatmap: Heatmap
     overlay: Overlay | None = Field(
         None,
-        description="The picture, where `output` is `overlay`, `heatmap`, `contour` or `panel`.",
+        description="The picture, if `output` is `overlay`, `heatmap`, `contour` or `panel`.",
     )
     peak: Point | None = Field(None, description=TERMS["peak"], examples=[{"x": 161, "y": 107}])
     hot: Region | None = Field(None, description=TERMS["hot"])
@@ -138,14 +147,14 @@ class Explanation(Open):
     agreement: dict[str, float] | None = Field(None, description=TERMS["agreement"])
     signed: Literal[True] | None = None
     completeness: Completeness | None = Field(
-        None, description="Of methods that promise it: integratedgradients, fullgrad."
+        None, description="Only of methods that promise it: integratedgradients, fullgrad."
     )
     passes: Passes | None = Field(None, description=TERMS["passes"])
     warnings: list[str] = Field([], examples=[[]])
 
 
 class ProblemDocument(Open):
-    """RFC 9457; `error` repeats `detail` for KServe clients."""
+    """A problem document (RFC 9457). `error` repeats `detail` for KServe clients."""
 
     type: str
     title: str
@@ -156,7 +165,7 @@ class ProblemDocument(Open):
 
 
 class FailedInstance(Open):
-    """Stands in the place of what an instance would have got."""
+    """Takes the place of an instance's result if the instance failed."""
 
     instance: int
     id: str | None = None
@@ -165,7 +174,7 @@ class FailedInstance(Open):
 
 
 class Segment(LabelledClass):
-    share: float = Field(description="Of the pixels that the model saw, 0 … 1.")
+    share: float = Field(description="Share of the pixels that the model saw, 0 … 1.")
 
 
 class Detection(LabelledClass):
@@ -174,20 +183,20 @@ class Detection(LabelledClass):
 
 
 class Prediction(Open):
-    """What the model says of an image: the one that its kind has."""
+    """The prediction for an image: classes, segments or detections, by the kind of model."""
 
     instance: int = Field(examples=[0])
     id: str | None = None
     classes: list[ScoredClass] | None = Field(
         None,
-        description="Of a classifier: the top_k classes, best first.",
+        description="The `top_k` classes of a classifier, best first.",
         examples=[[{"index": 285, "label": "Egyptian cat", "score": 9.27, "probability": 0.7734}]],
     )
     segments: list[Segment] | None = Field(
-        None, description="Of a segmenter: the top_k classes of the most pixels."
+        None, description="The `top_k` classes of a segmenter with the most pixels."
     )
     detections: list[Detection] | None = Field(
-        None, description="Of a detector: the top_k detections, best first."
+        None, description="The `top_k` detections of a detector, best first."
     )
 
 
@@ -196,15 +205,15 @@ class PredictResponse(Open):
 
 
 class ExplainResponse(Open):
-    """Both lists are in the order of the instances; an instance with several methods, targets or
-    layers has an explanation for each: by method, then by target, then by layer."""
+    """Predictions and explanations, both in the order of the instances. An instance with several
+    methods, targets or layers has one explanation for each, ordered by method, target and layer."""
 
     predictions: list[Prediction | FailedInstance]
     explanations: list[Explanation | FailedInstance]
 
 
 class SignalDescription(Open):
-    """One tensor of one image, without the batch."""
+    """Statistics of one tensor of one image, without the batch axis."""
 
     shape: list[int] = Field(examples=[[1280, 7, 7]])
     mean: float = Field(examples=[0.19])
@@ -212,16 +221,16 @@ class SignalDescription(Open):
     minimum: float = Field(examples=[0.0])
     maximum: float = Field(examples=[6.0])
     zeros: float = Field(
-        description="The share of exact zeros: behind a ReLU, of dead units.", examples=[0.81]
+        description="Share of exact zeros, which are inactive units after a ReLU.", examples=[0.81]
     )
 
 
 class ConceptDescription(Open):
     """A pattern that the layer repeats over the photo."""
 
-    share: float = Field(description="Of the layer's activations, 0 … 1.")
+    share: float = Field(description="Share of the layer's activations, 0 … 1.")
     classes: list[ScoredClass] | None = Field(
-        None, description="What the model makes of it alone, best first."
+        None, description="Classes that the model predicts from the concept alone, best first."
     )
 
 
@@ -232,7 +241,7 @@ class LayerActivation(Open):
     type: str = Field(examples=["BatchNormAct2d"])
     input: SignalDescription | None = Field(
         None,
-        description="Absent if no tensor went in.",
+        description="Statistics of the layer's input; absent if it has no tensor.",
         examples=[
             {
                 "shape": [1280, 7, 7],
@@ -246,13 +255,14 @@ class LayerActivation(Open):
     )
     output: SignalDescription
     gradient: SignalDescription | None = Field(
-        None, description="Of the target at the output; absent if it does not depend on it."
+        None,
+        description="The target's gradient at the output; absent if it does not depend on it.",
     )
     channels: list[int] = Field(
-        description="The top_k strongest, strongest first.", examples=[[1013, 24]]
+        description="The `top_k` strongest channels, strongest first.", examples=[[1013, 24]]
     )
     concepts: list[ConceptDescription] | None = Field(
-        None, description="Where `concepts` asks for them, the largest share first."
+        None, description="The concepts, if `concepts` asks for them, largest share first."
     )
 
 
@@ -261,20 +271,20 @@ class ActivationResponse(Open):
 
 
 class Step(Open):
-    """In forward passes of one image."""
+    """Progress, in forward passes of one image."""
 
     done: int
     total: int
 
 
 class ProgressLine(Open):
-    """In NDJSON, while a method of many passes is at work."""
+    """A line of NDJSON that reports the progress of a method of many passes."""
 
     instance: int
     id: str | None = None
     progress: Step
     method: str | None = Field(
-        None, description="Which method is at work, where the request names several."
+        None, description="Name of the running method, if the request names several."
     )
 
 

@@ -16,7 +16,7 @@ IdempotencyKey = Annotated[str, Field(min_length=1, max_length=200, pattern="^[ 
 
 
 class JobParameters(Parameters):
-    """Those of `:explain`, and the model: in a query, or in a form."""
+    """The parameters of `:explain` and the model, in a query or a form."""
 
     model: str | Absent = Field(None, min_length=1, description="Without it the service's first.")
 

@@ -14,11 +14,11 @@ from service.jobs.records import Job
 
 
 class Counts(Open):
-    """Of images."""
+    """Numbers of images."""
 
     total: int = Field(examples=[1000])
-    done: int = Field(description="Those that have a result.", examples=[310])
-    failed: int = Field(description="Those that have a problem.", examples=[4])
+    done: int = Field(description="Images that have a result.", examples=[310])
+    failed: int = Field(description="Images that have a problem.", examples=[4])
     left: int = Field(examples=[686])
 
 
@@ -27,7 +27,7 @@ class JobDocument(Open):
     state: JobState = Field(examples=["running"])
     model: str = Field(examples=["efficientnet-lite0"])
     parameters: dict[str, Any] = Field(
-        description="As they were sent.", examples=[{"fit": "squash"}]
+        description="The parameters as they were sent.", examples=[{"fit": "squash"}]
     )
     counts: Counts
     created: datetime = Field(examples=["2026-11-21T20:00:00Z"])
@@ -52,7 +52,7 @@ class JobList(Open):
 
 
 class ItemAnswer(Open):
-    """What `:explain` answers to one instance."""
+    """The answer of `:explain` for one instance."""
 
     index: int = Field(description="Which of the job's instances, from 0.", examples=[3])
     item: str = Field(description="The instance's id.", examples=["cats/a.jpg"])
@@ -61,7 +61,7 @@ class ItemAnswer(Open):
 
 
 class ItemResult(ItemAnswer):
-    """A line of results: an answer, or why there is none."""
+    """A line of results: an answer, or a problem."""
 
     cursor: int = Field(
         description="1, 2, 3 … in the order in which items were finished.", examples=[17]

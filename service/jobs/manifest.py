@@ -20,7 +20,7 @@ FORMS = ("b64", "url", "path", "uri")
 
 
 class JobPhoto(Closed):
-    """One photo: its bytes, or where the service finds it."""
+    """One photo: its bytes, or the location from which the service reads it."""
 
     b64: str | None = Field(
         None,
@@ -70,7 +70,7 @@ class JobPhoto(Closed):
 
 
 class JobInstance(ExplainInstance):
-    """One photo of a job, with parameters of its own where they differ from the job's."""
+    """One photo of a job, with its own parameters if they differ from those of the job."""
 
     image: JobPhoto  # type: ignore[assignment]
     id: str | None = Field(

@@ -279,7 +279,7 @@ class PredictInstance(Closed):
 
 
 class ExplainInstance(PredictInstance):
-    """One photo, with parameters of its own where they differ from the request's."""
+    """One photo, with its own parameters if they differ from those of the request."""
 
     target: TargetParameter | None = None
     method: MethodParameter | None = None

@@ -30,7 +30,7 @@ class ImageSource(Closed):
 
 
 class Photo(Closed):
-    """One photo: its bytes, or, where the service allows it, its address."""
+    """One photo: its bytes or, if the service allows it, its address."""
 
     b64: str | None = Field(
         None,
@@ -62,7 +62,7 @@ Edges = Annotated[
 
 
 class NamedClass(Closed):
-    """A class where a number could mean two: by its index, or by its label."""
+    """A class, named by its index or by its label where a number could mean either."""
 
     index: ClassIndex | None = Field(None, description="Of the model's output, from 0.")
     label: Name | None = Field(None, description="As the model's labels say it, a number or not.")
@@ -75,8 +75,8 @@ class NamedClass(Closed):
 
 
 class TargetObject(Closed):
-    """A target that is more than a class's own score: a class (with what it is contrasted with, or
-    where), a unit of a layer, or another image to be like."""
+    """A target other than the score of a class: a class with a contrast, a box or a mask, a unit of
+    a layer, or the similarity to another image."""
 
     class_: ClassIndex | Name | NamedClass | None = Field(
         None, alias="class", description="Index or label; without it the predicted class."
