@@ -42,6 +42,7 @@ NDJSON: Final = "application/x-ndjson"
 ACTIVATION_FORMS: Final = (JSON, *EXTENSIONS, NPZ)
 FORMS: Final = (JSON, *EXTENSIONS, NPY, NDJSON)
 SMALL_BYTES: Final = 256 * 1024
+"""Bytes that are hashed or written as JSON on the event loop, in less than half a millisecond."""
 T = TypeVar("T")
 Explained = tuple[schemas.Prediction, list[schemas.Explanation]]
 
