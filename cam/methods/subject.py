@@ -198,14 +198,10 @@ class Subject:
             probe = images.detach().clone().requires_grad_()
             outputs = self.outputs(probe)
             scores = self.scores_of(outputs)
-            if images.dtype != torch.float16:
-                return torch.stack([gradient_at(probe, each) for each in scores.sum(0)]).float()
-            scales = torch.tensor(
-                [
-                    [scale_of(each, y) for y in row]
-                    for each, row in zip(outputs, scores, strict=True)
-                ]
-            ).to(scores)
+            scales = torch.ones_like(scores)
+            if images.dtype == torch.float16:
+                for row, each in enumerate(outputs):
+                    scales[row] = torch.tensor([scale_of(each, score) for score in scores[row]])
             sums = (scores * scales).sum(0)
             found = torch.stack([gradient_at(probe, each) for each in sums]).float()
             return found / scales.T[..., None, None, None]
