@@ -19,7 +19,8 @@ class Closed(BaseModel):
 
 
 Name = Annotated[str, Field(min_length=1, max_length=MAX_NAME)]
-ClassIndex = Annotated[int, Field(ge=0, lt=2**31)]
+ClassIndex = Annotated[int, Field(strict=True, ge=0, lt=2**31)]
+"""Strict, because pydantic would take true for 1 in a form, whose fields are text."""
 
 
 class ImageSource(Closed):

@@ -442,3 +442,11 @@ def test_more_numbers_than_an_answer_may_have(client: TestClient, numbers: dict[
         EXPLAIN, json={"instances": [{"image": image}] * 2, "parameters": parameters}
     )
     assert "of 2 images each its part" in several.text
+
+
+@pytest.mark.parametrize("target", ['{"class": true}', '{"index": false}', '{"class": 1.5}'])
+def test_a_form_takes_no_boolean_for_a_class(client: TestClient, target: str) -> None:
+    """Pydantic reads text in its lax mode, in which true is 1."""
+    answer = client.post(EXPLAIN, data={"target": target}, files={"image": ("a.png", SMALL)})
+    assert answer.status_code == 422, answer.text
+    assert answer.json()["type"] == "urn:gradcam-service:invalid-parameter"
