@@ -15,6 +15,7 @@ import typer
 from service import __version__
 from service.core.errors import ConfigError, Problem
 from service.core.settings import Settings, read_settings
+from service.core.threads import spin_briefly
 from service.limits.keys import new_key, read_keys
 from service.models.catalog import read_catalog
 from service.process.listener import listen
@@ -247,6 +248,7 @@ def openapi() -> None:
 
 
 def main() -> None:
+    spin_briefly()
     try:
         cli()
     except (ConfigError, Problem) as error:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
 from time import perf_counter
 
@@ -141,8 +142,16 @@ class ModelLifecycle:
         self.replicas = None
 
     async def _engine(self, turn: int, copy: ModelEntry) -> Engine:
+        # The thread must end when the model is loaded. OpenMP keeps the threads that it has started
+        # for a thread of ours; while they and those of the worker are more than the cores, each of
+        # them sleeps after every operation, and a small model takes three times as long.
+        loader = ThreadPoolExecutor(1, thread_name_prefix=f"load {self.entry.name}")
+        try:
+            model = await asyncio.get_running_loop().run_in_executor(loader, self._load, copy)
+        finally:
+            loader.shutdown(wait=False)
         engine = Engine(
-            await asyncio.to_thread(self._load, copy),
+            model,
             max_queue=self._queue,
             metrics=self._metrics,
             cores=_cores(self.entry)[turn],

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+
 import cv2
 import numpy as np
 import pytest
@@ -9,7 +13,7 @@ from starlette.testclient import TestClient
 from threadpoolctl import threadpool_info
 
 from service.core.settings import Settings
-from service.core.threads import one_each
+from service.core.threads import WAITING, one_each, spin_briefly
 from service.http.app import create_app
 
 
@@ -41,3 +45,24 @@ def test_a_running_app_does_so() -> None:
         assert set(of_numpy()) == {1}
         assert cv2.getNumThreads() == 1
     assert (of_numpy(), cv2.getNumThreads()) == before
+
+
+def test_waiting_threads_spin_briefly_unless_the_environment_says_how_long(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name in WAITING:
+        monkeypatch.setenv(name, "")
+        monkeypatch.delenv(name)
+    spin_briefly()
+    assert {name: os.environ[name] for name in WAITING} == WAITING
+    for name in WAITING:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("OMP_WAIT_POLICY", "passive")
+    spin_briefly()
+    assert os.environ["OMP_WAIT_POLICY"] == "passive"
+    assert "GOMP_SPINCOUNT" not in os.environ
+
+
+def test_the_command_line_sets_it_before_torch_is_imported() -> None:
+    code = "import sys, service.cli.main; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

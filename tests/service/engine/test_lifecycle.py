@@ -78,3 +78,11 @@ async def test_a_worker_that_cannot_be_replaced_is_tried_again(
         assert workers() <= before, "those that failed are gone"
     assert sum("cannot be replaced" in record.message for record in caplog.records) == 3
     assert sum("it is replaced" in record.message for record in caplog.records) == 1
+
+
+async def test_the_thread_that_loaded_a_model_ends() -> None:
+    """While it lived, the threads that OpenMP started for it would slow down the worker's."""
+    async with watched() as lifecycle:
+        assert lifecycle.replicas
+        names = [thread.name for thread in threading.enumerate()]
+        assert not [name for name in names if name.startswith(("load", "asyncio"))]
