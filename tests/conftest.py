@@ -14,3 +14,6 @@ cv2.setNumThreads(2)
 # Jobs are kept in the user's folder unless a setting says otherwise; no test leaves any there.
 _state = tempfile.TemporaryDirectory(prefix="gradcam-tests-", ignore_cleanup_errors=True)
 os.environ["XDG_STATE_HOME"] = _state.name
+
+# Models for tests sleep, hang or die while PyTorch runs them, which OpenVINO would leave out.
+os.environ["GRADCAM_RUNTIME"] = "torch"

@@ -97,23 +97,24 @@ class Replay:
         self._copied = False
         self.activation = record.output
         # The modules inside a kept module do not run again.
-        self._trunk = {
+        self.trunk = {
             name: outputs
             for name, outputs in record.trunk.items()
             if not any(name.startswith(f"{other}.") for other in record.trunk)
             and not name.startswith(f"{layer}.")
         }
+        """Name of a module that does not run again → what each of its calls returns."""
 
     @property
-    def _opaque(self) -> bool:
+    def opaque(self) -> bool:
         """Whether a stored output holds an object of an unknown type. Such an object, made for one
         image, cannot be repeated for several."""
         plain = Tensor | int | float | str | None
-        return any(not isinstance(leaf, plain) for leaf in _pytree.tree_leaves(self._trunk))
+        return any(not isinstance(leaf, plain) for leaf in _pytree.tree_leaves(self.trunk))
 
     def output(self, activations: Tensor) -> Any:
         """Return the model's output that results from n outputs of the layer, (n, …)."""
-        if self._opaque and len(activations) > 1:
+        if self.opaque and len(activations) > 1:
             # A stored output that cannot be repeated (a detector's list of images) is replayed
             # for one activation at a time.
             return _joined([self.output(each[None]) for each in activations])
@@ -131,7 +132,7 @@ class Replay:
         with ExitStack() as scope:
             scope.enter_context(evaluating(self._model))
             scope.enter_context(_returning(modules[self._layer], [activations.clone()]))
-            for name, outputs in self._trunk.items():
+            for name, outputs in self.trunk.items():
                 repeat = partial(_repeat, count, copied=self._copied)
                 repeated = [_pytree.tree_map(repeat, each) for each in outputs]
                 scope.enter_context(_returning(modules[name], repeated))

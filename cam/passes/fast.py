@@ -13,7 +13,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import Any
+from typing import Any, Literal, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -29,6 +29,40 @@ from cam.passes.layout import fastest
 from cam.passes.onepass import answer, answer_by_head, explain_batch
 from cam.positions.locate import inherit, locate
 from cam.targets import ClassTarget
+
+Runtime = Literal["torch", "openvino"]
+
+
+class CompiledPath(Protocol):
+    """Another way to compute the maps of a model's layer: `FastPath`, or
+    `cam.passes.openvino.OpenVinoPath`."""
+
+    @property
+    def runtime(self) -> Runtime:
+        """What runs the model."""
+        ...
+
+    layer: str
+    dtype: torch.dtype
+    sizes: tuple[int, ...]
+
+    def takes(self, question: Question) -> bool: ...
+
+    def settle(self, image: Tensor) -> str | None: ...
+
+    def explain(self, images: Tensor, questions: Sequence[Question]) -> list[Answer | CamError]: ...
+
+
+def is_of_one_layer(question: Question, layer: str) -> bool:
+    """Return whether a question of one pass needs only the layer and the logits, without `smooth`:
+    `cam.passes.fidelity` does not measure how well that is answered."""
+    return (
+        bool(question.targets)
+        and not question.in_steps
+        and question.smooth == "none"
+        and set(question.layers) == {layer}
+        and not question.looks_at
+    )
 
 
 class FastPath:
@@ -49,6 +83,8 @@ class FastPath:
     Raises:
         LayerNotSpatial: in the first pass, if the layer's output is not a tensor.
     """
+
+    runtime: Runtime = "torch"
 
     def __init__(
         self,
@@ -82,13 +118,7 @@ class FastPath:
         `cam.passes.fidelity` measures how well it answers for each method. Questions with `smooth`
         are not measured, so the exact path answers them.
         """
-        return (
-            bool(question.targets)
-            and not question.in_steps
-            and question.smooth == "none"
-            and set(question.layers) == {self.layer}
-            and not question.looks_at
-        )
+        return is_of_one_layer(question, self.layer)
 
     def settle(self, image: Tensor) -> str | None:
         """Compile for one image, (1, C, H, W), and measure whether that is faster.
@@ -146,7 +176,7 @@ class FastPath:
             with torch.enable_grad():
                 probe = self._probe(filled)
                 logits, activation = self._run(filled, probe)
-                at_probe = _AtProbe(self.layer, probe, activation.detach())
+                at_probe = AtLeaf(self.layer, probe, activation.detach())
                 located = locate(self._copy, filled[:1], [self.layer])
                 grids = located.grids(at_probe.activations, filled)
                 reading = self._reading.of_logits
@@ -207,11 +237,12 @@ class _Probed(nn.Module):
         return probed
 
 
-class _AtProbe:
-    """The activation and the gradient at the probe, as `cam.passes.maps.Signals`."""
+class AtLeaf:
+    """A layer's activation, and the gradient at a leaf of the graph that stands for the layer, as
+    `cam.passes.maps.Signals`."""
 
-    def __init__(self, layer: str, probe: Tensor, activation: Tensor) -> None:
-        self._layer, self._probe, self._activation = layer, probe, activation
+    def __init__(self, layer: str, leaf: Tensor, activation: Tensor) -> None:
+        self._layer, self._leaf, self._activation = layer, leaf, activation
         self._gradient: Tensor | None = None
 
     @property
@@ -228,5 +259,5 @@ class _AtProbe:
 
     def backward(self, score: Tensor, *, retain_graph: bool = False) -> None:
         (self._gradient,) = torch.autograd.grad(
-            score, self._probe, retain_graph=retain_graph, allow_unused=True
+            score, self._leaf, retain_graph=retain_graph, allow_unused=True
         )

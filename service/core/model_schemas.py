@@ -14,6 +14,7 @@ from service.core.choices import (
     MethodCost,
     Mode,
     ModelKind,
+    Runtime,
     ValueRange,
 )
 from service.core.schemas import Open
@@ -119,9 +120,12 @@ class ModelDescription(Open):
     )
     methods: list[MethodDescription]
     mode: Mode = Field(
-        description="`fast`: maps at the default layer come from the fast path, of those methods "
+        description="`fast`: maps at the default layer come from a compiled path, of those methods "
         "that say so.",
         examples=["exact"],
+    )
+    runtime: Runtime = Field(
+        description="What computes the maps of the fast path.", examples=["openvino"]
     )
     fidelity: float | None = Field(
         None,

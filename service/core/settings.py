@@ -18,6 +18,7 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
+from service.core.choices import WantedRuntime
 from service.core.errors import ConfigError
 from service.core.pydantic_errors import mistake
 
@@ -68,6 +69,11 @@ class Settings(BaseModel):
         description="largest image, checked before its pixels are read",
     )
     max_instances: int = Field(32, ge=1, le=1024, description="most images in one request")
+    runtime: WantedRuntime = Field(
+        "auto",
+        description="what runs models whose entries do not say it: `torch`, `openvino`, or `auto`, "
+        "whichever is faster, of those that are installed",
+    )
     max_queue: int = Field(
         256,
         ge=1,

@@ -7,7 +7,7 @@ require a single thread.
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from time import monotonic
 from types import TracebackType
@@ -34,8 +34,9 @@ from cam import (
 )
 from cam.explanation import join
 from cam.methods.subject import Progress
-from cam.passes.fast import FastPath
+from cam.passes.fast import CompiledPath
 from cam.passes.fidelity import Fidelity
+from service.core.choices import Runtime
 from service.core.errors import (
     RETRY_AFTER_SECONDS,
     OutOfMemory,
@@ -47,7 +48,7 @@ from service.core.metrics import Metrics
 from service.core.pool import Priority
 from service.engine.allocator import is_of_memory
 from service.engine.batcher import Batcher, Closed, Full, Outcome
-from service.engine.warming import warm_fast_path
+from service.engine.warming import warm_paths
 from service.models.devices import bind
 from service.models.served_model import ServedModel
 
@@ -101,7 +102,7 @@ class Engine:
         group = BACKGROUND_GROUP if model.device.type == "cpu" else model.max_batch
         self._group = min(group, model.max_batch)
         self._metrics = metrics
-        self._fast: FastPath | None = None
+        self._fast: CompiledPath | None = None
         self.fidelities: dict[str, Fidelity] = {}
         """Method name → fidelity of its fast maps to the exact maps; empty without a fast path."""
         self._batcher: Batcher[_Item, Worked] = Batcher(
@@ -173,14 +174,20 @@ class Engine:
         for count in {1, self._fullest}:
             for future in [self._batcher.submit(_Item(image, (question,))) for _ in range(count)]:
                 await future
-        if self.model.fast:
+        if self.model.paths:
             await self._submit(_Item(image, (NOTHING,), self._settle_fast()))
 
     def _settle_fast(self) -> Steps:
-        self.fidelities = warm_fast_path(self.model)
-        self._fast = self.model.fast if self.fidelities else None
+        if warm := warm_paths(self.model):
+            self._fast, self.fidelities = warm.path, warm.fidelities
+        self.model = replace(self.model, paths=())  # frees the paths that are not used
         yield from ()
         return []
+
+    @property
+    def runtime(self) -> Runtime:
+        """What runs the model for the methods that `is_fast` names."""
+        return self._fast.runtime if self._fast else "torch"
 
     def is_fast(self, method: str) -> bool:
         """Return whether the method's maps at the default layer come from the fast path."""

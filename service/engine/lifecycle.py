@@ -60,9 +60,9 @@ class ModelLifecycle:
         self._open: dict[Engine, AsyncExitStack] = {}
         """Engine → its own exit stack, so that an engine that hangs does not keep the others from
         closing."""
-        self._layouts: dict[str, str] = {}
-        """Kind of device → memory layout of the first copy on it. All copies on that kind of
-        device use this layout; otherwise the last bits of a map would depend on the copy that
+        self._chosen: dict[str, dict[str, str]] = {}
+        """Kind of device → memory layout and runtime of the first copy on it. All copies on that
+        kind of device use these; otherwise the last bits of a map would depend on the copy that
         computed it."""
 
     @property
@@ -160,24 +160,33 @@ class ModelLifecycle:
         await scope.enter_async_context(engine)
         try:
             await engine.warm()
+            self._chosen.setdefault(_kind(copy), {})["runtime"] = engine.runtime
         except Exception:  # on cancellation, `leave` closes the engine, within a time limit
             await self._open.pop(engine).aclose()
             raise
         return engine
 
     def _load(self, copy: ModelEntry) -> ServedModel:
-        assert isinstance(copy.device, str)
-        kind = copy.device.split(":")[0]
-        if copy.layout == "auto" and kind in self._layouts:
-            copy = copy.model_copy(update={"layout": self._layouts[kind]})
+        kind = _kind(copy)
+        chosen = self._chosen.get(kind, {})
+        copy = copy.model_copy(
+            update={key: chosen[key] for key in chosen if getattr(copy, key) == "auto"}
+        )
         bind(None)  # layout "auto" is measured with all threads of the process
         self.loading = True
         try:
             model = load(copy)
         finally:
             self.loading = False
-        self._layouts[kind] = "channels-last" if model.channels_last else "contiguous"
+        layout = "channels-last" if model.channels_last else "contiguous"
+        self._chosen.setdefault(kind, {})["layout"] = layout
         return model
+
+
+def _kind(copy: ModelEntry) -> str:
+    """Return the kind of device that a copy names."""
+    assert isinstance(copy.device, str)  # a copy has a single device
+    return copy.device.split(":")[0]
 
 
 def _cores(entry: ModelEntry) -> list[list[int] | None]:

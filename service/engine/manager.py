@@ -219,6 +219,8 @@ class ModelManager:
         return self._lifecycles[name]
 
     def _lifecycle(self, entry: ModelEntry, *, essential: bool) -> ModelLifecycle:
+        if entry.runtime is None:
+            entry = entry.model_copy(update={"runtime": self._settings.runtime})
         return ModelLifecycle(
             entry,
             essential=essential,

@@ -11,6 +11,7 @@ from torch import Tensor
 from cam import Answer, Concept, Explanation, Observation, Question, Target
 from cam.methods.subject import Progress
 from cam.passes.fidelity import Fidelity
+from service.core.choices import Runtime
 from service.core.metrics import Metrics
 from service.core.pool import Priority
 from service.engine.batcher import Outcome
@@ -71,6 +72,11 @@ class Replicas:
             )
             for name in names
         }
+
+    @property
+    def runtime(self) -> Runtime:
+        """What runs the model for the methods that `is_fast` names."""
+        return self.engines[0].runtime
 
     def is_fast(self, method: str) -> bool:
         """Return whether every engine computes the method's maps at the default layer with the

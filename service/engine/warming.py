@@ -1,9 +1,10 @@
-"""Compiling a model's fast path and deciding for which methods it is accurate enough."""
+"""Trying a model's compiled paths, and choosing the fastest one that is accurate enough."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from time import perf_counter
 
 import numpy as np
@@ -11,8 +12,10 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from cam import METHODS, Answer, CamError, Question, explain_batch
-from cam.passes.fidelity import LEAST, Fidelity, judge
+from cam import METHODS, Answer, CamError, ClassTarget, Question, explain_batch
+from cam.passes.fast import CompiledPath
+from cam.passes.fidelity import EXACT, LEAST, Fidelity, judge
+from cam.passes.layout import MARGIN, fastest
 from cam.passes.samples import samples
 from service.core.errors import one_line
 from service.models.served_model import ServedModel
@@ -20,19 +23,35 @@ from service.models.served_model import ServedModel
 SAMPLES = 7
 """Number of images that the two paths are compared on. It divides no power of two, so the images
 change places from batch to batch: every row of a batch gets different images."""
+TIMED = 4
+"""Number of images in the batch whose time is measured, if the model takes so many."""
 log = logging.getLogger(__name__)
 
 
-def warm_fast_path(model: ServedModel) -> dict[str, Fidelity]:
-    """Compile the fast path, compare it with the exact path, and log the result.
+@dataclass(frozen=True, eq=False)
+class WarmPath:
+    """A compiled path that has been compared with the exact path."""
 
-    Returns:
-        Method name → fidelity, for each method that could be compared. Other methods, and methods
-        whose fidelity is not sufficient, must use the exact path. Empty if the fast path must not
-        be used at all.
-    """
-    fast = model.fast
-    assert fast
+    path: CompiledPath
+    fidelities: dict[str, Fidelity]
+    """Method name → fidelity, for each method that could be compared. Other methods, and methods
+    whose fidelity is not sufficient, must use the exact path."""
+    seconds: float
+    """See `_seconds`."""
+
+
+def warm_paths(model: ServedModel) -> WarmPath | None:
+    """Compile the model's paths, compare each with the exact path, log the results, and return the
+    fastest path that may be used; None if none may."""
+    found = [warm for path in model.paths if (warm := _warm(model, path))]
+    if len(found) > 1:
+        told = ", ".join(f"{each.path.runtime} {each.seconds * 1000:.1f}" for each in found)
+        log.info("model %s: milliseconds an image: %s; the fastest is used", model.name, told)
+    return min(found, key=lambda each: each.seconds, default=None)
+
+
+def _warm(model: ServedModel, path: CompiledPath) -> WarmPath | None:
+    """Compile a path and compare it with the exact path. Return None if it must not be used."""
     started = perf_counter()
     images = _images(model)
     methods = [
@@ -42,31 +61,59 @@ def warm_fast_path(model: ServedModel) -> dict[str, Fidelity]:
         and name not in model.unsuited
         # In methods with components or thresholds, a rounding error may change the whole map on
         # photos that are unlike the samples.
-        and (method.map is None or fast.dtype == torch.float32)
+        and (method.map is None or path.dtype == torch.float32)
     ]
     try:
-        why = fast.settle(images[:1])
-        if why and fast.dtype == model.dtype:
+        why = path.settle(images[:1])
+        if why and path.dtype == model.dtype:
             raise RuntimeError(why)
         compiled = perf_counter()
-        found = judge(fast, lambda *asked: _exact(model, *asked), images, methods)
-        if not any(each.enough for each in found.values()):
-            raise RuntimeError(_slow(methods, found))
+        judged = judge(path, lambda *asked: _exact(model, *asked), images, methods)
+        usable = {name: each for name, each in judged.items() if each.exact or not model.exact}
+        if not any(each.enough for each in usable.values()):
+            raise RuntimeError(_slow(model, methods, judged))
+        seconds = _seconds(model, path.explain, images)
+        if model.exact:
+            plain = _seconds(model, lambda *asked: _exact(model, *asked), images)
+            if seconds > MARGIN * plain:
+                raise RuntimeError(
+                    f"{seconds * 1000:.1f} ms an image, {plain * 1000:.1f} ms without it"
+                )
     except Exception as error:  # whatever fails here, the exact path still works
-        log.warning("model %s has no fast path: %s", model.name, one_line(error))
-        return {}
+        log.warning(
+            "model %s has no fast path by %s: %s", model.name, path.runtime, one_line(error)
+        )
+        return None
     log.info(
-        "model %s has a fast path in %s after %.1f s, %.1f s of them to judge it, %s; its maps "
-        "correlate %.4f or better with the exact ones; served exact: %s",
+        "model %s has a fast path by %s in %s after %.1f s, %.1f s of them to judge it, %s; its "
+        "maps correlate %.4f or better with the exact ones and differ by %.0e at most; served "
+        "exact: %s",
         model.name,
-        str(fast.dtype).removeprefix("torch."),
+        path.runtime,
+        str(path.dtype).removeprefix("torch."),
         perf_counter() - started,
         perf_counter() - compiled,
         f"not compiled: {why}" if why else "compiled",
-        min(each.worst for each in found.values() if each.enough),
-        _slow(methods, found) or "none of the methods of one pass",
+        min(each.worst for each in usable.values() if each.enough),
+        max(each.difference for each in usable.values() if each.enough),
+        _slow(model, methods, judged) or "none of the methods of one pass",
     )
-    return found
+    return WarmPath(path, usable, seconds)
+
+
+def _seconds(
+    model: ServedModel,
+    explain: Callable[[Tensor, Sequence[Question]], object],
+    images: Tensor,
+) -> float:
+    """Return the seconds that an image takes: the geometric mean of an image alone and of an image
+    in a batch of `TIMED`, so that both count alike."""
+    question = Question((ClassTarget(),), "gradcam", (model.default_layer,))
+    found = 1.0
+    for count in (1, min(TIMED, model.max_batch)):
+        some, asked = images[:count], [question] * count
+        found *= fastest(lambda some=some, asked=asked: explain(some, asked)) / count  # type: ignore[misc]
+    return float(found**0.5)
 
 
 def _images(model: ServedModel) -> Tensor:
@@ -85,13 +132,16 @@ def _exact(
     return explain_batch(model.module, given, questions, head=model.head, reading=model.reading)
 
 
-def _slow(methods: Sequence[str], found: dict[str, Fidelity]) -> str:
+def _slow(model: ServedModel, methods: Sequence[str], found: dict[str, Fidelity]) -> str:
     """Return the methods that must not use the fast path, each with the reason."""
-    told = []
+    told, least = [], f"{LEAST} is the least"
     for name in methods:
         if name not in found:
             told.append(f"{name} (no maps to compare)")
         elif not found[name].enough:
             worst, median = found[name].worst, found[name].median
             told.append(f"{name} (correlates {worst:.3f} at worst, {median:.3f} in the median)")
-    return ", ".join(told) and f"{', '.join(told)}: {LEAST} is the least"
+        elif model.exact and not found[name].exact:
+            told.append(f"{name} (differs by {found[name].difference:.0e})")
+            least = f"{LEAST} is the least, and a difference of {EXACT:.0e} the most"
+    return ", ".join(told) and f"{', '.join(told)}: {least}"

@@ -135,6 +135,7 @@ def make_about_router(*, manager: ModelManager, metrics: Metrics) -> APIRouter:
                 for method in METHODS.values()
             ],
             mode="exact" if replicas.fidelity is None else "fast",
+            runtime=replicas.runtime,
             fidelity=replicas.fidelity,
             max_batch=served.max_batch,
             batching=served.batching,

@@ -18,11 +18,12 @@ from service.core.choices import (
     ValueRange,
     WantedActivation,
     WantedMode,
+    WantedRuntime,
     Weights,
 )
 from service.core.errors import ConfigError
 
-MISMATCHES = {"pin": "sha256", "crop": "crop_ratio"}
+MISMATCHES = {"pin": "sha256", "crop": "crop_ratio", "runtime": "runtime"}
 """Type of a validation error about conflicting keys → the key that the message names."""
 Side = Annotated[int, Field(ge=8, le=4096)]
 Mean = Annotated[float, Field(ge=-1000, le=1000, allow_inf_nan=False)]
@@ -150,7 +151,16 @@ class ModelEntry(BaseModel):
         "auto",
         description=(
             "`exact`: as it is, eager; `fast`: the default layer's maps also in half precision "
-            "where the device has units for it, and compiled; `auto`: fast on an accelerator"
+            "where the device has units for it, and compiled; `auto`: fast on an accelerator; on "
+            "the CPU as it is, or by OpenVINO where that is faster and equal to 1e-4"
+        ),
+    )
+    runtime: WantedRuntime | None = Field(
+        None,
+        description=(
+            "what runs the model where `mode` allows other than eager PyTorch: `torch`; "
+            "`openvino`, on the CPU; `auto`, whichever is faster, of those that are installed; "
+            "without it, what GRADCAM_RUNTIME says"
         ),
     )
     detections: DetectionForm = Field(
@@ -184,6 +194,10 @@ class ModelEntry(BaseModel):
             raise PydanticCustomError("crop", "an entry has resize or crop_ratio, one of them")
         if self.sha256 and self.weights in ("default", "none"):
             raise PydanticCustomError("pin", "sha256 is of a file that weights names")
+        if self.runtime == "openvino" and self.mode == "exact":
+            raise PydanticCustomError(
+                "runtime", "mode 'exact' runs the model as it is, in PyTorch; take fast or auto"
+            )
         return self
 
     @property
@@ -227,6 +241,7 @@ class NewModel(BaseModel):
     device: Device = "auto"
     dtype: Dtype = "float32"
     mode: WantedMode = "auto"
+    runtime: WantedRuntime | None = None
     detections: DetectionForm = "auto"
     min_score: float | None = Field(None, ge=0, le=1)
     max_batch: int = 16

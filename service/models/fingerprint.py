@@ -25,7 +25,7 @@ def fingerprint_of(
     digest = hashlib.blake2b(digest_size=16)
     digest.update(
         f"{entry.source}|{entry.dtype}|{preprocessing}|{entry.method_layers}|{entry.reshape}|"
-        f"{entry.mode}|{layer}|{entry.detections}|{entry.min_score}|{labels.names}|"
+        f"{entry.mode}|{entry.runtime}|{layer}|{entry.detections}|{entry.min_score}|{labels.names}|"
         f"{reading}".encode()
     )
     for name, tensor in module.state_dict().items():

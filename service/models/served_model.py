@@ -16,8 +16,9 @@ from cam.outputs.detection import LEAST_SCORE, read_detections
 from cam.outputs.output import Kind, Output, outputs_of, size_of
 from cam.outputs.reading import Activation, logits_of
 from cam.passes.batch_dependence import sees_company
-from cam.passes.fast import FastPath
+from cam.passes.fast import CompiledPath, FastPath
 from cam.passes.layout import laid_out, lay_out
+from cam.passes.openvino import HINTS, OpenVinoPath, is_installed
 from cam.positions.locate import declare
 from service.core.errors import ConfigError, one_line
 from service.models.catalog import EMBEDDED, MEASURED, ModelEntry
@@ -68,8 +69,10 @@ class ServedModel:
     """Whether images should have the channels-last memory layout."""
     head: PooledHead | None
     """The linear head, if it reads the mean of the default layer."""
-    fast: FastPath | None
-    """The model's copy that computes maps of the default layer fast; it is not warmed yet."""
+    paths: tuple[CompiledPath, ...]
+    """The ways to compute maps of the default layer faster, which have not been tried yet."""
+    exact: bool
+    """Whether only a path may be used whose maps are the exact ones up to rounding."""
     fingerprint: str
     """Digest of the weights and of everything else that maps depend on."""
 
@@ -184,7 +187,8 @@ def load(entry: ModelEntry) -> ServedModel:
         batching=batching,
         channels_last=channels_last,
         head=head,
-        fast=_fast(entry, module, default, said.kind, device, head, reading),
+        paths=_paths(entry, module, default, said.kind, device, head, reading),
+        exact=entry.mode == "auto" and device.type == "cpu",
         fingerprint=fingerprint_of(entry, module, preprocessing, default, labels, reading),
     )
 
@@ -280,7 +284,7 @@ def _class_count(said: Output) -> int | None:
     return None if values is None else len(values)
 
 
-def _fast(
+def _paths(
     entry: ModelEntry,
     module: nn.Module,
     layer: str,
@@ -288,16 +292,35 @@ def _fast(
     device: torch.device,
     head: PooledHead | None,
     reading: Reading,
-) -> FastPath | None:
-    wanted = entry.mode == "fast" or (entry.mode == "auto" and device.type != "cpu")
-    if not wanted or kind == "detections":
-        return None
-    sizes = [2**power for power in range(entry.max_batch.bit_length())]
-    dtype = getattr(torch, entry.dtype)
-    if dtype == torch.float32 and _has_bfloat16(device):
-        dtype = torch.bfloat16
-    sizes = [*sizes, entry.max_batch]
-    return FastPath(module, layer, dtype=dtype, sizes=sizes, head=head, reading=reading)
+) -> tuple[CompiledPath, ...]:
+    """Return the paths that the entry allows on the device.
+
+    Raises:
+        ConfigError: if the entry asks for OpenVINO, which is not installed or cannot run the model.
+    """
+    runtime = entry.runtime or "auto"
+    openvino = runtime != "torch" and device.type == "cpu" and entry.dtype == "float32"
+    if runtime == "openvino" and not (openvino and is_installed()):
+        raise entry.mistake(
+            "runtime",
+            "OpenVINO is not installed; install the extra 'openvino'"
+            if openvino
+            else f"OpenVINO runs float32 models on the CPU; this one is {entry.dtype} on {device}",
+        )
+    if entry.mode == "exact" or kind == "detections":
+        return ()
+    sizes = [*(2**power for power in range(entry.max_batch.bit_length())), entry.max_batch]
+    dtype: torch.dtype = getattr(torch, entry.dtype)
+    half = dtype == torch.float32 and _has_bfloat16(device)
+    fast = torch.bfloat16 if half and (entry.mode == "fast" or device.type != "cpu") else dtype
+    paths: list[CompiledPath] = []
+    if runtime != "openvino" and (entry.mode == "fast" or device.type != "cpu"):
+        paths.append(FastPath(module, layer, dtype=fast, sizes=sizes, head=head, reading=reading))
+    if openvino and is_installed() and fast in HINTS:
+        paths.append(
+            OpenVinoPath(module, layer, dtype=fast, sizes=sizes, head=head, reading=reading)
+        )
+    return tuple(paths)
 
 
 def _has_bfloat16(device: torch.device) -> bool:

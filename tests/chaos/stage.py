@@ -76,6 +76,7 @@ def staged(*models: str, wait: bool = True, **environment: str) -> Iterator[Stag
         catalog.write_text("\n".join(map(_entry, models)))
         given = {
             **os.environ,
+            "GRADCAM_RUNTIME": "torch",  # models that sleep or die do so while PyTorch runs them
             "PYTHONPATH": str(ROOT),
             "GRADCAM_PORT": str(port),
             "GRADCAM_MODELS": str(catalog),

@@ -16,6 +16,7 @@ from starlette.testclient import TestClient
 
 from service.core.settings import Settings
 from service.http.app import create_app
+from service.models import served_model
 from tests.service.live import serving, until_ready
 
 MODEL = "/v1/models/efficientnet-lite0"
@@ -31,6 +32,10 @@ CAT, ESPRESSO, TRIPOD, MOPED = 285, 967, 872, 665
 ELSEWHERE = os.environ.pop("GRADCAM_TEST_URL", None)
 """Where a service runs already: the contract's tests are then of that one. Those that are started
 here would take it for a setting."""
+
+# Converting each test's model for OpenVINO would take longer than the test; the tests of that path
+# set it back.
+setattr(served_model, "is_installed", lambda: False)  # noqa: B010 - mypy allows no assignment
 
 
 @pytest.fixture(scope="session")

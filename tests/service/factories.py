@@ -158,3 +158,14 @@ def forking() -> nn.Module:
         time.sleep(60)
         os._exit(0)
     return Small().eval()
+
+
+class Branching(Small):
+    """Its operations depend on the numbers of the image."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x if x.mean() > 0 else -x)
+
+
+def branching() -> nn.Module:
+    return Branching()

@@ -20,7 +20,7 @@ from cam import Answer, ClassTarget, Question, UnitTarget, explain_batch
 from cam.errors import ClassOutOfRange, LayerNotSpatial
 from cam.hooks.grids import Grid
 from cam.methods.head import pooled_head
-from cam.passes.fast import FastPath
+from cam.passes.fast import CompiledPath, FastPath
 from cam.passes.fidelity import likeness, roundings_apart
 from cam.passes.layout import laid_out
 from tests.cam.methods.test_attention import of_timm
@@ -39,7 +39,7 @@ def questions(layer: str, box: tuple[float, float, float, float] | None = None) 
     ]
 
 
-def compare(fast: FastPath, model: nn.Module, size: int, least: float) -> None:
+def compare(fast: CompiledPath, model: nn.Module, size: int, least: float) -> None:
     x, told = images(3, size=size), 0
     # Without a box a segmenter has no map of a class that wins nowhere.
     box = (8.0, 8.0, 40.0, 40.0) if isinstance(model(x), dict) else None

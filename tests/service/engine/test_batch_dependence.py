@@ -73,8 +73,8 @@ def test_told_at_load(caplog: pytest.LogCaptureFixture) -> None:
     model = load(MIXING.model_copy(update={"mode": "fast"}))
     assert model.max_batch == 1
     assert model.batching
-    assert model.fast
-    assert model.fast.sizes == (1,)
+    (path,) = model.paths
+    assert path.sizes == (1,)
     assert [record.getMessage() for record in caplog.records if "one by one" in record.message] == [
         f"model mixing is given images one by one: {model.batching}"
     ]

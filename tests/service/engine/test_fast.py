@@ -23,7 +23,7 @@ from service.core.metrics import Metrics
 from service.core.settings import Settings
 from service.engine.engine import Engine
 from service.engine.replicas import Replicas
-from service.engine.warming import warm_fast_path
+from service.engine.warming import warm_paths
 from service.http.app import create_app
 from service.models.catalog import ModelEntry
 from service.models.preprocessing import ModelInput
@@ -105,7 +105,7 @@ def test_a_model_that_does_not_compile_is_served_the_exact_way(
         wait_until_ready(client)
         assert client.get("/v1/models/fast").json()["mode"] == "exact"
         np.testing.assert_allclose(heat(client, "fast"), heat(client, "exact"), rtol=1e-4)
-    assert "model fast has no fast path: no compiler at all" in caplog.text
+    assert "model fast has no fast path by torch: no compiler at all" in caplog.text
 
 
 @pytest.mark.slow
@@ -120,7 +120,7 @@ def test_where_nothing_compiles_and_half_precision_is_imitated_there_is_no_fast_
     ):
         wait_until_ready(client)
         assert client.get("/v1/models/fast").json()["mode"] == "exact"
-    assert "model fast has no fast path: no compiler" in caplog.text
+    assert "model fast has no fast path by torch: no compiler" in caplog.text
 
 
 class Uncompiled(FastPath):
@@ -188,15 +188,17 @@ def with_fast_path(
         sizes=[1, 2, 4],
         head=None if module else model.head,
     )
-    return replace(model, fast=path)
+    return replace(model, paths=(path,))
 
 
 def test_a_good_path_may_be_used_by_every_method(caplog: pytest.LogCaptureFixture) -> None:
     model = with_fast_path(served())
     with caplog.at_level(logging.INFO):
-        found = warm_fast_path(model)
-    assert set(found) == JUDGED
-    assert all(each.enough for each in found.values())
+        warm = warm_paths(model)
+    assert warm
+    assert warm.path is model.paths[0]
+    assert set(warm.fidelities) == JUDGED
+    assert all(each.enough for each in warm.fidelities.values())
     assert "served exact: none" in caplog.text
 
 
@@ -212,8 +214,8 @@ def test_a_good_path_may_be_used_by_every_method(caplog: pytest.LogCaptureFixtur
 def test_a_path_that_is_wrong_somewhere_is_not_used(
     kind: type[Uncompiled], factory: str, why: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    assert not warm_fast_path(with_fast_path(served(factory, 64 if factory == "vit" else 32), kind))
-    assert f"model m has no fast path: {why}" in caplog.text
+    assert not warm_paths(with_fast_path(served(factory, 64 if factory == "vit" else 32), kind))
+    assert f"model m has no fast path by torch: {why}" in caplog.text
 
 
 def test_a_path_with_other_weights_is_not_used_though_all_maps_are_flat(
@@ -225,7 +227,7 @@ def test_a_path_with_other_weights_is_not_used_though_all_maps_are_flat(
         with torch.no_grad():
             module.get_parameter("head.weight").abs_().neg_()
     spoilt = with_fast_path(replace(model, head=None), module=other)
-    assert not warm_fast_path(spoilt)
+    assert not warm_paths(spoilt)
     assert "the logits miss" in caplog.text
 
 
@@ -235,8 +237,9 @@ def test_flat_maps_tell_nothing(caplog: pytest.LogCaptureFixture) -> None:
     with torch.no_grad():
         model.module.get_parameter("head.weight").abs_().neg_()
     with caplog.at_level(logging.INFO):
-        found = warm_fast_path(with_fast_path(replace(model, head=None)))
-    assert set(found) == {"finercam"}
+        warm = warm_paths(with_fast_path(replace(model, head=None)))
+    assert warm
+    assert set(warm.fidelities) == {"finercam"}
     assert "gradcam (no maps to compare)" in caplog.text
 
 
@@ -257,7 +260,7 @@ async def test_a_method_that_roundings_change_is_served_exact() -> None:
         assert not replicas.is_fast("kpcacam")
         assert not any(replicas.is_fast(name) for name in slow)
         image = np.random.default_rng(3).integers(0, 256, (64, 64, 3), np.uint8)
-        exact = Engine(replace(model, fast=None), max_queue=64, metrics=Metrics())
+        exact = Engine(replace(model, paths=()), max_queue=64, metrics=Metrics())
         async with exact:
             for method, same in (("kpcacam", True), ("gradcam++", False)):
                 question = Question((ClassTarget(1),), method, (model.default_layer,))

@@ -1,0 +1,119 @@
+"""Run the modules of a model that follow a layer, on outputs of the layer computed elsewhere.
+
+    tail = Tail(model, "blocks.11.norm1", image, logits_of)      # once
+    raw = tail.output(images, {"blocks.11.norm1": a, "blocks.10": b})
+
+Some models read other outputs after the layer, too: in a transformer the block's residual. Which
+ones is found by trying: the outputs of all earlier modules are replaced by NaN, and an output that
+the logits depend on makes them NaN.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree
+
+from cam.errors import LayerNotSpatial
+from cam.hooks.inference import evaluating
+from cam.hooks.replay import Record, Replay, recorded
+
+
+class Tail:
+    """The modules of `model` that run after `layer`.
+
+    Args:
+        image: float (1, C, H, W), preprocessed, on the model's device and in its dtype.
+        logits: returns the tensor that is read from the model's output.
+
+    Raises:
+        UnknownLayer, LayerDidNotRun, LayerReused: see `Replay`.
+        LayerNotSpatial: if the layer, or another module whose output is read after it, returns
+            something else than one tensor in one call.
+    """
+
+    def __init__(
+        self, model: nn.Module, layer: str, image: Tensor, logits: Callable[[Any], Tensor]
+    ) -> None:
+        self._model, self._layer = model, layer
+        with torch.inference_mode(False), torch.no_grad():
+            with evaluating(model), recorded(model, layer) as record:
+                model(image.clone())
+            replay = Replay(model, layer, image, record)
+            if replay.opaque:
+                raise LayerNotSpatial(f"a module before layer {layer!r} returns no tensors")
+            known = replay.trunk
+            self._unknown = {name: [_unknown(each) for each in known[name]] for name in known}
+            self.inputs: tuple[str, ...] = ()
+            """Names of the earlier modules whose outputs are read after the layer."""
+            left = list(known)
+            while self._misses(known, left, image, record.output, logits):
+                needed = self._first_needed(known, left, image, record.output, logits)
+                self.inputs = (*self.inputs, needed)
+                left = left[left.index(needed) + 1 :]
+        for name in self.inputs:
+            if len(known[name]) != 1 or not isinstance(known[name][0], Tensor):
+                raise LayerNotSpatial(
+                    f"what follows layer {layer!r} reads the output of {name!r} as well, which is "
+                    "not one tensor"
+                )
+
+    def output(self, images: Tensor, computed: Mapping[str, Tensor]) -> Any:
+        """Return the model's output for a batch.
+
+        Args:
+            images: float (B, C, H, W), as the model takes them.
+            computed: the outputs (B, …) of the layer and of the modules in `inputs`. A gradient can
+                be taken at the layer's.
+        """
+        given = {name: [computed[name]] for name in self.inputs}
+        return self._run(images, computed[self._layer], {**self._unknown, **given})
+
+    def _run(self, images: Tensor, activation: Tensor, trunk: dict[str, list[Any]]) -> Any:
+        record = Record()
+        record.runs, record.output, record.trunk = 1, activation, trunk
+        return Replay(self._model, self._layer, images, record).output(activation)
+
+    def _misses(
+        self,
+        known: dict[str, list[Any]],
+        unknown: list[str],
+        image: Tensor,
+        activation: Tensor,
+        logits: Callable[[Any], Tensor],
+    ) -> bool:
+        """Return whether the logits depend on the output of a module in `unknown`."""
+        trunk = {**known, **{name: self._unknown[name] for name in unknown}}
+        return bool(logits(self._run(image, activation, trunk)).isnan().any())
+
+    def _first_needed(
+        self,
+        known: dict[str, list[Any]],
+        unknown: list[str],
+        image: Tensor,
+        activation: Tensor,
+        logits: Callable[[Any], Tensor],
+    ) -> str:
+        """Return the first module in `unknown` that the logits depend on; there is one."""
+        low, high = 0, len(unknown)  # the logits depend on one of unknown[:high], none of [:low]
+        while high - low > 1:
+            middle = (low + high) // 2
+            if self._misses(known, unknown[:middle], image, activation, logits):
+                high = middle
+            else:
+                low = middle
+        return unknown[low]
+
+
+def _unknown(value: Any) -> Any:
+    """Return a module's output with NaN in place of its floating-point numbers."""
+
+    def without(leaf: Any) -> Any:
+        if isinstance(leaf, Tensor) and leaf.is_floating_point():
+            return torch.full_like(leaf, torch.nan)
+        return leaf
+
+    return _pytree.tree_map(without, value)

@@ -1,0 +1,205 @@
+"""The OpenVINO path: a model compiled by OpenVINO for explanations at one layer, on the CPU.
+
+Behind a pooled linear head, the compiled network returns the logits and the layer's output, from
+which the gradient follows without a backward pass. In other models OpenVINO runs the modules up to
+the layer, and PyTorch runs and differentiates those that follow it.
+
+OpenVINO is an optional dependency; nothing imports it before `OpenVinoPath.settle`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Final
+
+import torch
+from torch import Tensor, nn
+
+from cam.errors import CamError, LayerNotSpatial
+from cam.explanation import Answer, Question
+from cam.hooks.inference import evaluating
+from cam.hooks.tail import Tail
+from cam.methods.head import PooledHead
+from cam.outputs.output import outputs_of, size_of, watching
+from cam.outputs.reading import AUTO, Reading, logits_of
+from cam.passes.fast import AtLeaf, Runtime, is_of_one_layer
+from cam.passes.onepass import answer, answer_by_head
+from cam.positions.locate import locate
+
+if TYPE_CHECKING:
+    import openvino
+
+HINTS: Final = {torch.float32: "f32", torch.bfloat16: "bf16"}
+"""The dtypes that OpenVINO can compute in, with its names for them."""
+LARGEST_BATCH: Final = 4096
+
+
+def is_installed() -> bool:
+    """Return whether OpenVINO is installed."""
+    return find_spec("openvino") is not None
+
+
+class OpenVinoPath:
+    """A model compiled by OpenVINO for explanations at one layer.
+
+    The model is exported by `torch.export`, which refuses models whose operations depend on the
+    numbers of an image. Weights and activations are converted to `dtype` within OpenVINO; maps, and
+    the modules after the layer, are computed in float32.
+
+    Only one thread may call `explain` at a time.
+
+    Args:
+        model: a classifier or segmenter on the CPU, in eval mode and float32. It is not changed,
+            and the modules after the layer are run from it.
+        layer: the layer at which maps are made; its output must be a tensor.
+        dtype: a key of `HINTS`.
+        sizes: the batch sizes that `cam.passes.fidelity.judge` tests. Any other size can be
+            explained, too.
+        head: the model's pooled linear head at that layer, if it has one: see `cam.methods.head`.
+        reading: how the model's output is read, with the activation resolved.
+    """
+
+    runtime: Runtime = "openvino"
+
+    def __init__(
+        self,
+        model: nn.Module,
+        layer: str,
+        *,
+        dtype: torch.dtype,
+        sizes: Sequence[int],
+        head: PooledHead | None = None,
+        reading: Reading = AUTO,
+    ) -> None:
+        self.layer, self.dtype = layer, dtype
+        self.sizes = tuple(sorted(set(sizes)))
+        self._model, self._head, self._reading = model, head, reading
+        self._tail: Tail | None = None
+        self._request: openvino.InferRequest | None = None
+
+    def takes(self, question: Question) -> bool:
+        """Return whether the path can answer the question: see `FastPath.takes`."""
+        return is_of_one_layer(question, self.layer)
+
+    def settle(self, image: Tensor) -> str | None:
+        """Convert and compile the model for images of one size. OpenVINO uses as many threads as
+        PyTorch does in the calling thread.
+
+        Args:
+            image: float32 (1, C, H, W), preprocessed.
+
+        Returns:
+            None.
+
+        Raises:
+            Exception: whatever `torch.export` or OpenVINO raises for a model that it does not
+                support.
+            LayerNotSpatial: if an output that has to be passed from OpenVINO to PyTorch is not a
+                tensor.
+        """
+        import openvino
+
+        names = [self.layer]
+        if self._head is None:
+            reading = self._reading
+            self._tail = Tail(
+                self._model, self.layer, image, lambda raw: logits_of(raw, reading, batch=None)
+            )
+            names += self._tail.inputs
+        traced = _Traced(self._model, names, self._reading if self._head else None)
+        compiled = openvino.Core().compile_model(
+            converted(traced, image),
+            "CPU",
+            {
+                "INFERENCE_PRECISION_HINT": HINTS[self.dtype],
+                "PERFORMANCE_HINT": "LATENCY",  # one stream, which uses all the threads
+                "INFERENCE_NUM_THREADS": torch.get_num_threads(),
+                "ENABLE_CPU_PINNING": False,
+            },
+        )
+        self._request = compiled.create_infer_request()
+        return None
+
+    def explain(self, images: Tensor, questions: Sequence[Question]) -> list[Answer | CamError]:
+        """Answer one question or several for each image, as `explain_batch` does.
+
+        Args:
+            images: float32 (B, C, H, W) of the size that `settle` was given.
+            questions: questions that `takes` accepts; one for each image, or the same number for
+                each.
+        """
+        first, *others = self._infer(images)
+        with torch.inference_mode(False):
+            if self._head:
+                logits, (activation,) = first, others
+                return answer_by_head(
+                    self._head, questions, activation, logits, images, self._reading
+                )
+            assert self._tail
+            with torch.enable_grad(), evaluating(self._model):
+                given = images.clone() if images.is_inference() else images
+                leaf = first.requires_grad_()
+                computed = dict(zip(self._tail.inputs, others, strict=True))
+                raw = self._tail.output(given, {self.layer: leaf, **computed})
+                logits = logits_of(raw, self._reading, batch=len(images))
+                signals = AtLeaf(self.layer, leaf, leaf.detach())
+                grids = locate(self._model, given[:1], [self.layer]).grids(
+                    signals.activations, given
+                )
+                outputs = outputs_of(logits, size=size_of(images), reading=self._reading.of_logits)
+                return answer(questions, outputs, signals, grids)
+
+    def _infer(self, images: Tensor) -> list[Tensor]:
+        """Return the outputs of the compiled network, as float32 tensors of their own."""
+        assert self._request, "settle compiles the model first"
+        found = self._request.infer([images.numpy()], share_inputs=True, share_outputs=True)
+        with torch.inference_mode(False):
+            # The network writes its next outputs into the same memory.
+            return [torch.from_numpy(each).clone() for each in found.to_tuple()]
+
+
+class _Traced(nn.Module):
+    """A model that returns the outputs of some of its layers, after its logits if there is a
+    reading for them."""
+
+    def __init__(self, model: nn.Module, layers: Sequence[str], reading: Reading | None) -> None:
+        super().__init__()
+        self.model, self._layers, self._reading = model, layers, reading
+
+    def forward(self, images: Tensor) -> tuple[Tensor, ...]:
+        with watching(self.model, self._layers) as seen:
+            raw = self.model(images)
+        missing = [name for name in self._layers if name not in seen]
+        if missing:
+            raise LayerNotSpatial(f"layer {missing[0]!r} does not return a tensor")
+        found = [seen[name] for name in self._layers]
+        if self._reading:
+            found.insert(0, logits_of(raw, self._reading))
+        return tuple(found)
+
+
+def converted(traced: nn.Module, image: Tensor) -> openvino.Model:
+    """Convert a model to OpenVINO's form, for any number of images of one size.
+
+    `openvino.convert_model` does the same, but it reports its use to its maker over the network
+    unless the user has refused.
+    """
+    from openvino.frontend import FrontEndManager
+    from openvino.frontend.pytorch.fx_decoder import TorchFXPythonDecoder
+    from openvino.frontend.pytorch.torchdynamo.export_decompositions import ops_to_not_decompose
+    from torch.export import Dim, export
+    from torch.export.decomp_utils import CustomDecompTable
+
+    with torch.inference_mode(False), torch.no_grad(), evaluating(traced):
+        # The export would fix the size of a batch of one.
+        images = image.clone().expand(2, *image.shape[1:]).contiguous()
+        sizes = ({0: Dim("batch", min=1, max=LARGEST_BATCH)},)
+        program = export(traced, (images,), dynamic_shapes=sizes, strict=False)
+        table = CustomDecompTable()  # type: ignore[no-untyped-call]
+        for operation in ops_to_not_decompose():
+            if operation in table:
+                table.pop(operation)  # type: ignore[no-untyped-call]
+        decoder = TorchFXPythonDecoder(program.run_decompositions(table).module())
+        front = FrontEndManager().load_by_framework("pytorch")
+        return front.convert(front.load(decoder))

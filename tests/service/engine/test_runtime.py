@@ -1,0 +1,202 @@
+"""`runtime`: which path a model is served by, and that it gives the same maps."""
+
+from __future__ import annotations
+
+import io
+import logging
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from pydantic import ValidationError
+from starlette.testclient import TestClient
+from torch import Tensor
+
+from cam import Answer, CamError, Question
+from cam.passes.fast import FastPath
+from service.core.errors import ConfigError
+from service.core.settings import Settings
+from service.engine.warming import warm_paths
+from service.http.app import create_app
+from service.models import served_model
+from service.models.catalog import ModelEntry
+from service.models.served_model import ServedModel, load
+from tests.service.conftest import encoded, noise, wait_until_ready
+
+TINY = "factory:tests.service.factories:tiny"
+COMMON: dict[str, Any] = {"source": TINY, "weights": "none", "input_size": 32, "max_batch": 4}
+
+
+@pytest.fixture
+def installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("openvino")
+    monkeypatch.setattr(served_model, "is_installed", lambda: True)
+
+
+def heat(client: TestClient, model: str, **query: Any) -> np.ndarray:
+    response = client.post(
+        f"/v1/models/{model}:explain",
+        params={"target": 1, "size": "layer", "normalize": "none", **query},
+        content=encoded(noise(40, 30)),
+        headers={"Content-Type": "image/png", "Accept": "application/x-npy"},
+    )
+    assert response.status_code == 200, response.text
+    values: np.ndarray = np.load(io.BytesIO(response.content))
+    return values
+
+
+@pytest.mark.usefixtures("installed")
+def test_openvino_serves_the_exact_maps(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    # For so small a model a busy machine may find it slower.
+    monkeypatch.setattr("service.engine.warming.MARGIN", 1e9)
+    entries = [
+        ModelEntry(name="plain", mode="exact", **COMMON),
+        ModelEntry(name="named", runtime="openvino", **COMMON),
+        ModelEntry(name="left", **COMMON),
+        ModelEntry(name="refused", runtime="torch", **COMMON),
+    ]
+    with (
+        caplog.at_level(logging.INFO),
+        TestClient(create_app(Settings(runtime="auto"), entries)) as client,
+    ):
+        wait_until_ready(client)
+        about = {entry.name: client.get(f"/v1/models/{entry.name}").json() for entry in entries}
+        assert {name: (each["runtime"], each["mode"]) for name, each in about.items()} == {
+            "plain": ("torch", "exact"),
+            "named": ("openvino", "fast"),
+            "left": ("openvino", "fast"),
+            "refused": ("torch", "exact"),
+        }
+        for query in ({}, {"method": "layercam"}, {"signed": True}, {"layer": "relu1"}):
+            exact = heat(client, "plain", **query)
+            most = float(np.abs(exact).max())
+            for name in ("named", "left"):
+                found = heat(client, name, **query)
+                np.testing.assert_allclose(found, exact, atol=1e-4 * most)
+    assert "model named has a fast path by openvino in float32" in caplog.text
+
+
+@pytest.mark.usefixtures("installed")
+def test_the_operator_says_what_runs_models_that_do_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    entries = [ModelEntry(name="left", **COMMON)]
+    with TestClient(create_app(Settings(runtime="torch"), entries)) as client:
+        wait_until_ready(client)
+        assert client.get("/v1/models/left").json()["runtime"] == "torch"
+
+
+@pytest.mark.usefixtures("installed")
+def test_a_model_that_openvino_cannot_run_is_served_as_it_is(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """It branches on the numbers of its input."""
+    source = "factory:tests.service.factories:branching"
+    entry = ModelEntry(name="branching", **{**COMMON, "source": source})
+    with TestClient(create_app(Settings(runtime="auto"), [entry])) as client:
+        wait_until_ready(client)
+        assert client.get("/v1/models/branching").json()["mode"] == "exact"
+        assert heat(client, "branching").any()
+    assert "model branching has no fast path by openvino: " in caplog.text
+
+
+def test_what_an_entry_may_ask_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ValidationError, match="runs the model as it is, in PyTorch"):
+        ModelEntry(name="m", mode="exact", runtime="openvino", **COMMON)
+    monkeypatch.setattr(served_model, "is_installed", lambda: False)
+    wanted = ModelEntry(name="m", runtime="openvino", **COMMON)
+    with pytest.raises(ConfigError, match="install the extra 'openvino'"):
+        load(wanted)
+    with pytest.raises(ConfigError, match="float32 models on the CPU; this one is bfloat16"):
+        load(wanted.model_copy(update={"dtype": "bfloat16"}))
+    assert load(wanted.model_copy(update={"runtime": "auto"})).paths == ()
+
+
+@pytest.mark.usefixtures("installed")
+@pytest.mark.parametrize("units", [False, True])
+def test_the_paths_of_each_mode(units: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(served_model, "_has_bfloat16", lambda device: units)
+    half = torch.bfloat16 if units else torch.float32
+
+    def paths(**given: Any) -> list[tuple[str, torch.dtype]]:
+        model = load(ModelEntry(name="m", **COMMON, **given))
+        return [(path.runtime, path.dtype) for path in model.paths]
+
+    assert paths(mode="exact") == []
+    assert paths() == [("openvino", torch.float32)]
+    assert paths(mode="fast") == [("torch", half), ("openvino", half)]
+    assert paths(mode="fast", runtime="torch") == [("torch", half)]
+    assert paths(mode="fast", runtime="openvino") == [("openvino", half)]
+    assert paths(mode="fast", dtype="float16") == [("torch", torch.float16)]
+
+
+class Rounded(FastPath):
+    """Not compiled, in float32; each map is a thousandth off at its first position."""
+
+    def __init__(self, model: ServedModel, share: float = 0.0) -> None:
+        super().__init__(
+            model.module,
+            model.default_layer,
+            dtype=torch.float32,
+            sizes=[1, 2],
+            compile=False,
+            head=model.head,
+        )
+        self._share = share
+
+    def settle(self, image: Tensor) -> str | None:
+        return None
+
+    def explain(self, images: Tensor, questions: Sequence[Question]) -> list[Answer | CamError]:
+        found = super().explain(images, questions)
+        for row, answer in enumerate(found):
+            assert isinstance(answer, Answer)
+            maps = []
+            for each in answer.explanations:
+                values = each.map.copy()
+                values[0, 0] += self._share * values.max()
+                maps.append(replace(each, map=values))
+            found[row] = replace(answer, explanations=tuple(maps))
+        return found
+
+
+def test_in_the_place_of_the_exact_path_a_thousandth_is_too_much(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("service.engine.warming.MARGIN", 1e9)
+    model = load(ModelEntry(name="m", mode="exact", **COMMON))
+    off, right = Rounded(model, 1e-3), Rounded(model)
+    assert warm_paths(replace(model, paths=(off,), exact=False))
+    assert not warm_paths(replace(model, paths=(off,), exact=True))
+    assert "gradcam (differs by 1e-03)" in caplog.text
+    assert warm_paths(replace(model, paths=(right,), exact=True))
+
+
+def test_the_fastest_path_is_used(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = load(ModelEntry(name="m", mode="exact", **COMMON))
+    one, other = Rounded(model), Rounded(model)
+    both = replace(model, paths=(one, other))
+    for seconds, fastest in (((1.0, 2.0), one), ((2.0, 1.0), other)):
+        said = iter(seconds)
+        monkeypatch.setattr("service.engine.warming._seconds", lambda *_, said=said: next(said))
+        with caplog.at_level(logging.INFO):
+            warm = warm_paths(both)
+        assert warm
+        assert warm.path is fastest
+    assert "torch 1000.0, torch 2000.0; the fastest is used" in caplog.text
+
+
+def test_a_path_that_is_slower_than_the_exact_one_does_not_take_its_place(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = load(ModelEntry(name="m", mode="exact", **COMMON))
+    model = replace(model, paths=(Rounded(model),), exact=True)
+    said = iter((0.0096, 0.01))
+    monkeypatch.setattr("service.engine.warming._seconds", lambda *_: next(said))
+    assert not warm_paths(model)
+    assert "9.6 ms an image, 10.0 ms without it" in caplog.text
