@@ -11,6 +11,10 @@ model in this process, with as many callers, its images preprocessed before the 
 
 from __future__ import annotations
 
+from service.core.threads import spin_briefly
+
+spin_briefly()  # as `gradcam serve` does, before torch is imported
+
 import argparse
 import asyncio
 import re
@@ -18,6 +22,7 @@ import shutil
 import subprocess
 import tempfile
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -113,7 +118,8 @@ def main() -> None:
 
 async def engine(entry: dict[str, Any], clients: int, seconds: float) -> dict[str, Any]:
     """Measure the engine in this process."""
-    model = load(ModelEntry(**entry))
+    with ThreadPoolExecutor(1) as loader:  # as the service does: the thread ends
+        model = loader.submit(load, ModelEntry(**entry)).result()
     photo = decode(photographs()[0], max_pixels=10_000_000)
     seen = model.preprocessing.apply(photo, "squash")
     question = Question((ClassTarget(),), "gradcam", (model.default_layer,))

@@ -62,12 +62,16 @@ def main() -> None:
     arguments = parser.parse_args()
     spent: dict[str, list[float]] = defaultdict(list)
     entry = ModelEntry(
-        name="resnet50", source="torchvision:resnet50", weights="none", mode=arguments.mode
+        name="resnet50",
+        source="torchvision:resnet50",
+        weights="none",
+        mode=arguments.mode,
+        runtime="torch",
     )
     with here(entry) as (port, app), watched(spent):
         (engine,) = app.state.manager.replicas("resnet50").engines
         owner, name = (
-            (engine.model.fast, "_run")
+            (engine._fast, "_run")
             if engine.is_fast("gradcam")
             else (engine.model.module, "forward")
         )

@@ -12,6 +12,10 @@ map's maximum.
 
 from __future__ import annotations
 
+from service.core.threads import WAITING, spin_briefly
+
+spin_briefly()  # as `gradcam serve` does, before torch is imported
+
 import argparse
 import asyncio
 import statistics
@@ -31,7 +35,6 @@ from cam import Answer, ClassTarget, Question, explain_batch
 from cam.passes.fast import FastPath
 from cam.passes.openvino import HINTS, OpenVinoPath
 from service.core.metrics import Metrics
-from service.core.threads import WAITING
 from service.engine.engine import Engine
 from service.models.catalog import EMBEDDED, ModelEntry
 from service.models.served_model import ServedModel, load
