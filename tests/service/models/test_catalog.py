@@ -34,6 +34,7 @@ detections = "detr"
 min_score = 0.3
 layout = "contiguous"
 mode = "fast"
+runtime = "openvino"
 
 [[models]]
 name = "mine"
@@ -72,6 +73,7 @@ def test_every_key_is_read(tmp_path: Path) -> None:
         "device": "cpu",
         "dtype": "bfloat16",
         "mode": "fast",
+        "runtime": "openvino",
         "layout": "contiguous",
         "max_batch": 4,
         "detections": "detr",
