@@ -55,8 +55,8 @@ test-random: .venv/test ## the tests in a random order, with 1, 2 and 4 threads
 test-ray: .venv/ray ## what needs Ray
 	$(BIN)/python -m pytest tests/ray
 
-# Every attack at its full size, a quarter of an hour, into docs/reliability.md.
-chaos: .venv/test ## every attack at its full size, a quarter of an hour
+# Every attack at its full size, three quarters of an hour, into docs/reliability.md.
+chaos: .venv/test ## every attack at its full size, three quarters of an hour
 	$(BIN)/python -m tests.chaos --write
 
 lint: .venv/test ## formatting, ruff, and which package may import which
