@@ -87,13 +87,14 @@ def compare(
     path = OpenVinoPath(model.module, layer, dtype=dtype, sizes=sizes, head=head, reading=reading)
     path.settle(all_images[:1])
     plain = own_forward(model.module, all_images[:1], dtype)
-    fast = FastPath(model.module, layer, dtype=dtype, sizes=sizes, head=head, reading=reading)
+    fast = None
     if compiled:
+        fast = FastPath(model.module, layer, dtype=dtype, sizes=sizes, head=head, reading=reading)
         fast.settle(all_images[:1])
     alone = asyncio.run(engine(model, path, rounds))
     return [
         {
-            **measured(model, path, plain, fast if compiled else None, all_images[:batch], rounds),
+            **measured(model, path, plain, fast, all_images[:batch], rounds),
             "engine": alone if batch == 1 else None,
         }
         for batch in BATCHES

@@ -10,7 +10,7 @@ the logits depend on makes them NaN.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -47,13 +47,14 @@ class Tail:
                 raise LayerNotSpatial(f"a module before layer {layer!r} returns no tensors")
             known = replay.trunk
             self._unknown = {name: [_unknown(each) for each in known[name]] for name in known}
-            self.inputs: tuple[str, ...] = ()
+
+            def misses(unknown: Sequence[str]) -> bool:
+                trunk = {**known, **{name: self._unknown[name] for name in unknown}}
+                raw = self._run(image, record.output, trunk)
+                return bool(logits(raw).isnan().any())
+
+            self.inputs = _needed(list(known), misses)
             """Names of the earlier modules whose outputs are read after the layer."""
-            left = list(known)
-            while self._misses(known, left, image, record.output, logits):
-                needed = self._first_needed(known, left, image, record.output, logits)
-                self.inputs = (*self.inputs, needed)
-                left = left[left.index(needed) + 1 :]
         for name in self.inputs:
             if len(known[name]) != 1 or not isinstance(known[name][0], Tensor):
                 raise LayerNotSpatial(
@@ -77,35 +78,25 @@ class Tail:
         record.runs, record.output, record.trunk = 1, activation, trunk
         return Replay(self._model, self._layer, images, record).output(activation)
 
-    def _misses(
-        self,
-        known: dict[str, list[Any]],
-        unknown: list[str],
-        image: Tensor,
-        activation: Tensor,
-        logits: Callable[[Any], Tensor],
-    ) -> bool:
-        """Return whether the logits depend on the output of a module in `unknown`."""
-        trunk = {**known, **{name: self._unknown[name] for name in unknown}}
-        return bool(logits(self._run(image, activation, trunk)).isnan().any())
 
-    def _first_needed(
-        self,
-        known: dict[str, list[Any]],
-        unknown: list[str],
-        image: Tensor,
-        activation: Tensor,
-        logits: Callable[[Any], Tensor],
-    ) -> str:
-        """Return the first module in `unknown` that the logits depend on; there is one."""
-        low, high = 0, len(unknown)  # the logits depend on one of unknown[:high], none of [:low]
+def _needed(names: Sequence[str], misses: Callable[[Sequence[str]], bool]) -> tuple[str, ...]:
+    """Return the modules whose outputs the logits depend on, in their order.
+
+    Args:
+        misses: returns whether the logits depend on the output of a module in a part of `names`.
+    """
+    needed = []
+    while misses(names):
+        low, high = 0, len(names)  # the logits depend on one of names[:high], none of names[:low]
         while high - low > 1:
             middle = (low + high) // 2
-            if self._misses(known, unknown[:middle], image, activation, logits):
+            if misses(names[:middle]):
                 high = middle
             else:
                 low = middle
-        return unknown[low]
+        needed.append(names[low])
+        names = names[high:]
+    return tuple(needed)
 
 
 def _unknown(value: Any) -> Any:

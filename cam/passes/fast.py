@@ -176,12 +176,10 @@ class FastPath:
             with torch.enable_grad():
                 probe = self._probe(filled)
                 logits, activation = self._run(filled, probe)
-                at_probe = AtLeaf(self.layer, probe, activation.detach())
-                located = locate(self._copy, filled[:1], [self.layer])
-                grids = located.grids(at_probe.activations, filled)
-                reading = self._reading.of_logits
-                outputs = outputs_of(logits, size=size_of(images), reading=reading)[:count]
-                return answer(questions, outputs, at_probe, grids)
+                signals = AtLeaf(self.layer, probe, activation.detach())
+                return answer_at_leaf(
+                    self._copy, signals, questions, logits, filled, self._reading, count=count
+                )
 
     @contextmanager
     def _compiling(self, size: int) -> Iterator[None]:
@@ -261,3 +259,26 @@ class AtLeaf:
         (self._gradient,) = torch.autograd.grad(
             score, self._leaf, retain_graph=retain_graph, allow_unused=True
         )
+
+
+def answer_at_leaf(
+    model: nn.Module,
+    signals: AtLeaf,
+    questions: Sequence[Question],
+    logits: Tensor,
+    images: Tensor,
+    reading: Reading,
+    *,
+    count: int,
+) -> list[Answer | CamError]:
+    """Answer one question or several for each of the first `count` images, from a graph that begins
+    at a leaf in the place of a layer.
+
+    Args:
+        logits: (B, …), of the graph.
+        images: float (B, C, H, W), of which those after the first `count` fill the batch.
+        reading: how the model's output is read, with the activation resolved.
+    """
+    grids = locate(model, images[:1], list(signals.activations)).grids(signals.activations, images)
+    outputs = outputs_of(logits, size=size_of(images), reading=reading.of_logits)[:count]
+    return answer(questions, outputs, signals, grids)

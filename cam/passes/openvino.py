@@ -21,11 +21,10 @@ from cam.explanation import Answer, Question
 from cam.hooks.inference import evaluating
 from cam.hooks.tail import Tail
 from cam.methods.head import PooledHead
-from cam.outputs.output import outputs_of, size_of, watching
+from cam.outputs.output import watching
 from cam.outputs.reading import AUTO, Reading, logits_of
-from cam.passes.fast import AtLeaf, Runtime, is_of_one_layer
-from cam.passes.onepass import answer, answer_by_head
-from cam.positions.locate import locate
+from cam.passes.fast import AtLeaf, Runtime, answer_at_leaf, is_of_one_layer
+from cam.passes.onepass import answer_by_head
 
 if TYPE_CHECKING:
     import openvino
@@ -144,11 +143,9 @@ class OpenVinoPath:
                 raw = self._tail.output(given, {self.layer: leaf, **computed})
                 logits = logits_of(raw, self._reading, batch=len(images))
                 signals = AtLeaf(self.layer, leaf, leaf.detach())
-                grids = locate(self._model, given[:1], [self.layer]).grids(
-                    signals.activations, given
+                return answer_at_leaf(
+                    self._model, signals, questions, logits, given, self._reading, count=len(given)
                 )
-                outputs = outputs_of(logits, size=size_of(images), reading=self._reading.of_logits)
-                return answer(questions, outputs, signals, grids)
 
     def _infer(self, images: Tensor) -> list[Tensor]:
         """Return the outputs of the compiled network, as float32 tensors of their own."""

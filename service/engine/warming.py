@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from time import perf_counter
 
 import numpy as np
@@ -43,17 +44,17 @@ class WarmPath:
 def warm_paths(model: ServedModel) -> WarmPath | None:
     """Compile the model's paths, compare each with the exact path, log the results, and return the
     fastest path that may be used; None if none may."""
-    found = [warm for path in model.paths if (warm := _warm(model, path))]
+    images = _images(model)
+    found = [warm for path in model.paths if (warm := _warm(model, path, images))]
     if len(found) > 1:
         told = ", ".join(f"{each.path.runtime} {each.seconds * 1000:.1f}" for each in found)
         log.info("model %s: milliseconds an image: %s; the fastest is used", model.name, told)
     return min(found, key=lambda each: each.seconds, default=None)
 
 
-def _warm(model: ServedModel, path: CompiledPath) -> WarmPath | None:
+def _warm(model: ServedModel, path: CompiledPath, images: Tensor) -> WarmPath | None:
     """Compile a path and compare it with the exact path. Return None if it must not be used."""
     started = perf_counter()
-    images = _images(model)
     methods = [
         name
         for name, method in METHODS.items()
@@ -111,8 +112,7 @@ def _seconds(
     question = Question((ClassTarget(),), "gradcam", (model.default_layer,))
     found = 1.0
     for count in (1, min(TIMED, model.max_batch)):
-        some, asked = images[:count], [question] * count
-        found *= fastest(lambda some=some, asked=asked: explain(some, asked)) / count  # type: ignore[misc]
+        found *= fastest(partial(explain, images[:count], [question] * count)) / count
     return float(found**0.5)
 
 

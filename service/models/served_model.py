@@ -18,7 +18,7 @@ from cam.outputs.reading import Activation, logits_of
 from cam.passes.batch_dependence import sees_company
 from cam.passes.fast import CompiledPath, FastPath
 from cam.passes.layout import laid_out, lay_out
-from cam.passes.openvino import HINTS, OpenVinoPath, is_installed
+from cam.passes.openvino import OpenVinoPath, is_installed
 from cam.positions.locate import declare
 from service.core.errors import ConfigError, one_line
 from service.models.catalog import EMBEDDED, MEASURED, ModelEntry
@@ -311,16 +311,17 @@ def _paths(
         return ()
     sizes = [*(2**power for power in range(entry.max_batch.bit_length())), entry.max_batch]
     dtype: torch.dtype = getattr(torch, entry.dtype)
-    half = dtype == torch.float32 and _has_bfloat16(device)
-    fast = torch.bfloat16 if half and (entry.mode == "fast" or device.type != "cpu") else dtype
-    paths: list[CompiledPath] = []
-    if runtime != "openvino" and (entry.mode == "fast" or device.type != "cpu"):
-        paths.append(FastPath(module, layer, dtype=fast, sizes=sizes, head=head, reading=reading))
-    if openvino and is_installed() and fast in HINTS:
-        paths.append(
-            OpenVinoPath(module, layer, dtype=fast, sizes=sizes, head=head, reading=reading)
-        )
-    return tuple(paths)
+    fast = entry.mode == "fast" or device.type != "cpu"  # else the maps have to be the exact ones
+    if fast and dtype == torch.float32 and _has_bfloat16(device):
+        dtype = torch.bfloat16
+    kinds: list[type[FastPath] | type[OpenVinoPath]] = []
+    if fast and runtime != "openvino":
+        kinds.append(FastPath)
+    if openvino and is_installed():
+        kinds.append(OpenVinoPath)
+    return tuple(
+        path(module, layer, dtype=dtype, sizes=sizes, head=head, reading=reading) for path in kinds
+    )
 
 
 def _has_bfloat16(device: torch.device) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import logging
 from collections.abc import Sequence
 from dataclasses import replace
@@ -24,9 +23,9 @@ from service.http.app import create_app
 from service.models import served_model
 from service.models.catalog import ModelEntry
 from service.models.served_model import ServedModel, load
-from tests.service.conftest import encoded, noise, wait_until_ready
+from tests.service.conftest import wait_until_ready
+from tests.service.engine.test_fast import TINY, heat
 
-TINY = "factory:tests.service.factories:tiny"
 COMMON: dict[str, Any] = {"source": TINY, "weights": "none", "input_size": 32, "max_batch": 4}
 
 
@@ -34,18 +33,6 @@ COMMON: dict[str, Any] = {"source": TINY, "weights": "none", "input_size": 32, "
 def installed(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("openvino")
     monkeypatch.setattr(served_model, "is_installed", lambda: True)
-
-
-def heat(client: TestClient, model: str, **query: Any) -> np.ndarray:
-    response = client.post(
-        f"/v1/models/{model}:explain",
-        params={"target": 1, "size": "layer", "normalize": "none", **query},
-        content=encoded(noise(40, 30)),
-        headers={"Content-Type": "image/png", "Accept": "application/x-npy"},
-    )
-    assert response.status_code == 200, response.text
-    values: np.ndarray = np.load(io.BytesIO(response.content))
-    return values
 
 
 @pytest.mark.usefixtures("installed")
@@ -82,7 +69,7 @@ def test_openvino_serves_the_exact_maps(
 
 
 @pytest.mark.usefixtures("installed")
-def test_the_operator_says_what_runs_models_that_do_not(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_operator_says_what_runs_models_that_do_not() -> None:
     entries = [ModelEntry(name="left", **COMMON)]
     with TestClient(create_app(Settings(runtime="torch"), entries)) as client:
         wait_until_ready(client)
