@@ -1,6 +1,6 @@
 """Ablation-CAM beside pytorch-grad-cam's: same model, layer, photo and channels, in one run.
 
-    python bench/ablation.py [--rounds 3] [--channels 256]
+    python -m bench.ablation [--rounds 3] [--channels 256]
 
 ResNet-50 with seeded random weights, its last stage, CPU, float32. Both ablate the same number of
 channels in chunks of 32; the two take turns, and the medians are compared.

@@ -1,6 +1,6 @@
 """Models of torchvision, timm and transformers: explained, in the right place, or refused?
 
-    python bench/architectures.py [--write docs/architectures.md] [--shard 1/2] [NAME …]
+    python -m bench.architectures [--write docs/architectures.md] [--shard 1/2] [NAME …]
 
 Each model is built with seeded random weights, looked at (`cam.survey`) and explained at its
 default layer. Then a bright, rough patch is put at sixteen places of a photo, and at every layer
@@ -415,7 +415,7 @@ def main() -> None:
     if arguments.write:
         arguments.write.write_text(
             "# Architectures\n\n"
-            f"Made by `python bench/architectures.py --write {arguments.write}`: "
+            f"Made by `python -m bench.architectures --write {arguments.write}`: "
             f"{len(rows)} of the {len(known())} models that it lists: {total}. At each of the "
             f"{layers} layers that are called explainable, a patch that is changed in a "
             "photo moves the map's positions there. (With random weights some feature maps see "

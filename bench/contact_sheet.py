@@ -1,6 +1,6 @@
 """Every method on one photo, side by side, each with its name and what it costs.
 
-python bench/contact_sheet.py PHOTO TARGET [--output docs/methods.jpg] [--fit squash]
+python -m bench.contact_sheet PHOTO TARGET [--output docs/methods.jpg] [--fit squash]
 """
 
 from __future__ import annotations

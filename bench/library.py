@@ -1,6 +1,6 @@
 """What an explanation costs beside a prediction, and beside four other tools.
 
-    python bench/library.py [--models resnet50 …] [--batches 8] [--layers last] [--rounds 9]
+    python -m bench.library [--models resnet50 …] [--batches 8] [--layers last] [--rounds 9]
                             [--compile resnet50 …] [--device cpu] [--write NAME]
 
 Grad-CAM of the predicted class, images of 224 × 224, seeded random weights (EfficientNet-Lite0: its

@@ -1,7 +1,7 @@
 """Mutation testing: small changes of the library's code that no test notices.
 
-    python bench/mutation.py cam/methods/gradients.py cam/targets.py --jobs 2
-    python bench/mutation.py --write bench/results/mutation.json
+    python -m bench.mutation cam/methods/gradients.py cam/targets.py --jobs 2
+    python -m bench.mutation --write bench/results/mutation.json
 
 Each mutant is one change of one file: another operator, constant or reduction, a condition that is
 always true or false, a call or statement left out. It is killed if a test fails or hangs. Of the
@@ -437,7 +437,7 @@ def main() -> None:
     )
     given = parser.parse_args()
     os.chdir(ROOT)
-    sys.path[0] = str(ROOT)  # bench/profile.py would stand before Python's own
+    sys.path[0] = str(ROOT)
     os.environ |= {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "OMP_NUM_THREADS": "1"}
     torch = importlib.import_module("torch")
     torch.linalg.eigh(torch.eye(3))  # loads what each fork would have to load by itself

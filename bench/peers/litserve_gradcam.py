@@ -1,6 +1,6 @@
 """Grad-CAM behind LitServe, its batching on.
 
-    python bench/peers/litserve_gradcam.py PORT
+    python -m bench.peers.litserve_gradcam PORT
 
 Requests are decoded and drawn one by one and explained together, as LitServe's guide to batching
 has it; the target of each image is its predicted class.

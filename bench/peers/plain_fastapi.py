@@ -1,6 +1,6 @@
 """Grad-CAM over HTTP as people write it: FastAPI and pytorch-grad-cam, one image a request.
 
-    python bench/peers/plain_fastapi.py PORT
+    python -m bench.peers.plain_fastapi PORT
 
 Written to be fair: the model is loaded and hooked once, requests run in FastAPI's thread pool, and
 a lock keeps two of them from sharing the hooks.

@@ -1,6 +1,6 @@
 """Where one request's time goes.
 
-    python -m bench.profile [--mode exact] [--accept image/png] [--requests 60]
+    python -m bench.request_time [--mode exact] [--accept image/png] [--requests 60]
                             [--flame bench/results/flame.svg]
 
 ResNet-50 with seeded weights, a 640 × 480 JPEG in, an overlay out, one client. The service runs in
