@@ -1,23 +1,49 @@
-"""Class activation maps of PyTorch models: tensors in, maps and pictures out."""
+"""Class activation maps of PyTorch models: tensors in, maps and pictures out.
+
+Names that need torch are imported when they are first used, so that a process that only reads
+requests or draws maps starts without torch.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 from cam.agreement import spearman
 from cam.drawing.gallery import gallery
 from cam.drawing.overlay import COLORMAPS
 from cam.errors import CamError
-from cam.explain import explain
 from cam.explanation import Answer, Explanation, Question
-from cam.hooks.capture import Capture
-from cam.hooks.change import Change, ablate, clamp, scale
-from cam.hooks.replay import Replay
-from cam.layers import Layer, default_layer, leaves, survey
 from cam.methods import METHODS
-from cam.outputs.output import Detections, Output, resolve_reading
-from cam.outputs.reading import Reading
-from cam.passes.factorisation import Concept, factorise
-from cam.passes.observation import Observation, embed, observe
-from cam.passes.onepass import explain_batch
-from cam.passes.stepwise import explain_in_steps
+from cam.observations import Concept, Observation
 from cam.targets import ClassTarget, SimilarityTarget, Target, UnitTarget
+
+if TYPE_CHECKING:
+    from cam.api import explain
+    from cam.hooks.capture import Capture
+    from cam.hooks.change import Change, ablate, clamp, scale
+    from cam.hooks.replay import Replay
+    from cam.layers import Layer, default_layer, leaves, survey
+    from cam.outputs.output import Detections, Output, resolve_reading
+    from cam.outputs.reading import Reading
+    from cam.passes.factorisation import factorise
+    from cam.passes.observation import embed, observe
+    from cam.passes.onepass import explain_batch
+    from cam.passes.stepwise import explain_in_steps
+
+_HOMES = {
+    "cam.api": ("explain",),
+    "cam.hooks.capture": ("Capture",),
+    "cam.hooks.change": ("Change", "ablate", "clamp", "scale"),
+    "cam.hooks.replay": ("Replay",),
+    "cam.layers": ("Layer", "default_layer", "leaves", "survey"),
+    "cam.outputs.output": ("Detections", "Output", "resolve_reading"),
+    "cam.outputs.reading": ("Reading",),
+    "cam.passes.factorisation": ("factorise",),
+    "cam.passes.observation": ("embed", "observe"),
+    "cam.passes.onepass": ("explain_batch",),
+    "cam.passes.stepwise": ("explain_in_steps",),
+}
+"""Module → its names that need torch."""
+_HOME = {name: home for home, names in _HOMES.items() for name in names}
 
 __all__ = [
     "COLORMAPS",
@@ -55,3 +81,14 @@ __all__ = [
     "spearman",
     "survey",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    found = globals()[name] = getattr(import_module(_HOME[name]), name)
+    return found
+
+
+def __dir__() -> list[str]:
+    return __all__

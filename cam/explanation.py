@@ -5,21 +5,19 @@ from __future__ import annotations
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
-from typing import Final, Literal, get_args
+from typing import TYPE_CHECKING, Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
-from torch import Tensor
 
-from cam.drawing.heatmap import fuse
 from cam.errors import CamError, InvalidOption, MethodUnsuited, NonFinite, UnknownLayer
-from cam.methods import INPUT, METHODS, method_named
-from cam.methods.subject import Completeness, Passes, Progress
-from cam.outputs.output import Output
+from cam.methods import METHODS, method_named
+from cam.methods.progress import Completeness, Passes, Progress
 from cam.targets import ClassTarget, Target
 
-COMPLETE: Final = 0.1
-"""Largest relative difference between the sum of attributions and the sum that they should have."""
+if TYPE_CHECKING:
+    from cam.outputs.output import Output
+
 Map = NDArray[np.float32]
 Smoothing = Literal["none", "eigen", "augment", "both"]
 Fusion = Literal["none", "mean", "max"]
@@ -56,7 +54,7 @@ class Question:
     @property
     def in_steps(self) -> bool:
         """Whether the question takes more than one pass: see `cam.passes.stepwise`."""
-        many = METHODS[self.method].steps is not None or self.smooth in ("augment", "both")
+        many = METHODS[self.method].formula == "steps" or self.smooth in ("augment", "both")
         return bool(self.targets) and many
 
     def check(self) -> None:
@@ -84,15 +82,15 @@ class Question:
             raise MethodUnsuited(
                 f"{method.name} has nothing below 0 to show; signed works with {able}"
             )
-        if self.smooth in ("eigen", "both") and not method.weights:
-            able = ", ".join(each.name for each in METHODS.values() if each.weights)
+        if self.smooth in ("eigen", "both") and method.formula != "weights":
+            able = ", ".join(each.name for each in METHODS.values() if each.formula == "weights")
             raise MethodUnsuited(
                 f"{method.name} has no weighted activations; smooth={self.smooth} works with {able}"
             )
         if self.smooth in ("eigen", "both") and self.signed:
             raise MethodUnsuited("a principal component has no sign; leave out signed or eigen")
-        if self.smooth in ("augment", "both") and method.steps:
-            able = ", ".join(each.name for each in METHODS.values() if not each.steps)
+        if self.smooth in ("augment", "both") and method.formula == "steps":
+            able = ", ".join(each.name for each in METHODS.values() if each.formula != "steps")
             raise MethodUnsuited(
                 f"{method.name} takes many passes itself; smooth={self.smooth} works with {able}"
             )
@@ -173,49 +171,6 @@ class Answer:
 AnswerSteps = Generator[Progress, None, Answer | CamError]
 
 
-@dataclass(frozen=True, eq=False)
-class Found:
-    """A computed map and its facts, from which `compose` makes an explanation."""
-
-    map: Map
-    completeness: Completeness | None = None
-    warnings: tuple[str, ...] = ()
-    """See `Explanation.warnings`."""
-    reached: bool = True
-    """Whether the score has a gradient at the layer that is not all zero."""
-    passes: Passes | None = None
-    """See `Explanation.passes`."""
-
-
-def _incomplete(question: Question, found: Completeness | None) -> tuple[str, ...]:
-    """Return a warning if the attributions do not add up to the sum that they should have."""
-    if found is None:
-        return ()
-    gap = abs(found.attributed - found.difference)
-    if gap <= COMPLETE * max(abs(found.difference), abs(found.attributed)):
-        return ()
-    more = METHODS[question.method].budget
-    reason = (
-        "a larger budget comes nearer" if more else "not all of the model is made of rectifiers"
-    )
-    sums = f"{found.attributed:.4g}, and should to {found.difference:.4g}"
-    return (f"the attributions add up to {sums}: {reason}",)
-
-
-def _partial(passes: Passes | None) -> tuple[str, ...]:
-    """Return a warning if fewer passes were made than the method's formula takes."""
-    warning = passes and passes.warning
-    return (warning,) if warning else ()
-
-
-def _together(passes: Sequence[Passes]) -> Passes | None:
-    """Return the sum of the passes of several layers."""
-    if not passes:
-        return None
-    made, of = sum(each.made for each in passes), sum(each.of for each in passes)
-    return Passes(made, of, any(each.stopped for each in passes))
-
-
 def join(answers: Sequence[Answer | CamError]) -> Answer | CamError:
     """Join several answers about the same image, at least one, into one answer.
 
@@ -229,65 +184,3 @@ def join(answers: Sequence[Answer | CamError]) -> Answer | CamError:
     if len(good) == 1:
         return good[0]
     return replace(good[0], explanations=tuple(chain(*(each.explanations for each in good))))
-
-
-def score_of(question: Question, target: Target, output: Output) -> Tensor:
-    """Return the score that the question's method explains: the method's own score, if it defines
-    one, or the target's score.
-
-    Raises:
-        CamError: if the method cannot be used with this target.
-    """
-    own = METHODS[question.method].score
-    return own(target, output) if own else target.score(output)
-
-
-def compose(
-    question: Question,
-    targets: list[Target] | CamError,
-    output: Output,
-    found: list[dict[str, Found | CamError]],
-) -> Answer | CamError:
-    """Compose an image's answer from its resolved targets, the model's output, and the map of each
-    layer for each target. If there are errors among these, return the first one."""
-    if isinstance(targets, CamError):
-        return targets
-    explanations = []
-    for turn, (target, at) in enumerate(zip(targets, found, strict=True)):
-        names = [INPUT] if INPUT in at else list(dict.fromkeys(question.layers))
-        if METHODS[question.method].levels:
-            names = list(at)  # the levels were fused into one map, or there is an error instead
-        maps = [at[name] for name in names]
-        for each in maps:
-            if isinstance(each, CamError):
-                return each
-        good = [each for each in maps if isinstance(each, Found)]
-        if question.fuse != "none" and len(good) > 1:
-            told = tuple(warning for each in good for warning in each.warnings)
-            fused = fuse([each.map for each in good], question.fuse, question.signed)
-            reached = any(each.reached for each in good)
-            passes = _together([each.passes for each in good if each.passes is not None])
-            good = [Found(fused, warnings=told, reached=reached, passes=passes)]
-            names = [" + ".join(names)]
-        explanations += [
-            Explanation(
-                target=target,
-                score=float(score_of(question, target, output)),
-                probability=target.probability(output),
-                method=question.method,
-                layer=name,
-                map=each.map,
-                signed=question.signed,
-                completeness=each.completeness,
-                warnings=(
-                    *each.warnings,
-                    *_incomplete(question, each.completeness),
-                    *_partial(each.passes),
-                ),
-                reached=each.reached,
-                turn=turn,
-                passes=each.passes,
-            )
-            for name, each in zip(names, good, strict=True)
-        ]
-    return Answer(output, tuple(explanations))

@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
-from torch import Tensor
-from torch.nn.functional import cosine_similarity
+import numpy as np
+from numpy.typing import NDArray
 
 from cam.errors import ChannelOutOfRange
-from cam.outputs.output import Output
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from cam.outputs.output import Output
+
+LEAST_NORM = 1e-8
+"""Least norm of an embedding, as in torch.nn.functional.cosine_similarity."""
 
 
 @dataclass(frozen=True)
@@ -65,8 +73,8 @@ class SimilarityTarget:
     output has positions."""
 
     layer: str
-    embedding: Tensor
-    """Embedding of the other image: see `embedding_of`."""
+    embedding: NDArray[np.float32]
+    """Embedding of the other image, (D,): see `cam.embed`."""
     against: bool = False
     """Whether to explain −y instead of y."""
 
@@ -82,7 +90,9 @@ class SimilarityTarget:
 
     def score(self, output: Output) -> Tensor:
         mine = embedding_of(output.layers[self.layer])
-        score = cosine_similarity(mine, self.embedding.to(mine), dim=0)
+        other = mine.new_tensor(self.embedding)
+        norms = [each.norm().clamp(min=LEAST_NORM) for each in (mine, other)]
+        score: Tensor = (mine * other).sum() / (norms[0] * norms[1])
         return -score if self.against else score
 
     def probability(self, output: Output) -> None:

@@ -2,19 +2,17 @@
 
 A target is first resolved against the model's output for an image: its class is filled in and its
 values are checked. The resolved target then computes the score y from the model's output for this
-image or for a changed version of it.
+image or for a changed version of it. The module computes with tensors, but imports no torch: a
+process that only reads requests makes targets, too.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
-from torch.nn.functional import interpolate
 
 from cam.errors import (
     BoxOutside,
@@ -26,7 +24,11 @@ from cam.errors import (
 )
 from cam.likeness import SimilarityTarget as SimilarityTarget
 from cam.likeness import UnitTarget as UnitTarget
-from cam.outputs.output import Detections, Output
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from cam.outputs.output import Detections, Output
 
 OVERLAP = 0.5
 """Least intersection over union at which a detection counts as the same one."""
@@ -66,8 +68,9 @@ class ClassTarget:
     """Whether the score is made of logits or of probabilities."""
     box: tuple[float, float, float, float] | None = None
     """Left, top, right and bottom edges in the input's pixels."""
-    mask: Tensor | None = field(default=None, compare=False)
-    """Mask of the pixels to sum over: bool (H, W) of the input's size."""
+    mask: NDArray[np.bool_] | None = field(default=None, compare=False)
+    """Mask of the pixels to sum over: bool (H, W) of the input's size; in a resolved target, (h, w)
+    of the segments' size."""
     rank: int = 0
     """For a detector, the position of the detection among those that fit the class and the box: 0
     for the best one, 1 for the second, and so on."""
@@ -127,7 +130,7 @@ class ClassTarget:
             score = score - values[self.minus]
         if output.segments is not None:
             assert self.mask is not None
-            score = (score * self.mask.to(score)).sum()
+            score = (score * score.new_tensor(self.mask)).sum()
         return -score if self.against else score
 
     def probability(self, output: Output) -> float:
@@ -143,26 +146,30 @@ class ClassTarget:
         found = probabilities[self.index]
         if output.segments is not None:
             assert self.mask is not None
-            return float(found[self.mask.to(found.device)].mean())
+            return float(found[found.new_tensor(self.mask).bool()].mean())
         return float(found)
 
     def _predicted(self, output: Output) -> int:
         if output.logits is not None:
             return int(output.logits.argmax())
         assert output.segments is not None
-        counts = torch.bincount(output.segments.argmax(0).flatten(), minlength=len(output.segments))
+        counts = output.segments.argmax(0).flatten().bincount(minlength=len(output.segments))
         if self.background is not None and counts.sum() > counts[self.background]:
             counts[self.background] = 0
         return int(counts.argmax())
 
-    def _pixels(self, output: Output) -> Tensor:
+    def _pixels(self, output: Output) -> NDArray[np.bool_]:
         """Return the mask of the pixels to sum over, bool (h, w) of the segments' size."""
         segments = output.segments
         assert segments is not None
         height, width = segments.shape[-2:]
         if self.mask is not None:
-            given = self.mask.to(segments.device).float()[None, None]
-            found = interpolate(given, size=(height, width), mode="nearest-exact")[0, 0] > 0.5
+            given = np.asarray(self.mask, bool)
+            rows, columns = (
+                ((np.arange(size) + 0.5) * pixels / size).astype(int)  # the nearest pixel
+                for size, pixels in zip((height, width), given.shape, strict=True)
+            )
+            found: NDArray[np.bool_] = given[rows][:, columns]
             if not found.any():
                 raise MaskEmpty("the mask has no pixel that the model sees")
             return found
@@ -171,18 +178,20 @@ class ClassTarget:
             y, x = height / seen[0], width / seen[1]
             left, right = self.box[0] * x, self.box[2] * x
             top, bottom = self.box[1] * y, self.box[3] * y
-            rows = torch.arange(height, device=segments.device)[:, None] + 0.5
-            columns = torch.arange(width, device=segments.device)[None, :] + 0.5
-            inside = (columns > left) & (columns < right) & (rows > top) & (rows < bottom)
+            down = np.arange(height)[:, None] + 0.5
+            along = np.arange(width)[None, :] + 0.5
+            inside: NDArray[np.bool_] = (
+                (along > left) & (along < right) & (down > top) & (down < bottom)
+            )
             if not inside.any():
                 raise BoxOutside(f"the box has no pixel of the {width} × {height} that are seen")
             return inside
-        found = segments.argmax(0).eq(self.index or 0)
-        if not found.any():
+        predicted: NDArray[np.bool_] = segments.argmax(0).eq(self.index or 0).cpu().numpy()
+        if not predicted.any():
             raise MaskEmpty(
                 f"the model sees class {self.index} at no pixel of this image; name a box or a mask"
             )
-        return found
+        return predicted
 
     def _detected(self, found: Detections) -> ClassTarget:
         if self.minus is not None or self.of == "probability" or self.mask is not None:
@@ -190,7 +199,7 @@ class ClassTarget:
                 "the model detects boxes; a target there has a class, a box and against alone"
             )
         labels = sorted(set(found.labels.tolist()))
-        usable = torch.ones_like(found.scores, dtype=torch.bool)
+        usable = found.scores.new_ones(len(found.scores)).bool()
         if self.index is not None:
             usable &= found.labels.eq(self.index)
         if self.box is not None:
@@ -205,7 +214,7 @@ class ClassTarget:
                 else "the model detects nothing in this image"
             )
         rank = found.scores if self.box is None else _overlaps(found.boxes, self.box)
-        order = torch.where(usable, rank.detach(), -1.0).argsort(descending=True, stable=True)
+        order = rank.detach().where(usable, -1.0).argsort(descending=True, stable=True)
         if self.rank >= int(usable.sum()):
             raise NothingDetected(
                 f"the model finds {int(usable.sum())} of them; there is no number {self.rank + 1}"
@@ -223,16 +232,11 @@ class ClassTarget:
         usable = (found.labels == self.index) & (overlaps >= OVERLAP)
         if not usable.any():
             return None
-        return int(torch.where(usable, overlaps, -1.0).argmax())
+        return int(overlaps.where(usable, -1.0).argmax())
 
     def _best(self, found: Detections) -> Tensor:
         best = self.find(found)
         return found.scores.sum() * 0 if best is None else found.scores[best]
-
-
-def mask_of(white: NDArray[np.bool_]) -> Tensor:
-    """Convert a mask (H, W) over the model's input to the tensor that `ClassTarget` takes."""
-    return torch.from_numpy(white)
 
 
 def mirrored(target: Target, width: int) -> Target:
@@ -243,7 +247,7 @@ def mirrored(target: Target, width: int) -> Target:
     if box is not None:
         left, top, right, bottom = box
         box = (width - right, top, width - left, bottom)
-    return replace(target, box=box, mask=None if mask is None else mask.flip(-1))
+    return replace(target, box=box, mask=None if mask is None else mask[:, ::-1])
 
 
 Target = ClassTarget | UnitTarget | SimilarityTarget
@@ -251,9 +255,9 @@ Target = ClassTarget | UnitTarget | SimilarityTarget
 
 def _overlaps(boxes: Tensor, box: tuple[float, float, float, float]) -> Tensor:
     """Return the intersection over union (N,) of boxes (N, 4) with one box."""
-    other = torch.tensor(box, dtype=boxes.dtype, device=boxes.device)
-    low = torch.maximum(boxes[:, :2], other[:2])
-    high = torch.minimum(boxes[:, 2:], other[2:])
+    other = boxes.new_tensor(box)
+    low = boxes[:, :2].maximum(other[:2])
+    high = boxes[:, 2:].minimum(other[2:])
     shared = (high - low).clamp(min=0).prod(1)
     area = (boxes[:, 2:] - boxes[:, :2]).clamp(min=0).prod(1)
     own = (other[2:] - other[:2]).clamp(min=0).prod()

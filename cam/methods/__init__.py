@@ -1,16 +1,7 @@
-"""The table of explanation methods, with the functions and the cost of each.
+"""The table of explanation methods, with the cost and the abilities of each.
 
-A method of one pass works on the target layer's output for n images: activations A and gradients
-G = ∂y/∂A, float (n, K, h, w). y is the target's score, K is the number of channels. The method has
-either
-
-- `weights`, a function that returns W: then map = Σ_k W_k ⊙ A_k; see `cam.methods.gradients`; or
-- `map`, a function that returns the map where it is no such sum; see `cam.methods.components`.
-
-A method that runs the model itself has `steps`; see `cam.methods.perturbation`. Maps are float32
-(n, h, w) and not normalised. They are computed in float32 or better, whatever the model's
-precision. A relu is applied last, so maps are ≥ 0, unless the caller asks a `signed` method for
-the negative values, too.
+The functions that compute the maps are in `cam.methods.formulas`, because they need torch. This
+table does not: a process that only reads requests and draws maps imports it.
 """
 
 from __future__ import annotations
@@ -18,32 +9,9 @@ from __future__ import annotations
 from typing import Final
 
 from cam.errors import UnknownMethod
-from cam.methods.attention import chefer, legrad, rollout
-from cam.methods.biases import fullgrad
-from cam.methods.comparison import finer
-from cam.methods.components import eigencam, eigengradcam, fem, kpcacam
-from cam.methods.derivatives import shapleycam, smoothgradcam_plusplus
-from cam.methods.detection import box_score, drise
-from cam.methods.gradients import (
-    elementwise,
-    gradcam,
-    gradcam_plusplus,
-    hirescam,
-    layercam,
-    xgradcam,
-)
-from cam.methods.linear import cam
 from cam.methods.method import INPUT as INPUT
 from cam.methods.method import Cost as Cost
 from cam.methods.method import Method as Method
-from cam.methods.perturbation import ablationcam, iscam, occlusion, rise, scorecam, sscam
-from cam.methods.pixels import (
-    gradient,
-    guidedbackprop,
-    guidedgradcam,
-    integratedgradients,
-    smoothgrad,
-)
 
 METHODS: Final[dict[str, Method]] = {
     method.name: method
@@ -52,21 +20,21 @@ METHODS: Final[dict[str, Method]] = {
             "gradcam",
             "channels weighted by their mean gradient",
             "one backward",
-            weights=gradcam,
+            "weights",
             signed=True,
         ),
         Method(
             "gradcam++",
             "channels weighted by their positive gradients, rare ones more",
             "one backward",
-            weights=gradcam_plusplus,
+            "weights",
             signed=True,
         ),
         Method(
             "smoothgradcam++",
             "the same, its derivatives averaged over noisy copies of the photo",
             "N backwards",
-            steps=smoothgradcam_plusplus,
+            "steps",
             budget=25,
             signed=True,
         ),
@@ -74,50 +42,48 @@ METHODS: Final[dict[str, Method]] = {
             "hirescam",
             "gradient times activation at each position: what the model really used",
             "one backward",
-            weights=hirescam,
+            "weights",
             signed=True,
         ),
         Method(
             "elementwise",
             "the positive part of gradient times activation, channel by channel",
             "one backward",
-            weights=elementwise,
+            "weights",
         ),
         Method(
             "layercam",
             "activations weighted by their own positive gradients: for shallow layers too",
             "one backward",
-            weights=layercam,
+            "weights",
             signed=True,
         ),
         Method(
             "xgradcam",
             "channels weighted by gradients where they are active",
             "one backward",
-            weights=xgradcam,
+            "weights",
             signed=True,
         ),
         Method(
             "shapleycam",
             "channels weighted by gradient and curvature, their Shapley value to second order",
             "two backwards",
-            steps=shapleycam,
+            "steps",
             signed=True,
         ),
         Method(
             "finercam",
             "Grad-CAM of what tells the class from the three most like it",
             "one backward",
-            weights=gradcam,
-            score=finer,
+            "weights",
             signed=True,
         ),
         Method(
             "odam",
             "of one box of a detector: gradient times activation at the levels it is made from",
             "one backward",
-            weights=hirescam,
-            score=box_score,
+            "weights",
             signed=True,
             levels=True,
         ),
@@ -125,41 +91,41 @@ METHODS: Final[dict[str, Method]] = {
             "cam",
             "channels weighted as the linear head weights their mean; exact, where there is one",
             "one forward",
-            steps=cam,
+            "steps",
             signed=True,
         ),
         Method(
             "eigencam",
             "the activations' first principal component, whatever the class",
             "one forward",
-            map=eigencam,
+            "map",
             class_specific=False,
         ),
         Method(
             "eigengradcam",
             "the first principal component of gradient times activation",
             "one backward",
-            map=eigengradcam,
+            "map",
         ),
         Method(
             "kpcacam",
             "the activations' first kernel principal component, whatever the class",
             "one forward",
-            map=kpcacam,
+            "map",
             class_specific=False,
         ),
         Method(
             "fem",
             "where channels are two standard deviations above their mean, whatever the class",
             "one forward",
-            map=fem,
+            "map",
             class_specific=False,
         ),
         Method(
             "scorecam",
             "channels weighted by the score of the photo seen through them",
             "N forwards",
-            steps=scorecam,
+            "steps",
             budget=2048,
             signed=True,
         ),
@@ -167,7 +133,7 @@ METHODS: Final[dict[str, Method]] = {
             "sscam",
             "the same, each channel with noise, ten times",
             "N forwards",
-            steps=sscam,
+            "steps",
             budget=2560,
             signed=True,
         ),
@@ -175,7 +141,7 @@ METHODS: Final[dict[str, Method]] = {
             "iscam",
             "the same, each channel's part in the photo growing in ten steps",
             "N forwards",
-            steps=iscam,
+            "steps",
             budget=2560,
             signed=True,
         ),
@@ -183,7 +149,7 @@ METHODS: Final[dict[str, Method]] = {
             "ablationcam",
             "channels weighted by what the score loses without them",
             "N forwards",
-            steps=ablationcam,
+            "steps",
             budget=2048,
             signed=True,
             replays=True,
@@ -192,7 +158,7 @@ METHODS: Final[dict[str, Method]] = {
             "rise",
             "the photo through random masks: nothing but inputs and probabilities",
             "N forwards",
-            steps=rise,
+            "steps",
             at="input",
             budget=1000,
         ),
@@ -200,7 +166,7 @@ METHODS: Final[dict[str, Method]] = {
             "drise",
             "of one box of a detector: the photo through random masks, and how like it is found",
             "N forwards",
-            steps=drise,
+            "steps",
             at="input",
             budget=2000,
         ),
@@ -208,7 +174,7 @@ METHODS: Final[dict[str, Method]] = {
             "occlusion",
             "what the probability loses behind a gray window",
             "N forwards",
-            steps=occlusion,
+            "steps",
             at="input",
             budget=196,
             signed=True,
@@ -217,14 +183,14 @@ METHODS: Final[dict[str, Method]] = {
             "gradient",
             "how much each pixel matters, either way",
             "one backward",
-            steps=gradient,
+            "steps",
             at="input",
         ),
         Method(
             "smoothgrad",
             "the same, averaged over noisy copies of the photo",
             "N backwards",
-            steps=smoothgrad,
+            "steps",
             at="input",
             budget=25,
         ),
@@ -232,7 +198,7 @@ METHODS: Final[dict[str, Method]] = {
             "integratedgradients",
             "what each pixel adds to the score on the way from gray to the photo",
             "N backwards",
-            steps=integratedgradients,
+            "steps",
             at="input",
             budget=50,
             signed=True,
@@ -241,27 +207,27 @@ METHODS: Final[dict[str, Method]] = {
             "guidedbackprop",
             "the gradient at each pixel through positive evidence alone: edges",
             "one backward",
-            steps=guidedbackprop,
+            "steps",
             at="input",
         ),
         Method(
             "guidedgradcam",
             "the same where Grad-CAM is warm",
             "one backward",
-            steps=guidedgradcam,
+            "steps",
         ),
         Method(
             "fullgrad",
             "the score shared out among the pixels and every bias of the network",
             "one backward",
-            steps=fullgrad,
+            "steps",
             at="input",
         ),
         Method(
             "rollout",
             "attention followed from layer to layer, whatever the class",
             "one forward",
-            steps=rollout,
+            "steps",
             at="input",
             class_specific=False,
         ),
@@ -269,14 +235,14 @@ METHODS: Final[dict[str, Method]] = {
             "chefer",
             "the same, each layer's attention weighted by its gradient",
             "one backward",
-            steps=chefer,
+            "steps",
             at="input",
         ),
         Method(
             "legrad",
             "how each layer's score rises with its attention",
             "one backward",
-            steps=legrad,
+            "steps",
             at="input",
         ),
     )

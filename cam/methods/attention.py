@@ -20,7 +20,8 @@ from cam.hooks.attention import attending, token_count
 from cam.hooks.grids import Grid
 from cam.hooks.inference import evaluating
 from cam.hooks.replay import Replay
-from cam.methods.subject import Attribution, Progress, Steps, Subject
+from cam.methods.progress import Progress
+from cam.methods.subject import Attribution, Steps, Subject
 from cam.outputs.output import watching
 from cam.positions.locate import token_grid
 

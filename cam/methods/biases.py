@@ -16,14 +16,8 @@ from torch.nn.modules.instancenorm import _InstanceNorm
 from cam.errors import MethodUnsuited
 from cam.hooks.inference import alone
 from cam.hooks.quantised import is_quantised, weights_of
-from cam.methods.subject import (
-    Attribution,
-    Completeness,
-    Progress,
-    Steps,
-    Subject,
-    gradient_at,
-)
+from cam.methods.progress import Completeness, Progress
+from cam.methods.subject import Attribution, Steps, Subject, gradient_at
 
 _EPSILON = 1e-5
 """ε of a frozen batch normalisation without an `eps` attribute, as in Hugging Face's DETR."""

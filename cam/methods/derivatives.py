@@ -14,7 +14,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from cam.errors import MethodUnsuited
 from cam.methods.gradients import weighted_sum
 from cam.methods.pixels import noisy_copies
-from cam.methods.subject import Attribution, Progress, Steps, Subject
+from cam.methods.progress import Progress
+from cam.methods.subject import Attribution, Steps, Subject
 
 _ATTENTION = Lock()
 

@@ -15,7 +15,8 @@ from torchvision.ops import box_iou
 from cam.drawing.heatmap import resize
 from cam.errors import MethodUnsuited
 from cam.methods.perturbation import random_masks
-from cam.methods.subject import Attribution, Passes, Progress, Steps, Subject
+from cam.methods.progress import Passes, Progress
+from cam.methods.subject import Attribution, Steps, Subject
 from cam.outputs.detection import Detections
 from cam.outputs.output import Output
 from cam.targets import ClassTarget, Target

@@ -6,7 +6,8 @@ import torch
 
 from cam.errors import MethodUnsuited
 from cam.methods.head import pooled_head
-from cam.methods.subject import Attribution, Progress, Steps, Subject
+from cam.methods.progress import Progress
+from cam.methods.subject import Attribution, Steps, Subject
 from cam.targets import ClassTarget
 
 

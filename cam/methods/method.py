@@ -2,17 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from torch import Tensor
-
-from cam.methods.components import Component, projected
-from cam.methods.gradients import weighted_sum
-from cam.methods.subject import Score, Steps, Subject
-
 Cost = Literal["one forward", "one backward", "two backwards", "N forwards", "N backwards"]
+Formula = Literal["weights", "map", "steps"]
 INPUT: Final = "input"
 """Name that stands in place of a layer's name, for methods that explain at the image itself."""
 
@@ -26,11 +20,9 @@ class Method:
     """One-line description for users who choose a method."""
     cost: Cost
     """Cost in addition to the forward pass up to the target layer, which all methods share."""
-    weights: Callable[[Tensor, Tensor], Tensor] | None = None
-    map: Callable[[Tensor, Tensor], Tensor | Component] | None = None
-    steps: Callable[[Subject], Steps] | None = None
-    score: Score | None = None
-    """Score that the method differentiates instead of the target's own score."""
+    formula: Formula
+    """What the method's function in `cam.methods.formulas` returns: the weights of the activations,
+    the map itself, or steps, in which it runs the model."""
     at: Literal["layer", "input"] = "layer"
     """Whether the method takes a target layer; a method at the `input` takes none."""
     budget: int = 0
@@ -49,23 +41,4 @@ class Method:
     @property
     def differentiates(self) -> bool:
         """Whether the method needs the layer's gradient, in one pass."""
-        return self.steps is None and self.class_specific
-
-    def apply(
-        self, activations: Tensor, gradients: Tensor, *, eigen: bool = False
-    ) -> tuple[Tensor, Tensor | None]:
-        """Return the maps of a method of one pass, float32 (n, h, w), and their `Component.ratio`.
-
-        The relu of the weighted sum is left to the caller. With `eigen`, the maps of a method that
-        has `weights` are projections on the first principal component of the weighted activations,
-        instead of their sum. The ratio, (n,), is None where the maps are not projections on a
-        leading component.
-        """
-        if self.map:
-            found = self.map(activations, gradients)
-            return found if isinstance(found, Component) else (found, None)
-        assert self.weights  # a method without `steps` and `map` has weights
-        weights = self.weights(activations, gradients)
-        if eigen:
-            return projected(weights * activations.float())
-        return weighted_sum(weights, activations), None
+        return self.formula != "steps" and self.class_specific

@@ -15,7 +15,8 @@ from torch import Tensor
 from torch.nn.functional import interpolate
 
 from cam.errors import MethodUnsuited
-from cam.methods.subject import Attribution, Passes, Progress, Steps, Subject
+from cam.methods.progress import Passes, Progress
+from cam.methods.subject import Attribution, Steps, Subject
 
 SAMPLES = 10
 """Samples of each channel in SS-CAM and IS-CAM: the N of both papers' experiments."""

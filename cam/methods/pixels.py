@@ -14,7 +14,8 @@ from torch.nn.functional import interpolate
 from cam.errors import MethodUnsuited
 from cam.hooks.guidance import GuidedRectifiers
 from cam.methods.gradients import gradcam, weighted_sum
-from cam.methods.subject import Attribution, Completeness, Progress, Steps, Subject
+from cam.methods.progress import Completeness, Progress
+from cam.methods.subject import Attribution, Steps, Subject
 
 NOISE = 0.15
 """σ of SmoothGrad as a share of the image's range; the paper recommends 0.1 … 0.2."""

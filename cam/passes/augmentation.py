@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from cam.drawing.heatmap import resize
 from cam.errors import CamError, NothingDetected
 from cam.explanation import Answer, AnswerSteps, Question
-from cam.methods.subject import Progress
+from cam.methods.progress import Progress
 from cam.outputs.reading import AUTO, Reading
 from cam.passes.onepass import explain_batch
 from cam.targets import mirrored

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -13,26 +11,12 @@ from cam.errors import MethodUnsuited
 from cam.hooks.capture import Capture
 from cam.hooks.inference import evaluating
 from cam.hooks.replay import Replay
+from cam.observations import Concept
 from cam.outputs.output import Output, detached, outputs_of, resolve_reading, size_of
 from cam.outputs.reading import AUTO, Reading
 from cam.positions.locate import locate
 
 ITERATIONS = 200
-
-
-@dataclass(frozen=True, eq=False)
-class Concept:
-    """A pattern of channels that a layer shows at several positions of an image."""
-
-    map: NDArray[np.float32]
-    """Strength of the concept at each position: float32 (h, w), ≥ 0."""
-    share: float
-    """Share of the concept in the sum of the activations, 0 … 1."""
-    logits: NDArray[np.float32] | None
-    """Logits that the model returns when every position shows this concept alone: float32 (C,);
-    None if the model is not a classifier."""
-    probabilities: NDArray[np.float32] | None = None
-    """Probabilities that the model's activation makes of the logits."""
 
 
 def factorise(

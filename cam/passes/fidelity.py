@@ -140,7 +140,7 @@ def judge(
     compared: dict[str, dict[int, list[_Compared]]] = {name: {} for name in methods}
     for size in fast.sizes:
         largest = size == fast.sizes[-1]
-        names = [name for name in methods if largest or METHODS[name].weights]
+        names = [name for name in methods if largest or METHODS[name].formula == "weights"]
         for start in range(0, len(images), size):
             rows = [row % len(images) for row in range(start, start + size)]
             questions = [

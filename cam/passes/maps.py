@@ -10,12 +10,14 @@ import torch
 from torch import Tensor
 
 from cam.errors import CamError, NoGradientPath, NonFinite
-from cam.explanation import Found, Question
+from cam.explanation import Question
 from cam.hooks.capture import no_path
 from cam.hooks.grids import Grid
 from cam.methods import METHODS
 from cam.methods.components import LEAST_GAP
 from cam.methods.detection import fused_levels
+from cam.methods.formulas import apply
+from cam.passes.composition import Found
 from cam.positions.levels import ancestors, ends
 
 
@@ -79,7 +81,7 @@ def maps_of(
             a = torch.where(finite[:, None, None, None], a, 0)
             g = torch.where(finite[:, None, None, None], g, 0)
         try:
-            maps, ratios = METHODS[name].apply(a, g, eigen=eigen)
+            maps, ratios = apply(name, a, g, eigen=eigen)
         except CamError as error:
             for item in members:
                 found[item][layer] = error

@@ -1,9 +1,8 @@
-"""Observe layers during a pass: their inputs, outputs and gradients, and statistics of these."""
+"""Observe layers during a pass: their inputs, outputs and gradients."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -14,65 +13,11 @@ from cam.hooks.capture import Capture
 from cam.hooks.grids import Grid
 from cam.hooks.inference import evaluating
 from cam.likeness import embedding_of
+from cam.observations import Observation
 from cam.outputs.output import detached, looked_at, outputs_of, resolve_reading, size_of, watching
 from cam.outputs.reading import AUTO, Reading
 from cam.positions.locate import locate
 from cam.targets import Target
-
-
-@dataclass(frozen=True)
-class Statistics:
-    """Statistics of all numbers in a tensor."""
-
-    mean: float
-    std: float
-    """Population standard deviation."""
-    minimum: float
-    maximum: float
-    zeros: float
-    """Share of exact zeros, 0 … 1; behind a ReLU this is the share of dead units."""
-
-
-@dataclass(frozen=True, eq=False)
-class Observation:
-    """One layer in one forward pass of one image, and in the backward pass of one target."""
-
-    layer: str
-    type: str
-    """The module's class name."""
-    input: NDArray[np.float32] | None
-    """The first floating-point tensor among the layer's inputs, without the batch axis; None if
-    there is none."""
-    output: NDArray[np.float32]
-    """The layer's output, without the batch axis."""
-    gradient: NDArray[np.float32] | None
-    """∂score/∂output; None if the target does not depend on the layer."""
-    grid: Grid | None
-    """Where the positions are in the output; None if the output does not lie on the image."""
-
-    def channels(self) -> NDArray[np.float32] | None:
-        """Return the output as feature maps (K, h, w); None if it does not lie on the image."""
-        return None if self.grid is None else self._maps(self.grid, self.output)
-
-    def strongest(self, count: int, by: str) -> list[int]:
-        """Return the indices of at most `count` channels, strongest first.
-
-        The strength of a channel is its mean activation; if `by` is "gradient", it is the absolute
-        value of its Grad-CAM weight. The list is empty if the output does not lie on the image or
-        there is no gradient.
-        """
-        values = self.gradient if by == "gradient" else self.output
-        if self.grid is None or values is None:
-            return []
-        strength = self._maps(self.grid, values).mean(axis=(1, 2))
-        if by == "gradient":
-            strength = np.abs(strength)
-        return [int(index) for index in np.argsort(-strength, kind="stable")[:count]]
-
-    @staticmethod
-    def _maps(grid: Grid, values: NDArray[np.float32]) -> NDArray[np.float32]:
-        maps: NDArray[np.float32] = grid.apply(torch.from_numpy(values)[None])[0].numpy()
-        return maps
 
 
 def observe(
@@ -111,19 +56,19 @@ def observe(
             capture.backward(score)
         inputs, gradients = capture.inputs, capture.reached
         return [
-            Observation(
-                layer=layer,
-                type=types[layer],
-                input=_array(inputs.get(layer)),
-                output=_of_one(output),
-                gradient=_array(gradients.get(layer)),
-                grid=located.grid(layer),
+            _observed(
+                layer,
+                types[layer],
+                inputs.get(layer),
+                output,
+                gradients.get(layer),
+                located.grid(layer),
             )
             for layer, output in capture.activations.items()
         ]
 
 
-def embed(model: nn.Module, image: Tensor, layer: str) -> Tensor:
+def embed(model: nn.Module, image: Tensor, layer: str) -> NDArray[np.float32]:
     """Return a layer's output for one image (1, C, H, W) as a vector (D,), averaged over positions,
     for a `SimilarityTarget` to compare.
 
@@ -133,17 +78,35 @@ def embed(model: nn.Module, image: Tensor, layer: str) -> Tensor:
     located = locate(model, image, [layer])
     with evaluating(model), torch.no_grad(), watching(model, [layer]) as seen:
         model(image)
-        return embedding_of(looked_at(seen, [layer], image, located)[layer][0])
+        found = embedding_of(looked_at(seen, [layer], image, located)[layer][0])
+    vector: NDArray[np.float32] = found.cpu().numpy()
+    return vector
 
 
-def statistics(values: NDArray[np.float32]) -> Statistics:
-    """Return statistics of all numbers in an array."""
-    return Statistics(
-        mean=float(values.mean(dtype=np.float64)),
-        std=float(values.std(dtype=np.float64)),
-        minimum=float(values.min()),
-        maximum=float(values.max()),
-        zeros=float((values == 0).mean()),
+def _observed(
+    layer: str,
+    type_: str,
+    given: Tensor | None,
+    output: Tensor,
+    gradient: Tensor | None,
+    grid: Grid | None,
+) -> Observation:
+    shown = _of_one(output)
+    maps, weights = None, None
+    if grid is not None:
+        # Feature maps that the output holds as they are share its memory.
+        plain = grid.kind == "channels first"
+        maps = shown if plain else _of_one(grid.apply(output))
+        if gradient is not None:
+            weights = _of_one(grid.apply(gradient)).mean(axis=(1, 2))
+    return Observation(
+        layer=layer,
+        type=type_,
+        input=_array(given),
+        output=shown,
+        gradient=_array(gradient),
+        maps=maps,
+        weights=weights,
     )
 
 

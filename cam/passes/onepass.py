@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from cam.errors import CamError, LayerDidNotRun, MethodUnsuited
-from cam.explanation import Answer, Found, Question, compose, score_of
+from cam.explanation import Answer, Question
 from cam.hooks.capture import Capture, no_path
 from cam.hooks.grids import Grid
 from cam.hooks.inference import evaluating
@@ -33,6 +33,7 @@ from cam.outputs.output import (
     watching,
 )
 from cam.outputs.reading import AUTO, Reading, logits_of
+from cam.passes.composition import Found, compose, score_of
 from cam.passes.maps import Signals, maps_of, of_levels
 from cam.positions.levels import reached_layers
 from cam.positions.locate import locate

@@ -8,13 +8,14 @@ from contextlib import ExitStack
 from torch import Tensor, nn
 
 from cam.errors import CamError, NonFinite
-from cam.explanation import Answer, AnswerSteps, Found, Question, compose
+from cam.explanation import Answer, AnswerSteps, Question
 from cam.hooks.capture import Capture
 from cam.hooks.grids import Grid
 from cam.hooks.inference import evaluating
 from cam.hooks.precision import steps_in_full_precision
 from cam.hooks.replay import recorded
 from cam.methods import INPUT, method_named
+from cam.methods.formulas import STEPS
 from cam.methods.subject import Subject, never
 from cam.outputs.output import (
     detached,
@@ -27,6 +28,7 @@ from cam.outputs.output import (
 )
 from cam.outputs.reading import AUTO, Reading
 from cam.passes.augmentation import explain_augmented
+from cam.passes.composition import Found, compose
 from cam.positions.locate import locate
 
 
@@ -59,7 +61,7 @@ def explain_in_steps(
     question.check()
     method = method_named(question.method)
     reading, _ = resolve_reading(model, image[None], reading)
-    if not method.steps:
+    if method.formula != "steps":
         return (yield from explain_augmented(model, image, question, chunk=chunk, reading=reading))
     layers = (INPUT,) if method.at == "input" else question.layers
     one = image.detach()[None]
@@ -101,7 +103,7 @@ def explain_in_steps(
             record=records.get(layer),
             stop=stop,
         )
-        found = yield from steps_in_full_precision(method.steps(subject))
+        found = yield from steps_in_full_precision(STEPS[method.name](subject))
         values = found.maps if question.signed else found.maps.relu()
         sums = found.completeness or [None] * len(targets)
         for each, complete, kept in zip(values.cpu(), sums, maps, strict=True):

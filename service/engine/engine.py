@@ -33,7 +33,7 @@ from cam import (
     observe,
 )
 from cam.explanation import join
-from cam.methods.subject import Progress
+from cam.methods.progress import Progress
 from cam.passes.fast import CompiledPath
 from cam.passes.fidelity import Fidelity
 from service.core.choices import Runtime
@@ -59,7 +59,7 @@ there, and a small one ends soon."""
 NOTHING = Question((), "gradcam", ())
 """A question that asks for no map, so that its answer holds only the prediction."""
 
-Looked = list[Observation] | list[Concept] | Tensor
+Looked = list[Observation] | list[Concept] | NDArray[np.float32]
 Worked = Answer | Progress | Looked
 Steps = Generator[Progress, None, Answer | CamError | Looked]
 Listener = Callable[[Progress], None]
@@ -270,7 +270,7 @@ class Engine:
         """
         return await self._look(pixels, partial(factorise, layer=layer, count=count))
 
-    async def embed(self, pixels: Pixels, layer: str) -> Outcome[Tensor]:
+    async def embed(self, pixels: Pixels, layer: str) -> Outcome[NDArray[np.float32]]:
         """Return a layer's embedding of one image.
 
         Raises:

@@ -6,10 +6,11 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import fields, replace
 
-from torch import Tensor
+import numpy as np
+from numpy.typing import NDArray
 
 from cam import Answer, Concept, Explanation, Observation, Question, Target
-from cam.methods.subject import Progress
+from cam.methods.progress import Progress
 from cam.passes.fidelity import Fidelity
 from service.core.choices import Runtime
 from service.core.metrics import Metrics
@@ -184,7 +185,7 @@ class Replicas:
         """See `Engine.factorise`."""
         return await self._idlest().factorise(pixels, layer, count)
 
-    async def embed(self, pixels: Pixels, layer: str) -> Outcome[Tensor]:
+    async def embed(self, pixels: Pixels, layer: str) -> Outcome[NDArray[np.float32]]:
         """See `Engine.embed`."""
         return await self._idlest().embed(pixels, layer)
 
@@ -202,9 +203,9 @@ def _key(seen: ModelInput, questions: Sequence[Question]) -> bytes:
     digest = hashlib.blake2b(seen.digest, digest_size=16)
 
     def add(value: object) -> None:
-        if isinstance(value, Tensor):
-            digest.update(f"|{value.dtype}{tuple(value.shape)}".encode())
-            digest.update(value.detach().cpu().contiguous().numpy().data)
+        if isinstance(value, np.ndarray):
+            digest.update(f"|{value.dtype}{value.shape}".encode())
+            digest.update(np.ascontiguousarray(value).data)
         else:
             digest.update(f"|{value!r}".encode())
 

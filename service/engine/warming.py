@@ -58,11 +58,11 @@ def _warm(model: ServedModel, path: CompiledPath, images: Tensor) -> WarmPath | 
     methods = [
         name
         for name, method in METHODS.items()
-        if method.steps is None
+        if method.formula != "steps"
         and name not in model.unsuited
         # In methods with components or thresholds, a rounding error may change the whole map on
         # photos that are unlike the samples.
-        and (method.map is None or path.dtype == torch.float32)
+        and (method.formula == "weights" or path.dtype == torch.float32)
     ]
     try:
         why = path.settle(images[:1])

@@ -11,7 +11,7 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
-from cam.methods.subject import Progress
+from cam.methods.progress import Progress
 from service.core import schemas
 from service.core.errors import InvalidParameter, Problem
 from service.core.schemas import dump

@@ -13,7 +13,7 @@ from cam import Concept, Observation, gallery
 from cam.drawing.heatmap import place
 from cam.drawing.overlay import paint
 from cam.drawing.panel import legend
-from cam.passes.observation import statistics
+from cam.observations import statistics
 from service.core import schemas
 from service.core.errors import NotAcceptable
 from service.models.labels import Labels
@@ -67,7 +67,7 @@ def draw_gallery(
             f"{len(observations)}; ask for application/json or application/x-npz"
         )
     (seen,) = observations
-    maps = seen.channels()
+    maps = seen.maps
     chosen = seen.strongest(parameters.top_k, parameters.by)
     if maps is None or not chosen:
         why = "has no feature maps" if maps is None else "does not reach the target"

@@ -217,7 +217,7 @@ class Parameters(PredictParameters):
 
     @property
     def costly(self) -> bool:
-        many = any(METHODS[name].steps is not None for name in self._known)
+        many = any(METHODS[name].formula == "steps" for name in self._known)
         return many or self.smooth in ("augment", "both") or self.maps > FEW_MAPS
 
     _object_in_text = field_validator("target", mode="before")(object_in_text)

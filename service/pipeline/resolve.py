@@ -13,7 +13,6 @@ from PIL import Image
 
 from cam import METHODS, ClassTarget, Layer, Question, Target, UnitTarget
 from cam.errors import MethodUnsuited
-from cam.targets import mask_of
 from service.core.errors import (
     ClassOutOfRange,
     InvalidParameter,
@@ -135,7 +134,7 @@ def placed(
             targets[turn] = replace(target, box=box_on_input(sent.box, photo, seen))
         elif isinstance(target, ClassTarget) and sent.mask is not None:
             white = picture_of(sent.mask.b64, "mask", max_pixels=max_pixels)
-            targets[turn] = replace(target, mask=mask_of(mask_on_input(white, photo, seen)))
+            targets[turn] = replace(target, mask=mask_on_input(white, photo, seen))
     return replace(question, targets=tuple(targets)), others
 
 

@@ -297,7 +297,7 @@ ODD: dict[str, list[Any]] = {
         *(torch.tensor([]), torch.zeros(2, 2), ClassTarget(minus=9), ClassTarget(1, minus=1)),
         *(UnitTarget("relu2", 99), UnitTarget("nowhere", 0), UnitTarget("head", 0)),
         ClassTarget(box=(0, 0, 4, 4)),
-        ClassTarget(mask=torch.ones(8, 8, dtype=torch.bool)),
+        ClassTarget(mask=np.ones((8, 8), bool)),
     ],
     "method": [*METHODS, None, 3, "", "GRADCAM", ["gradcam"], b"gradcam"],
     "layer": [None, 3, "", [], [""], ["auto", "auto"], "dropout", "head", "*", {"relu2"}, b"relu2"],

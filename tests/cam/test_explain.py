@@ -81,7 +81,9 @@ def test_a_batch_of_mixed_questions_equals_each_alone() -> None:
     torch.manual_seed(0)
     model = torchvision.models.resnet18().eval()
     x = images(10, size=64)
-    methods = [name for name, method in METHODS.items() if not (method.steps or method.levels)]
+    methods = [
+        name for name, method in METHODS.items() if not (method.formula == "steps" or method.levels)
+    ]
     questions = [
         Question(
             targets=tuple(ClassTarget(t) for t in ([None], [3, 999], [], [None, 5, 7])[i % 4]),
@@ -175,7 +177,7 @@ def test_a_model_in_training_is_explained_in_eval_mode_and_left_training() -> No
 STEPS = [
     name
     for name, method in METHODS.items()
-    if method.steps and name not in (*ATTENDING, *DETECTING)
+    if method.formula == "steps" and name not in (*ATTENDING, *DETECTING)
 ]
 
 

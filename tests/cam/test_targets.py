@@ -177,7 +177,7 @@ def test_the_pixels_of_a_box(
 
 def test_a_mask_and_a_box_of_an_upright_segmenter() -> None:
     said = Output(segments=torch.zeros(2, 4, 2))
-    mask = torch.zeros(8, 6, dtype=torch.bool)
+    mask = np.zeros((8, 6), bool)
     mask[2:4, 3:] = True  # the second of four rows, the right of two columns
     for target in (ClassTarget(0, mask=mask), ClassTarget(0, box=(1, 1, 2, 2))):
         resolved = target.resolve(said)
@@ -303,7 +303,7 @@ def test_a_score_of_nothing_has_a_gradient_of_nothing() -> None:
 
 
 def test_a_mirrored_target_by_hand() -> None:
-    mask = torch.tensor([[True, False, False]])
+    mask = np.array([[True, False, False]])
     target = mirrored(ClassTarget(2, box=(1, 2, 4, 9), mask=mask), 10)
     assert isinstance(target, ClassTarget)
     assert (target.index, target.box) == (2, (6, 2, 9, 9))

@@ -16,7 +16,7 @@ STEPS = [
     name
     for name, method in METHODS.items()
     # These need attention, and the last a detector.
-    if method.steps and name not in ("rollout", "chefer", "legrad", "drise")
+    if method.formula == "steps" and name not in ("rollout", "chefer", "legrad", "drise")
 ]
 GRAPHS = {"gradient", "smoothgrad", "integratedgradients", "guidedbackprop", "fullgrad"}
 """The methods whose passes have a graph from the image on; of others at most from the layer on."""

@@ -194,7 +194,7 @@ def test_rise_on_few_pixels() -> None:
     [
         ClassTarget(0, against=True),
         UnitTarget("layer", 0, against=True),
-        SimilarityTarget("layer", torch.ones(2), against=True),
+        SimilarityTarget("layer", np.ones(2, np.float32), against=True),
     ],
 )
 def test_rise_refuses_whatever_is_against(target: ClassTarget) -> None:

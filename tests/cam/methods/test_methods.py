@@ -25,8 +25,9 @@ from torch import Tensor, nn
 from cam import explain
 from cam.drawing.heatmap import minmax
 from cam.errors import GridTooLarge, UnknownMethod
-from cam.methods import METHODS, Method, method_named
+from cam.methods import METHODS, method_named
 from cam.methods.components import eigencam, fem, kpcacam
+from cam.methods.formulas import MAPS, SCORES, STEPS, WEIGHTS, apply
 
 # Two channels:      A_1        A_2            G_1        G_2
 A = torch.tensor([[[[1.0, 2], [3, 4]], [[1, 0], [0, 1]]]])
@@ -76,11 +77,18 @@ def test_every_method_is_worked_by_hand() -> None:
     assert set(BY_HAND) | elsewhere == set(ONE_PASS)
 
 
-def one_pass(method: Method) -> Callable[[Tensor, Tensor], Tensor]:
-    return lambda a, g: method.apply(a, g)[0].relu()
+def test_every_method_has_the_function_that_its_entry_names() -> None:
+    for formula, functions in (("weights", {*WEIGHTS}), ("map", {*MAPS}), ("steps", {*STEPS})):
+        named = {name for name, method in METHODS.items() if method.formula == formula}
+        assert functions == named
+    assert set(SCORES) <= set(METHODS)
 
 
-ONE_PASS = {name: one_pass(method) for name, method in METHODS.items() if not method.steps}
+def one_pass(method: str) -> Callable[[Tensor, Tensor], Tensor]:
+    return lambda a, g: apply(method, a, g)[0].relu()
+
+
+ONE_PASS = {name: one_pass(name) for name, each in METHODS.items() if each.formula != "steps"}
 WORKED = [name for name, values in BY_HAND.items() if values]
 
 
@@ -172,7 +180,7 @@ def test_gradcam_plusplus_is_exact_where_the_cube_of_the_gradient_underflows() -
 def test_gradcam_plusplus_has_no_weight_where_the_denominator_is_zero() -> None:
     # Σ A = -2 and G = 1: 2 + 1·(-2) = 0. Nothing is left, below 0 neither.
     a, g = torch.full((1, 1, 1, 2), -1.0), torch.ones(1, 1, 1, 2)
-    torch.testing.assert_close(METHODS["gradcam++"].apply(a, g)[0], torch.zeros(1, 1, 2))
+    torch.testing.assert_close(apply("gradcam++", a, g)[0], torch.zeros(1, 1, 2))
 
 
 def test_xgradcam_ignores_a_channel_without_activation() -> None:
@@ -197,14 +205,12 @@ def test_eigen_smoothing_in_half_precision_costs_nothing_but_its_own_rounding() 
     a = torch.rand(2, 3, 8, 8, generator=rng).bfloat16()
     g = torch.randn(2, 3, 8, 8, generator=rng).bfloat16()
     for name in ("hirescam", "gradcam"):
-        found = METHODS[name].apply(a, g, eigen=True)
-        torch.testing.assert_close(found, METHODS[name].apply(a.float(), g.float(), eigen=True))
+        found = apply(name, a, g, eigen=True)
+        torch.testing.assert_close(found, apply(name, a.float(), g.float(), eigen=True))
 
 
 def weights_of(method: str, a: Tensor, g: Tensor) -> Tensor:
-    weights = METHODS[method].weights
-    assert weights
-    return weights(a, g)
+    return WEIGHTS[method](a, g)
 
 
 def test_weights_by_hand() -> None:
@@ -218,20 +224,20 @@ def test_weights_by_hand() -> None:
     torch.testing.assert_close(weights_of("xgradcam", a, g), expected)
 
 
-@pytest.mark.parametrize("method", [name for name in METHODS if METHODS[name].weights])
+@pytest.mark.parametrize("method", WEIGHTS)
 def test_weights_are_float32(method: str) -> None:
     assert weights_of(method, A.bfloat16(), G.bfloat16()).dtype == torch.float32
 
 
 def test_without_the_relu_both_sides_are_there() -> None:
     # 0.75 A_1 - A_2
-    found, _ = METHODS["gradcam"].apply(A, G)
+    found, _ = apply("gradcam", A, G)
     torch.testing.assert_close(found, torch.tensor([[[-0.25, 1.5], [2.25, 2]]]))
 
 
 def test_eigen_smoothing_is_the_component_of_what_would_be_summed() -> None:
     """HiResCAM's weighted activations are G ⊙ A: smoothed it is EigenGrad-CAM."""
-    found, _ = METHODS["hirescam"].apply(A, G, eigen=True)
+    found, _ = apply("hirescam", A, G, eigen=True)
     torch.testing.assert_close(found, torch.tensor([BY_HAND["eigengradcam"]]))
 
 

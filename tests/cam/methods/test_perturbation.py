@@ -29,7 +29,7 @@ from cam import (
 )
 from cam.drawing.heatmap import minmax
 from cam.errors import LayerReused, MethodUnsuited, UnknownLayer
-from cam.methods.subject import Passes, Progress
+from cam.methods.progress import Passes, Progress
 from cam.outputs.reading import Reading
 from cam.passes.stepwise import finish
 from tests.cam.nets import hook_count, small

@@ -46,7 +46,7 @@ FOUND = Output(
         torch.tensor([0.9, 0.8, 0.7]),
     )
 )
-TOP_LEFT = torch.tensor([[True, False], [False, False]])
+TOP_LEFT = np.array([[True, False], [False, False]])
 
 
 @pytest.mark.parametrize(
@@ -76,7 +76,7 @@ def test_a_segmenters_probability_is_its_mean_over_the_mask() -> None:
 
 
 def test_a_mask_of_another_size_lies_over_the_same_pixels() -> None:
-    big = torch.zeros(6, 6, dtype=torch.bool)
+    big = np.zeros((6, 6), bool)
     big[:3, :3] = True
     assert float(ClassTarget(0, mask=big).resolve(SEGMENTS).score(SEGMENTS)) == 4
 
@@ -152,7 +152,7 @@ def test_every_shape_of_output() -> None:
 
 def test_a_segmenters_map_is_the_gradient_of_the_masks_sum() -> None:
     model, x = segmenter(), images(2, size=64)
-    mask = torch.zeros(64, 64, dtype=torch.bool)
+    mask = np.zeros((64, 64), bool)
     mask[:20, 30:] = True
     layer = "backbone.6"
     found = explain(model, x, target=ClassTarget(2, mask=mask), layer=layer, signed=True)
@@ -228,7 +228,7 @@ def test_likeness() -> None:
     with torch.no_grad():
         maps = model.relu2(model.conv2(model.relu1(model.conv1(x))))
     other = embedding_of(maps[1])
-    target = SimilarityTarget("relu2", other)
+    target = SimilarityTarget("relu2", other.numpy())
     first, same = explain(model, x, target=target, layer="relu1", signed=True)
     mine = maps[0].mean((1, 2))
     expected = float(torch.nn.functional.cosine_similarity(mine, other, dim=0))

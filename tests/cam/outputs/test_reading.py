@@ -218,7 +218,7 @@ def test_a_layer_behind_the_softmax_changes_nothing() -> None:
     x = images(1)
     with torch.no_grad():
         expected = float(model(x)[0, 1].mean())
-    mask = torch.ones(8, 8, dtype=torch.bool)
+    mask = np.ones((8, 8), bool)
     for layer in ("0", "1"):
         (found,) = explain(model, x, target=ClassTarget(1, mask=mask), layer=layer)
         assert found.probability == pytest.approx(expected)

@@ -156,7 +156,8 @@ def test_the_model_and_the_random_state_are_left_as_found() -> None:
 
 
 @pytest.mark.parametrize(
-    "method", [name for name, each in METHODS.items() if each.steps and name not in DETECTING]
+    "method",
+    [name for name, each in METHODS.items() if each.formula == "steps" and name not in DETECTING],
 )
 def test_with_chunks_of_one_no_pass_has_two_images(method: str) -> None:
     attending = method in ("rollout", "chefer", "legrad")

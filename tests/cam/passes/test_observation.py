@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from cam import ClassTarget, gallery, observe
 from cam.errors import UnknownLayer
-from cam.passes.observation import statistics
+from cam.observations import statistics
 from tests.cam.nets import hook_count
 
 
@@ -103,7 +103,7 @@ def test_a_real_networks_maps_at_every_depth() -> None:
     for found, side in zip(
         observe(model, image, layers, ClassTarget()), (32, 8, 2, 0), strict=True
     ):
-        maps = found.channels()
+        maps = found.maps
         if not side:
             assert maps is None
             continue

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from cam import METHODS, ClassTarget, Question, explain, explain_in_steps
 from cam.drawing.heatmap import fuse, minmax, symmetric
 from cam.errors import MethodUnsuited
-from cam.methods.subject import Progress
+from cam.methods.progress import Progress
 from tests.cam.nets import hook_count, images, small
 
 
@@ -152,7 +152,7 @@ def test_a_mask_is_mirrored_with_its_image() -> None:
             return torch.cat([seen, -seen], 1)
 
     x = torch.rand(1, 3, 4, 4, generator=torch.Generator().manual_seed(0)) + 0.5
-    mask = torch.zeros(4, 4, dtype=torch.bool)
+    mask = np.zeros((4, 4), bool)
     mask[:, :2] = True
     for target in (ClassTarget(0, mask=mask), ClassTarget(0, box=(0, 0, 2, 4))):
         (found,) = explain(

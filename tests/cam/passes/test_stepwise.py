@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from cam import METHODS, Answer, ClassTarget, Question, Reading, explain, explain_in_steps
-from cam.methods.subject import Progress
+from cam.methods.progress import Progress
 from cam.passes.stepwise import finish
 from cam.positions.locate import locate
 from tests.cam.nets import images, small
@@ -69,7 +69,7 @@ def run(method: str, *, chunk: int, budget: int) -> tuple[list[Progress], list[i
 
 
 def test_every_method_of_many_passes_is_counted() -> None:
-    steps = {name for name, method in METHODS.items() if method.steps}
+    steps = {name for name, method in METHODS.items() if method.formula == "steps"}
     others = {"rollout", "chefer", "legrad", "drise"}  # need attention or a detector: see there
     assert steps == set(PASSES) | others
 

@@ -55,7 +55,9 @@ def mixed(index: int) -> Question:
     of blocks.5.3.bn1 is 4e-7 alone and -3e-7 in a batch.
     """
     targets = ([None], [285], [967, 5], [None, 1, 2])[index % 4]
-    one_pass = [name for name, method in METHODS.items() if not (method.steps or method.levels)]
+    one_pass = [
+        name for name, method in METHODS.items() if not (method.formula == "steps" or method.levels)
+    ]
     method = one_pass[index % len(one_pass)]
     layers: tuple[str, ...] = ("bn2",)
     if not METHODS[method].differentiates:

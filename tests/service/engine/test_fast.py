@@ -34,9 +34,7 @@ from tests.service.conftest import encoded, noise, wait_until_ready
 TINY = "factory:tests.service.factories:tiny"
 
 JUDGED = {
-    name
-    for name, method in METHODS.items()
-    if method.steps is None and method.map is None and not method.levels
+    name for name, method in METHODS.items() if method.formula == "weights" and not method.levels
 }
 """The methods that a fast path in half precision may serve a classifier's maps by."""
 

@@ -171,7 +171,10 @@ def test_plus_signs_and_forms(client: TestClient, cat: bytes) -> None:
         ({"method": ["gradcam", "rollout"]}, 422, "cannot do rollout"),
         ({"method": ["gradcam", "fem"], "signed": True}, 422, "fem has nothing below 0 to show"),
         (
-            {"method": [name for name in METHODS if METHODS[name].weights], "layer": "blocks.*"},
+            {
+                "method": [name for name in METHODS if METHODS[name].formula == "weights"],
+                "layer": "blocks.*",
+            },
             422,
             "maps; at most 100",
         ),

@@ -1,0 +1,46 @@
+"""What a method of many passes reports: its progress, the passes it made, and its completeness."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Progress:
+    """Progress of a method, in forward passes of one image."""
+
+    done: int
+    total: int
+    method: str | None = None
+    """Name of the method, if several methods explain the image."""
+
+
+@dataclass(frozen=True)
+class Completeness:
+    """The sum of attributions, and the value that the sum should have."""
+
+    attributed: float
+    """Sum of all attributions."""
+    difference: float
+    """Value that the sum should have: the score, minus that of the baseline if there is one."""
+
+
+@dataclass(frozen=True)
+class Passes:
+    """Number of passes that a method of many passes has made."""
+
+    made: int
+    of: int
+    """Number of passes of the full method; a method of channels then uses all channels."""
+    stopped: bool = False
+    """Whether the time ran out before the budget was used."""
+
+    @property
+    def warning(self) -> str | None:
+        """Warning that passes are missing; None if all were made."""
+        if self.made >= self.of:
+            return None
+        share = f"{self.made} of the {self.of} passes that the method takes were made"
+        if self.stopped:
+            return f"{share}, for the time was up; a job has all the time"
+        return f"{share}, those of the channels of the greatest variance: a larger budget has more"
