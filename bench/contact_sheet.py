@@ -16,7 +16,7 @@ from starlette.testclient import TestClient
 
 from cam import METHODS
 from service.core.settings import Settings
-from service.http.app import create_app
+from service.local.app import create_app
 
 COLUMNS, WIDTH, CAPTION, GAP = 6, 300, 44, 8
 

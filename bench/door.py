@@ -35,11 +35,11 @@ from bench.library import record
 from bench.load import closed
 from bench.service import SERVE, photographs, started
 from cam import ClassTarget, Question
+from service.core.allocator import keep_memory
 from service.core.metrics import Metrics
-from service.engine.allocator import keep_memory
 from service.engine.engine import Engine
+from service.loading.served_model import load
 from service.models.catalog import ModelEntry
-from service.models.served_model import load
 from service.pipeline.images import decode
 
 MODELS: dict[str, dict[str, Any]] = {

@@ -27,11 +27,11 @@ from rich.table import Table
 
 from bench.library import build, head_of, record
 from cam import ClassTarget, Question, explain_batch
+from service.core.allocator import keep_memory
 from service.core.metrics import Metrics
-from service.engine.allocator import keep_memory
 from service.engine.engine import Engine
+from service.loading.served_model import load
 from service.models.catalog import ModelEntry
-from service.models.served_model import load
 from service.pipeline.images import decode
 from service.pipeline.parameters import Parameters
 from service.pipeline.rendering import Caption, draw

@@ -42,8 +42,8 @@ from cam import ClassTarget, Question, default_layer, explain_batch, survey
 from cam.errors import MethodUnsuited
 from cam.methods.head import PooledHead, pooled_head
 from cam.passes.fast import FastPath
+from service.loading.served_model import load
 from service.models.catalog import EMBEDDED
-from service.models.served_model import load
 
 MIDDLE = {
     "resnet50": "layer2",

@@ -30,7 +30,7 @@ from starlette.testclient import TestClient
 
 from cam import METHODS
 from service.core.settings import Settings
-from service.http.app import create_app
+from service.local.app import create_app
 
 MODEL = "/v1/models/efficientnet-lite0"
 PHOTOS = {

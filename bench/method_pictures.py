@@ -21,7 +21,7 @@ from starlette.testclient import TestClient
 
 from cam import METHODS
 from service.core.settings import Settings
-from service.http.app import create_app
+from service.local.app import create_app
 
 WIDTH, QUALITY = 256, 80
 FINE = {"gradient", "smoothgrad", "integratedgradients", "guidedbackprop", "guidedgradcam"}

@@ -43,8 +43,8 @@ from bench.parity_pixels import PIXELS
 from cam import METHODS, CamError, Layer, default_layer, explain, survey
 from cam.drawing.heatmap import minmax
 from cam.methods.pixels import NOISE
+from service.loading.served_model import load
 from service.models.catalog import EMBEDDED
-from service.models.served_model import load
 
 RANDOM = ("resnet50", "vgg16", "densenet121", "convnext_tiny", "vit_b_16", "swin_t")
 MODELS = (*RANDOM, EMBEDDED.name)

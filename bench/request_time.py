@@ -36,7 +36,7 @@ import service.pipeline.images
 import service.pipeline.rendering
 from bench.service import ask_until_ready, photographs, serving
 from service.core.settings import Settings
-from service.http.app import create_app
+from service.local.app import create_app
 from service.models.catalog import ModelEntry
 from service.models.preprocessing import Preprocessing
 

@@ -36,8 +36,8 @@ from cam.passes.fast import FastPath
 from cam.passes.openvino import HINTS, OpenVinoPath
 from service.core.metrics import Metrics
 from service.engine.engine import Engine
+from service.loading.served_model import ServedModel, load
 from service.models.catalog import EMBEDDED, ModelEntry
-from service.models.served_model import ServedModel, load
 
 MODELS = ("efficientnet-lite0", "resnet50", "mobilenet_v3_large", "densenet121", "vgg16",
           "convnext_tiny", "swin_t", "vit_tiny")  # fmt: skip

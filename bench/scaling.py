@@ -35,13 +35,13 @@ from service.jobs.folder import Folder
 from service.jobs.records import NewItem, NewJob
 from service.jobs.store import Store
 from service.jobs.submission import Submissions
+from service.local.session import local_session
 from service.pipeline.images import decode
 from service.pipeline.json_records import caption_of, describe_target
 from service.pipeline.parameters import Parameters
 from service.pipeline.rendering import draw as draw_map
 from service.pipeline.resolve import questions_of
 from service.pipeline.rows import Row
-from service.pipeline.session import local_session
 
 PHOTOS = 60
 

@@ -41,11 +41,11 @@ from rich.table import Table
 from bench.library import record
 from bench.load import Connections, Send, closed, poisson
 from cam import ClassTarget, Question
+from service.core.allocator import keep_memory
 from service.core.metrics import Metrics
-from service.engine.allocator import keep_memory
 from service.engine.engine import Engine
+from service.loading.served_model import load
 from service.models.catalog import ModelEntry
-from service.models.served_model import load
 
 PHOTOS = 256
 HERE = Path(__file__).parent

@@ -21,7 +21,7 @@ from rich.table import Table
 from starlette.testclient import TestClient
 
 from service.core.settings import Settings
-from service.http.app import create_app
+from service.local.app import create_app
 
 MODEL = "/v1/models/efficientnet-lite0"
 FIVE = ["gradcam", "hirescam", "layercam", "xgradcam", "fem"]

@@ -2,10 +2,42 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import dataclass
+
 import numpy as np
 from numpy.typing import NDArray
 
 from cam.drawing.heatmap import Float, shrink
+
+LEAST = 0.98
+"""Least Pearson correlation at which two maps count as the same."""
+EXACT = 1e-4
+"""Largest difference between two maps, as a share of the maximum, that rounding in float32 may
+cause. Two float32 convolutions that add in another order differ by some 1e-6."""
+
+
+@dataclass(frozen=True)
+class Fidelity:
+    """Pearson's correlation, -1 … 1, of a method's fast maps with the exact ones over several
+    images."""
+
+    median: float
+    worst: float
+    difference: float = math.inf
+    """Largest difference between a fast map and the exact one, at any position of any image, as a
+    share of the exact map's maximum."""
+
+    @property
+    def exact(self) -> bool:
+        """Whether the fast maps are the exact ones up to rounding in float32."""
+        return self.enough and self.difference <= EXACT
+
+    @property
+    def enough(self) -> bool:
+        """Whether the fast path may serve the method. The worst correlation decides, so the median
+        needs no test."""
+        return self.worst >= LEAST
 
 
 def spearman(first: Float, second: Float) -> float | None:

@@ -19,6 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from cam.agreement import LEAST, Fidelity
 from cam.errors import CamError, Unfaithful
 from cam.explanation import Answer, Map, Question
 from cam.methods import METHODS
@@ -26,11 +27,6 @@ from cam.outputs.output import Output
 from cam.passes.fast import CompiledPath
 from cam.targets import ClassTarget, Target
 
-LEAST = 0.98
-"""Least Pearson correlation at which two maps count as the same."""
-EXACT = 1e-4
-"""Largest difference between two maps, as a share of the maximum, that rounding in float32 may
-cause. Two float32 convolutions that add in another order differ by some 1e-6."""
 ROUNDINGS = 8
 """Largest difference between the logits of two classes that a fast path may confuse, in roundings:
 see `roundings_apart`. Every layer rounds. The error of EfficientNet-Lite0's logits is 1.4 roundings
@@ -40,29 +36,6 @@ POSITIONS = 4096
 """Largest number of a segmenter's pixels at which logits are compared."""
 
 Explain = Callable[[Tensor, Sequence[Question]], list[Answer | CamError]]
-
-
-@dataclass(frozen=True)
-class Fidelity:
-    """Pearson's correlation, -1 … 1, of a method's fast maps with the exact ones over several
-    images."""
-
-    median: float
-    worst: float
-    difference: float = math.inf
-    """Largest difference between a fast map and the exact one, at any position of any image, as a
-    share of the exact map's maximum."""
-
-    @property
-    def exact(self) -> bool:
-        """Whether the fast maps are the exact ones up to rounding in float32."""
-        return self.enough and self.difference <= EXACT
-
-    @property
-    def enough(self) -> bool:
-        """Whether the fast path may serve the method. The worst correlation decides, so the median
-        needs no test."""
-        return self.worst >= LEAST
 
 
 def likeness(one: Answer | CamError, other: Answer | CamError) -> float | None:

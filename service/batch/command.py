@@ -18,13 +18,13 @@ from service.batch.inputs import open_inputs
 from service.batch.parts import MANIFEST, PARTS, Parts
 from service.batch.progress import Tally, begun, say, shown
 from service.batch.work import Item, check, explain_item, made_with, raise_last
+from service.core.allocator import keep_memory
 from service.core.concurrency import explain_many
 from service.core.errors import ConfigError, InsufficientStorage, Problem, Unavailable
 from service.core.settings import Settings
-from service.engine.allocator import keep_memory
+from service.local.session import local_session
 from service.pipeline.images import decoders_heard
 from service.pipeline.rows import DECODER, PICTURES, Row, failed_row
-from service.pipeline.session import local_session
 
 PART_ROWS: Final = 500
 PART_SECONDS: Final = 10.0

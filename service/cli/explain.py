@@ -15,13 +15,13 @@ from rich.text import Text
 
 from service.core.errors import ConfigError, Problem
 from service.core.settings import Settings
+from service.local.session import local_session
 from service.pipeline.images import read_file
 from service.pipeline.instances import Instance
 from service.pipeline.parameters import Parameters
 from service.pipeline.rendering import Drawing
 from service.pipeline.resolve import questions_of
 from service.pipeline.rows import Row
-from service.pipeline.session import local_session
 from service.pipeline.validation import parameter_problem
 
 

@@ -241,7 +241,7 @@ def _pairs(given: list[str]) -> dict[str, str]:
 @cli.command()
 def openapi() -> None:
     """Print the HTTP contract as an OpenAPI document."""
-    from service.http.app import create_app
+    from service.local.app import create_app
 
     document = json.dumps(create_app(Settings()).openapi(), indent=2, ensure_ascii=False)
     sys.stdout.buffer.write(f"{document}\n".encode())  # JSON is UTF-8, unlike some terminals

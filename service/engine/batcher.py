@@ -18,6 +18,7 @@ from time import perf_counter
 from types import TracebackType
 from typing import Generic, TypeVar
 
+from service.backend.outcome import Outcome
 from service.core.pool import Priority
 
 COURTESY_SECONDS = 0.03
@@ -45,17 +46,6 @@ class Closed(Exception):
     def __init__(self, words: str, *, blamed: bool = False) -> None:
         super().__init__(words)
         self.blamed = blamed
-
-
-@dataclass(frozen=True)
-class Outcome(Generic[Result]):
-    """An item's result, with the time it waited and the time it ran."""
-
-    value: Result
-    queued_seconds: float
-    run_seconds: float
-    """Run time of the whole batch."""
-    batch_size: int
 
 
 @dataclass(frozen=True, eq=False)

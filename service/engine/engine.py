@@ -19,7 +19,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from cam import (
-    Answer,
     CamError,
     ClassTarget,
     Concept,
@@ -32,10 +31,15 @@ from cam import (
     factorise,
     observe,
 )
+from cam.agreement import Fidelity
+from cam.explanation import Answer as Explained
 from cam.explanation import join
 from cam.methods.progress import Progress
+from cam.outputs.output import Output
 from cam.passes.fast import CompiledPath
-from cam.passes.fidelity import Fidelity
+from service.backend.answers import Answer, Boxes, Prediction
+from service.backend.interface import NOTHING, Listener, Pixels
+from service.backend.outcome import Outcome
 from service.core.choices import Runtime
 from service.core.errors import (
     RETRY_AFTER_SECONDS,
@@ -46,25 +50,19 @@ from service.core.errors import (
 )
 from service.core.metrics import Metrics
 from service.core.pool import Priority
-from service.engine.allocator import is_of_memory
-from service.engine.batcher import Batcher, Closed, Full, Outcome
+from service.engine.batcher import Batcher, Closed, Full
+from service.engine.memory import is_of_memory
 from service.engine.warming import warm_paths
-from service.models.devices import bind
-from service.models.served_model import ServedModel
+from service.loading.devices import bind
+from service.loading.served_model import ServedModel
 
 BACKGROUND_GROUP = 4
 """Number of background images in one forward pass on a CPU. Larger passes are no faster per image
 there, and a small one ends soon."""
 
-NOTHING = Question((), "gradcam", ())
-"""A question that asks for no map, so that its answer holds only the prediction."""
-
 Looked = list[Observation] | list[Concept] | NDArray[np.float32]
 Worked = Answer | Progress | Looked
 Steps = Generator[Progress, None, Answer | CamError | Looked]
-Listener = Callable[[Progress], None]
-Pixels = NDArray[np.uint8]
-"""An image as the model sees it, not normalised: RGB (H, W, 3)."""
 Value = TypeVar("Value", bound=Looked)
 
 
@@ -232,7 +230,7 @@ class Engine:
             steps = explain_in_steps(
                 model.module, image, only, chunk=chunk, reading=reading, stop=stop
             )
-            return (yield from steps)
+            return _plain((yield from steps))
 
         def stop() -> bool:
             return until is not None and only.budget is None and monotonic() > until
@@ -357,10 +355,37 @@ class Engine:
             images = self._input(pixels, channels_last=model.channels_last)
             head, reading = model.head, model.reading
             answers = explain_batch(model.module, images, questions, head=head, reading=reading)
-        return [join(answers[turn :: len(items)]) for turn in range(len(items))]
+        return [_plain(join(answers[turn :: len(items)])) for turn in range(len(items))]
 
     def _input(self, pixels: Sequence[Pixels], *, channels_last: bool = False) -> Tensor:
         """Return images of one size, normalised and in the model's dtype, as (N, 3, H, W)."""
         layout = torch.channels_last if channels_last else torch.contiguous_format
         images = self.model.normalise(np.stack(pixels)).to(self.model.dtype)
         return images.contiguous(memory_format=layout)
+
+
+def _plain(found: Explained | CamError) -> Answer | CamError:
+    """Return an answer as plain data. Targets lose their masks, which no caller reads."""
+    if isinstance(found, CamError):
+        return found
+    explanations = tuple(
+        replace(each, target=replace(each.target, mask=None))
+        if isinstance(each.target, ClassTarget) and each.target.mask is not None
+        else each
+        for each in found.explanations
+    )
+    return Answer(_prediction(found.output), explanations)
+
+
+def _prediction(said: Output) -> Prediction:
+    if said.logits is not None:
+        assert said.probabilities is not None
+        # A copy, because a view would keep the logits of the whole batch in memory.
+        return Prediction(said.logits.numpy().copy(), said.probabilities.numpy())
+    if said.segments is not None:
+        wins = said.segments.argmax(0).flatten()
+        counts = wins.bincount(minlength=len(said.segments)).cpu().numpy()
+        return Prediction(shares=counts / len(wins))
+    assert said.detections is not None
+    found = said.detections
+    return Prediction(boxes=Boxes(found.boxes.numpy(), found.labels.numpy(), found.scores.numpy()))

@@ -12,9 +12,9 @@ from service.core.errors import one_line
 from service.core.metrics import Metrics
 from service.engine.engine import Engine
 from service.engine.replicas import Replicas
+from service.loading.devices import bind, usable
+from service.loading.served_model import ServedModel, load
 from service.models.catalog import ModelEntry
-from service.models.devices import bind, usable
-from service.models.served_model import ServedModel, load
 
 LOOK_SECONDS = 0.25
 AGAIN_SECONDS = 5.0

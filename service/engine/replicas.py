@@ -9,17 +9,19 @@ from dataclasses import fields, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from cam import Answer, Concept, Explanation, Observation, Question, Target
+from cam import Concept, Explanation, Observation, Question, Target
+from cam.agreement import Fidelity
 from cam.methods.progress import Progress
-from cam.passes.fidelity import Fidelity
+from service.backend.answers import Answer
+from service.backend.interface import Listener, Pixels
+from service.backend.outcome import Outcome
 from service.core.choices import Runtime
 from service.core.metrics import Metrics
 from service.core.pool import Priority
-from service.engine.batcher import Outcome
-from service.engine.engine import Engine, Listener, Pixels
+from service.engine.engine import Engine
 from service.engine.response_cache import ResponseCache
+from service.loading.served_model import ServedModel
 from service.models.preprocessing import ModelInput
-from service.models.served_model import ServedModel
 
 
 class Replicas:
@@ -85,6 +87,11 @@ class Replicas:
         return all(engine.is_fast(method) for engine in self.engines)
 
     @property
+    def copies(self) -> int:
+        """Number of copies of the model, one for each engine."""
+        return len(self.engines)
+
+    @property
     def alive(self) -> bool:
         """Whether at least one engine is alive."""
         return any(engine.alive for engine in self.engines)
@@ -102,25 +109,7 @@ class Replicas:
         priority: Priority = "interactive",
         until: float | None = None,
     ) -> Outcome[Answer]:
-        """Answer one or more questions about one image. An answer from the cache has times and a
-        batch size of 0.
-
-        Args:
-            questions: at least one, all with the same targets and each with a different method.
-                One-pass methods share a forward pass, and those that use the fast path share
-                another one. Each method of many passes runs by itself. If the model chooses the
-                class, all methods explain the same class.
-            progress: called with the progress of methods of many passes.
-            priority: background questions run at lower priority than interactive ones, and their
-                answers are not cached.
-            until: see `Engine.answer`.
-
-        Returns:
-            One answer, with its explanations in the order of the questions.
-
-        Raises:
-            The same errors as `Engine.answer`.
-        """
+        """Answer one or more questions about one image: see `ModelBackend.answer`."""
         if len(questions) == 1:
             return await self._answer(seen, questions, progress, priority, until)
         outcomes: list[Outcome[Answer]] = []
@@ -220,14 +209,9 @@ def _key(seen: ModelInput, questions: Sequence[Question]) -> bytes:
 
 def _bytes_of(outcome: Outcome[Answer]) -> int | None:
     """Return the size of an answer in the cache, in bytes; None if it must not be cached."""
-    output = outcome.value.output
-    if any(each.passes and each.passes.stopped for each in outcome.value.explanations):
+    answer = outcome.value
+    if any(each.passes and each.passes.stopped for each in answer.explanations):
         return None  # a deadline stopped it; a later request may have more time
-    if output.segments is not None or output.layers:
-        return None
-    # A view keeps the whole storage of its batch in memory, so the whole storage counts.
-    numbers = sum(each.untyped_storage().nbytes() for each in output.numbers)
-    maps = [
-        each.map if each.map.base is None else each.map.base for each in outcome.value.explanations
-    ]
-    return 2000 + numbers + sum(each.nbytes for each in maps)
+    # A view keeps the maps of its whole batch in memory, so these count.
+    maps = [each.map if each.map.base is None else each.map.base for each in answer.explanations]
+    return 2000 + answer.prediction.nbytes + sum(each.nbytes for each in maps)

@@ -14,12 +14,13 @@ from PIL import Image
 from torch import Tensor
 
 from cam import METHODS, Answer, CamError, ClassTarget, Question, explain_batch
+from cam.agreement import EXACT, LEAST, Fidelity
 from cam.passes.fast import CompiledPath
-from cam.passes.fidelity import EXACT, LEAST, Fidelity, judge
+from cam.passes.fidelity import judge
 from cam.passes.layout import MARGIN, fastest
 from cam.passes.samples import samples
 from service.core.errors import one_line
-from service.models.served_model import ServedModel
+from service.loading.served_model import ServedModel
 
 SAMPLES = 7
 """Number of images that the two paths are compared on. It divides no power of two, so the images

@@ -8,11 +8,11 @@ from fastapi import APIRouter
 from starlette.responses import HTMLResponse, Response
 
 from cam import METHODS
-from cam.passes.fidelity import Fidelity
+from cam.agreement import Fidelity
+from service.backend.interface import Backend
 from service.core import model_schemas
 from service.core.errors import RETRY_AFTER_SECONDS, Unavailable
 from service.core.metrics import CONTENT_TYPE, Metrics
-from service.engine.manager import ModelManager
 from service.http.contract import answers
 from service.pipeline.json_records import describe_input
 
@@ -33,7 +33,7 @@ def _fidelity(found: Fidelity | None) -> model_schemas.FidelityDescription | Non
     return model_schemas.FidelityDescription(median=found.median, worst=found.worst)
 
 
-def make_about_router(*, manager: ModelManager, metrics: Metrics) -> APIRouter:
+def make_about_router(*, manager: Backend, metrics: Metrics) -> APIRouter:
     router = APIRouter()
     page = PAGE.read_text(encoding="utf-8")
 
@@ -106,7 +106,7 @@ def make_about_router(*, manager: ModelManager, metrics: Metrics) -> APIRouter:
             ready=manager.model_ready(model),
             source=served.source,
             device=replicas.devices,
-            dtype=str(served.dtype).removeprefix("torch."),
+            dtype=served.precision,
             kind=served.kind,
             activation=served.activation,
             activation_reason=served.activation_reason,
@@ -157,7 +157,7 @@ def make_about_router(*, manager: ModelManager, metrics: Metrics) -> APIRouter:
                     name=layer.name,
                     type=layer.type,
                     output_shape=None if layer.shape is None else list(layer.shape),
-                    grid=layer.grid and (layer.grid.height, layer.grid.width),
+                    grid=layer.grid,
                     explainable=layer.explainable,
                     reason=layer.problem,
                     default=layer.name == served.default_layer,

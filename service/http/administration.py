@@ -10,6 +10,7 @@ from pydantic import ValidationError
 from starlette.requests import Request
 from starlette.responses import Response
 
+from service.backend.interface import Backend
 from service.core import model_schemas
 from service.core.errors import (
     BodyTooLarge,
@@ -23,7 +24,6 @@ from service.core.errors import (
 )
 from service.core.pydantic_errors import mistake
 from service.core.schemas import dump
-from service.engine.manager import ModelManager
 from service.http import documentation
 from service.http.contract import answers
 from service.limits.admission import Admission
@@ -38,7 +38,7 @@ WORDS = {
 
 
 def make_administration_router(
-    *, manager: ModelManager, admission: Admission, allowed_sources: Sequence[str]
+    *, manager: Backend, admission: Admission, allowed_sources: Sequence[str]
 ) -> APIRouter:
     router = APIRouter(tags=["models"])
 

@@ -12,7 +12,7 @@ from starlette.responses import Response
 from service import __version__
 from service.core.errors import NotAcceptable, Problem, unexpected
 from service.core.schemas import FailedInstance, ProblemDocument
-from service.models.served_model import ServedModel
+from service.models.info import ModelInfo
 from service.pipeline.instances import Instance
 from service.pipeline.parameters import PredictParameters
 
@@ -95,7 +95,7 @@ async def as_ready(
             task.cancel()
 
 
-def entity_tag(model: ServedModel, media_type: str, instances: Sequence[Instance[P]]) -> str:
+def entity_tag(model: ModelInfo, media_type: str, instances: Sequence[Instance[P]]) -> str:
     """Return a tag that is equal for the same images, ids, model weights and parameters as sent.
 
     The tag is weak, because the last bits of a map may depend on the batch it was computed in.

@@ -21,12 +21,12 @@ from starlette.responses import Response
 from starlette.routing import Match
 
 from service import __version__
+from service.backend.interface import Backend
+from service.core.allocator import give_back_memory
 from service.core.errors import MalformedRequest, MethodNotAllowed, Problem, UnknownRoute
 from service.core.metrics import Metrics
 from service.core.settings import Settings
 from service.core.threads import one_each
-from service.engine.allocator import give_back_memory
-from service.engine.manager import ModelManager
 from service.http.about import make_about_router
 from service.http.administration import make_administration_router
 from service.http.answers import problem_response
@@ -42,7 +42,7 @@ from service.limits.admission import Admission
 from service.limits.body_budget import BodyBudget
 from service.limits.fetch import Fetcher
 from service.limits.keys import read_keys
-from service.models.catalog import EMBEDDED, ModelEntry
+from service.models.catalog import ModelEntry
 from service.pipeline.pipeline import make_pipeline
 
 OWN_HEADERS = ("X-API-Key", "X-Request-ID", "X-Request-Timeout", "Idempotency-Key")
@@ -61,15 +61,20 @@ class ModelName(StringConvertor):
     regex = "[^/:]+"
 
 
-def create_app(settings: Settings, entries: Sequence[ModelEntry] = (EMBEDDED,)) -> FastAPI:
-    """Create the app that serves these models. They load when the app starts, not before;
-    `app.state.manager` reports their state."""
+def make_app(
+    settings: Settings, entries: Sequence[ModelEntry], *, manager: Backend, metrics: Metrics
+) -> FastAPI:
+    """Make the app that serves the models of a backend.
+
+    Args:
+        entries: the configured models, which may be added again after they were removed.
+        manager: the backend; the app enters it when it starts, and leaves it when it ends.
+        metrics: the metrics that `GET /metrics` shows, and to which the backend adds its own.
+    """
     register_url_convertor("model", ModelName())
     # Refuse a picture about whose size Pillow would only warn.
     warnings.simplefilter("error", Image.DecompressionBombWarning)
     keys = read_keys(settings.keys) if settings.keys else None
-    metrics = Metrics()
-    manager = ModelManager(entries, settings=settings, metrics=metrics)
     pipeline = make_pipeline(settings, metrics)
     fetcher = Fetcher(hosts=settings.image_hosts, max_bytes=settings.max_body_bytes)
     admission = Admission(settings.max_queue, metrics=metrics)

@@ -11,9 +11,9 @@ from starlette.convertors import PathConvertor, register_url_convertor
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
+from service.backend.interface import Backend
 from service.core.errors import InsufficientStorage, InvalidParameter, Unavailable
 from service.core.schemas import dump
-from service.engine.manager import ModelManager
 from service.http import documentation
 from service.http.contract import READING_JOBS, answers, takes, worked_example
 from service.http.job_queries import ArchiveQuery, CancelQuery, ListQuery, ResultsQuery
@@ -45,7 +45,7 @@ class ItemId(PathConvertor):
     regex = "(?s:.*)"
 
 
-def make_jobs_router(*, jobs: Jobs, manager: ModelManager) -> APIRouter:
+def make_jobs_router(*, jobs: Jobs, manager: Backend) -> APIRouter:
     register_url_convertor("item", ItemId())
     router = APIRouter(tags=["jobs"])
 

@@ -11,11 +11,10 @@ from typing import Final, Generic
 
 from starlette.requests import Request
 
+from service.backend.interface import Backend, ModelBackend
+from service.backend.timings import Timings
 from service.core.errors import MalformedRequest, Problem
 from service.core.settings import Settings
-from service.engine.manager import ModelManager
-from service.engine.replicas import Replicas
-from service.engine.timings import Timings
 from service.http.requests import read_instances
 from service.limits.admission import Admission
 from service.limits.fetch import Allowance, Fetcher
@@ -30,7 +29,7 @@ DRAWING_SHARE: Final = 0.2
 class RequestContext(Generic[P]):
     """A request that has been read and admitted."""
 
-    replicas: Replicas
+    replicas: ModelBackend
     instances: list[Instance[P]]
     timings: Timings
     seconds: float
@@ -73,7 +72,7 @@ class Reception:
     """Reads and admits requests for work on a model."""
 
     def __init__(
-        self, *, manager: ModelManager, admission: Admission, fetcher: Fetcher, settings: Settings
+        self, *, manager: Backend, admission: Admission, fetcher: Fetcher, settings: Settings
     ) -> None:
         self._manager = manager
         self._admission = admission

@@ -12,10 +12,10 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
 from cam.methods.progress import Progress
+from service.backend.interface import Listener
 from service.core import schemas
 from service.core.errors import InvalidParameter, Problem
 from service.core.schemas import dump
-from service.engine.engine import Listener
 from service.http import documentation
 from service.http.answers import (
     as_ready,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 
+from service.backend.interface import Backend, ModelBackend
 from service.core.errors import (
     InvalidParameter,
     ModelFailed,
@@ -15,8 +16,6 @@ from service.core.errors import (
 )
 from service.core.pool import Pool
 from service.core.schemas import dump
-from service.engine.manager import ModelManager
-from service.engine.replicas import Replicas
 from service.jobs.documents import ItemAnswer
 from service.jobs.errors import FolderAway
 from service.jobs.records import Leased
@@ -35,7 +34,7 @@ class ItemExecutor:
     """
 
     def __init__(
-        self, *, manager: ModelManager, pipeline: Pipeline, sources: Sources, pool: Pool
+        self, *, manager: Backend, pipeline: Pipeline, sources: Sources, pool: Pool
     ) -> None:
         self._manager = manager
         self._pipeline = pipeline
@@ -96,7 +95,7 @@ class ItemExecutor:
             )
         return await self._pool.run(lambda: dump(answer))
 
-    def _replicas(self, item: Leased) -> Replicas:
+    def _replicas(self, item: Leased) -> ModelBackend:
         """Return the replicas of the item's model.
 
         Raises:

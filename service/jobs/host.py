@@ -13,10 +13,10 @@ from uuid import uuid4
 
 import platformdirs
 
+from service.backend.interface import Backend
 from service.core.errors import ConfigError, InsufficientStorage, Unavailable
 from service.core.pool import Pool
 from service.core.settings import Settings
-from service.engine.manager import ModelManager
 from service.jobs.database import Database
 from service.jobs.documents import JobDocument, describe_job
 from service.jobs.executor import ItemExecutor
@@ -50,7 +50,7 @@ class JobService:
     intake: Intake
     runner: Runner
     pool: Pool
-    manager: ModelManager
+    manager: Backend
     retention_seconds: float
 
     async def describe(self, job: Job) -> JobDocument:
@@ -82,7 +82,7 @@ class Jobs:
     def __init__(
         self,
         *,
-        manager: ModelManager,
+        manager: Backend,
         pipeline: Pipeline,
         fetcher: Fetcher,
         admission: Admission,

@@ -11,6 +11,7 @@ from python_multipart.multipart import parse_options_header
 from starlette.datastructures import ImmutableMultiDict
 from starlette.requests import Request
 
+from service.backend.interface import Backend
 from service.core.errors import (
     BodyTooLarge,
     InvalidParameter,
@@ -20,7 +21,6 @@ from service.core.errors import (
 )
 from service.core.pool import Pool
 from service.core.settings import Settings
-from service.engine.manager import ModelManager
 from service.jobs.collector import Collector
 from service.jobs.errors import no_room
 from service.jobs.folder import Folder
@@ -63,7 +63,7 @@ class Intake:
         folder: Folder,
         submissions: Submissions,
         listing: Listing,
-        manager: ModelManager,
+        manager: Backend,
         body_budget: BodyBudget,
         settings: Settings,
         pool: Pool,

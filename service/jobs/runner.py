@@ -14,10 +14,10 @@ from time import monotonic
 from types import TracebackType
 from typing import Final, TypeVar
 
+from service.backend.interface import Backend
 from service.core.concurrency import explain_many
 from service.core.errors import InsufficientStorage, Problem, Unavailable
 from service.core.pool import Pool
-from service.engine.manager import ModelManager
 from service.jobs.executor import ItemExecutor, Withdrawn
 from service.jobs.folder import Folder
 from service.jobs.in_flight import InFlight
@@ -60,7 +60,7 @@ class Runner:
         store: Store,
         folder: Folder,
         executor: ItemExecutor,
-        manager: ModelManager,
+        manager: Backend,
         admission: Admission,
         pool: Pool,
     ) -> None:

@@ -1,1 +1,1 @@
-"""Loading of models: from an entry of models.toml to a model that can be served."""
+"""What is known of a model without torch: its entry, labels, preprocessing and layers."""

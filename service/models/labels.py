@@ -90,22 +90,6 @@ class Labels:
         return name if _plain(name) == plain else plain
 
 
-def imagenet() -> Labels:
-    """Return the labels of the 1000 classes of ImageNet-1k: torchvision's category names, with
-    WordNet's synonyms.
-
-    The synonyms also prevent mistakes: `crane` is a bird and a machine, so it is reported as
-    ambiguous.
-    """
-    from timm.data import ImageNetInfo
-    from torchvision.models import ResNet18_Weights
-
-    names = ResNet18_Weights.DEFAULT.meta["categories"]
-    wordnet = ImageNetInfo()
-    lemmas = [wordnet.index_to_description(index).split(", ") for index in range(len(names))]
-    return Labels.of(names, lemmas)
-
-
 def read_labels(file: Path) -> Labels:
     """Read a label file: UTF-8, one label a line, in the order of the classes.
 

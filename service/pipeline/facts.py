@@ -7,8 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from statistics import fmean
 
-from cam import Answer, ClassTarget, spearman
+from cam import ClassTarget, spearman
 from cam.drawing.heatmap import Box, border, concentration
+from service.backend.answers import Answer
 from service.models.preprocessing import ModelInput
 from service.pipeline.parameters import Parameters
 from service.pipeline.rendering import Drawing
@@ -47,7 +48,8 @@ def facts_of(drawing: Drawing, answer: Answer, seen: ModelInput) -> Facts:
 
 def predicted(answer: Answer) -> int | None:
     """Return the index of a classifier's best class, or None if the model is no classifier."""
-    return None if answer.output.logits is None else int(answer.output.logits.argmax())
+    logits = answer.prediction.logits
+    return None if logits is None else int(logits.argmax())
 
 
 def _correct(answer: Answer, number: int, parameters: Parameters) -> bool | None:

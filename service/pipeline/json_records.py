@@ -8,13 +8,14 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from cam import METHODS, Answer, ClassTarget, Explanation, SimilarityTarget, UnitTarget
+from cam import METHODS, ClassTarget, Explanation, SimilarityTarget, UnitTarget
 from cam.drawing.heatmap import Box, Region, hot_region
 from cam.methods import INPUT
+from service.backend.answers import Answer
 from service.core import model_schemas, schemas
+from service.models.info import ModelInfo
 from service.models.labels import Labels
 from service.models.preprocessing import ModelInput, Preprocessing
-from service.models.served_model import ServedModel
 from service.pipeline.coordinates import Edges, box_on_photo
 from service.pipeline.facts import facts_of
 from service.pipeline.instances import Instance, P
@@ -25,7 +26,7 @@ from service.pipeline.rendering import Caption, Drawing, encode
 def describe(
     drawing: Drawing,
     answer: Answer,
-    model: ServedModel,
+    model: ModelInfo,
     seen: ModelInput,
     instance: Instance[Parameters],
 ) -> schemas.Explanation:
@@ -84,9 +85,7 @@ def describe(
     )
 
 
-def _layer_reason(
-    explanation: Explanation, model: ServedModel, parameters: Parameters
-) -> str | None:
+def _layer_reason(explanation: Explanation, model: ModelInfo, parameters: Parameters) -> str | None:
     """Return why `auto` means another layer than it does for most methods, if it does."""
     method, layer = explanation.method, explanation.layer
     if parameters.layer != "auto" or layer in (INPUT, model.default_layer):
@@ -139,7 +138,7 @@ def describe_target(
 
 
 def caption_of(
-    explanation: Explanation, target: schemas.ExplainedTarget, model: ServedModel
+    explanation: Explanation, target: schemas.ExplainedTarget, model: ModelInfo
 ) -> Caption:
     """Return the words that a panel shows beside an explanation."""
     sure = "" if target.probability is None else f"probability {target.probability:.3f} · "
@@ -164,17 +163,16 @@ def title_of(target: schemas.ExplainedTarget) -> str:
 
 
 def predict(
-    answer: Answer, model: ServedModel, seen: ModelInput, instance: Instance[P]
+    answer: Answer, model: ModelInfo, seen: ModelInput, instance: Instance[P]
 ) -> schemas.Prediction:
     """Return the JSON schema object of a model's `top_k` best classes, segments or detections."""
-    said, labels, count = answer.output, model.labels, instance.parameters.top_k
+    said, labels, count = answer.prediction, model.labels, instance.parameters.top_k
     if said.logits is not None:
         assert said.probabilities is not None
-        classes = top_classes(said.logits.numpy(), said.probabilities.numpy(), labels, count)
+        classes = top_classes(said.logits, said.probabilities, labels, count)
         return schemas.Prediction(instance=instance.index, id=instance.id, classes=classes)
-    if said.segments is not None:
-        wins = said.segments.argmax(0).flatten().cpu().numpy()
-        shares = np.bincount(wins, minlength=len(said.segments)) / len(wins)
+    if said.shares is not None:
+        shares = said.shares
         best = [int(index) for index in np.argsort(-shares, kind="stable")[:count]]
         return schemas.Prediction(
             instance=instance.index,
@@ -185,13 +183,9 @@ def predict(
                 if shares[index] > 0
             ],
         )
-    assert said.detections is not None
-    found = zip(
-        said.detections.boxes.tolist(),
-        said.detections.labels.tolist(),
-        said.detections.scores.tolist(),
-        strict=True,
-    )
+    assert said.boxes is not None
+    boxes = said.boxes
+    found = zip(boxes.edges.tolist(), boxes.labels.tolist(), boxes.scores.tolist(), strict=True)
     return schemas.Prediction(
         instance=instance.index,
         id=instance.id,

@@ -19,17 +19,16 @@ from typing import Final
 from PIL import Image
 
 from cam import Concept, Observation, Question, SimilarityTarget, Target
+from service.backend.interface import NOTHING, Listener, ModelBackend
+from service.backend.timings import Timings
 from service.core import schemas
 from service.core.errors import NotAcceptable, Problem
 from service.core.metrics import Metrics
 from service.core.pool import PRIORITIES, Priority
 from service.core.settings import Settings
-from service.engine.engine import NOTHING, Listener
-from service.engine.replicas import Replicas
-from service.engine.timings import Timings
 from service.limits.pixel_budget import PhotoPool, PixelBudget
+from service.models.info import ModelInfo
 from service.models.preprocessing import Fit, ModelInput
-from service.models.served_model import ServedModel
 from service.pipeline.images import EncodedPhoto, picture_of
 from service.pipeline.instances import Instance, P
 from service.pipeline.json_records import predict
@@ -107,7 +106,7 @@ class Pipeline:
     @asynccontextmanager
     async def explain(
         self,
-        replicas: Replicas,
+        replicas: ModelBackend,
         instance: Instance[Parameters],
         *,
         timings: Timings | None = None,
@@ -161,7 +160,7 @@ class Pipeline:
             )
 
     async def predict(
-        self, replicas: Replicas, instance: Instance[PredictParameters], timings: Timings
+        self, replicas: ModelBackend, instance: Instance[PredictParameters], timings: Timings
     ) -> schemas.Prediction:
         """Return the model's prediction for one image, from one forward pass.
 
@@ -176,7 +175,7 @@ class Pipeline:
         return predict(outcome.value, model, seen, instance)
 
     async def observe(
-        self, replicas: Replicas, instance: Instance[ActivationParameters], timings: Timings
+        self, replicas: ModelBackend, instance: Instance[ActivationParameters], timings: Timings
     ) -> list[schemas.LayerActivation]:
         """Return the JSON schema objects of the layers that the parameters name, for one image.
 
@@ -194,7 +193,7 @@ class Pipeline:
 
     async def show(
         self,
-        replicas: Replicas,
+        replicas: ModelBackend,
         instance: Instance[ActivationParameters],
         timings: Timings,
         media_type: str,
@@ -226,7 +225,7 @@ class Pipeline:
     @asynccontextmanager
     async def _opened(
         self,
-        model: ServedModel,
+        model: ModelInfo,
         instance: Instance[P],
         timings: Timings,
         priority: Priority = "interactive",
@@ -259,7 +258,7 @@ class Pipeline:
 
     async def _seen(
         self,
-        model: ServedModel,
+        model: ModelInfo,
         instance: Instance[P],
         encoded: EncodedPhoto,
         pool: PhotoPool,
@@ -281,7 +280,7 @@ class Pipeline:
 
     async def _placed(
         self,
-        replicas: Replicas,
+        replicas: ModelBackend,
         instance: Instance[Parameters] | Instance[ActivationParameters],
         question: Question,
         photo: Image.Image,
@@ -316,7 +315,7 @@ class Pipeline:
 
     async def _observed(
         self,
-        replicas: Replicas,
+        replicas: ModelBackend,
         instance: Instance[ActivationParameters],
         encoded: EncodedPhoto,
         pool: PhotoPool,
@@ -342,7 +341,7 @@ class Pipeline:
 
     async def _concepts(
         self,
-        replicas: Replicas,
+        replicas: ModelBackend,
         instance: Instance[ActivationParameters],
         seen: ModelInput,
         timings: Timings,

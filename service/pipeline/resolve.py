@@ -11,7 +11,7 @@ from itertools import chain
 
 from PIL import Image
 
-from cam import METHODS, ClassTarget, Layer, Question, Target, UnitTarget
+from cam import METHODS, ClassTarget, Question, Target, UnitTarget
 from cam.errors import MethodUnsuited
 from service.core.errors import (
     ClassOutOfRange,
@@ -21,8 +21,8 @@ from service.core.errors import (
     UnknownMethod,
     UnsuitedMethod,
 )
+from service.models.info import LayerInfo, ModelInfo
 from service.models.preprocessing import ModelInput
-from service.models.served_model import ServedModel
 from service.pipeline.coordinates import box_on_input, mask_on_input
 from service.pipeline.images import picture_of
 from service.pipeline.parameters import (
@@ -38,7 +38,7 @@ MAX_OBSERVED = 64
 """Maximum number of layers of one `:activations` request."""
 
 
-def questions_of(model: ServedModel, parameters: Parameters) -> tuple[Question, ...]:
+def questions_of(model: ModelInfo, parameters: Parameters) -> tuple[Question, ...]:
     """Return the questions that the parameters ask of the model, one for each method. `placed`
     completes the targets that point at the photo.
 
@@ -63,7 +63,7 @@ def questions_of(model: ServedModel, parameters: Parameters) -> tuple[Question, 
 
 
 def _question(
-    model: ServedModel, parameters: Parameters, method: str, targets: tuple[Target, ...]
+    model: ModelInfo, parameters: Parameters, method: str, targets: tuple[Target, ...]
 ) -> Question:
     """Return the question that the parameters ask of the model for one method.
 
@@ -108,7 +108,7 @@ class Likeness:
 
 
 def placed(
-    model: ServedModel,
+    model: ModelInfo,
     question: Question,
     parameters: Parameters | ActivationParameters,
     photo: Image.Image,
@@ -144,7 +144,7 @@ def asked_of(parameters: Parameters | ActivationParameters) -> list[OneTarget | 
     return list(dict.fromkeys(sent)) if isinstance(sent, list) else [sent]
 
 
-def layers_of(model: ServedModel, parameters: ActivationParameters) -> tuple[str, ...]:
+def layers_of(model: ModelInfo, parameters: ActivationParameters) -> tuple[str, ...]:
     """Return the layers that names and patterns match, in execution order.
 
     Raises:
@@ -171,7 +171,7 @@ def layers_of(model: ServedModel, parameters: ActivationParameters) -> tuple[str
     return tuple(name for name in ran if name in wanted)
 
 
-def target_of(model: ServedModel, target: OneTarget | None) -> Target:
+def target_of(model: ModelInfo, target: OneTarget | None) -> Target:
     """Return the model's target for one target of the parameters, without its box, mask or photo.
 
     Raises:
@@ -206,7 +206,7 @@ def target_of(model: ServedModel, target: OneTarget | None) -> Target:
     return ClassTarget(index, minus, target.against, target.of, background=background)
 
 
-def _class(model: ServedModel, target: int | str | NamedClass | None) -> int | None:
+def _class(model: ModelInfo, target: int | str | NamedClass | None) -> int | None:
     if target is None:
         return None
     if isinstance(target, NamedClass):
@@ -221,7 +221,7 @@ def _class(model: ServedModel, target: int | str | NamedClass | None) -> int | N
     return index
 
 
-def _layers(model: ServedModel, name: str, method: str, *, alone: bool) -> tuple[str, ...]:
+def _layers(model: ModelInfo, name: str, method: str, *, alone: bool) -> tuple[str, ...]:
     """Return the layers that a name means for a method.
 
     Args:
@@ -240,7 +240,7 @@ def _layers(model: ServedModel, name: str, method: str, *, alone: bool) -> tuple
     raise UnknownLayer(f"no map can be made at layer {name!r}: {layer.problem}")
 
 
-def _matched(model: ServedModel, pattern: str) -> tuple[str, ...]:
+def _matched(model: ModelInfo, pattern: str) -> tuple[str, ...]:
     """Return the explainable layers that a pattern matches, in execution order."""
     usable = [layer.name for layer in model.layers if layer.explainable]
     found = fnmatch.filter(usable, pattern)
@@ -258,7 +258,7 @@ def _matched(model: ServedModel, pattern: str) -> tuple[str, ...]:
     return tuple(found)
 
 
-def _known(model: ServedModel, name: str) -> Layer:
+def _known(model: ModelInfo, name: str) -> LayerInfo:
     for layer in model.layers:
         if layer.name == name:
             return layer

@@ -8,14 +8,14 @@ from typing import Final, TypeVar
 
 from PIL import Image
 
-from cam import Answer
+from service.backend.answers import Answer
+from service.backend.timings import Timings
 from service.core import schemas
 from service.core.errors import InvalidParameter, NotAcceptable
 from service.core.metrics import Metrics
-from service.engine.timings import Timings
 from service.limits.pixel_budget import PhotoPool
+from service.models.info import ModelInfo
 from service.models.preprocessing import ModelInput
-from service.models.served_model import ServedModel
 from service.pipeline.instances import Instance, P
 from service.pipeline.json_records import caption_of, describe, describe_target, predict
 from service.pipeline.parameters import Parameters
@@ -38,7 +38,7 @@ class Result:
     """
 
     instance: Instance[Parameters]
-    model: ServedModel
+    model: ModelInfo
     photo: Image.Image
     """The decoded photo, RGB and upright."""
     seen: ModelInput

@@ -11,12 +11,13 @@ from typing import Final
 import numpy as np
 import pyarrow as pa
 
-from cam import Answer, Explanation
+from cam import Explanation
 from cam.drawing.heatmap import minmax, symmetric
+from service.backend.answers import Answer
 from service.core.errors import Problem
 from service.core.glossary import TERMS
+from service.models.info import ModelInfo
 from service.models.preprocessing import ModelInput
-from service.models.served_model import ServedModel
 from service.pipeline.facts import agreement_mean, facts_of, predicted
 from service.pipeline.instances import Instance
 from service.pipeline.json_records import describe_target, title_of
@@ -124,7 +125,7 @@ class Row:
 def row_of(
     drawing: Drawing,
     answer: Answer,
-    model: ServedModel,
+    model: ModelInfo,
     seen: ModelInput,
     instance: Instance[Parameters],
     picture: str | None,
@@ -142,7 +143,7 @@ def row_of(
     target = describe_target(explanation, model.labels, seen)
     facts = facts_of(drawing, answer, seen)
     best = predicted(answer)
-    said = answer.output.probabilities
+    said = answer.prediction.probabilities
     scaled, region = drawing.scaled_inside, drawing.region
     cold = scaled.max() <= 0
     peak_y, peak_x = np.unravel_index(int(scaled.argmax()), scaled.shape)

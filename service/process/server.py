@@ -18,16 +18,16 @@ import uvicorn
 from fastapi import FastAPI
 
 from service import __version__
+from service.core.allocator import keep_memory
 from service.core.errors import ConfigError, Problem
 from service.core.logs import logging_set_up
 from service.core.metrics import Metrics
 from service.core.settings import Settings
 from service.core.tracing import tracing
-from service.engine.allocator import keep_memory
 from service.engine.manager import ModelManager
-from service.http.app import create_app
 from service.jobs.host import Jobs
 from service.limits.admission import Admission
+from service.local.app import create_app
 from service.models.catalog import ModelEntry
 from service.process.heartbeat import ALIVE, LISTENING, READY, REPLACE_ME, Heartbeat
 from service.process.listener import accept_no_more, url

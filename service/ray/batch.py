@@ -31,13 +31,13 @@ from service.batch.inputs import open_inputs
 from service.batch.parts import Parts
 from service.batch.progress import Tally, begun, say, shown
 from service.batch.work import Item, check, explain_item, made_with, raise_last
+from service.core.allocator import keep_memory
 from service.core.concurrency import explain_many
 from service.core.errors import ConfigError, Problem, one_line
 from service.core.settings import Settings
-from service.engine.allocator import keep_memory
-from service.models.devices import use_all
+from service.loading.devices import use_all
+from service.local.session import LocalSession, local_session
 from service.pipeline.rows import Row, failed_row
-from service.pipeline.session import LocalSession, local_session
 
 BLOCK: Final = 64
 """Number of images of a part. The part in progress is lost when a worker dies."""

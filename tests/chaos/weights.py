@@ -18,8 +18,8 @@ from typing import Any
 import torch
 
 from service.core.errors import ConfigError
+from service.loading.served_model import load
 from service.models.catalog import ModelEntry
-from service.models.served_model import load
 from tests.chaos.finding import Finding
 
 

@@ -18,13 +18,13 @@ import pyarrow as pa
 from PIL import Image
 
 import service.engine.lifecycle
-import service.pipeline.session
+import service.local.session
 from service.batch.configuration import RunConfiguration
 from service.batch.decoder import DECODED
 from service.batch.parts import Parts
 from service.core.errors import Problem
 from service.core.settings import Settings
-from service.models.served_model import load
+from service.loading.served_model import load
 from service.ray.batch import Explainers
 from tests.service.batch.batches import catalog
 
@@ -47,7 +47,7 @@ def _targets(folder: Path) -> dict[str, Any]:
 
 def _dead(folder: Path) -> dict[str, Any]:
     """A model that hangs at a white image, and cannot be loaded a second time."""
-    service.pipeline.session.REVIVAL_SECONDS = 0.2  # type: ignore[misc]
+    service.local.session.REVIVAL_SECONDS = 0.2  # type: ignore[misc]
     loads = [load]
     service.engine.lifecycle.load = lambda entry: loads.pop()(entry)  # type: ignore[attr-defined]
     output = folder / "dead"

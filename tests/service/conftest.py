@@ -15,8 +15,8 @@ from PIL import Image
 from starlette.testclient import TestClient
 
 from service.core.settings import Settings
-from service.http.app import create_app
-from service.models import served_model
+from service.loading import served_model
+from service.local.app import create_app
 from tests.service.live import serving, until_ready
 
 MODEL = "/v1/models/efficientnet-lite0"

@@ -26,7 +26,7 @@ from starlette.testclient import TestClient
 from cam import COLORMAPS, METHODS
 from service.cli.main import cli
 from service.core.settings import PREFIX, Settings
-from service.http.app import create_app
+from service.local.app import create_app
 from service.models.catalog import ModelEntry, read_catalog
 from service.pipeline.parameters import Parameters
 from tests.service.live import ROOT, serving, until_ready

@@ -21,7 +21,7 @@ from PIL import Image
 
 from cam import spearman
 from service.batch import command
-from service.models.served_model import load
+from service.loading.served_model import load
 from tests.service.batch.batches import Shell, catalog, rows, small_photos
 from tests.service.batch.factories import Stuck
 from tests.service.batch.laid import as_nobody, lay, readable_by_nobody
@@ -452,7 +452,7 @@ def test_a_model_that_stays_dead_stops_it_and_no_image_fails_for_it(
     gradcam: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("GRADCAM_HANG_SECONDS", "0.5")
-    monkeypatch.setattr("service.pipeline.session.REVIVAL_SECONDS", 0.2)
+    monkeypatch.setattr("service.local.session.REVIVAL_SECONDS", 0.2)
     monkeypatch.setattr(Stuck, "gone", False)
     folder = small_photos(tmp_path / "photos", 10)
     Image.new("RGB", (32, 32), "white").save(folder / "005.png")

@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 from service.cli.main import cli, main
 from service.core.errors import ConfigError
 from service.core.settings import Settings
-from service.http.app import create_app
+from service.local.app import create_app
 from service.models.catalog import read_catalog
 from tests.service.conftest import MODEL, wait_until_ready
 from tests.service.live import ROOT

@@ -14,7 +14,7 @@ from threadpoolctl import threadpool_info
 
 from service.core.settings import Settings
 from service.core.threads import WAITING, one_each, spin_briefly
-from service.http.app import create_app
+from service.local.app import create_app
 
 
 def of_numpy() -> list[int]:

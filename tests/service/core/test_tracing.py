@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from service.core.errors import ConfigError
 from service.core.settings import Settings
 from service.core.tracing import tracing
-from service.http.app import create_app
+from service.local.app import create_app
 from service.models.catalog import ModelEntry
 from tests.cam.nets import Small
 from tests.service.conftest import encoded, noise, wait_until_ready

@@ -11,7 +11,7 @@ import pytest
 SCRIPT = """
 import resource, sys, threading
 import torch
-from service.engine.allocator import keep_memory
+from service.core.allocator import keep_memory
 
 if sys.argv[1] == "keep":
     assert keep_memory()

@@ -19,9 +19,9 @@ from service.core.metrics import Metrics
 from service.core.pool import PRIORITIES, Priority
 from service.core.settings import Settings
 from service.engine.engine import Engine
-from service.http.app import create_app
+from service.loading.served_model import load
+from service.local.app import create_app
 from service.models.catalog import ModelEntry
-from service.models.served_model import load
 from tests.cam.nets import Small
 from tests.service.conftest import encoded, noise, wait_until_ready
 

@@ -8,7 +8,8 @@ from collections.abc import Sequence
 
 import pytest
 
-from service.engine.batcher import Batcher, Closed, Full, Outcome
+from service.backend.outcome import Outcome
+from service.engine.batcher import Batcher, Closed, Full
 
 pytestmark = pytest.mark.anyio
 

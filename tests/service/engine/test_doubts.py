@@ -11,7 +11,7 @@ from starlette.testclient import TestClient
 from torch import nn
 
 from service.core.settings import Settings
-from service.http.app import create_app
+from service.local.app import create_app
 from service.models.catalog import ModelEntry
 from tests.cam.positions.test_separation import Seeing
 from tests.service.conftest import encoded, wait_until_ready

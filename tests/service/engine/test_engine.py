@@ -28,8 +28,8 @@ from service.core.metrics import Metrics
 from service.core.settings import Settings
 from service.engine.engine import Engine
 from service.engine.manager import ModelManager
+from service.loading.served_model import ServedModel, load
 from service.models.catalog import EMBEDDED, ModelEntry
-from service.models.served_model import ServedModel, load
 from tests.cam.nets import hook_count
 
 pytestmark = pytest.mark.anyio

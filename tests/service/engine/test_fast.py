@@ -16,18 +16,20 @@ from starlette.testclient import TestClient
 from torch import Tensor, nn
 
 from cam import METHODS, Answer, CamError, ClassTarget, Question
+from cam.agreement import Fidelity
 from cam.drawing.heatmap import Box
+from cam.outputs.output import Output
 from cam.passes.fast import FastPath
-from cam.passes.fidelity import Fidelity, likeness
+from cam.passes.fidelity import likeness
 from service.core.metrics import Metrics
 from service.core.settings import Settings
 from service.engine.engine import Engine
 from service.engine.replicas import Replicas
 from service.engine.warming import warm_paths
-from service.http.app import create_app
+from service.loading.served_model import ServedModel, load
+from service.local.app import create_app
 from service.models.catalog import ModelEntry
 from service.models.preprocessing import ModelInput
-from service.models.served_model import ServedModel, load
 from tests.cam.nets import small
 from tests.service.conftest import encoded, noise, wait_until_ready
 
@@ -110,7 +112,7 @@ def test_a_model_that_does_not_compile_is_served_the_exact_way(
 def test_where_nothing_compiles_and_half_precision_is_imitated_there_is_no_fast_path(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("service.models.served_model._has_bfloat16", lambda device: False)
+    monkeypatch.setattr("service.loading.served_model._has_bfloat16", lambda device: False)
     monkeypatch.setattr(FastPath, "settle", lambda self, image: "no compiler")
     with (
         caplog.at_level(logging.WARNING),
@@ -265,7 +267,7 @@ async def test_a_method_that_roundings_change_is_served_exact() -> None:
                 one = (await engine.answer(image, question)).value
                 other = (await exact.answer(image, question)).value
                 assert (one.logits == other.logits).all() == same  # in bfloat16 they are others
-                alike = likeness(one, other)
+                alike = likeness(*(Answer(Output(), each.explanations) for each in (one, other)))
                 assert alike is not None
                 assert alike >= 0.98
         # Asked together each is what it is alone, and of the same class.

@@ -13,8 +13,8 @@ from service.core.metrics import Metrics
 from service.engine import lifecycle as place
 from service.engine.engine import Engine
 from service.engine.lifecycle import ModelLifecycle
+from service.loading.served_model import ServedModel, load
 from service.models.catalog import ModelEntry
-from service.models.served_model import ServedModel, load
 from tests.service.jobs.conftest import TINY
 
 pytestmark = pytest.mark.anyio

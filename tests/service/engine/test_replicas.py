@@ -21,10 +21,10 @@ from service.core.settings import Settings
 from service.engine.engine import Engine
 from service.engine.manager import ModelManager
 from service.engine.replicas import Replicas
-from service.http.app import create_app
+from service.loading.served_model import load
+from service.local.app import create_app
 from service.models.catalog import ModelEntry
 from service.models.preprocessing import ModelInput
-from service.models.served_model import load
 from tests.cam.nets import hook_count
 from tests.service.conftest import encoded, noise, wait_until_ready
 

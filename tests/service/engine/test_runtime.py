@@ -19,10 +19,10 @@ from cam.passes.fast import FastPath
 from service.core.errors import ConfigError
 from service.core.settings import Settings
 from service.engine.warming import warm_paths
-from service.http.app import create_app
-from service.models import served_model
+from service.loading import served_model
+from service.loading.served_model import ServedModel, load
+from service.local.app import create_app
 from service.models.catalog import ModelEntry
-from service.models.served_model import ServedModel, load
 from tests.service.conftest import wait_until_ready
 from tests.service.engine.test_fast import TINY, heat
 

@@ -11,8 +11,8 @@ from httpx2 import Response
 from PIL import Image
 from starlette.testclient import TestClient
 
+from service.loading.served_model import load
 from service.models.catalog import EMBEDDED
-from service.models.served_model import load
 from tests.service.conftest import MODEL
 from tests.service.http.test_bad_input import check
 

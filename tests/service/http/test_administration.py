@@ -17,10 +17,10 @@ from torch import Tensor, nn
 
 from service.core.errors import ConfigError
 from service.core.settings import Settings
-from service.http.app import create_app
 from service.limits.keys import new_key
+from service.loading.served_model import load
+from service.local.app import create_app
 from service.models.catalog import ModelEntry
-from service.models.served_model import load
 from tests.cam.nets import Small
 from tests.service.conftest import encoded, noise, wait_until_ready
 from tests.service.http.test_bad_input import check

@@ -14,8 +14,8 @@ from starlette.testclient import TestClient
 
 from service.core.errors import ConfigError
 from service.core.settings import Settings, read_settings
-from service.http.app import create_app
 from service.limits.keys import new_key
+from service.local.app import create_app
 from service.models.catalog import EMBEDDED, ModelEntry
 from tests.service.conftest import MODEL, encoded, noise, wait_until_ready
 

@@ -15,7 +15,7 @@ import httpx2
 from starlette.testclient import TestClient
 
 from service.core.settings import Settings
-from service.http.app import create_app
+from service.local.app import create_app
 from service.models.catalog import ModelEntry
 from tests.service.conftest import wait_until_ready
 

@@ -13,7 +13,7 @@ from httpx2 import Response
 from starlette.testclient import TestClient
 
 from service.core.settings import Settings
-from service.http.app import create_app
+from service.local.app import create_app
 from service.models.catalog import EMBEDDED, ModelEntry
 from tests.service.conftest import wait_until_ready
 from tests.service.jobs.forms import states, strays

@@ -23,8 +23,8 @@ from PIL import Image
 from starlette.testclient import TestClient
 
 from service.core.settings import Settings
-from service.http.app import create_app
 from service.jobs.janitor import BEAT_SECONDS
+from service.local.app import create_app
 from tests.service.conftest import encoded, noise
 from tests.service.jobs.conftest import SLOW, TINY, app_with
 from tests.service.jobs.forms import (

@@ -16,7 +16,6 @@ from starlette.testclient import TestClient
 
 from service.core.settings import Settings
 from service.engine.manager import ModelManager
-from service.http.app import create_app
 from service.http.job_routes import PAGE
 from service.jobs.database import Database
 from service.jobs.records import Job
@@ -25,6 +24,7 @@ from service.jobs.runner import LEASE_ITEMS, Runner
 from service.jobs.store import Store
 from service.jobs.submission import Submissions
 from service.limits.keys import new_key
+from service.local.app import create_app
 from tests.chaos.models import SICK
 from tests.chaos.stage import photo, plain, staged
 from tests.service.conftest import wait_until_ready

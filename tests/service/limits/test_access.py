@@ -11,8 +11,8 @@ import pytest
 from starlette.testclient import TestClient
 
 from service.core.settings import Settings
-from service.http.app import create_app
 from service.limits.keys import new_key
+from service.local.app import create_app
 from tests.service.conftest import encoded, noise, wait_until_ready
 from tests.service.http.test_bad_input import check
 from tests.service.http.test_overload import FRAGILE

@@ -13,8 +13,8 @@ from starlette.testclient import TestClient
 
 from service.core.errors import QueueFull
 from service.core.settings import Settings
-from service.http.app import create_app
 from service.limits.keys import new_key
+from service.local.app import create_app
 from service.process.server import turned_away
 from tests.service.conftest import wait_until_ready
 from tests.service.http.test_bad_input import check

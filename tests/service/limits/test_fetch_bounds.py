@@ -15,10 +15,10 @@ from starlette.testclient import TestClient
 
 from service.core.errors import BodyTooLarge, Problem, UnfetchableImage
 from service.core.settings import Settings
-from service.http.app import create_app
 from service.http.reception import fill
 from service.limits import fetch
 from service.limits.fetch import Allowance, Fetcher
+from service.local.app import create_app
 from service.pipeline.instances import Instance, Remote
 from service.pipeline.parameters import Parameters
 from tests.service.conftest import encoded, noise, wait_until_ready

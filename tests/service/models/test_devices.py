@@ -15,9 +15,9 @@ import torch
 from starlette.testclient import TestClient
 
 from service.core.settings import Settings
-from service.http.app import create_app
+from service.loading.devices import bind
+from service.local.app import create_app
 from service.models.catalog import ModelEntry
-from service.models.devices import bind
 from tests.service.conftest import encoded, noise, wait_until_ready
 
 Value = TypeVar("Value")

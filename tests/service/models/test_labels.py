@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 
 from service.core.errors import AmbiguousLabel, UnknownLabel
-from service.models.labels import Labels, imagenet, read_labels
+from service.loading.imagenet import imagenet
+from service.models.labels import Labels, read_labels
 
 
 @pytest.fixture(scope="module")

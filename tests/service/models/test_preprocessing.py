@@ -19,9 +19,10 @@ from torch import Tensor
 from torchvision.models import ConvNeXt_Tiny_Weights, Inception_V3_Weights, ResNet50_Weights
 
 from cam.drawing.heatmap import Box
+from service.loading.normalisation import Normalisation
+from service.loading.sources import build
 from service.models.catalog import ModelEntry
-from service.models.preprocessing import Fit, Normalisation, Preprocessing
-from service.models.sources import build
+from service.models.preprocessing import Fit, Preprocessing
 from tests.service.conftest import noise
 
 SIZES = [(451, 300), (300, 451), (640, 480), (224, 224), (97, 1000), (50, 40), (257, 256)]

@@ -16,9 +16,9 @@ from starlette.testclient import TestClient
 
 from service.core.errors import ConfigError
 from service.core.settings import Settings
-from service.http.app import create_app
+from service.loading.served_model import load
+from service.local.app import create_app
 from service.models.catalog import ModelEntry, read_catalog
-from service.models.served_model import load
 from tests.service.conftest import encoded, wait_until_ready
 
 FACTORIES = "factory:tests.service.factories:"

@@ -15,8 +15,8 @@ from pydantic import ValidationError
 from safetensors.torch import save_file
 
 from service.core.errors import ConfigError
+from service.loading.served_model import load
 from service.models.catalog import EMBEDDED, ModelEntry, read_catalog
-from service.models.served_model import load
 from tests.cam.nets import small
 from tests.service.factories import evil_checkpoint
 

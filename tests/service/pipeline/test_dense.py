@@ -15,7 +15,7 @@ from PIL import Image
 from starlette.testclient import TestClient
 
 from service.core.settings import Settings
-from service.http.app import create_app
+from service.local.app import create_app
 from service.models.catalog import read_catalog
 from tests.service.conftest import CAT, MODEL, encoded, noise, wait_until_ready
 from tests.service.http.test_bad_input import check

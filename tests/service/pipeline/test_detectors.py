@@ -16,7 +16,7 @@ from starlette.testclient import TestClient
 from cam.outputs.forms import DetectionForm
 from service.core import choices
 from service.core.settings import Settings
-from service.http.app import create_app
+from service.local.app import create_app
 from service.models.catalog import read_catalog
 from tests.service.conftest import encoded, noise, wait_until_ready
 from tests.service.http.test_bad_input import check

@@ -8,7 +8,7 @@ import pytest
 from starlette.testclient import TestClient
 
 from service.core.settings import Settings
-from service.http.app import create_app
+from service.local.app import create_app
 from service.models.catalog import read_catalog
 from tests.service.conftest import wait_until_ready
 

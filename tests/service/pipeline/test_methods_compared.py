@@ -16,7 +16,7 @@ from starlette.testclient import TestClient
 
 from cam import METHODS, spearman
 from service.core.settings import Settings
-from service.http.app import create_app
+from service.local.app import create_app
 from service.models.catalog import read_catalog
 from tests.service.conftest import CAT, ESPRESSO, MODEL, encoded, wait_until_ready
 

@@ -15,8 +15,8 @@ from service.core.pool import PRIORITIES, Priority
 from service.core.settings import Settings
 from service.engine.engine import Engine
 from service.engine.replicas import Replicas
+from service.loading.served_model import load
 from service.models.catalog import ModelEntry
-from service.models.served_model import load
 from service.pipeline.instances import Instance
 from service.pipeline.parameters import Parameters
 from service.pipeline.pipeline import Pipeline, make_pipeline

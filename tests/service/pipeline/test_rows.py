@@ -9,17 +9,16 @@ from pathlib import Path, PurePosixPath
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from cam import Answer, ClassTarget, Explanation
-from cam.outputs.output import Output
+from cam import ClassTarget, Explanation
+from service.backend.answers import Answer, Prediction
 from service.core.errors import UndecodableImage
+from service.loading.served_model import ServedModel, load
 from service.models.catalog import read_catalog
 from service.models.preprocessing import Fit
-from service.models.served_model import ServedModel, load
 from service.pipeline.instances import Instance
 from service.pipeline.json_records import caption_of, describe_target
 from service.pipeline.parameters import Parameters
@@ -64,7 +63,8 @@ def row(
         map=np.array(values, np.float32),
         signed=signed,
     )
-    answer = Answer(Output(torch.log(torch.tensor([0.2, 0.3, 0.5]))), (explanation,))
+    shares = np.array([0.2, 0.3, 0.5], np.float32)
+    answer = Answer(Prediction(np.log(shares), shares), (explanation,))
     parameters = Parameters.model_validate(given)
     caption = caption_of(explanation, describe_target(explanation, model.labels, seen), model)
     drawing = draw(image, seen, explanation, 0, parameters, caption)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import torch
 from torch import nn
@@ -14,57 +14,39 @@ from cam.methods.abilities import unsuited
 from cam.methods.head import PooledHead, pooled_head
 from cam.outputs.detection import LEAST_SCORE, read_detections
 from cam.outputs.output import Kind, Output, outputs_of, size_of
-from cam.outputs.reading import Activation, logits_of
+from cam.outputs.reading import logits_of
 from cam.passes.batch_dependence import sees_company
 from cam.passes.fast import CompiledPath, FastPath
 from cam.passes.layout import laid_out, lay_out
 from cam.passes.openvino import OpenVinoPath, is_installed
 from cam.positions.locate import declare
+from service.core.choices import Activation
 from service.core.errors import ConfigError, one_line
+from service.loading.devices import accelerators
+from service.loading.fingerprint import fingerprint_of
+from service.loading.imagenet import imagenet
+from service.loading.normalisation import Normalisation
+from service.loading.seeding import seeded
+from service.loading.sources import Built, build
 from service.models.catalog import EMBEDDED, MEASURED, ModelEntry
-from service.models.devices import accelerators
-from service.models.fingerprint import fingerprint_of
-from service.models.labels import Labels, imagenet, read_labels
-from service.models.preprocessing import Normalisation, Preprocessing
-from service.models.seeding import seeded
-from service.models.sources import Built, build
+from service.models.info import LayerInfo, ModelInfo
+from service.models.labels import Labels, read_labels
 
 log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, eq=False)
-class ServedModel:
+@dataclass(frozen=True, eq=False, kw_only=True)
+class ServedModel(ModelInfo):
     """A model on its device, frozen and in eval mode, with everything that the service knows about
     it."""
 
-    name: str
-    source: str
     module: nn.Module
     device: torch.device
     dtype: torch.dtype
-    preprocessing: Preprocessing
     normalise: Normalisation
     """Last step of the preprocessing, which runs on the device."""
-    kind: Kind
     reading: Reading
     """How the model's output is read, with its activation resolved."""
-    activation_reason: str
-    """Reason for that activation, worded as a clause."""
-    labels: Labels
-    classes: int
-    """Number of classes; 0 if it is unknown, for a detector without labels."""
-    layers: tuple[Layer, ...]
-    default_layer: str
-    levels: tuple[str, ...]
-    """Layers from which a detector computes its boxes; for other models, the default layer."""
-    method_layers: dict[str, str]
-    """Method name → default layer, for methods whose default layer differs from the model's."""
-    unsuited: dict[str, str]
-    """Method name → reason why the method does not work with the model."""
-    max_batch: int
-    batching: str | None
-    """Reason why the model gets one image at a time, whatever its entry sets; None if it takes
-    batches."""
     channels_last: bool
     """Whether images should have the channels-last memory layout."""
     head: PooledHead | None
@@ -73,26 +55,11 @@ class ServedModel:
     """The ways to compute maps of the default layer faster, which have not been tried yet."""
     exact: bool
     """Whether only a path may be used whose maps are the exact ones up to rounding."""
-    fingerprint: str
-    """Digest of the weights and of everything else that maps depend on."""
 
     @property
-    def background(self) -> int | None:
-        """Index of a segmenter's background class; None if it has none."""
-        first = self.labels.name(0) or ""
-        return 0 if self.kind == "segments" and first.strip("_") == "background" else None
-
-    @property
-    def activation(self) -> Activation:
-        """Activation that turns the model's outputs into probabilities."""
-        assert self.reading.activation != "auto"
-        return self.reading.activation
-
-    def layers_of(self, method: str) -> tuple[str, ...]:
-        """Return the default layer or layers of a method."""
-        if METHODS[method].levels and method not in self.method_layers:
-            return self.levels
-        return (self.method_layers.get(method, self.default_layer),)
+    def info(self) -> ModelInfo:
+        """What is known of the model, without the module and its device."""
+        return ModelInfo(**{each.name: getattr(self, each.name) for each in fields(ModelInfo)})
 
 
 @seeded
@@ -171,14 +138,16 @@ def load(entry: ModelEntry) -> ServedModel:
         module=module,
         device=device,
         dtype=dtype,
+        precision=entry.dtype,
         preprocessing=preprocessing,
         normalise=Normalisation(preprocessing, device),
         kind=said.kind,
         reading=reading,
+        activation=_activation(reading),
         activation_reason=reason,
         labels=labels,
         classes=classes if classes is not None else len(labels),
-        layers=layers,
+        layers=tuple(map(_info, layers)),
         default_layer=default,
         levels=tuple(layer.name for layer in layers if layer.level) or (default,),
         method_layers=_method_layers(entry, layers, default),
@@ -197,6 +166,16 @@ def _reading(entry: ModelEntry, module: nn.Module, image: torch.Tensor) -> tuple
     """Return how the model's output is read, and the reason for its activation."""
     reading, reason = resolve_reading(module, image, Reading(entry.output, entry.activation))
     return reading, reason if entry.activation == "auto" else "it is set in the model's entry"
+
+
+def _activation(reading: Reading) -> Activation:
+    assert reading.activation != "auto"  # `_reading` has resolved it
+    return reading.activation
+
+
+def _info(layer: Layer) -> LayerInfo:
+    grid = None if layer.grid is None else (layer.grid.height, layer.grid.width)
+    return LayerInfo(layer.name, layer.type, layer.shape, layer.problem, grid)
 
 
 def _labels(entry: ModelEntry) -> Labels | None:

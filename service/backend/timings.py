@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from time import perf_counter, time_ns
 from typing import Any
 
+from service.backend.outcome import Outcome
 from service.core.metrics import Metrics
 from service.core.tracing import Span, phase_spans
-from service.engine.batcher import Outcome
 
 
 @dataclass

@@ -15,8 +15,8 @@ from service.core.settings import Settings
 from service.core.threads import one_each
 from service.engine.manager import ModelManager
 from service.engine.replicas import Replicas
+from service.loading.devices import devices
 from service.models.catalog import ModelEntry, read_catalog
-from service.models.devices import devices
 from service.pipeline.pipeline import Pipeline, make_pipeline
 
 UNBOUNDED: Final = 2**31
@@ -34,7 +34,7 @@ class LocalSession:
     @property
     def at_once(self) -> int:
         """Number of images in progress that keeps the batches of every engine full."""
-        return 2 * sum(engine.model.max_batch for engine in self.replicas.engines)
+        return 2 * self.replicas.copies * self.replicas.model.max_batch
 
     async def revival(self) -> None:
         """Wait until an engine is alive, at most `REVIVAL_SECONDS`, while abandoned engines are

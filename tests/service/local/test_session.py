@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from service.core.settings import Settings
-from service.models.devices import devices, usable
-from service.pipeline.session import MOST_COPIES, local_session
+from service.loading.devices import devices, usable
+from service.local.session import MOST_COPIES, local_session
 
 CORES = min(len(usable()), MOST_COPIES)
 
@@ -39,7 +39,7 @@ def test_copies_share_the_cores_in_one_layout(
 ) -> None:
     faster = cycle([True, False])  # as two trials on a busy machine may say
     monkeypatch.setattr(
-        "service.models.served_model.laid_out", lambda module, image, **_: next(faster)
+        "service.loading.served_model.laid_out", lambda module, image, **_: next(faster)
     )
     assert opened(tmp_path, "") == (["cpu"] * CORES, {True}, 2 * 3 * CORES)
 

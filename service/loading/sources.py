@@ -18,16 +18,16 @@ import torch
 from torch import nn
 
 from service.core.errors import one_line
-from service.models.catalog import ModelEntry
-from service.models.preprocessing import Fit, Preprocessing
-from service.models.transforms import preprocessing_of, with_stated
-from service.models.weights import (
+from service.loading.transforms import preprocessing_of, with_stated
+from service.loading.weights import (
     WeightsError,
     classes_of,
     load_in_order,
     load_weights,
     read_weights,
 )
+from service.models.catalog import ModelEntry
+from service.models.preprocessing import Fit, Preprocessing
 
 log = logging.getLogger(__name__)
 

@@ -10,16 +10,11 @@ from __future__ import annotations
 import ctypes
 import platform
 
-import torch
-
 M_TRIM_THRESHOLD, M_MMAP_MAX, M_ARENA_MAX = -1, -4, -8
 """Parameters of mallopt(3)."""
 KEPT_BYTES = 2**31 - 1
 """Most free bytes that the allocator keeps for the next batch: the largest value that mallopt
 accepts."""
-NO_MEMORY = "can't allocate memory"
-"""Part of the RuntimeError's message by which torch's CPU allocator reports that memory is
-exhausted."""
 
 
 def keep_memory() -> bool:
@@ -42,8 +37,3 @@ def give_back_memory() -> None:
     the gigabyte that a single photo of 50 megapixels needed."""
     if platform.libc_ver()[0] == "glibc":
         ctypes.CDLL(None).malloc_trim(0)
-
-
-def is_of_memory(error: Exception) -> bool:
-    """Return whether the error says that memory is exhausted."""
-    return isinstance(error, MemoryError | torch.OutOfMemoryError) or NO_MEMORY in str(error)

@@ -1,0 +1,60 @@
+"""What the engine answers about one image, as plain data."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cam import Explanation
+
+
+@dataclass(frozen=True, eq=False)
+class Boxes:
+    """The boxes that a detector found in one image, best first."""
+
+    edges: NDArray[np.float32]
+    """(N, 4): left, top, right and bottom in the input's pixels."""
+    labels: NDArray[np.int64]
+    """(N,): the class of each box."""
+    scores: NDArray[np.float32]
+    """(N,): 0 … 1."""
+
+
+@dataclass(frozen=True, eq=False)
+class Prediction:
+    """The output of a model for one image. A classifier has logits and probabilities, a segmenter
+    has shares, a detector has boxes."""
+
+    logits: NDArray[np.float32] | None = None
+    """Logits of the classes, (C,)."""
+    probabilities: NDArray[np.float32] | None = None
+    """Probabilities of the classes, (C,)."""
+    shares: NDArray[np.float64] | None = None
+    """Share of the pixels where each class is predicted, (C,)."""
+    boxes: Boxes | None = None
+
+    @property
+    def nbytes(self) -> int:
+        """Number of bytes of the arrays."""
+        arrays: list[NDArray[Any] | None] = [self.logits, self.probabilities, self.shares]
+        if self.boxes is not None:
+            arrays += [self.boxes.edges, self.boxes.labels, self.boxes.scores]
+        return sum(each.nbytes for each in arrays if each is not None)
+
+
+@dataclass(frozen=True, eq=False)
+class Answer:
+    """The answer for one image: the model's prediction, and one explanation for each target and
+    layer, ordered by method, then by target, then by layer."""
+
+    prediction: Prediction
+    explanations: tuple[Explanation, ...]
+
+    @property
+    def logits(self) -> NDArray[np.float32]:
+        """Logits of a classifier: float32 (C,)."""
+        assert self.prediction.logits is not None
+        return self.prediction.logits

@@ -1,0 +1,75 @@
+"""What is known of a served model, as plain data that needs no torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from cam import METHODS
+from service.core.choices import Activation, Dtype, ModelKind
+from service.models.labels import Labels
+from service.models.preprocessing import Preprocessing
+
+
+@dataclass(frozen=True)
+class LayerInfo:
+    """One module of a model, as a forward pass shows it."""
+
+    name: str
+    type: str
+    """The module's class name."""
+    shape: tuple[int, ...] | None
+    """Shape of the output for one image, without the batch dimension; None if it is no tensor."""
+    problem: str | None
+    """Reason why no map can be made at this layer, as a clause; None if a map can be made."""
+    grid: tuple[int, int] | None
+    """Height and width of the positions in its output; None if it has none."""
+
+    @property
+    def explainable(self) -> bool:
+        """Whether a map can be made at this layer."""
+        return self.problem is None
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class ModelInfo:
+    """Everything that the service knows about a loaded model, except the module itself."""
+
+    name: str
+    source: str
+    precision: Dtype
+    """Type of the model's numbers."""
+    preprocessing: Preprocessing
+    kind: ModelKind
+    activation: Activation
+    """Activation that turns the model's outputs into probabilities."""
+    activation_reason: str
+    """Reason for that activation, worded as a clause."""
+    labels: Labels
+    classes: int
+    """Number of classes; 0 if it is unknown, for a detector without labels."""
+    layers: tuple[LayerInfo, ...]
+    default_layer: str
+    levels: tuple[str, ...]
+    """Layers from which a detector computes its boxes; for other models, the default layer."""
+    method_layers: dict[str, str]
+    """Method name → default layer, for methods whose default layer differs from the model's."""
+    unsuited: dict[str, str]
+    """Method name → reason why the method does not work with the model."""
+    max_batch: int
+    batching: str | None
+    """Reason why the model gets one image at a time, whatever its entry sets; None if it takes
+    batches."""
+    fingerprint: str
+    """Digest of the weights and of everything else that maps depend on."""
+
+    @property
+    def background(self) -> int | None:
+        """Index of a segmenter's background class; None if it has none."""
+        first = self.labels.name(0) or ""
+        return 0 if self.kind == "segments" and first.strip("_") == "background" else None
+
+    def layers_of(self, method: str) -> tuple[str, ...]:
+        """Return the default layer or layers of a method."""
+        if METHODS[method].levels and method not in self.method_layers:
+            return self.levels
+        return (self.method_layers.get(method, self.default_layer),)
