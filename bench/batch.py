@@ -45,7 +45,7 @@ from PIL import Image
 from rich.console import Console
 from rich.table import Table
 
-from bench.library import record
+from bench.record import record
 from bench.service import started
 
 RESNET = """

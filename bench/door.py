@@ -31,8 +31,8 @@ import psutil
 from rich.console import Console
 from rich.table import Table
 
-from bench.library import record
 from bench.load import closed
+from bench.record import record
 from bench.service import SERVE, photographs, started
 from cam import ClassTarget, Question
 from service.core.allocator import keep_memory

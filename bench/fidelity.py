@@ -22,7 +22,8 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor, nn
 
-from bench.library import MIDDLE, build, head_of, record
+from bench.library import MIDDLE, build, head_of
+from bench.record import record
 from cam import Answer, ClassTarget, Question, default_layer, explain_batch, survey
 from cam.passes.fast import FastPath
 from cam.passes.fidelity import likeness, roundings_apart

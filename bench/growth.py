@@ -25,7 +25,8 @@ from PIL import Image
 from rich.console import Console
 from rich.table import Table
 
-from bench.library import build, head_of, record
+from bench.library import build, head_of
+from bench.record import record
 from cam import ClassTarget, Question, explain_batch
 from service.core.allocator import keep_memory
 from service.core.metrics import Metrics

@@ -29,8 +29,8 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from bench.library import RESULTS
 from bench.load import Connections, closed, poisson
+from bench.record import RESULTS
 from bench.service import SERVE, photographs, request, started
 
 EXPLAIN = "/v1/models/efficientnet-lite0:explain"

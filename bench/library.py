@@ -19,15 +19,10 @@ from __future__ import annotations
 
 import argparse
 import copy
-import json
-import os
-import platform
 import resource
 import statistics
 import warnings
 from collections.abc import Callable
-from importlib.metadata import version
-from pathlib import Path
 from time import perf_counter
 from typing import Any
 
@@ -38,6 +33,7 @@ from rich.table import Table
 from torch import Tensor, nn
 from torch._inductor import config as inductor
 
+from bench.record import record
 from cam import ClassTarget, Question, default_layer, explain_batch, survey
 from cam.errors import MethodUnsuited
 from cam.methods.head import PooledHead, pooled_head
@@ -56,7 +52,6 @@ MIDDLE = {
     EMBEDDED.name: "blocks.3",
 }
 TOKENS = ("vit_b_16", "swin_t")
-RESULTS = Path(__file__).parent / "results"
 
 
 def main() -> None:
@@ -242,34 +237,6 @@ def show(found: dict[str, Any]) -> None:
     for each, why in found["failures"].items():
         table.add_row(each, why, "", "")
     Console().print(table)
-
-
-def record(name: str, **found: Any) -> None:
-    """Into bench/results/, with the machine that it was measured on."""
-    RESULTS.mkdir(exist_ok=True)
-    file = RESULTS / f"{name}.json"
-    file.write_text(json.dumps({"machine": machine(), **found}, indent=1) + "\n")
-
-
-def machine() -> dict[str, Any]:
-    """Where it was measured."""
-    packages = (
-        "torch",
-        "torchvision",
-        "timm",
-        "grad-cam",
-        "torchcam",
-        "captum",
-        "torchxai-explain",
-    )
-    return {
-        "processor": platform.processor() or platform.machine(),
-        "cores": os.cpu_count(),
-        "threads": torch.get_num_threads(),
-        "accelerator": str(torch.accelerator.current_accelerator(check_available=True) or "none"),
-        "python": platform.python_version(),
-        **{package: version(package) for package in packages},
-    }
 
 
 if __name__ == "__main__":

@@ -30,7 +30,7 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor, nn
 
-from bench.library import record
+from bench.record import record
 from cam import Answer, ClassTarget, Question, explain_batch
 from cam.passes.fast import FastPath
 from cam.passes.openvino import HINTS, OpenVinoPath

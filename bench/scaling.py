@@ -22,7 +22,7 @@ from rich.console import Console
 from rich.table import Table
 
 from bench.batch import make_photos
-from bench.library import record
+from bench.record import record
 from service.batch.configuration import RunConfiguration
 from service.batch.inputs import open_inputs
 from service.batch.parts import Parts

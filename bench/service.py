@@ -38,8 +38,8 @@ from PIL import Image
 from rich.console import Console
 from rich.table import Table
 
-from bench.library import record
 from bench.load import Connections, Send, closed, poisson
+from bench.record import record
 from cam import ClassTarget, Question
 from service.core.allocator import keep_memory
 from service.core.metrics import Metrics

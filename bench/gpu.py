@@ -1,0 +1,200 @@
+"""What an explanation costs beside a prediction on an accelerator.
+
+    python -m bench.gpu [--models resnet50 …] [--batches 1 8 32 128] [--rounds 7] [--write]
+    python -m bench.gpu --device cpu --models resnet18 --batches 1 2 --rounds 1
+
+Each model has seeded random weights and 224 × 224 images, and is explained by Grad-CAM at its
+default layer: eager in float32 and bfloat16, and compiled in bfloat16 without and with CUDA graphs.
+Each explanation stands beside the forward pass of the same kind, taken in turns; the times are
+medians, with the device's queue empty before and after each. Without an accelerator nothing is
+measured, unless a device is named.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import gc
+import statistics
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.table import Table
+from torch import Tensor, nn
+
+from bench.record import record
+from cam import ClassTarget, Question
+from cam.passes.fast import FastPath
+from cam.passes.onepass import explain_batch
+from service.loading.served_model import ServedModel, load
+from service.models.catalog import ModelEntry
+
+MODELS = (
+    "torchvision:resnet50", "torchvision:densenet121", "torchvision:efficientnet_b0",
+    "torchvision:mobilenet_v3_large", "torchvision:regnet_y_8gf", "torchvision:convnext_tiny",
+    "torchvision:swin_t", "torchvision:vit_b_16", "timm:vit_tiny_patch16_224", "timm:resnetv2_50",
+)  # fmt: skip
+BATCHES = (1, 8, 32, 128)
+DOCUMENT = Path(__file__).parent.parent / "docs" / "performance.md"
+BEGIN, END = "<!-- bench.gpu -->\n", "<!-- end of bench.gpu -->\n"
+"""Lines of the document between which the table stands."""
+COLUMNS = ("float32", "bfloat16", "compiled", "graphs")
+Run = Callable[[], object]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--device", help="such as cuda:1; by default the accelerator")
+    parser.add_argument("--models", nargs="*", default=list(MODELS))
+    parser.add_argument("--batches", nargs="*", type=int, default=list(BATCHES))
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--write", action="store_true", help="results, and the document's table")
+    arguments = parser.parse_args()
+    found = arguments.device or torch.accelerator.current_accelerator(check_available=True)
+    if found is None:
+        print("There is no accelerator: torch finds only the CPU, and nothing was measured.")
+        return 0
+    device, rows = torch.device(found), []
+    console = Console(stderr=True)
+    for source in arguments.models:
+        for row in measured(source, device, arguments.batches, arguments.rounds):
+            rows.append(row)
+            console.print(row, highlight=False)
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else str(device)
+    show(rows, name)
+    if arguments.write:
+        record(f"gpu-{name.lower().replace(' ', '-')}", device=name, rows=rows)
+        document(rows, name)
+    return 0
+
+
+def measured(
+    source: str, device: torch.device, batches: list[int], rounds: int
+) -> Iterator[dict[str, Any]]:
+    """Yield one row for each batch size of one model."""
+    source = source if ":" in source else f"torchvision:{source}"
+    entry = ModelEntry(
+        name="m", source=source, weights="none", device=str(device), mode="exact", max_batch=1
+    )
+    model = load(entry)
+    for batch in batches:
+        images = torch.randn(batch, 3, model.preprocessing.height, model.preprocessing.width)
+        row: dict[str, Any] = {"model": source, "batch": batch}
+        for name in COLUMNS:
+            try:
+                row[name] = compared(model, images.to(device), name, rounds)
+            except Exception as error:  # a device without memory, or a compiler that fails
+                row[name] = f"{type(error).__name__}: {' '.join(str(error).split())[:100]}"
+            gc.collect()
+            if device.type != "cpu":
+                torch.accelerator.memory.empty_cache()
+        yield row
+
+
+def compared(model: ServedModel, images: Tensor, kind: str, rounds: int) -> dict[str, float]:
+    """Return the milliseconds of a forward pass and of an explanation of a batch, and their ratio:
+    the median of the rounds' ratios."""
+    questions = [Question((ClassTarget(),), "gradcam", (model.default_layer,))] * len(images)
+    head, reading = model.head, model.reading
+    graphs = _graphs() if kind == "graphs" else nullcontext()
+    with graphs:
+        if kind in ("compiled", "graphs"):
+            path = FastPath(
+                model.module,
+                model.default_layer,
+                dtype=torch.bfloat16,
+                sizes=[len(images)],
+                head=head,
+                reading=reading,
+            )
+            plain = torch.compile(_recast(model.module, torch.bfloat16), dynamic=False)
+            given = images.bfloat16().contiguous(memory_format=torch.channels_last)
+            runs: list[Run] = [
+                lambda: _forward(plain, given),
+                lambda: path.explain(images, questions),
+            ]
+        else:
+            module = _recast(model.module, getattr(torch, kind))
+            given = images.to(getattr(torch, kind)).contiguous(memory_format=torch.channels_last)
+            runs = [
+                lambda: _forward(module, given),
+                lambda: explain_batch(module, given, questions, head=head, reading=reading),
+            ]
+        seconds: list[list[float]] = []
+        for turn in range(rounds + 3):
+            each = [_seconds(run, images.device) for run in runs]
+            if turn > 2:
+                seconds.append(each)
+    return {
+        "forward": 1000 * statistics.median(each[0] for each in seconds),
+        "explain": 1000 * statistics.median(each[1] for each in seconds),
+        "ratio": statistics.median(each[1] / each[0] for each in seconds),
+        "images a second": len(images) / statistics.median(each[1] for each in seconds),
+    }
+
+
+@contextmanager
+def _graphs() -> Iterator[None]:
+    """Compile with CUDA graphs in the block."""
+    with torch._inductor.config.patch({"triton.cudagraphs": True}):
+        yield
+
+
+def _recast(module: nn.Module, dtype: torch.dtype) -> nn.Module:
+    found = copy.deepcopy(module)
+    return found.to(dtype=dtype, memory_format=torch.channels_last)  # type: ignore[call-overload]
+
+
+def _forward(module: Callable[[Tensor], Any], images: Tensor) -> None:
+    with torch.inference_mode():
+        module(images)
+
+
+def _seconds(run: Run, device: torch.device) -> float:
+    if device.type != "cpu":
+        torch.accelerator.synchronize(device)
+    started = perf_counter()
+    run()
+    if device.type != "cpu":
+        torch.accelerator.synchronize(device)
+    return perf_counter() - started
+
+
+def cell(found: dict[str, float] | str) -> str:
+    if isinstance(found, str):
+        return found.partition(":")[0]
+    return f"{found['ratio']:.2f} ({found['images a second']:.0f}/s)"
+
+
+def show(rows: list[dict[str, Any]], name: str) -> None:
+    table = Table("model", "batch", *COLUMNS, title=f"explain ÷ forward on {name}")
+    for row in rows:
+        table.add_row(row["model"], str(row["batch"]), *(cell(row[each]) for each in COLUMNS))
+    Console(width=140).print(table)
+
+
+def document(rows: list[dict[str, Any]], name: str) -> None:
+    """Write the table into the document, in place of the last one."""
+    text = DOCUMENT.read_text()
+    before, _, rest = text.partition(BEGIN)
+    _, _, after = rest.partition(END)
+    lines = [
+        f"`python -m bench.gpu --write` on {name}: explain ÷ forward (explained images a second).",
+        "",
+        f"| model | batch | {' | '.join(COLUMNS)} |",
+        f"|---|---|{'---|' * len(COLUMNS)}",
+    ]
+    for row in rows:
+        cells = [row["model"], str(row["batch"]), *(cell(row[each]) for each in COLUMNS)]
+        lines.append(f"| {' | '.join(cells)} |")
+    DOCUMENT.write_text(before + BEGIN + "\n" + "\n".join(lines) + "\n\n" + END + after)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,133 @@
+"""The engine on the accelerator: batches, the fast path, exhausted memory, kernels that hang."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+
+from cam import ClassTarget, Question
+from cam.agreement import LEAST, spearman
+from service.core.errors import Unavailable
+from service.core.metrics import Metrics
+from service.engine.engine import Engine
+from service.engine.lifecycle import ModelLifecycle
+from service.loading.served_model import load
+from service.models.catalog import ModelEntry
+
+pytestmark = pytest.mark.anyio
+QUESTION = Question((ClassTarget(1),), "gradcam", ("relu2",))
+LONG = 60
+WHITE = np.full((32, 32, 3), 255, np.uint8)
+
+
+def entry(factory: str, device: torch.device, **settings: object) -> ModelEntry:
+    given: dict[str, object] = {
+        "name": factory,
+        "source": f"factory:tests.device.factories:{factory}",
+        "weights": "none",
+        "input_size": 32,
+        "device": str(device),
+        "mode": "exact",
+        **settings,
+    }
+    return ModelEntry.model_validate(given)
+
+
+def photo(seed: int, side: int = 32) -> NDArray[np.uint8]:
+    return np.random.default_rng(seed).integers(0, 256, (side, side, 3), np.uint8)
+
+
+async def test_a_batch_without_memory_is_halved(device: torch.device) -> None:
+    """Twelve images of which four fit: each has the map that it has alone."""
+    model = load(entry("wide", device, max_batch=16))
+    async with Engine(model, max_queue=32, metrics=Metrics()) as engine:
+        alone = [await engine.answer(photo(seed), QUESTION) for seed in range(12)]
+        together = await asyncio.gather(
+            *(engine.answer(photo(seed), QUESTION) for seed in range(12))
+        )
+    assert max(outcome.batch_size for outcome in together) <= 4
+    for one, other in zip(alone, together, strict=True):
+        (a,), (b,) = one.value.explanations, other.value.explanations
+        np.testing.assert_allclose(a.map, b.map, atol=1e-5 * max(float(a.map.max()), 1e-6))
+
+
+async def test_two_models_on_one_device_do_not_disturb_each_other(device: torch.device) -> None:
+    """Each model has a thread of its own, and both use the device at once."""
+    models = [load(entry("wide", device, name=name, max_batch=4)) for name in ("a", "b")]
+    engines = [Engine(model, max_queue=64, metrics=Metrics()) for model in models]
+    async with engines[0], engines[1]:
+        alone = [await engines[0].answer(photo(seed), QUESTION) for seed in range(16)]
+        found = await asyncio.gather(
+            *(engine.answer(photo(seed), QUESTION) for seed in range(16) for engine in engines)
+        )
+    for seed in range(16):
+        for outcome in found[2 * seed : 2 * seed + 2]:
+            (a,), (b,) = alone[seed].value.explanations, outcome.value.explanations
+            np.testing.assert_allclose(a.map, b.map, atol=1e-5 * max(float(a.map.max()), 1e-6))
+
+
+async def test_a_kernel_that_hangs_costs_its_own_request(device: torch.device) -> None:
+    """It is abandoned after `hang_seconds`; the next question has a new worker."""
+    lifecycle = ModelLifecycle(
+        entry("hanging", device, max_batch=1, mean=(0.0, 0.0, 0.0), std=(0.4, 0.4, 0.4)),
+        essential=True,
+        max_queue=8,
+        cache_bytes=0,
+        hang_seconds=1,
+        metrics=Metrics(),
+    )
+    await lifecycle.load()
+    watching = asyncio.create_task(lifecycle.watch())
+    try:
+        assert lifecycle.replicas
+        (engine,) = lifecycle.replicas.engines
+        fine = await engine.answer(photo(1), QUESTION)
+        with pytest.raises(Unavailable) as caught:
+            await engine.answer(WHITE, QUESTION)
+        assert caught.value.blamed
+        async with asyncio.timeout(LONG):
+            while not lifecycle.ready:  # noqa: ASYNC110
+                await asyncio.sleep(0.05)
+        (other,) = lifecycle.replicas.engines
+        assert other is not engine
+        again = await other.answer(photo(1), QUESTION)
+        np.testing.assert_array_equal(
+            fine.value.explanations[0].map, again.value.explanations[0].map
+        )
+        assert lifecycle.given_up == 1
+    finally:
+        watching.cancel()
+        await asyncio.wait([watching])
+        await lifecycle.leave(LONG)
+
+
+@pytest.mark.slow
+async def test_the_fast_path_of_the_device(device: torch.device) -> None:
+    """Compiled, in bfloat16 where the device has it: its maps agree with the exact ones in batches
+    of every size."""
+    settings = {
+        "source": "torchvision:resnet18",
+        "input_size": 64,
+        "name": "resnet18",
+        "max_batch": 4,
+    }
+    model = load(entry("resnet18", device, mode="fast", **settings))
+    exact = replace(model, paths=())
+    question = Question((ClassTarget(),), "gradcam", (model.default_layer,))
+    engines = [Engine(each, max_queue=64, metrics=Metrics()) for each in (model, exact)]
+    async with engines[0], engines[1]:
+        await engines[0].warm()
+        assert engines[0].is_fast("gradcam")
+        for count in (1, 3, 4):
+            photos = [photo(seed, 64) for seed in range(count)]
+            fast = await asyncio.gather(*(engines[0].answer(each, question) for each in photos))
+            slow = [await engines[1].answer(each, question) for each in photos]
+            for one, other in zip(fast, slow, strict=True):
+                (a,), (b,) = one.value.explanations, other.value.explanations
+                agreement = spearman(a.map, b.map)
+                assert agreement is None or agreement >= LEAST - 0.05
