@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import random
 import statistics
 import time
@@ -81,9 +82,10 @@ async def closed(what: str, send: Send, clients: int, seconds: float) -> dict[st
 
 
 async def poisson(
-    what: str, send: Send, rate: float, share: float, seconds: float
+    what: str, send: Send, rate: float, share: float, seconds: float, patience: float = math.inf
 ) -> dict[str, Any]:
-    """Requests arrive at random, whatever has been answered."""
+    """Requests arrive at random, whatever has been answered. `in_time` are the answers a second
+    that took at most `patience` seconds: the goodput."""
     rng = random.Random(0)  # noqa: S311
     tally = Tally()
     begun = time.perf_counter()
@@ -93,7 +95,8 @@ async def poisson(
         tasks.append(asyncio.create_task(tally.time(send)))
     await asyncio.gather(*tasks)
     wall = time.perf_counter() - begun
-    return row(what, f"{share:.0%} of capacity", tally.took, tally.failed, wall)
+    found = row(what, f"{share:.0%} of capacity", tally.took, tally.failed, wall)
+    return found | {"in_time": sum(each <= patience for each in tally.took) / wall}
 
 
 def row(what: str, load_: str, took: list[float], failed: int, wall: float) -> dict[str, Any]:

@@ -69,7 +69,8 @@ class Batcher(Generic[Item, Result]):
         priority: returns an item's priority. Background items run only when no interactive items
             wait. For `COMPANY_SECONDS` after an interactive item, background batches are small
             enough to take about `COURTESY_SECONDS`.
-        max_batch: largest number of items in a batch.
+        max_batch: largest number of items in a batch; `interactive_batch` may set a smaller one for
+            interactive items.
         max_queue: largest number of waiting items.
         name: name of the thread.
         prepare: called first in the thread.
@@ -98,6 +99,8 @@ class Batcher(Generic[Item, Result]):
         self._item_seconds = COURTESY_SECONDS
         self._last_other = -COMPANY_SECONDS
         self._max_batch = max_batch
+        self.interactive_batch = max_batch
+        """Largest number of interactive items in a batch."""
         self._max_queue = max_queue
         self._name = name
         self._prepare = prepare
@@ -211,7 +214,7 @@ class Batcher(Generic[Item, Result]):
         other entries of the same key."""
         self._queue = deque(entry for entry in self._queue if not entry.future.cancelled())
         candidates = [entry for entry in self._queue if self._priority(entry.item) == "interactive"]
-        most = self._max_batch
+        most = self.interactive_batch
         if not candidates:
             candidates, most = list(self._queue), self._courteous
         if not candidates:

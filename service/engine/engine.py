@@ -6,6 +6,8 @@ require a single thread.
 
 from __future__ import annotations
 
+import logging
+import math
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -37,6 +39,7 @@ from cam.explanation import join
 from cam.methods.progress import Progress
 from cam.outputs.output import Output
 from cam.passes.fast import CompiledPath
+from cam.passes.samples import samples
 from service.backend.answers import Answer, Boxes, Prediction
 from service.backend.interface import NOTHING, Listener, Pixels
 from service.backend.outcome import Outcome
@@ -60,6 +63,17 @@ BACKGROUND_GROUP = 4
 """Number of background images in one forward pass on a CPU. Larger passes are no faster per image
 there, and a small one ends soon."""
 
+TRIALS = 2
+"""Number of batches of each size by which the size of batches is chosen; the faster one counts."""
+LONG_TRIAL_SECONDS = 1.0
+"""Seconds for one batch of each size after which these are not tried once more."""
+SLOWER = 1.1
+"""An image may take this many times as long as in the most efficient batch, so that fewer images
+wait for each other."""
+LONG_SECONDS = 0.25
+"""A batch that takes longer is enlarged only if that makes an image cheaper."""
+
+log = logging.getLogger(__name__)
 Looked = list[Observation] | list[Concept] | NDArray[np.float32]
 Worked = Answer | Progress | Looked
 Steps = Generator[Progress, None, Answer | CamError | Looked]
@@ -164,16 +178,58 @@ class Engine:
         return self._batcher.load
 
     async def warm(self) -> None:
-        """Run one image and the largest batch, and prepare the fast path, so that no request pays
-        the cost of a first run."""
-        size = self.model.preprocessing
-        image = np.zeros((size.height, size.width, 3), np.uint8)
-        question = Question((ClassTarget(),), "gradcam", (self.model.default_layer,))
+        """Run one image and the largest batch, prepare the fast path, so that no request pays the
+        cost of a first run, and choose the size of batches."""
         for count in {1, self._fullest}:
-            for future in [self._batcher.submit(_Item(image, (question,))) for _ in range(count)]:
-                await future
+            await self._batch(count)
         if self.model.paths:
-            await self._submit(_Item(image, (NOTHING,), self._settle_fast()))
+            await self._submit(_Item(self._sample(), (NOTHING,), self._settle_fast()))
+        await self._choose_batch()
+
+    async def _choose_batch(self) -> None:
+        """Choose how many interactive images a batch may hold: the smallest number that costs an
+        image at most `SLOWER` times as long as the best one. A larger batch would only let images
+        wait for each other. Once a batch takes longer than `LONG_SECONDS`, larger ones are tried
+        only as long as they pay."""
+        sizes = sorted({*(2**power for power in range(self._fullest.bit_length())), self._fullest})
+        seconds: dict[int, float] = {}
+        for _ in range(TRIALS if len(sizes) > 1 else 0):
+            best = math.inf
+            for count in sizes:
+                took = await self._batch(count)
+                seconds[count] = min(seconds.get(count, took), took)
+                if took > LONG_SECONDS and SLOWER * took / count > best:
+                    sizes = [size for size in sizes if size <= count]
+                    break
+                best = min(best, took / count)
+            if sum(seconds.values()) > LONG_TRIAL_SECONDS:
+                break
+        if not seconds:
+            return
+        each = {count: found / count for count, found in seconds.items()}
+        best = min(each.values())
+        chosen = min(count for count, found in each.items() if found <= SLOWER * best)
+        self._batcher.interactive_batch = chosen
+        log.info(
+            "model %s: milliseconds an image in batches: %s; at most %d images wait for each other",
+            self.model.name,
+            ", ".join(f"{found * 1000:.1f} of {count}" for count, found in each.items()),
+            chosen,
+        )
+
+    def _sample(self) -> Pixels:
+        """Return an image that is not blank: for a blank one, a score may have no gradient, and the
+        warning about it takes more passes."""
+        size = self.model.preprocessing
+        picture: Pixels = samples(1, size.height, size.width)[0]
+        return picture
+
+    async def _batch(self, count: int) -> float:
+        """Run a batch of `count` images; return its seconds."""
+        question = Question((ClassTarget(),), "gradcam", (self.model.default_layer,))
+        items = [_Item(self._sample(), (question,))] * count
+        futures = [self._batcher.submit(item) for item in items]
+        return max([(await future).run_seconds for future in futures])
 
     def _settle_fast(self) -> Steps:
         if warm := warm_paths(self.model):

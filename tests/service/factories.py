@@ -40,6 +40,28 @@ def evil_checkpoint(path: Path) -> None:
     torch.save({"weight": torch.ones(1), "evil": Evil()}, path)
 
 
+class Paced(Small):
+    """A forward pass takes 2 ms, and some more for each image."""
+
+    def __init__(self, milliseconds: float) -> None:
+        super().__init__()
+        self.seconds = milliseconds / 1000
+
+    def forward(self, x: Tensor) -> Tensor:
+        time.sleep(0.002 + self.seconds * len(x))
+        return super().forward(x)
+
+
+def paced() -> nn.Module:
+    """Images cost nothing together that they do not cost alone, nearly."""
+    return Paced(20)
+
+
+def bulky() -> nn.Module:
+    """A batch costs what an image costs."""
+    return Paced(0)
+
+
 class Slow(Small):
     """A forward pass takes half a second."""
 

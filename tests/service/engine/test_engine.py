@@ -187,3 +187,22 @@ async def test_a_fleet_reports_the_model_that_cannot_be_loaded_and_closes_the_ot
         with pytest.raises(Problem):
             manager.replicas("bad")
     assert not good.alive
+
+
+@pytest.mark.parametrize(("factory", "largest"), [("paced", 4), ("bulky", 8)])
+async def test_a_batch_is_only_as_large_as_pays(factory: str, largest: int) -> None:
+    """Of 2 ms and 20 ms an image: alone one takes 22 ms, among eight 20.25 ms, so eight do not pay.
+    Where a batch costs what an image costs, eight do."""
+    source = f"factory:tests.service.factories:{factory}"
+    entry = ModelEntry(name="m", source=source, weights="none", input_size=32, max_batch=8)
+    async with Engine(load(entry), max_queue=64, metrics=Metrics()) as engine:
+        await engine.warm()
+        question = Question((ClassTarget(1),), "gradcam", ("relu2",))
+        photo = np.zeros((32, 32, 3), np.uint8)
+        first = asyncio.create_task(engine.answer(photo, question))
+        await asyncio.sleep(0)
+        found = await asyncio.gather(*(engine.answer(photo, question) for _ in range(16)))
+        await first
+    assert max(outcome.batch_size for outcome in found) <= largest
+    if factory == "bulky":
+        assert max(outcome.batch_size for outcome in found) == 8
