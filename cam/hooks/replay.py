@@ -100,7 +100,7 @@ class Replay:
         self.trunk = {
             name: outputs
             for name, outputs in record.trunk.items()
-            if not any(name.startswith(f"{other}.") for other in record.trunk)
+            if not any(parent in record.trunk for parent in _parents(name))
             and not name.startswith(f"{layer}.")
         }
         """Name of a module that does not run again → what each of its calls returns."""
@@ -179,3 +179,10 @@ def _returning(module: nn.Module, outputs: list[Any]) -> ExitStack:
         scope.callback(delattr, module, "forward")
     module.forward = forward
     return scope
+
+
+def _parents(name: str) -> Iterator[str]:
+    """Yield the names of the modules that a module is in, innermost first: "a.b.c" → "a.b", "a"."""
+    while "." in name:
+        name = name.rpartition(".")[0]
+        yield name
