@@ -51,7 +51,7 @@ def test_serves_own_429_is_a_problem_too() -> None:
 def test_a_body_is_bounded_in_the_proxy(cat: bytes) -> None:
     """While no replica takes it, too: nobody else would count it."""
     with ThreadPoolExecutor(2) as threads, httpx2.Client(timeout=60) as http:
-        busy = threads.submit(ask, NARROW, 90, 30)
+        busy = threads.submit(ask, NARROW, 90, passes=30)
         time.sleep(0.5)
         wrong = http.post(
             f"{NARROW}/v1/models/slow:explain",

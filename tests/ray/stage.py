@@ -218,12 +218,14 @@ def running(serve: Any) -> None:
         time.sleep(0.5)
 
 
-def ask(url: str, seed: int, images: int = 1) -> dict[str, Any]:
-    """An explanation that takes half a second for each image: what came, and after how long."""
+def ask(url: str, seed: int, images: int = 1, passes: int = 1) -> dict[str, Any]:
+    """An explanation that takes half a second for each image and pass: what came, and after how
+    long."""
     began = time.monotonic()
     photos = [encoded(noise(8, 8, 1000 * seed + each)) for each in range(images)]
     files = [("image", (f"{each}.png", photo)) for each, photo in enumerate(photos)]
-    answer = httpx2.post(f"{url}/v1/models/slow:explain", files=files, timeout=120)
+    asked: dict[str, str | int] = {"method": "rise", "budget": passes} if passes > 1 else {}
+    answer = httpx2.post(f"{url}/v1/models/slow:explain", params=asked, files=files, timeout=120)
     kind = answer.headers.get("content-type", "")
     return {
         "status": answer.status_code,
@@ -246,7 +248,7 @@ def kill(url: str) -> list[dict[str, Any]]:
     """End a replica while it has work; then ask again until another one answers."""
     ask(url, 59)  # once it is free: what still waits for one is given to the next
     with ThreadPoolExecutor(1) as threads:
-        future = threads.submit(ask, url, 60, 30)
+        future = threads.submit(ask, url, 60, passes=30)
         time.sleep(0.7)
         for process in psutil.process_iter(["cmdline"]):
             if any("ServeReplica:narrow" in word for word in process.info["cmdline"] or ()):
