@@ -125,7 +125,7 @@ async def test_one_who_asks_and_asks_and_reads_no_answer_fills_no_memory(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(protocol, "MOST_PIPELINED", 1_000_000)  # which would end it sooner
-    async with serving() as house:
+    async with serving(receive_seconds=5 * SOON) as house:  # only the unread answers may end it
         house.full = True
         caller = await house.caller()
         flood = asyncio.create_task(caller.say(FULL * 20_000))
@@ -137,4 +137,5 @@ async def test_one_who_asks_and_asks_and_reads_no_answer_fills_no_memory(
                 await asyncio.sleep(0.001)
         flood.cancel()
         await asyncio.wait([flood])
+        assert house.refusals == ["answer not read"]
         assert 0 < most < 1_000_000
