@@ -1,13 +1,13 @@
 """The interface of what computes: all models, and one of them.
 
-`service.engine.manager` implements it. Routes, jobs and the pipeline know this interface alone, so
-they need no torch.
+`service.engine.manager` implements it in the same process, `service.rpc.client` for a backend in
+another process. Routes, jobs and the pipeline know this interface alone, so they need no torch.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from types import TracebackType
 from typing import Protocol
 
@@ -20,6 +20,7 @@ from cam.methods.progress import Progress
 from service.backend.answers import Answer
 from service.backend.outcome import Outcome
 from service.core.choices import Runtime
+from service.core.errors import UnknownModel
 from service.core.pool import Priority
 from service.models.catalog import ModelEntry
 from service.models.info import ModelInfo
@@ -30,6 +31,17 @@ Pixels = NDArray[np.uint8]
 """An image as the model sees it, not normalised: RGB (H, W, 3)."""
 NOTHING = Question((), "gradcam", ())
 """A question that asks for no map, so that its answer holds only the prediction."""
+
+
+def unknown_model(name: str, names: Collection[str]) -> UnknownModel:
+    """Return the problem of a request for a model that does not exist.
+
+    Args:
+        names: the names of the models that exist.
+    """
+    if not names:
+        return UnknownModel("the service has no model: each was removed")
+    return UnknownModel(f"there is no model {name[:80]!r}; the models are {', '.join(names)}")
 
 
 class ModelBackend(Protocol):
@@ -177,7 +189,7 @@ class Backend(Protocol):
                 service drains.
         """
 
-    def add(self, entry: ModelEntry) -> None:
+    async def add(self, entry: ModelEntry) -> None:
         """Load one more model in the background.
 
         Raises:

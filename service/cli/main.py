@@ -79,9 +79,11 @@ def serve(
     with listen(settings) as listening:
         if settings.supervise:
             raise typer.Exit(supervise(listening, settings, entries))
-        from service.process.server import run  # imports torch, which a supervisor does not need
+        # These import torch, which a supervisor does not need.
+        from service.local.app import create_app
+        from service.process.server import run
 
-        raise typer.Exit(run(settings, entries, listening, None))
+        raise typer.Exit(run(lambda: create_app(settings, entries), settings, listening, None))
 
 
 @cli.command()

@@ -1,17 +1,32 @@
-"""Metrics for Prometheus: fixed names, few labels, one registry per app."""
+"""Metrics for Prometheus: fixed names, few labels, one registry per app.
+
+If the environment variable PROMETHEUS_MULTIPROC_DIR names a folder, the metrics are those of all
+processes of the service: each writes its own into files in that folder, also those of a process
+that has ended.
+"""
 
 from __future__ import annotations
+
+import os
+from collections.abc import Callable, Collection, Iterator
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
 
 from prometheus_client import (
     CollectorRegistry,
     Counter,
     Gauge,
     Histogram,
+    Metric,
     ProcessCollector,
     generate_latest,
 )
+from prometheus_client.multiprocess import MultiProcessCollector
+from prometheus_client.registry import Collector
 
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
+FOLDER = "PROMETHEUS_MULTIPROC_DIR"
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
@@ -55,7 +70,11 @@ class Metrics:
             registry=self._registry,
         )
         self.queue_depth = Gauge(
-            "gradcam_queue_depth", "Images waiting", ["model"], registry=self._registry
+            "gradcam_queue_depth",
+            "Images waiting",
+            ["model"],
+            registry=self._registry,
+            multiprocess_mode="livemostrecent",
         )
         self.rejected = Counter(
             "gradcam_rejected", "Requests refused", ["reason"], registry=self._registry
@@ -65,8 +84,8 @@ class Metrics:
             "1 once a model is loaded, warm and its worker alive",
             ["model"],
             registry=self._registry,
+            multiprocess_mode="livemostrecent",
         )
-
         self.worker_restarts = Counter(
             "gradcam_worker_restarts",
             "Workers replaced, because they hung or ended",
@@ -74,21 +93,72 @@ class Metrics:
             registry=self._registry,
         )
         self.connections = Gauge(
-            "gradcam_connections", "Connections that are open", registry=self._registry
+            "gradcam_connections",
+            "Connections that are open",
+            registry=self._registry,
+            multiprocess_mode="livemostrecent",
         )
-        ProcessCollector(registry=self._registry)
+        self.count_connections: Callable[[], int] = lambda: 0
+        """Returns the number of connections that are open."""
+        self._folder = os.environ.get(FOLDER)
+        if self._folder is None:
+            ProcessCollector(registry=self._registry)
 
-    def forget(self, model: str) -> None:
-        """Drop the series of a model that was removed."""
-        for metric in (
-            self.model_ready,
-            self.queue_depth,
-            self.worker_restarts,
-            self.batch_size,
-            self.answers,
+    def render(self, models: Collection[str]) -> bytes:
+        """Return the metrics in Prometheus' text format.
+
+        Args:
+            models: names of the models. Series of other models, which were removed, are left out.
+        """
+        self.connections.set(self.count_connections())
+        registry = self._registry
+        if self._folder is not None:
+            registry = CollectorRegistry()
+            MultiProcessCollector(registry, self._folder)  # type: ignore[no-untyped-call]
+            registry.register(_Processes(Path(self._folder)))
+        return generate_latest(_OfModels(registry, models))
+
+
+class _OfModels:
+    """A registry without the series of models that no longer exist."""
+
+    def __init__(self, registry: CollectorRegistry, models: Collection[str]) -> None:
+        self._registry = registry
+        self._models = models
+
+    def collect(self) -> Iterator[Metric]:
+        for metric in self._registry.collect():
+            metric.samples = [
+                each
+                for each in metric.samples
+                if "model" not in each.labels or each.labels["model"] in self._models
+            ]
+            yield metric
+
+
+class _Processes(Collector):
+    """Processor time, memory and open files of all processes together that write metrics into a
+    folder and are alive."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def collect(self) -> Iterator[Metric]:
+        found: dict[str, Metric] = {}
+        for pid in sorted(
+            {int(each.stem.rpartition("_")[2]) for each in self._folder.glob("*.db")}
         ):
-            metric.remove_by_labels({"model": model})
+            with suppress(OSError):  # the process has just ended
+                for metric in ProcessCollector(pid=partial(int, pid), registry=None).collect():
+                    known = found.setdefault(metric.name, metric)
+                    if known is not metric:
+                        known.samples = [
+                            one._replace(value=_together(one.name, one.value, other.value))
+                            for one, other in zip(known.samples, metric.samples, strict=True)
+                        ]
+        yield from found.values()
 
-    def render(self) -> bytes:
-        """Return the metrics in Prometheus' text format."""
-        return generate_latest(self._registry)
+
+def _together(name: str, one: float, other: float) -> float:
+    """Return a number of two processes: when the first started, or the sum."""
+    return min(one, other) if name == "process_start_time_seconds" else one + other

@@ -8,13 +8,13 @@ from collections.abc import Callable, Sequence
 from time import monotonic
 from types import TracebackType
 
+from service.backend.interface import unknown_model
 from service.core.errors import (
     RETRY_AFTER_SECONDS,
     ConfigError,
     Conflict,
     ModelFailed,
     Unavailable,
-    UnknownModel,
 )
 from service.core.metrics import Metrics
 from service.core.settings import Settings
@@ -155,7 +155,7 @@ class ModelManager:
             )
         return lifecycle.replicas
 
-    def add(self, entry: ModelEntry) -> None:
+    async def add(self, entry: ModelEntry) -> None:
         """Load one more model in the background.
 
         Raises:
@@ -195,14 +195,10 @@ class ModelManager:
         self._given_up += lifecycle.given_up
         self._gone.append(lifecycle)
         del self._lifecycles[name]
-        self._metrics.forget(name)
         log.info("model %s unloaded", name)
 
     def measure(self) -> None:
         """Bring the gauges up to date."""
-        for lifecycle in self._gone:  # a request that ended late may have recreated its series
-            if lifecycle.entry.name not in self._lifecycles:
-                self._metrics.forget(lifecycle.entry.name)
         for name, lifecycle in self._lifecycles.items():
             self._metrics.model_ready.labels(model=name).set(lifecycle.ready)
             self._metrics.queue_depth.labels(model=name).set(
@@ -211,11 +207,7 @@ class ModelManager:
 
     def _lifecycle_of(self, name: str) -> ModelLifecycle:
         if name not in self._lifecycles:
-            if not self._lifecycles:
-                raise UnknownModel("the service has no model: each was removed")
-            raise UnknownModel(
-                f"there is no model {name[:80]!r}; the models are {', '.join(self._lifecycles)}"
-            )
+            raise unknown_model(name, self._lifecycles)
         return self._lifecycles[name]
 
     def _lifecycle(self, entry: ModelEntry, *, essential: bool) -> ModelLifecycle:

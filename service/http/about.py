@@ -80,7 +80,7 @@ def make_about_router(*, manager: Backend, metrics: Metrics) -> APIRouter:
     )
     async def get_metrics() -> Response:
         manager.measure()
-        return Response(metrics.render(), media_type=CONTENT_TYPE)
+        return Response(metrics.render(manager.names), media_type=CONTENT_TYPE)
 
     @router.get(
         "/v1/models",

@@ -67,7 +67,7 @@ def make_administration_router(
             allowed = ", ".join(dict.fromkeys(allowed_sources))
             told = f"allowed are {allowed}: see GRADCAM_ALLOWED_SOURCES"
             raise Forbidden(f"source {entry.source!r} is not allowed; {told}")
-        manager.add(entry)
+        await manager.add(entry)
         answer = model_schemas.ModelState(name=entry.name, state="loading")
         headers = {"Location": f"/v1/models/{entry.name}", "Retry-After": "1"}
         return Response(dump(answer), 202, headers, media_type="application/json")

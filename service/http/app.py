@@ -40,8 +40,10 @@ from service.jobs.host import Jobs
 from service.limits.access import Access
 from service.limits.admission import Admission
 from service.limits.body_budget import BodyBudget
+from service.limits.counters import CONNECTIONS, Counts, LocalCounts
 from service.limits.fetch import Fetcher
 from service.limits.keys import read_keys
+from service.limits.rates import Rates
 from service.models.catalog import ModelEntry
 from service.pipeline.pipeline import make_pipeline
 
@@ -62,7 +64,14 @@ class ModelName(StringConvertor):
 
 
 def make_app(
-    settings: Settings, entries: Sequence[ModelEntry], *, manager: Backend, metrics: Metrics
+    settings: Settings,
+    entries: Sequence[ModelEntry],
+    *,
+    manager: Backend,
+    metrics: Metrics,
+    counts: Counts | None = None,
+    rates: Rates | None = None,
+    works_on_jobs: bool = True,
 ) -> FastAPI:
     """Make the app that serves the models of a backend.
 
@@ -70,15 +79,21 @@ def make_app(
         entries: the configured models, which may be added again after they were removed.
         manager: the backend; the app enters it when it starts, and leaves it when it ends.
         metrics: the metrics that `GET /metrics` shows, and to which the backend adds its own.
+        counts: the counts of the whole service; by default, this process is alone.
+        rates: the rates of keys, of the whole service; by default, this process is alone.
+        works_on_jobs: whether this process processes jobs. It receives them in any case.
     """
     register_url_convertor("model", ModelName())
     # Refuse a picture about whose size Pillow would only warn.
     warnings.simplefilter("error", Image.DecompressionBombWarning)
     keys = read_keys(settings.keys) if settings.keys else None
-    pipeline = make_pipeline(settings, metrics)
+    counts = counts or LocalCounts()
+    metrics.count_connections = lambda: counts.total(CONNECTIONS)
+    pipeline = make_pipeline(settings, metrics, counts)
     fetcher = Fetcher(hosts=settings.image_hosts, max_bytes=settings.max_body_bytes)
-    admission = Admission(settings.max_queue, metrics=metrics)
-    body_budget = BodyBudget(max(settings.max_bodies_bytes, settings.max_body_bytes), metrics)
+    admission = Admission(settings.max_queue, metrics=metrics, counts=counts)
+    most = max(settings.max_bodies_bytes, settings.max_body_bytes)
+    body_budget = BodyBudget(most, metrics, counts)
     jobs = Jobs(
         manager=manager,
         pipeline=pipeline,
@@ -86,6 +101,7 @@ def make_app(
         admission=admission,
         body_budget=body_budget,
         settings=settings,
+        works=works_on_jobs,
     )
     reception = Reception(manager=manager, admission=admission, fetcher=fetcher, settings=settings)
 
@@ -112,6 +128,7 @@ def make_app(
     app.state.manager = manager
     app.state.metrics = metrics
     app.state.admission = admission
+    app.state.counts = counts
     app.state.jobs = jobs
     # The middleware, from the innermost to the outermost.
     app.add_middleware(Head)
@@ -123,7 +140,7 @@ def make_app(
         metrics=metrics,
     )
     app.add_middleware(TurnAway, admission=admission)
-    app.add_middleware(Access, keys=keys, metrics=metrics)
+    app.add_middleware(Access, keys=keys, metrics=metrics, rates=rates)
     app.add_middleware(Observe, metrics=metrics)
     if settings.cors_origins:
         app.add_middleware(

@@ -77,6 +77,10 @@ class Jobs:
     Use with `async with`. Entering succeeds even if jobs cannot be stored, because explanations do
     not depend on jobs; requests for jobs are then answered with the reason. If the reason may be
     temporary (a full disk, an unreachable database), opening is tried again.
+
+    Args:
+        works: whether this process processes the items of jobs. If not, another process of the
+            service does.
     """
 
     def __init__(
@@ -88,7 +92,9 @@ class Jobs:
         admission: Admission,
         body_budget: BodyBudget,
         settings: Settings,
+        works: bool = True,
     ) -> None:
+        self._works = works
         self._manager = manager
         self._pipeline = pipeline
         self._fetcher = fetcher
@@ -210,7 +216,10 @@ class Jobs:
                 retention_seconds=retention,
                 clear_up=intake.clear_up,
             )
-            async with runner, keeping:
+            async with AsyncExitStack() as open_scope:
+                if self._works:
+                    await open_scope.enter_async_context(runner)
+                await open_scope.enter_async_context(keeping)
                 yield JobService(
                     listing,
                     ResultStore(database),

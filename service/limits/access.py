@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import base64
 import math
-import time
 
-from limits.aio.storage import MemoryStorage
-from limits.aio.strategies import MovingWindowRateLimiter
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from service.core.errors import Forbidden, RateLimited, Unauthorized
 from service.core.metrics import Metrics
 from service.limits.keys import Key, Keys
+from service.limits.rates import Rates
 
 OPEN_PATHS = ("/healthz", "/readyz")
 READING = ("GET", "HEAD")
@@ -28,11 +26,13 @@ class Access:
     password of `Authorization: Basic`.
     """
 
-    def __init__(self, app: ASGIApp, *, keys: Keys | None, metrics: Metrics) -> None:
+    def __init__(
+        self, app: ASGIApp, *, keys: Keys | None, metrics: Metrics, rates: Rates | None = None
+    ) -> None:
         self._app = app
         self._keys = keys
         self._metrics = metrics
-        self._limiter = MovingWindowRateLimiter(MemoryStorage())
+        self._rates = rates or Rates()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and scope["path"] not in OPEN_PATHS:
@@ -41,7 +41,7 @@ class Access:
                 or (scope["method"] == "POST" and ":" not in scope["path"])
             )
             if self._keys is not None:
-                await self._admit(self._keys, scope, wants_admin)
+                self._admit(self._keys, scope, wants_admin)
             elif wants_admin:
                 self._metrics.rejected.labels(reason="scope").inc()
                 raise Forbidden(
@@ -50,7 +50,7 @@ class Access:
                 )
         await self._app(scope, receive, send)
 
-    async def _admit(self, keys: Keys, scope: Scope, wants_admin: bool) -> None:
+    def _admit(self, keys: Keys, scope: Scope, wants_admin: bool) -> None:
         presented = _presented(Headers(scope=scope))
         key = keys.of(presented)
         if key is None:
@@ -67,16 +67,18 @@ class Access:
                 f"the key {key.name!r} has the scope {', '.join(sorted(key.scopes))}, and this "
                 f"needs {needed}"
             )
-        await self._count(key)
+        self._count(key)
 
-    async def _count(self, key: Key) -> None:
-        if key.rate is None or await self._limiter.hit(key.rate, key.name):
+    def _count(self, key: Key) -> None:
+        if key.rate is None:
             return
-        window = await self._limiter.get_window_stats(key.rate, key.name)
+        wait = self._rates.hit(key.rate, key.name)
+        if wait is None:
+            return
         self._metrics.rejected.labels(reason="rate").inc()
         raise RateLimited(
             f"the key {key.name!r} may make {key.rate}; try again later",
-            retry_after=max(math.ceil(window.reset_time - time.time()), 1),
+            retry_after=math.ceil(wait),
         )
 
 

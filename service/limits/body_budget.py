@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Final
 
 from service.core.errors import RETRY_AFTER_SECONDS, Overloaded
 from service.core.metrics import Metrics
+from service.limits.counters import Counts, LocalCounts
+
+BODIES: Final = "bytes of bodies"
 
 
 class BodyBudget:
@@ -14,11 +18,12 @@ class BodyBudget:
 
     Args:
         most: maximum number of bytes of all bodies.
+        counts: the counts of the whole service; by default, this process is alone.
     """
 
-    def __init__(self, most: int, metrics: Metrics) -> None:
+    def __init__(self, most: int, metrics: Metrics, counts: Counts | None = None) -> None:
         self._most = most
-        self._held = 0
+        self._counts = counts or LocalCounts()
         self._metrics = metrics
 
     @contextmanager
@@ -34,8 +39,8 @@ class BodyBudget:
         def hold(size: int) -> None:
             nonlocal mine
             more, mine = size - mine, size
-            self._held += more
-            if more > 0 and self._held > self._most:
+            held = self._counts.add(BODIES, more)
+            if more > 0 and held > self._most:
                 self._metrics.rejected.labels(reason="bodies too large").inc()
                 raise Overloaded(
                     "the bodies of all requests together are larger than the service may hold; "
@@ -46,4 +51,4 @@ class BodyBudget:
         try:
             yield hold
         finally:
-            self._held -= mine
+            self._counts.add(BODIES, -mine)

@@ -11,11 +11,15 @@ from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from types import TracebackType
-from typing import TypeVar
+from typing import Final, TypeVar
 
 from service.core.pool import Pool, Priority
+from service.limits.counters import Counts, LocalCounts
 
+LOOK_SECONDS: Final = 0.01
+"""Seconds after which a process looks again whether others have freed room."""
 Result = TypeVar("Result")
 
 
@@ -32,9 +36,18 @@ class PhotoPool:
     """
 
     def __init__(
-        self, name: str, *, pixels: int, threads: int, priority: Priority = "interactive"
+        self,
+        name: str,
+        *,
+        pixels: int,
+        threads: int,
+        priority: Priority = "interactive",
+        counts: Counts | None = None,
     ) -> None:
-        self._free = self._room = pixels
+        self._room = pixels
+        self._name = f"pixels of {priority} {name}"
+        self._counts = counts or LocalCounts()
+        self._looking: asyncio.TimerHandle | None = None
         self._pool = Pool(name, threads, priority=priority)
         self._waiting: list[Place] = []
         self._held: Counter[str] = Counter()
@@ -72,7 +85,7 @@ class PhotoPool:
             self._release(place)
 
     def _release(self, place: Place) -> None:
-        self._free += place.pixels
+        self._counts.add(self._name, -place.pixels)
         self._held[place.whose] -= place.pixels
         self._held += Counter()  # drops models that hold nothing
         self._let_in()
@@ -80,13 +93,24 @@ class PhotoPool:
     def _let_in(self) -> None:
         while self._waiting:
             place = min(self._waiting, key=lambda each: self._held[each.whose])
-            if place.pixels > self._free:
-                break
-            self._waiting.remove(place)
             if not place.turn.done():
-                self._free -= place.pixels
+                if self._counts.add(self._name, place.pixels) > self._room:
+                    self._counts.add(self._name, -place.pixels)
+                    self._look_again()
+                    break
                 self._held[place.whose] += place.pixels
                 place.turn.set_result(None)
+            self._waiting.remove(place)
+
+    def _look_again(self) -> None:
+        """Look again later, if other processes hold room: they free it without telling this one."""
+        if self._counts.shared and self._looking is None:
+            loop = asyncio.get_running_loop()
+            self._looking = loop.call_later(LOOK_SECONDS, self._looked)
+
+    def _looked(self) -> None:
+        self._looking = None
+        self._let_in()
 
 
 class PixelBudget:
@@ -94,22 +118,27 @@ class PixelBudget:
     closing it ends the threads when their current work is done.
 
     Args:
-        pixels: number of pixels of all photos that are held at a time.
+        pixels: number of pixels of all photos that are held at a time, in all processes.
         threads: number of threads for small photos; large photos have one fewer, but at least one.
         largest: number of pixels of the largest photo that is allowed.
         priority: priority of the threads.
+        counts: the counts of the whole service; by default, this process is alone.
     """
 
     def __init__(
-        self, *, pixels: int, threads: int, largest: int, priority: Priority = "interactive"
+        self,
+        *,
+        pixels: int,
+        threads: int,
+        largest: int,
+        priority: Priority = "interactive",
+        counts: Counts | None = None,
     ) -> None:
         self._bound = pixels // 8
-        self.small = PhotoPool(
-            "small photos", pixels=pixels // 4, threads=threads, priority=priority
-        )
+        pool = partial(PhotoPool, priority=priority, counts=counts)
+        self.small = pool("small photos", pixels=pixels // 4, threads=threads)
         large = max(pixels - pixels // 4, largest)
-        fewer = max(threads - 1, 1)
-        self.large = PhotoPool("large photos", pixels=large, threads=fewer, priority=priority)
+        self.large = pool("large photos", pixels=large, threads=max(threads - 1, 1))
 
     def open(self) -> None:
         for pool in (self.small, self.large):

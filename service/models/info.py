@@ -63,6 +63,11 @@ class ModelInfo:
     """Digest of the weights and of everything else that maps depend on."""
 
     @property
+    def info(self) -> ModelInfo:
+        """What is known of the model, without the module that a `ServedModel` has."""
+        return self
+
+    @property
     def background(self) -> int | None:
         """Index of a segmenter's background class; None if it has none."""
         first = self.labels.name(0) or ""

@@ -26,6 +26,7 @@ from service.core.errors import NotAcceptable, Problem
 from service.core.metrics import Metrics
 from service.core.pool import PRIORITIES, Priority
 from service.core.settings import Settings
+from service.limits.counters import Counts
 from service.limits.pixel_budget import PhotoPool, PixelBudget
 from service.models.info import ModelInfo
 from service.models.preprocessing import Fit, ModelInput
@@ -71,10 +72,17 @@ class Pipeline:
             half the size.
         threads: number of threads that decode and draw small images. Large images have threads of
             their own, one fewer.
+        counts: the counts of the whole service; by default, this process is alone.
     """
 
     def __init__(
-        self, *, max_pixels: int, pixel_budget: int, threads: int, metrics: Metrics
+        self,
+        *,
+        max_pixels: int,
+        pixel_budget: int,
+        threads: int,
+        metrics: Metrics,
+        counts: Counts | None = None,
     ) -> None:
         self._max_pixels = max_pixels
         self._metrics = metrics
@@ -85,6 +93,7 @@ class Pipeline:
                 threads=threads,
                 largest=max_pixels,
                 priority=priority,
+                counts=counts,
             )
             for priority in PRIORITIES
         }
@@ -373,11 +382,12 @@ def _has_quick_header(image: object) -> bool:
     )
 
 
-def make_pipeline(settings: Settings, metrics: Metrics) -> Pipeline:
+def make_pipeline(settings: Settings, metrics: Metrics, counts: Counts | None = None) -> Pipeline:
     """Make a pipeline with the limits of the settings."""
     return Pipeline(
         max_pixels=settings.max_pixels,
         pixel_budget=settings.pixel_budget,
         threads=os.cpu_count() or 1,
         metrics=metrics,
+        counts=counts,
     )

@@ -1,1 +1,1 @@
-"""The serving process, its supervisor, and the port."""
+"""The serving processes, their supervisor, and the port."""

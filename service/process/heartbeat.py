@@ -9,6 +9,9 @@ from multiprocessing.connection import Connection
 from typing import Final
 
 LISTENING, ALIVE, READY, END = b"listening", b"alive", b"ready", b"end"
+ENGINE, COUNTS = "engine", "counts"
+"""Names of the engine's Unix socket, and of the file with the counts of all processes, in the
+folder that the processes of a service share."""
 REPLACE_ME: Final = 70
 """The exit code with which a serving process asks to be replaced."""
 

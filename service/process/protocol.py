@@ -18,6 +18,7 @@ from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from service.core.errors import HeadTooLarge, MalformedRequest, Overloaded, Problem, TooSlow
+from service.limits.counters import CONNECTIONS, Counts
 
 RawHeaders = Sequence[tuple[bytes, bytes]]
 LEAST_RATE: Final = 64_000
@@ -43,6 +44,7 @@ class ConnectionLimits:
         max_body_bytes: maximum bytes of a body whose request has been answered already; a larger
             body ends the connection.
         refused: is called with the reason of each refusal.
+        counts: counts the connections of the whole service.
         turn_away: returns, for a request's path and headers, the problem that there is no room for
             it, if so. It is called before any other work, so that a refusal under overload costs
             little.
@@ -53,6 +55,7 @@ class ConnectionLimits:
     max_connections: int
     max_body_bytes: int
     refused: Callable[[str], None]
+    counts: Counts
     turn_away: Callable[[bytes, RawHeaders], Problem | None] = lambda path, headers: None
 
 
@@ -85,12 +88,13 @@ class BoundedProtocol(HttpToolsProtocol):
         super().connection_made(transport)
         self.flow = self._flow = Flow(transport)
         transport.set_write_buffer_limits(0)  # writing resumes only when the buffer is empty
-        if len(self.connections) > self.limits.max_connections:
+        if self.limits.counts.add(CONNECTIONS, 1) > self.limits.max_connections:
             self._refuse(Overloaded("there are too many connections; try again", retry_after=1))
             return
         self._expect()
 
     def connection_lost(self, exc: Exception | None) -> None:
+        self.limits.counts.add(CONNECTIONS, -1)
         self._cancel_receiving()
         self._cancel_sending()
         super().connection_lost(exc)

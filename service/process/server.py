@@ -1,4 +1,5 @@
-"""The serving process: runs the app in uvicorn, drains on SIGTERM and returns the exit code."""
+"""A process that receives requests: runs the app in uvicorn, drains on SIGTERM and returns the exit
+code."""
 
 from __future__ import annotations
 
@@ -10,25 +11,24 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from contextlib import ExitStack
 from functools import partial
+from typing import Any, NoReturn
 
 import uvicorn
 from fastapi import FastAPI
 
 from service import __version__
+from service.backend.interface import Backend
 from service.core.allocator import keep_memory
 from service.core.errors import ConfigError, Problem
 from service.core.logs import logging_set_up
 from service.core.metrics import Metrics
 from service.core.settings import Settings
 from service.core.tracing import tracing
-from service.engine.manager import ModelManager
 from service.jobs.host import Jobs
 from service.limits.admission import Admission
-from service.local.app import create_app
-from service.models.catalog import ModelEntry
 from service.process.heartbeat import ALIVE, LISTENING, READY, REPLACE_ME, Heartbeat
 from service.process.listener import accept_no_more, url
 from service.process.protocol import BoundedProtocol, ConnectionLimits, RawHeaders
@@ -45,7 +45,7 @@ class DrainingServer(uvicorn.Server):
     """A server that, on SIGTERM or SIGINT, refuses new work, finishes running requests and returns.
     After a second signal it waits only for the running batch, and answers all else with 503."""
 
-    def __init__(self, config: uvicorn.Config, manager: ModelManager) -> None:
+    def __init__(self, config: uvicorn.Config, manager: Backend) -> None:
         super().__init__(config)
         self._manager = manager
         self.opened = asyncio.Event()
@@ -79,15 +79,20 @@ class DrainingServer(uvicorn.Server):
 
 
 def run(
+    make: Callable[[], FastAPI],
     settings: Settings,
-    entries: tuple[ModelEntry, ...],
     listening: socket.socket,
     heartbeat: Heartbeat | None,
+    *,
+    says_hello: bool = True,
 ) -> int:
     """Serve until told to stop.
 
     Args:
+        make: makes the app.
         heartbeat: sends messages to the supervisor, if there is one.
+        says_hello: whether the process prints how to send a first request when the models are
+            ready.
 
     Returns:
         The process's exit code: 0 after a clean stop, 1 after a second signal forced the stop,
@@ -95,13 +100,21 @@ def run(
         been printed.
     """
     keep_memory()
+    return run_until_done(
+        settings, lambda: _serve(make(), settings, listening, heartbeat, says_hello)
+    )
+
+
+def run_until_done(settings: Settings, work: Callable[[], Coroutine[Any, Any, int]]) -> int:
+    """Run a process's coroutine with its log and its traces set up, and return its exit code, or 2
+    after a mistake in the configuration, which is printed."""
     try:
         with ExitStack() as scope:
             scope.enter_context(logging_set_up(settings))
             if settings.traces:
                 scope.enter_context(tracing(__version__))
             with asyncio.Runner(loop_factory=new_loop) as runner:
-                return runner.run(_serve(settings, entries, listening, heartbeat))
+                return runner.run(work())
     except ConfigError as error:
         print(f"gradcam: {error}", file=sys.stderr)
         return 2
@@ -118,14 +131,14 @@ def new_loop() -> asyncio.AbstractEventLoop:
 
 
 async def _serve(
+    app: FastAPI,
     settings: Settings,
-    entries: tuple[ModelEntry, ...],
     listening: socket.socket,
     heartbeat: Heartbeat | None,
+    says_hello: bool,
 ) -> int:
-    app = create_app(settings, entries)
     server = _server(settings, app)
-    manager: ModelManager = app.state.manager
+    manager: Backend = app.state.manager
     jobs: Jobs = app.state.jobs
     serving = asyncio.create_task(server.serve([listening]))
     await asyncio.wait(
@@ -153,7 +166,7 @@ async def _serve(
             server.should_exit = True
         if manager.loaded.done() and not said_hello and not server.should_exit:
             said_hello = True
-            failure = _failure(manager.loaded)
+            failure = why_not_loaded(manager.loaded)
             if failure:
                 server.should_exit = True
             else:
@@ -163,19 +176,25 @@ async def _serve(
                 # delay every request by a third of a second.
                 gc.collect()
                 gc.freeze()
-                _say_hello(url(listening), manager, keys=settings.keys is not None)
+                if says_hello:
+                    _say_hello(url(listening), manager, keys=settings.keys is not None)
         awaited = {serving} if manager.loaded.done() else {serving, manager.loaded}
         await asyncio.wait(awaited, timeout=LOOK_SECONDS, return_when=asyncio.FIRST_COMPLETED)
     await serving
     if failure:
         raise failure
     code = REPLACE_ME if manager.worn_out else int(server.force_exit)
-    if manager.busy:  # a thread that hangs or loads would keep the process from ending
-        for handler in logging.getLogger().handlers:
-            handler.close()
-        sys.stdout.flush()
-        os._exit(code)
+    if manager.busy:
+        end_at_once(code)
     return code
+
+
+def end_at_once(code: int) -> NoReturn:
+    """End the process although a thread hangs or loads a model, which would keep it from ending."""
+    for handler in logging.getLogger().handlers:
+        handler.close()
+    sys.stdout.flush()
+    os._exit(code)
 
 
 def _server(settings: Settings, app: FastAPI) -> DrainingServer:
@@ -188,6 +207,7 @@ def _server(settings: Settings, app: FastAPI) -> DrainingServer:
             max_connections=settings.max_connections,
             max_body_bytes=UNREAD_BODIES * settings.max_body_bytes,
             refused=lambda reason: metrics.rejected.labels(reason=reason).inc(),
+            counts=app.state.counts,
             turn_away=partial(turned_away, settings, app.state.admission),
         )
 
@@ -202,12 +222,10 @@ def _server(settings: Settings, app: FastAPI) -> DrainingServer:
         timeout_keep_alive=KEEP_ALIVE_SECONDS,
         timeout_graceful_shutdown=round(settings.drain_seconds),
     )
-    server = DrainingServer(config, app.state.manager)
-    metrics.connections.set_function(lambda: len(server.server_state.connections))
-    return server
+    return DrainingServer(config, app.state.manager)
 
 
-def _failure(loaded: asyncio.Task[None]) -> ConfigError | None:
+def why_not_loaded(loaded: asyncio.Task[None]) -> ConfigError | None:
     """Return why a model could not be loaded, or None if all were."""
     error = None if loaded.cancelled() else loaded.exception()
     if error is None or isinstance(error, ConfigError):
@@ -227,7 +245,7 @@ def turned_away(
     return admission.turned_away(path)
 
 
-def _say_hello(address: str, manager: ModelManager, *, keys: bool) -> None:
+def _say_hello(address: str, manager: Backend, *, keys: bool) -> None:
     key = '-H "X-API-Key: $KEY" ' if keys else ""
     print(
         f"""

@@ -15,7 +15,7 @@ def metrics() -> Metrics:
 
 
 def refused(metrics: Metrics) -> float:
-    lines = metrics.render().decode().splitlines()
+    lines = metrics.render([]).decode().splitlines()
     start = 'gradcam_rejected_total{reason="queue full"} '
     return sum(float(line.removeprefix(start)) for line in lines if line.startswith(start))
 

@@ -14,6 +14,7 @@ import uvicorn
 from starlette.types import Receive, Scope, Send
 
 from service.core.errors import Problem, QueueFull
+from service.limits.counters import LocalCounts
 from service.process.protocol import BoundedProtocol, ConnectionLimits, RawHeaders
 
 SHORT = 0.4
@@ -161,7 +162,7 @@ class House:
 async def serving(receive_seconds: float = SHORT) -> AsyncIterator[House]:
     """At its end every connection is gone, and with it its timers."""
     made: list[BoundedProtocol] = []
-    times = ConnectionLimits(receive_seconds, SHORT, 5, 100_000, lambda reason: None)
+    times = ConnectionLimits(receive_seconds, SHORT, 5, 100_000, lambda reason: None, LocalCounts())
 
     with socket.create_server(("127.0.0.1", 0)) as listening:
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, KERNEL_BYTES)

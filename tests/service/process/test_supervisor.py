@@ -3,23 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import multiprocessing
 import os
 import signal
 import socket
 import subprocess
 import time
 from contextlib import suppress
+from multiprocessing.connection import Connection
 from pathlib import Path
-from types import SimpleNamespace
 
 import httpx2
 import psutil
 import pytest
 from PIL import Image
 
-from service.core.settings import Settings
-from service.process import supervisor
-from service.process.heartbeat import END
+from service.process import child
 from tests.service.conftest import encoded, noise
 from tests.service.live import serving, until_ready
 
@@ -99,18 +98,29 @@ def test_a_process_that_dies_is_replaced_though_one_that_it_forked_lives(tmp_pat
                     each.kill()
 
 
+def _sleep(sending: Connection) -> None:
+    time.sleep(60)
+
+
 @pytest.mark.anyio
 async def test_a_process_that_hangs_before_its_first_word_is_killed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(supervisor, "FIRST_WORD_SECONDS", 0.2)
-    monkeypatch.setattr(supervisor, "BEAT_SECONDS", 0.05)
-    heard: asyncio.Queue[bytes] = asyncio.Queue()
-    with socket.socket() as listening:
-        watching = supervisor._Supervisor(listening, Settings(), ())
-        watching._process = SimpleNamespace(kill=lambda: heard.put_nowait(END))  # type: ignore[assignment]
-        async with asyncio.timeout(5):
-            assert not await watching._listen_to(heard)
+    monkeypatch.setattr(child, "FIRST_WORD_SECONDS", 0.2)
+    monkeypatch.setattr(child, "BEAT_SECONDS", 0.05)
+    ended: list[int] = []
+
+    async def note(one: child.Child, pid: int) -> None:
+        ended.append(pid)
+
+    async def nothing(one: child.Child) -> None:
+        raise AssertionError("it said a word")
+
+    context = multiprocessing.get_context("spawn")
+    hanging = child.Child("it", context, _sleep, (), listening=nothing, ended=note)
+    async with asyncio.timeout(20):
+        assert await hanging.live() == (-signal.SIGKILL, False)
+    assert len(ended) == 1
 
 
 @pytest.mark.slow

@@ -1,0 +1,131 @@
+"""A process that the supervisor runs, and that tells it that it is alive."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from multiprocessing.connection import Connection
+from multiprocessing.context import BaseContext
+from multiprocessing.process import BaseProcess
+from time import monotonic
+from typing import Any, Final
+
+from service.process.heartbeat import END, LISTENING, READY
+
+BEAT_SECONDS: Final = 1.0
+SILENT_SECONDS: Final = 30.0
+"""Time without a message after which a process is taken for stuck and killed."""
+FIRST_WORD_SECONDS: Final = 120.0
+"""Time without a first message after which a new process is taken for stuck and killed."""
+LINGER_SECONDS: Final = 0.1
+log = logging.getLogger(__name__)
+
+
+class Child:
+    """A process of one kind, which may be started again whenever it has ended.
+
+    Args:
+        name: what the process is, for the log.
+        context: how the process is started.
+        target: the function that runs in the process; it gets `arguments` and the connection to
+            which the process writes its messages.
+        listening: called when the process accepts connections.
+        ended: called with the number of the process when it has ended.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        context: BaseContext,
+        target: Callable[..., None],
+        arguments: tuple[Any, ...],
+        *,
+        listening: Callable[[Child], Awaitable[None]],
+        ended: Callable[[Child, int], Awaitable[None]],
+    ) -> None:
+        self.name = name
+        self._context = context
+        self._target = target
+        self._arguments = arguments
+        self._listening = listening
+        self._ended = ended
+        self._process: BaseProcess | None = None
+        self._signal: int | None = None
+
+    def signal(self, number: int) -> None:
+        """Send a signal to the process, or as soon as it has started."""
+        self._signal = number
+        if self._process and self._process.pid and self._process.is_alive():
+            os.kill(self._process.pid, number)
+
+    async def live(self) -> tuple[int, bool]:
+        """Run one process until it ends. Return its exit code, and whether it was ever ready."""
+        loop = asyncio.get_running_loop()
+        receiving, sending = self._context.Pipe(duplex=False)
+        heard: asyncio.Queue[bytes] = asyncio.Queue()
+        # mypy knows no `Process` of the base class.
+        process = self._context.Process(  # type: ignore[attr-defined]
+            target=self._target, args=(*self._arguments, sending), name=self.name
+        )
+        await asyncio.to_thread(process.start)
+        self._process = process
+        sending.close()
+        if self._signal is not None:
+            self.signal(self._signal)
+        sentinel = process.sentinel
+        loop.add_reader(receiving.fileno(), _hear, receiving, heard, loop)
+        # A process that a model has forked keeps the pipe open; the sentinel still reports the end.
+        loop.add_reader(sentinel, _note_end, sentinel, heard, loop)
+        try:
+            ready = await self._listen_to(heard)
+        finally:
+            loop.remove_reader(sentinel)
+            loop.remove_reader(receiving.fileno())
+            receiving.close()
+        await self._ended(self, process.pid or 0)
+        await asyncio.to_thread(process.join)
+        assert process.exitcode is not None
+        return process.exitcode, ready
+
+    async def _listen_to(self, heard: asyncio.Queue[bytes]) -> bool:
+        """Handle the messages of the process until it ends, and kill it if it is silent for too
+        long. Return whether it was ever ready."""
+        assert self._process
+        ready, begun = False, monotonic()
+        latest: float | None = None
+        while True:
+            word = b""
+            with suppress(TimeoutError):
+                async with asyncio.timeout(BEAT_SECONDS):
+                    word = await heard.get()
+            if word == END:
+                return ready
+            if word:
+                latest = monotonic()
+            if word == LISTENING:
+                await self._listening(self)
+            ready = ready or word == READY
+            if latest and monotonic() - latest > SILENT_SECONDS:
+                log.error("%s is silent for %.0f s", self.name, SILENT_SECONDS)
+                self._process.kill()
+            elif not latest and monotonic() - begun > FIRST_WORD_SECONDS:
+                log.error("%s has not begun within %.0f s", self.name, FIRST_WORD_SECONDS)
+                self._process.kill()
+
+
+def _hear(
+    receiving: Connection, heard: asyncio.Queue[bytes], loop: asyncio.AbstractEventLoop
+) -> None:
+    try:
+        heard.put_nowait(receiving.recv_bytes())
+    except (EOFError, OSError):
+        loop.remove_reader(receiving.fileno())
+        heard.put_nowait(END)
+
+
+def _note_end(sentinel: int, heard: asyncio.Queue[bytes], loop: asyncio.AbstractEventLoop) -> None:
+    loop.remove_reader(sentinel)
+    loop.call_later(LINGER_SECONDS, heard.put_nowait, END)  # its last messages may be unread

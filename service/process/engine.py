@@ -1,0 +1,98 @@
+"""The process that holds the models: answers the calls of the processes that receive requests."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import logging
+import signal
+import socket
+from time import monotonic
+from typing import Any, Final
+
+from service.core.allocator import keep_memory
+from service.core.metrics import Metrics
+from service.core.settings import Settings
+from service.engine.manager import ModelManager
+from service.models.catalog import ModelEntry
+from service.process.heartbeat import ALIVE, LISTENING, READY, REPLACE_ME, Heartbeat
+from service.process.server import end_at_once, run_until_done, why_not_loaded
+from service.rpc.server import BackendServer
+
+LOOK_SECONDS: Final = 0.25
+log = logging.getLogger(__name__)
+
+
+def run(
+    settings: Settings,
+    entries: tuple[ModelEntry, ...],
+    listening: socket.socket,
+    heartbeat: Heartbeat,
+) -> int:
+    """Serve the models to other processes until told to stop.
+
+    Args:
+        listening: the Unix socket at which the other processes connect.
+
+    Returns:
+        The process's exit code, as `service.process.server.run` returns it.
+    """
+    keep_memory()
+    return run_until_done(settings, lambda: _serve(settings, entries, listening, heartbeat))
+
+
+async def _serve(
+    settings: Settings,
+    entries: tuple[ModelEntry, ...],
+    listening: socket.socket,
+    heartbeat: Heartbeat,
+) -> int:
+    loop, stopping, forced = asyncio.get_running_loop(), asyncio.Event(), asyncio.Event()
+
+    def stop() -> None:
+        (forced if stopping.is_set() else stopping).set()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop)
+    orphaned = heartbeat.orphaned()
+
+    def finish() -> None:
+        loop.remove_reader(orphaned)
+        stopping.set()
+
+    loop.add_reader(orphaned, finish)
+    manager = ModelManager(entries, settings=settings, metrics=Metrics())
+    async with manager, BackendServer(manager, listening) as server:
+        heartbeat.tell(LISTENING)
+        said_ready = False
+        stop_told = asyncio.create_task(stopping.wait(), name="wait for the stop")
+        while not stopping.is_set():
+            heartbeat.tell(ALIVE)
+            manager.measure()
+            if manager.worn_out:
+                log.error("too many workers hang; only a new process helps")
+                break
+            if manager.loaded.done() and not said_ready:
+                if failure := why_not_loaded(manager.loaded):
+                    raise failure
+                said_ready = True
+                heartbeat.tell(READY)
+                gc.collect()  # see `service.process.server`
+                gc.freeze()
+            waiting: set[asyncio.Task[Any]] = {stop_told}
+            if not manager.loaded.done():
+                waiting.add(manager.loaded)
+            await asyncio.wait(waiting, timeout=LOOK_SECONDS, return_when=asyncio.FIRST_COMPLETED)
+        # The processes that receive requests end first; where the supervisor has died, nobody
+        # waits for that but this process.
+        latest = monotonic() + settings.drain_seconds
+        while server.connections and not forced.is_set() and monotonic() < latest:
+            if manager.worn_out:
+                break
+            await asyncio.sleep(0.02)
+        stop_told.cancel()
+        manager.draining = True
+    code = REPLACE_ME if manager.worn_out else int(forced.is_set())
+    if manager.busy:
+        end_at_once(code)
+    return code

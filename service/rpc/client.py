@@ -1,0 +1,376 @@
+"""A backend that another process serves."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from copy import copy
+from dataclasses import dataclass
+from itertools import count
+from types import TracebackType
+from typing import Any, Final, TypeVar, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cam import Concept, Observation, Question, Target
+from cam.agreement import Fidelity
+from service.backend.answers import Answer
+from service.backend.interface import Listener, Pixels, unknown_model
+from service.backend.outcome import Outcome
+from service.core.choices import Runtime
+from service.core.errors import RETRY_AFTER_SECONDS, Unavailable
+from service.core.metrics import Metrics
+from service.core.pool import Priority
+from service.models.catalog import ModelEntry
+from service.models.info import ModelInfo
+from service.models.preprocessing import ModelInput
+from service.rpc.frames import FrameProtocol
+from service.rpc.messages import (
+    CODEC,
+    Call,
+    Cancelled,
+    Idle,
+    ModelState,
+    Operation,
+    Progressed,
+    Raised,
+    Returned,
+    State,
+)
+
+AGAIN_SECONDS: Final = 0.05
+"""Seconds between two attempts to connect, and between two looks at the images in work."""
+STARTING: Final = State({}, False, "the engine is starting", False)
+Value = TypeVar("Value")
+log = logging.getLogger(__name__)
+
+
+@dataclass
+class _Pending:
+    """A call that waits for its result."""
+
+    result: asyncio.Future[Any]
+    listener: Listener | None
+
+
+class RemoteBackend:
+    """The models of the process that listens at a Unix socket.
+
+    Use with `async with`. Entering returns at once. While the other process cannot be reached,
+    every model is unavailable; calls that it had not answered raise `Unavailable`, and the
+    connection is made again as soon as a process listens.
+
+    Args:
+        path: path of the socket.
+    """
+
+    loaded: asyncio.Task[None]
+
+    def __init__(self, path: str, metrics: Metrics) -> None:
+        self._path = path
+        self._metrics = metrics
+        self._state = STARTING
+        self._known: list[str] = []
+        """Names of the models, also while the other process is away."""
+        self._told = asyncio.Event()
+        self._ended = asyncio.Event()
+        self._transport: asyncio.Transport | None = None
+        self._watched: int | None = None
+        """File descriptor that becomes readable when the other process ends."""
+        self._pending: dict[int, _Pending] = {}
+        self._numbers = count()
+        self.draining = False
+
+    async def __aenter__(self) -> RemoteBackend:
+        self.draining = False
+        self._connecting = asyncio.create_task(self._stay_connected(), name="reach the engine")
+        self.loaded = asyncio.create_task(self._until_loaded(), name="wait for the models")
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.draining = True
+        tasks = [self._connecting, self.loaded]
+        for each in tasks:
+            each.cancel()
+        await asyncio.wait(tasks)
+        if self._transport:
+            self._transport.close()
+            await self._ended.wait()
+
+    @property
+    def connected(self) -> bool:
+        return self._transport is not None
+
+    @property
+    def names(self) -> list[str]:
+        return list(self._known)
+
+    @property
+    def ready(self) -> bool:
+        return self._state.ready and not self.draining
+
+    @property
+    def worn_out(self) -> bool:
+        """False: the other process replaces its own workers."""
+        return False
+
+    @property
+    def busy(self) -> bool:
+        """False: no thread of this process runs a model."""
+        return False
+
+    def model_ready(self, name: str) -> bool:
+        return name in self._state.models and self._state.models[name].ready
+
+    def why_not_ready(self) -> str:
+        return "the service is shutting down" if self.draining else self._state.why_not_ready
+
+    def replicas(self, name: str) -> RemoteModel:
+        """Return a model: see `Backend.replicas`."""
+        self._require_known(name)
+        if self.draining:
+            raise Unavailable(
+                "the service is shutting down; try again", retry_after=RETRY_AFTER_SECONDS
+            )
+        state = self._state.models.get(name)
+        if state is None:
+            raise Unavailable(
+                f"{self._state.why_not_ready}; try again", retry_after=RETRY_AFTER_SECONDS
+            )
+        if state.problem is not None:
+            raise copy(state.problem)  # each raise adds a traceback to the exception
+        return RemoteModel(self, name, state)
+
+    async def add(self, entry: ModelEntry) -> None:
+        await self.call("add", entry.name, (entry.model_dump_json(exclude_unset=True),))
+
+    async def remove(self, name: str, in_work: Callable[[], int] = lambda: 0) -> None:
+        self._require_known(name)
+        number = next(self._numbers)
+
+        async def tell_when_idle() -> None:
+            while in_work():  # noqa: ASYNC110 - there is no event to await
+                await asyncio.sleep(AGAIN_SECONDS)
+            self._send(Idle(number))
+
+        removing = asyncio.create_task(self.call("remove", name, number=number))
+        telling = asyncio.create_task(tell_when_idle())
+        try:
+            await removing
+        finally:
+            telling.cancel()
+
+    def measure(self) -> None:
+        for name in self._known:
+            self._metrics.model_ready.labels(model=name).set(self.model_ready(name))
+
+    async def call(
+        self,
+        operation: Operation,
+        model: str,
+        arguments: tuple[Any, ...] = (),
+        *,
+        fingerprint: str = "",
+        options: Mapping[str, Any] | None = None,
+        listener: Listener | None = None,
+        number: int | None = None,
+    ) -> Any:
+        """Call the other process, and return its result. If this call is cancelled, so is the work.
+
+        Raises:
+            Problem: what the other process raises.
+            Unavailable: if the connection ends before the result is there.
+        """
+        if self._transport is None:
+            raise Unavailable("the engine is starting; try again", retry_after=RETRY_AFTER_SECONDS)
+        number = next(self._numbers) if number is None else number
+        pending = _Pending(asyncio.get_running_loop().create_future(), listener)
+        self._pending[number] = pending
+        self._send(
+            Call(
+                number,
+                operation,
+                model,
+                fingerprint,
+                arguments,
+                options or {},
+                listener is not None,
+            )
+        )
+        try:
+            return await pending.result
+        except asyncio.CancelledError:
+            self._send(Cancelled(number))
+            raise
+        finally:
+            self._pending.pop(number, None)
+
+    def _require_known(self, name: str) -> None:
+        """Check that there is a model of that name, as far as this process has been told. While the
+        engine is away, the models are the last ones that it named.
+
+        Raises:
+            UnknownModel: if there is none.
+        """
+        told = self._known or self._state is not STARTING
+        if told and name not in self._known:
+            raise unknown_model(name, self._known)
+
+    def _send(self, message: object) -> None:
+        if self._transport and not self._transport.is_closing():
+            self._transport.write(CODEC.write(message))
+
+    async def _stay_connected(self) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            self._ended.clear()
+            with suppress(OSError):
+                await loop.create_unix_connection(
+                    lambda: FrameProtocol(self._receive, opened=self._open, lost=self._lose),
+                    self._path,
+                )
+                await self._ended.wait()
+            await asyncio.sleep(AGAIN_SECONDS)
+
+    def _open(self, transport: asyncio.Transport) -> None:
+        self._transport = transport
+
+    def _lose(self) -> None:
+        if self._watched is not None:
+            asyncio.get_running_loop().remove_reader(self._watched)
+            os.close(self._watched)
+            self._watched = None
+        self._transport = None
+        self._state = STARTING
+        for each in self._pending.values():
+            if not each.result.done():
+                each.result.set_exception(
+                    Unavailable(
+                        "the engine ended while it worked on this image; try again",
+                        retry_after=RETRY_AFTER_SECONDS,
+                        blamed=True,
+                    )
+                )
+        self._pending.clear()
+        self._ended.set()
+
+    def _watch(self, process: int | None) -> None:
+        """End the connection when the other process ends. The connection does not end by itself if
+        that process has forked another one, which keeps it open."""
+        if self._watched is not None or process is None or not hasattr(os, "pidfd_open"):
+            return
+        try:
+            self._watched = os.pidfd_open(process)
+        except OSError:  # it has ended already, or the system does not allow it
+            return
+        transport = self._transport
+        assert transport
+        asyncio.get_running_loop().add_reader(self._watched, transport.abort)
+
+    def _receive(self, payload: memoryview) -> None:
+        message = CODEC.read(payload)
+        if isinstance(message, State):
+            self._watch(message.process)
+            self._state = message
+            self._known = list(message.models)
+            self._told.set()
+            return
+        pending = self._pending.get(message.number)
+        if pending is None or pending.result.done():
+            return
+        if isinstance(message, Progressed) and pending.listener:
+            pending.listener(message.progress)
+        elif isinstance(message, Returned):
+            pending.result.set_result(message.value)
+        elif isinstance(message, Raised):
+            pending.result.set_exception(message.problem)
+
+    async def _until_loaded(self) -> None:
+        while not self._state.loaded:
+            self._told.clear()
+            await self._told.wait()
+
+
+class RemoteModel:
+    """One model of another process: see `ModelBackend`."""
+
+    def __init__(self, backend: RemoteBackend, name: str, state: ModelState) -> None:
+        assert state.info
+        self._backend = backend
+        self._name = name
+        self._state = state
+        self.model: ModelInfo = state.info
+
+    @property
+    def devices(self) -> str:
+        return self._state.devices
+
+    @property
+    def runtime(self) -> Runtime:
+        return self._state.runtime
+
+    @property
+    def fidelity(self) -> float | None:
+        return self._state.fidelity
+
+    @property
+    def fidelities(self) -> Mapping[str, Fidelity]:
+        return self._state.fidelities
+
+    def is_fast(self, method: str) -> bool:
+        return method in self._state.fast
+
+    @property
+    def alive(self) -> bool:
+        return self._backend.model_ready(self._name)
+
+    @property
+    def copies(self) -> int:
+        return self._state.copies
+
+    async def answer(
+        self,
+        seen: ModelInput,
+        *questions: Question,
+        progress: Listener | None = None,
+        priority: Priority = "interactive",
+        until: float | None = None,
+    ) -> Outcome[Answer]:
+        """See `ModelBackend.answer`. The clock of `until` is the same in all processes of a
+        machine."""
+        options = {"priority": priority, "until": until}
+        arguments = (seen, *questions)
+        found = await self._backend.call(
+            "answer",
+            self._name,
+            arguments,
+            fingerprint=self.model.fingerprint,
+            options=options,
+            listener=progress,
+        )
+        return cast(Outcome[Answer], found)
+
+    async def observe(
+        self, pixels: Pixels, layers: tuple[str, ...], target: Target
+    ) -> Outcome[list[Observation]]:
+        return cast(Outcome[list[Observation]], await self._call("observe", pixels, layers, target))
+
+    async def factorise(self, pixels: Pixels, layer: str, count: int) -> Outcome[list[Concept]]:
+        return cast(Outcome[list[Concept]], await self._call("factorise", pixels, layer, count))
+
+    async def embed(self, pixels: Pixels, layer: str) -> Outcome[NDArray[np.float32]]:
+        return cast(Outcome[NDArray[np.float32]], await self._call("embed", pixels, layer))
+
+    async def _call(self, operation: Operation, *arguments: Any) -> Any:
+        return await self._backend.call(
+            operation, self._name, arguments, fingerprint=self.model.fingerprint
+        )

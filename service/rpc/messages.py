@@ -1,0 +1,146 @@
+"""The messages between a process that receives requests and the process of the engine."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+import numpy as np
+from PIL import Image
+
+from cam import Concept, Explanation, Observation, Question, Target
+from cam.agreement import Fidelity
+from cam.drawing.heatmap import Box
+from cam.methods.progress import Completeness, Passes, Progress
+from cam.observations import Statistics
+from service.backend.answers import Answer, Boxes, Prediction
+from service.backend.outcome import Outcome
+from service.core import errors
+from service.core.choices import Runtime
+from service.models.info import LayerInfo, ModelInfo
+from service.models.labels import Labels
+from service.models.preprocessing import ModelInput, Preprocessing
+from service.rpc.frames import Codec
+
+Operation = Literal["answer", "observe", "factorise", "embed", "add", "remove"]
+
+
+@dataclass(frozen=True)
+class Call:
+    """A call of one method of the backend or of a model."""
+
+    number: int
+    """Number of the call on its connection."""
+    operation: Operation
+    model: str
+    fingerprint: str = ""
+    """Fingerprint of the model that the caller knows under this name, for a model's methods."""
+    arguments: tuple[Any, ...] = ()
+    options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    listens: bool = False
+    """Whether the caller wants to know the progress."""
+
+
+@dataclass(frozen=True)
+class Cancelled:
+    """The caller no longer waits for the call."""
+
+    number: int
+
+
+@dataclass(frozen=True)
+class Idle:
+    """No image of the model is in work at the caller any more; only for a call of `remove`."""
+
+    number: int
+
+
+@dataclass(frozen=True)
+class Progressed:
+    """The progress of a call."""
+
+    number: int
+    progress: Progress
+
+
+@dataclass(frozen=True)
+class Returned:
+    """The result of a call."""
+
+    number: int
+    value: Any
+
+
+@dataclass(frozen=True)
+class Raised:
+    """The error of a call."""
+
+    number: int
+    problem: errors.Problem
+
+
+@dataclass(frozen=True)
+class ModelState:
+    """One model, as requests see it."""
+
+    ready: bool
+    problem: errors.Problem | None
+    """What a request for the model is answered at the moment; None if its images are explained."""
+    info: ModelInfo | None = None
+    """None as long as there is a problem, as for all that follows."""
+    devices: str = ""
+    copies: int = 0
+    runtime: Runtime = "torch"
+    alive: bool = False
+    fidelity: float | None = None
+    fidelities: Mapping[str, Fidelity] = dataclasses.field(default_factory=dict)
+    fast: frozenset[str] = frozenset()
+    """Names of the methods whose maps come from the fast path."""
+
+
+@dataclass(frozen=True)
+class State:
+    """All models, as requests see them. It is sent when a connection begins, and at each change."""
+
+    models: Mapping[str, ModelState]
+    ready: bool
+    why_not_ready: str
+    loaded: bool
+    """Whether all models of the catalog have been loaded once."""
+    process: int | None = None
+    """Number of the process that serves the backend."""
+
+
+def _problems(problem: type[errors.Problem]) -> Iterator[type[errors.Problem]]:
+    yield problem
+    for each in problem.__subclasses__():
+        if each.__module__ == errors.__name__:
+            yield from _problems(each)
+
+
+_ARRAY = np.zeros(1, np.float32)
+_SCALAR = np.float32(0)
+_NUMPY = {
+    np.ndarray,
+    np.dtype,
+    _ARRAY.__reduce_ex__(5)[0],  # builds an array from the bytes of its elements
+    _ARRAY[::2].__reduce_ex__(2)[0],  # builds an array that is not contiguous
+    _SCALAR.__reduce__()[0],
+}
+"""What the pickles of arrays and of single numbers name."""
+
+CODEC = Codec(
+    {
+        *(Call, Cancelled, Idle, Progressed, Returned, Raised, ModelState, State),
+        *(Answer, Boxes, Prediction, Outcome, ModelInput, Box),
+        *(ModelInfo, LayerInfo, Labels, Preprocessing, Image.Resampling),
+        *(Question, Explanation, Passes, Completeness, Progress, Observation, Statistics, Concept),
+        Fidelity,
+        *get_args(Target),
+        *_problems(errors.Problem),
+        *_NUMPY,
+        *(set, frozenset),
+    }
+)

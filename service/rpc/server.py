@@ -1,0 +1,266 @@
+"""Serves a backend to other processes on this machine.
+
+async with manager, BackendServer(manager, listening):
+    …
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import pickle
+import socket
+from collections.abc import Coroutine
+from types import TracebackType
+from typing import Any, Final
+
+from cam import METHODS
+from cam.methods.progress import Progress
+from service.backend.interface import Backend, ModelBackend
+from service.core.errors import (
+    RETRY_AFTER_SECONDS,
+    Problem,
+    Unavailable,
+    unexpected,
+)
+from service.models.catalog import ModelEntry
+from service.rpc.frames import FrameProtocol
+from service.rpc.messages import (
+    CODEC,
+    Call,
+    Cancelled,
+    Idle,
+    ModelState,
+    Progressed,
+    Raised,
+    Returned,
+    State,
+)
+
+LOOK_SECONDS: Final = 0.05
+"""Seconds between two looks at the backend's state."""
+BUSY_BYTES: Final = 1 << 20
+"""Progress is not reported to a caller that has this many bytes left to read."""
+log = logging.getLogger(__name__)
+
+
+class BackendServer:
+    """Answers the calls of other processes, and tells them the backend's state.
+
+    Use with `async with`: entering accepts connections, leaving closes them and cancels their
+    calls. The caller enters the backend before, and leaves it afterwards.
+
+    Args:
+        listening: a Unix socket that listens. It stays open.
+    """
+
+    def __init__(self, backend: Backend, listening: socket.socket) -> None:
+        self._backend = backend
+        self._listening = listening
+        self._connections: set[_Connection] = set()
+        self._state = State({}, False, "the service is starting", False)
+        self._seen: object = None
+
+    async def __aenter__(self) -> BackendServer:
+        self.look()
+        self._server = await asyncio.get_running_loop().create_unix_server(
+            lambda: _Connection(self._backend, self).protocol, sock=self._listening.dup()
+        )
+        self._looking = asyncio.create_task(self._keep_looking(), name="look at the models")
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._looking.cancel()
+        self._server.close()
+        tasks = [self._looking]
+        for each in list(self._connections):
+            tasks += each.close()
+        await asyncio.wait(tasks)
+
+    @property
+    def connections(self) -> int:
+        """Number of processes that are connected."""
+        return len(self._connections)
+
+    def begin(self, connection: _Connection) -> None:
+        self._connections.add(connection)
+        connection.send(self._state)
+
+    def end(self, connection: _Connection) -> None:
+        self._connections.discard(connection)
+
+    async def _keep_looking(self) -> None:
+        while True:
+            await asyncio.sleep(LOOK_SECONDS)
+            self.look()
+
+    def look(self) -> None:
+        """Tell all connections the backend's state if it has changed."""
+        seen = self._signature()
+        if seen == self._seen:
+            return
+        self._seen = seen
+        self._state = _state(self._backend)
+        for each in self._connections:
+            each.send(self._state)
+
+    def _signature(self) -> object:
+        """Return a value that changes when the state changes, and costs less than the state."""
+        backend = self._backend
+        models: list[tuple[object, ...]] = []
+        for name in backend.names:
+            try:
+                replicas = backend.replicas(name)
+            except Problem as problem:
+                models.append((name, problem.detail))
+            else:
+                models.append(
+                    (name, id(replicas), replicas.alive, replicas.devices, replicas.fidelity)
+                )
+        return models, backend.ready, _is_loaded(backend)
+
+
+class _Connection:
+    """The calls of one other process."""
+
+    def __init__(self, backend: Backend, server: BackendServer) -> None:
+        self._backend = backend
+        self._server = server
+        self._calls: dict[int, asyncio.Task[None]] = {}
+        self._idle: set[int] = set()
+        """Calls of `remove` whose caller has no image of the model in work any more."""
+        self.protocol = FrameProtocol(self._receive, opened=self._open, lost=self._lose)
+
+    def send(self, message: object) -> None:
+        if not self._transport.is_closing():
+            self._transport.write(CODEC.write(message))
+
+    def close(self) -> list[asyncio.Task[None]]:
+        """Close the connection, and return the tasks of its calls, which are cancelled."""
+        self._transport.close()
+        for each in self._calls.values():
+            each.cancel()
+        return list(self._calls.values())
+
+    def _open(self, transport: asyncio.Transport) -> None:
+        self._transport = transport
+        self._server.begin(self)
+
+    def _lose(self) -> None:
+        self._server.end(self)
+        for each in self._calls.values():
+            each.cancel()
+
+    def _receive(self, payload: memoryview) -> None:
+        try:
+            message = CODEC.read(payload)
+        except (pickle.UnpicklingError, EOFError, AttributeError, ValueError, TypeError):
+            log.exception("a process sent what is no message; its connection is closed")
+            self._transport.abort()
+            return
+        if isinstance(message, Call):
+            task = asyncio.create_task(self._answer(message), name=f"call {message.operation}")
+            self._calls[message.number] = task
+            task.add_done_callback(lambda done: self._calls.pop(message.number))
+        elif isinstance(message, Cancelled) and (call := self._calls.get(message.number)):
+            call.cancel()
+        elif isinstance(message, Idle):
+            self._idle.add(message.number)
+
+    async def _answer(self, call: Call) -> None:
+        try:
+            value = await self._work(call)
+        except Problem as problem:
+            self.send(Raised(call.number, problem))
+        except Exception:
+            self.send(Raised(call.number, unexpected(f"{call.operation} of model {call.model}")))
+        else:
+            self.send(Returned(call.number, value))
+
+    def _work(self, call: Call) -> Coroutine[Any, Any, Any]:
+        if call.operation == "add":
+            (entry,) = call.arguments
+            return self._add(ModelEntry.model_validate_json(entry))
+        if call.operation == "remove":
+            return self._remove(call)
+        replicas = self._replicas(call)
+        options = dict(call.options)
+        if call.listens:
+            options["progress"] = lambda progress: self._report(call.number, progress)
+        if call.operation == "answer":
+            return replicas.answer(*call.arguments, **options)
+        if call.operation == "observe":
+            return replicas.observe(*call.arguments)
+        if call.operation == "factorise":
+            return replicas.factorise(*call.arguments)
+        return replicas.embed(*call.arguments)
+
+    async def _add(self, entry: ModelEntry) -> None:
+        await self._backend.add(entry)
+        self._server.look()  # the caller knows the model before its call returns
+
+    async def _remove(self, call: Call) -> None:
+        try:
+            await self._backend.remove(call.model, lambda: int(call.number not in self._idle))
+        finally:
+            self._idle.discard(call.number)
+        self._server.look()
+
+    def _replicas(self, call: Call) -> ModelBackend:
+        """Return the model that the caller means.
+
+        Raises:
+            Unavailable: if another model has its name now.
+        """
+        replicas = self._backend.replicas(call.model)
+        if replicas.model.fingerprint != call.fingerprint:
+            raise Unavailable(
+                f"model {call.model!r} has just been replaced; try again",
+                retry_after=RETRY_AFTER_SECONDS,
+            )
+        return replicas
+
+    def _report(self, number: int, progress: Progress) -> None:
+        if self._transport.get_write_buffer_size() < BUSY_BYTES:
+            self.send(Progressed(number, progress))
+
+
+def _is_loaded(backend: Backend) -> bool:
+    task = backend.loaded
+    return task.done() and not task.cancelled() and task.exception() is None
+
+
+def _state(backend: Backend) -> State:
+    return State(
+        models={name: _model_state(backend, name) for name in backend.names},
+        ready=backend.ready,
+        why_not_ready=backend.why_not_ready(),
+        loaded=_is_loaded(backend),
+        process=os.getpid(),
+    )
+
+
+def _model_state(backend: Backend, name: str) -> ModelState:
+    ready = backend.model_ready(name)
+    try:
+        replicas = backend.replicas(name)
+    except Problem as problem:
+        return ModelState(ready, problem)
+    return ModelState(
+        ready,
+        None,
+        info=replicas.model.info,
+        devices=replicas.devices,
+        copies=replicas.copies,
+        runtime=replicas.runtime,
+        alive=replicas.alive,
+        fidelity=replicas.fidelity,
+        fidelities=dict(replicas.fidelities),
+        fast=frozenset(name for name in METHODS if replicas.is_fast(name)),
+    )

@@ -1,0 +1,61 @@
+"""Rates of keys, in one process and in several."""
+
+from __future__ import annotations
+
+import multiprocessing
+import tempfile
+from pathlib import Path
+
+import pytest
+from limits import parse
+
+from service.limits import rates as module
+from service.limits.rates import Rates
+
+
+class Clock:
+    now = 1000.0
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr(module, "time", lambda: clock.now)
+    return clock
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_at_most_so_many_in_any_period(clock: Clock, shared: bool) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        one = Rates(Path(folder) if shared else None)
+        other = Rates(Path(folder)) if shared else one
+        rate = parse("3/minute")
+        for process, seconds in ((one, 0), (other, 10), (one, 30)):
+            clock.now = 1000.0 + seconds
+            assert process.hit(rate, "a") is None
+        assert one.hit(rate, "b") is None, "each key has its own"
+        clock.now = 1059.0
+        assert one.hit(rate, "a") == pytest.approx(1)
+        assert other.hit(rate, "a") == pytest.approx(1)
+        clock.now = 1060.0
+        assert other.hit(rate, "a") is None
+        assert one.hit(rate, "a") == pytest.approx(10), "a refused request does not count"
+        clock.now = 1090.0
+        assert [one.hit(rate, "a") for _ in range(3)] == [None, None, pytest.approx(30)]
+
+
+def _hits(folder: Path, times: int) -> None:
+    rates, rate = Rates(folder), parse("500/day")
+    admitted = sum(rates.hit(rate, "a") is None for _ in range(times))
+    (folder / f"admitted-{multiprocessing.current_process().pid}").write_text(str(admitted))
+
+
+def test_two_processes_admit_no_more_than_one(tmp_path: Path) -> None:
+    context = multiprocessing.get_context("spawn")
+    processes = [context.Process(target=_hits, args=(tmp_path, 400)) for _ in range(2)]
+    for each in processes:
+        each.start()
+    for each in processes:
+        each.join()
+        assert each.exitcode == 0
+    assert sum(int(each.read_text()) for each in tmp_path.glob("admitted-*")) == 500

@@ -1,0 +1,174 @@
+"""A backend that needs no torch."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from socket import AF_UNIX, socket
+from typing import Any, cast
+
+import numpy as np
+from PIL import Image
+
+from cam import ClassTarget, Explanation, Question
+from cam.methods.progress import Progress
+from service.backend.answers import Answer, Prediction
+from service.backend.interface import Backend, Listener, unknown_model
+from service.backend.outcome import Outcome
+from service.core.errors import Unavailable
+from service.core.metrics import Metrics
+from service.models.catalog import ModelEntry
+from service.models.info import LayerInfo, ModelInfo
+from service.models.labels import Labels
+from service.models.preprocessing import ModelInput, Preprocessing
+from service.rpc.client import RemoteBackend
+from service.rpc.server import BackendServer
+
+
+def info(name: str = "m", fingerprint: str = "one") -> ModelInfo:
+    return ModelInfo(
+        name=name,
+        source="fake",
+        precision="float32",
+        preprocessing=Preprocessing(8, 8, 8, (0, 0, 0), (1, 1, 1), Image.Resampling.BICUBIC),
+        kind="classes",
+        activation="softmax",
+        activation_reason="the model has several outputs",
+        labels=Labels.of(["cat", "dog"]),
+        classes=2,
+        layers=(LayerInfo("layer", "Conv2d", (4, 2, 2), None, (2, 2)),),
+        default_layer="layer",
+        levels=("layer",),
+        method_layers={},
+        unsuited={},
+        max_batch=4,
+        batching=None,
+        fingerprint=fingerprint,
+    )
+
+
+class FakeModel:
+    devices, copies, alive, runtime, fidelity = "cpu", 1, True, "torch", 0.99
+
+    def __init__(self, model: ModelInfo) -> None:
+        self.model = model
+        self.fidelities: dict[str, Any] = {}
+        self.asked: list[tuple[Any, ...]] = []
+        self.error: Exception | None = None
+        self.going_on = asyncio.Event()
+        self.going_on.set()
+        self.cancelled = 0
+
+    def is_fast(self, method: str) -> bool:
+        return method == "gradcam"
+
+    async def answer(
+        self,
+        seen: ModelInput,
+        *questions: Question,
+        progress: Listener | None = None,
+        **options: Any,
+    ) -> Outcome[Answer]:
+        self.asked.append((seen, questions, options))
+        if progress:
+            progress(Progress(1, 2, "gradcam"))
+        try:
+            await self.going_on.wait()
+        except asyncio.CancelledError:
+            self.cancelled += 1
+            raise
+        if self.error:
+            raise self.error
+        explanation = Explanation(
+            ClassTarget(1), 0.5, 0.25, "gradcam", "layer", np.full((2, 2), 3, np.float32)
+        )
+        prediction = Prediction(logits=np.array([1, 2], np.float32))
+        return Outcome(Answer(prediction, (explanation,)), 0.1, 0.2, 3)
+
+    async def observe(self, *arguments: Any) -> Any:
+        return arguments
+
+    async def factorise(self, *arguments: Any) -> Any:
+        return arguments
+
+    async def embed(self, *arguments: Any) -> Any:
+        return arguments
+
+
+class FakeBackend:
+    worn_out = busy = False
+
+    def __init__(self, *names: str) -> None:
+        self.models = {name: FakeModel(info(name)) for name in names}
+        self.draining = False
+        self.leaving: set[str] = set()
+        self.done = asyncio.Event()
+        self.loaded: asyncio.Task[Any] = asyncio.create_task(self.done.wait())
+        self.added: list[ModelEntry] = []
+
+    async def __aenter__(self) -> FakeBackend:
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        self.loaded.cancel()
+
+    @property
+    def names(self) -> list[str]:
+        return list(self.models)
+
+    @property
+    def ready(self) -> bool:
+        return self.loaded.done()
+
+    def model_ready(self, name: str) -> bool:
+        return self.loaded.done()
+
+    def why_not_ready(self) -> str:
+        return "still loading: m"
+
+    def replicas(self, name: str) -> FakeModel:
+        if name not in self.models:
+            raise unknown_model(name, self.models)
+        if not self.loaded.done() or name in self.leaving:
+            raise Unavailable(f"model {name!r} is still loading; try again", retry_after=1)
+        return self.models[name]
+
+    async def add(self, entry: ModelEntry) -> None:
+        self.added.append(entry)
+        self.models[entry.name] = FakeModel(info(entry.name))
+
+    async def remove(self, name: str, in_work: Callable[[], int] = lambda: 0) -> None:
+        self.leaving.add(name)
+        while in_work():  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+        del self.models[name]
+
+    def measure(self) -> None:
+        pass
+
+
+@asynccontextmanager
+async def served(folder: Path, *names: str) -> AsyncIterator[FakeBackend]:
+    """A backend that answers at the folder's socket, not loaded yet."""
+    with socket(AF_UNIX) as listening:
+        listening.bind(str(folder / "engine"))
+        listening.listen()
+        backend = FakeBackend(*names or ("m",))
+        async with backend, BackendServer(cast(Backend, backend), listening):
+            yield backend
+    (folder / "engine").unlink()
+
+
+@asynccontextmanager
+async def reached(folder: Path) -> AsyncIterator[RemoteBackend]:
+    """A backend that asks the one at the folder's socket."""
+    async with RemoteBackend(str(folder / "engine"), Metrics()) as backend:
+        yield backend
+
+
+async def until(condition: Callable[[], object], seconds: float = 5) -> None:
+    async with asyncio.timeout(seconds):
+        while not condition():  # noqa: ASYNC110
+            await asyncio.sleep(0.005)

@@ -1,0 +1,121 @@
+"""Frames: what may be written and read, and in which pieces they arrive."""
+
+from __future__ import annotations
+
+import os
+import pickle
+from types import SimpleNamespace
+from typing import Any, get_args
+
+import numpy as np
+import pytest
+
+from cam import ClassTarget, Explanation, Question, SimilarityTarget, Target, UnitTarget
+from cam.drawing.heatmap import Box
+from service.core import errors
+from service.core.errors import InvalidParameter, Problem, Unavailable
+from service.models.preprocessing import ModelInput
+from service.rpc.frames import LENGTH, MOST_BYTES, FrameProtocol, UnknownClass
+from service.rpc.messages import CODEC, Call, ModelState, Raised, Returned, State
+from tests.service.rpc.fake import info
+
+
+def again(message: object) -> Any:
+    return CODEC.read(CODEC.write(message)[LENGTH.size :])
+
+
+class Evil:
+    def __reduce__(self) -> tuple[object, tuple[str]]:
+        return os.system, ("touch /tmp/evil",)
+
+
+@pytest.mark.parametrize("evil", [Evil(), os.getcwd, np.load, Problem.written, SimpleNamespace()])
+def test_a_frame_names_no_function_and_no_other_class(evil: object) -> None:
+    with pytest.raises(UnknownClass, match="a message names"):
+        again(Returned(1, evil))
+
+
+@pytest.mark.parametrize("payload", [b"", b"x", pickle.dumps(1)[:-1], b"\x80\x05."])
+def test_bytes_that_are_no_message_are_an_error(payload: bytes) -> None:
+    with pytest.raises((pickle.UnpicklingError, EOFError, IndexError)):
+        CODEC.read(payload)
+
+
+def test_arrays_come_as_they_went() -> None:
+    whole = np.arange(24, dtype=np.float32).reshape(2, 3, 4)
+    for array in (whole, whole[:, ::2], whole.T, np.zeros((0, 3)), np.float32(2), whole > 3):
+        found = again(Returned(1, array)).value
+        np.testing.assert_array_equal(found, array)
+        assert found.dtype == array.dtype
+
+
+def test_targets_and_questions_come_as_they_went() -> None:
+    targets: tuple[Target, ...] = (
+        ClassTarget(3, against=True),
+        UnitTarget("layer", 2),
+        SimilarityTarget("layer", np.ones(4, np.float32), True),
+    )
+    assert {type(each) for each in targets} == set(get_args(Target))
+    seen = ModelInput(np.ones((8, 8, 3), np.uint8), Box(0, 0, 8, 8), b"digest")
+    question = Question(targets, "gradcam", ("layer",), budget=5, signed=True)
+    call = again(Call(1, "answer", "m", "f", (seen, question), {"until": 1.5}, True))
+    assert (call.options, call.listens, call.fingerprint) == ({"until": 1.5}, True, "f")
+    assert call.arguments[1].targets[:2] == targets[:2]
+    np.testing.assert_array_equal(call.arguments[1].targets[2].embedding, np.ones(4))
+    np.testing.assert_array_equal(call.arguments[0].pixels, seen.pixels)
+
+
+def test_a_state_comes_as_it_went() -> None:
+    problem = Unavailable("not yet", retry_after=1)
+    states = {"a": ModelState(True, None, info("a")), "b": ModelState(False, problem)}
+    found = again(State(states, True, "", True, 5))
+    assert found.models["a"].info.preprocessing == info().preprocessing
+    assert found.models["a"].info.labels.meant("dog") == 1
+    assert found.models["b"].problem.detail == "not yet"
+
+
+def test_problems_come_with_all_that_they_say() -> None:
+    found = again(Raised(1, InvalidParameter("bad", pointer="/query/x"))).problem
+    assert (type(found), found.detail, found.pointer) == (InvalidParameter, "bad", "/query/x")
+    found = again(Raised(1, Unavailable("gone", retry_after=1, blamed=True))).problem
+    assert (found.retry_after, found.blamed) == (1, True)
+    kinds = [each for each in vars(errors).values() if isinstance(each, type)]
+    for kind in kinds:
+        if issubclass(kind, Problem):
+            assert type(again(Raised(1, kind("detail"))).problem) is kind
+
+
+def test_answers_come_as_they_went() -> None:
+    explanation = Explanation(
+        ClassTarget(1), 0.5, None, "gradcam", "a", np.ones((2, 2), np.float32)
+    )
+    assert again(Returned(1, explanation)).value.target == ClassTarget(1)
+    assert ("cam.observations", "Observation") in CODEC.known
+
+
+@pytest.mark.parametrize("piece", [1, 3, 8, 1000])
+def test_frames_arrive_in_any_pieces(piece: int) -> None:
+    got: list[bytes] = []
+    protocol = FrameProtocol(
+        lambda payload: got.append(bytes(payload)), opened=lambda transport: None, lost=lambda: None
+    )
+    stream = b"".join(LENGTH.pack(size) + bytes([size]) * size for size in (1, 5, 20, 2))
+    while stream:
+        buffer = protocol.get_buffer(-1)
+        fits = min(len(buffer), piece, len(stream))
+        buffer[:fits] = stream[:fits]
+        stream = stream[fits:]
+        protocol.buffer_updated(fits)
+    assert got == [bytes([size]) * size for size in (1, 5, 20, 2)]
+
+
+@pytest.mark.parametrize("length", [0, MOST_BYTES + 1, 2**64 - 1])
+def test_a_frame_that_is_too_long_ends_the_connection(length: int) -> None:
+    aborted: list[bool] = []
+    protocol = FrameProtocol(
+        lambda payload: pytest.fail("it was read"), opened=lambda transport: None, lost=lambda: None
+    )
+    protocol.connection_made(SimpleNamespace(abort=lambda: aborted.append(True)))  # type: ignore[arg-type]
+    protocol.get_buffer(-1)[:] = LENGTH.pack(length)
+    protocol.buffer_updated(LENGTH.size)
+    assert aborted

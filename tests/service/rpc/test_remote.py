@@ -1,0 +1,211 @@
+"""A backend in another process, here across a socket within one."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import pickle
+import socket
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from cam import ClassTarget, Question
+from cam.drawing.heatmap import Box
+from cam.methods.progress import Progress
+from service.core.errors import InternalError, Unavailable, Unexplainable, UnknownModel
+from service.models.catalog import ModelEntry
+from service.models.preprocessing import ModelInput
+from service.rpc.client import RemoteBackend
+from service.rpc.frames import LENGTH
+from tests.service.rpc.fake import FakeBackend, FakeModel, info, reached, served, until
+
+pytestmark = pytest.mark.anyio
+SEEN = ModelInput(np.arange(192, dtype=np.uint8).reshape(8, 8, 3), Box(0, 0, 8, 8), b"digest")
+QUESTION = Question((ClassTarget(1),), "gradcam", ("layer",))
+
+
+@pytest.fixture
+async def pair(tmp_path: Path) -> AsyncIterator[tuple[FakeBackend, RemoteBackend]]:
+    async with served(tmp_path) as fake, reached(tmp_path) as remote:
+        fake.done.set()
+        await asyncio.wait_for(remote.loaded, 5)
+        yield fake, remote
+
+
+async def test_an_answer_of_the_other_process(pair: tuple[FakeBackend, RemoteBackend]) -> None:
+    fake, remote = pair
+    model = remote.replicas("m")
+    assert model.model.labels.name(1) == "dog"
+    assert (model.devices, model.copies, model.fidelity, model.alive) == ("cpu", 1, 0.99, True)
+    assert model.is_fast("gradcam")
+    assert not model.is_fast("scorecam")
+    told: list[Progress] = []
+    outcome = await model.answer(
+        SEEN, QUESTION, QUESTION, progress=told.append, priority="background", until=7.5
+    )
+    assert (outcome.queued_seconds, outcome.run_seconds, outcome.batch_size) == (0.1, 0.2, 3)
+    (explanation,) = outcome.value.explanations
+    np.testing.assert_array_equal(explanation.map, np.full((2, 2), 3))
+    assert told == [Progress(1, 2, "gradcam")]
+    seen, questions, options = fake.models["m"].asked[0]
+    np.testing.assert_array_equal(seen.pixels, SEEN.pixels)
+    assert questions == (QUESTION, QUESTION)
+    assert options == {"priority": "background", "until": 7.5}
+
+
+async def test_the_other_methods(pair: tuple[FakeBackend, RemoteBackend]) -> None:
+    model = pair[1].replicas("m")
+    calls: list[tuple[Any, tuple[object, ...]]] = [
+        (
+            await model.observe(SEEN.pixels, ("a", "b"), ClassTarget(1)),
+            (("a", "b"), ClassTarget(1)),
+        ),
+        (await model.factorise(SEEN.pixels, "a", 2), ("a", 2)),
+        (await model.embed(SEEN.pixels, "a"), ("a",)),
+    ]
+    for found, rest in calls:
+        pixels, *others = found
+        np.testing.assert_array_equal(pixels, SEEN.pixels)
+        assert tuple(others) == rest
+
+
+async def test_its_errors_are_raised_here(
+    pair: tuple[FakeBackend, RemoteBackend], caplog: pytest.LogCaptureFixture
+) -> None:
+    fake, remote = pair
+    fake.models["m"].error = Unexplainable("the map is empty", pointer="/query/target")
+    with pytest.raises(Unexplainable, match="the map is empty") as caught:
+        await remote.replicas("m").answer(SEEN, QUESTION)
+    assert caught.value.pointer == "/query/target"
+    fake.models["m"].error = ZeroDivisionError("a defect")
+    with (
+        caplog.at_level(logging.ERROR),
+        pytest.raises(InternalError, match="its log has the cause"),
+    ):
+        await remote.replicas("m").answer(SEEN, QUESTION)
+    assert "ZeroDivisionError" in caplog.text
+    fake.models["m"].error = None
+    await remote.replicas("m").answer(SEEN, QUESTION)
+
+
+async def test_a_cancelled_call_ends_its_work(pair: tuple[FakeBackend, RemoteBackend]) -> None:
+    fake, remote = pair
+    model = fake.models["m"]
+    model.going_on.clear()
+    asking = asyncio.create_task(remote.replicas("m").answer(SEEN, QUESTION))
+    await until(lambda: model.asked)
+    asking.cancel()
+    await until(lambda: model.cancelled)
+
+
+async def test_requests_know_at_once_what_changes(
+    pair: tuple[FakeBackend, RemoteBackend],
+) -> None:
+    fake, remote = pair
+    known = remote.replicas("m")
+    fake.models["m"] = FakeModel(info(fingerprint="two"))
+    with pytest.raises(Unavailable, match="has just been replaced; try again"):
+        await known.answer(SEEN, QUESTION)
+    await until(lambda: remote.replicas("m").model.fingerprint == "two")
+    await remote.replicas("m").answer(SEEN, QUESTION)
+    fake.leaving.add("m")
+
+    def away() -> bool:
+        try:
+            remote.replicas("m")
+        except Unavailable:
+            return True
+        return False
+
+    await until(away)
+    with pytest.raises(Unavailable, match="model 'm' is still loading; try again"):
+        remote.replicas("m")
+    with pytest.raises(UnknownModel, match="there is no model 'n'; the models are m"):
+        remote.replicas("n")
+    remote.draining = True
+    with pytest.raises(Unavailable, match="shutting down"):
+        remote.replicas("m")
+    assert remote.why_not_ready() == "the service is shutting down"
+
+
+async def test_models_are_added_and_removed(pair: tuple[FakeBackend, RemoteBackend]) -> None:
+    fake, remote = pair
+    await remote.add(ModelEntry(name="n", source="torchvision:resnet18", weights="none"))
+    assert remote.names == ["m", "n"], "it is known when the call returns"
+    assert fake.added == [ModelEntry(name="n", source="torchvision:resnet18", weights="none")]
+    in_work = [2]
+    removing = asyncio.create_task(remote.remove("n", lambda: in_work[0]))
+    await asyncio.sleep(0.2)
+    assert not removing.done(), "images of it are in work here"
+    in_work[0] = 0
+    await asyncio.wait_for(removing, 5)
+    assert remote.names == ["m"]
+    with pytest.raises(UnknownModel, match="there is no model 'n'"):
+        await remote.remove("n")
+
+
+async def test_requests_in_flight_see_the_end_of_the_engine_and_later_ones_the_next(
+    tmp_path: Path,
+) -> None:
+    async with reached(tmp_path) as remote:
+        with pytest.raises(Unavailable, match="the engine is starting; try again"):
+            remote.replicas("m")
+        assert not remote.ready
+        for life in range(3):
+            async with served(tmp_path) as fake:
+                await until(lambda: remote.names)
+                fake.done.set()
+                await until(lambda: remote.ready)
+                await asyncio.wait_for(asyncio.shield(remote.loaded), 5)
+                model = remote.replicas("m")
+                await model.answer(SEEN, QUESTION)
+                fake.models["m"].going_on.clear()
+                asking = asyncio.create_task(model.answer(SEEN, QUESTION))
+                await until(lambda fake=fake: len(fake.models["m"].asked) == 2)  # type: ignore[misc]
+            with pytest.raises(Unavailable, match="the engine ended") as caught:
+                await asyncio.wait_for(asking, 5)
+            assert caught.value.blamed
+            assert caught.value.retry_after == 1
+            with pytest.raises(Unavailable, match="the engine is starting; try again"):
+                remote.replicas("m")
+            assert remote.names == ["m"], f"the names are known, life {life}"
+            with pytest.raises(UnknownModel):
+                remote.replicas("n")
+
+
+async def test_who_sends_what_is_no_message_is_cut_off_alone(
+    pair: tuple[FakeBackend, RemoteBackend], tmp_path: Path
+) -> None:
+    for payload in (b"nonsense", pickle.dumps(print), b""):
+        with socket.socket(socket.AF_UNIX) as stranger:
+            stranger.setblocking(False)
+            loop = asyncio.get_running_loop()
+            await loop.sock_connect(stranger, str(tmp_path / "engine"))
+            await loop.sock_sendall(stranger, LENGTH.pack(len(payload)) + payload)
+            async with asyncio.timeout(5):
+                while await loop.sock_recv(stranger, 65536):
+                    pass
+    await pair[1].replicas("m").answer(SEEN, QUESTION)
+
+
+async def test_nothing_stays_when_both_sides_are_left(tmp_path: Path) -> None:
+    before = asyncio.all_tasks()
+    async with served(tmp_path) as fake:
+        async with reached(tmp_path) as remote:
+            fake.done.set()
+            await asyncio.wait_for(remote.loaded, 5)
+            fake.models["m"].going_on.clear()
+            asking = asyncio.create_task(remote.replicas("m").answer(SEEN, QUESTION))
+            await until(lambda: fake.models["m"].asked)
+        with pytest.raises(Unavailable):
+            await asking
+        await until(lambda: fake.models["m"].cancelled)
+    await until(lambda: asyncio.all_tasks() == before)
+    with pytest.raises(RuntimeError):
+        async with served(tmp_path), reached(tmp_path):
+            raise RuntimeError
+    await until(lambda: asyncio.all_tasks() == before)
