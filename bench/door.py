@@ -1,11 +1,12 @@
 """What one request costs at the door: a model that costs nothing, 640 × 480 JPEG in.
 
     python -m bench.door [--seconds 10] [--clients 1 16] [--accept jpeg png mask]
-                         [--model tiny | resnet50] [--write NAME]
+                         [--model tiny | resnet50] [--doors 0 1 2] [--rounds 1] [--write NAME]
 
 Needs `wrk` (Debian's package), so that the client takes little of the cores. The response cache is
 off. For each kind of answer and number of clients: answers per second, the median latency, and the
-CPU time of all the server's processes for each answer. `engine` is `Engine.answer` for the same
+CPU time of all the server's processes for each answer. With `--doors`, the service is measured once
+for each number of doors, `--rounds` times in turns. `engine` is `Engine.answer` for the same
 model in this process, with as many callers, its images preprocessed before the clock starts.
 """
 
@@ -17,9 +18,6 @@ spin_briefly()  # as `gradcam serve` does, before torch is imported
 
 import argparse
 import asyncio
-import re
-import shutil
-import subprocess
 import tempfile
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -34,6 +32,7 @@ from rich.table import Table
 from bench.load import closed
 from bench.record import record
 from bench.service import SERVE, photographs, started
+from bench.wrk import ACCEPT, require_wrk, send, write_photos
 from cam import ClassTarget, Question
 from service.core.allocator import keep_memory
 from service.core.metrics import Metrics
@@ -51,28 +50,6 @@ MODELS: dict[str, dict[str, Any]] = {
         "mode": "fast",
     },
 }
-ACCEPT = {
-    "jpeg": ("image/jpeg", ""),
-    "png": ("image/png", ""),
-    "mask": ("application/json", "?output=mask"),
-}
-THREADS = 1
-SCRIPT = """
-wrk.method = "POST"
-wrk.headers["Content-Type"] = "image/jpeg"
-wrk.headers["Accept"] = "{accept}"
-local photos = {{}}
-for turn = 1, {count} do
-  local file = io.open("{folder}/" .. turn .. ".jpg", "rb")
-  photos[turn] = file:read("*a")
-  file:close()
-end
-local turn = 0
-request = function()
-  turn = turn % {count} + 1
-  return wrk.format(nil, nil, nil, photos[turn])
-end
-"""
 
 
 def main() -> None:
@@ -81,29 +58,42 @@ def main() -> None:
     parser.add_argument("--clients", nargs="*", type=int, default=[1, 16])
     parser.add_argument("--accept", nargs="*", choices=ACCEPT, default=list(ACCEPT))
     parser.add_argument("--model", choices=MODELS, default="tiny")
+    parser.add_argument("--doors", nargs="*", type=int, default=[0])
+    parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--write", help="a name for bench/results/NAME.json")
     arguments = parser.parse_args()
-    if not shutil.which("wrk"):
-        parser.error("wrk is not installed: apt-get install wrk")
+    require_wrk(parser)
     keep_memory()  # as the service does
     entry = MODELS[arguments.model]
     rows: list[dict[str, Any]] = [
         asyncio.run(engine(entry, clients, arguments.seconds)) for clients in arguments.clients
     ]
-    with tempfile.TemporaryDirectory() as folder, serving(entry) as (port, process):
-        photos = photographs()[:64]
-        for turn, photo in enumerate(photos, 1):
-            Path(folder, f"{turn}.jpg").write_bytes(photo)
-        for kind in arguments.accept:
-            for clients in arguments.clients:
-                rows.append(
-                    measure(kind, clients, arguments, port, process, Path(folder), len(photos))
-                )
-    table = Table("", "clients", "answers/s", "p50, ms", "p99, ms", "server CPU, ms", "failed")
+    with tempfile.TemporaryDirectory() as folder:
+        write_photos(Path(folder), photographs()[:64])
+        for doors in arguments.doors * arguments.rounds:
+            with serving(entry, doors) as (port, process):
+                for kind in arguments.accept:
+                    for clients in arguments.clients:
+                        found = send(
+                            Path(folder),
+                            kind,
+                            port=port,
+                            model=arguments.model,
+                            clients=clients,
+                            seconds=arguments.seconds,
+                            spent=lambda process=process: [cpu_seconds(process)],  # type: ignore[misc]
+                        )
+                        (cpu,) = found["cpu_ms"]
+                        what = {"what": f"service, {kind}", "doors": doors, "clients": clients}
+                        rows.append({**what, **found, "cpu_ms": cpu})
+    table = Table(
+        "", "doors", "clients", "answers/s", "p50, ms", "p99, ms", "server CPU, ms", "failed"
+    )
     for row in rows:
         cpu = row["cpu_ms"]
         table.add_row(
             row["what"],
+            str(row.get("doors", "")),
             str(row["clients"]),
             f"{row['per_second']:.0f}",
             f"{row['p50_ms']:.1f}",
@@ -142,58 +132,16 @@ async def engine(entry: dict[str, Any], clients: int, seconds: float) -> dict[st
 
 
 @contextmanager
-def serving(entry: dict[str, Any]) -> Iterator[tuple[int, psutil.Process]]:
-    """Run the service with that model; yield its port and its first process."""
+def serving(entry: dict[str, Any], doors: int) -> Iterator[tuple[int, psutil.Process]]:
+    """Run the service with that model and number of doors; yield its port and its first process."""
     with tempfile.TemporaryDirectory() as folder:
         lines = "\n".join(f"{key} = {value!r}" for key, value in entry.items())
         models = Path(folder, "models.toml")
         models.write_text(f"[[models]]\n{lines}\n")
         command = [*SERVE, "--models", str(models)]
-        with started([*command, "--port"]) as (port, process):
+        variables = {"GRADCAM_DOORS": str(doors)}
+        with started([*command, "--port"], **variables) as (port, process):
             yield port, psutil.Process(process.pid)
-
-
-def measure(
-    kind: str,
-    clients: int,
-    arguments: argparse.Namespace,
-    port: int,
-    process: psutil.Process,
-    folder: Path,
-    count: int,
-) -> dict[str, Any]:
-    """Measure one kind of answer at one number of clients."""
-    accept, query = ACCEPT[kind]
-    script = folder / "script.lua"
-    script.write_text(SCRIPT.format(accept=accept, count=count, folder=folder))
-    url = f"http://127.0.0.1:{port}/v1/models/{arguments.model}:explain{query}"
-    command = ["wrk", "-t", str(THREADS), "-c", str(clients), "--latency", "-s", str(script)]
-    subprocess.run([*command, "-d", "3s", url], check=True, capture_output=True)  # noqa: S603
-    before = cpu_seconds(process)
-    seconds = f"{arguments.seconds:g}s"
-    done = subprocess.run(  # noqa: S603
-        [*command, "-d", seconds, url], check=True, capture_output=True, text=True
-    )
-    spent = cpu_seconds(process) - before
-    said = done.stdout
-    answers = int(re.search(r"(\d+) requests in", said)[1])  # type: ignore[index]
-    failed = re.search(r"Non-2xx or 3xx responses: (\d+)", said)
-    return {
-        "what": f"service, {kind}",
-        "clients": clients,
-        "per_second": float(re.search(r"Requests/sec:\s+([\d.]+)", said)[1]),  # type: ignore[index]
-        "p50_ms": milliseconds(said, "50%"),
-        "p99_ms": milliseconds(said, "99%"),
-        "cpu_ms": spent / max(answers, 1) * 1000,
-        "failed": int(failed[1]) if failed else 0,
-    }
-
-
-def milliseconds(said: str, share: str) -> float:
-    """Return a percentile of wrk's report."""
-    found = re.search(rf"{share}\s+([\d.]+)(us|ms|s)\b", said)
-    assert found, said
-    return float(found[1]) * {"us": 0.001, "ms": 1.0, "s": 1000.0}[found[2]]
 
 
 def cpu_seconds(process: psutil.Process) -> float:

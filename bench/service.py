@@ -188,13 +188,13 @@ def serving(mode: str) -> Iterator[Server]:
 
 
 @contextmanager
-def started(command: list[str]) -> Iterator[Server]:
+def started(command: list[str], **variables: str) -> Iterator[Server]:
     """A server on a port of its own, which is the command's last word, ready to answer."""
     with socket.socket() as one:
         one.bind(("127.0.0.1", 0))
         port = int(one.getsockname()[1])
     environment = {**os.environ, "PYTHONPATH": str(HERE.parent), "GRADCAM_LOG_LEVEL": "warning"}
-    environment |= {"GRADCAM_DEADLINE_SECONDS": "300", "GRADCAM_CACHE_BYTES": "0"}
+    environment |= {"GRADCAM_DEADLINE_SECONDS": "300", "GRADCAM_CACHE_BYTES": "0", **variables}
     process = subprocess.Popen(  # noqa: S603
         [*command, str(port)], env=environment, stdout=subprocess.DEVNULL
     )

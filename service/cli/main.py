@@ -79,6 +79,10 @@ def serve(
     with listen(settings) as listening:
         if settings.supervise:
             raise typer.Exit(supervise(listening, settings, entries))
+        if settings.doors:
+            raise ConfigError(
+                f"GRADCAM_DOORS={settings.doors}: doors need a supervisor; set GRADCAM_SUPERVISE=1"
+            )
         # These import torch, which a supervisor does not need.
         from service.local.app import create_app
         from service.process.server import run

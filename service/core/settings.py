@@ -181,12 +181,13 @@ class Settings(BaseModel):
     supervise: bool = Field(
         True, description="serve in a process of its own, which is replaced when it dies"
     )
-    doors: int = Field(
-        0,
+    doors: int | None = Field(
+        None,
         ge=0,
         le=64,
         description="processes that receive requests, decode and draw, beside the one that holds "
-        "the models; 0: that one does it itself",
+        "the models; 0: that one does it itself. Without it one, or more where there are more than "
+        "8 cores or an accelerator",
     )
     log_level: Literal["debug", "info", "warning", "error"] = Field(
         "info", description="least severe messages to log"

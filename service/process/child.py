@@ -13,7 +13,7 @@ from multiprocessing.process import BaseProcess
 from time import monotonic
 from typing import Any, Final
 
-from service.process.heartbeat import END, LISTENING, READY
+from service.process.heartbeat import END, LISTENING, MISTAKE, READY
 
 BEAT_SECONDS: Final = 1.0
 SILENT_SECONDS: Final = 30.0
@@ -54,6 +54,8 @@ class Child:
         self._ended = ended
         self._process: BaseProcess | None = None
         self._signal: int | None = None
+        self.mistake: str | None = None
+        """The mistake in the configuration because of which the process has ended."""
 
     def signal(self, number: int) -> None:
         """Send a signal to the process, or as soon as it has started."""
@@ -108,6 +110,8 @@ class Child:
             if word == LISTENING:
                 await self._listening(self)
             ready = ready or word == READY
+            if word.startswith(MISTAKE):
+                self.mistake = word.removeprefix(MISTAKE).decode()
             if latest and monotonic() - latest > SILENT_SECONDS:
                 log.error("%s is silent for %.0f s", self.name, SILENT_SECONDS)
                 self._process.kill()

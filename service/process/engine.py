@@ -10,7 +10,7 @@ import socket
 from time import monotonic
 from typing import Any, Final
 
-from service.core.allocator import keep_memory
+from service.core.allocator import give_back_memory, keep_memory
 from service.core.metrics import Metrics
 from service.core.settings import Settings
 from service.engine.manager import ModelManager
@@ -20,6 +20,7 @@ from service.process.server import end_at_once, run_until_done, why_not_loaded
 from service.rpc.server import BackendServer
 
 LOOK_SECONDS: Final = 0.25
+REST_SECONDS: Final = 5
 log = logging.getLogger(__name__)
 
 
@@ -38,7 +39,9 @@ def run(
         The process's exit code, as `service.process.server.run` returns it.
     """
     keep_memory()
-    return run_until_done(settings, lambda: _serve(settings, entries, listening, heartbeat))
+    return run_until_done(
+        settings, lambda: _serve(settings, entries, listening, heartbeat), heartbeat
+    )
 
 
 async def _serve(
@@ -64,6 +67,7 @@ async def _serve(
     manager = ModelManager(entries, settings=settings, metrics=Metrics())
     async with manager, BackendServer(manager, listening) as server:
         heartbeat.tell(LISTENING)
+        resting = asyncio.create_task(_rest(server), name="rest")
         said_ready = False
         stop_told = asyncio.create_task(stopping.wait(), name="wait for the stop")
         while not stopping.is_set():
@@ -91,8 +95,20 @@ async def _serve(
                 break
             await asyncio.sleep(0.02)
         stop_told.cancel()
+        resting.cancel()
         manager.draining = True
     code = REPLACE_ME if manager.worn_out else int(forced.is_set())
     if manager.busy:
         end_at_once(code)
     return code
+
+
+async def _rest(server: BackendServer) -> None:
+    """Return free memory to the system whenever the models have become idle, until cancelled. The
+    first time is when they are warm."""
+    seen = -1
+    while True:
+        await asyncio.sleep(REST_SECONDS)
+        if not server.calls and server.received != seen:
+            seen = server.received
+            await asyncio.to_thread(give_back_memory)

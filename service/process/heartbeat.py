@@ -12,6 +12,8 @@ LISTENING, ALIVE, READY, END = b"listening", b"alive", b"ready", b"end"
 ENGINE, COUNTS = "engine", "counts"
 """Names of the engine's Unix socket, and of the file with the counts of all processes, in the
 folder that the processes of a service share."""
+MISTAKE = b"mistake: "
+"""The first bytes of a message with a mistake in the configuration, which ends the process."""
 REPLACE_ME: Final = 70
 """The exit code with which a serving process asks to be replaced."""
 

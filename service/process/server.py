@@ -29,7 +29,7 @@ from service.core.settings import Settings
 from service.core.tracing import tracing
 from service.jobs.host import Jobs
 from service.limits.admission import Admission
-from service.process.heartbeat import ALIVE, LISTENING, READY, REPLACE_ME, Heartbeat
+from service.process.heartbeat import ALIVE, LISTENING, MISTAKE, READY, REPLACE_ME, Heartbeat
 from service.process.listener import accept_no_more, url
 from service.process.protocol import BoundedProtocol, ConnectionLimits, RawHeaders
 
@@ -101,13 +101,18 @@ def run(
     """
     keep_memory()
     return run_until_done(
-        settings, lambda: _serve(make(), settings, listening, heartbeat, says_hello)
+        settings, lambda: _serve(make(), settings, listening, heartbeat, says_hello), heartbeat
     )
 
 
-def run_until_done(settings: Settings, work: Callable[[], Coroutine[Any, Any, int]]) -> int:
-    """Run a process's coroutine with its log and its traces set up, and return its exit code, or 2
-    after a mistake in the configuration, which is printed."""
+def run_until_done(
+    settings: Settings, work: Callable[[], Coroutine[Any, Any, int]], heartbeat: Heartbeat | None
+) -> int:
+    """Run a process's coroutine with its log and its traces set up, and return its exit code.
+
+    After a mistake in the configuration, the exit code is 2, and the supervisor is told the
+    mistake; without one, it is printed.
+    """
     try:
         with ExitStack() as scope:
             scope.enter_context(logging_set_up(settings))
@@ -116,7 +121,10 @@ def run_until_done(settings: Settings, work: Callable[[], Coroutine[Any, Any, in
             with asyncio.Runner(loop_factory=new_loop) as runner:
                 return runner.run(work())
     except ConfigError as error:
-        print(f"gradcam: {error}", file=sys.stderr)
+        if heartbeat:
+            heartbeat.tell(MISTAKE + str(error).encode())
+        else:
+            print(f"gradcam: {error}", file=sys.stderr)
         return 2
 
 

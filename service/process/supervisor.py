@@ -5,11 +5,10 @@
 A serving process may be killed, run out of memory or stop answering; the port stays open. While no
 process serves, the supervisor answers each request at once with a 503, but `/healthz` with 200.
 
-Without doors, one process receives requests and holds the models. With doors, the processes that
-receive requests are as many as the settings say, and one process more, the engine, holds the
-models. The doors reach it at a Unix socket in a folder that only this user may enter. The same
-folder holds the counts by which the limits of the settings hold for all doors together, and the
-metrics of all processes.
+Processes of two kinds serve: doors receive requests, as many as the settings say, and one process
+more, the engine, holds the models. (With 0 doors, one process does both.) The doors reach the
+engine at a Unix socket in a folder that only this user may enter. The same folder holds the counts
+by which the limits of the settings hold for all doors together, and the metrics of all processes.
 """
 
 from __future__ import annotations
@@ -19,6 +18,7 @@ import logging
 import os
 import signal
 import socket
+import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -45,6 +45,10 @@ DECIDED: Final = (0, 2)
 AT_ONCE: Final = 1
 """Exit code of a stop that a second signal forced. It counts as one only if a signal came, because
 Python also exits so after an uncaught exception."""
+ACCELERATORS: Final = ("nvidia[0-9]*", "kfd")
+"""Files in /dev of NVIDIA's and AMD's accelerators."""
+MOST_DOORS: Final = 16
+CORES_OF_A_DOOR: Final = 8
 BACKLOG: Final = 64
 Entries = tuple[ModelEntry, ...]
 log = logging.getLogger(__name__)
@@ -60,12 +64,23 @@ def supervise(listening: socket.socket, settings: Settings, entries: Entries) ->
     """
     with logging_set_up(settings), ExitStack() as scope:
         supervisor = _Supervisor(listening)
-        if settings.doors:
-            folder = scope.enter_context(_shared_folder(settings.doors))
-            supervisor.add_doors(scope, folder, settings, entries)
+        doors = usual_doors() if settings.doors is None else settings.doors
+        if doors:
+            folder = scope.enter_context(_shared_folder(doors))
+            supervisor.add_doors(scope, folder, doors, settings, entries)
         else:
             supervisor.add_one_for_all(settings, entries)
         return asyncio.run(supervisor.run())
+
+
+def usual_doors() -> int:
+    """Return the number of doors where the settings name none. An accelerator answers more images a
+    second than one door can decode and draw, so a core is for each door, beside the engine's own. A
+    model on the processor needs the cores itself; one door in eight cores keeps up with it."""
+    cores = os.cpu_count() or 1
+    if any(next(Path("/dev").glob(each), None) for each in ACCELERATORS):
+        return max(min(cores - 1, MOST_DOORS), 1)
+    return 1 + (cores - 1) // CORES_OF_A_DOOR
 
 
 @contextmanager
@@ -111,7 +126,7 @@ class _Supervisor:
         ]
 
     def add_doors(
-        self, scope: ExitStack, folder: Path, settings: Settings, entries: Entries
+        self, scope: ExitStack, folder: Path, doors: int, settings: Settings, entries: Entries
     ) -> None:
         """Add the engine and the processes that receive requests.
 
@@ -123,7 +138,7 @@ class _Supervisor:
         calls.bind(str(folder / ENGINE))
         calls.listen(BACKLOG)
         context = get_context("forkserver")
-        context.set_forkserver_preload(["service.process.engine", "timm"])
+        context.set_forkserver_preload(["timm", "service.process.preload"])
         self._engine = Child(
             "the engine",
             context,
@@ -146,7 +161,7 @@ class _Supervisor:
                 listening=self._note_open,
                 ended=partial(note_closed, number),
             )
-            for number in range(settings.doors)
+            for number in range(doors)
         ]
 
     async def run(self) -> int:
@@ -167,6 +182,9 @@ class _Supervisor:
             self._engine.signal(signal.SIGTERM)
         codes += await asyncio.gather(*all_of_them)
         await self._stand_in.close()
+        for child in (self._engine, *self._receiving):
+            if child and child.mistake:
+                print(f"gradcam: {child.mistake}", file=sys.stderr)
         return next((code for code in codes if code), 0)
 
     async def _keep(self, child: Child) -> int:

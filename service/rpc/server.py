@@ -59,6 +59,8 @@ class BackendServer:
         self._backend = backend
         self._listening = listening
         self._connections: set[_Connection] = set()
+        self.received = 0
+        """Number of calls since the start."""
         self._state = State({}, False, "the service is starting", False)
         self._seen: object = None
 
@@ -87,6 +89,11 @@ class BackendServer:
     def connections(self) -> int:
         """Number of processes that are connected."""
         return len(self._connections)
+
+    @property
+    def calls(self) -> int:
+        """Number of calls that are being answered."""
+        return sum(each.calls for each in self._connections)
 
     def begin(self, connection: _Connection) -> None:
         self._connections.add(connection)
@@ -137,6 +144,11 @@ class _Connection:
         """Calls of `remove` whose caller has no image of the model in work any more."""
         self.protocol = FrameProtocol(self._receive, opened=self._open, lost=self._lose)
 
+    @property
+    def calls(self) -> int:
+        """Number of calls that are being answered."""
+        return len(self._calls)
+
     def send(self, message: object) -> None:
         if not self._transport.is_closing():
             self._transport.write(CODEC.write(message))
@@ -167,6 +179,7 @@ class _Connection:
         if isinstance(message, Call):
             task = asyncio.create_task(self._answer(message), name=f"call {message.operation}")
             self._calls[message.number] = task
+            self._server.received += 1
             task.add_done_callback(lambda done: self._calls.pop(message.number))
         elif isinstance(message, Cancelled) and (call := self._calls.get(message.number)):
             call.cancel()

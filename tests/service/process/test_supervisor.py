@@ -44,10 +44,12 @@ def explain(http: httpx2.Client, seed: int = 0) -> int:
 
 
 @pytest.mark.slow
-def test_a_serving_process_that_dies_is_replaced_and_meanwhile_a_503_says_so(
-    tmp_path: Path,
+@pytest.mark.parametrize(("doors", "detail"), [("0", "the service"), ("1", "the engine")])
+def test_an_engine_that_dies_is_replaced_and_meanwhile_a_503_says_so(
+    tmp_path: Path, doors: str, detail: str
 ) -> None:
-    with serving("--models", catalog(tmp_path, "tiny")) as (process, http):
+    catalog_file = catalog(tmp_path, "tiny")
+    with serving("--models", catalog_file, GRADCAM_DOORS=doors) as (process, http):
         until_ready(process, http)
         assert explain(http) == 200
         first = family(process)[-1]
@@ -57,7 +59,7 @@ def test_a_serving_process_that_dies_is_replaced_and_meanwhile_a_503_says_so(
         assert gone.status_code == 503
         assert gone.headers["content-type"] == "application/problem+json"
         assert gone.headers["retry-after"] == "1"
-        assert gone.json()["detail"] == "the service is starting; try again"
+        assert gone.json()["detail"].startswith(f"{detail} is starting")
         assert http.head("/readyz").status_code == 503
         assert http.get("/healthz").json() == {"status": "ok"}
         large = http.post("/v1/models/m:explain", content=bytes(5_000_000), headers=PNG)
@@ -70,12 +72,52 @@ def test_a_serving_process_that_dies_is_replaced_and_meanwhile_a_503_says_so(
 
 
 @pytest.mark.slow
+def test_a_door_that_dies_is_replaced_and_costs_only_its_connections(tmp_path: Path) -> None:
+    catalog_file = catalog(tmp_path, "tiny")
+    with serving("--models", catalog_file, GRADCAM_DOORS="2") as (process, http):
+        until_ready(process, http)
+        assert explain(http) == 200
+        for _ in range(3):
+            dead, alive = doors_of(process)
+            dead.kill()
+            dead.wait(5)
+            for seed in range(10):  # each on a connection of its own, accepted by the other door
+                with httpx2.Client(base_url=http.base_url, timeout=30) as another:
+                    assert explain(another, seed) == 200
+            assert alive.is_running()
+            wait_for_doors(process, 2)
+        metrics = http.get("/metrics").text
+        assert "gradcam_connections 1.0" in metrics, "those of the dead do not count"
+        assert 'route="/v1/models/{model:model}:explain",status="200"} 31.0' in metrics
+        process.terminate()
+        assert process.wait(10) == 0
+
+
+def doors_of(process: subprocess.Popen[str]) -> list[psutil.Process]:
+    """The processes that receive requests."""
+    below = psutil.Process(process.pid).children()
+    return [each for each in below if "spawn_main" in " ".join(each.cmdline())]
+
+
+def wait_for_doors(process: subprocess.Popen[str], number: int) -> None:
+    for _ in range(1000):
+        with suppress(psutil.NoSuchProcess):
+            found = doors_of(process)
+            # A door that listens has opened more than its pipe and the port.
+            if len(found) == number and all(len(each.net_connections("unix")) for each in found):
+                return
+        time.sleep(0.02)
+    raise AssertionError
+
+
+@pytest.mark.slow
 def test_an_exit_that_no_signal_asked_for_is_not_meant(tmp_path: Path) -> None:
     with serving("--models", catalog(tmp_path, "lethal")) as (process, http):
         until_ready(process, http)
         white = encoded(Image.new("RGB", (8, 8), "white"))
-        with pytest.raises(httpx2.HTTPError):
-            http.post("/v1/models/m:explain", content=white, headers=PNG)
+        gone = http.post("/v1/models/m:explain", content=white, headers=PNG)
+        assert gone.status_code == 503
+        assert gone.json()["detail"] == "the engine ended while it worked on this image; try again"
         until_ready(process, http)
         assert explain(http) == 200
 
