@@ -72,8 +72,8 @@ async def _killed(client: Client, stage: Stage, images: Crops, key: str, after: 
     await asyncio.to_thread(until_ready, stage)
     bringing = asyncio.create_task(bring(client, images.packed(), key))
     await asyncio.sleep(after)
-    with suppress(psutil.NoSuchProcess):
-        stage.server.kill()
+    with suppress(psutil.NoSuchProcess, ValueError):
+        stage.door.kill()
     _, tries = await bringing
     return tries > 1
 

@@ -28,13 +28,13 @@ async def mutated(scale: float) -> list[Finding]:
             await _send(client, [*corpus.mutations(300, seed=2)], AT_ONCE)
             await _send(client, nasties, 1)
             await asyncio.sleep(REST_SECONDS)
-            server, before = stage.server.pid, stage.vitals()
+            serving, before = stage.serving, stage.vitals()
             replies = await _send(client, damaged, AT_ONCE)
             replies += await _send(client, nasties, 1)  # some are large: they would wait in turn
             await asyncio.sleep(REST_SECONDS)
             after = stage.vitals()
         growth = after.resident / before.resident - 1
-        deaths = int(server != stage.server.pid)
+        deaths = sum(not each.is_running() for each in serving)
     statuses = Counter(reply.status for _, reply in replies)
     slowest, longest = max(replies, key=lambda each: each[1].seconds)
     failed = sum(count for status, count in statuses.items() if status >= 500)
@@ -56,14 +56,14 @@ async def bombs(scale: float) -> list[Finding]:
         async with Client(stage.port) as client:
             await _send(client, list(corpus.valid().items()), 1)
             await asyncio.sleep(REST_SECONDS)
-            server = stage.server
-            before = peak = server.memory_info().rss
+            serving = stage.serving
+            before = peak = stage.vitals().resident
             done = threading.Event()
 
             def watch() -> None:
                 nonlocal peak
                 while not done.wait(0.003):
-                    peak = max(peak, server.memory_info().rss)
+                    peak = max(peak, sum(each.memory_info().rss for each in serving))
 
             watcher = threading.Thread(target=watch)
             watcher.start()

@@ -166,9 +166,7 @@ async def _kill(attack: Attack, stage: Stage) -> bool:
             return True
         await asyncio.sleep(LONGEST_LIFE * rng.random())
         with suppress(psutil.NoSuchProcess, ValueError):
-            server = stage.server
-            if server.ppid() == stage.process.pid:
-                continue  # there is none: it is what they are forked from
+            server = rng.choice(stage.serving or [stage.engine])
             both = rng.randrange(SUPERVISORS) == 0
             if both:
                 os.kill(stage.process.pid, signal.SIGKILL)
@@ -239,7 +237,5 @@ async def _count_lives(stage: Stage, lives: set[int]) -> None:
     """Each process that serves."""
     while True:
         with suppress(psutil.NoSuchProcess, ValueError):
-            server = stage.server
-            if server.ppid() != stage.process.pid:  # else it is what they are forked from
-                lives.add(server.pid)
+            lives.add(stage.engine.pid)
         await asyncio.sleep(0.1)

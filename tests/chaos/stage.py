@@ -29,7 +29,7 @@ IDLE_SECONDS = 3.0
 
 @dataclass(frozen=True)
 class Vitals:
-    """Of the process that serves."""
+    """Of the processes that serve."""
 
     resident: int
     descriptors: int
@@ -45,14 +45,45 @@ class Stage:
         self._hooks = hooks
 
     @property
-    def server(self) -> psutil.Process:
-        """The process that serves: the supervisor's youngest grandchild."""
-        found = psutil.Process(self.process.pid).children(recursive=True)
+    def engine(self) -> psutil.Process:
+        """The process that holds the models: the supervisor's youngest grandchild.
+
+        Raises:
+            ValueError: if there is none at the moment.
+        """
+        supervisor = psutil.Process(self.process.pid)
+        found = {*supervisor.children(recursive=True)} - {*supervisor.children()}
         return max(found, key=lambda each: (len(each.parents()), each.create_time()))
 
+    @property
+    def door(self) -> psutil.Process:
+        """The process that receives requests.
+
+        Raises:
+            ValueError: if there is none at the moment.
+        """
+        found = psutil.Process(self.process.pid).children()
+        return max(
+            (each for each in found if "spawn_main" in " ".join(each.cmdline())),
+            key=psutil.Process.create_time,
+        )
+
+    @property
+    def serving(self) -> list[psutil.Process]:
+        """The processes that serve, as far as there are any."""
+        found = []
+        for which in ("door", "engine"):
+            with suppress(psutil.NoSuchProcess, ValueError):
+                found.append(getattr(self, which))
+        return found
+
     def vitals(self) -> Vitals:
-        server = self.server
-        return Vitals(server.memory_info().rss, server.num_fds(), server.num_threads())
+        found = self.serving
+        return Vitals(
+            sum(each.memory_info().rss for each in found),
+            sum(each.num_fds() for each in found),
+            sum(each.num_threads() for each in found),
+        )
 
     @property
     def hooks(self) -> int:

@@ -135,7 +135,7 @@ def rename_hosts(url: str) -> None:
 
 def kill(stage: Stage) -> None:
     """The supervisor first, or it would bring another one up."""
-    server = stage.server
+    server = stage.door
     os.kill(stage.process.pid, signal.SIGKILL)
     server.kill()
     stage.process.wait()
