@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from service.limits.fetch import is_public
+from service.limits.download import is_public
 
 OWN = {
     "this machine": "127.0.0.1 127.0.0.2 127.255.255.254 ::1 0:0:0:0:0:0:0:1",

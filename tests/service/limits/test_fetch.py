@@ -9,8 +9,9 @@ import aiohttp
 import pytest
 
 from service.core.errors import Forbidden, Problem, UnfetchableImage
-from service.limits import fetch
-from service.limits.fetch import Allowance, Fetcher, is_public
+from service.limits import download
+from service.limits.download import is_public
+from service.limits.fetch import Allowance, Fetcher
 from tests.service.limits.sites import IMAGE, SITE, Canary, Names, Page, Site, fetched, redirect
 
 pytestmark = pytest.mark.anyio
@@ -147,8 +148,8 @@ async def test_spaces_and_control_characters_lead_nowhere_else(canary: Canary) -
 async def test_a_canary_sees_those_who_come(
     canary: Canary, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(fetch, "is_public", lambda text: True)
-    monkeypatch.setattr(fetch, "SECONDS", 0.3)
+    monkeypatch.setattr(download, "is_public", lambda text: True)
+    monkeypatch.setattr(download, "SECONDS", 0.3)
     with pytest.raises(UnfetchableImage):
         await fetched(
             f"https://images.test:{canary.port}/", [f"images.test:{canary.port}"], Names()
@@ -173,7 +174,7 @@ async def test_a_name_that_changes_its_mind_is_not_followed(
     canary: Canary, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """First a public address, at which nobody is, and from then on the canaries' own."""
-    monkeypatch.setattr(fetch, "is_public", lambda text: text == "127.0.0.9" or is_public(text))
+    monkeypatch.setattr(download, "is_public", lambda text: text == "127.0.0.9" or is_public(text))
     names = Names(images_test=[["127.0.0.9"], ["127.0.0.1", "::1"]])
     host = f"images.test:{canary.port}"
     async with Fetcher(hosts=[host], max_bytes=1000, resolver=names) as fetcher:

@@ -16,7 +16,7 @@ from starlette.testclient import TestClient
 from service.core.errors import BodyTooLarge, Problem, UnfetchableImage
 from service.core.settings import Settings
 from service.http.reception import fill
-from service.limits import fetch
+from service.limits import download
 from service.limits.fetch import Allowance, Fetcher
 from service.local.app import create_app
 from service.pipeline.instances import Instance, Remote
@@ -95,7 +95,7 @@ async def test_nothing_is_unpacked_and_nothing_packed_is_asked_for(site: Site, h
 async def test_a_site_that_never_ends_is_a_problem_in_time(
     site: Site, host: str, path: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(fetch, "SECONDS", 0.3)
+    monkeypatch.setattr(download, "SECONDS", 0.3)
     site.pages["/never"] = Page(after=None)
     site.pages["/drips"] = Page(drips=True)
     started = time.monotonic()
@@ -109,7 +109,7 @@ async def test_a_site_that_never_ends_is_a_problem_in_time(
 async def test_a_port_that_never_says_a_word_is_a_problem_in_time(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(fetch, "SECONDS", 0.3)
+    monkeypatch.setattr(download, "SECONDS", 0.3)
     with socket.create_server((SITE, 0)) as mute:
         host = f"images.test:{mute.getsockname()[1]}"
         started = time.monotonic()
@@ -123,7 +123,7 @@ async def test_redirects_take_of_the_time_that_there_is(
     site: Site, host: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each of them is in time, and all of them together are not."""
-    monkeypatch.setattr(fetch, "SECONDS", 1.0)
+    monkeypatch.setattr(download, "SECONDS", 1.0)
     for turn in range(3):
         site.pages[f"/{turn}"] = redirect(f"/{turn + 1}", after=0.5)
     site.pages["/3"] = Page(IMAGE, after=0.5)
@@ -163,7 +163,7 @@ async def test_a_fetcher_that_is_left_has_no_connections(
     site: Site, host: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Not even to a site that was given up, and does not hang up itself."""
-    monkeypatch.setattr(fetch, "SECONDS", 0.3)
+    monkeypatch.setattr(download, "SECONDS", 0.3)
     site.pages["/never"] = Page(after=None)
     async with Fetcher(
         hosts=[host], max_bytes=1000, resolver=Names(images_test=[[SITE]])
