@@ -68,10 +68,14 @@ def serve(
         bool | None,
         typer.Option("--insecure", help="Listen where others can reach it, without keys."),
     ] = None,
+    doors: Annotated[
+        int | None,
+        typer.Option(help="Processes that receive requests; 0: the models' own process does."),
+    ] = None,
 ) -> None:
     """Serve explanations over HTTP. GRADCAM_… variables set the rest: see docs/configuration.md."""
     settings = read_settings(
-        os.environ, host=host, port=port, models=models, keys=keys, insecure=insecure
+        os.environ, host=host, port=port, models=models, keys=keys, insecure=insecure, doors=doors
     )
     entries = read_catalog(settings.models)
     if settings.keys:
@@ -81,7 +85,7 @@ def serve(
             raise typer.Exit(supervise(listening, settings, entries))
         if settings.doors:
             raise ConfigError(
-                f"GRADCAM_DOORS={settings.doors}: doors need a supervisor; set GRADCAM_SUPERVISE=1"
+                f"{settings.doors} doors need a supervisor: set GRADCAM_SUPERVISE=1, or GRADCAM_DOORS=0"
             )
         # These import torch, which a supervisor does not need.
         from service.local.app import create_app
