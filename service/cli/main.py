@@ -85,7 +85,8 @@ def serve(
             raise typer.Exit(supervise(listening, settings, entries))
         if settings.doors:
             raise ConfigError(
-                f"{settings.doors} doors need a supervisor: set GRADCAM_SUPERVISE=1, or GRADCAM_DOORS=0"
+                f"{settings.doors} doors need a supervisor: "
+                "set GRADCAM_SUPERVISE=1, or GRADCAM_DOORS=0"
             )
         # These import torch, which a supervisor does not need.
         from service.local.app import create_app

@@ -11,11 +11,11 @@ import os
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
+from mmap import mmap
 from pathlib import Path
 from time import monotonic
 from typing import Final, Protocol
 
-import numpy as np
 from filelock import FileLock
 
 CONNECTIONS: Final = "connections"
@@ -23,6 +23,8 @@ CONNECTIONS: Final = "connections"
 NAMES: Final = 128
 """Number of names for which there is room in a table."""
 NAME_BYTES: Final = 96
+NUMBER_BYTES: Final = 8
+UNNAMED: Final = bytes(NAME_BYTES)
 
 
 class Counts(Protocol):
@@ -78,34 +80,40 @@ class SharedCounts:
     shared = True
 
     def __init__(self, file: Path, row: int) -> None:
-        rows = _rows(file)
-        self._row = row
-        self._values = np.memmap(file, np.int64, "r+", 0, (rows, NAMES))
-        self._times = np.memmap(file, np.float64, "r+", self._values.nbytes, (rows,))
-        self._names = np.memmap(
-            file, f"S{NAME_BYTES}", "r+", self._values.nbytes + self._times.nbytes, (NAMES,)
-        )
+        self._rows, self._row = _rows(file), row
+        values, times = NAMES * self._rows * NUMBER_BYTES, self._rows * NUMBER_BYTES
+        with file.open("r+b") as opened:
+            # Single numbers of a memory view are read ten times as fast as those of a NumPy array.
+            table = memoryview(mmap(opened.fileno(), 0))
+        self._values = table[:values].cast("q")
+        """The rows' shares of each name, one name after the other."""
+        self._times = table[values : values + times].cast("d")
+        self._names = table[values + times :]
         self._lock = FileLock(f"{file}.lock")
-        self._columns: dict[str, int] = {}
+        self._columns: dict[str, tuple[int, bytes]] = {}
 
     def add(self, name: str, amount: int) -> int:
         column = self._column(name)
-        self._values[self._row, column] += amount
-        return int(self._values[:, column].sum())
+        self._values[column * self._rows + self._row] += amount
+        return self._sum(column)
 
     def total(self, name: str) -> int:
         column = self._found(name)
-        return 0 if column is None else int(self._values[:, column].sum())
+        return 0 if column is None else self._sum(column)
 
     def touch(self) -> None:
         self._times[self._row] = monotonic()
 
     def touched(self) -> float:
-        return float(self._times.max())
+        return max(self._times)
 
     def clear(self) -> None:
         """Set the row to 0, after its process has died."""
-        self._values[self._row] = 0
+        for column in range(NAMES):
+            self._values[column * self._rows + self._row] = 0
+
+    def _sum(self, column: int) -> int:
+        return sum(self._values[column * self._rows : (column + 1) * self._rows])
 
     def _column(self, name: str) -> int:
         """Return the column of a name; a new name gets a free one.
@@ -119,35 +127,48 @@ class SharedCounts:
         with self._lock:
             column = self._found(name)
             if column is None:
-                free = np.flatnonzero(self._names == b"")
-                if len(free) == 0:  # a column that counts nothing may be used for another name
-                    free = np.flatnonzero(~self._values.any(axis=0))
-                if len(free) == 0:
+                names = [self._name(each) for each in range(NAMES)]
+                free = [each for each in range(NAMES) if names[each] == UNNAMED]
+                if not free:  # a column that counts nothing may be used for another name
+                    free = [each for each in range(NAMES) if not self._any(each)]
+                if not free:
                     raise OverflowError(f"{NAMES} names are counted, and {name!r} is one more")
-                column = int(free[0])
-                self._names[column] = name.encode()[:NAME_BYTES]
+                column = free[0]
+                self._names[column * NAME_BYTES : (column + 1) * NAME_BYTES] = _encoded(name)
         return column
+
+    def _any(self, column: int) -> bool:
+        return any(self._values[column * self._rows : (column + 1) * self._rows])
+
+    def _name(self, column: int) -> memoryview:
+        return self._names[column * NAME_BYTES : (column + 1) * NAME_BYTES]
 
     def _found(self, name: str) -> int | None:
         """Return the column of a name; None if nothing was added to it."""
-        column, encoded = self._columns.get(name), name.encode()[:NAME_BYTES]
-        if column is None or self._names[column] != encoded:
-            found = np.flatnonzero(self._names == encoded)
-            if len(found) == 0:
-                return None
-            column = self._columns[name] = int(found[0])
-        return column
+        known = self._columns.get(name)
+        if known is not None and self._name(known[0]) == known[1]:
+            return known[0]
+        encoded = _encoded(name)
+        for column in range(NAMES):
+            if self._name(column) == encoded:
+                self._columns[name] = column, encoded
+                return column
+        return None
+
+
+def _encoded(name: str) -> bytes:
+    return name.encode()[:NAME_BYTES].ljust(NAME_BYTES, b"\0")
 
 
 def _rows(file: Path) -> int:
-    return (file.stat().st_size - NAMES * NAME_BYTES) // (8 * NAMES + 8)
+    return (file.stat().st_size - NAMES * NAME_BYTES) // ((NAMES + 1) * NUMBER_BYTES)
 
 
 @contextmanager
 def table(file: Path, rows: int) -> Iterator[Path]:
     """Make a table of so many rows; its file is removed when the block is left."""
     file.touch(mode=0o600)
-    os.truncate(file, rows * (8 * NAMES + 8) + NAMES * NAME_BYTES)
+    os.truncate(file, rows * ((NAMES + 1) * NUMBER_BYTES) + NAMES * NAME_BYTES)
     try:
         yield file
     finally:
