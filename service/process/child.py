@@ -109,7 +109,9 @@ class Child:
                 latest = monotonic()
             if word == LISTENING:
                 await self._listening(self)
-            ready = ready or word == READY
+            if word == READY and not ready:
+                ready = True
+                log.info("%s is ready", self.name)
             if word.startswith(MISTAKE):
                 self.mistake = word.removeprefix(MISTAKE).decode()
             if latest and monotonic() - latest > SILENT_SECONDS:

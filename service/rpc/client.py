@@ -15,6 +15,7 @@ from typing import Any, Final, TypeVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
+from structlog.contextvars import get_contextvars
 
 from cam import Concept, Observation, Question, Target
 from cam.agreement import Fidelity
@@ -42,6 +43,8 @@ from service.rpc.messages import (
     State,
 )
 
+FIRST_STATE_SECONDS: Final = 0.5
+"""Longest time that entering waits for the models' state."""
 AGAIN_SECONDS: Final = 0.05
 """Seconds between two attempts to connect, and between two looks at the images in work."""
 STARTING: Final = State({}, False, "the engine is starting", False)
@@ -60,9 +63,10 @@ class _Pending:
 class RemoteBackend:
     """The models of the process that listens at a Unix socket.
 
-    Use with `async with`. Entering returns at once. While the other process cannot be reached,
-    every model is unavailable; calls that it had not answered raise `Unavailable`, and the
-    connection is made again as soon as a process listens.
+    Use with `async with`. Entering returns when the models' state is known, or after half a second
+    without it. While the other process cannot be reached, every model is unavailable; calls that it
+    had not answered raise `Unavailable`, and the connection is made again as soon as a process
+    listens.
 
     Args:
         path: path of the socket.
@@ -89,6 +93,9 @@ class RemoteBackend:
         self.draining = False
         self._connecting = asyncio.create_task(self._stay_connected(), name="reach the engine")
         self.loaded = asyncio.create_task(self._until_loaded(), name="wait for the models")
+        # A process that takes another one's place does not refuse requests for want of a state.
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self._told.wait(), FIRST_STATE_SECONDS)
         return self
 
     async def __aexit__(
@@ -204,6 +211,7 @@ class RemoteBackend:
                 arguments,
                 options or {},
                 listener is not None,
+                get_contextvars(),
             )
         )
         try:

@@ -41,6 +41,8 @@ class Call:
     options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     listens: bool = False
     """Whether the caller wants to know the progress."""
+    log_context: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    """What each line of the log about this call states, such as the request's id."""
 
 
 @dataclass(frozen=True)

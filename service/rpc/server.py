@@ -15,6 +15,8 @@ from collections.abc import Coroutine
 from types import TracebackType
 from typing import Any, Final
 
+from structlog.contextvars import bound_contextvars
+
 from cam import METHODS
 from cam.methods.progress import Progress
 from service.backend.interface import Backend, ModelBackend
@@ -187,14 +189,16 @@ class _Connection:
             self._idle.add(message.number)
 
     async def _answer(self, call: Call) -> None:
-        try:
-            value = await self._work(call)
-        except Problem as problem:
-            self.send(Raised(call.number, problem))
-        except Exception:
-            self.send(Raised(call.number, unexpected(f"{call.operation} of model {call.model}")))
-        else:
-            self.send(Returned(call.number, value))
+        with bound_contextvars(**call.log_context):
+            try:
+                value = await self._work(call)
+            except Problem as problem:
+                self.send(Raised(call.number, problem))
+            except Exception:
+                failure = unexpected(f"{call.operation} of model {call.model}")
+                self.send(Raised(call.number, failure))
+            else:
+                self.send(Returned(call.number, value))
 
     def _work(self, call: Call) -> Coroutine[Any, Any, Any]:
         if call.operation == "add":

@@ -9,7 +9,7 @@ import signal
 import socket
 import subprocess
 import time
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from multiprocessing.connection import Connection
 from pathlib import Path
 
@@ -78,6 +78,7 @@ def test_a_door_that_dies_is_replaced_and_costs_only_its_connections(tmp_path: P
         until_ready(process, http)
         assert explain(http) == 200
         for _ in range(3):
+            until_all_accept(http, process, 2)
             dead, alive = doors_of(process)
             dead.kill()
             dead.wait(5)
@@ -85,8 +86,13 @@ def test_a_door_that_dies_is_replaced_and_costs_only_its_connections(tmp_path: P
                 with httpx2.Client(base_url=http.base_url, timeout=30) as another:
                     assert explain(another, seed) == 200
             assert alive.is_running()
-            wait_for_doors(process, 2)
-        metrics = http.get("/metrics").text
+        until_all_accept(http, process, 2)
+        metrics = ""
+        for _ in range(100):  # the doors notice soon that connections were closed
+            metrics = http.get("/metrics").text
+            if "gradcam_connections 1.0" in metrics:
+                break
+            time.sleep(0.05)
         assert "gradcam_connections 1.0" in metrics, "those of the dead do not count"
         assert 'route="/v1/models/{model:model}:explain",status="200"} 31.0' in metrics
         process.terminate()
@@ -99,15 +105,22 @@ def doors_of(process: subprocess.Popen[str]) -> list[psutil.Process]:
     return [each for each in below if "spawn_main" in " ".join(each.cmdline())]
 
 
-def wait_for_doors(process: subprocess.Popen[str], number: int) -> None:
-    for _ in range(1000):
-        with suppress(psutil.NoSuchProcess):
-            found = doors_of(process)
-            # A door that listens has opened more than its pipe and the port.
-            if len(found) == number and all(len(each.net_connections("unix")) for each in found):
-                return
-        time.sleep(0.02)
+def until_all_accept(http: httpx2.Client, process: subprocess.Popen[str], doors: int) -> None:
+    """Open connections until each door has accepted one, and close them."""
+    with ExitStack() as scope:
+        for _ in range(300):
+            one = scope.enter_context(httpx2.Client(base_url=http.base_url, timeout=30))
+            one.get("/healthz")
+            with suppress(psutil.NoSuchProcess):
+                found = doors_of(process)
+                if len(found) == doors and all(has_accepted(each) for each in found):
+                    return
+            time.sleep(0.02)
     raise AssertionError
+
+
+def has_accepted(door: psutil.Process) -> bool:
+    return any(each.status == psutil.CONN_ESTABLISHED for each in door.net_connections("tcp"))
 
 
 @pytest.mark.slow

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import structlog
 
 from cam import ClassTarget, Question
 from cam.drawing.heatmap import Box
@@ -90,6 +91,44 @@ async def test_its_errors_are_raised_here(
     assert "ZeroDivisionError" in caplog.text
     fake.models["m"].error = None
     await remote.replicas("m").answer(SEEN, QUESTION)
+
+
+async def test_its_log_states_whose_request_it_is(
+    pair: tuple[FakeBackend, RemoteBackend],
+) -> None:
+    fake, remote = pair
+    said: list[tuple[bool, dict[str, Any]]] = []
+
+    class Bound(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            said.append((record.exc_info is not None, structlog.contextvars.get_contextvars()))
+
+    fake.models["m"].error = RuntimeError("too bright")
+    handler = Bound()
+    logging.getLogger().addHandler(handler)
+    try:
+        with structlog.contextvars.bound_contextvars(request_id="ours"):
+            call = remote.replicas("m").answer(SEEN, QUESTION)
+            with pytest.raises(InternalError):
+                await call
+    finally:
+        logging.getLogger().removeHandler(handler)
+    assert (True, {"request_id": "ours"}) in said
+    assert structlog.contextvars.get_contextvars() == {}
+
+
+async def test_who_enters_knows_the_models_at_once_if_they_are_there(
+    pair: tuple[FakeBackend, RemoteBackend], tmp_path: Path
+) -> None:
+    async with reached(tmp_path) as another:
+        assert another.names == ["m"]
+        assert another.model_ready("m")
+
+
+async def test_who_enters_does_not_wait_long_for_an_engine_that_is_away(tmp_path: Path) -> None:
+    async with asyncio.timeout(3), reached(tmp_path) as remote:
+        assert not remote.ready
+        assert remote.why_not_ready() == "the engine is starting"
 
 
 async def test_a_cancelled_call_ends_its_work(pair: tuple[FakeBackend, RemoteBackend]) -> None:
