@@ -31,8 +31,9 @@ from __future__ import annotations
 import json
 import logging
 import re
-from typing import Any, ClassVar, Final
+from typing import Any, ClassVar, Final, Literal
 
+Blamed = Literal["batch", "process"]
 PROBLEM_JSON: Final = "application/problem+json"
 RETRY_AFTER_SECONDS = 1
 """Retry-After of an answer that there is no room, or no worker, at the moment."""
@@ -305,8 +306,9 @@ class Unavailable(Problem):
     """The service cannot answer at the moment.
 
     Args:
-        blamed: whether the model's worker was abandoned because of this image, or of another one in
-            its batch.
+        blamed: what ended while it worked on this image, or None: "batch" if the model's worker was
+            abandoned because of this image or another one of its batch, "process" if the whole
+            process ended, perhaps because of another request.
     """
 
     status = 503
@@ -319,7 +321,7 @@ class Unavailable(Problem):
         *,
         pointer: str | None = None,
         retry_after: int | None = None,
-        blamed: bool = False,
+        blamed: Blamed | None = None,
     ) -> None:
         super().__init__(detail, pointer=pointer, retry_after=retry_after)
         self.blamed = blamed

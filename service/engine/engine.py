@@ -358,7 +358,7 @@ class Engine:
             raise Unavailable(
                 f"model {self.model.name!r} takes no more requests; try again",
                 retry_after=RETRY_AFTER_SECONDS,
-                blamed=error.blamed,
+                blamed="batch" if error.blamed else None,
             ) from None
         except CamError as error:
             raise Unexplainable(f"model {self.model.name!r} cannot explain it: {error}") from None

@@ -7,6 +7,7 @@ from collections import Counter
 
 from service.backend.interface import Backend, ModelBackend
 from service.core.errors import (
+    Blamed,
     InvalidParameter,
     ModelFailed,
     Problem,
@@ -58,7 +59,7 @@ class ItemExecutor:
             if isinstance(problem, Unavailable) and problem.blamed:
                 # The store counts this attempt, because the process may be replaced after a few
                 # hung workers.
-                raise Withdrawn(blamed=True) from None
+                raise Withdrawn(blamed=problem.blamed) from None
             self._failed[key] += 1
             if self._failed[key] < MOST_TRIES:
                 await asyncio.sleep(PAUSE_SECONDS)
@@ -115,9 +116,9 @@ class Withdrawn(Exception):
     """An item must be returned unfinished.
 
     Attributes:
-        blamed: whether the model hung on this item or on another item of the same batch.
+        blamed: what ended while it worked on the item: see `Unavailable`.
     """
 
-    def __init__(self, *, blamed: bool = False) -> None:
+    def __init__(self, *, blamed: Blamed | None = None) -> None:
         super().__init__()
         self.blamed = blamed

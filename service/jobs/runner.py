@@ -16,7 +16,7 @@ from typing import Final, TypeVar
 
 from service.backend.interface import Backend
 from service.core.concurrency import explain_many
-from service.core.errors import InsufficientStorage, Problem, Unavailable
+from service.core.errors import Blamed, InsufficientStorage, Problem, Unavailable
 from service.core.pool import Pool
 from service.jobs.executor import ItemExecutor, Withdrawn
 from service.jobs.folder import Folder
@@ -227,7 +227,7 @@ class Runner:
         await self._run(keep)
         self.stalled = None
 
-    async def _release(self, leased: Leased, *, blamed: bool = False) -> None:
+    async def _release(self, leased: Leased, *, blamed: Blamed | None = None) -> None:
         try:
             await self._run(lambda: self._store.release(self.name, leased, blamed=blamed))
         except Problem:

@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from sqlalchemy import Connection, Row, delete, func, insert, or_, select, update
 
-from service.core.errors import InternalError, Problem
+from service.core.errors import Blamed, InternalError, Problem
 from service.jobs.database import Database
 from service.jobs.errors import no_room
 from service.jobs.records import Leased, parameters_of
@@ -42,7 +42,8 @@ HOPELESS: Final = 10
 """Number of process deaths after which an item fails."""
 HANGS: Final = 4
 """Number of deaths that are counted if an item hangs the model while it is processed alone. A death
-with several items in work may be due to any of them, but here the cause is certain."""
+with several items in work may be due to any of them, and the end of a process may be due to another
+request, but here the cause is certain."""
 
 
 class Store:
@@ -120,16 +121,17 @@ class Store:
                 return False
             return _settled(connection, leased.job, leased.number, problem, size)
 
-    def release(self, runner: str, leased: Leased, *, blamed: bool = False) -> None:
+    def release(self, runner: str, leased: Leased, *, blamed: Blamed | None = None) -> None:
         """Return an item unfinished.
 
         Args:
-            blamed: whether the model hung on this item or on another item of the same batch.
+            blamed: what ended while it worked on the item: see `Unavailable`.
         """
         one = (items.c.job == leased.job) & (items.c.number == leased.number)
         with self._database.write() as connection:
             if blamed:
-                _blame(connection, _freed(runner).where(one), HANGS if leased.alone else 1)
+                certain = leased.alone and blamed == "batch"
+                _blame(connection, _freed(runner).where(one), HANGS if certain else 1)
             else:
                 connection.execute(_freed(runner).where(one))
 

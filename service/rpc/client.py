@@ -265,7 +265,7 @@ class RemoteBackend:
                     Unavailable(
                         "the engine ended while it worked on this image; try again",
                         retry_after=RETRY_AFTER_SECONDS,
-                        blamed=True,
+                        blamed="process",
                     )
                 )
         self._pending.clear()

@@ -89,7 +89,7 @@ async def test_a_kernel_that_hangs_costs_its_own_request(device: torch.device) -
         fine = await engine.answer(photo(1), QUESTION)
         with pytest.raises(Unavailable) as caught:
             await engine.answer(WHITE, QUESTION)
-        assert caught.value.blamed
+        assert caught.value.blamed == "batch"
         async with asyncio.timeout(LONG):
             while not lifecycle.ready:  # noqa: ASYNC110
                 await asyncio.sleep(0.05)

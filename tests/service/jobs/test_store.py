@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from service.core.errors import InsufficientStorage, MalformedRequest, Unavailable
+from service.core.errors import Blamed, InsufficientStorage, MalformedRequest, Unavailable
 from service.jobs.errors import IdempotencyConflict, TooManyJobs, UnknownJob
 from service.jobs.records import Leased, NewItem
-from service.jobs.store import HOPELESS, SUSPICIOUS
+from service.jobs.store import HANGS, HOPELESS, SUSPICIOUS
 from tests.service.jobs.desk import MODEL, Desk, desk_at
 from tests.service.jobs.postgres import Postgres, postgres
 
@@ -156,6 +156,22 @@ def test_release_is_no_attempt_and_death_is_one(desk: Desk) -> None:
     desk.store.bury("c")
     assert desk.attempts(job) == [1, 0, 1, 1]
     assert desk.store.settle("a", second, None, 0)  # through all of it
+
+
+@pytest.mark.parametrize(("blamed", "deaths"), [("batch", HANGS), ("process", 1)])
+def test_only_what_hung_alone_is_the_cause_for_certain(
+    desk: Desk, blamed: Blamed, deaths: int
+) -> None:
+    """The end of a process may be due to a request beside the item."""
+    job = desk.job(1)
+    desk.set_attempts(job, 0, SUSPICIOUS - 1)
+    (leased,) = desk.lease("a")
+    desk.store.release("a", leased, blamed=blamed)
+    assert desk.attempts(job) == [SUSPICIOUS]
+    (leased,) = desk.lease("a")
+    assert leased.alone
+    desk.store.release("a", leased, blamed=blamed)
+    assert desk.attempts(job) == [SUSPICIOUS + deaths]
 
 
 def test_who_is_silent_loses_its_items_and_who_is_heard_does_not(desk: Desk) -> None:

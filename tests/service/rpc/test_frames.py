@@ -77,8 +77,8 @@ def test_a_state_comes_as_it_went() -> None:
 def test_problems_come_with_all_that_they_say() -> None:
     found = again(Raised(1, InvalidParameter("bad", pointer="/query/x"))).problem
     assert (type(found), found.detail, found.pointer) == (InvalidParameter, "bad", "/query/x")
-    found = again(Raised(1, Unavailable("gone", retry_after=1, blamed=True))).problem
-    assert (found.retry_after, found.blamed) == (1, True)
+    found = again(Raised(1, Unavailable("gone", retry_after=1, blamed="process"))).problem
+    assert (found.retry_after, found.blamed) == (1, "process")
     kinds = [each for each in vars(errors).values() if isinstance(each, type)]
     for kind in kinds:
         if issubclass(kind, Problem):

@@ -207,7 +207,7 @@ async def test_requests_in_flight_see_the_end_of_the_engine_and_later_ones_the_n
                 await until(lambda fake=fake: len(fake.models["m"].asked) == 2)  # type: ignore[misc]
             with pytest.raises(Unavailable, match="the engine ended") as caught:
                 await asyncio.wait_for(asking, 5)
-            assert caught.value.blamed
+            assert caught.value.blamed == "process"
             assert caught.value.retry_after == 1
             with pytest.raises(Unavailable, match="the engine is starting; try again"):
                 remote.replicas("m")
