@@ -64,4 +64,9 @@ class GradCamApi(litserve.LitAPI):
 if __name__ == "__main__":
     api = GradCamApi(max_batch_size=16, batch_timeout=0.01)
     server = litserve.LitServer(api, accelerator="cpu", workers_per_device=1, timeout=600)
-    server.run(port=int(sys.argv[1]), generate_client_file=False, log_level="warning")
+    server.run(
+        port=int(sys.argv[1]),
+        num_api_servers=2,
+        generate_client_file=False,
+        log_level="warning",
+    )
