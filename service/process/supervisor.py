@@ -30,6 +30,7 @@ from typing import Final
 
 from prometheus_client.multiprocess import mark_process_dead
 
+from service.core.errors import ConfigError
 from service.core.logs import logging_set_up
 from service.core.metrics import FOLDER
 from service.core.settings import Settings
@@ -61,13 +62,23 @@ def supervise(listening: socket.socket, settings: Settings, entries: Entries) ->
     Returns:
         The exit code: 0 after a stop, 1 after a forced stop or if `MOST_FAILED_STARTS` processes in
         a row ended before they were ready, 2 after a mistake in the configuration.
+
+    Raises:
+        ConfigError: if the socket between the processes cannot be made in the folder for temporary
+            files.
     """
     with logging_set_up(settings), ExitStack() as scope:
         supervisor = _Supervisor(listening)
         doors = usual_doors() if settings.doors is None else settings.doors
         if doors:
-            folder = scope.enter_context(_shared_folder(doors))
-            supervisor.add_doors(scope, folder, doors, settings, entries)
+            try:
+                folder = scope.enter_context(_shared_folder(doors))
+                supervisor.add_doors(scope, folder, doors, settings, entries)
+            except OSError as error:
+                raise ConfigError(
+                    f"the processes need a socket in the folder for temporary files: {error}; set "
+                    "TMPDIR to a folder with a short path that the service may write to"
+                ) from None
         else:
             supervisor.add_one_for_all(settings, entries)
         return asyncio.run(supervisor.run())

@@ -173,6 +173,18 @@ def test_a_taken_port_stops_the_start() -> None:
     assert "Traceback" not in ended.stderr
 
 
+def test_a_long_path_to_temporary_files_stops_the_start(tmp_path: Path) -> None:
+    """The path of a Unix socket has at most some hundred characters."""
+    folder = tmp_path / ("long" * 25)
+    folder.mkdir()
+    ended = run("serve", "--port", "0", TMPDIR=str(folder))
+    assert ended.returncode == 2
+    assert "gradcam: the processes need a socket in the folder for temporary" in ended.stderr
+    assert "set TMPDIR to a folder with a short path" in ended.stderr
+    assert "Traceback" not in ended.stderr
+    assert list(folder.iterdir()) == []
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("toml", "environment", "words"),
