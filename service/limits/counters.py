@@ -7,7 +7,6 @@ clears it.
 
 from __future__ import annotations
 
-import os
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -39,6 +38,12 @@ class Counts(Protocol):
     def total(self, name: str) -> int:
         """Return a number; 0 if nothing was added to it."""
 
+    def publish(self, name: str, value: int) -> None:
+        """Set this process's share of a number."""
+
+    def least(self, name: str) -> int:
+        """Return the smallest share of a number that is not 0; 0 if all are."""
+
     def touch(self) -> None:
         """Record that work has ended now."""
 
@@ -60,6 +65,12 @@ class LocalCounts:
         return self._values[name]
 
     def total(self, name: str) -> int:
+        return self._values[name]
+
+    def publish(self, name: str, value: int) -> None:
+        self._values[name] = value
+
+    def least(self, name: str) -> int:
         return self._values[name]
 
     def touch(self) -> None:
@@ -100,6 +111,16 @@ class SharedCounts:
     def total(self, name: str) -> int:
         column = self._found(name)
         return 0 if column is None else self._sum(column)
+
+    def publish(self, name: str, value: int) -> None:
+        self._values[self._column(name) * self._rows + self._row] = value
+
+    def least(self, name: str) -> int:
+        column = self._found(name)
+        if column is None:
+            return 0
+        shares = self._values[column * self._rows : (column + 1) * self._rows]
+        return min((each for each in shares if each), default=0)
 
     def touch(self) -> None:
         self._times[self._row] = monotonic()
@@ -167,8 +188,9 @@ def _rows(file: Path) -> int:
 @contextmanager
 def table(file: Path, rows: int) -> Iterator[Path]:
     """Make a table of so many rows; its file is removed when the block is left."""
+    # Written and not truncated: memory that a full disk cannot hold would kill whoever touches it.
     file.touch(mode=0o600)
-    os.truncate(file, rows * ((NAMES + 1) * NUMBER_BYTES) + NAMES * NAME_BYTES)
+    file.write_bytes(bytes(rows * ((NAMES + 1) * NUMBER_BYTES) + NAMES * NAME_BYTES))
     try:
         yield file
     finally:

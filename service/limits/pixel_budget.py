@@ -12,13 +12,14 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
+from time import monotonic_ns
 from types import TracebackType
 from typing import Final, TypeVar
 
 from service.core.pool import Pool, Priority
 from service.limits.counters import Counts, LocalCounts
 
-LOOK_SECONDS: Final = 0.01
+LOOK_SECONDS: Final = 0.002
 """Seconds after which a process looks again whether others have freed room."""
 Result = TypeVar("Result")
 
@@ -28,11 +29,15 @@ class Place:
     pixels: int
     whose: str
     turn: asyncio.Future[None]
+    since: int
+    """Time of `time.monotonic_ns`, the same clock in all processes."""
 
 
 class PhotoPool:
     """Room for a number of pixels at a time, and threads to work on them. The next photo to get
     room is of the model that holds the fewest pixels; among equals, it is the one that came first.
+    Where several processes share the room, the next photo is one of the process whose oldest photo
+    has waited longest.
     """
 
     def __init__(
@@ -46,6 +51,7 @@ class PhotoPool:
     ) -> None:
         self._room = pixels
         self._name = f"pixels of {priority} {name}"
+        self._oldest = f"oldest of {priority} {name}"
         self._counts = counts or LocalCounts()
         self._looking: asyncio.TimerHandle | None = None
         self._pool = Pool(name, threads, priority=priority)
@@ -66,7 +72,7 @@ class PhotoPool:
     async def hold(self, pixels: int, whose: str = "") -> AsyncIterator[None]:
         """Wait for room for `pixels`, and free it when the block is left."""
         turn = asyncio.get_running_loop().create_future()
-        place = Place(min(pixels, self._room), whose, turn)
+        place = Place(min(pixels, self._room), whose, turn, monotonic_ns())
         self._waiting.append(place)
         self._let_in()
         try:
@@ -92,15 +98,21 @@ class PhotoPool:
 
     def _let_in(self) -> None:
         while self._waiting:
+            oldest = self._waiting[0].since
+            self._counts.publish(self._oldest, oldest)
+            if self._counts.least(self._oldest) < oldest:
+                self._look_again()
+                return
             place = min(self._waiting, key=lambda each: self._held[each.whose])
             if not place.turn.done():
                 if self._counts.add(self._name, place.pixels) > self._room:
                     self._counts.add(self._name, -place.pixels)
                     self._look_again()
-                    break
+                    return
                 self._held[place.whose] += place.pixels
                 place.turn.set_result(None)
             self._waiting.remove(place)
+        self._counts.publish(self._oldest, 0)
 
     def _look_again(self) -> None:
         """Look again later, if other processes hold room: they free it without telling this one."""

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import hashlib
-from contextlib import nullcontext
+from array import array
+from collections.abc import Iterator
+from contextlib import contextmanager
+from mmap import mmap
 from pathlib import Path
 from time import time
 
-import numpy as np
-from filelock import FileLock
 from limits import RateLimitItem
-from numpy.typing import NDArray
 
 
 class Rates:
@@ -18,7 +18,8 @@ class Rates:
     number were admitted in the period that ends now (a moving window).
 
     The times of the admitted requests form a ring, as long as the allowed number. The oldest of
-    them is therefore where the next one is written, so a request costs two memory accesses.
+    them is therefore where the next one is written, so a request costs two memory accesses. The
+    first number of a ring is the index of the oldest time.
 
     Args:
         folder: folder with the rings of all processes of the service; None if this process is
@@ -27,7 +28,7 @@ class Rates:
 
     def __init__(self, folder: Path | None = None) -> None:
         self._folder = folder
-        self._rings: dict[str, _Ring] = {}
+        self._rings: dict[tuple[str, RateLimitItem], memoryview] = {}
 
     def hit(self, rate: RateLimitItem, name: str) -> float | None:
         """Count a request if the rate allows it.
@@ -35,37 +36,42 @@ class Rates:
         Returns:
             None if it is allowed, else the seconds after which the next one will be.
         """
-        ring = self._rings.get(name)
-        if ring is None:
-            ring = self._rings[name] = _Ring(self._folder, name, rate.amount)
-        return ring.hit(rate.get_expiry())
+        if self._folder is None:
+            ring = self._rings.get((name, rate))
+            if ring is None:
+                ring = memoryview(array("d", bytes(8 * (rate.amount + 1))))
+                self._rings[name, rate] = ring
+            return _hit(ring, rate.get_expiry())
+        # A rate that the operator has changed has another ring.
+        told = f"{name} {rate.amount} {rate.get_expiry()}"
+        file = self._folder / f"rate-{hashlib.sha256(told.encode()).hexdigest()[:32]}"
+        with _shared(file, rate.amount + 1) as ring:
+            return _hit(ring, rate.get_expiry())
 
 
-class _Ring:
-    """The times of the last admitted requests of one key. The first number is the index of the
-    oldest one."""
+def _hit(ring: memoryview, seconds: float) -> float | None:
+    now, oldest = time(), 1 + int(ring[0])
+    wait = float(ring[oldest]) + seconds - now
+    if wait > 0:
+        return wait
+    ring[oldest] = now
+    ring[0] = oldest % (len(ring) - 1)
+    return None
 
-    def __init__(self, folder: Path | None, name: str, length: int) -> None:
-        self._length = length
-        self._lock: FileLock | nullcontext[None] = nullcontext()
-        self._times: NDArray[np.float64] = np.zeros(0)
-        if folder is None:
-            self._times = np.zeros(length + 1)
-            return
-        file = folder / f"rate-{hashlib.sha256(name.encode()).hexdigest()[:32]}"
-        self._lock = FileLock(f"{file}.lock")
-        with self._lock:
-            if not file.exists():
-                with file.open("wb") as opened:
-                    opened.truncate(8 * (length + 1))
-        self._times = np.memmap(file, np.float64, "r+", 0, (length + 1,))
 
-    def hit(self, seconds: float) -> float | None:
-        with self._lock:
-            now, oldest = time(), 1 + int(self._times[0])
-            wait = float(self._times[oldest]) + seconds - now
-            if wait > 0:
-                return wait
-            self._times[oldest] = now
-            self._times[0] = oldest % self._length
-        return None
+@contextmanager
+def _shared(file: Path, length: int) -> Iterator[memoryview]:
+    """Open a ring, which is made if it is not there, while no other process has it open. The lock
+    ends with the process that holds it, and the next one gets it within microseconds."""
+    import fcntl  # not on Windows, where no processes share rings
+
+    with file.open("a+b", buffering=0) as opened:
+        fcntl.flock(opened, fcntl.LOCK_EX)
+        if opened.seek(0, 2) == 0:
+            opened.write(bytes(8 * length))
+        with (
+            mmap(opened.fileno(), 8 * length) as mapped,
+            memoryview(mapped) as every,
+            every.cast("d") as ring,
+        ):
+            yield ring

@@ -202,19 +202,19 @@ class RemoteBackend:
         number = next(self._numbers) if number is None else number
         pending = _Pending(asyncio.get_running_loop().create_future(), listener)
         self._pending[number] = pending
-        self._send(
-            Call(
-                number,
-                operation,
-                model,
-                fingerprint,
-                arguments,
-                options or {},
-                listener is not None,
-                get_contextvars(),
-            )
-        )
         try:
+            self._send(
+                Call(
+                    number,
+                    operation,
+                    model,
+                    fingerprint,
+                    arguments,
+                    options or {},
+                    listener is not None,
+                    get_contextvars(),
+                )
+            )
             return await pending.result
         except asyncio.CancelledError:
             self._send(Cancelled(number))

@@ -11,7 +11,8 @@ import logging
 import os
 import pickle
 import socket
-from collections.abc import Coroutine
+import sys
+from collections.abc import Callable, Coroutine
 from types import TracebackType
 from typing import Any, Final
 
@@ -42,6 +43,9 @@ from service.rpc.messages import (
 
 LOOK_SECONDS: Final = 0.05
 """Seconds between two looks at the backend's state."""
+OBSERVED_AT_ONCE: Final = 2
+"""Number of images whose layers are observed at a time for all callers. The outputs of all layers
+of a model take some hundred megabytes."""
 BUSY_BYTES: Final = 1 << 20
 """Progress is not reported to a caller that has this many bytes left to read."""
 log = logging.getLogger(__name__)
@@ -63,13 +67,17 @@ class BackendServer:
         self._connections: set[_Connection] = set()
         self.received = 0
         """Number of calls since the start."""
+        self.observing = asyncio.Semaphore(OBSERVED_AT_ONCE)
+        self._removals: set[asyncio.Task[None]] = set()
         self._state = State({}, False, "the service is starting", False)
         self._seen: object = None
 
     async def __aenter__(self) -> BackendServer:
         self.look()
+        # From Python 3.13 on, closing would remove the path, which the next process needs.
+        options: dict[str, Any] = {"cleanup_socket": False} if sys.version_info >= (3, 13) else {}
         self._server = await asyncio.get_running_loop().create_unix_server(
-            lambda: _Connection(self._backend, self).protocol, sock=self._listening.dup()
+            lambda: _Connection(self._backend, self).protocol, sock=self._listening.dup(), **options
         )
         self._looking = asyncio.create_task(self._keep_looking(), name="look at the models")
         return self
@@ -82,7 +90,9 @@ class BackendServer:
     ) -> None:
         self._looking.cancel()
         self._server.close()
-        tasks = [self._looking]
+        tasks = [self._looking, *self._removals]
+        for removal in self._removals:
+            removal.cancel()
         for each in list(self._connections):
             tasks += each.close()
         await asyncio.wait(tasks)
@@ -103,6 +113,19 @@ class BackendServer:
 
     def end(self, connection: _Connection) -> None:
         self._connections.discard(connection)
+
+    async def remove(self, name: str, in_work: Callable[[], int]) -> None:
+        """Unload a model: see `Backend.remove`. It goes on if the caller is cancelled, because half
+        of a removal would leave a model that neither answers nor can be removed."""
+        task = asyncio.create_task(self._backend.remove(name, in_work), name="remove a model")
+        self._removals.add(task)
+        task.add_done_callback(self._removals.discard)
+        try:
+            await asyncio.shield(task)
+        except asyncio.CancelledError:
+            task.add_done_callback(lambda done: done.cancelled() or done.exception())
+            raise
+        self.look()
 
     async def _keep_looking(self) -> None:
         while True:
@@ -144,6 +167,7 @@ class _Connection:
         self._calls: dict[int, asyncio.Task[None]] = {}
         self._idle: set[int] = set()
         """Calls of `remove` whose caller has no image of the model in work any more."""
+        self._lost = False
         self.protocol = FrameProtocol(self._receive, opened=self._open, lost=self._lose)
 
     @property
@@ -167,6 +191,7 @@ class _Connection:
         self._server.begin(self)
 
     def _lose(self) -> None:
+        self._lost = True
         self._server.end(self)
         for each in self._calls.values():
             each.cancel()
@@ -191,14 +216,12 @@ class _Connection:
     async def _answer(self, call: Call) -> None:
         with bound_contextvars(**call.log_context):
             try:
-                value = await self._work(call)
+                self.send(Returned(call.number, await self._work(call)))
             except Problem as problem:
                 self.send(Raised(call.number, problem))
             except Exception:
                 failure = unexpected(f"{call.operation} of model {call.model}")
                 self.send(Raised(call.number, failure))
-            else:
-                self.send(Returned(call.number, value))
 
     def _work(self, call: Call) -> Coroutine[Any, Any, Any]:
         if call.operation == "add":
@@ -212,22 +235,26 @@ class _Connection:
             options["progress"] = lambda progress: self._report(call.number, progress)
         if call.operation == "answer":
             return replicas.answer(*call.arguments, **options)
-        if call.operation == "observe":
-            return replicas.observe(*call.arguments)
-        if call.operation == "factorise":
-            return replicas.factorise(*call.arguments)
-        return replicas.embed(*call.arguments)
+        if call.operation == "embed":
+            return replicas.embed(*call.arguments)
+        return self._observe(
+            replicas.observe if call.operation == "observe" else replicas.factorise, call
+        )
+
+    async def _observe(self, observe: Callable[..., Coroutine[Any, Any, Any]], call: Call) -> Any:
+        async with self._server.observing:
+            return await observe(*call.arguments)
 
     async def _add(self, entry: ModelEntry) -> None:
         await self._backend.add(entry)
         self._server.look()  # the caller knows the model before its call returns
 
     async def _remove(self, call: Call) -> None:
-        try:
-            await self._backend.remove(call.model, lambda: int(call.number not in self._idle))
-        finally:
-            self._idle.discard(call.number)
-        self._server.look()
+        def in_work() -> int:
+            return int(not self._lost and call.number not in self._idle)
+
+        await self._server.remove(call.model, in_work)
+        self._idle.discard(call.number)
 
     def _replicas(self, call: Call) -> ModelBackend:
         """Return the model that the caller means.

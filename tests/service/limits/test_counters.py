@@ -138,3 +138,30 @@ async def test_pixels_are_counted_for_all_processes(shared: Path) -> None:
             await asyncio.sleep(0.05)
         await asyncio.wait_for(waiting, 5)
     assert order == ["beside it", "after it"]
+
+
+@pytest.mark.anyio
+async def test_a_process_with_a_backlog_leaves_room_for_the_others(shared: Path) -> None:
+    budgets = [
+        PixelBudget(pixels=400, threads=1, largest=50, counts=SharedCounts(shared, row))
+        for row in (0, 1)
+    ]
+    done = [0, 0]
+
+    async def stream(row: int) -> None:
+        while True:
+            async with budgets[row].hold(50):
+                await asyncio.sleep(0.001)
+            done[row] += 1
+
+    with budgets[0], budgets[1]:
+        streams = [asyncio.create_task(stream(row)) for row in (0, 0, 0, 0, 0, 1, 1, 1)]
+        await asyncio.sleep(1)
+        for each in streams:
+            each.cancel()
+        await asyncio.wait(streams)
+    assert min(done) > 20
+    assert max(done) < 5 * min(done)
+    counts = SharedCounts(shared, 0)
+    names = ("pixels of interactive small photos", "oldest of interactive small photos")
+    assert [counts.total(name) for name in names] == [0, 0]

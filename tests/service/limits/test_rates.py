@@ -6,6 +6,7 @@ import multiprocessing
 import tempfile
 from pathlib import Path
 
+import psutil
 import pytest
 from limits import parse
 
@@ -42,6 +43,21 @@ def test_at_most_so_many_in_any_period(clock: Clock, shared: bool) -> None:
         assert one.hit(rate, "a") == pytest.approx(10), "a refused request does not count"
         clock.now = 1090.0
         assert [one.hit(rate, "a") for _ in range(3)] == [None, None, pytest.approx(30)]
+
+
+def test_a_rate_that_the_operator_changes_begins_anew(tmp_path: Path) -> None:
+    for _ in range(600):
+        assert Rates(tmp_path).hit(parse("600/minute"), "a") is None
+    lower = [Rates(tmp_path).hit(parse("2/minute"), "a") for _ in range(3)]
+    assert lower[:2] == [None, None]
+    assert lower[2] is not None
+
+
+def test_rings_of_many_keys_keep_no_file_open(tmp_path: Path) -> None:
+    rates, before = Rates(tmp_path), psutil.Process().num_fds()
+    for number in range(50):
+        assert rates.hit(parse("2/minute"), f"key {number}") is None
+    assert psutil.Process().num_fds() == before
 
 
 def _hits(folder: Path, times: int) -> None:

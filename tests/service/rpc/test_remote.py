@@ -6,6 +6,7 @@ import asyncio
 import logging
 import pickle
 import socket
+import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from service.models.catalog import ModelEntry
 from service.models.preprocessing import ModelInput
 from service.rpc.client import RemoteBackend
 from service.rpc.frames import LENGTH
+from service.rpc.server import OBSERVED_AT_ONCE
 from tests.service.rpc.fake import FakeBackend, FakeModel, info, reached, served, until
 
 pytestmark = pytest.mark.anyio
@@ -185,6 +187,53 @@ async def test_models_are_added_and_removed(pair: tuple[FakeBackend, RemoteBacke
     assert remote.names == ["m"]
     with pytest.raises(UnknownModel, match="there is no model 'n'"):
         await remote.remove("n")
+
+
+async def test_a_removal_goes_on_when_its_caller_ends(tmp_path: Path) -> None:
+    """Half of one would leave a model that neither answers nor can be removed."""
+    async with served(tmp_path, "m", "other") as fake:
+        async with reached(tmp_path) as remote:
+            fake.done.set()
+            await asyncio.wait_for(remote.loaded, 5)
+            removing = asyncio.create_task(remote.remove("m", lambda: 1))
+            await until(lambda: "m" in fake.leaving)
+        with pytest.raises(Unavailable):
+            await removing
+        await until(lambda: list(fake.models) == ["other"])
+
+
+async def test_a_result_that_cannot_be_sent_is_a_problem(
+    pair: tuple[FakeBackend, RemoteBackend], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake, remote = pair
+
+    async def embed(*arguments: Any) -> Any:
+        return threading.Lock()  # no process can send it
+
+    monkeypatch.setattr(fake.models["m"], "embed", embed)
+    async with asyncio.timeout(5):
+        with pytest.raises(InternalError):
+            await remote.replicas("m").embed(SEEN.pixels, "layer")
+
+
+async def test_few_images_are_observed_at_a_time(
+    pair: tuple[FakeBackend, RemoteBackend], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake, remote = pair
+    now = most = 0
+
+    async def observe(*arguments: Any) -> Any:
+        nonlocal now, most
+        now += 1
+        most = max(most, now)
+        await asyncio.sleep(0.01)
+        now -= 1
+
+    monkeypatch.setattr(fake.models["m"], "observe", observe)
+    model = remote.replicas("m")
+    calls = [model.observe(SEEN.pixels, ("layer",), ClassTarget(1)) for _ in range(9)]
+    await asyncio.gather(*calls)
+    assert most == OBSERVED_AT_ONCE
 
 
 async def test_requests_in_flight_see_the_end_of_the_engine_and_later_ones_the_next(
