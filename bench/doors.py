@@ -60,7 +60,7 @@ class Simulated:
 
     devices, copies, alive, runtime, fidelity = "simulated", 1, True, "torch", None
     draining = worn_out = busy = False
-    ready = True
+    ready = all_loaded = True
     names = (NAME,)
 
     def __init__(self, rate: float) -> None:

@@ -146,6 +146,11 @@ class Backend(Protocol):
     draining: bool
     """Whether new work is refused because the service shuts down."""
 
+    @property
+    def all_loaded(self) -> bool:
+        """Whether all models of the catalog are loaded now. Unlike the result of `loaded`, it is
+        False again while another process takes the place of the one that had loaded them."""
+
     async def __aenter__(self) -> Backend: ...
 
     async def __aexit__(

@@ -54,6 +54,11 @@ class ModelManager:
         self._gone: list[ModelLifecycle] = []
         self.draining = False
 
+    @property
+    def all_loaded(self) -> bool:
+        task = self.loaded
+        return task.done() and not task.cancelled() and task.exception() is None
+
     async def __aenter__(self) -> ModelManager:
         self.draining = False
         self.loaded = asyncio.create_task(self._load(), name="load models")

@@ -31,8 +31,9 @@ LOOK_SECONDS: Final = 1.0
 PAUSE_SECONDS: Final = 5.0
 """Seconds to pause after the disk was full or the database was unreachable."""
 HEADSTART_SECONDS: Final = 1.0
-"""Seconds that a new process waits before the first item, so that it can report that it is ready.
-A supervisor keeps replacing a process that an item kills only if each new process became ready."""
+"""Seconds before the first item after the models of a new process are loaded, so that the process
+can report that it is ready. A supervisor keeps replacing a process that an item kills only if each
+new process became ready."""
 YIELD_SECONDS: Final = 2.0
 """Longest time that an item waits for interactive requests to finish. Under constant load they
 might never all be finished."""
@@ -76,7 +77,8 @@ class Runner:
         self._doubtful = False
         self._dropped: set[str] = set()
         self._pause_until = 0.0
-        self._headstart = HEADSTART_SECONDS
+        self._behind = True
+        """Whether the models' process may not have reported yet that it is ready."""
         self.stalled: str | None = None
         """Reason why no items are processed; None while they are."""
 
@@ -120,16 +122,15 @@ class Runner:
                 await asyncio.sleep(LOOK_SECONDS)
 
     async def _leased(self) -> AsyncGenerator[Leased]:
-        await asyncio.wait([self._manager.loaded])
-        await asyncio.sleep(self._headstart)
-        self._headstart = 0.0
         while True:
+            await self._until_loaded()
             await asyncio.sleep(max(self._pause_until - monotonic(), 0))
             self._wake.clear()
             self._dropped.clear()
             for item in await self._lease():
                 if item.alone:
                     await self._in_flight.until_none()
+                await self._until_loaded()
                 await self._until_calm()
                 if item.job in self._dropped:
                     await self._release(item)
@@ -174,6 +175,14 @@ class Runner:
             await self._run(lambda: self._store.keep_only(self.name, held))
         except Problem:
             self._doubtful = True
+
+    async def _until_loaded(self) -> None:
+        """Wait until all models are loaded, and after that for `HEADSTART_SECONDS`."""
+        while self._behind or not self._manager.all_loaded:
+            while not self._manager.all_loaded:  # noqa: ASYNC110 - there is no event to await
+                await asyncio.sleep(TICK_SECONDS)
+            await asyncio.sleep(HEADSTART_SECONDS)
+            self._behind = False
 
     async def _until_calm(self) -> None:
         """Wait until there have been no interactive requests for `CALM_SECONDS`, but at most

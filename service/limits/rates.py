@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-from array import array
 from collections.abc import Iterator
 from contextlib import contextmanager
 from mmap import mmap
@@ -28,7 +27,7 @@ class Rates:
 
     def __init__(self, folder: Path | None = None) -> None:
         self._folder = folder
-        self._rings: dict[tuple[str, RateLimitItem], memoryview] = {}
+        self._rings: dict[tuple[str, RateLimitItem], memoryview[float]] = {}
 
     def hit(self, rate: RateLimitItem, name: str) -> float | None:
         """Count a request if the rate allows it.
@@ -39,7 +38,7 @@ class Rates:
         if self._folder is None:
             ring = self._rings.get((name, rate))
             if ring is None:
-                ring = memoryview(array("d", bytes(8 * (rate.amount + 1))))
+                ring = memoryview(bytearray(8 * (rate.amount + 1))).cast("d")
                 self._rings[name, rate] = ring
             return _hit(ring, rate.get_expiry())
         # A rate that the operator has changed has another ring.
@@ -49,7 +48,7 @@ class Rates:
             return _hit(ring, rate.get_expiry())
 
 
-def _hit(ring: memoryview, seconds: float) -> float | None:
+def _hit(ring: memoryview[float], seconds: float) -> float | None:
     now, oldest = time(), 1 + int(ring[0])
     wait = float(ring[oldest]) + seconds - now
     if wait > 0:
@@ -60,7 +59,7 @@ def _hit(ring: memoryview, seconds: float) -> float | None:
 
 
 @contextmanager
-def _shared(file: Path, length: int) -> Iterator[memoryview]:
+def _shared(file: Path, length: int) -> Iterator[memoryview[float]]:
     """Open a ring, which is made if it is not there, while no other process has it open. The lock
     ends with the process that holds it, and the next one gets it within microseconds."""
     import fcntl  # not on Windows, where no processes share rings

@@ -63,8 +63,17 @@ class Child:
         if self._process and self._process.pid and self._process.is_alive():
             os.kill(self._process.pid, number)
 
+    def kill(self) -> None:
+        """Kill the process, if there is one."""
+        if self._process and self._process.pid and self._process.is_alive():
+            self._process.kill()
+
     async def live(self) -> tuple[int, bool]:
-        """Run one process until it ends. Return its exit code, and whether it was ever ready."""
+        """Run one process until it ends. Return its exit code, and whether it was ever ready.
+
+        Raises:
+            OSError: if the process cannot be started.
+        """
         loop = asyncio.get_running_loop()
         receiving, sending = self._context.Pipe(duplex=False)
         heard: asyncio.Queue[bytes] = asyncio.Queue()

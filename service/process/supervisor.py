@@ -51,6 +51,8 @@ ACCELERATORS: Final = ("nvidia[0-9]*", "kfd")
 MOST_DOORS: Final = 16
 CORES_OF_A_DOOR: Final = 8
 BACKLOG: Final = 64
+AGAIN_SECONDS: Final = 0.5
+"""Seconds after which a process that could not be started is started again."""
 Entries = tuple[ModelEntry, ...]
 log = logging.getLogger(__name__)
 
@@ -156,11 +158,14 @@ class _Supervisor:
             _live_engine,
             (settings, entries, calls),
             listening=_note_nothing,
-            ended=partial(_bury, folder, None),
+            ended=partial(_bury, folder),
         )
 
+        rows = [SharedCounts(folder / COUNTS, number) for number in range(doors)]
+
         async def note_closed(number: int, child: Child, pid: int) -> None:
-            await _bury(folder, number, child, pid)
+            rows[number].clear()
+            await _bury(folder, child, pid)
             await self._note_closed(child, pid)
 
         self._receiving = [
@@ -176,6 +181,18 @@ class _Supervisor:
         ]
 
     async def run(self) -> int:
+        """Run all processes until the service ends, and return its exit code."""
+        try:
+            return await self._run()
+        except BaseException:
+            # The interpreter would wait for the processes, which would serve on without a port.
+            for child in self._receiving:
+                child.kill()
+            if self._engine:
+                self._engine.kill()
+            raise
+
+    async def _run(self) -> int:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._stop)
@@ -202,7 +219,13 @@ class _Supervisor:
         """Run a process, again whenever it dies, and return the exit code that ends the service."""
         failed_starts = 0
         while True:
-            code, was_ready = await child.live()
+            try:
+                code, was_ready = await child.live()
+            except OSError:  # there is no memory or no file descriptor left
+                log.exception("%s cannot be started", child.name)
+                child.kill()
+                await asyncio.sleep(AGAIN_SECONDS)
+                code, was_ready = 1, False
             if self._stopping or code in DECIDED:
                 return code if code in (*DECIDED, AT_ONCE) else 0
             failed_starts = 0 if was_ready else failed_starts + 1
@@ -236,10 +259,8 @@ async def _note_nothing(child: Child) -> None:
     pass
 
 
-async def _bury(folder: Path, row: int | None, child: Child, pid: int) -> None:
-    """Remove what a dead process counts in the folder: its row, and its gauges."""
-    if row is not None:
-        SharedCounts(folder / COUNTS, row).clear()
+async def _bury(folder: Path, child: Child, pid: int) -> None:
+    """Remove the gauges of a dead process from the folder."""
     mark_process_dead(pid, str(folder / "metrics"))  # type: ignore[no-untyped-call]
 
 

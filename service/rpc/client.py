@@ -126,6 +126,10 @@ class RemoteBackend:
         return self._state.ready and not self.draining
 
     @property
+    def all_loaded(self) -> bool:
+        return self._state.loaded
+
+    @property
     def worn_out(self) -> bool:
         """False: the other process replaces its own workers."""
         return False

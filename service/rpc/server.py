@@ -155,7 +155,7 @@ class BackendServer:
                 models.append(
                     (name, id(replicas), replicas.alive, replicas.devices, replicas.fidelity)
                 )
-        return models, backend.ready, _is_loaded(backend)
+        return models, backend.ready, backend.all_loaded
 
 
 class _Connection:
@@ -275,17 +275,12 @@ class _Connection:
             self.send(Progressed(number, progress))
 
 
-def _is_loaded(backend: Backend) -> bool:
-    task = backend.loaded
-    return task.done() and not task.cancelled() and task.exception() is None
-
-
 def _state(backend: Backend) -> State:
     return State(
         models={name: _model_state(backend, name) for name in backend.names},
         ready=backend.ready,
         why_not_ready=backend.why_not_ready(),
-        loaded=_is_loaded(backend),
+        loaded=backend.all_loaded,
         process=os.getpid(),
     )
 

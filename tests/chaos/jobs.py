@@ -203,11 +203,12 @@ async def _account(attack: Attack, client: Client) -> None:
 
 
 async def deadly(scale: float) -> list[Finding]:
-    """One photo of a job kills whoever works on it."""
+    """One photo of a job kills whoever works on it, beside a model that loads later: an engine that
+    is killed before it has loaded all of its models has failed to start."""
     count, sick = 60, 7
     images = [plain(WHITE) if number == sick else photo(number) for number in range(count)]
     lives: set[int] = set()
-    with tempfile.TemporaryDirectory() as folder, staged(LETHAL, jobs=folder) as stage:
+    with tempfile.TemporaryDirectory() as folder, staged(LETHAL, "late", jobs=folder) as stage:
         watching = asyncio.create_task(_count_lives(stage, lives))
         begun = time.monotonic()
         async with Client(stage.port) as client:

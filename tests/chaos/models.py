@@ -23,6 +23,12 @@ def calm() -> nn.Module:
     return small(seed=4)
 
 
+def late() -> nn.Module:
+    """Takes a while to load."""
+    time.sleep(0.7)
+    return small(seed=4)
+
+
 class Slow(Small):
     """A forward pass takes a tenth of a second, whatever the batch."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import multiprocessing
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -220,6 +221,23 @@ def test_one_that_never_gets_ready_is_given_up(tmp_path: Path) -> None:
         said = process.stderr.read()
         assert said.count("ended with exit code 9; another one starts") == 3
         assert "3 processes in a row ended before they were ready" in said
+
+
+@pytest.mark.slow
+def test_a_service_whose_shared_folder_is_gone_ends(tmp_path: Path) -> None:
+    """Whoever watches it starts it again; a supervisor that stayed would serve nobody."""
+    temporary = tmp_path / "t"
+    temporary.mkdir()
+    with serving("--models", catalog(tmp_path, "tiny"), TMPDIR=str(temporary)) as (process, http):
+        until_ready(process, http)
+        below = family(process)
+        (folder,) = temporary.glob("gradcam-*")
+        shutil.rmtree(folder)
+        (door,) = doors_of(process)
+        door.kill()
+        assert process.wait(60) == 1
+        psutil.wait_procs(below, 10)
+        assert not any(each.is_running() for each in below)
 
 
 @pytest.mark.slow

@@ -122,6 +122,10 @@ class FakeBackend:
     def ready(self) -> bool:
         return self.loaded.done()
 
+    @property
+    def all_loaded(self) -> bool:
+        return self.loaded.done()
+
     def model_ready(self, name: str) -> bool:
         return self.loaded.done()
 
