@@ -137,8 +137,8 @@ class _OfModels:
 
 
 class _Processes(Collector):
-    """Processor time, memory and open files of all processes together that write metrics into a
-    folder and are alive."""
+    """Processor time, memory and open files of each process that writes metrics into a folder and
+    is alive. Their sum would fall when one dies, which a counter must not."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -151,14 +151,6 @@ class _Processes(Collector):
             with suppress(OSError):  # the process has just ended
                 for metric in ProcessCollector(pid=partial(int, pid), registry=None).collect():
                     known = found.setdefault(metric.name, metric)
-                    if known is not metric:
-                        known.samples = [
-                            one._replace(value=_together(one.name, one.value, other.value))
-                            for one, other in zip(known.samples, metric.samples, strict=True)
-                        ]
+                    samples = [each._replace(labels={"pid": str(pid)}) for each in metric.samples]
+                    known.samples = samples if known is metric else known.samples + samples
         yield from found.values()
-
-
-def _together(name: str, one: float, other: float) -> float:
-    """Return a number of two processes: when the first started, or the sum."""
-    return min(one, other) if name == "process_start_time_seconds" else one + other

@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
+from functools import partial
 from time import monotonic
 from typing import Final
 
@@ -97,18 +98,25 @@ async def kept(
                 else:
                     listing.remove(job)
 
-    async def keep(work: Callable[[], None]) -> None:
+    async def withdraw() -> None:
+        """Withdraw items of jobs that were cancelled through another process."""
+        if jobs := runner.jobs_in_work:
+            for job in await pool.run(lambda: store.closed(jobs)):
+                runner.drop(job)
+
+    async def keep(work: Callable[[], Awaitable[None]]) -> None:
         while True:
             try:
-                await pool.run(work)
+                await work()
             except Problem as problem:
                 log.warning("jobs are not looked after: %s", problem.detail)
             except Exception:
                 log.exception("jobs are not looked after")
             await asyncio.sleep(BEAT_SECONDS)
 
-    # Two tasks, because removing a million results takes longer than the time between heartbeats.
-    keeping = [asyncio.create_task(keep(work), name="keep jobs") for work in (look_around, tidy_up)]
+    # Tasks of their own, because to remove a million results takes longer than a heartbeat may.
+    duties = (partial(pool.run, look_around), partial(pool.run, tidy_up), withdraw)
+    keeping = [asyncio.create_task(keep(work), name="keep jobs") for work in duties]
     try:
         yield
     finally:

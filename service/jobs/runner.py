@@ -82,6 +82,8 @@ class Runner:
         self.stalled: str | None = None
         """Reason why no items are processed; None while they are."""
 
+        self._working: asyncio.Task[None] | None = None
+
     async def __aenter__(self) -> Runner:
         self._working = asyncio.create_task(self._work(), name="work on jobs")
         return self
@@ -92,15 +94,25 @@ class Runner:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._working.cancel()
-        await asyncio.wait([self._working])
+        if self._working:
+            self._working.cancel()
+            await asyncio.wait([self._working])
+            self._working = None
 
     def wake(self) -> None:
         """Search for items now, because there may be new ones."""
         self._wake.set()
 
+    @property
+    def jobs_in_work(self) -> set[str]:
+        """Ids of the jobs of which items are in progress."""
+        return {job for job, _ in self._in_flight.held()}
+
     def drop(self, job: str) -> None:
-        """Withdraw the items of a job that are in progress."""
+        """Withdraw the items of a job that are in progress. If another process works on jobs, its
+        janitor does that soon."""
+        if self._working is None:
+            return
         self._dropped.add(job)
         self._in_flight.cancel(job)
         self._executor.forget(job)

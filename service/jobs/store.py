@@ -135,6 +135,12 @@ class Store:
             else:
                 connection.execute(_freed(runner).where(one))
 
+    def closed(self, ids: Collection[str]) -> set[str]:
+        """Return those of the jobs that have ended, or are gone."""
+        with self._database.read() as connection:
+            found = select(jobs.c.id).where(jobs.c.id.in_(ids), jobs.c.state.in_(OPEN))
+            return set(ids) - {row.id for row in connection.execute(found)}
+
     def keep_only(self, runner: str, held: Collection[tuple[str, int]]) -> None:
         """Return all items of the runner unfinished, except for those in `held`, given by job and
         number."""

@@ -13,6 +13,7 @@ from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -252,10 +253,12 @@ def look_after(desk: Desk) -> None:
 
 @asynccontextmanager
 async def looked_after(desk: Desk) -> AsyncIterator[None]:
-    class Named:
-        name = "me"
+    async with looked_after_by(desk, SimpleNamespace(name="me", jobs_in_work=set())):
+        yield
 
-    runner: object = Named()
+
+@asynccontextmanager
+async def looked_after_by(desk: Desk, runner: object) -> AsyncIterator[None]:
     with Pool("jobs", 2) as pool, enlisted("me", desk.store, desk.folder):
         async with kept(
             runner,  # type: ignore[arg-type]
@@ -266,3 +269,15 @@ async def looked_after(desk: Desk) -> AsyncIterator[None]:
             retention_seconds=3600,
         ):
             yield
+
+
+@pytest.mark.anyio
+async def test_what_is_cancelled_through_another_process_is_withdrawn(desk: Desk) -> None:
+    going, cancelled = desk.job(1), desk.job(1)
+    desk.listing.cancel(cancelled.id)
+    dropped: list[str] = []
+    runner = SimpleNamespace(name="me", jobs_in_work={going.id, cancelled.id}, drop=dropped.append)
+    async with looked_after_by(desk, runner), asyncio.timeout(10):
+        while not dropped:  # noqa: ASYNC110
+            await asyncio.sleep(0.02)
+    assert dropped == [cancelled.id]

@@ -155,7 +155,7 @@ def test_files_that_cannot_be_removed_keep_no_other_job_s(desk: Desk) -> None:
 
     async def keep() -> None:
         with Pool("keeper", 1) as pool:
-            runner = cast(Runner, SimpleNamespace(name="me"))
+            runner = cast(Runner, SimpleNamespace(name="me", jobs_in_work=set()))
             async with kept(
                 runner, desk.store, desk.listing, desk.folder, pool, retention_seconds=60
             ):

@@ -128,6 +128,13 @@ def test_what_is_not_mine_is_not_settled(desk: Desk) -> None:
     assert desk.now(job).state == "cancelled"
 
 
+def test_jobs_that_have_ended_are_told_apart(desk: Desk) -> None:
+    going, cancelled = desk.job(1), desk.job(1)
+    desk.listing.cancel(cancelled.id)
+    ids = [going.id, cancelled.id, "unknown"]
+    assert desk.store.closed(ids) == {cancelled.id, "unknown"}
+
+
 def test_nothing_is_settled_after_cancel(desk: Desk) -> None:
     job = desk.job(2)
     leased = desk.lease("a")
