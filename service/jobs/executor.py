@@ -55,11 +55,15 @@ class ItemExecutor:
             answer: bytes | Problem = await self._explain(item)
         except (Withdrawn, FolderAway):
             raise
+        except (UnknownModel, ModelFailed):  # removed, or loaded again, a moment ago
+            raise Withdrawn from None
+        except Unavailable as problem:
+            # If the item is blamed, the store counts this attempt, because the process may be
+            # replaced after a few hung workers. If not, the item was not even tried.
+            if not problem.blamed:
+                await asyncio.sleep(PAUSE_SECONDS)
+            raise Withdrawn(blamed=problem.blamed) from None
         except PASSING as problem:
-            if isinstance(problem, Unavailable) and problem.blamed:
-                # The store counts this attempt, because the process may be replaced after a few
-                # hung workers.
-                raise Withdrawn(blamed=problem.blamed) from None
             self._failed[key] += 1
             if self._failed[key] < MOST_TRIES:
                 await asyncio.sleep(PAUSE_SECONDS)

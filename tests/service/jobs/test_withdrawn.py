@@ -14,7 +14,9 @@ from typing import Any
 import pytest
 from starlette.testclient import TestClient
 
+from service.core.errors import Unavailable
 from service.core.settings import Settings
+from service.engine.engine import Engine
 from service.engine.manager import ModelManager
 from service.http.job_routes import PAGE
 from service.jobs.database import Database
@@ -25,6 +27,7 @@ from service.jobs.store import Store
 from service.jobs.submission import Submissions
 from service.limits.keys import new_key
 from service.local.app import create_app
+from service.pipeline.retries import MOST_TRIES
 from tests.chaos.models import SICK
 from tests.chaos.stage import photo, plain, staged
 from tests.service.conftest import wait_until_ready
@@ -90,6 +93,28 @@ def test_a_photo_that_hangs_the_model_is_given_up(tmp_path: Path) -> None:
         found = answers(client, job)
         assert [name for name, line in found.items() if "error" in line] == ["20.png"]
         assert "died or hung" in found["20.png"]["error"]
+
+
+@pytest.mark.slow
+def test_a_model_that_takes_nothing_for_a_while_fails_no_item(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As while it gets a new worker, which the process that receives requests learns too late."""
+    answer, latest, turned_away = Engine.answer, 0.0, 0
+
+    async def busy(self: Engine, *given: Any, **more: Any) -> Any:
+        nonlocal turned_away
+        if time.monotonic() < latest:
+            turned_away += 1
+            raise Unavailable("it is getting a new worker; try again", retry_after=1)
+        return await answer(self, *given, **more)
+
+    with app_at(tmp_path) as client:
+        latest = time.monotonic() + 9
+        monkeypatch.setattr(Engine, "answer", busy)
+        document = until_done(client, job_of(post(client, PHOTOS[:4])))
+    assert document["counts"] == {"total": 4, "done": 4, "failed": 0, "left": 0}
+    assert turned_away >= 4 * MOST_TRIES
 
 
 @pytest.mark.slow
