@@ -41,14 +41,13 @@ from cam import ClassTarget, Explanation, Question
 from service.backend.answers import Answer, Prediction
 from service.backend.interface import Backend, unknown_model
 from service.backend.outcome import Outcome
-from service.core.metrics import FOLDER
 from service.core.settings import Settings
-from service.limits.counters import table as counts_of
 from service.models.catalog import ModelEntry
 from service.models.info import LayerInfo, ModelInfo
 from service.models.labels import Labels
 from service.models.preprocessing import ModelInput, Preprocessing
-from service.process.heartbeat import COUNTS, ENGINE, Heartbeat
+from service.process.heartbeat import ENGINE, Heartbeat
+from service.process.supervisor import shared_folder
 from service.rpc.server import BackendServer
 
 NAME = "simulated"
@@ -144,21 +143,18 @@ def live_door(
 
 
 @contextmanager
-def processes(doors: int, rate: float, port: int) -> Iterator[tuple[psutil.Process, list[Any]]]:
-    """Run a simulated engine and its doors; yield the engine's process and the doors'."""
+def processes(doors: int, rate: float) -> Iterator[tuple[int, psutil.Process, list[Any]]]:
+    """Run a simulated engine and its doors; yield the port, the engine's process and the doors'."""
     context = multiprocessing.get_context("spawn")
     with ExitStack() as scope:
-        folder = Path(scope.enter_context(tempfile.TemporaryDirectory()))
-        scope.enter_context(counts_of(folder / COUNTS, doors))
-        (folder / "metrics").mkdir()
-        os.environ[FOLDER] = str(folder / "metrics")
+        folder = scope.enter_context(shared_folder(doors))
         calls = scope.enter_context(socket.socket(socket.AF_UNIX))
         calls.bind(str(folder / ENGINE))
         calls.listen()
         listening = scope.enter_context(socket.socket())
-        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listening.bind(("127.0.0.1", port))
+        listening.bind(("127.0.0.1", 0))
         listening.listen(1024)
+        port = int(listening.getsockname()[1])
         settings = Settings(
             log_level="error", jobs=folder / "jobs", max_queue=1000, deadline_seconds=300
         )
@@ -178,12 +174,11 @@ def processes(doors: int, rate: float, port: int) -> Iterator[tuple[psutil.Proce
                 for number, (_, sending) in enumerate(pipes)
             ]
             until_ready(port)
-            yield engine, found
+            yield port, engine, found
         finally:
             for each in started:
                 each.kill()
                 each.join()
-            del os.environ[FOLDER]
 
 
 def until_ready(port: int) -> None:
@@ -245,10 +240,7 @@ def main() -> None:
 
 def measure(doors: int, arguments: argparse.Namespace, folder: Path) -> dict[str, Any]:
     """Measure one number of doors."""
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        port = int(one.getsockname()[1])
-    with processes(doors, arguments.rate, port) as (engine, found):
+    with processes(doors, arguments.rate) as (port, engine, found):
         row = send(
             folder,
             arguments.accept,

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Collection, Mapping
 from types import TracebackType
-from typing import Protocol
+from typing import Final, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,6 +31,11 @@ Pixels = NDArray[np.uint8]
 """An image as the model sees it, not normalised: RGB (H, W, 3)."""
 NOTHING = Question((), "gradcam", ())
 """A question that asks for no map, so that its answer holds only the prediction."""
+
+
+OBSERVED_AT_ONCE: Final = 2
+"""Number of images whose layers are observed at a time. The outputs of all layers of a model take
+some hundred megabytes."""
 
 
 def unknown_model(name: str, names: Collection[str]) -> UnknownModel:

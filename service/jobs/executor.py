@@ -55,7 +55,7 @@ class ItemExecutor:
             answer: bytes | Problem = await self._explain(item)
         except (Withdrawn, FolderAway):
             raise
-        except (UnknownModel, ModelFailed):  # removed, or loaded again, a moment ago
+        except (UnknownModel, ModelFailed):  # removed or loaded again
             raise Withdrawn from None
         except Unavailable as problem:
             # If the item is blamed, the store counts this attempt, because the process may be
@@ -104,12 +104,13 @@ class ItemExecutor:
         """Return the replicas of the item's model.
 
         Raises:
-            Withdrawn: if the model is gone, not ready or has other weights than when the item was
-                leased.
+            UnknownModel: if the model is gone.
+            ModelFailed: if it could not be loaded.
+            Withdrawn: if it is not ready, or has other weights than when the item was leased.
         """
         try:
             replicas = self._manager.replicas(item.model)
-        except (UnknownModel, ModelFailed, Unavailable):
+        except Unavailable:
             raise Withdrawn from None
         if replicas.model.fingerprint != item.weights:
             raise Withdrawn

@@ -106,11 +106,11 @@ class SharedCounts:
     def add(self, name: str, amount: int) -> int:
         column = self._column(name)
         self._values[column * self._rows + self._row] += amount
-        return self._sum(column)
+        return sum(self._shares(column))
 
     def total(self, name: str) -> int:
         column = self._found(name)
-        return 0 if column is None else self._sum(column)
+        return 0 if column is None else sum(self._shares(column))
 
     def publish(self, name: str, value: int) -> None:
         self._values[self._column(name) * self._rows + self._row] = value
@@ -119,8 +119,7 @@ class SharedCounts:
         column = self._found(name)
         if column is None:
             return 0
-        shares = self._values[column * self._rows : (column + 1) * self._rows]
-        return min((each for each in shares if each), default=0)
+        return min((each for each in self._shares(column) if each), default=0)
 
     def touch(self) -> None:
         self._times[self._row] = monotonic()
@@ -133,8 +132,9 @@ class SharedCounts:
         for column in range(NAMES):
             self._values[column * self._rows + self._row] = 0
 
-    def _sum(self, column: int) -> int:
-        return sum(self._values[column * self._rows : (column + 1) * self._rows])
+    def _shares(self, column: int) -> memoryview:
+        """Return the shares of all processes in the number of a column."""
+        return self._values[column * self._rows : (column + 1) * self._rows]
 
     def _column(self, name: str) -> int:
         """Return the column of a name; a new name gets a free one.
@@ -148,18 +148,14 @@ class SharedCounts:
         with self._lock:
             column = self._found(name)
             if column is None:
-                names = [self._name(each) for each in range(NAMES)]
-                free = [each for each in range(NAMES) if names[each] == UNNAMED]
+                free = [each for each in range(NAMES) if self._name(each) == UNNAMED]
                 if not free:  # a column that counts nothing may be used for another name
-                    free = [each for each in range(NAMES) if not self._any(each)]
+                    free = [each for each in range(NAMES) if not any(self._shares(each))]
                 if not free:
                     raise OverflowError(f"{NAMES} names are counted, and {name!r} is one more")
                 column = free[0]
-                self._names[column * NAME_BYTES : (column + 1) * NAME_BYTES] = _encoded(name)
+                self._name(column)[:] = _encoded(name)
         return column
-
-    def _any(self, column: int) -> bool:
-        return any(self._values[column * self._rows : (column + 1) * self._rows])
 
     def _name(self, column: int) -> memoryview:
         return self._names[column * NAME_BYTES : (column + 1) * NAME_BYTES]

@@ -19,7 +19,7 @@ from typing import Final
 from PIL import Image
 
 from cam import Concept, Observation, Question, SimilarityTarget, Target
-from service.backend.interface import NOTHING, Listener, ModelBackend
+from service.backend.interface import NOTHING, OBSERVED_AT_ONCE, Listener, ModelBackend
 from service.backend.timings import Timings
 from service.core import schemas
 from service.core.errors import NotAcceptable, Problem
@@ -53,9 +53,6 @@ SMALL_JPEG_BYTES: Final = 128 * 1024
 """Size of a JPEG whose header is read at once: that takes less than 0.1 ms, and at most 2 ms for a
 malicious file, while a thread takes longer to start and to return. Malicious headers of the other
 formats take up to 11 ms."""
-OBSERVED_AT_ONCE: Final = 2
-"""Number of images whose layers are observed at a time. The outputs of all layers of a model take
-some hundred megabytes."""
 
 
 class Pipeline:

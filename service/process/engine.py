@@ -57,13 +57,7 @@ async def _serve(
 
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop)
-    orphaned = heartbeat.orphaned()
-
-    def finish() -> None:
-        loop.remove_reader(orphaned)
-        stopping.set()
-
-    loop.add_reader(orphaned, finish)
+    heartbeat.when_orphaned(stopping.set)
     manager = ModelManager(entries, settings=settings, metrics=Metrics())
     async with manager, BackendServer(manager, listening) as server:
         heartbeat.tell(LISTENING)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
+from collections.abc import Callable
 from contextlib import suppress
 from multiprocessing import parent_process
 from multiprocessing.connection import Connection
@@ -30,8 +32,14 @@ class Heartbeat:
             self._sending.send_bytes(what)
 
     @staticmethod
-    def orphaned() -> int:
-        """Return a file descriptor that becomes readable when the supervisor has died."""
-        parent = parent_process()
+    def when_orphaned(act: Callable[[], None]) -> None:
+        """Call `act` once in the running event loop when the supervisor has died."""
+        loop, parent = asyncio.get_running_loop(), parent_process()
         assert parent
-        return parent.sentinel
+        sentinel = parent.sentinel
+
+        def once() -> None:
+            loop.remove_reader(sentinel)  # it stays readable, and a second call may force a stop
+            act()
+
+        loop.add_reader(sentinel, once)

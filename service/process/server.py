@@ -154,13 +154,7 @@ async def _serve(
     )
     if heartbeat:
         heartbeat.tell(LISTENING)
-        loop, orphaned = asyncio.get_running_loop(), heartbeat.orphaned()
-
-        def finish() -> None:
-            loop.remove_reader(orphaned)  # it stays readable; a second call would force the stop
-            server.drain()
-
-        loop.add_reader(orphaned, finish)
+        heartbeat.when_orphaned(server.drain)
     failure: ConfigError | None = None
     said_hello = False
     while not serving.done():

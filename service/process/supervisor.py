@@ -74,7 +74,7 @@ def supervise(listening: socket.socket, settings: Settings, entries: Entries) ->
         doors = usual_doors() if settings.doors is None else settings.doors
         if doors:
             try:
-                folder = scope.enter_context(_shared_folder(doors))
+                folder = scope.enter_context(shared_folder(doors))
                 supervisor.add_doors(scope, folder, doors, settings, entries)
             except OSError as error:
                 raise ConfigError(
@@ -97,7 +97,7 @@ def usual_doors() -> int:
 
 
 @contextmanager
-def _shared_folder(doors: int) -> Iterator[Path]:
+def shared_folder(doors: int) -> Iterator[Path]:
     """Make the folder that the processes share, and name it to them in the environment. It is
     removed when the block is left."""
     with tempfile.TemporaryDirectory(prefix="gradcam-") as name, table(Path(name) / COUNTS, doors):
@@ -119,7 +119,7 @@ class _Supervisor:
         self._engine: Child | None = None
         """The process that these ask, if they do not hold the models themselves."""
         self._open: set[Child] = set()
-        """Those that accept connections at the moment."""
+        """The processes of `_receiving` that accept connections at the moment."""
         self._stopping = False
 
     def add_one_for_all(self, settings: Settings, entries: Entries) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import os
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -11,7 +10,7 @@ from copy import copy
 from dataclasses import dataclass
 from itertools import count
 from types import TracebackType
-from typing import Any, Final, TypeVar, cast
+from typing import Any, Final, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -48,8 +47,6 @@ FIRST_STATE_SECONDS: Final = 0.5
 AGAIN_SECONDS: Final = 0.05
 """Seconds between two attempts to connect, and between two looks at the images in work."""
 STARTING: Final = State({}, False, "the engine is starting", False)
-Value = TypeVar("Value")
-log = logging.getLogger(__name__)
 
 
 @dataclass
@@ -112,10 +109,6 @@ class RemoteBackend:
         if self._transport:
             self._transport.close()
             await self._ended.wait()
-
-    @property
-    def connected(self) -> bool:
-        return self._transport is not None
 
     @property
     def names(self) -> list[str]:
@@ -360,15 +353,7 @@ class RemoteModel:
         """See `ModelBackend.answer`. The clock of `until` is the same in all processes of a
         machine."""
         options = {"priority": priority, "until": until}
-        arguments = (seen, *questions)
-        found = await self._backend.call(
-            "answer",
-            self._name,
-            arguments,
-            fingerprint=self.model.fingerprint,
-            options=options,
-            listener=progress,
-        )
+        found = await self._call("answer", seen, *questions, options=options, listener=progress)
         return cast(Outcome[Answer], found)
 
     async def observe(
@@ -382,7 +367,18 @@ class RemoteModel:
     async def embed(self, pixels: Pixels, layer: str) -> Outcome[NDArray[np.float32]]:
         return cast(Outcome[NDArray[np.float32]], await self._call("embed", pixels, layer))
 
-    async def _call(self, operation: Operation, *arguments: Any) -> Any:
+    async def _call(
+        self,
+        operation: Operation,
+        *arguments: Any,
+        options: Mapping[str, Any] | None = None,
+        listener: Listener | None = None,
+    ) -> Any:
         return await self._backend.call(
-            operation, self._name, arguments, fingerprint=self.model.fingerprint
+            operation,
+            self._name,
+            arguments,
+            fingerprint=self.model.fingerprint,
+            options=options,
+            listener=listener,
         )

@@ -20,7 +20,7 @@ from structlog.contextvars import bound_contextvars
 
 from cam import METHODS
 from cam.methods.progress import Progress
-from service.backend.interface import Backend, ModelBackend
+from service.backend.interface import OBSERVED_AT_ONCE, Backend, ModelBackend
 from service.core.errors import (
     RETRY_AFTER_SECONDS,
     Problem,
@@ -43,9 +43,6 @@ from service.rpc.messages import (
 
 LOOK_SECONDS: Final = 0.05
 """Seconds between two looks at the backend's state."""
-OBSERVED_AT_ONCE: Final = 2
-"""Number of images whose layers are observed at a time for all callers. The outputs of all layers
-of a model take some hundred megabytes."""
 BUSY_BYTES: Final = 1 << 20
 """Progress is not reported to a caller that has this many bytes left to read."""
 log = logging.getLogger(__name__)

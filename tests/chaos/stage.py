@@ -29,7 +29,7 @@ IDLE_SECONDS = 3.0
 
 @dataclass(frozen=True)
 class Vitals:
-    """Of the processes that serve."""
+    """What the serving processes use together: bytes of memory, descriptors and threads."""
 
     resident: int
     descriptors: int

@@ -18,12 +18,12 @@ import structlog
 from cam import ClassTarget, Question
 from cam.drawing.heatmap import Box
 from cam.methods.progress import Progress
+from service.backend.interface import OBSERVED_AT_ONCE
 from service.core.errors import InternalError, Unavailable, Unexplainable, UnknownModel
 from service.models.catalog import ModelEntry
 from service.models.preprocessing import ModelInput
 from service.rpc.client import RemoteBackend
 from service.rpc.frames import LENGTH
-from service.rpc.server import OBSERVED_AT_ONCE
 from tests.service.rpc.fake import FakeBackend, FakeModel, info, reached, served, until
 
 pytestmark = pytest.mark.anyio
