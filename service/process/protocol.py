@@ -157,7 +157,7 @@ class BoundedProtocol(HttpToolsProtocol):
     def on_body(self, body: bytes) -> None:
         self._body_bytes += len(body)
         if self._answered and self._body_bytes > self.limits.max_body_bytes:
-            self.transport.abort()  # the client was answered, and still sends
+            self._abort()  # the client was answered, and still sends
         elif not self._turned_away:
             super().on_body(body)
 
@@ -266,7 +266,7 @@ class BoundedProtocol(HttpToolsProtocol):
         left = self.transport.get_write_buffer_size()
         if left and left >= before:
             self.limits.refused("answer not read")
-            self.transport.abort()
+            self._abort()
         elif left:
             self._watch_sending()
 
@@ -279,6 +279,17 @@ class BoundedProtocol(HttpToolsProtocol):
         if self._sending:
             self._sending.cancel()
             self._sending = None
+
+    def _abort(self) -> None:
+        """End the connection at once. A request that runs must not write any more, because uvloop's
+        closed transport raises an exception where asyncio's ignores it."""
+        if not self._idle:
+            self._disconnect()
+        self.transport.abort()
+
+    def _disconnect(self) -> None:
+        self.cycle.disconnected = True
+        self.cycle.message_event.set()
 
     def _refuse(self, problem: Problem) -> None:
         """Send the problem, unless an answer has begun, and close the connection. Earlier requests
@@ -298,8 +309,7 @@ class BoundedProtocol(HttpToolsProtocol):
         if not (answering and cycle.response_started):
             self.transport.write(_response(problem))
         if answering:
-            cycle.disconnected = True
-            cycle.message_event.set()
+            self._disconnect()
         self.transport.close()
 
 

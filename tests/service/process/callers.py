@@ -115,6 +115,9 @@ class House:
     address: tuple[str, int]
     server: uvicorn.Server
     refusals: list[str] = field(default_factory=list)
+    refused: asyncio.Event = field(default_factory=asyncio.Event)
+    unsent: int = 0
+    """Bytes of answers that nobody had read at the last refusal."""
     heard: list[dict[str, Any]] = field(default_factory=list)
     """By the app."""
     asked: list[str] = field(default_factory=list)
@@ -131,6 +134,12 @@ class House:
         self.callers.append(one)
         await asyncio.get_running_loop().sock_connect(one, self.address)
         return Caller(one)
+
+    def refuse(self, reason: str) -> None:
+        connections = self.server.server_state.connections
+        self.unsent = max(each.transport.get_write_buffer_size() for each in connections)
+        self.refusals.append(reason)
+        self.refused.set()
 
     def listens(self) -> bool:
         return any(each.is_serving() for each in self.server.servers)
@@ -185,7 +194,7 @@ async def serving(receive_seconds: float = SHORT) -> AsyncIterator[House]:
             timeout_graceful_shutdown=2,
         )
         house = House(listening.getsockname(), uvicorn.Server(config))
-        Remembered.limits = replace(times, refused=house.refusals.append, turn_away=house.turn_away)
+        Remembered.limits = replace(times, refused=house.refuse, turn_away=house.turn_away)
         task = asyncio.create_task(house.server.serve([listening]))
         await until(lambda: house.server.started)
         try:
