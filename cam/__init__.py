@@ -11,6 +11,7 @@ from cam.agreement import spearman
 from cam.drawing.gallery import gallery
 from cam.drawing.overlay import COLORMAPS
 from cam.errors import CamError
+from cam.evaluation.metrics import METRICS
 from cam.explanation import Answer, Explanation, Question
 from cam.methods import METHODS
 from cam.observations import Concept, Observation
@@ -18,6 +19,7 @@ from cam.targets import ClassTarget, SimilarityTarget, Target, UnitTarget
 
 if TYPE_CHECKING:
     from cam.api import explain
+    from cam.evaluation.evaluate import evaluate
     from cam.hooks.capture import Capture
     from cam.hooks.change import Change, ablate, clamp, scale
     from cam.hooks.replay import Replay
@@ -31,6 +33,7 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "cam.api": ("explain",),
+    "cam.evaluation.evaluate": ("evaluate",),
     "cam.hooks.capture": ("Capture",),
     "cam.hooks.change": ("Change", "ablate", "clamp", "scale"),
     "cam.hooks.replay": ("Replay",),
@@ -48,6 +51,7 @@ _HOME = {name: home for home, names in _HOMES.items() for name in names}
 __all__ = [
     "COLORMAPS",
     "METHODS",
+    "METRICS",
     "Answer",
     "CamError",
     "Capture",
@@ -69,6 +73,7 @@ __all__ = [
     "clamp",
     "default_layer",
     "embed",
+    "evaluate",
     "explain",
     "explain_batch",
     "explain_in_steps",

@@ -7,7 +7,7 @@ another process. Routes, jobs and the pipeline know this interface alone, so the
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from types import TracebackType
 from typing import Final, Protocol
 
@@ -16,6 +16,8 @@ from numpy.typing import NDArray
 
 from cam import Concept, Observation, Question, Target
 from cam.agreement import Fidelity
+from cam.evaluation.candidate import Candidate
+from cam.evaluation.metrics import Options, Scores
 from cam.methods.progress import Progress
 from service.backend.answers import Answer
 from service.backend.outcome import Outcome
@@ -113,6 +115,31 @@ class ModelBackend(Protocol):
             Unavailable: if the engine takes no more items, or its worker has ended.
             Unexplainable: if `cam` cannot explain the image.
             OutOfMemory: if there is not enough memory even for this image alone.
+        """
+
+    async def evaluate(
+        self,
+        pixels: Pixels,
+        question: Question,
+        candidates: Sequence[Candidate],
+        metrics: Sequence[str],
+        options: Options,
+        *,
+        progress: Listener | None = None,
+    ) -> Outcome[list[Scores]]:
+        """Score maps of one image, at background priority.
+
+        Args:
+            question: the question whose answer the maps are; or, for maps from elsewhere, one that
+                has their targets.
+            metrics: names in `cam.evaluation.metrics.METRICS`.
+            progress: called with the number of forward passes that have been made.
+
+        Returns:
+            The scores of each map.
+
+        Raises:
+            The same errors as `answer`.
         """
 
     async def observe(

@@ -19,6 +19,7 @@ from typing import Any, Final
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
+from cam.evaluation.metrics import METRICS, Options
 from service.batch.report_census import (
     BINS,
     Census,
@@ -107,6 +108,7 @@ def write_report(
         bar=draw_bar(),
         bins=BINS,
         terms=TERMS,
+        metrics=_metrics(census),
         sample_size=sample.size,
         blocks=_blocks(_shown(manifest, output, file, census, sample)),
         options=[
@@ -194,10 +196,26 @@ def _facts(row: Row, positions: dict[ClassKey, int]) -> dict[str, Any]:
         "concentration": _number(row.concentration),
         "border": _number(row.border),
         "agreement": _number(row.agreement_mean),
+        "scores": [[name, _number(each)] for name, each in row.scores or ()],
         "agreements": [[name, _number(each)] for name, each in row.agreement or ()],
         "size": None if row.width is None or row.height is None else [row.width, row.height],
         "warning": row.warning,
     }
+
+
+def _metrics(census: Census) -> list[dict[str, str]]:
+    """Return what the page says of each metric by which maps were scored."""
+    names = dict.fromkeys(name for means in census.scores.values() for name in means)
+    return [
+        {
+            "name": name,
+            "summary": METRICS[name].summary,
+            "better": METRICS[name].better,
+            "convention": METRICS[name].convention(Options()),
+        }
+        for name in names
+        if name in METRICS
+    ]
 
 
 def _number(value: float | None) -> float | None:

@@ -118,6 +118,8 @@ class Census:
     beside: list[int] = field(default_factory=list)
     """Row numbers of maps with wrong predictions, the one with the most heat at the border
     first."""
+    scores: dict[str, dict[str, Mean]] = field(default_factory=dict)
+    """Method → metric → mean score of the method's maps; empty if the batch has no scores."""
     disputed: list[int] = field(default_factory=list)
     """Row numbers of the maps that agree least with those of the other methods, at most one for
     each image, the lowest agreement first."""
@@ -161,6 +163,9 @@ def take_census(rows: Iterable[Row]) -> Census:
             apart = None
         if row.agreement_mean is not None and math.isfinite(row.agreement_mean):
             apart = max(apart or (-math.inf, 0), (-row.agreement_mean, number))
+        for metric, value in row.scores or ():
+            means = census.scores.setdefault(row.method or "", {})
+            means.setdefault(metric, Mean()).add(value)
         if row.correct is not None:
             census.named += 1
             census.correct += row.correct

@@ -93,6 +93,8 @@ function tell(index) {
     ["At the border", three(row.border), "border"],
     ["Agreement", row.agreements.map(([name, each]) => `${name} ${three(each)}`).join(", ") || null,
       "agreement"],
+    ["Scores", row.scores.map(([name, each]) => `${name} ${three(each)}`).join(", ") || null,
+      "scores"],
     ["Mean heat", three(row.mass), "mass"],
     ["Score", row.score === null ? null : String(+row.score.toPrecision(4)), "target_score"],
     ["Hottest at", row.peak && `x ${count(row.peak[0])}, y ${count(row.peak[1])}`, "peak"],

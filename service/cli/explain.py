@@ -60,6 +60,7 @@ async def _explain(
         "label",
         "probability",
         Column("file", overflow="fold"),
+        *(["scores"] if parameters.evaluate else []),
     )
     failures = 0
     names = Names()
@@ -116,13 +117,16 @@ def _save(start: Path, drawing: Drawing) -> str:
     return str(file)
 
 
-def _told(photo: Path, row: Row) -> tuple[str, str, str, str]:
-    """Return a map's row of the printed table."""
+def _told(photo: Path, row: Row) -> list[str]:
+    """Return a map's row of the printed table, with its scores if it has some."""
     name = row.target or ""
     if row.target_index is not None and row.target_label:
         name = f"{row.target_index} {name}"
     sure = "" if row.target_probability is None else f"{row.target_probability:.3f}"
-    return str(photo), name, sure, row.picture or ""
+    scores = [
+        f"{metric} {'–' if value is None else f'{value:.3g}'}" for metric, value in row.scores or ()
+    ]
+    return [str(photo), name, sure, row.picture or "", *(["\n".join(scores)] if scores else [])]
 
 
 def _make(folder: Path) -> None:

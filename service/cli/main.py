@@ -120,6 +120,10 @@ def explain(
     fit: Annotated[str, typer.Option(help="crop, squash or pad.")] = "crop",
     colormap: Annotated[str, typer.Option(help="The colours of heat.")] = "turbo",
     opacity: Annotated[float, typer.Option(help="Of the colours over the photo, 0 … 1.")] = 0.5,
+    evaluate: Annotated[
+        list[str] | None,
+        typer.Option(help="A metric by which each map is scored, like deletion; repeat."),
+    ] = None,
     models: Models = None,
 ) -> None:
     """Explain photos without a server: writes an overlay for each, and prints a table."""
@@ -131,6 +135,7 @@ def explain(
         "fit": fit,
         "colormap": colormap,
         "opacity": opacity,
+        "evaluate": evaluate or [],
     }
     from service.cli.explain import explain_files
 

@@ -24,13 +24,14 @@ from service.client.failures import (
     Unreachable,
 )
 from service.client.job_documents import JobDocument, Result
-from service.client.options import Options, PredictOptions, TargetObject
+from service.client.options import EvaluateOptions, Options, PredictOptions, TargetObject
 
 __all__ = [
     "AsyncClient",
     "AsyncJob",
     "Client",
     "ClientError",
+    "EvaluateOptions",
     "Explanation",
     "Failure",
     "Job",

@@ -78,6 +78,16 @@ def explanations(answer: Answer) -> list[Explanation]:
     return [Explanation(_sound(each)) for each in found]
 
 
+def evaluations(answer: Answer) -> list[schemas.Evaluation]:
+    """Return the scores of an answer.
+
+    Raises:
+        ServiceError: if the service could not evaluate the photo's maps.
+        UnexpectedAnswer: if the answer does not fit the schema.
+    """
+    return [_sound(each) for each in parsed(schemas.EvaluateResponse, answer.body).evaluations]
+
+
 def first(models: list[str]) -> str:
     """Return the name of the service's first model.
 
@@ -113,7 +123,7 @@ def prediction(answer: Answer) -> schemas.Prediction:
     return _sound(found[0])
 
 
-D = TypeVar("D", schemas.Explanation, schemas.Prediction)
+D = TypeVar("D", schemas.Explanation, schemas.Prediction, schemas.Evaluation)
 
 
 def _sound(result: D | schemas.FailedInstance) -> D:

@@ -6,8 +6,12 @@ import base64
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from io import BytesIO
 from typing import Any
 from urllib.parse import quote
+
+import numpy as np
+from numpy.typing import NDArray
 
 from service.client.photos import Named, Photo, read
 
@@ -82,6 +86,13 @@ def about_photo(
     document = {"instances": [{"image": image}], "parameters": _given(parameters)}
     headers = {"Accept": accept, "Content-Type": JSON}
     return Call("POST", path, (), headers, to_json(document))
+
+
+def sent_map(values: NDArray[np.floating[Any]]) -> dict[str, str]:
+    """Return a map, real numbers (H, W), as a NumPy file in base64."""
+    file = BytesIO()
+    np.save(file, np.asarray(values), allow_pickle=False)
+    return {"b64": base64.b64encode(file.getvalue()).decode("ascii")}
 
 
 def query_of(parameters: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:

@@ -93,6 +93,11 @@ class Explanation:
         return self.document.agreement or {}
 
     @property
+    def scores(self) -> dict[str, schemas.Score]:
+        """Metric → score of the map, for the metrics that `evaluate` named; empty without."""
+        return self.document.scores or {}
+
+    @property
     def warnings(self) -> list[str]:
         """Sentences about possible problems of the map."""
         return self.document.warnings

@@ -67,3 +67,28 @@ class Options(PredictOptions, total=False):
     opacity: float
     normalize: Literal["minmax", "none"]
     size: Literal["image", "model", "layer"]
+    evaluate: Sequence[str]
+
+
+class RegionObject(TypedDict, total=False):
+    """A part of a photo: a box in the photo's pixels, or a mask of the photo's size."""
+
+    box: Sequence[float]
+    mask: EncodedImage
+
+
+class EvaluateOptions(Options, total=False):
+    """Parameters of `evaluate`. A map that was made elsewhere is its argument `judged`."""
+
+    metrics: Sequence[str]
+    steps: int | Literal["fine"]
+    deletion_to: Literal["zero", "blur", "mean"]
+    insertion_from: Literal["zero", "blur", "mean"]
+    percentages: Sequence[float]
+    samples: int
+    radius: float
+    squares: int
+    scale_free: bool
+    baselines: Sequence[Literal["random", "gaussian", "edges", "uniform"]]
+    seed: int
+    region: RegionObject

@@ -255,6 +255,24 @@ class UnsuitedMethod(Problem):
     title = "The model cannot do that method"
 
 
+class UnsuitedMetric(Problem):
+    status = 422
+    parameter = "metrics"
+    title = "The map cannot be judged by that metric"
+
+
+class InvalidMap(Problem):
+    status = 422
+    parameter = "map"
+    title = "The map cannot be judged"
+
+
+class InvalidRegion(Problem):
+    status = 422
+    parameter = "region"
+    title = "The region is not one of the photo's"
+
+
 class Unexplainable(Problem):
     status = 422
     title = "The model gives no explanation for this image"

@@ -59,6 +59,10 @@ TERMS: Final = {
         "order all positions alike, 0 where they have nothing in common. Of two layers' grids the "
         "coarser one counts; absent of a flat map. `agreement_mean` is the mean over the others."
     ),
+    "scores": (
+        "How good the map is by each metric that `evaluate` names, metric → value (see "
+        "docs/evaluation.md); absent where none is named."
+    ),
     "hot": (
         "The rectangle, in pixels of the map, around the connected pixels at or above `threshold` "
         "that hold the peak."

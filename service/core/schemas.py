@@ -6,7 +6,7 @@ from typing import Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from service.core.choices import HeatmapEncoding
+from service.core.choices import Better, HeatmapEncoding
 from service.core.glossary import TERMS
 
 # A grayscale PNG of 8 × 8 pixels, short enough for examples.
@@ -124,6 +124,33 @@ class Passes(Open):
     of: int = Field(description="Number of passes that the formula takes.")
 
 
+class Score(Open):
+    """How good a map is by one metric."""
+
+    value: float | None = Field(
+        None, description="Absent if the metric has no value for this map.", examples=[0.118]
+    )
+    better: Better = Field(description="Which values are better.", examples=["lower"])
+    convention: str = Field(
+        description="How the value was computed; values of other conventions do not compare.",
+        examples=["Petsiuk et al., RISE, BMVC 2018: area (trapezoid) under the probability; …"],
+    )
+    baselines: dict[str, float | None] = Field(
+        {},
+        description="Values of maps that know nothing of the model, for the same photo.",
+        examples=[{"random": 0.203, "gaussian": 0.171, "edges": 0.198, "uniform": 0.239}],
+    )
+    verdict: str | None = Field(
+        None,
+        description="How the value compares with those of the baselines.",
+        examples=["better than chance and an edge detector; no better than a centred Gaussian"],
+    )
+    details: dict[str, float | list[float] | None] = Field(
+        {}, description="The numbers that the value is made of, such as the points of a curve."
+    )
+    warning: str | None = Field(None, description="Why there is no value.")
+
+
 class Explanation(Open):
     instance: int = Field(description="Index of the instance in the request, from 0.", examples=[0])
     id: str | None = None
@@ -150,6 +177,9 @@ class Explanation(Open):
         None, description="Only of methods that promise it: integratedgradients, fullgrad."
     )
     passes: Passes | None = Field(None, description=TERMS["passes"])
+    scores: dict[str, Score] | None = Field(
+        None, description="Metric → score, if `evaluate` names metrics."
+    )
     warnings: list[str] = Field([], examples=[[]])
 
 
@@ -210,6 +240,63 @@ class ExplainResponse(Open):
 
     predictions: list[Prediction | FailedInstance]
     explanations: list[Explanation | FailedInstance]
+
+
+class Evaluation(Open):
+    """The scores of one map."""
+
+    instance: int = Field(description="Index of the instance in the request, from 0.", examples=[0])
+    id: str | None = None
+    method: str | None = Field(
+        None, description="Absent for a map that was sent.", examples=["gradcam"]
+    )
+    layer: str | None = Field(None, description="Absent for a map that was sent.", examples=["bn2"])
+    target: ExplainedTarget
+    scores: dict[str, Score] = Field(
+        description="Metric → score.",
+        examples=[
+            {
+                "deletion": {
+                    "value": 0.118,
+                    "better": "lower",
+                    "convention": "Petsiuk et al., RISE, BMVC 2018: area (trapezoid) under the …",
+                    "baselines": {"random": 0.2, "gaussian": 0.17, "edges": 0.2, "uniform": 0.24},
+                    "verdict": "better than chance, a uniform map, a centred Gaussian and an "
+                    "edge detector",
+                }
+            }
+        ],
+    )
+    warnings: list[str] = Field([], examples=[[]])
+
+
+class MeanScore(Open):
+    """A metric over several images."""
+
+    value: float = Field(description="Mean over the maps that have a value.")
+    maps: int = Field(description="Number of these maps.")
+    baselines: dict[str, float] = Field({}, description="Means of the baselines.")
+
+
+class EvaluationSummary(Open):
+    """The scores of one method at one layer over all instances of the request."""
+
+    method: str | None = None
+    layer: str | None = None
+    scores: dict[str, MeanScore]
+    adcc_of_means: float | None = Field(
+        None,
+        description="The harmonic mean of the mean coherency, 1 − complexity and 1 − drop.",
+    )
+
+
+class EvaluateResponse(Open):
+    """The scores of all maps, in the order of the instances, then by method, target and layer."""
+
+    evaluations: list[Evaluation | FailedInstance]
+    summary: list[EvaluationSummary] = Field(
+        [], description="Means over the instances, if there are several.", examples=[[]]
+    )
 
 
 class SignalDescription(Open):

@@ -34,6 +34,9 @@ from cam import (
     observe,
 )
 from cam.agreement import Fidelity
+from cam.evaluation.candidate import Candidate
+from cam.evaluation.evaluate import evaluate_in_steps
+from cam.evaluation.metrics import Options, Scores
 from cam.explanation import Answer as Explained
 from cam.explanation import join
 from cam.methods.progress import Progress
@@ -74,7 +77,7 @@ LONG_SECONDS = 0.25
 """A batch that takes longer is enlarged only if that makes an image cheaper."""
 
 log = logging.getLogger(__name__)
-Looked = list[Observation] | list[Concept] | NDArray[np.float32]
+Looked = list[Observation] | list[Concept] | NDArray[np.float32] | list[Scores]
 Worked = Answer | Progress | Looked
 Steps = Generator[Progress, None, Answer | CamError | Looked]
 Value = TypeVar("Value", bound=Looked)
@@ -293,18 +296,80 @@ class Engine:
 
         only = questions[0]
         item = _Item(pixels, questions, in_steps() if only.in_steps else None, priority)
+        outcome = await self._finished(item, progress)
+        answer, queued = cast(Answer, outcome.value), outcome.queued_seconds
+        self._metrics.phase_seconds.labels(phase="queue").observe(queued)
+        return Outcome(answer, queued, outcome.run_seconds, outcome.batch_size)
+
+    async def evaluate(
+        self,
+        pixels: Pixels,
+        question: Question,
+        candidates: Sequence[Candidate],
+        metrics: Sequence[str],
+        options: Options,
+        *,
+        progress: Listener | None = None,
+    ) -> Outcome[list[Scores]]:
+        """Score maps of one image, at background priority: see `ModelBackend.evaluate`.
+
+        Raises:
+            The same errors as `answer`.
+        """
+
+        def in_steps() -> Steps:
+            model, (image,) = self.model, self._input([pixels])
+            return (
+                yield from evaluate_in_steps(
+                    model.module,
+                    image,
+                    question,
+                    candidates,
+                    metrics,
+                    options,
+                    answer=self._answered,
+                    chunk=self._group,
+                    reading=model.reading,
+                    pixels=pixels,
+                    normalise=lambda some: self._input(list(some)),
+                )
+            )
+
+        item = _Item(pixels, (NOTHING,), in_steps(), "background")
+        outcome = await self._finished(item, progress)
+        scores = cast(list[Scores], outcome.value)
+        return Outcome(scores, outcome.queued_seconds, outcome.run_seconds, outcome.batch_size)
+
+    def _answered(
+        self, images: Tensor, questions: Sequence[Question]
+    ) -> Sequence[Explained | CamError]:
+        """Answer one question for each image in the worker thread, by the fast path if it computes
+        in float32. In a lower precision, probabilities would be wrong in their third digit."""
+        fast, model = self._fast, self.model
+        if fast and fast.dtype == torch.float32 and all(map(self._may_be_fast, questions)):
+            return fast.explain(images.contiguous(), questions)
+        return explain_batch(
+            model.module, images, questions, head=model.head, reading=model.reading
+        )
+
+    def _may_be_fast(self, question: Question) -> bool:
+        """Return whether the fast path can answer the question, or only gives the output."""
+        if not question.targets:
+            return True
+        return self.is_fast(question.method) and bool(self._fast and self._fast.takes(question))
+
+    async def _finished(self, item: _Item, progress: Listener | None) -> Outcome[Worked]:
+        """Run all steps of an item, and return the last outcome with the times of all steps."""
         queued, ran, admitted = 0.0, 0.0, False
         while True:
             # Other items run between two steps, and cancelling the caller ends the work.
             outcome = await self._submit(item, admitted=admitted)
             admitted = True
             queued, ran = queued + outcome.queued_seconds, ran + outcome.run_seconds
-            if isinstance(outcome.value, Answer):
-                break
-            if progress and isinstance(outcome.value, Progress):
+            if not isinstance(outcome.value, Progress):
+                return Outcome(outcome.value, queued, ran, outcome.batch_size)
+            if progress:
                 progress(outcome.value)
-        self._metrics.phase_seconds.labels(phase="queue").observe(queued)
-        return Outcome(outcome.value, queued, ran, outcome.batch_size)
 
     async def observe(
         self, pixels: Pixels, layers: tuple[str, ...], target: Target

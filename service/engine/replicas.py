@@ -11,6 +11,8 @@ from numpy.typing import NDArray
 
 from cam import Concept, Explanation, Observation, Question, Target
 from cam.agreement import Fidelity
+from cam.evaluation.candidate import Candidate
+from cam.evaluation.metrics import Options, Scores
 from cam.methods.progress import Progress
 from service.backend.answers import Answer
 from service.backend.interface import Listener, Pixels
@@ -163,6 +165,21 @@ class Replicas:
         )
         self._metrics.answers.labels(model=self.model.name, how=how).inc()
         return Outcome(outcome.value, 0.0, 0.0, 0) if how == "remembered" else outcome
+
+    async def evaluate(
+        self,
+        pixels: Pixels,
+        question: Question,
+        candidates: Sequence[Candidate],
+        metrics: Sequence[str],
+        options: Options,
+        *,
+        progress: Listener | None = None,
+    ) -> Outcome[list[Scores]]:
+        """See `ModelBackend.evaluate`."""
+        return await self._idlest().evaluate(
+            pixels, question, candidates, metrics, options, progress=progress
+        )
 
     async def observe(
         self, pixels: Pixels, layers: tuple[str, ...], target: Target

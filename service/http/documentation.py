@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 from typing import Any, Final
 
-from service.core.schemas import TINY_PNG, Explanation, Prediction
+from service.core.schemas import TINY_PNG, Evaluation, Explanation, Prediction
 from service.http.contract import PHOTOS, takes, worked_example
 from service.http.job_queries import JobParameters, SubmitQuery
 from service.jobs.documents import ItemResult
 from service.jobs.manifest import JobRequest
 from service.models.catalog import NewModel
+from service.pipeline.evaluate_parameters import EvaluateParameters, EvaluateRequest
 from service.pipeline.parameters import (
     ActivationParameters,
     ActivationRequest,
@@ -42,6 +43,7 @@ TAGS: Final = [
 
 EXPLANATION: Final = worked_example(Explanation)
 EXPLANATION_LINE: Final = json.dumps(EXPLANATION) + "\n"
+EVALUATION_LINE: Final = json.dumps(worked_example(Evaluation)) + "\n"
 RESULT: Final[dict[str, Any]] = {
     **worked_example(ItemResult),
     "prediction": worked_example(Prediction),
@@ -62,6 +64,16 @@ ACTIVATIONS: Final = takes(
     ActivationRequest,
     example={"instances": [_INSTANCE], "parameters": {"layer": ["blocks.0", "bn2"]}},
     form=ActivationParameters,
+    files=PHOTOS,
+)
+EVALUATE: Final = takes(
+    EvaluateParameters,
+    EvaluateRequest,
+    example={
+        "instances": [{**_INSTANCE, "target": "Egyptian cat"}, _INSTANCE],
+        "parameters": {"metrics": ["insertion", "deletion", "stability"]},
+    },
+    form=EvaluateParameters,
     files=PHOTOS,
 )
 EXPLAIN: Final = takes(

@@ -20,6 +20,7 @@ from service.core.errors import (
     step,
 )
 from service.core.pydantic_errors import mistake
+from service.pipeline.evaluate_parameters import EvaluateParameters, EvaluateRequest
 from service.pipeline.forms import FormParser
 from service.pipeline.images import decode_base64
 from service.pipeline.instances import Instance, P, Remote
@@ -33,13 +34,14 @@ from service.pipeline.parameters import (
     PredictParameters,
     PredictRequest,
 )
-from service.pipeline.validation import OWN, parameter_problem, read_parameters
+from service.pipeline.validation import own_of, parameter_problem, read_parameters
 
-Body = PredictRequest | ExplainRequest | ActivationRequest
+Body = PredictRequest | ExplainRequest | ActivationRequest | EvaluateRequest
 REQUESTS: dict[type[PredictParameters], type[Body]] = {
     PredictParameters: PredictRequest,
     Parameters: ExplainRequest,
     ActivationParameters: ActivationRequest,
+    EvaluateParameters: EvaluateRequest,
 }
 MAX_MISTAKES = 1000
 ACCEPTED = "application/json, multipart/form-data or image/*"
@@ -102,7 +104,7 @@ def _from_json(
     instances = []
     for index, each in enumerate(sent.instances):
         pointer = f"/instances/{index}/image/b64"
-        own = _set(each, OWN) if isinstance(each, ExplainInstance) else {}
+        own = _set(each, own_of(type(base))) if isinstance(each, ExplainInstance) else {}
         image: bytes | Problem | Remote
         if each.image.url is not None:
             pointer = f"/instances/{index}/image/url"
@@ -182,17 +184,18 @@ def _body_problem(error: ValidationError, parameters: type[PredictParameters]) -
     unknown = [each for each in error.errors() if each["type"] == "extra_forbidden"]
     first = (unknown or error.errors())[0]
     where = [str(part) for part in first["loc"]]
+    own = own_of(parameters)
     if first["type"] == "too_long" and where == ["instances"]:
         return TooManyInstances(f"the request has more than {MAX_INSTANCES} instances")
     if first["type"] == "json_invalid":
         return MalformedRequest(f"the body is not JSON: {first['ctx']['error']}")
     if where[:1] == ["parameters"] and len(where) > 1:
         return parameter_problem(error, parameters, "/parameters", depth=1)
-    if where[:1] == ["instances"] and len(where) > 2 and where[2] in OWN:
+    if where[:1] == ["instances"] and len(where) > 2 and where[2] in own:
         return parameter_problem(error, parameters, f"/instances/{where[1]}", depth=2)
     pointer = "/" + "/".join(step(part) for part in where[:4]) if where else ""
     if first["type"] == "extra_forbidden":
-        fields = {1: ["instances", "parameters"], 3: ["image", "id", *OWN], 4: ["b64", "url"]}
+        fields = {1: ["instances", "parameters"], 3: ["image", "id", *own], 4: ["b64", "url"]}
         known = ", ".join(fields.get(len(where), fields[1]))
         return UnknownParameter(
             f"there is no field {where[-1][:80]!r} at {pointer}; the fields are {known}",

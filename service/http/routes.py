@@ -1,13 +1,14 @@
-"""Routes that accept images: `:predict`, `:explain` and `:activations`."""
+"""Routes that accept images: `:predict`, `:explain`, `:evaluate` and `:activations`."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from functools import partial
 from typing import Final, TypeVar
 
 from anyio import to_thread
 from fastapi import APIRouter
+from pydantic import BaseModel
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
@@ -29,7 +30,9 @@ from service.http.contract import SERVING, answers
 from service.http.negotiation import choose
 from service.http.reception import Reception, RequestContext
 from service.limits.timeouts import deadline, while_connected
-from service.pipeline.instances import Instance
+from service.pipeline.evaluate_parameters import EvaluateParameters
+from service.pipeline.evaluation import summarise
+from service.pipeline.instances import Instance, P
 from service.pipeline.observations import NPZ
 from service.pipeline.parameters import ActivationParameters, Parameters, PredictParameters
 from service.pipeline.pipeline import Pipeline
@@ -48,7 +51,7 @@ Explained = tuple[schemas.Prediction, list[schemas.Explanation]]
 
 
 def make_router(*, reception: Reception, pipeline: Pipeline) -> APIRouter:
-    """Make the routes of `:predict`, `:explain` and `:activations`."""
+    """Make the routes of `:predict`, `:explain`, `:evaluate` and `:activations`."""
     router, routes = APIRouter(tags=["explain"]), ImageRoutes(reception, pipeline)
     model = "/v1/models/{model:model}"
     router.post(
@@ -79,6 +82,24 @@ def make_router(*, reception: Reception, pipeline: Pipeline) -> APIRouter:
         },
         openapi_extra=documentation.EXPLAIN,
     )(routes.explain)
+    router.post(
+        f"{model}:evaluate",
+        summary="How good the maps of each image are",
+        description=(
+            "Scores maps by metrics such as deletion, insertion, ROAD, ADCC and stability, beside "
+            "maps that know nothing of the model. The maps are those that `:explain` makes, or "
+            "one that is sent with the instance as `map`. Answers by `Accept`: `application/json` "
+            "(default) or `application/x-ndjson` (lines of progress, and a line for each map)."
+        ),
+        response_model=schemas.EvaluateResponse,
+        responses=answers(
+            schemas.EvaluateResponse,
+            {NDJSON: documentation.EVALUATION_LINE},
+            headers=["Server-Timing"],
+            problems=SERVING,
+        ),
+        openapi_extra=documentation.EVALUATE,
+    )(routes.evaluate)
     router.post(
         f"{model}:activations",
         summary="What hooks on layers see: inputs, outputs and gradients",
@@ -130,9 +151,8 @@ class ImageRoutes:
         async with self._reception.receive(request, model, Parameters) as context:
             _limit_maps(context.instances)
             if form == NDJSON:
-                return StreamingResponse(
-                    self._lines(context), media_type=NDJSON, headers={"Vary": "Accept"}
-                )
+                lines = self._lines(context, self._explanations)
+                return StreamingResponse(lines, media_type=NDJSON, headers={"Vary": "Accept"})
             single = form in EXTENSIONS or form == NPY
             if single:
                 _require_single(context.instances, form)
@@ -152,6 +172,29 @@ class ImageRoutes:
                     body = await _quickly(_size_of(answer), partial(dump, answer))
         headers["Server-Timing"] = context.timings.header()
         return Response(body, media_type=form, headers=headers)
+
+    async def evaluate(self, model: str, request: Request) -> Response:
+        """Answer `:evaluate`."""
+        form = choose(_list_of(request, "accept"), [JSON, NDJSON])
+
+        async def work(instance: Instance[EvaluateParameters]) -> list[schemas.Evaluation]:
+            return await self._pipeline.evaluate(context.replicas, instance, context.timings)
+
+        async with self._reception.receive(request, model, EvaluateParameters) as context:
+            _limit_maps(context.instances)
+            if form == NDJSON:
+                lines = self._lines(context, self._evaluated)
+                return StreamingResponse(lines, media_type=NDJSON, headers={"Vary": "Accept"})
+            async with while_connected(request):
+                results = await together(work, context.instances)
+        evaluations: list[schemas.Evaluation | schemas.FailedInstance] = []
+        for instance, result in zip(context.instances, results, strict=True):
+            evaluations += [failed(instance, result)] if isinstance(result, Problem) else result
+        good = [each for each in evaluations if isinstance(each, schemas.Evaluation)]
+        answer = schemas.EvaluateResponse(evaluations=evaluations, summary=summarise(good))
+        body = await to_thread.run_sync(dump, answer)
+        headers = {"Server-Timing": context.timings.header(), "Vary": "Accept"}
+        return Response(body, media_type=JSON, headers=headers)
 
     async def show_activations(self, model: str, request: Request) -> Response:
         """Answer `:activations`."""
@@ -221,12 +264,31 @@ class ImageRoutes:
                 explanations.extend(result[1])
         return schemas.ExplainResponse(predictions=predictions, explanations=explanations)
 
-    async def _lines(self, context: RequestContext[Parameters]) -> AsyncIterator[bytes]:
-        async def bounded(
-            instance: Instance[Parameters], report: Callable[[Progress], None]
-        ) -> Explained:
+    async def _explanations(
+        self, context: RequestContext[Parameters], instance: Instance[Parameters], report: Listener
+    ) -> Sequence[BaseModel]:
+        return (await self._explained(context, instance, report))[1]
+
+    async def _evaluated(
+        self,
+        context: RequestContext[EvaluateParameters],
+        instance: Instance[EvaluateParameters],
+        report: Listener,
+    ) -> Sequence[BaseModel]:
+        return await self._pipeline.evaluate(context.replicas, instance, context.timings, report)
+
+    async def _lines(
+        self,
+        context: RequestContext[P],
+        work: Callable[
+            [RequestContext[P], Instance[P], Listener], Coroutine[None, None, Sequence[BaseModel]]
+        ],
+    ) -> AsyncIterator[bytes]:
+        """Yield a line for each result of the work on an instance, after lines of its progress."""
+
+        async def bounded(instance: Instance[P], report: Listener) -> Sequence[BaseModel]:
             async with deadline(context.seconds_left, of=context.seconds):
-                return await self._explained(context, instance, report)
+                return await work(context, instance, report)
 
         with self._reception.lasting(context):
             async for instance, result in as_ready(bounded, context.instances):
@@ -242,8 +304,8 @@ class ImageRoutes:
                     )
                     yield dump(line) + b"\n"
                 else:
-                    for explanation in result[1]:
-                        yield dump(explanation) + b"\n"
+                    for each in result:
+                        yield dump(each) + b"\n"
 
 
 async def _quickly(size: int, work: Callable[[], T]) -> T:
@@ -265,7 +327,7 @@ def _list_of(request: Request, header: str) -> str | None:
     return ", ".join(request.headers.getlist(header)) or None
 
 
-def _limit_maps(instances: list[Instance[Parameters]]) -> None:
+def _limit_maps(instances: Sequence[Instance[Parameters]]) -> None:
     """Check the number of maps that a request asks for.
 
     Raises:

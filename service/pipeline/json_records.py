@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+from collections.abc import Mapping
 from dataclasses import replace
 
 import numpy as np
@@ -17,6 +18,7 @@ from service.models.info import ModelInfo
 from service.models.labels import Labels
 from service.models.preprocessing import ModelInput, Preprocessing
 from service.pipeline.coordinates import Edges, box_on_photo
+from service.pipeline.evaluation import score_lines
 from service.pipeline.facts import facts_of
 from service.pipeline.instances import Instance, P
 from service.pipeline.parameters import Parameters
@@ -29,8 +31,9 @@ def describe(
     model: ModelInfo,
     seen: ModelInput,
     instance: Instance[Parameters],
+    scores: dict[str, schemas.Score] | None = None,
 ) -> schemas.Explanation:
-    """Return the JSON schema object of one of the answer's maps."""
+    """Return the JSON schema object of one of the answer's maps, with its scores if it has some."""
     explanation, parameters = drawing.explanation, drawing.parameters
     facts = facts_of(drawing, answer, seen)
     kind = parameters.output or "mask"
@@ -78,6 +81,7 @@ def describe(
         passes=None
         if explanation.passes is None
         else schemas.Passes(made=explanation.passes.made, of=explanation.passes.of),
+        scores=scores,
         warnings=[
             *([_flat_warning(drawing, explanation)] if flat and explanation.reached else []),
             *explanation.warnings,
@@ -138,13 +142,17 @@ def describe_target(
 
 
 def caption_of(
-    explanation: Explanation, target: schemas.ExplainedTarget, model: ModelInfo
+    explanation: Explanation,
+    target: schemas.ExplainedTarget,
+    model: ModelInfo,
+    scores: Mapping[str, schemas.Score] | None = None,
 ) -> Caption:
     """Return the words that a panel shows beside an explanation."""
     sure = "" if target.probability is None else f"probability {target.probability:.3f} · "
     lines = (
         f"{sure}score {target.score:.4g}",
         f"{explanation.method} at {explanation.layer} of {model.name}",
+        *score_lines(scores),
     )
     return Caption(title_of(target), lines)
 

@@ -3,13 +3,13 @@ line."""
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 from pydantic import BaseModel, FailFast, Field, field_validator
 from pydantic_core import PydanticCustomError
 from typing_extensions import TypeAliasType
 
-from cam import COLORMAPS, METHODS
+from cam import COLORMAPS, METHODS, METRICS
 from service.core.choices import ChannelRanking, Fit, Fuse, Normalize, Output, Size, Smooth
 from service.pipeline.targets import (
     MAX_MAPS,
@@ -25,6 +25,8 @@ from service.pipeline.targets import (
 MAX_INSTANCES = 1024
 FEW_MAPS = 10
 """Number of maps of one image above which its parameters are costly."""
+MAX_TEXT = 1000
+"""Maximum length of a text that names several values."""
 MAX_MATCHED = 16
 """Maximum number of layers that one pattern may match."""
 
@@ -47,6 +49,11 @@ Method = TypeAliasType(
     ],
 )
 MethodParameter = Method | Annotated[list[Method], Field(min_length=1, max_length=len(METHODS))]
+MetricName = TypeAliasType(
+    "MetricName",
+    Annotated[str, Field(max_length=40, json_schema_extra={"enum": list(METRICS)})],
+)
+MetricNames = Annotated[list[MetricName], Field(max_length=len(METRICS))]
 Colormap = TypeAliasType(
     "Colormap", Annotated[str, Field(json_schema_extra={"enum": list(COLORMAPS)})]
 )
@@ -59,6 +66,29 @@ def is_pattern(layer: str) -> bool:
 
 def no_method(name: str) -> str:
     return f"there is no method {name!r}; the methods are {', '.join(METHODS)}"
+
+
+def listed(sent: Any) -> Any:
+    """Return the parts of a text that names several values, as in `insertion,deletion`."""
+    if isinstance(sent, list):
+        return [part for each in sent for part in (listed(each) if _is_text(each) else [each])]
+    return [part.strip() for part in sent.split(",") if part.strip()] if _is_text(sent) else sent
+
+
+def _is_text(sent: Any) -> bool:
+    return isinstance(sent, str) and len(sent) <= MAX_TEXT
+
+
+def known_metrics(metrics: list[str]) -> list[str]:
+    """Return the names of metrics without duplicates, if all exist."""
+    unknown = [each for each in metrics if each not in METRICS]
+    if unknown:
+        raise PydanticCustomError(
+            "unknown_metric",
+            "there is no metric {name}; the metrics are {known}",
+            {"name": f"{unknown[0]!r:.80}", "known": ", ".join(METRICS)},
+        )
+    return list(dict.fromkeys(metrics))
 
 
 def known_colormap(colormap: str | None) -> str | None:
@@ -183,6 +213,13 @@ class Parameters(PredictParameters):
             "`layer` the target layer's grid."
         ),
     )
+    evaluate: MetricNames = Field(
+        [],
+        description=(
+            "Metrics by which each map is scored, with their usual options (see `:evaluate`); "
+            "some hundred passes each."
+        ),
+    )
 
     @property
     def boxes(self) -> int:
@@ -218,10 +255,13 @@ class Parameters(PredictParameters):
     @property
     def costly(self) -> bool:
         many = any(METHODS[name].formula == "steps" for name in self._known)
-        return many or self.smooth in ("augment", "both") or self.maps > FEW_MAPS
+        augmented = self.smooth in ("augment", "both")
+        return many or augmented or bool(self.evaluate) or self.maps > FEW_MAPS
 
     _object_in_text = field_validator("target", mode="before")(object_in_text)
     _colormap_exists = field_validator("colormap")(known_colormap)
+    _split_names = field_validator("evaluate", mode="before")(listed)
+    _metrics_known = field_validator("evaluate")(known_metrics)
 
     @field_validator("method")
     @classmethod

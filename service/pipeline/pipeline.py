@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from functools import partial
@@ -19,7 +19,12 @@ from typing import Final
 from PIL import Image
 
 from cam import Concept, Observation, Question, SimilarityTarget, Target
+from cam.evaluation.candidate import Candidate, candidates_of
+from cam.evaluation.metrics import Options, Scores
+from cam.methods.progress import Progress
+from service.backend.answers import Answer
 from service.backend.interface import NOTHING, OBSERVED_AT_ONCE, Listener, ModelBackend
+from service.backend.outcome import Outcome
 from service.backend.timings import Timings
 from service.core import schemas
 from service.core.errors import NotAcceptable, Problem
@@ -30,9 +35,17 @@ from service.limits.counters import Counts
 from service.limits.pixel_budget import PhotoPool, PixelBudget
 from service.models.info import ModelInfo
 from service.models.preprocessing import Fit, ModelInput
+from service.pipeline.evaluate_parameters import EvaluateParameters
+from service.pipeline.evaluation import (
+    Map,
+    describe_scores,
+    map_on_input,
+    options_of,
+    require_suited,
+)
 from service.pipeline.images import EncodedPhoto, picture_of
 from service.pipeline.instances import Instance, P
-from service.pipeline.json_records import predict
+from service.pipeline.json_records import describe_target, predict
 from service.pipeline.observations import (
     NPZ,
     describe_activations,
@@ -140,30 +153,85 @@ class Pipeline:
         async with self._opened(model, instance, timings, priority) as (encoded, pool):
             if json_of is not None:
                 require_few_numbers(instance, encoded.pixels, json_of)
-            try:
-                questions = questions_of(model, instance.parameters)
-                photo, seen = await self._seen(model, instance, encoded, pool, timings)
-                targets = await self._placed(
-                    replicas, instance, questions[0], photo, seen, priority
-                )
-            except Problem as problem:
-                raise instance.blame(problem) from None
-            questions = tuple(replace(each, targets=targets) for each in questions)
-            outcome = await replicas.answer(
-                seen, *questions, progress=progress, priority=priority, until=until
+            photo, seen, questions, outcome = await self._explained(
+                replicas, instance, encoded, pool, timings, progress, priority, until
             )
-            timings.note_outcome(outcome)
+            scores: tuple[Scores, ...] = ()
+            if metrics := instance.parameters.evaluate:
+                try:
+                    require_suited(metrics)
+                except Problem as problem:
+                    raise instance.blame(problem) from None
+                scores = await self._scored(
+                    replicas, seen, questions, outcome.value, metrics, Options(), timings, progress
+                )
             yield Result(
                 instance,
                 model,
                 photo,
                 seen,
                 outcome.value,
+                scores,
                 encoded.warnings,
                 pool,
                 timings,
                 self._metrics,
             )
+
+    async def evaluate(
+        self,
+        replicas: ModelBackend,
+        instance: Instance[EvaluateParameters],
+        timings: Timings,
+        progress: Listener | None = None,
+    ) -> list[schemas.Evaluation]:
+        """Return the JSON schema objects of the scores of each map of one image, which the service
+        makes or the caller has sent.
+
+        Args:
+            progress: is called with the number of forward passes that have been made.
+
+        Raises:
+            Problem: if this instance cannot be evaluated.
+        """
+        model, parameters = replicas.model, instance.parameters
+        sent = parameters.map
+        async with self._opened(model, instance, timings) as (encoded, pool):
+            try:
+                require_suited(parameters.metrics, parameters)
+            except Problem as problem:
+                raise instance.blame(problem) from None
+            photo, seen, questions, outcome = await self._explained(
+                replicas, instance, encoded, pool, timings, progress
+            )
+            answer, limit = outcome.value, self._max_pixels
+
+            def prepare() -> tuple[Options, Map | None]:
+                options = options_of(parameters, photo, seen, max_pixels=limit)
+                return options, None if sent is None else map_on_input(sent.b64, photo, seen)
+
+            try:
+                options, judged = await pool.run(prepare)
+            except Problem as problem:
+                raise instance.blame(problem) from None
+            if judged is not None:
+                answer = replace(answer, explanations=(answer.explanations[0],))
+            metrics = parameters.metrics
+            scores = await self._scored(
+                replicas, seen, questions, answer, metrics, options, timings, progress, judged
+            )
+        return [
+            schemas.Evaluation(
+                instance=instance.index,
+                id=instance.id,
+                method=explanation.method if judged is None else None,
+                layer=explanation.layer if judged is None else None,
+                target=describe_target(explanation, model.labels, seen),
+                scores=describe_scores(each, options),
+                warnings=list(explanation.warnings) if judged is None else [],
+            )
+            for explanation, each in zip(answer.explanations, scores, strict=True)
+        ]
 
     async def predict(
         self, replicas: ModelBackend, instance: Instance[PredictParameters], timings: Timings
@@ -261,6 +329,72 @@ class Pipeline:
             with timings.phase("room", self._metrics):
                 pool = await scope.enter_async_context(budget.hold(encoded.pixels, model.name))
             yield encoded, pool
+
+    async def _explained(
+        self,
+        replicas: ModelBackend,
+        instance: Instance[Parameters],
+        encoded: EncodedPhoto,
+        pool: PhotoPool,
+        timings: Timings,
+        progress: Listener | None = None,
+        priority: Priority = "interactive",
+        until: float | None = None,
+    ) -> tuple[Image.Image, ModelInput, tuple[Question, ...], Outcome[Answer]]:
+        """Return the decoded photo, the model's input, the questions that the parameters ask, and
+        their answer.
+
+        Raises:
+            Problem: if this instance cannot be explained.
+        """
+        model = replicas.model
+        try:
+            questions = questions_of(model, instance.parameters)
+            photo, seen = await self._seen(model, instance, encoded, pool, timings)
+            targets = await self._placed(replicas, instance, questions[0], photo, seen, priority)
+        except Problem as problem:
+            raise instance.blame(problem) from None
+        questions = tuple(replace(each, targets=targets) for each in questions)
+        outcome = await replicas.answer(
+            seen, *questions, progress=progress, priority=priority, until=until
+        )
+        timings.note_outcome(outcome)
+        return photo, seen, questions, outcome
+
+    async def _scored(
+        self,
+        replicas: ModelBackend,
+        seen: ModelInput,
+        questions: Sequence[Question],
+        answer: Answer,
+        metrics: Sequence[str],
+        options: Options,
+        timings: Timings,
+        progress: Listener | None,
+        judged: Map | None = None,
+    ) -> tuple[Scores, ...]:
+        """Return the scores of each of the answer's maps, in their order.
+
+        Args:
+            judged: a map that takes the place of the answer's only one.
+        """
+        found: list[Scores] = []
+        for question in questions:
+            mine = [each for each in answer.explanations if each.method == question.method]
+            if not mine:
+                continue
+            candidates = candidates_of(mine)
+            if judged is not None:
+                candidates = [Candidate(judged, mine[0].turn)]
+            told = progress
+            if progress and len(questions) > 1:
+                told = partial(_tell, progress, question.method)
+            outcome = await replicas.evaluate(
+                seen.pixels, question, candidates, metrics, options, progress=told
+            )
+            timings.note("evaluate", outcome.run_seconds)
+            found += outcome.value
+        return tuple(found)
 
     async def _seen(
         self,
@@ -368,6 +502,11 @@ class Pipeline:
             timings.note_outcome(outcome)
             found[layer] = outcome.value
         return found
+
+
+def _tell(progress: Listener, method: str, step: Progress) -> None:
+    """Report the progress of one of several methods."""
+    progress(replace(step, method=method))
 
 
 def _has_quick_header(image: object) -> bool:

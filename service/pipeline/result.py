@@ -8,6 +8,7 @@ from typing import Final, TypeVar
 
 from PIL import Image
 
+from cam.evaluation.metrics import Options, Scores
 from service.backend.answers import Answer
 from service.backend.timings import Timings
 from service.core import schemas
@@ -16,6 +17,7 @@ from service.core.metrics import Metrics
 from service.limits.pixel_budget import PhotoPool
 from service.models.info import ModelInfo
 from service.models.preprocessing import ModelInput
+from service.pipeline.evaluation import describe_scores
 from service.pipeline.instances import Instance, P
 from service.pipeline.json_records import caption_of, describe, describe_target, predict
 from service.pipeline.parameters import Parameters
@@ -43,6 +45,8 @@ class Result:
     """The decoded photo, RGB and upright."""
     seen: ModelInput
     answer: Answer
+    scores: tuple[Scores, ...]
+    """Scores of each of the answer's maps; empty if the parameters name no metrics."""
     decoder_warnings: tuple[str, ...]
     pool: PhotoPool
     timings: Timings
@@ -51,7 +55,14 @@ class Result:
     async def as_json(self) -> list[schemas.Explanation]:
         """Return the JSON schema objects of the explanations."""
         return await self._drawn(
-            lambda drawing: describe(drawing, self.answer, self.model, self.seen, self.instance)
+            lambda drawing: describe(
+                drawing,
+                self.answer,
+                self.model,
+                self.seen,
+                self.instance,
+                self._scores_of(drawing.number),
+            )
         )
 
     def prediction(self) -> schemas.Prediction:
@@ -90,12 +101,18 @@ class Result:
 
         def work(drawing: Drawing) -> Row:
             picture = save(drawing)
-            row = row_of(drawing, self.answer, self.model, self.seen, self.instance, picture)
+            scores = self.scores[drawing.number] if self.scores else None
+            row = row_of(
+                drawing, self.answer, self.model, self.seen, self.instance, picture, scores
+            )
             told = [row.warning] if row.warning else []
             told += [f"{DECODER}{each}" for each in self.decoder_warnings]
             return replace(row, warning="; ".join(told) or None)
 
         return await self._drawn(work)
+
+    def _scores_of(self, number: int) -> dict[str, schemas.Score] | None:
+        return describe_scores(self.scores[number], Options()) if self.scores else None
 
     async def _drawn(self, work: Callable[[Drawing], T]) -> list[T]:
         """Return the results of `work` on each map's drawing. One drawing is held at a time."""
@@ -103,7 +120,7 @@ class Result:
         def one(number: int) -> T:
             explanation, parameters = self.answer.explanations[number], self.instance.parameters
             target = describe_target(explanation, self.model.labels, self.seen)
-            caption = caption_of(explanation, target, self.model)
+            caption = caption_of(explanation, target, self.model, self._scores_of(number))
             return work(draw(self.photo, self.seen, explanation, number, parameters, caption))
 
         with self.timings.phase("render", self.metrics):

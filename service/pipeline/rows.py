@@ -13,6 +13,7 @@ import pyarrow as pa
 
 from cam import Explanation
 from cam.drawing.heatmap import minmax, symmetric
+from cam.evaluation.metrics import Scores
 from service.backend.answers import Answer
 from service.core.errors import Problem
 from service.core.glossary import TERMS
@@ -53,6 +54,7 @@ SCHEMA: Final = pa.schema(
         _column("border", pa.float32()),
         _column("agreement", pa.map_(pa.string(), pa.float32())),
         _column("agreement_mean", pa.float32()),
+        _column("scores", pa.map_(pa.string(), pa.float32())),
         _column("width", pa.int32()),
         _column("height", pa.int32()),
         _column("covers_left", pa.float32()),
@@ -105,6 +107,7 @@ class Row:
     border: float | None = None
     agreement: list[tuple[str, float]] | None = None
     agreement_mean: float | None = None
+    scores: list[tuple[str, float | None]] | None = None
     width: int | None = None
     height: int | None = None
     covers_left: float | None = None
@@ -129,6 +132,7 @@ def row_of(
     seen: ModelInput,
     instance: Instance[Parameters],
     picture: str | None,
+    scores: Scores | None = None,
 ) -> Row:
     """Return the row of one of the answer's maps.
 
@@ -138,6 +142,7 @@ def row_of(
     Args:
         drawing: the drawing of the map.
         picture: the path of its picture below the output folder, or None.
+        scores: the map's scores, if the parameters name metrics.
     """
     explanation, parameters = drawing.explanation, drawing.parameters
     target = describe_target(explanation, model.labels, seen)
@@ -173,6 +178,7 @@ def row_of(
         border=facts.border,
         agreement=[*facts.agreement.items()] if facts.agreement else None,
         agreement_mean=agreement_mean(facts.agreement),
+        scores=[(name, each.value) for name, each in scores.items()] if scores else None,
         width=width,
         height=height,
         covers_left=covers.left,

@@ -10,13 +10,19 @@ from starlette.datastructures import ImmutableMultiDict
 
 from service.core.errors import InvalidParameter, Problem, UnknownMethod, UnknownParameter, step
 from service.core.pydantic_errors import mistake
+from service.pipeline.evaluate_parameters import EvaluateParameters
 from service.pipeline.instances import P
 from service.pipeline.parameters import PredictParameters, names_of
 from service.pipeline.targets import TargetObject
 
 BOUNDS = ("greater_than_equal", "less_than_equal")
 OWN = ("target", "method", "layer")
-"""Parameters that a single instance may set."""
+"""Parameters of `:explain` that a single instance may set."""
+
+
+def own_of(schema: type[PredictParameters]) -> tuple[str, ...]:
+    """Return the names of the parameters that a single instance may set."""
+    return (*OWN, "region", "map") if issubclass(schema, EvaluateParameters) else OWN
 
 
 def read_parameters(schema: type[P], sent: ImmutableMultiDict[str, Any], where: str) -> P:
@@ -66,12 +72,15 @@ def parameter_problem(
         )
     if errors[0]["type"] == "unknown_method":
         return UnknownMethod(errors[0]["msg"], pointer=pointer)
+    if errors[0]["type"] == "unknown_metric":
+        return InvalidParameter(errors[0]["msg"], pointer=pointer)
     inner = [each for each in errors if any(map(_is_target, each["loc"][:-1]))]
     inner += [each for each in errors if each["type"] == "target"]
     if inner:
         return _target_problem(inner[0], pointer)
     sent = errors[0]["input"]
-    if isinstance(sent, list) and where in ("/query", "/form") and errors[0]["loc"] == way:
+    repeated = errors[0]["loc"] == way and errors[0]["type"] not in ("too_short", "too_long")
+    if isinstance(sent, list) and where in ("/query", "/form") and repeated:
         return InvalidParameter(f"{name} is given {len(sent)} times; give it once", pointer=pointer)
     allowed = _range(schema, name) if errors[0]["type"] in BOUNDS else None
     allowed = allowed or " or ".join(dict.fromkeys(mistake(each) for each in errors))

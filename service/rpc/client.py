@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from copy import copy
 from dataclasses import dataclass
@@ -18,6 +18,8 @@ from structlog.contextvars import get_contextvars
 
 from cam import Concept, Observation, Question, Target
 from cam.agreement import Fidelity
+from cam.evaluation.candidate import Candidate
+from cam.evaluation.metrics import Options, Scores
 from service.backend.answers import Answer
 from service.backend.interface import Listener, Pixels, unknown_model
 from service.backend.outcome import Outcome
@@ -355,6 +357,20 @@ class RemoteModel:
         options = {"priority": priority, "until": until}
         found = await self._call("answer", seen, *questions, options=options, listener=progress)
         return cast(Outcome[Answer], found)
+
+    async def evaluate(
+        self,
+        pixels: Pixels,
+        question: Question,
+        candidates: Sequence[Candidate],
+        metrics: Sequence[str],
+        options: Options,
+        *,
+        progress: Listener | None = None,
+    ) -> Outcome[list[Scores]]:
+        arguments = (pixels, question, list(candidates), tuple(metrics), options)
+        found = await self._call("evaluate", *arguments, listener=progress)
+        return cast(Outcome[list[Scores]], found)
 
     async def observe(
         self, pixels: Pixels, layers: tuple[str, ...], target: Target

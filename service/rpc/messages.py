@@ -13,6 +13,8 @@ from PIL import Image
 from cam import Concept, Explanation, Observation, Question, Target
 from cam.agreement import Fidelity
 from cam.drawing.heatmap import Box
+from cam.evaluation.candidate import Candidate
+from cam.evaluation.metrics import Options, Score
 from cam.methods.progress import Completeness, Passes, Progress
 from cam.observations import Statistics
 from service.backend.answers import Answer, Boxes, Prediction
@@ -24,7 +26,7 @@ from service.models.labels import Labels
 from service.models.preprocessing import ModelInput, Preprocessing
 from service.rpc.frames import Codec
 
-Operation = Literal["answer", "observe", "factorise", "embed", "add", "remove"]
+Operation = Literal["answer", "evaluate", "observe", "factorise", "embed", "add", "remove"]
 
 
 @dataclass(frozen=True)
@@ -139,7 +141,7 @@ CODEC = Codec(
         *(Answer, Boxes, Prediction, Outcome, ModelInput, Box),
         *(ModelInfo, LayerInfo, Labels, Preprocessing, Image.Resampling),
         *(Question, Explanation, Passes, Completeness, Progress, Observation, Statistics, Concept),
-        Fidelity,
+        *(Fidelity, Candidate, Options, Score),
         *get_args(Target),
         *_problems(errors.Problem),
         *_NUMPY,

@@ -232,6 +232,8 @@ class _Connection:
             options["progress"] = lambda progress: self._report(call.number, progress)
         if call.operation == "answer":
             return replicas.answer(*call.arguments, **options)
+        if call.operation == "evaluate":
+            return replicas.evaluate(*call.arguments, **options)
         if call.operation == "embed":
             return replicas.embed(*call.arguments)
         return self._observe(

@@ -60,6 +60,9 @@ PLAUSIBLE: dict[str, some.SearchStrategy[Any]] = {
     "opacity": some.floats(-0.1, 1.1),
     "normalize": some.sampled_from(["minmax", "none"]),
     "size": some.sampled_from(["image", "model", "layer"]),
+    "evaluate": some.lists(
+        some.sampled_from(["deletion", "stability", "adcc", "energy", "beauty", ""]), max_size=2
+    ),
 }
 assert PLAUSIBLE.keys() == Parameters.model_fields.keys()
 SAID = some.fixed_dictionaries({}, optional=PLAUSIBLE)

@@ -9,6 +9,7 @@ import re
 import subprocess
 import zipfile
 from collections.abc import Iterator
+from dataclasses import fields
 from pathlib import Path
 from pkgutil import resolve_name
 from typing import Any
@@ -19,7 +20,10 @@ from PIL import Image
 
 import cam
 import service.client
-from cam import METHODS
+from cam import METHODS, METRICS
+from cam.evaluation.metrics import Options
+from service.pipeline.evaluate_parameters import EvaluateParameters
+from service.pipeline.parameters import Parameters
 from tests.service.live import ROOT, serving, until_ready
 
 LINES = re.findall(r"```sh\n(.*?)```", (ROOT / "docs" / "cookbook.md").read_text(), re.DOTALL)
@@ -102,6 +106,32 @@ def test_the_cookbook(line: str, address: str, tmp_path: Path) -> None:
         assert all("error" not in each for each in found)
     else:
         assert "predictions" in said or said["name"] == "efficientnet-lite0"
+
+
+def test_the_page_of_metrics_is_the_codes() -> None:
+    text = (ROOT / "docs" / "evaluation.md").read_text()
+    rows = dict(re.findall(r"^\| `(\w+)` \| (.*)\|$", text, re.MULTILINE))
+    for name, metric in METRICS.items():
+        summary, better, options = (each.strip() for each in rows[name].split("|"))
+        assert (summary, better) == (metric.summary, metric.better)
+        named = metric.options or (("region",) if metric.needs == "region" else ())
+        assert re.findall(r"`(\w+)`", options) == list(named)
+        assert f"- `{name}`: {metric.convention(Options())}." in text
+    own = set(EvaluateParameters.model_fields) - set(Parameters.model_fields)
+    assert own <= rows.keys()
+    assert {each.name for each in fields(Options)} - {"baselines"} <= own
+
+
+@pytest.mark.slow
+def test_the_request_of_that_page(address: str, tmp_path: Path) -> None:
+    (tmp_path / "docs").symlink_to(ROOT / "docs")
+    (line,) = re.findall(
+        r"```sh\n(.*?)```", (ROOT / "docs" / "evaluation.md").read_text(), re.DOTALL
+    )
+    line = line.replace("http://127.0.0.1:8000", address)
+    done = subprocess.run(line, shell=True, cwd=tmp_path, capture_output=True, text=True)
+    (found,) = json.loads(done.stdout)["evaluations"]
+    assert list(found["scores"]) == ["insertion", "road", "stability"]
 
 
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")])

@@ -8,6 +8,8 @@ from types import TracebackType
 from typing import Any, Self, TypeVar, Unpack
 
 import httpx2
+import numpy as np
+from numpy.typing import NDArray
 
 from service.client import answers, calls, job_calls
 from service.client._async.job import AsyncJob
@@ -15,7 +17,7 @@ from service.client._async.transport import AsyncLine
 from service.client.explanation import Explanation
 from service.client.failures import ClientError, Failure, Overloaded, ServiceError, Unreachable
 from service.client.job_documents import JobDocument, JobList, State
-from service.client.options import MediaType, Options, PredictOptions
+from service.client.options import EvaluateOptions, MediaType, Options, PredictOptions
 from service.client.photos import Photo
 from service.client.retries import Retries
 from service.client.settings import settings
@@ -153,6 +155,32 @@ class AsyncClient:
         name = await self._named(model)
         call = await _about_photo("explain", name, photo, asked, calls.JSON)
         return answers.explanations(await self._line.send(call))
+
+    async def evaluate(
+        self,
+        photo: Photo,
+        *,
+        judged: NDArray[np.floating[Any]] | None = None,
+        model: str | None = None,
+        **parameters: Unpack[EvaluateOptions],
+    ) -> list[schemas.Evaluation]:
+        """How good the maps of a photo are by the metrics that are named: the scores of each map.
+
+        Args:
+            judged: a map that was made elsewhere, real numbers (H, W) of the photo's pixels or of
+                the model's input, in place of one that the service makes.
+
+        Raises:
+            OSError, TypeError, ValueError: if the photo cannot be read here, or the parameters are
+                too long.
+            ClientError: if there is no answer, or it is an error.
+        """
+        asked: Mapping[str, Any] = dict(parameters)
+        if judged is not None:
+            asked = {**asked, "map": calls.sent_map(judged)}
+        name = await self._named(model)
+        call = await _about_photo("evaluate", name, photo, asked, calls.JSON)
+        return answers.evaluations(await self._line.send(call))
 
     async def overlay(
         self,

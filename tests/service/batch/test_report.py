@@ -302,6 +302,26 @@ def test_where_the_methods_disagree(tmp_path: Path) -> None:
     assert "disagree" not in page.words
 
 
+def test_the_scores_of_each_method(tmp_path: Path) -> None:
+    told = [("gradcam", 0.25, 0.5), ("gradcam", 0.75, None), ("layercam", 0.125, math.nan)]
+    rows = [
+        map_row("a", number=turn, method=method, scores=[("deletion", first), ("adcc", second)])
+        for turn, (method, first, second) in enumerate(told)
+    ]
+    page = page_of(tmp_path, rows)
+    assert [row["scores"] for row in page.rows] == [
+        [["deletion", 0.25], ["adcc", 0.5]],
+        [["deletion", 0.75], ["adcc", None]],
+        [["deletion", 0.125], ["adcc", None]],
+    ]
+    words = " ".join(page.words.split())
+    assert "How good the maps are" in words
+    assert "deletion 0.5 0.125 lower Petsiuk" in words
+    assert "adcc 0.5 – higher Poppi" in words
+    page = page_of(tmp_path, [map_row("a")])
+    assert "How good" not in page.words
+
+
 def test_what_was_named_and_what_was_predicted(tmp_path: Path) -> None:
     dog: dict[str, Any] = {"target_index": 1, "target": "dog"}
     said_cat: dict[str, Any] = {"predicted_index": 0, "predicted_label": "cat"}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -74,6 +75,16 @@ def test_it_writes_what_the_service_answers(tmp_path: Path) -> None:
         )
     served = Image.open(BytesIO(response.content))
     assert Image.open(written).tobytes() == served.tobytes()
+
+
+@pytest.mark.slow
+def test_it_says_how_good_the_maps_are(tmp_path: Path) -> None:
+    asked = ("--evaluate", "complexity", "--evaluate", "completeness")
+    code, text = explain(CAT, *asked, "--output", str(tmp_path))
+    assert code == 0
+    assert "scores" in text
+    assert re.search(r"complexity 0\.\d+", text)
+    assert "completeness –" in text  # gradcam promises none
 
 
 @pytest.mark.slow

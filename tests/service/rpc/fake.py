@@ -87,6 +87,11 @@ class FakeModel:
         prediction = Prediction(logits=np.array([1, 2], np.float32))
         return Outcome(Answer(prediction, (explanation,)), 0.1, 0.2, 3)
 
+    async def evaluate(self, *arguments: Any, progress: Listener | None = None) -> Any:
+        if progress:
+            progress(Progress(3, 9))
+        return arguments
+
     async def observe(self, *arguments: Any) -> Any:
         return arguments
 

@@ -17,13 +17,16 @@ import structlog
 
 from cam import ClassTarget, Question
 from cam.drawing.heatmap import Box
-from cam.methods.progress import Progress
+from cam.evaluation.candidate import Candidate
+from cam.evaluation.metrics import Options, Score
+from cam.methods.progress import Completeness, Progress
 from service.backend.interface import OBSERVED_AT_ONCE
 from service.core.errors import InternalError, Unavailable, Unexplainable, UnknownModel
 from service.models.catalog import ModelEntry
 from service.models.preprocessing import ModelInput
 from service.rpc.client import RemoteBackend
 from service.rpc.frames import LENGTH
+from service.rpc.messages import CODEC
 from tests.service.rpc.fake import FakeBackend, FakeModel, info, reached, served, until
 
 pytestmark = pytest.mark.anyio
@@ -74,6 +77,27 @@ async def test_the_other_methods(pair: tuple[FakeBackend, RemoteBackend]) -> Non
         pixels, *others = found
         np.testing.assert_array_equal(pixels, SEEN.pixels)
         assert tuple(others) == rest
+
+
+async def test_maps_are_scored_there(pair: tuple[FakeBackend, RemoteBackend]) -> None:
+    """The options cross with their region, and a score could come back with all that it has."""
+    told: list[Progress] = []
+    candidate = Candidate(np.eye(2, dtype=np.float32), 1, 0, Completeness(1.5, 2.0))
+    options = Options(steps="fine", region=np.eye(8, dtype=bool), baselines=("edges",))
+    score = Score(0.5, {"edges": None}, {"curve": (1.0, 0.5)}, "a warning")
+    model = pair[1].replicas("m")
+    given: Any = await model.evaluate(
+        SEEN.pixels, QUESTION, [candidate], ["deletion"], options, progress=told.append
+    )
+    pixels, question, (there,), metrics, asked = given
+    np.testing.assert_array_equal(pixels, SEEN.pixels)
+    assert (question, metrics) == (QUESTION, ("deletion",))
+    np.testing.assert_array_equal(there.map, candidate.map)
+    assert (there.turn, there.layer, there.completeness) == (1, 0, Completeness(1.5, 2.0))
+    np.testing.assert_array_equal(asked.region, options.region)
+    assert (asked.steps, asked.baselines) == ("fine", ("edges",))
+    assert told == [Progress(3, 9)]
+    assert CODEC.read(CODEC.write([{"deletion": score}])[LENGTH.size :]) == [{"deletion": score}]
 
 
 async def test_its_errors_are_raised_here(

@@ -1,0 +1,1 @@
+"""How good a map is: metrics, their conventions, and baselines."""

@@ -1,0 +1,356 @@
+"""Score maps of one image by several metrics, beside maps that know nothing of the model.
+
+from cam import evaluate, explain
+
+(explanation,) = explain(model, image[None])
+scores = evaluate(model, image, explanation)
+scores["deletion"].value, scores["deletion"].baselines["edges"]
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from operator import index
+from typing import Any, Final, SupportsIndex
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from cam.drawing.heatmap import resize
+from cam.errors import CamError, InvalidOption, MethodUnsuited, NonFinite, TargetMismatch
+from cam.evaluation import curves, localisation, masking, perturbation, road, stability
+from cam.evaluation.baselines import baseline
+from cam.evaluation.candidate import Candidate, candidates_of
+from cam.evaluation.metrics import (
+    DEFAULTS,
+    METRICS,
+    SQUARES,
+    Baseline,
+    Metric,
+    Options,
+    Score,
+    Scores,
+    metric_named,
+)
+from cam.evaluation.scorer import OUTPUT, Again, Answering, Forwards, Judged, Scorer
+from cam.explanation import Explanation, Map, Question
+from cam.methods import INPUT, METHODS
+from cam.methods.progress import Progress
+from cam.outputs.output import resolve_reading
+from cam.outputs.reading import AUTO, Reading
+from cam.passes.onepass import explain_batch
+from cam.targets import ClassTarget, Target
+
+ScoreSteps = Generator[Progress, None, list[Scores] | CamError]
+Formula = Callable[[Scorer, Judged], Forwards[tuple[float | None, Mapping[str, Any]]]]
+
+WITHOUT: Final = {
+    "energy": "the map has no heat above 0",
+    "completeness": "the attributions should add up to 0",
+    "sensitivity": "the map is zero everywhere",
+    "stability": "the map, or that of each changed image, is constant",
+}
+"""Name of a metric → why it has no value for some maps."""
+FORMULAS: Final[Mapping[str, Formula]] = {
+    "insertion": curves.insertion,
+    "deletion": curves.deletion,
+    "road": road.road,
+    "road_morf": road.road_morf,
+    "road_lerf": road.road_lerf,
+    "confidence_drop": masking.confidence_drop,
+    "confidence_increase": masking.confidence_increase,
+    "coherency": masking.coherency,
+    "complexity": masking.complexity,
+    "adcc": masking.adcc,
+    "sensitivity": perturbation.sensitivity,
+    "infidelity": perturbation.infidelity,
+    "stability": stability.stability,
+    "energy": localisation.energy,
+    "pointing": localisation.pointing,
+    "completeness": localisation.completeness,
+}
+"""Name of a metric → what computes it."""
+
+
+def evaluate(
+    model: nn.Module,
+    image: Tensor,
+    judged: Explanation | Map,
+    *,
+    target: Target | SupportsIndex | None = None,
+    metrics: Sequence[str] | None = None,
+    options: Options | None = None,
+    question: Question | None = None,
+    chunk: int = 16,
+    reading: Reading = AUTO,
+    pixels: NDArray[np.uint8] | None = None,
+    normalise: Callable[[NDArray[np.uint8]], Tensor] | None = None,
+) -> Scores:
+    """Score one map of one image. The model is left as found.
+
+    Args:
+        image: float (C, H, W), preprocessed, on the model's device and in its dtype.
+        judged: an explanation of `cam.explain`; or any map, float (h, w), which covers the image.
+            A map can only be scored by metrics that make no map of a changed image.
+        target: the target of a map; None for the predicted class. An explanation knows its target.
+        metrics: names in `cam.METRICS`; None for `DEFAULTS`, or for those of them that can score
+            a map that is no explanation.
+        question: the question whose answer the explanation is, if it has a budget, `smooth` or
+            `fuse`.
+        chunk: maximum number of images in one forward pass.
+        reading: how the model's output is read.
+        pixels: the image before preprocessing, RGB uint8 (H, W, 3), and
+        normalise: its preprocessing, (n, H, W, 3) → (n, C, H, W); `stability` leaves JPEG out
+            without them.
+
+    Raises:
+        InvalidOption: if a metric or an option does not exist or cannot have its value.
+        MethodUnsuited: if a metric needs to make maps, and `judged` is only a map.
+        TargetMismatch: if the target has no probability.
+        CamError: other errors of `cam.errors`.
+    """
+    if isinstance(judged, Explanation):
+        layers = () if judged.layer == INPUT else (judged.layer,)
+        question = question or Question(
+            (judged.target,), judged.method, layers, signed=judged.signed
+        )
+        at_one_layer = question.fuse == "none" and not METHODS[judged.method].levels
+        if at_one_layer and judged.layer != INPUT:
+            question = replace(question, layers=(judged.layer,))
+        question = replace(question, targets=(judged.target,))
+        (candidate,) = candidates_of([replace(judged, turn=0)])
+    else:
+        aim = target
+        if aim is None or isinstance(aim, SupportsIndex):
+            aim = ClassTarget(None if aim is None else index(aim))
+        question = Question((aim,), "gradcam", ())
+        candidate = Candidate(np.asarray(judged, np.float32))
+    if metrics is None:
+        known = candidate.layer is not None
+        metrics = [name for name in DEFAULTS if known or not METRICS[name].maps(Options())]
+    reading, _ = resolve_reading(model, image[None], reading)
+    steps = evaluate_in_steps(
+        model,
+        image,
+        question,
+        [candidate],
+        metrics,
+        options or Options(),
+        answer=partial(explain_batch, model, reading=reading),
+        chunk=chunk,
+        reading=reading,
+        pixels=pixels,
+        normalise=normalise,
+    )
+    while True:
+        try:
+            next(steps)
+        except StopIteration as stop:
+            found: list[Scores] | CamError = stop.value
+            break
+    if isinstance(found, CamError):
+        raise found
+    return found[0]
+
+
+def check(
+    metrics: Sequence[str], options: Options, candidates: Sequence[Candidate], image: Tensor
+) -> list[Metric]:
+    """Return the metrics after checking that the candidates can be scored by them.
+
+    Raises:
+        InvalidOption, MethodUnsuited: if not.
+    """
+    options.check()
+    named = [metric_named(each) for each in dict.fromkeys(metrics)]
+    if not named:
+        raise InvalidOption("the list of metrics is empty")
+    for metric in named:
+        if metric.maps(options) and any(each.layer is None for each in candidates):
+            raise MethodUnsuited(
+                f"{metric.name} makes maps of changed images, and how this map was made is not "
+                "known"
+            )
+        if metric.needs == "region" and options.region is None:
+            raise InvalidOption(f"{metric.name} needs a region where the heat should be")
+    region, size = options.region, tuple(image.shape[-2:])
+    if region is not None and (region.shape != size or region.dtype != np.bool_):
+        raise InvalidOption(
+            f"the region is {region.dtype} {region.shape}; it should be bool {size}, as the image"
+        )
+    return named
+
+
+def evaluate_in_steps(
+    model: nn.Module,
+    image: Tensor,
+    question: Question,
+    candidates: Sequence[Candidate],
+    metrics: Sequence[str],
+    options: Options,
+    *,
+    answer: Answering,
+    chunk: int = 16,
+    reading: Reading = AUTO,
+    pixels: NDArray[np.uint8] | None = None,
+    normalise: Callable[[NDArray[np.uint8]], Tensor] | None = None,
+) -> ScoreSteps:
+    """Score the maps of one question about one image.
+
+    The generator yields its progress after each forward pass, and returns the scores of each
+    candidate, or the error of this image. The baselines of all candidates with the same target are
+    computed once.
+
+    Args:
+        question: the question whose answer the candidates are; its targets are resolved here.
+        answer: answers one-pass questions for images; `cam.explain_batch`, or a faster path.
+        reading: how the model's output is read, with the activation resolved.
+
+    Raises:
+        InvalidOption, MethodUnsuited: if the metrics or options cannot be used for the candidates.
+    """
+    named = check(metrics, options, candidates, image)
+    for each in candidates:
+        if each.map.ndim != 2 or not each.map.size:
+            return InvalidOption(f"the map has the shape {each.map.shape}, not (height, width)")
+        if not np.isfinite(each.map).all():
+            return NonFinite("the map has values that are NaN or infinite")
+    (first,) = answer(image[None], [replace(OUTPUT, layers=())])
+    if isinstance(first, CamError):
+        return first
+    if not all(isinstance(each, ClassTarget) and not each.against for each in question.targets):
+        return TargetMismatch(
+            "only a target that has a probability can be evaluated: a class, a box or a mask, not "
+            "what speaks against it, a unit or a similarity"
+        )
+    targets = question.resolve(first.output)
+    if isinstance(targets, CamError):
+        return targets
+    scorers: list[Scorer] = []
+    for target in targets:
+        likely = target.probability(first.output)
+        assert likely is not None  # a class has one
+        scorer = Scorer(
+            model, image, target, likely, answer, options, chunk, reading, pixels, normalise
+        )
+        scorers.append(scorer)
+    plan = list(_plan(named, options, question, candidates, scorers))
+    total, done = 1 + sum(passes for *_, passes in plan), 1
+    yield Progress(done, total)
+    known: dict[Any, tuple[float | None, Mapping[str, Any], str | None]] = {}
+    for key, metric, scorer, judged, passes in plan:
+        steps = FORMULAS[metric.name](scorer, judged)
+        made = 0
+        while True:
+            try:
+                made += next(steps)
+            except StopIteration as stop:
+                known[key] = (*stop.value, None)
+                break
+            except CamError as error:  # of the changed images: this metric has no value
+                known[key] = (None, {}, str(error))
+                break
+            yield Progress(done + min(made, passes), total)
+        done += passes
+        yield Progress(done, total)
+    results: list[Scores] = []
+    for number, candidate in enumerate(candidates):
+        scores: Scores = {}
+        for metric in named:
+            value, details, warning = known[metric.name, number]
+            if value is None and warning is None:
+                warning = WITHOUT.get(metric.name, "the map is constant")
+            keys: dict[str, Any] = {
+                name: _baseline_key(metric, name, candidate)
+                for name in options.baselines
+                if name in metric.baselines
+            }
+            compared = {name: known[key][0] for name, key in keys.items()}
+            scores[metric.name] = Score(value, compared, details, warning)
+        results.append(scores)
+    return results
+
+
+def _plan(
+    named: Sequence[Metric],
+    options: Options,
+    question: Question,
+    candidates: Sequence[Candidate],
+    scorers: Sequence[Scorer],
+) -> Iterator[tuple[Any, Metric, Scorer, Judged, int]]:
+    """Yield each piece of work once: its key, the metric, the scorer, the map, and the number of
+    forward passes."""
+    planned: dict[Any, Judged] = {}
+    parts: set[Any] = set()
+    for number, candidate in enumerate(candidates):
+        scorer = scorers[candidate.turn]
+        judged = _judged(scorer, question, candidate)
+        for metric in named:
+            work: list[tuple[Any, Any, Judged]] = [((metric.name, number), number, judged)]
+            for name in options.baselines:
+                if name in metric.baselines:
+                    key = _baseline_key(metric, name, candidate)
+                    which = key[1:]
+                    if which not in planned:
+                        planned[which] = _baseline(scorer, name, candidate)
+                    work.append((key, which, planned[which]))
+            for key, which, each in work:
+                if key in parts:
+                    continue
+                parts.add(key)
+                counts = dict(metric.forwards(options, each.values.size))
+                if maps := metric.maps(options):
+                    part = "again" if metric.name in ("adcc", "coherency") else metric.name
+                    counts[part] = maps * (_passes(question) if each is judged else 0)
+                passes = 0
+                for part, count in counts.items():
+                    owner = candidate.turn if part == SQUARES else which
+                    if (owner, part) not in parts:
+                        parts.add((owner, part))
+                        passes += count
+                yield key, metric, scorer, each, passes
+
+
+def _baseline_key(metric: Metric, name: Baseline, candidate: Candidate) -> tuple[Any, ...]:
+    shape = candidate.map.shape if name == "random" else None
+    return (metric.name, name, candidate.turn, shape)
+
+
+def _judged(scorer: Scorer, question: Question, candidate: Candidate) -> Judged:
+    again: Again | None = None
+    if candidate.layer is not None:
+        turn, asked = candidate.layer, question
+        method = METHODS[question.method]
+        if question.fuse == "none" and method.at == "layer" and not method.levels:
+            layers = tuple(dict.fromkeys(question.layers))
+            turn, asked = 0, replace(question, layers=(layers[candidate.layer],))
+        again = partial(scorer.maps, asked, turn)
+    small = np.ascontiguousarray(candidate.map, np.float32)
+    return Judged(small, resize(small, *scorer.size), again, candidate.completeness)
+
+
+def _baseline(scorer: Scorer, name: Baseline, candidate: Candidate) -> Judged:
+    shape = (int(candidate.map.shape[0]), int(candidate.map.shape[1]))
+
+    def make(image: Tensor, rng: np.random.Generator) -> Map:
+        return baseline(name, image.detach().float().cpu().numpy(), shape, rng)
+
+    def again(images: Tensor, targets: Sequence[Target]) -> Forwards[list[Map | CamError]]:
+        yield 0
+        # Other numbers than those of the map itself, and the same ones for each metric.
+        rng = np.random.default_rng([scorer.options.seed, 1])
+        return [make(image, rng) for image in images]
+
+    small = make(scorer.image, scorer.rng())
+    return Judged(small, resize(small, *scorer.size), again)
+
+
+def _passes(question: Question) -> int:
+    """Return the forward passes that one map of the question takes."""
+    if not question.in_steps:
+        return 1
+    method = METHODS[question.method]
+    return question.budget or method.budget or 1

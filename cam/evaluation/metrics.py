@@ -1,0 +1,398 @@
+"""The metrics of maps: what each measures, which value is better, and by which convention.
+
+Nothing here needs torch. `cam.evaluation.evaluate` computes the scores.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Final, Literal, get_args
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cam.errors import InvalidOption
+
+Better = Literal["higher", "lower"]
+Substrate = Literal["zero", "blur", "mean"]
+Baseline = Literal["random", "gaussian", "edges", "uniform"]
+BASELINES: Final[tuple[Baseline, ...]] = get_args(Baseline)
+DEFAULTS: Final = ("insertion", "deletion", "stability")
+"""Names of the metrics that are computed if none are named."""
+FINE_STEP: Final = 224
+"""Pixels in a step of a fine curve, as in the code of Petsiuk et al. for 224 × 224 pixels."""
+PERCENTAGES: Final = tuple(float(each) for each in range(10, 100, 10))
+MOST_STEPS: Final = 1000
+MOST_SAMPLES: Final = 1000
+JPEG_QUALITY: Final = 50
+CROP: Final = 7 / 8
+"""Share of each side that the crop of `stability` keeps, around the centre."""
+SQUARE: Final = 0.25
+"""Share of each side that a square of `infidelity` has."""
+SQUARES: Final = "squares"
+"""Name of the passes of `infidelity`, which all maps of an image share."""
+VIEWS: Final = ("flip", "crop", "jpeg")
+
+
+@dataclass(frozen=True, eq=False)
+class Options:
+    """What a caller can choose about the metrics. The defaults are the published conventions."""
+
+    steps: int | Literal["fine"] = 30
+    """Number of steps of a curve of `insertion` or `deletion`, 1 … `MOST_STEPS`; `fine` for steps
+    of `FINE_STEP` pixels."""
+    deletion_to: Substrate = "zero"
+    """What `deletion` puts in place of a pixel: zero after preprocessing, the blurred image, or the
+    image's mean colour."""
+    insertion_from: Substrate = "blur"
+    """The image into which `insertion` puts the pixels."""
+    percentages: tuple[float, ...] = PERCENTAGES
+    """Percentages of the pixels that `road` removes, each above 0 and below 100."""
+    samples: int = 10
+    """Number of noisy images of `sensitivity`."""
+    radius: float = 0.02
+    """Greatest change of a value of the preprocessed image by the noise of `sensitivity`, above
+    0."""
+    squares: int = 32
+    """Number of squares of `infidelity`, 2 or more."""
+    scale_free: bool = True
+    """Whether `sensitivity` is relative to the map's norm, and `infidelity` scales the map by the
+    factor that makes it least."""
+    region: NDArray[np.bool_] | None = None
+    """Pixels of the model's input, bool (H, W), where the heat should be, for `energy` and
+    `pointing`."""
+    baselines: tuple[Baseline, ...] = BASELINES
+    """Maps that are scored for comparison."""
+    seed: int = 0
+    """Seed of all random numbers: the same image, map and seed give the same scores."""
+
+    def check(self) -> None:
+        """Check the values.
+
+        Raises:
+            InvalidOption: if one cannot be; the message names it and says what is allowed.
+        """
+        if self.steps != "fine" and not _is_whole(self.steps, 1, MOST_STEPS):
+            raise InvalidOption(
+                f"steps is {self.steps!r:.80}; it can be 1 to {MOST_STEPS}, or 'fine'"
+            )
+        for name in ("deletion_to", "insertion_from"):
+            if getattr(self, name) not in get_args(Substrate):
+                allowed = ", ".join(get_args(Substrate))
+                raise InvalidOption(f"{name} is {getattr(self, name)!r:.80}; it can be {allowed}")
+        if not self.percentages or not all(0 < each < 100 for each in self.percentages):
+            raise InvalidOption(
+                "percentages has one value or more, each above 0 and below 100; it is "
+                f"{list(self.percentages)!r:.80}"
+            )
+        if len(self.percentages) > 99:
+            raise InvalidOption(
+                f"percentages has {len(self.percentages)} values; at most 99 are allowed"
+            )
+        for name, least, most in (
+            ("samples", 1, MOST_SAMPLES),
+            ("squares", 2, MOST_SAMPLES),
+            ("seed", 0, 2**31 - 1),
+        ):
+            if not _is_whole(getattr(self, name), least, most):
+                raise InvalidOption(
+                    f"{name} is {getattr(self, name)!r:.80}; it can be {least} to {most}"
+                )
+        if not 0 < self.radius <= 10:
+            raise InvalidOption(f"radius is {self.radius}; it is above 0 and at most 10")
+        unknown = [each for each in self.baselines if each not in BASELINES]
+        if unknown:
+            raise InvalidOption(
+                f"there is no baseline {unknown[0]!r:.80}; the baselines are {', '.join(BASELINES)}"
+            )
+
+
+def _is_whole(value: object, least: int, most: int) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and least <= value <= most
+
+
+@dataclass(frozen=True)
+class Metric:
+    """One way to say how good a map is."""
+
+    name: str
+    summary: str
+    """One sentence: what the value says."""
+    better: Better
+    convention: Callable[[Options], str]
+    """Returns how the value is computed, with the source."""
+    forwards: Callable[[Options, int], Mapping[str, int]] = lambda options, pixels: {}
+    """Returns the numbers of forward passes for one map of so many pixels, without those that make
+    maps, by a name that metrics with the same passes share."""
+    maps: Callable[[Options], int] = lambda options: 0
+    """Returns how many maps are made for changed images. If it is not 0, a map whose method is not
+    known cannot be scored. Coherency and ADCC share theirs."""
+    baselines: tuple[Baseline, ...] = BASELINES
+    """Baselines whose value is not known beforehand."""
+    options: tuple[str, ...] = ()
+    """Names of the options that have an effect."""
+    needs: Literal["region", "completeness"] | None = None
+
+
+@dataclass(frozen=True)
+class Score:
+    """The value of a metric for one map."""
+
+    value: float | None
+    """None if the metric has no value for this map; the warning then says why."""
+    baselines: Mapping[str, float | None] = field(default_factory=dict)
+    """Name of a baseline → its value on the same image."""
+    details: Mapping[str, float | tuple[float, ...] | None] = field(default_factory=dict)
+    """The numbers that the value is made of, such as the points of a curve."""
+    warning: str | None = None
+
+
+Scores = dict[str, Score]
+"""Name of a metric → score."""
+
+
+def _substrate(what: Substrate) -> str:
+    return {
+        "zero": "zero after preprocessing",
+        "blur": "the image blurred by an 11 × 11 Gaussian kernel of σ = 5",
+        "mean": "the image's mean colour",
+    }[what]
+
+
+def _steps(options: Options) -> str:
+    return f"steps of {FINE_STEP} pixels" if options.steps == "fine" else f"{options.steps} steps"
+
+
+def _curve(what: str) -> Callable[[Options], str]:
+    def convention(options: Options) -> str:
+        done = (
+            f"the most relevant pixels are replaced first, by {_substrate(options.deletion_to)}"
+            if what == "deletion"
+            else f"the most relevant pixels come first, into {_substrate(options.insertion_from)}"
+        )
+        return (
+            f"Petsiuk et al., RISE, BMVC 2018: area (trapezoid) under the probability; {done}; "
+            f"{_steps(options)}; pixels of equal relevance in random order"
+        )
+
+    return convention
+
+
+def _road(order: str) -> Callable[[Options], str]:
+    def convention(options: Options) -> str:
+        shares = ", ".join(f"{each:g}" for each in options.percentages)
+        value = {
+            "both": "mean over the percentages of half the difference of the probability without "
+            "the least and without the most relevant pixels",
+            "most": "mean over the percentages of the probability without the most relevant pixels",
+            "least": "mean over the percentages of the probability without the least relevant "
+            "pixels",
+        }[order]
+        return (
+            f"Rong et al., ROAD, ICML 2022: {value}; {shares} % removed, imputed by noisy linear "
+            "imputation (weights 1/6 and 1/12, noise of σ = 0.01); pixels of equal relevance in "
+            "random order"
+        )
+
+    return convention
+
+
+def step_of(options: Options, pixels: int) -> int:
+    """Return the number of pixels in a step of a curve."""
+    return FINE_STEP if options.steps == "fine" else max(-(-pixels // options.steps), 1)
+
+
+def _points(curve: str) -> Callable[[Options, int], Mapping[str, int]]:
+    """Return the passes of a curve between its two ends, which all maps of the image share."""
+    return lambda options, pixels: {curve: -(-pixels // step_of(options, pixels)) - 1}
+
+
+def _shares(*orders: str) -> Callable[[Options, int], Mapping[str, int]]:
+    return lambda options, pixels: dict.fromkeys(orders, len(options.percentages))
+
+
+_POPPI: Final = "Poppi et al., CVPR workshops 2021"
+_MASKED: Final = (
+    "the preprocessed image is multiplied by the map, which is scaled to 0 … 1 by its minimum and "
+    "maximum"
+)
+
+METRICS: Final[Mapping[str, Metric]] = {
+    each.name: each
+    for each in (
+        Metric(
+            "insertion",
+            "How quickly the probability comes back when the hottest pixels come first.",
+            "higher",
+            _curve("insertion"),
+            forwards=_points("insertion"),
+            options=("steps", "insertion_from"),
+        ),
+        Metric(
+            "deletion",
+            "How quickly the probability falls when the hottest pixels go first.",
+            "lower",
+            _curve("deletion"),
+            forwards=_points("deletion"),
+            options=("steps", "deletion_to"),
+        ),
+        Metric(
+            "road",
+            "How much more the hottest pixels count than the coldest, when what is removed leaves "
+            "no edge.",
+            "higher",
+            _road("both"),
+            forwards=_shares("most", "least"),
+            options=("percentages",),
+        ),
+        Metric(
+            "road_morf",
+            "What is left of the probability without the most relevant pixels.",
+            "lower",
+            _road("most"),
+            forwards=_shares("most"),
+            options=("percentages",),
+        ),
+        Metric(
+            "road_lerf",
+            "What is left of the probability without the least relevant pixels.",
+            "higher",
+            _road("least"),
+            forwards=_shares("least"),
+            options=("percentages",),
+        ),
+        Metric(
+            "confidence_drop",
+            "Share of the probability that is lost if only the map's part of the image is seen.",
+            "lower",
+            lambda options: f"{_POPPI}: max(0, y − o) / y of the probabilities; {_MASKED}",
+            forwards=lambda options, pixels: {"masked": 1},
+        ),
+        Metric(
+            "confidence_increase",
+            "Whether the model is surer if only the map's part of the image is seen: 1 or 0.",
+            "higher",
+            lambda options: f"{_POPPI}: 1 if y < o, else 0; {_MASKED}",
+            forwards=lambda options, pixels: {"masked": 1},
+        ),
+        Metric(
+            "coherency",
+            "How alike the map is to the map of the image that it masks.",
+            "higher",
+            lambda options: (
+                f"{_POPPI}: (1 + Pearson's correlation) / 2 of the two maps at the "
+                f"input's size; {_MASKED}"
+            ),
+            maps=lambda options: 1,
+            baselines=("random", "edges"),
+        ),
+        Metric(
+            "complexity",
+            "Share of the image that the map covers.",
+            "lower",
+            lambda options: (
+                f"{_POPPI}: mean of the map, scaled to 0 … 1 by its minimum and "
+                "maximum, at the input's size"
+            ),
+        ),
+        Metric(
+            "adcc",
+            "The harmonic mean of coherency, 1 − complexity and 1 − confidence drop.",
+            "higher",
+            lambda options: (
+                f"{_POPPI}: 3 / (1 / coherency + 1 / (1 − complexity) + 1 / (1 − drop)); {_MASKED}"
+            ),
+            forwards=lambda options, pixels: {"masked": 1},
+            maps=lambda options: 1,
+        ),
+        Metric(
+            "sensitivity",
+            "How much the map changes at most when the image changes too little to see.",
+            "lower",
+            lambda options: (
+                "Yeh et al., NeurIPS 2019 (sensitivity-max): greatest "
+                + ("‖m − m′‖ / ‖m‖" if options.scale_free else "‖m − m′‖")
+                + f" over {options.samples} images with uniform noise of ±{options.radius:g} on "
+                "the preprocessed image; maps at the layer's size, not scaled"
+            ),
+            maps=lambda options: options.samples,
+            baselines=("random", "edges"),
+            options=("samples", "radius", "scale_free"),
+        ),
+        Metric(
+            "infidelity",
+            "How far the heat of a square is from what the probability loses without the square.",
+            "lower",
+            lambda options: (
+                "Yeh et al., NeurIPS 2019: mean of (Σ heat in the square − loss of "
+                f"probability)² over {options.squares} random squares of {SQUARE:g} of each side, "
+                "set to zero after preprocessing; "
+                + (
+                    "the heat is scaled by the factor that makes the mean least"
+                    if options.scale_free
+                    else "the heat is not scaled"
+                )
+            ),
+            forwards=lambda options, pixels: {SQUARES: options.squares},
+            options=("squares", "scale_free"),
+        ),
+        Metric(
+            "stability",
+            "How alike the maps of the same image mirrored, cropped and compressed are.",
+            "higher",
+            lambda options: (
+                "mean Spearman correlation of the map with the maps, brought back, of "
+                f"the image mirrored, of its central {CROP:g} of each side, and of the image as "
+                f"JPEG of quality {JPEG_QUALITY}"
+            ),
+            maps=lambda options: len(VIEWS),
+            baselines=("random", "edges"),
+        ),
+        Metric(
+            "energy",
+            "Share of the heat that lies inside the region.",
+            "higher",
+            lambda options: (
+                "Wang et al., Score-CAM, CVPR workshops 2020 (energy-based pointing "
+                "game): Σ heat inside / Σ heat, of the heat above 0 at the input's size"
+            ),
+            needs="region",
+        ),
+        Metric(
+            "pointing",
+            "Whether the hottest pixel lies inside the region: 1 or 0.",
+            "higher",
+            lambda options: (
+                "Zhang et al., Excitation Backprop, ECCV 2016 (pointing game), without "
+                "a margin, at the input's size"
+            ),
+            needs="region",
+        ),
+        Metric(
+            "completeness",
+            "How far the attributions are from adding up to what they should.",
+            "lower",
+            lambda options: (
+                "|Σ attributions − difference of the scores| / |difference of the "
+                "scores|, for methods that promise that the two are equal"
+            ),
+            baselines=(),
+            needs="completeness",
+        ),
+    )
+}
+"""Name → metric."""
+
+
+def metric_named(name: str) -> Metric:
+    """Return the metric of this name.
+
+    Raises:
+        InvalidOption: if there is none; the message names all.
+    """
+    if name not in METRICS:
+        raise InvalidOption(
+            f"there is no metric {name!r:.80}; the metrics are {', '.join(METRICS)}"
+        )
+    return METRICS[name]

@@ -1,0 +1,69 @@
+"""ROAD: the probability without the most and without the least relevant pixels.
+
+Rong et al., "A Consistent and Efficient Evaluation Strategy for Attribution Methods", ICML 2022.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import partial
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from cam.evaluation.imputation import NOISE, impute
+from cam.evaluation.scorer import Forwards, Judged, Scorer, ranks
+
+Shares = tuple[float, dict[str, tuple[float, ...]]]
+
+
+def road(scorer: Scorer, judged: Judged) -> Forwards[Shares]:
+    """Return the mean of half the differences of the two orders, −0.5 … 0.5.
+
+    This is what pytorch-grad-cam calls ROADCombined. The authors report the two orders, and a
+    model's accuracy over many images; here it is the probability for one.
+    """
+    least = yield from _removed(scorer, judged, most=False)
+    most = yield from _removed(scorer, judged, most=True)
+    value = float(np.mean([(low - high) / 2 for low, high in zip(least, most, strict=True)]))
+    return value, {"morf": most, "lerf": least, "percentages": scorer.options.percentages}
+
+
+def road_morf(scorer: Scorer, judged: Judged) -> Forwards[Shares]:
+    """Return the mean probability without the most relevant pixels (MoRF), 0 … 1."""
+    found = yield from _removed(scorer, judged, most=True)
+    return float(np.mean(found)), {"curve": found, "percentages": scorer.options.percentages}
+
+
+def road_lerf(scorer: Scorer, judged: Judged) -> Forwards[Shares]:
+    """Return the mean probability without the least relevant pixels (LeRF), 0 … 1."""
+    found = yield from _removed(scorer, judged, most=False)
+    return float(np.mean(found)), {"curve": found, "percentages": scorer.options.percentages}
+
+
+def _removed(scorer: Scorer, judged: Judged, *, most: bool) -> Forwards[tuple[float, ...]]:
+    percentages = scorer.options.percentages
+
+    def work() -> Forwards[tuple[float, ...]]:
+        rng = scorer.rng()
+        rank = torch.from_numpy(ranks(judged.values, rng)).to(scorer.image.device)
+        counts = torch.tensor([removed_count(each, rank.numel()) for each in percentages])
+        generator = torch.Generator().manual_seed(scorer.options.seed + most)
+        shape = (len(percentages), *scorer.image.shape)
+        noise = NOISE * torch.randn(shape, generator=generator)
+
+        def make(some: slice) -> Tensor:
+            bounds = counts[some].to(rank)[:, None, None]
+            mask = rank[None] < bounds if most else rank[None] >= rank.numel() - bounds
+            return impute(scorer.image, mask, noise[some].to(scorer.image.device))
+
+        return tuple((yield from scorer.probabilities(len(percentages), make)))
+
+    return (yield from scorer.remembered(("road", id(judged), most), partial(work)))
+
+
+def removed_count(percentage: float, pixels: int) -> int:
+    """Return how many pixels are removed: those that are not below the percentile, as in
+    pytorch-grad-cam, whose percentile is between two values where it falls between them."""
+    return pixels - math.ceil(round((pixels - 1) * (1 - percentage / 100), 6))

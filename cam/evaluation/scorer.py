@@ -1,0 +1,164 @@
+"""The `Scorer`, which runs the model on changed versions of one image."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Final, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from cam.drawing.heatmap import minmax
+from cam.errors import CamError, NothingDetected
+from cam.evaluation.metrics import Options
+from cam.explanation import Answer, Explanation, Map, Question
+from cam.methods.progress import Completeness
+from cam.outputs.reading import AUTO, Reading
+from cam.passes.stepwise import explain_in_steps
+from cam.targets import Target
+
+Answering = Callable[[Tensor, Sequence[Question]], Sequence[Answer | CamError]]
+"""Answers one question for each image (n, C, H, W), as `cam.explain_batch` does."""
+Value = TypeVar("Value")
+Forwards = Generator[int, None, Value]
+"""Work that yields after some forward passes, and says how many images they had."""
+Again = Callable[[Tensor, Sequence[Target]], Forwards[list[Map | CamError]]]
+"""Makes the maps of changed images (n, C, H, W), with a target for each."""
+OUTPUT: Final = Question((), "gradcam", ())
+"""A question for the model's output alone."""
+
+
+@dataclass(frozen=True, eq=False)
+class Judged:
+    """A map that is scored: the one that was asked about, or a baseline."""
+
+    small: Map
+    """The map as it was made, float32 (h, w)."""
+    values: Map
+    """The map at the size of the model's input, float32 (H, W)."""
+    again: Again | None
+    """Makes the map anew for changed images; None if the way in which it was made is not known."""
+    completeness: Completeness | None = None
+
+    @property
+    def scaled(self) -> Map:
+        """The map scaled to 0 … 1 by its minimum and maximum, (H, W)."""
+        if float(np.ptp(self.values)) == 0 and self.values.flat[0] > 0:
+            return np.ones_like(self.values)  # the same heat everywhere covers the whole image
+        return minmax(self.values)
+
+
+@dataclass(frozen=True, eq=False)
+class Scorer:
+    """The model, one image and one target, for which it gives probabilities and maps."""
+
+    model: nn.Module
+    image: Tensor
+    """float (C, H, W), preprocessed, on the model's device and in its dtype."""
+    target: Target
+    """A resolved target that has a probability."""
+    whole: float
+    """Probability of the target for the image as it is."""
+    answer: Answering
+    options: Options
+    chunk: int
+    """Maximum number of images in one forward pass."""
+    reading: Reading = AUTO
+    pixels: NDArray[np.uint8] | None = None
+    """The image before preprocessing, RGB (H, W, 3), if it is known."""
+    normalise: Callable[[NDArray[np.uint8]], Tensor] | None = None
+    """Preprocesses pixels (n, H, W, 3) to (n, C, H, W)."""
+    known: dict[Any, Any] = field(default_factory=dict)
+    """What several metrics use and is computed once."""
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """Height and width of the image."""
+        return int(self.image.shape[-2]), int(self.image.shape[-1])
+
+    def rng(self) -> np.random.Generator:
+        """Return a new generator of random numbers from the seed."""
+        return np.random.default_rng(self.options.seed)
+
+    def probabilities(self, count: int, make: Callable[[slice], Tensor]) -> Forwards[list[float]]:
+        """Return the target's probability for `count` images.
+
+        Args:
+            make: returns some of the images, (n, C, H, W), when their turn comes.
+
+        Raises:
+            CamError: if the model's output for one of them is not finite.
+        """
+        found: list[float] = []
+        for start in range(0, count, self.chunk):
+            images = make(slice(start, min(start + self.chunk, count))).to(self.image)
+            for each in self.answer(images, [OUTPUT] * len(images)):
+                if isinstance(each, CamError):
+                    raise each
+                likely = self.target.probability(each.output)
+                assert likely is not None
+                found.append(likely)
+            yield len(images)
+        return found
+
+    def remembered(self, key: Any, work: Callable[[], Forwards[Value]]) -> Forwards[Value]:
+        """Return the result of `work`, which is done only for the first caller of this key."""
+        if key not in self.known:
+            self.known[key] = yield from work()
+        value: Value = self.known[key]
+        return value
+
+    def maps(
+        self, question: Question, turn: int, images: Tensor, targets: Sequence[Target]
+    ) -> Forwards[list[Map | CamError]]:
+        """Return the map of each of the images (n, C, H, W), made as `question` says.
+
+        Args:
+            turn: index of the layer among the question's explanations of one target.
+        """
+        found: list[Map | CamError] = []
+        asked = [replace(question, targets=(target,)) for target in targets]
+        if question.in_steps:
+            for image, each in zip(images, asked, strict=True):
+                steps = explain_in_steps(
+                    self.model, image, each, chunk=self.chunk, reading=self.reading
+                )
+                done = 0
+                while True:
+                    try:
+                        progress = next(steps)
+                    except StopIteration as stop:
+                        found.append(_map_of(stop.value, turn))
+                        break
+                    yield progress.done - done
+                    done = progress.done
+            return found
+        for start in range(0, len(images), self.chunk):
+            some = images[start : start + self.chunk]
+            answers = self.answer(some, asked[start : start + self.chunk])
+            found += [_map_of(each, turn) for each in answers]
+            yield len(some)
+        return found
+
+
+def ranks(values: Map, rng: np.random.Generator) -> NDArray[np.int64]:
+    """Return the rank of each value, from 0 for the greatest; equal values are in random order.
+
+    Without the random order, the zeros of a rectified map would be taken row by row.
+    """
+    flat = values.ravel()
+    order = np.lexsort((rng.permutation(flat.size), -flat.astype(np.float64)))
+    found = np.empty(flat.size, np.int64)
+    found[order] = np.arange(flat.size)
+    return found.reshape(values.shape)
+
+
+def _map_of(answer: Answer | CamError, turn: int) -> Map | CamError:
+    if isinstance(answer, CamError):
+        return answer
+    found: tuple[Explanation, ...] = answer.explanations
+    if turn >= len(found):
+        return NothingDetected("the changed image does not show the target")
+    return found[turn].map

@@ -1,0 +1,151 @@
+"""Parameters of `:evaluate`: those of `:explain`, and the metrics with their options."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import FailFast, Field, field_validator, model_validator
+from pydantic_core import PydanticCustomError, from_json
+
+from cam.evaluation.metrics import BASELINES, DEFAULTS, MOST_SAMPLES, MOST_STEPS, PERCENTAGES
+from service.core.choices import Baseline, Replacement
+from service.pipeline.parameters import (
+    MAX_INSTANCES,
+    ExplainInstance,
+    MetricNames,
+    Parameters,
+    known_metrics,
+    listed,
+)
+from service.pipeline.targets import Closed, Edges, ImageSource
+
+
+class RegionObject(Closed):
+    """The part of a photo where the heat should be."""
+
+    box: Edges | None = Field(
+        None, description="Left, top, right and bottom edges in the photo's pixels."
+    )
+    mask: ImageSource | None = Field(
+        None, description="A picture of the photo's size that is white inside the region."
+    )
+
+    @model_validator(mode="after")
+    def _one_of_them(self) -> RegionObject:
+        if (self.box is None) == (self.mask is None):
+            raise PydanticCustomError("region", "a region has box or mask, one of them")
+        if self.box is not None and not (self.box[0] < self.box[2] and self.box[1] < self.box[3]):
+            raise PydanticCustomError(
+                "region", "a box is left, top, right, bottom, with left < right and top < bottom"
+            )
+        return self
+
+
+class SentMap(Closed):
+    """A map that another program made."""
+
+    b64: str = Field(
+        description=(
+            "A NumPy .npy file in base64, of real numbers (height, width): of the photo's pixels, "
+            "upright, or of the model's input."
+        ),
+        json_schema_extra={"contentEncoding": "base64"},
+    )
+
+
+def parsed(sent: Any) -> Any:
+    """Parse an object that is sent as JSON text, in a query or a form field."""
+    if isinstance(sent, str) and sent.lstrip().startswith("{"):
+        try:
+            return from_json(sent)
+        except ValueError:
+            raise PydanticCustomError("region", "it should be a JSON object") from None
+    return sent
+
+
+class EvaluateParameters(Parameters):
+    """Parameters of `:evaluate`: the same names in JSON, in the query and in form fields."""
+
+    metrics: MetricNames = Field(
+        list(DEFAULTS), min_length=1, description="How the maps are judged: names of metrics."
+    )
+    steps: Annotated[int, Field(ge=1, le=MOST_STEPS)] | Literal["fine"] = Field(
+        30,
+        description=(
+            "Steps of the curves of `insertion` and `deletion`; `fine` for steps of 224 pixels."
+        ),
+    )
+    deletion_to: Replacement = Field(
+        "zero",
+        description=(
+            "What `deletion` puts in a pixel's place: `zero` after preprocessing, the `blur`red "
+            "photo, or the photo's `mean` colour."
+        ),
+    )
+    insertion_from: Replacement = Field(
+        "blur", description="The picture into which `insertion` puts the pixels."
+    )
+    percentages: list[Annotated[float, Field(gt=0, lt=100, allow_inf_nan=False)]] = Field(
+        list(PERCENTAGES),
+        min_length=1,
+        max_length=99,
+        description="Percentages of the pixels that `road` removes.",
+    )
+    samples: int = Field(
+        10, ge=1, le=MOST_SAMPLES, description="Number of noisy images of `sensitivity`."
+    )
+    radius: float = Field(
+        0.02,
+        gt=0,
+        le=10,
+        allow_inf_nan=False,
+        description="Greatest noise of `sensitivity`, in units of the preprocessed image.",
+    )
+    squares: int = Field(
+        32, ge=2, le=MOST_SAMPLES, description="Number of squares of `infidelity`."
+    )
+    scale_free: bool = Field(
+        True,
+        description=(
+            "Whether `sensitivity` and `infidelity` do not depend on the scale of the map."
+        ),
+    )
+    baselines: list[Baseline] = Field(
+        list(BASELINES),
+        max_length=len(BASELINES),
+        description=(
+            "Maps that know nothing of the model and are scored for comparison: a `random` one, a "
+            "centred Gaussian (`gaussian`), an edge detector (`edges`), and a `uniform` one, whose "
+            "pixels come in random order. Each costs as many passes as the map; an empty list has "
+            "none."
+        ),
+    )
+    seed: int = Field(0, ge=0, lt=2**31, description="Of the random numbers of all metrics.")
+    region: RegionObject | None = Field(
+        None, description="Where the heat should be, for `energy` and `pointing`."
+    )
+    map: SentMap | None = Field(
+        None, description="A map to judge in place of one that the service makes."
+    )
+
+    @property
+    def costly(self) -> bool:
+        return True  # each map takes many passes
+
+    _split = field_validator("metrics", "percentages", "baselines", mode="before")(listed)
+    _metrics_exist = field_validator("metrics")(known_metrics)
+    _parsed = field_validator("region", "map", mode="before")(parsed)
+
+
+class EvaluateInstance(ExplainInstance):
+    """One photo, with its own parameters if they differ from those of the request."""
+
+    region: RegionObject | None = None
+    map: SentMap | None = None
+
+
+class EvaluateRequest(Closed):
+    instances: Annotated[list[EvaluateInstance], FailFast()] = Field(
+        min_length=1, max_length=MAX_INSTANCES
+    )
+    parameters: EvaluateParameters = EvaluateParameters()

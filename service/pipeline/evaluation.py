@@ -1,0 +1,275 @@
+"""Evaluation of maps: from parameters to the options of metrics, and from scores to schemas."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from io import BytesIO
+from typing import Final
+
+import cv2
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+from cam.evaluation.metrics import METRICS, Metric, Options, Score, Scores
+from cam.evaluation.verdict import verdict
+from service.core import schemas
+from service.core.errors import InvalidMap, InvalidRegion, Problem, UnsuitedMetric
+from service.models.preprocessing import ModelInput
+from service.pipeline.coordinates import box_on_input, mask_on_input
+from service.pipeline.evaluate_parameters import EvaluateParameters, RegionObject
+from service.pipeline.images import decode_base64, picture_of
+
+Map = NDArray[np.float32]
+MOST_BYTES: Final = 400_000_000
+PARTS: Final = ("coherency", "complexity", "confidence_drop")
+
+
+def require_suited(metrics: Sequence[str], parameters: EvaluateParameters | None = None) -> None:
+    """Check that the metrics can judge the maps.
+
+    Args:
+        parameters: those of `:evaluate`; None for `:explain`, which has no region.
+
+    Raises:
+        UnsuitedMetric: if a metric lacks its region, or makes maps and the map was sent.
+        InvalidMap: if there are several targets, methods or layers for the map that was sent.
+    """
+    named = [METRICS[name] for name in metrics]
+    if parameters is None or parameters.region is None:
+        lacking = [each.name for each in named if each.needs == "region"]
+        if lacking:
+            raise UnsuitedMetric(
+                f"metric {lacking[0]!r} needs `region`, the box or mask where the heat should be, "
+                "which only :evaluate takes"
+            )
+    if parameters is None or parameters.map is None:
+        return
+    if parameters.maps != 1:
+        raise InvalidMap(
+            f"the parameters ask for {parameters.maps} maps, and one was sent; name one target, "
+            "and leave out method and layer"
+        )
+    able = [name for name, each in METRICS.items() if not _needs_method(each)]
+    for each in named:
+        if _needs_method(each):
+            raise UnsuitedMetric(
+                f"metric {each.name!r} needs to know how the map was made, and a map that was "
+                f"sent does not tell; it can be judged by {', '.join(able)}"
+            )
+
+
+def _needs_method(metric: Metric) -> bool:
+    return metric.needs == "completeness" or metric.maps(Options()) > 0
+
+
+def options_of(
+    parameters: EvaluateParameters, photo: Image.Image, seen: ModelInput, *, max_pixels: int
+) -> Options:
+    """Return the options of the metrics, with the region in the input's pixels.
+
+    Raises:
+        InvalidRegion: if the region is not on the photo, or the model sees nothing of it.
+    """
+    region = None
+    if parameters.region is not None:
+        try:
+            region = _region(parameters.region, photo, seen, max_pixels)
+        except Problem as problem:
+            raise InvalidRegion(problem.detail) from None
+    return Options(
+        steps=parameters.steps,
+        deletion_to=parameters.deletion_to,
+        insertion_from=parameters.insertion_from,
+        percentages=tuple(parameters.percentages),
+        samples=parameters.samples,
+        radius=parameters.radius,
+        squares=parameters.squares,
+        scale_free=parameters.scale_free,
+        region=region,
+        baselines=tuple(dict.fromkeys(parameters.baselines)),
+        seed=parameters.seed,
+    )
+
+
+def _region(
+    region: RegionObject, photo: Image.Image, seen: ModelInput, max_pixels: int
+) -> NDArray[np.bool_]:
+    if region.mask is not None:
+        white = picture_of(region.mask.b64, "mask", max_pixels=max_pixels)
+        return mask_on_input(white, photo, seen)
+    assert region.box is not None
+    left, top, right, bottom = box_on_input(region.box, photo, seen)
+    height, width = seen.pixels.shape[:2]
+    down = np.arange(height)[:, None] + 0.5
+    along = np.arange(width)[None] + 0.5
+    inside: NDArray[np.bool_] = (along > left) & (along < right) & (down > top) & (down < bottom)
+    if not inside.any():
+        raise InvalidRegion("the box has no pixel that the model sees")
+    return inside
+
+
+def map_on_input(b64: str, photo: Image.Image, seen: ModelInput) -> Map:
+    """Return a map that was sent, on the pixels of the model's input, float32 (H, W).
+
+    A map over the photo is read bilinearly at the centres of the input's pixels; where the input
+    is a border around the photo, it is 0.
+
+    Raises:
+        InvalidMap: if it is no NumPy file, no finite numbers, or of another size.
+    """
+    height, width = seen.pixels.shape[:2]
+    sizes = {(height, width), (photo.height, photo.width)}
+    said = (
+        f"a map has {photo.height} × {photo.width} numbers (the photo's pixels) or "
+        f"{height} × {width} (the model's input)"
+    )
+    try:
+        file = decode_base64(b64)
+        shape = _shape_of(file)
+        if shape not in sizes:
+            raise InvalidMap(f"the map has the shape {shape}; {said}")
+        values = np.load(BytesIO(file), allow_pickle=False)
+        values = np.ascontiguousarray(values, np.float32)
+    except Problem:
+        raise
+    except (ValueError, TypeError, OSError, EOFError, SyntaxError) as error:
+        reason = " ".join(str(error).split())[:120]
+        raise InvalidMap(
+            f"the map is not a NumPy .npy file of real numbers in base64: {reason}"
+        ) from None
+    if not np.isfinite(values).all():
+        raise InvalidMap("the map has values that are NaN or infinite")
+    if values.shape == (height, width):
+        return values
+    across = (seen.box.right - seen.box.left) / width
+    down = (seen.box.bottom - seen.box.top) / height
+    x = (np.arange(width) + 0.5) * across + seen.box.left - 0.5
+    y = (np.arange(height) + 0.5) * down + seen.box.top - 0.5
+    columns, rows = np.meshgrid(x.astype(np.float32), y.astype(np.float32))
+    if max(across, down) > 1:  # each of the input's pixels stands for several of the photo's
+        blur = (max(across / 2, 0.1), max(down / 2, 0.1))
+        values = cv2.GaussianBlur(values, (0, 0), blur[0], sigmaY=blur[1])
+    placed: Map = cv2.remap(values, columns, rows, cv2.INTER_LINEAR).astype(np.float32)
+    return placed
+
+
+def _shape_of(file: bytes) -> tuple[int, ...]:
+    """Return the shape of the array in a NumPy file, from its header alone.
+
+    Raises:
+        ValueError: if it is no NumPy file, or its numbers are not real.
+    """
+    stream = BytesIO(file)
+    version = np.lib.format.read_magic(stream)
+    read = (
+        np.lib.format.read_array_header_1_0
+        if version == (1, 0)
+        else np.lib.format.read_array_header_2_0
+    )
+    shape, _, dtype = read(stream)
+    if dtype.kind not in "fiub":
+        raise ValueError(f"its numbers are {dtype}")
+    if math.prod(shape) * dtype.itemsize > MOST_BYTES:
+        raise ValueError("it is too large")
+    return shape
+
+
+def describe_scores(scores: Scores, options: Options) -> dict[str, schemas.Score]:
+    """Return the JSON schema objects of a map's scores."""
+    return {name: _describe(name, score, options) for name, score in scores.items()}
+
+
+def _describe(name: str, score: Score, options: Options) -> schemas.Score:
+    metric = METRICS[name]
+    value, warning = _finite(score.value), score.warning
+    if value is None and warning is None:
+        warning = "the value is not finite"
+    return schemas.Score(
+        value=value,
+        better=metric.better,
+        convention=metric.convention(options),
+        baselines={each: _finite(other) for each, other in score.baselines.items()},
+        verdict=verdict(name, score) if value is not None else None,
+        details={
+            each: list(other) if isinstance(other, tuple) else _finite(other)
+            for each, other in score.details.items()
+        },
+        warning=warning,
+    )
+
+
+def _finite(value: float | None) -> float | None:
+    return value if value is not None and math.isfinite(value) else None
+
+
+def score_lines(scores: Mapping[str, schemas.Score] | None) -> list[str]:
+    """Return a line for each score, for pictures: the value, and that of a map that is chance."""
+    lines = []
+    for name, score in (scores or {}).items():
+        if score.value is None:
+            continue
+        compared = [
+            f"{words} {value:.3g}"
+            for each, words in (("random", "chance"), ("edges", "edges"))
+            if (value := score.baselines.get(each)) is not None
+        ]
+        beside = f" ({', '.join(compared)})" if compared else ""
+        lines.append(f"{name} {score.value:.3g}{beside}")
+    return lines
+
+
+def summarise(evaluations: Iterable[schemas.Evaluation]) -> list[schemas.EvaluationSummary]:
+    """Return the means over several images, for each method and layer."""
+    groups: dict[tuple[str | None, str | None], list[schemas.Evaluation]] = {}
+    for each in evaluations:
+        groups.setdefault((each.method, each.layer), []).append(each)
+    found = []
+    for (method, layer), members in groups.items():
+        if len({each.instance for each in members}) < 2:
+            continue
+        scores = {
+            name: mean
+            for name in members[0].scores
+            if (mean := _mean([each.scores[name] for each in members])) is not None
+        }
+        of_means = None
+        if all(name in scores for name in PARTS) or "adcc" in scores:
+            of_means = _adcc_of_means(members)
+        found.append(
+            schemas.EvaluationSummary(
+                method=method, layer=layer, scores=scores, adcc_of_means=of_means
+            )
+        )
+    return found
+
+
+def _mean(scores: Sequence[schemas.Score]) -> schemas.MeanScore | None:
+    values = [each.value for each in scores if each.value is not None]
+    if not values:
+        return None
+    baselines = {}
+    for name in scores[0].baselines:
+        others = [value for each in scores if (value := each.baselines.get(name)) is not None]
+        if others:
+            baselines[name] = float(np.mean(others))
+    return schemas.MeanScore(value=float(np.mean(values)), maps=len(values), baselines=baselines)
+
+
+def _adcc_of_means(members: Sequence[schemas.Evaluation]) -> float | None:
+    """Return the harmonic mean of the parts' means over the maps that have all three."""
+    rows = []
+    for each in members:
+        parts = each.scores["adcc"].details if "adcc" in each.scores else {}
+        row = [parts.get(name) for name in PARTS]
+        if not parts:
+            row = [each.scores[name].value for name in PARTS]
+        numbers = [value for value in row if isinstance(value, float)]
+        if len(numbers) == len(PARTS):
+            rows.append(numbers)
+    if not rows:
+        return None
+    coherency, complexity, drop = (float(value) for value in np.mean(rows, 0))
+    goods = (coherency, 1 - complexity, 1 - drop)
+    return 0.0 if min(goods) <= 0 else 3 / sum(1 / each for each in goods)

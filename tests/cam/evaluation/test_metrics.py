@@ -1,0 +1,184 @@
+"""The names, options and promises of the metrics."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from cam import METRICS
+from cam.errors import InvalidOption
+from cam.evaluation.evaluate import FORMULAS
+from cam.evaluation.metrics import BASELINES, DEFAULTS, Options, metric_named, step_of
+
+
+def test_every_metric_is_computed_and_none_besides() -> None:
+    assert set(METRICS) == set(FORMULAS)
+    assert all(name == metric.name for name, metric in METRICS.items())
+    assert set(DEFAULTS) <= set(METRICS)
+
+
+def test_which_metrics_are_better_when_lower() -> None:
+    lower = {name for name, metric in METRICS.items() if metric.better == "lower"}
+    assert lower == {
+        "deletion",
+        "road_morf",
+        "confidence_drop",
+        "complexity",
+        "sensitivity",
+        "infidelity",
+        "completeness",
+    }
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"steps": 0}, "steps is 0; it can be 1 to 1000, or 'fine'"),
+        ({"steps": 1001}, "steps is 1001"),
+        ({"deletion_to": "black"}, "deletion_to is 'black'; it can be zero, blur, mean"),
+        ({"insertion_from": "white"}, "insertion_from is 'white'; it can be zero, blur, mean"),
+        ({"percentages": ()}, "percentages has one value or more"),
+        ({"percentages": (10.0, 0.0)}, r"each above 0 and below 100; it is \[10.0, 0.0\]"),
+        ({"percentages": (100.0,)}, "below 100"),
+        ({"percentages": (float("nan"),)}, "below 100"),
+        ({"percentages": (50.0,) * 100}, "percentages has 100 values; at most 99"),
+        ({"samples": 0}, "samples is 0; it can be 1 to 1000"),
+        ({"samples": 1001}, "samples is 1001"),
+        ({"squares": 1}, "squares is 1; it can be 2 to 1000"),
+        ({"squares": 1001}, "squares is 1001"),
+        ({"radius": 0.0}, "radius is 0.0; it is above 0 and at most 10"),
+        ({"radius": -0.1}, "radius is -0.1"),
+        ({"radius": 10.1}, "radius is 10.1"),
+        ({"radius": float("nan")}, "radius is nan"),
+        (
+            {"baselines": ("random", "noise")},
+            "there is no baseline 'noise'; the baselines are random, gaussian, edges, uniform",
+        ),
+    ],
+)
+def test_an_option_that_cannot_be_is_named(options: dict[str, Any], said: str) -> None:
+    with pytest.raises(InvalidOption, match=said):
+        Options(**options).check()
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"steps": 1},
+        {"steps": 1000},
+        {"steps": "fine"},
+        {"percentages": (0.1, 99.9)},
+        {"percentages": (50.0,) * 99},
+        {"samples": 1, "squares": 2, "radius": 10.0},
+        {"baselines": ()},
+        {"baselines": BASELINES},
+    ],
+)
+def test_the_edges_of_what_is_allowed_are_allowed(options: dict[str, Any]) -> None:
+    Options(**options).check()
+
+
+def test_a_metric_that_does_not_exist_is_named_beside_those_that_do() -> None:
+    said = f"there is no metric 'accuracy'; the metrics are {', '.join(METRICS)}"
+    with pytest.raises(InvalidOption, match=said):
+        metric_named("accuracy")
+    assert metric_named("road") is METRICS["road"]
+
+
+@pytest.mark.parametrize(
+    ("steps", "pixels", "expected"),
+    [
+        (30, 224 * 224, 1673),  # 50176 / 30 = 1672.53
+        (30, 900, 30),
+        (30, 16, 1),
+        (3, 16, 6),
+        (1, 16, 16),
+        (1000, 16, 1),
+        ("fine", 224 * 224, 224),
+        ("fine", 16, 224),
+    ],
+)
+def test_the_pixels_of_a_step(steps: Any, pixels: int, expected: int) -> None:
+    assert step_of(Options(steps=steps), pixels) == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "passes", "maps"),
+    [
+        ("insertion", Options(), 29, 0),
+        ("deletion", Options(), 29, 0),
+        ("deletion", Options(steps="fine"), 4, 0),  # 900 pixels are four steps and a rest
+        ("road", Options(), 18, 0),
+        ("road_morf", Options(), 9, 0),
+        ("road_lerf", Options(percentages=(20.0, 50.0)), 2, 0),
+        ("confidence_drop", Options(), 1, 0),
+        ("confidence_increase", Options(), 1, 0),
+        ("coherency", Options(), 0, 1),
+        ("complexity", Options(), 0, 0),
+        ("adcc", Options(), 1, 1),
+        ("sensitivity", Options(samples=7), 0, 7),
+        ("infidelity", Options(squares=5), 5, 0),
+        ("stability", Options(), 0, 3),
+        ("energy", Options(), 0, 0),
+        ("pointing", Options(), 0, 0),
+        ("completeness", Options(), 0, 0),
+    ],
+)
+def test_the_passes_that_a_metric_promises(
+    name: str, options: Options, passes: int, maps: int
+) -> None:
+    assert sum(METRICS[name].forwards(options, 900).values()) == passes
+    assert METRICS[name].maps(options) == maps
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "said"),
+    [
+        ("deletion", Options(), "by zero after preprocessing; 30 steps"),
+        ("deletion", Options(deletion_to="mean", steps=7), "by the image's mean colour; 7 steps"),
+        ("insertion", Options(), "into the image blurred by an 11 × 11 Gaussian kernel of σ = 5"),
+        ("insertion", Options(steps="fine"), "steps of 224 pixels"),
+        ("road", Options(percentages=(12.5, 50.0)), "12.5, 50 % removed"),
+        ("sensitivity", Options(samples=3, radius=0.1), "over 3 images with uniform noise of ±0.1"),
+        ("sensitivity", Options(), "greatest ‖m − m′‖ / ‖m‖ over"),
+        ("sensitivity", Options(scale_free=False), "greatest ‖m − m′‖ over"),
+        ("infidelity", Options(squares=9), "over 9 random squares of 0.25 of each side"),
+        ("infidelity", Options(scale_free=False), "the heat is not scaled"),
+        ("stability", Options(), "its central 0.875 of each side, and of the image as JPEG of"),
+    ],
+)
+def test_the_convention_says_what_was_chosen(name: str, options: Options, said: str) -> None:
+    assert said in METRICS[name].convention(options)
+
+
+def test_every_metric_states_its_convention_and_a_sentence() -> None:
+    for metric in METRICS.values():
+        assert metric.summary.endswith(".")
+        assert metric.convention(Options())
+        assert set(metric.baselines) <= set(BASELINES)
+        assert all(hasattr(Options(), name) for name in metric.options)
+    assert {name for name, metric in METRICS.items() if metric.needs == "region"} == {
+        "energy",
+        "pointing",
+    }
+
+
+def test_an_option_that_is_named_by_a_metric_changes_its_convention_or_its_passes() -> None:
+    other = Options(
+        steps=7,
+        deletion_to="mean",
+        insertion_from="zero",
+        percentages=(50.0,),
+        samples=3,
+        radius=0.5,
+        squares=5,
+        scale_free=False,
+        region=np.ones((2, 2), bool),
+    )
+    for metric in METRICS.values():
+        for name in metric.options:
+            changed = Options(**{name: getattr(other, name)})
+            assert metric.convention(changed) != metric.convention(Options()), (metric.name, name)
