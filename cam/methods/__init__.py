@@ -155,6 +155,22 @@ METHODS: Final[dict[str, Method]] = {
             replays=True,
         ),
         Method(
+            "reciprocam",
+            "the score of each position alone; behind a linear head CAM, without a pass",
+            "N forwards",
+            "steps",
+            budget=4096,
+            signed=True,
+            replays=True,
+        ),
+        Method(
+            "opticam",
+            "the channels' weights that make the photo, seen through the map, score highest",
+            "N backwards",
+            "steps",
+            budget=100,
+        ),
+        Method(
             "rise",
             "the photo through random masks: nothing but inputs and probabilities",
             "N forwards",

@@ -36,7 +36,16 @@ from cam.methods.gradients import (
     xgradcam,
 )
 from cam.methods.linear import cam
-from cam.methods.perturbation import ablationcam, iscam, occlusion, rise, scorecam, sscam
+from cam.methods.optimisation import opticam
+from cam.methods.perturbation import (
+    ablationcam,
+    iscam,
+    occlusion,
+    reciprocam,
+    rise,
+    scorecam,
+    sscam,
+)
 from cam.methods.pixels import (
     gradient,
     guidedbackprop,
@@ -70,6 +79,8 @@ STEPS: Final[dict[str, Callable[[Subject], Steps]]] = {
     "sscam": sscam,
     "iscam": iscam,
     "ablationcam": ablationcam,
+    "reciprocam": reciprocam,
+    "opticam": opticam,
     "rise": rise,
     "drise": drise,
     "occlusion": occlusion,

@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import interpolate
 
-from cam.errors import MethodUnsuited
+from cam.errors import CamError, GridTooLarge, MethodUnsuited
+from cam.methods.linear import cam
 from cam.methods.progress import Passes, Progress
 from cam.methods.subject import Attribution, Steps, Subject
 
@@ -120,6 +121,61 @@ def ablationcam(subject: Subject) -> Steps:
     weights = (whole - torch.cat(scores)) / torch.where(whole == 0, 1.0, whole.abs())
     maps = torch.einsum("kt,khw->thw", weights, a[0, chosen[: len(weights)]])
     return Attribution(maps, passes=Passes(len(weights), a.shape[1], stopped))
+
+
+def reciprocam(subject: Subject) -> Steps:
+    """map_ij = relu(y(A ⊙ 1_ij) − y(0)): the score if the layer has its activations at one position
+    alone, less the score without any.
+
+    Byun & Lee, "ReciproCAM: Lightweight Gradient-free Class Activation Map for Post-hoc
+    Explanations", CVPR workshops 2024. The paper scales the scores to 0 … 1 by their minimum and
+    maximum; here the score without activations is subtracted, so that 0 means no evidence. The
+    authors' code takes probabilities, as `of: probability` of a target does, and can smooth the
+    mask of a position by a Gaussian. Behind a linear head that reads the layer's mean, the map is
+    CAM divided by the number of positions, and no pass is made. Tokens that are not positions, such
+    as a class token, stay as they are.
+
+    Raises:
+        GridTooLarge: if the layer has more positions than the budget has passes.
+    """
+    if (exact := _behind_head(subject)) is not None:
+        yield Progress(1, 1)
+        return exact
+    replay = subject.replay()
+    rows, columns = subject.activations().shape[2:]
+    count = rows * columns
+    if count > subject.budget:
+        raise GridTooLarge(
+            f"reciprocam takes a pass for each of the layer's {rows} × {columns} positions, and "
+            f"the budget is {subject.budget}; name a layer of fewer positions"
+        )
+    scores: list[Tensor] = []
+    positions: Tensor = torch.arange(-1, count)  # −1: no position
+    for some in torch.split(positions, subject.chunk):
+        changed = replay.activation.repeat(len(some), *[1] * (replay.activation.ndim - 1))
+        values = subject.grid.apply(changed)
+        alone = (torch.arange(count) == some[:, None]).reshape(-1, 1, rows, columns)
+        kept = values * alone.to(values)
+        scores.append(subject.replayed(replay, subject.grid.put(changed, kept)))
+        yield Progress(sum(map(len, scores)), len(positions))
+    found = torch.cat(scores)
+    maps = (found[1:] - found[:1]).T.reshape(-1, rows, columns)
+    return Attribution(maps)
+
+
+def _behind_head(subject: Subject) -> Attribution | None:
+    """Return Recipro-CAM's map from the weights of a pooled linear head, if the model has one."""
+    try:
+        steps = cam(subject)
+        next(steps)
+        next(steps)
+    except StopIteration as stop:
+        found: Attribution = stop.value
+        positions = found.maps.shape[1] * found.maps.shape[2]
+        return Attribution(found.maps / positions)
+    except CamError:
+        return None
+    raise AssertionError("cam takes one step")
 
 
 def rise(subject: Subject) -> Steps:

@@ -27,8 +27,8 @@ from cam import (
     explain,
     explain_in_steps,
 )
-from cam.drawing.heatmap import minmax
-from cam.errors import LayerReused, MethodUnsuited, UnknownLayer
+from cam.drawing.heatmap import minmax, resize
+from cam.errors import GridTooLarge, LayerReused, MethodUnsuited, UnknownLayer
 from cam.methods.progress import Passes, Progress
 from cam.outputs.reading import Reading
 from cam.passes.stepwise import finish
@@ -81,6 +81,118 @@ def test_ablationcam_of_a_score_of_zero_divides_by_one() -> None:
         signed=True,
     )
     np.testing.assert_allclose(found.map, [[4, -4], [0, 0]])
+
+
+class Squares(nn.Module):
+    """Logits are the sums of the channels' squares plus a bias: there is no linear head."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Identity()
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.layer(x).square().sum(dim=(2, 3)) + torch.tensor([5.0, -7.0, 0.0])
+        return out
+
+
+def test_reciprocam_by_hand() -> None:
+    # With one position alone class 0 scores 16 + 5 or 0 + 5; with none of them 5.
+    (found,) = explain(Squares(), PHOTO, target=0, method="reciprocam", layer="layer")
+    np.testing.assert_allclose(found.map, [[16, 0], [0, 0]])
+    (found,) = explain(
+        Squares(),
+        PHOTO,
+        target=ClassTarget(1, minus=0),
+        method="reciprocam",
+        layer="layer",
+        signed=True,
+    )
+    np.testing.assert_allclose(found.map, [[-16, 64], [0, 0]])
+
+
+class Pooled(nn.Module):
+    """A convolution, the mean over its positions, and a linear head, whose logits may be scaled."""
+
+    def __init__(self, factor: float | None = None) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer, self.head = nn.Conv2d(3, 8, 3), nn.Linear(8, 3)
+        self.factor = factor
+        self.heads = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.heads += 1
+        out: Tensor = self.head(self.layer(x).mean(dim=(2, 3)))
+        return out if self.factor is None else out * self.factor + out.abs().clamp(max=0)
+
+
+TARGETS = [ClassTarget(1), ClassTarget(0, minus=2), ClassTarget(2, against=True)]
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_reciprocam_behind_a_linear_head_is_cam(target: ClassTarget) -> None:
+    photo = torch.rand(1, 3, 8, 8, generator=torch.Generator().manual_seed(0))
+    model, hidden = Pooled().eval(), Pooled(2.0).eval()
+
+    def made(net: Pooled, method: str) -> tuple[Any, int]:
+        net.heads = 0
+        (found,) = explain(net, photo, target=target, method=method, layer="layer", signed=True)
+        return found.map, net.heads
+
+    (exact, few), (found, same), (slow, many) = (
+        made(model, "cam"),
+        made(model, "reciprocam"),
+        made(hidden, "reciprocam"),
+    )
+    np.testing.assert_allclose(found, exact / exact.size, rtol=1e-5)
+    assert same <= few  # no pass is made
+    # Where the head is not known to be linear, each position takes one, for the same map.
+    np.testing.assert_allclose(slow, 2 * found, atol=1e-6)
+    assert many > few
+
+
+def test_reciprocam_needs_a_pass_for_each_position() -> None:
+    with pytest.raises(GridTooLarge, match="2 × 2 positions, and the budget is 3"):
+        explain(Squares(), PHOTO, target=0, method="reciprocam", layer="layer", budget=3)
+
+
+def test_opticam_by_hand() -> None:
+    """Adam, the softmax and the mask written out with numbers: three steps from equal weights."""
+    (found,) = explain(Identity(), PHOTO, target=0, method="opticam", layer="layer", budget=4)
+    channels = PHOTO[0].double()
+
+    def mask_of(weights: Tensor) -> tuple[Tensor, Tensor]:
+        shares = weights.exp() / weights.exp().sum()
+        small_ = (shares[:, None, None] * channels).sum(0)
+        return small_, (small_ - small_.min()) / (small_.max() - small_.min())
+
+    weights, first, second = (torch.zeros(3, dtype=torch.double) for _ in range(3))
+    best = -math.inf
+    expected = torch.zeros(2, 2)
+    for step in range(1, 5):
+        leaf = weights.clone().requires_grad_()
+        small_, mask = mask_of(leaf)
+        score = (channels[0] * mask).mean()
+        (slope,) = torch.autograd.grad(-score, leaf)
+        if float(score.detach()) > best:
+            best, expected = float(score.detach()), small_.detach()
+        first, second = 0.9 * first + 0.1 * slope, 0.999 * second + 0.001 * slope**2
+        root = (second / (1 - 0.999**step)).sqrt() + 1e-8
+        weights = weights - 0.1 * (first / (1 - 0.9**step)) / root
+    np.testing.assert_allclose(found.map, expected, rtol=1e-4)
+
+
+def test_opticam_raises_the_score_of_what_is_seen() -> None:
+    torch.manual_seed(0)
+    model, photo = resnet().eval(), torch.rand(1, 3, 64, 64)
+    scores = []
+    for budget in (1, 15):
+        (found,) = explain(model, photo, target=7, method="opticam", layer="layer3", budget=budget)
+        mask = torch.from_numpy(minmax(resize(found.map, 64, 64)))
+        with torch.no_grad():
+            scores.append(float(model(photo * mask)[0, 7]))
+    assert scores[1] > scores[0]
+    assert not any(parameter.grad is not None for parameter in model.parameters())
 
 
 class Corner(nn.Module):

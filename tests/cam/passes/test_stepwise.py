@@ -40,6 +40,8 @@ PASSES: dict[str, tuple[list[tuple[int, int]], list[int]]] = {
     "sscam": ([(done, 10) for done in range(1, 11)], [1] * 10),
     "iscam": ([(done, 10) for done in range(1, 11)], [1] * 10),
     "ablationcam": ([(4, 5), (5, 5)], [1, 4, 1]),  # the layer as it is, and changed
+    "reciprocam": ([(1, 1)], [1]),  # the head is linear
+    "opticam": ([(done, 22) for done in range(1, 23)], [1] * 22),
     "rise": ([(4, 11), (8, 11), (11, 11)], [4, 4, 3]),
     # Cells of 2 × 2 pixels: 3 × 3 windows; and the image as it is.
     "occlusion": ([(4, 9), (8, 9), (9, 9)], [1, 4, 4, 1]),

@@ -1,0 +1,52 @@
+"""Opti-CAM: the channels' weights are optimised for one image."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import torch
+from torch import Tensor
+from torch.nn.functional import interpolate
+
+from cam.methods.progress import Progress
+from cam.methods.subject import Attribution, Steps, Subject
+
+RATE: Final = 0.1
+"""Learning rate of Adam: that of the paper."""
+
+
+def opticam(subject: Subject) -> Steps:
+    """map = Σ_k softmax(u)_k relu(A_k), with the u that maximises y(X ⊙ n(U(map))), U resizing to
+    the image and n scaling to 0 … 1 by the minimum and maximum.
+
+    Zhang et al., "Opti-CAM: Optimizing saliency maps for interpretability", CVIU 2024, with the
+    target's score as objective: u starts at 0 and takes as many steps of Adam, at a rate of 0.1, as
+    the budget allows; 100 in the paper. The relu of the activations is in the authors' code alone.
+    Each target has its own u. The map of the greatest score on the way is returned, not that of the
+    last step.
+    """
+    a = subject.activations().detach()[0].relu()
+    total = subject.budget * len(subject.targets)
+    maps: list[Tensor] = []
+    for turn in range(len(subject.targets)):
+        weights = torch.zeros(len(a), device=a.device, requires_grad=True)
+        adam = torch.optim.Adam([weights], lr=RATE)
+        best, kept = None, a.mean(0)
+        for step in range(subject.budget):
+            with torch.inference_mode(False), torch.enable_grad():
+                small = torch.einsum("k,khw->hw", weights.softmax(0), a)
+                mask = interpolate(small[None, None], size=subject.size, mode="bilinear")
+                low, high = mask.amin(), mask.amax()
+                seen = subject.image * ((mask - low) / (high - low).clamp(min=1e-8)).to(
+                    subject.image
+                )
+                (output,) = subject.outputs(seen)
+                score = subject.targets[turn].score(output).float()
+                (weights.grad,) = torch.autograd.grad(-score, [weights])
+            reached = float(score.detach())
+            if best is None or reached > best:
+                best, kept = reached, small.detach()
+            adam.step()
+            yield Progress(turn * subject.budget + step + 1, total)
+        maps.append(kept)
+    return Attribution(torch.stack(maps))
