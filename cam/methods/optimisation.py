@@ -25,28 +25,28 @@ def opticam(subject: Subject) -> Steps:
     Each target has its own u. The map of the greatest score on the way is returned, not that of the
     last step.
     """
-    a = subject.activations().detach()[0].relu()
+    with torch.inference_mode(False):  # autograd can use the copy for a backward pass
+        a = subject.activations().detach().clone()[0].relu()
     total = subject.budget * len(subject.targets)
     maps: list[Tensor] = []
     for turn in range(len(subject.targets)):
-        weights = torch.zeros(len(a), device=a.device, requires_grad=True)
-        adam = torch.optim.Adam([weights], lr=RATE)
+        with torch.inference_mode(False):
+            weights = torch.zeros(len(a), device=a.device, requires_grad=True)
+            adam = torch.optim.Adam([weights], lr=RATE)
         best, kept = None, a.mean(0)
         for step in range(subject.budget):
             with torch.inference_mode(False), torch.enable_grad():
                 small = torch.einsum("k,khw->hw", weights.softmax(0), a)
                 mask = interpolate(small[None, None], size=subject.size, mode="bilinear")
                 low, high = mask.amin(), mask.amax()
-                seen = subject.image * ((mask - low) / (high - low).clamp(min=1e-8)).to(
-                    subject.image
-                )
-                (output,) = subject.outputs(seen)
+                scaled = (mask - low) / (high - low).clamp(min=1e-8)
+                (output,) = subject.outputs(subject.image.clone() * scaled.to(subject.image))
                 score = subject.targets[turn].score(output).float()
                 (weights.grad,) = torch.autograd.grad(-score, [weights])
+                adam.step()
             reached = float(score.detach())
             if best is None or reached > best:
                 best, kept = reached, small.detach()
-            adam.step()
             yield Progress(turn * subject.budget + step + 1, total)
         maps.append(kept)
     return Attribution(torch.stack(maps))

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import interpolate
 
-from cam.errors import CamError, GridTooLarge, MethodUnsuited
+from cam.errors import CamError, MethodUnsuited
 from cam.methods.linear import cam
 from cam.methods.progress import Passes, Progress
 from cam.methods.subject import Attribution, Steps, Subject
@@ -133,34 +133,35 @@ def reciprocam(subject: Subject) -> Steps:
     authors' code takes probabilities, as `of: probability` of a target does, and can smooth the
     mask of a position by a Gaussian. Behind a linear head that reads the layer's mean, the map is
     CAM divided by the number of positions, and no pass is made. Tokens that are not positions, such
-    as a class token, stay as they are.
-
-    Raises:
-        GridTooLarge: if the layer has more positions than the budget has passes.
+    as a class token, stay as they are. If the budget is less than the number of positions, those
+    with the greatest activations are used, and the others are 0.
     """
     if (exact := _behind_head(subject)) is not None:
         yield Progress(1, 1)
         return exact
     replay = subject.replay()
-    rows, columns = subject.activations().shape[2:]
-    count = rows * columns
-    if count > subject.budget:
-        raise GridTooLarge(
-            f"reciprocam takes a pass for each of the layer's {rows} × {columns} positions, and "
-            f"the budget is {subject.budget}; name a layer of fewer positions"
-        )
-    scores: list[Tensor] = []
-    positions: Tensor = torch.arange(-1, count)  # −1: no position
-    for some in torch.split(positions, subject.chunk):
+    a = subject.activations()
+    rows, columns = a.shape[2:]
+    strength = a[0].flatten(1).norm(dim=0)
+    chosen = strength.topk(min(subject.budget, len(strength))).indices
+    nothing = torch.zeros_like(subject.grid.apply(replay.activation))
+    empty = subject.replayed(replay, subject.grid.put(replay.activation, nothing))
+    maps = torch.zeros(len(subject.targets), len(strength), device=a.device)
+    done, stopped = 0, False
+    for some in torch.split(chosen, subject.chunk):
+        if stopped := done > 0 and subject.stop():
+            break
         changed = replay.activation.repeat(len(some), *[1] * (replay.activation.ndim - 1))
         values = subject.grid.apply(changed)
-        alone = (torch.arange(count) == some[:, None]).reshape(-1, 1, rows, columns)
-        kept = values * alone.to(values)
-        scores.append(subject.replayed(replay, subject.grid.put(changed, kept)))
-        yield Progress(sum(map(len, scores)), len(positions))
-    found = torch.cat(scores)
-    maps = (found[1:] - found[:1]).T.reshape(-1, rows, columns)
-    return Attribution(maps)
+        kept = torch.zeros(len(some), len(strength), device=a.device)
+        kept[torch.arange(len(some)), some] = 1
+        alone = values * kept.reshape(-1, 1, rows, columns).to(values)
+        scores = subject.replayed(replay, subject.grid.put(changed, alone))
+        maps[:, some] = (scores - empty).T
+        done += len(some)
+        yield Progress(done, len(chosen))
+    passes = Passes(done, len(strength), stopped, "positions with the greatest activations")
+    return Attribution(maps.reshape(-1, rows, columns), passes=passes)
 
 
 def _behind_head(subject: Subject) -> Attribution | None:

@@ -34,6 +34,8 @@ class Passes:
     """Number of passes of the full method; a method of channels then uses all channels."""
     stopped: bool = False
     """Whether the time ran out before the budget was used."""
+    chosen: str = "channels of the greatest variance"
+    """What the passes were made for, if the budget was too small for all."""
 
     @property
     def warning(self) -> str | None:
@@ -43,4 +45,4 @@ class Passes:
         share = f"{self.made} of the {self.of} passes that the method takes were made"
         if self.stopped:
             return f"{share}, for the time was up; a job has all the time"
-        return f"{share}, those of the channels of the greatest variance: a larger budget has more"
+        return f"{share}, those of the {self.chosen}: a larger budget has more"

@@ -348,6 +348,8 @@ class Engine:
         fast, model = self._fast, self.model
         if fast and fast.dtype == torch.float32 and all(map(self._may_be_fast, questions)):
             return fast.explain(images.contiguous(), questions)
+        if model.channels_last:
+            images = images.contiguous(memory_format=torch.channels_last)
         return explain_batch(
             model.module, images, questions, head=model.head, reading=model.reading
         )

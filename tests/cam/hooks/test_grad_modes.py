@@ -18,7 +18,14 @@ STEPS = [
     # These need attention, and the last a detector.
     if method.formula == "steps" and name not in ("rollout", "chefer", "legrad", "drise")
 ]
-GRAPHS = {"gradient", "smoothgrad", "integratedgradients", "guidedbackprop", "fullgrad"}
+GRAPHS = {
+    "gradient",
+    "smoothgrad",
+    "integratedgradients",
+    "guidedbackprop",
+    "fullgrad",
+    "opticam",
+}
 """The methods whose passes have a graph from the image on; of others at most from the layer on."""
 
 

@@ -28,7 +28,7 @@ from cam import (
     explain_in_steps,
 )
 from cam.drawing.heatmap import minmax, resize
-from cam.errors import GridTooLarge, LayerReused, MethodUnsuited, UnknownLayer
+from cam.errors import LayerReused, MethodUnsuited, UnknownLayer
 from cam.methods.progress import Passes, Progress
 from cam.outputs.reading import Reading
 from cam.passes.stepwise import finish
@@ -151,9 +151,17 @@ def test_reciprocam_behind_a_linear_head_is_cam(target: ClassTarget) -> None:
     assert many > few
 
 
-def test_reciprocam_needs_a_pass_for_each_position() -> None:
-    with pytest.raises(GridTooLarge, match="2 × 2 positions, and the budget is 3"):
-        explain(Squares(), PHOTO, target=0, method="reciprocam", layer="layer", budget=3)
+def test_reciprocam_of_a_small_budget_asks_for_the_strongest_positions() -> None:
+    photo = PHOTO.clone()
+    photo[0, 0, 1] = torch.tensor([1.0, 2.0])
+    (whole,) = explain(Squares(), photo, target=0, method="reciprocam", layer="layer")
+    np.testing.assert_allclose(whole.map, [[16, 0], [1, 4]])
+    assert whole.passes == Passes(4, 4, False, "positions with the greatest activations")
+    assert whole.warnings == ()
+    (some,) = explain(Squares(), photo, target=0, method="reciprocam", layer="layer", budget=3)
+    np.testing.assert_allclose(some.map, [[16, 0], [0, 4]])
+    assert "3 of the 4 passes" in some.warnings[0]
+    assert "those of the positions with the greatest activations" in some.warnings[0]
 
 
 def test_opticam_by_hand() -> None:
