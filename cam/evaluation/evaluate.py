@@ -84,7 +84,7 @@ def evaluate(
     metrics: Sequence[str] | None = None,
     options: Options | None = None,
     question: Question | None = None,
-    chunk: int = 16,
+    chunk: int | None = None,
     reading: Reading = AUTO,
     pixels: NDArray[np.uint8] | None = None,
     normalise: Callable[[NDArray[np.uint8]], Tensor] | None = None,
@@ -100,7 +100,8 @@ def evaluate(
             a map that is no explanation.
         question: the question whose answer the explanation is, if it has a budget, `smooth` or
             `fuse`.
-        chunk: maximum number of images in one forward pass.
+        chunk: maximum number of images in one forward pass; None for 4 on the CPU, where larger
+            passes are slower for each image, and 64 elsewhere.
         reading: how the model's output is read.
         pixels: the image before preprocessing, RGB uint8 (H, W, 3), and
         normalise: its preprocessing, (n, H, W, 3) → (n, C, H, W); `stability` leaves JPEG out
@@ -140,7 +141,7 @@ def evaluate(
         metrics,
         options or Options(),
         answer=partial(explain_batch, model, reading=reading),
-        chunk=chunk,
+        chunk=chunk or (4 if image.device.type == "cpu" else 64),
         reading=reading,
         pixels=pixels,
         normalise=normalise,

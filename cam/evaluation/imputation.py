@@ -17,7 +17,7 @@ from torch.nn.functional import avg_pool2d, interpolate, max_pool2d
 
 NOISE: Final = 0.01
 """Standard deviation of the noise, in units of the preprocessed image, as the authors have it."""
-TOLERANCE: Final = 1e-5
+TOLERANCE: Final = 1e-6
 """Residual, as a share of the right-hand side, at which a system is solved."""
 MOST_ITERATIONS: Final = 60
 SMOOTHING: Final = 2

@@ -194,32 +194,14 @@ class Pipeline:
         Raises:
             Problem: if this instance cannot be evaluated.
         """
-        model, parameters = replicas.model, instance.parameters
-        sent = parameters.map
-        async with self._opened(model, instance, timings) as (encoded, pool):
-            try:
-                require_suited(parameters.metrics, parameters)
-            except Problem as problem:
-                raise instance.blame(problem) from None
-            photo, seen, questions, outcome = await self._explained(
-                replicas, instance, encoded, pool, timings, progress
-            )
-            answer, limit = outcome.value, self._max_pixels
-
-            def prepare() -> tuple[Options, Map | None]:
-                options = options_of(parameters, photo, seen, max_pixels=limit)
-                return options, None if sent is None else map_on_input(sent.b64, photo, seen)
-
-            try:
-                options, judged = await pool.run(prepare)
-            except Problem as problem:
-                raise instance.blame(problem) from None
-            if judged is not None:
-                answer = replace(answer, explanations=(answer.explanations[0],))
-            metrics = parameters.metrics
-            scores = await self._scored(
-                replicas, seen, questions, answer, metrics, options, timings, progress, judged
-            )
+        model, metrics = replicas.model, instance.parameters.metrics
+        # The photo is gone by now: what follows takes many passes, and needs the input alone.
+        seen, questions, answer, options, judged = await self._judged(
+            replicas, instance, timings, progress
+        )
+        scores = await self._scored(
+            replicas, seen, questions, answer, metrics, options, timings, progress, judged
+        )
         return [
             schemas.Evaluation(
                 instance=instance.index,
@@ -360,6 +342,43 @@ class Pipeline:
         )
         timings.note_outcome(outcome)
         return photo, seen, questions, outcome
+
+    async def _judged(
+        self,
+        replicas: ModelBackend,
+        instance: Instance[EvaluateParameters],
+        timings: Timings,
+        progress: Listener | None,
+    ) -> tuple[ModelInput, tuple[Question, ...], Answer, Options, Map | None]:
+        """Return what scoring an image's maps needs: the model's input, the questions, their answer
+        with the maps, the metrics' options, and the map that was sent, on the input's pixels.
+
+        Raises:
+            Problem: if this instance cannot be evaluated.
+        """
+        parameters, limit = instance.parameters, self._max_pixels
+        sent = parameters.map
+        async with self._opened(replicas.model, instance, timings) as (encoded, pool):
+            try:
+                require_suited(parameters.metrics, parameters)
+            except Problem as problem:
+                raise instance.blame(problem) from None
+            photo, seen, questions, outcome = await self._explained(
+                replicas, instance, encoded, pool, timings, progress
+            )
+
+            def prepare() -> tuple[Options, Map | None]:
+                options = options_of(parameters, photo, seen, max_pixels=limit)
+                return options, None if sent is None else map_on_input(sent.b64, photo, seen)
+
+            try:
+                options, judged = await pool.run(prepare)
+            except Problem as problem:
+                raise instance.blame(problem) from None
+        answer = outcome.value
+        if judged is not None:
+            answer = replace(answer, explanations=answer.explanations[:1])
+        return seen, questions, answer, options, judged
 
     async def _scored(
         self,
