@@ -20,7 +20,14 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from cam.drawing.heatmap import resize
-from cam.errors import CamError, InvalidOption, MethodUnsuited, NonFinite, TargetMismatch
+from cam.errors import (
+    CamError,
+    InvalidOption,
+    MethodUnsuited,
+    NonFinite,
+    NothingDetected,
+    TargetMismatch,
+)
 from cam.evaluation import curves, localisation, masking, perturbation, road, stability
 from cam.evaluation.baselines import baseline
 from cam.evaluation.candidate import Candidate, candidates_of
@@ -230,6 +237,8 @@ def evaluate_in_steps(
     targets = question.resolve(first.output)
     if isinstance(targets, CamError):
         return targets
+    if any(each.turn >= len(targets) for each in candidates):
+        return NothingDetected("the model no longer finds what the map explains")
     scorers: list[Scorer] = []
     for target in targets:
         likely = target.probability(first.output)

@@ -27,19 +27,20 @@ def sensitivity(scorer: Scorer, judged: Judged) -> Forwards[Found]:
     if judged.again is None:
         raise MethodUnsuited("the map of another image cannot be made")
     options, image = scorer.options, scorer.image
-    generator = torch.Generator().manual_seed(options.seed)
-    shape = (options.samples, *image.shape)
-    noise = (2 * torch.rand(shape, generator=generator) - 1) * options.radius
-    maps = yield from judged.again(image[None] + noise.to(image), [scorer.target] * len(noise))
     norm = float(np.linalg.norm(judged.small))
     if options.scale_free and not norm:
         return None, {}
-    changes = []
-    for each in maps:
-        if isinstance(each, CamError):
-            raise each
-        other = resize(each, *judged.small.shape)
-        changes.append(float(np.linalg.norm(judged.small - other)))
+    generator = torch.Generator().manual_seed(options.seed)
+    changes: list[float] = []
+    while len(changes) < options.samples:  # all noisy images at once may not fit the memory
+        count = min(scorer.chunk, options.samples - len(changes))
+        noise = torch.stack([torch.rand(image.shape, generator=generator) for _ in range(count)])
+        images = image[None] + ((2 * noise - 1) * options.radius).to(image)
+        for each in (yield from judged.again(images, [scorer.target] * count)):
+            if isinstance(each, CamError):
+                raise each
+            other = resize(each, *judged.small.shape)
+            changes.append(float(np.linalg.norm(judged.small - other)))
     scale = norm if options.scale_free else 1.0
     return max(changes) / scale, {"changes": tuple(each / scale for each in changes)}
 

@@ -50,13 +50,13 @@ def _removed(scorer: Scorer, judged: Judged, *, most: bool) -> Forwards[tuple[fl
         rank = torch.from_numpy(ranks(judged.values, rng)).to(scorer.image.device)
         counts = torch.tensor([removed_count(each, rank.numel()) for each in percentages])
         generator = torch.Generator().manual_seed(scorer.options.seed + most)
-        shape = (len(percentages), *scorer.image.shape)
-        noise = NOISE * torch.randn(shape, generator=generator)
 
         def make(some: slice) -> Tensor:
             bounds = counts[some].to(rank)[:, None, None]
             mask = rank[None] < bounds if most else rank[None] >= rank.numel() - bounds
-            return impute(scorer.image, mask, noise[some].to(scorer.image.device))
+            shape = scorer.image.shape  # one by one, so that the noise does not depend on the batch
+            noise = torch.stack([torch.randn(shape, generator=generator) for _ in mask])
+            return impute(scorer.image, mask, (NOISE * noise).to(scorer.image.device))
 
         return tuple((yield from scorer.probabilities(len(percentages), make)))
 

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import interpolate
 
-from cam.methods.progress import Progress
-from cam.methods.subject import Attribution, Steps, Subject
+from cam.methods.progress import Passes, Progress
+from cam.methods.subject import Attribution, Steps, Subject, gradient_at
 
 RATE: Final = 0.1
 """Learning rate of Adam: that of the paper."""
@@ -24,17 +24,23 @@ def opticam(subject: Subject) -> Steps:
     the budget allows; 100 in the paper. The relu of the activations is in the authors' code alone.
     Each target has its own u. The map of the greatest score on the way is returned, not that of the
     last step.
+
+    Raises:
+        NoGradientPath: if no gradient of the target reaches the image.
     """
     with torch.inference_mode(False):  # autograd can use the copy for a backward pass
         a = subject.activations().detach().clone()[0].relu()
     total = subject.budget * len(subject.targets)
     maps: list[Tensor] = []
+    done, stopped = 0, False
     for turn in range(len(subject.targets)):
         with torch.inference_mode(False):
             weights = torch.zeros(len(a), device=a.device, requires_grad=True)
             adam = torch.optim.Adam([weights], lr=RATE)
         best, kept = None, a.mean(0)
         for step in range(subject.budget):
+            if stopped := step > 0 and (stopped or subject.stop()):
+                break
             with torch.inference_mode(False), torch.enable_grad():
                 small = torch.einsum("k,khw->hw", weights.softmax(0), a)
                 mask = interpolate(small[None, None], size=subject.size, mode="bilinear")
@@ -42,11 +48,12 @@ def opticam(subject: Subject) -> Steps:
                 scaled = (mask - low) / (high - low).clamp(min=1e-8)
                 (output,) = subject.outputs(subject.image.clone() * scaled.to(subject.image))
                 score = subject.targets[turn].score(output).float()
-                (weights.grad,) = torch.autograd.grad(-score, [weights])
+                weights.grad = gradient_at(weights, -score)
                 adam.step()
             reached = float(score.detach())
             if best is None or reached > best:
                 best, kept = reached, small.detach()
+            done += 1
             yield Progress(turn * subject.budget + step + 1, total)
         maps.append(kept)
-    return Attribution(torch.stack(maps))
+    return Attribution(torch.stack(maps), passes=Passes(done, total, done < total))

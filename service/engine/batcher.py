@@ -195,9 +195,7 @@ class Batcher(Generic[Item, Result]):
                     try:
                         await self._process(batch)
                     finally:  # if the worker is cancelled, no item is left without a result
-                        ended = Closed("the worker has ended", blamed=self._abandoned)
-                        for entry in batch:
-                            self._settle(entry, ended, 0, len(batch))
+                        self._end(batch)
                 elif self._closing:
                     return
                 else:
@@ -208,6 +206,13 @@ class Batcher(Generic[Item, Result]):
                 if not entry.future.done():
                     entry.future.set_exception(Closed("the worker has ended"))
             self._queue.clear()
+
+    def _end(self, batch: list[_Entry[Item, Result]]) -> None:
+        """Give each entry of a batch a result, unless it has one. In a method of its own, because
+        the loop's variable would keep the last item in memory until the next one comes."""
+        ended = Closed("the worker has ended", blamed=self._abandoned)
+        for entry in batch:
+            self._settle(entry, ended, 0, len(batch))
 
     def _next_batch(self) -> list[_Entry[Item, Result]]:
         """Remove and return the oldest entry of the cost class whose turn it is, together with

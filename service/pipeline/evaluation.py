@@ -40,9 +40,10 @@ def require_suited(metrics: Sequence[str], parameters: EvaluateParameters | None
     if parameters is None or parameters.region is None:
         lacking = [each.name for each in named if each.needs == "region"]
         if lacking:
+            where = "" if parameters else ", which only :evaluate takes"
             raise UnsuitedMetric(
-                f"metric {lacking[0]!r} needs `region`, the box or mask where the heat should be, "
-                "which only :evaluate takes"
+                f"metric {lacking[0]!r} needs `region`, the box or mask where the heat should "
+                f"be{where}"
             )
     if parameters is None or parameters.map is None:
         return
@@ -134,25 +135,40 @@ def map_on_input(b64: str, photo: Image.Image, seen: ModelInput) -> Map:
         values = np.ascontiguousarray(values, np.float32)
     except Problem:
         raise
-    except (ValueError, TypeError, OSError, EOFError, SyntaxError) as error:
+    except Exception as error:  # NumPy parses the header as Python, which fails in many ways
         reason = " ".join(str(error).split())[:120]
         raise InvalidMap(
             f"the map is not a NumPy .npy file of real numbers in base64: {reason}"
         ) from None
     if not np.isfinite(values).all():
         raise InvalidMap("the map has values that are NaN or infinite")
-    if values.shape == (height, width):
+    if values.shape != (photo.height, photo.width):
         return values
     across = (seen.box.right - seen.box.left) / width
     down = (seen.box.bottom - seen.box.top) / height
-    x = (np.arange(width) + 0.5) * across + seen.box.left - 0.5
-    y = (np.arange(height) + 0.5) * down + seen.box.top - 0.5
-    columns, rows = np.meshgrid(x.astype(np.float32), y.astype(np.float32))
     if max(across, down) > 1:  # each of the input's pixels stands for several of the photo's
         blur = (max(across / 2, 0.1), max(down / 2, 0.1))
         values = cv2.GaussianBlur(values, (0, 0), blur[0], sigmaY=blur[1])
-    placed: Map = cv2.remap(values, columns, rows, cv2.INTER_LINEAR).astype(np.float32)
-    return placed
+    rows = (np.arange(height) + 0.5) * down + seen.box.top - 0.5
+    columns = (np.arange(width) + 0.5) * across + seen.box.left - 0.5
+    # cv2.remap takes no side of 32,767 pixels or more.
+    placed = _read(_read(values, rows).T, columns).T
+    if not np.isfinite(placed).all():
+        raise InvalidMap("the map has values that are too large for float32")
+    return np.ascontiguousarray(placed, np.float32)
+
+
+def _read(values: Map, positions: NDArray[np.float64]) -> Map:
+    """Read the rows of an array at positions between them, linearly; it is 0 beyond its ends."""
+    lower = np.floor(positions).astype(np.int64)
+    fraction = (positions - lower).astype(np.float32)[:, None]
+
+    def at(rows: NDArray[np.int64]) -> Map:
+        inside = (rows >= 0) & (rows < len(values))
+        found: Map = values[rows.clip(0, len(values) - 1)] * inside[:, None]
+        return found
+
+    return at(lower) * (1 - fraction) + at(lower + 1) * fraction
 
 
 def _shape_of(file: bytes) -> tuple[int, ...]:

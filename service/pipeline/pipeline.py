@@ -18,7 +18,15 @@ from typing import Final
 
 from PIL import Image
 
-from cam import Concept, Observation, Question, SimilarityTarget, Target
+from cam import (
+    ClassTarget,
+    Concept,
+    Explanation,
+    Observation,
+    Question,
+    SimilarityTarget,
+    Target,
+)
 from cam.evaluation.candidate import Candidate, candidates_of
 from cam.evaluation.metrics import Options, Scores
 from cam.methods.progress import Progress
@@ -402,6 +410,9 @@ class Pipeline:
             mine = [each for each in answer.explanations if each.method == question.method]
             if not mine:
                 continue
+            # The class is not chosen again: another precision could choose another one.
+            named = {each.turn: _same(question, each) for each in mine}
+            question = replace(question, targets=tuple(named[turn] for turn in sorted(named)))
             candidates = candidates_of(mine)
             if judged is not None:
                 candidates = [Candidate(judged, mine[0].turn)]
@@ -521,6 +532,15 @@ class Pipeline:
             timings.note_outcome(outcome)
             found[layer] = outcome.value
         return found
+
+
+def _same(question: Question, explanation: Explanation) -> Target:
+    """Return the target of an explanation with its class, and with the mask that was asked."""
+    found, turn = explanation.target, explanation.turn
+    asked = question.targets[turn] if turn < len(question.targets) else None
+    if isinstance(found, ClassTarget) and isinstance(asked, ClassTarget) and found.box is None:
+        return replace(asked, index=found.index)
+    return found
 
 
 def _tell(progress: Listener, method: str, step: Progress) -> None:

@@ -28,7 +28,7 @@ from cam import (
     explain_in_steps,
 )
 from cam.drawing.heatmap import minmax, resize
-from cam.errors import LayerReused, MethodUnsuited, UnknownLayer
+from cam.errors import LayerReused, MethodUnsuited, NoGradientPath, UnknownLayer
 from cam.methods.progress import Passes, Progress
 from cam.outputs.reading import Reading
 from cam.passes.stepwise import finish
@@ -188,6 +188,30 @@ def test_opticam_by_hand() -> None:
         root = (second / (1 - 0.999**step)).sqrt() + 1e-8
         weights = weights - 0.1 * (first / (1 - 0.9**step)) / root
     np.testing.assert_allclose(found.map, expected, rtol=1e-4)
+
+
+def test_opticam_needs_a_gradient() -> None:
+    class Cut(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Identity()
+
+        def forward(self, x: Tensor) -> Tensor:
+            out: Tensor = self.layer(x.detach()).mean(dim=(2, 3))
+            return out
+
+    with pytest.raises(NoGradientPath, match="no gradient of the target reaches the image"):
+        explain(Cut(), PHOTO, target=0, method="opticam", layer="layer", activation="softmax")
+
+
+def test_opticam_stops_when_the_time_is_up() -> None:
+    question = Question((ClassTarget(0), ClassTarget(1)), "opticam", ("layer",))
+    reading = Reading(activation="softmax")
+    steps = explain_in_steps(Identity(), PHOTO[0], question, reading=reading, stop=lambda: True)
+    answer = finish(steps)
+    assert isinstance(answer, Answer)
+    assert [each.passes for each in answer.explanations] == [Passes(2, 200, True)] * 2
+    assert "the time was up" in answer.explanations[0].warnings[0]
 
 
 def test_opticam_raises_the_score_of_what_is_seen() -> None:

@@ -243,6 +243,35 @@ def test_no_map_but_bytes(client: httpx2.Client, small: bytes) -> None:
         assert "not a NumPy .npy file" in answer.json()["detail"]
 
 
+@pytest.mark.parametrize("header", ["{'descr': ('a'\n", '"""abc', "{'descr': ()}"])
+def test_a_header_that_numpy_fails_to_parse(
+    client: httpx2.Client, small: bytes, header: str
+) -> None:
+    sent = header.encode().ljust(118) + b"\n"
+    file = b"\x93NUMPY\x01\x00" + len(sent).to_bytes(2, "little") + sent
+    instance = {"image": {"b64": b64(small)}, "map": {"b64": b64(file)}}
+    body = {"instances": [instance], "parameters": {"metrics": ["deletion"]}}
+    answer = client.post(URL, json=body)
+    assert answer.status_code == 422
+    assert "not a NumPy .npy file" in answer.json()["detail"]
+
+
+def test_a_map_over_a_photo_of_any_length() -> None:
+    photo = Image.new("RGB", (40_000, 4))
+    values = np.zeros((4, 40_000), np.uint8)
+    values[:, 20_000:] = 1
+    found = map_on_input(npy(values), photo, seen(8, 8, Box(0, 0, 40_000, 4)))
+    np.testing.assert_allclose(found[2:6, [0, 1, 6, 7]], np.tile([0, 0, 1, 1], (4, 1)), atol=1e-2)
+
+
+def test_a_map_of_the_photos_size_lies_on_the_photo() -> None:
+    """Also where the model's input has the same size, and is a crop."""
+    values = np.arange(64, dtype=np.float32).reshape(8, 8)
+    found = map_on_input(npy(values), Image.new("RGB", (8, 8)), seen(8, 8, Box(2, 2, 6, 6)))
+    assert found.min() > values[1, 1]
+    assert found.max() < values[6, 6]
+
+
 def test_one_instance_that_fails_leaves_the_others(client: httpx2.Client, small: bytes) -> None:
     body = {
         "instances": [{"image": {"b64": b64(small)}}, {"image": {"b64": b64(b"no image")}}],
