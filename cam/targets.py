@@ -178,11 +178,7 @@ class ClassTarget:
             y, x = height / seen[0], width / seen[1]
             left, right = self.box[0] * x, self.box[2] * x
             top, bottom = self.box[1] * y, self.box[3] * y
-            down = np.arange(height)[:, None] + 0.5
-            along = np.arange(width)[None, :] + 0.5
-            inside: NDArray[np.bool_] = (
-                (along > left) & (along < right) & (down > top) & (down < bottom)
-            )
+            inside = pixels_in((left, top, right, bottom), height, width)
             if not inside.any():
                 raise BoxOutside(f"the box has no pixel of the {width} × {height} that are seen")
             return inside
@@ -237,6 +233,15 @@ class ClassTarget:
     def _best(self, found: Detections) -> Tensor:
         best = self.find(found)
         return found.scores.sum() * 0 if best is None else found.scores[best]
+
+
+def pixels_in(box: tuple[float, float, float, float], height: int, width: int) -> NDArray[np.bool_]:
+    """Return the mask of the pixels whose centres lie in a box (left, top, right, bottom)."""
+    left, top, right, bottom = box
+    down = np.arange(height)[:, None] + 0.5
+    along = np.arange(width)[None, :] + 0.5
+    inside: NDArray[np.bool_] = (along > left) & (along < right) & (down > top) & (down < bottom)
+    return inside
 
 
 def mirrored(target: Target, width: int) -> Target:

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn.functional import conv2d
 
 from cam.evaluation.metrics import Substrate, step_of
-from cam.evaluation.scorer import Forwards, Judged, Scorer, ranks
+from cam.evaluation.scorer import Forwards, Judged, Scorer
 
 BLUR_SIZE: Final = 11
 BLUR_SIGMA: Final = 5.0
@@ -38,7 +38,7 @@ def _exchange(
 ) -> Forwards[Curve]:
     """Exchange the pixels of one image for those of another; None is the image itself."""
     old, new = substrate(scorer.image, start), substrate(scorer.image, finish)
-    rank = torch.from_numpy(ranks(judged.values, scorer.rng())).to(old.device)
+    rank = scorer.ranks(judged)
     step = step_of(scorer.options, rank.numel())
     count = -(-rank.numel() // step)
 

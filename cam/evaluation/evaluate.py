@@ -45,7 +45,7 @@ from cam.evaluation.metrics import (
 from cam.evaluation.scorer import OUTPUT, Again, Answering, Forwards, Judged, Scorer
 from cam.explanation import Explanation, Map, Question
 from cam.methods import INPUT, METHODS
-from cam.methods.progress import Progress
+from cam.methods.progress import Progress, finish
 from cam.outputs.output import resolve_reading
 from cam.outputs.reading import AUTO, Reading
 from cam.passes.onepass import explain_batch
@@ -153,12 +153,7 @@ def evaluate(
         pixels=pixels,
         normalise=normalise,
     )
-    while True:
-        try:
-            next(steps)
-        except StopIteration as stop:
-            found: list[Scores] | CamError = stop.value
-            break
+    found = finish(steps)
     if isinstance(found, CamError):
         raise found
     return found[0]
@@ -226,7 +221,7 @@ def evaluate_in_steps(
             return InvalidOption(f"the map has the shape {each.map.shape}, not (height, width)")
         if not np.isfinite(each.map).all():
             return NonFinite("the map has values that are NaN or infinite")
-    (first,) = answer(image[None], [replace(OUTPUT, layers=())])
+    (first,) = answer(image[None], [OUTPUT])
     if isinstance(first, CamError):
         return first
     if not all(isinstance(each, ClassTarget) and not each.against for each in question.targets):

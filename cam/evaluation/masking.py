@@ -12,6 +12,7 @@ from torch import Tensor
 
 from cam.drawing.heatmap import resize
 from cam.errors import CamError, MethodUnsuited
+from cam.evaluation.metrics import harmonic
 from cam.evaluation.scorer import Forwards, Judged, Scorer
 from cam.explanation import Map
 
@@ -57,13 +58,6 @@ def adcc(scorer: Scorer, judged: Judged) -> Forwards[Parts]:
         "confidence_drop": lost,
     }
     return harmonic(alike, 1 - covered, 1 - lost), parts
-
-
-def harmonic(*values: float) -> float:
-    """Return the harmonic mean of values ≥ 0; it is 0 if one of them is 0."""
-    if min(values) <= 0:
-        return 0.0
-    return len(values) / sum(1 / each for each in values)
 
 
 def _drop(whole: float, seen: float) -> float:

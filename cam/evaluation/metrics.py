@@ -152,6 +152,13 @@ Scores = dict[str, Score]
 """Name of a metric → score."""
 
 
+def harmonic(*values: float) -> float:
+    """Return the harmonic mean of values ≥ 0; it is 0 if one of them is 0."""
+    if min(values) <= 0:
+        return 0.0
+    return len(values) / sum(1 / each for each in values)
+
+
 def _substrate(what: Substrate) -> str:
     return {
         "zero": "zero after preprocessing",

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from cam.evaluation.imputation import NOISE, impute
-from cam.evaluation.scorer import Forwards, Judged, Scorer, ranks
+from cam.evaluation.scorer import Forwards, Judged, Scorer
 
 Shares = tuple[float, dict[str, tuple[float, ...]]]
 
@@ -46,8 +46,7 @@ def _removed(scorer: Scorer, judged: Judged, *, most: bool) -> Forwards[tuple[fl
     percentages = scorer.options.percentages
 
     def work() -> Forwards[tuple[float, ...]]:
-        rng = scorer.rng()
-        rank = torch.from_numpy(ranks(judged.values, rng)).to(scorer.image.device)
+        rank = scorer.ranks(judged)
         counts = torch.tensor([removed_count(each, rank.numel()) for each in percentages])
         generator = torch.Generator().manual_seed(scorer.options.seed + most)
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final, TypeVar
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
@@ -81,6 +82,15 @@ class Scorer:
     def rng(self) -> np.random.Generator:
         """Return a new generator of random numbers from the seed."""
         return np.random.default_rng(self.options.seed)
+
+    def ranks(self, judged: Judged) -> Tensor:
+        """Return the rank of each of a map's values, (H, W), which all curves of the map share."""
+        key = ("ranks", id(judged))
+        if key not in self.known:
+            found = torch.from_numpy(ranks(judged.values, self.rng()))
+            self.known[key] = found.to(self.image.device)
+        known: Tensor = self.known[key]
+        return known
 
     def probabilities(self, count: int, make: Callable[[slice], Tensor]) -> Forwards[list[float]]:
         """Return the target's probability for `count` images.

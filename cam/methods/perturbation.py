@@ -16,7 +16,7 @@ from torch.nn.functional import interpolate
 
 from cam.errors import CamError, MethodUnsuited
 from cam.methods.linear import cam
-from cam.methods.progress import Passes, Progress
+from cam.methods.progress import Passes, Progress, finish
 from cam.methods.subject import Attribution, Steps, Subject
 
 SAMPLES = 10
@@ -167,16 +167,11 @@ def reciprocam(subject: Subject) -> Steps:
 def _behind_head(subject: Subject) -> Attribution | None:
     """Return Recipro-CAM's map from the weights of a pooled linear head, if the model has one."""
     try:
-        steps = cam(subject)
-        next(steps)
-        next(steps)
-    except StopIteration as stop:
-        found: Attribution = stop.value
-        positions = found.maps.shape[1] * found.maps.shape[2]
-        return Attribution(found.maps / positions)
+        found = finish(cam(subject))
     except CamError:
         return None
-    raise AssertionError("cam takes one step")
+    positions = found.maps.shape[1] * found.maps.shape[2]
+    return Attribution(found.maps / positions)
 
 
 def rise(subject: Subject) -> Steps:

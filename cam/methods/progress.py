@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Generator
 from dataclasses import dataclass
+from typing import TypeVar
+
+Value = TypeVar("Value")
 
 
 @dataclass(frozen=True)
@@ -46,3 +50,13 @@ class Passes:
         if self.stopped:
             return f"{share}, for the time was up; a job has all the time"
         return f"{share}, those of the {self.chosen}: a larger budget has more"
+
+
+def finish(steps: Generator[Progress, None, Value]) -> Value:
+    """Run all steps and return the result."""
+    while True:
+        try:
+            next(steps)
+        except StopIteration as stop:
+            value: Value = stop.value
+            return value

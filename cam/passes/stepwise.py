@@ -8,7 +8,7 @@ from contextlib import ExitStack
 from torch import Tensor, nn
 
 from cam.errors import CamError, NonFinite
-from cam.explanation import Answer, AnswerSteps, Question
+from cam.explanation import AnswerSteps, Question
 from cam.hooks.capture import Capture
 from cam.hooks.grids import Grid
 from cam.hooks.inference import evaluating
@@ -16,6 +16,7 @@ from cam.hooks.precision import steps_in_full_precision
 from cam.hooks.replay import recorded
 from cam.methods import INPUT, method_named
 from cam.methods.formulas import STEPS
+from cam.methods.progress import finish as finish
 from cam.methods.subject import Subject, never
 from cam.outputs.output import (
     detached,
@@ -114,13 +115,3 @@ def explain_in_steps(
                 else NonFinite(f"a score at {layer!r} is not finite")
             )
     return compose(question, targets, said, maps)
-
-
-def finish(steps: AnswerSteps) -> Answer | CamError:
-    """Run all steps and return the answer."""
-    while True:
-        try:
-            next(steps)
-        except StopIteration as stop:
-            answer: Answer | CamError = stop.value
-            return answer

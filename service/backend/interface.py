@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
 from types import TracebackType
 from typing import Final, Protocol
 
@@ -38,6 +39,11 @@ NOTHING = Question((), "gradcam", ())
 OBSERVED_AT_ONCE: Final = 2
 """Number of images whose layers are observed at a time. The outputs of all layers of a model take
 some hundred megabytes."""
+
+
+def naming(method: str, progress: Listener) -> Listener:
+    """Return a listener that adds the method's name to each report."""
+    return lambda step: progress(replace(step, method=method))
 
 
 def unknown_model(name: str, names: Collection[str]) -> UnknownModel:

@@ -15,7 +15,7 @@ from cam.evaluation.candidate import Candidate
 from cam.evaluation.metrics import Options, Scores
 from cam.methods.progress import Progress
 from service.backend.answers import Answer
-from service.backend.interface import Listener, Pixels
+from service.backend.interface import Listener, Pixels, naming
 from service.backend.outcome import Outcome
 from service.core.choices import Runtime
 from service.core.metrics import Metrics
@@ -121,7 +121,7 @@ class Replicas:
                 explained = outcomes[0].value.explanations
                 targets = tuple({each.turn: each.target for each in explained}.values())
                 group = tuple(replace(each, targets=targets) for each in group)
-            told = progress and _naming(group[0].method, progress)
+            told = progress and naming(group[0].method, progress)
             outcomes.append(await self._answer(seen, group, told, priority, until))
             for each in outcomes[-1].value.explanations:
                 found.setdefault(each.method, []).append(each)
@@ -197,11 +197,6 @@ class Replicas:
 
     def _idlest(self) -> Engine:
         return min(self.engines, key=lambda engine: (not engine.alive, engine.load))
-
-
-def _naming(method: str, progress: Listener) -> Listener:
-    """Return a listener that adds the method's name to each report."""
-    return lambda step: progress(replace(step, method=method))
 
 
 def _key(seen: ModelInput, questions: Sequence[Question]) -> bytes:

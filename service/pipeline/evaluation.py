@@ -12,8 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from cam.evaluation.metrics import METRICS, Metric, Options, Score, Scores
+from cam.evaluation.metrics import METRICS, Metric, Options, Score, Scores, harmonic
 from cam.evaluation.verdict import verdict
+from cam.targets import pixels_in
 from service.core import schemas
 from service.core.errors import InvalidMap, InvalidRegion, Problem, UnsuitedMetric
 from service.models.preprocessing import ModelInput
@@ -101,11 +102,7 @@ def _region(
         white = picture_of(region.mask.b64, "mask", max_pixels=max_pixels)
         return mask_on_input(white, photo, seen)
     assert region.box is not None
-    left, top, right, bottom = box_on_input(region.box, photo, seen)
-    height, width = seen.pixels.shape[:2]
-    down = np.arange(height)[:, None] + 0.5
-    along = np.arange(width)[None] + 0.5
-    inside: NDArray[np.bool_] = (along > left) & (along < right) & (down > top) & (down < bottom)
+    inside = pixels_in(box_on_input(region.box, photo, seen), *seen.pixels.shape[:2])
     if not inside.any():
         raise InvalidRegion("the box has no pixel that the model sees")
     return inside
@@ -287,5 +284,4 @@ def _adcc_of_means(members: Sequence[schemas.Evaluation]) -> float | None:
     if not rows:
         return None
     coherency, complexity, drop = (float(value) for value in np.mean(rows, 0))
-    goods = (coherency, 1 - complexity, 1 - drop)
-    return 0.0 if min(goods) <= 0 else 3 / sum(1 / each for each in goods)
+    return harmonic(coherency, 1 - complexity, 1 - drop)

@@ -29,9 +29,8 @@ from cam import (
 )
 from cam.evaluation.candidate import Candidate, candidates_of
 from cam.evaluation.metrics import Options, Scores
-from cam.methods.progress import Progress
 from service.backend.answers import Answer
-from service.backend.interface import NOTHING, OBSERVED_AT_ONCE, Listener, ModelBackend
+from service.backend.interface import NOTHING, OBSERVED_AT_ONCE, Listener, ModelBackend, naming
 from service.backend.outcome import Outcome
 from service.backend.timings import Timings
 from service.core import schemas
@@ -418,7 +417,7 @@ class Pipeline:
                 candidates = [Candidate(judged, mine[0].turn)]
             told = progress
             if progress and len(questions) > 1:
-                told = partial(_tell, progress, question.method)
+                told = naming(question.method, progress)
             outcome = await replicas.evaluate(
                 seen.pixels, question, candidates, metrics, options, progress=told
             )
@@ -541,11 +540,6 @@ def _same(question: Question, explanation: Explanation) -> Target:
     if isinstance(found, ClassTarget) and isinstance(asked, ClassTarget) and found.box is None:
         return replace(asked, index=found.index)
     return found
-
-
-def _tell(progress: Listener, method: str, step: Progress) -> None:
-    """Report the progress of one of several methods."""
-    progress(replace(step, method=method))
 
 
 def _has_quick_header(image: object) -> bool:

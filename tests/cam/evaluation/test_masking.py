@@ -9,8 +9,8 @@ import pytest
 
 from cam import evaluate
 from cam.errors import MethodUnsuited
-from cam.evaluation.masking import harmonic, pearson
-from cam.evaluation.metrics import Scores
+from cam.evaluation.masking import pearson
+from cam.evaluation.metrics import Scores, harmonic
 from cam.explanation import Map
 from tests.cam.evaluation.nets import (
     SIGMOID,
