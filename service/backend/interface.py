@@ -32,6 +32,8 @@ from service.models.preprocessing import ModelInput
 Listener = Callable[[Progress], None]
 Pixels = NDArray[np.uint8]
 """An image as the model sees it, not normalised: RGB (H, W, 3)."""
+Stage = list[NDArray[np.float32] | None]
+"""The maps of one stage of a randomisation, one for each question and layer."""
 NOTHING = Question((), "gradcam", ())
 """A question that asks for no map, so that its answer holds only the prediction."""
 
@@ -143,6 +145,23 @@ class ModelBackend(Protocol):
 
         Returns:
             The scores of each map.
+
+        Raises:
+            The same errors as `answer`.
+        """
+
+    async def randomised(
+        self, pixels: Pixels, questions: Sequence[Question], *, stages: int, seed: int
+    ) -> Outcome[list[Stage]]:
+        """Explain one image by models of which more and more weights are random, at background
+        priority: see `cam.evaluation.randomisation`. Other questions are answered by the model's
+        own weights meanwhile.
+
+        Args:
+            questions: questions with one resolved target each.
+
+        Returns:
+            The maps of each stage; None for a map that the changed model does not have.
 
         Raises:
             The same errors as `answer`.

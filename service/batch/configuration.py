@@ -9,7 +9,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from filelock import FileLock, Timeout
 from pydantic import ValidationError
@@ -32,6 +32,7 @@ class RunConfiguration:
         given: parameters as given on the command line.
         output: the folder for all files of the batch.
         form: format of the pictures, one of `FORMATS`; "none" draws no pictures.
+        kind: what the folder holds: a batch, or an audit.
 
     Raises:
         Problem: if a parameter is invalid; the message names it.
@@ -41,6 +42,7 @@ class RunConfiguration:
     given: Mapping[str, Any]
     output: Path
     form: str = "jpg"
+    kind: Literal["batch", "audit"] = "batch"
 
     def __post_init__(self) -> None:
         parameters = self.parameters()
@@ -83,6 +85,7 @@ class RunConfiguration:
         """
         asked = json.loads(self.parameters().model_dump_json(exclude_defaults=True))
         record = {
+            **({} if self.kind == "batch" else {"kind": self.kind}),
             "model": model,
             "weights": fingerprint,
             "parameters": asked,
@@ -95,7 +98,7 @@ class RunConfiguration:
                 self._compare(json.loads(file.read_text()), record)
                 return
             if self.output.is_dir() and not {*self.output.iterdir()} <= {*self._leftovers()}:
-                raise ConfigError(f"{self.output} is not empty, and no batch has begun there")
+                raise ConfigError(f"{self.output} is not empty, and no {self.kind} has begun there")
             self.output.mkdir(parents=True, exist_ok=True)
             with written_whole(file) as temporary:
                 told = {**record, "made_with": {**self._resolved(), **(made_with or {})}}
@@ -118,7 +121,7 @@ class RunConfiguration:
             self.output.mkdir(parents=True, exist_ok=True)
             lock.acquire()
         except Timeout:
-            raise ConfigError(f"another batch is at work in {self.output}") from None
+            raise ConfigError(f"another {self.kind} is at work in {self.output}") from None
         except OSError as error:
             raise ConfigError(f"{self.output} cannot be used: {error.strerror}") from None
         try:
@@ -151,9 +154,13 @@ class RunConfiguration:
     def _compare(self, former: Any, record: dict[str, Any]) -> None:
         if not isinstance(former, dict):
             raise ValueError("a record is an object")
+        if former.get("kind", "batch") != self.kind:
+            there = former.get("kind", "batch")
+            raise ConfigError(f"{self.output} holds a {there}; take another folder")
         for key, now in record.items():
             if former.get(key) != now:
                 raise ConfigError(
-                    f"{self.output} holds a batch with {key} {former.get(key)}, and this one has "
-                    f"{now}; take another folder, or go on with the former"
+                    f"{self.output} holds a{'n' * (self.kind == 'audit')} {self.kind} with {key} "
+                    f"{former.get(key)}, and this one has {now}; take another folder, or go on "
+                    "with the former"
                 )

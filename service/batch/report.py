@@ -6,8 +6,6 @@ The page is written to the file while it is produced.
 
 from __future__ import annotations
 
-import base64
-import hashlib
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -15,9 +13,6 @@ from datetime import UTC, datetime
 from itertools import islice
 from pathlib import Path
 from typing import Any, Final
-
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
-from markupsafe import Markup
 
 from cam.evaluation.metrics import METRICS, Options
 from service.batch.report_census import (
@@ -31,10 +26,10 @@ from service.batch.report_census import (
 )
 from service.batch.report_manifest import read_rows
 from service.batch.report_means import MeanMap, mean_maps, scaled_map
-from service.batch.report_pictures import draw_bar, draw_map, in_order, show
+from service.batch.report_pictures import in_order, show
 from service.batch.report_sample import Sample
-from service.core.files import written_whole
 from service.core.glossary import TERMS
+from service.core.page import draw_bar, draw_map, page_template, write_page
 from service.pipeline.rows import Row
 
 CLASSES: Final = 1000
@@ -97,7 +92,7 @@ def write_report(
     census = take_census(read_rows(manifest))
     portraits = _portraits(manifest, census)
     sample = Sample({each.key: each.maps for each in census.classes}, most)
-    template = _environment().get_template("report.html")
+    template = page_template(Path(__file__).parent, "report")
     page = template.generate(
         title=title,
         model=model,
@@ -116,13 +111,7 @@ def write_report(
             for each in census.classes
         ],
     )
-    file.parent.mkdir(parents=True, exist_ok=True)
-    with (
-        written_whole(file) as temporary,
-        # The title may contain a file name with characters that cannot be encoded.
-        temporary.open("w", encoding="utf-8", errors="replace", newline="\n") as written,
-    ):
-        written.writelines(page)
+    write_page(page, file)
 
 
 def _portraits(manifest: Path, census: Census) -> list[ClassPortrait]:
@@ -227,33 +216,3 @@ def _number(value: float | None) -> float | None:
 def _blocks(shown: Iterator[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:
     while block := list(islice(shown, BLOCK)):
         yield block
-
-
-def _environment() -> Environment:
-    environment = Environment(
-        loader=FileSystemLoader(Path(__file__).parent),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    environment.filters.update(counted=_counted, decimal=_decimal, digest=_digest)
-    # These files are part of the package, so they are trusted and not escaped.
-    for name in ("report_style.css", "report_script.js"):
-        source = Path(__file__).with_name(name).read_text(encoding="utf-8")
-        environment.globals[name.partition(".")[0]] = Markup(source)  # noqa: S704
-    return environment
-
-
-def _counted(count: int, noun: str, plural: str | None = None) -> str:
-    """Return a count with its noun: "1 map", "2,000 maps"."""
-    return f"{count:,} {noun if count == 1 else plural or noun + 's'}"
-
-
-def _decimal(value: float | None) -> str:
-    return "–" if value is None else f"{value:.2f}"
-
-
-def _digest(text: str) -> str:
-    """Return the digest of an inline script or style for a Content-Security-Policy."""
-    return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()

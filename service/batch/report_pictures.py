@@ -1,32 +1,25 @@
-"""Pictures embedded in the report as data URIs: thumbnails, mean maps and the colour bar."""
+"""Thumbnails of a batch's pictures, embedded in the report as data URIs."""
 
 from __future__ import annotations
 
-import base64
 import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from io import BytesIO
 from pathlib import Path
 from typing import Final, TypeVar
 from urllib.parse import quote
 
-import numpy as np
 from PIL import Image
 
-from cam.drawing.heatmap import resize
-from cam.drawing.overlay import Float, Picture, colorize
 from service.core.errors import Problem
+from service.core.page import data_uri
 from service.pipeline.images import EncodedPhoto
 
 THUMBNAIL: Final = 192
 """Length of a thumbnail's longer side in pixels: sharp when shown at 160 pixels, and good enough at
 twice that."""
-MAP: Final = 128
-"""Length of the longer side of a map without its photo, in pixels."""
-QUALITY: Final = 75
 MOST_PIXELS: Final = 1_000_000_000
 """Largest number of pixels of an overlay, which the batch drew itself in the size of a photo."""
 THREADS: Final = min(os.cpu_count() or 1, 8)
@@ -78,30 +71,6 @@ def _link(file: Path, page: Path) -> str:
     except ValueError:  # the file is on another drive
         return file.as_uri()
     return quote(os.fsencode(relative.replace(os.sep, "/")))
-
-
-def draw_map(values: Float) -> str:
-    """Draw a map (h, w), 0 … 1, in colours and return a data URI. The values are not rescaled, so
-    that mean maps can be compared."""
-    height, width = values.shape
-    scale = MAP / max(height, width)
-    large = resize(values, max(round(height * scale), 1), max(round(width * scale), 1))
-    return data_uri(_picture(colorize(large)))
-
-
-def draw_bar() -> str:
-    """Draw the colours from 0 (left) to 1 (right) and return a data URI."""
-    return data_uri(_picture(colorize(np.linspace(0, 1, 256, dtype=np.float32)[None].repeat(8, 0))))
-
-
-def _picture(pixels: Picture) -> Image.Image:
-    return Image.fromarray(pixels)
-
-
-def data_uri(picture: Image.Image) -> str:
-    written = BytesIO()
-    picture.save(written, "WEBP", quality=QUALITY, method=2)
-    return "data:image/webp;base64," + base64.b64encode(written.getvalue()).decode()
 
 
 def in_order(work: Callable[[Item], Result], items: Iterable[Item]) -> Iterator[Result]:

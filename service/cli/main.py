@@ -1,4 +1,4 @@
-"""The command line: `gradcam serve`, `explain`, `batch`, `key`, `openapi`."""
+"""The command line: `gradcam serve`, `explain`, `batch`, `audit`, `key`, `openapi`."""
 
 from __future__ import annotations
 
@@ -203,6 +203,55 @@ def batch(
         explain=None if ray is None else _on_ray(ray),
     )
     _end(code, former)
+
+
+@cli.command()
+def audit(
+    photos: Annotated[
+        str,
+        typer.Argument(
+            help="A folder, a pattern like 'photos/**/*.jpg', a .zip, or a .csv or .parquet with a "
+            "column path, and id and target (the photo's class) if you like.",
+        ),
+    ],
+    output: Annotated[
+        Path,
+        typer.Option(help="Folder for report.html and audit.json; goes on where it stopped."),
+    ],
+    model: Annotated[str | None, typer.Option(help="Its name; else the first.")] = None,
+    target: Target = None,
+    method: Annotated[
+        list[str] | None, typer.Option(help="A method to measure; repeat. Else the usual ones.")
+    ] = None,
+    layer: Annotated[
+        list[str] | None,
+        typer.Option(help="A layer to measure; repeat. Else the default and a finer one."),
+    ] = None,
+    evaluate: Annotated[
+        list[str] | None,
+        typer.Option(help="A metric of faithfulness, like road; repeat. Else the usual ones."),
+    ] = None,
+    fit: Annotated[str, typer.Option(help="crop, squash or pad.")] = "crop",
+    most: Annotated[
+        int, typer.Option(min=1, help="Photos to measure at most; evenly spaced ones of more.")
+    ] = 200,
+    models: Models = None,
+) -> None:
+    """Measure which methods and layers explain a model: writes a report, a recommendation, and the
+    numbers of each photo."""
+    former = {*threading.enumerate()}
+    settings = read_settings(os.environ, models=models)
+    given: dict[str, Any] = {"fit": fit}
+    for name, values in (("method", method), ("layer", layer), ("evaluate", evaluate)):
+        if values:
+            given[name] = values
+    if target:
+        given["target"] = target[0] if len(target) == 1 else target
+    from service.batch.audit import audit as run
+    from service.batch.configuration import RunConfiguration
+
+    configuration = RunConfiguration(given, output, "none", "audit")
+    _end(run(photos, settings, configuration, model=model, most=most), former)
 
 
 def _on_ray(address: str) -> Explain:

@@ -24,6 +24,19 @@ Better = TypeAliasType("Better", Literal["higher", "lower"])
 HeatmapEncoding = TypeAliasType("HeatmapEncoding", Literal["png", "float32"])
 
 JobState = TypeAliasType("JobState", Literal["waiting", "running", "done", "cancelled"])
+JobKind = TypeAliasType("JobKind", Literal["explain", "audit"])
+FindingKind = TypeAliasType(
+    "FindingKind",
+    Literal[
+        "ignores the photo",
+        "looks at one place",
+        "shows the photo, not the model",
+        "hardly depends on the class",
+        "no photo for grids",
+        "no map",
+        "worse than a baseline",
+    ],
+)
 ArchiveFormat = TypeAliasType("ArchiveFormat", Literal["zip", "parquet"])
 
 ModelKind = TypeAliasType("ModelKind", Literal["classes", "segments", "detections"])

@@ -90,6 +90,13 @@ class MethodDescription(Open):
     )
 
 
+class AuditedMethod(Open):
+    """The method and the layer that an audit of the model recommends."""
+
+    method: str = Field(examples=["gradcam"])
+    layer: str = Field(examples=["bn2"])
+
+
 class ModelDescription(Open):
     name: str = Field(examples=["efficientnet-lite0"])
     ready: bool = Field(examples=[True])
@@ -135,6 +142,9 @@ class ModelDescription(Open):
     max_batch: int = Field(examples=[16])
     batching: str | None = Field(
         None, description="Reason why images are run one by one, if `max_batch` is 1 for one."
+    )
+    audited: AuditedMethod | None = Field(
+        None, description="What `method=auto` means, by the audit of the model."
     )
     fingerprint: str = Field(
         description="Changes when the weights or the preprocessing do.",

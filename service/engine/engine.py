@@ -37,6 +37,7 @@ from cam.agreement import Fidelity
 from cam.evaluation.candidate import Candidate
 from cam.evaluation.evaluate import evaluate_in_steps
 from cam.evaluation.metrics import Options, Scores
+from cam.evaluation.randomisation import randomised_in_steps
 from cam.explanation import Answer as Explained
 from cam.explanation import join
 from cam.methods.progress import Progress
@@ -44,7 +45,7 @@ from cam.outputs.output import Output
 from cam.passes.fast import CompiledPath
 from cam.passes.samples import samples
 from service.backend.answers import Answer, Boxes, Prediction
-from service.backend.interface import NOTHING, Listener, Pixels
+from service.backend.interface import NOTHING, Listener, Pixels, Stage
 from service.backend.outcome import Outcome
 from service.core.choices import Runtime
 from service.core.errors import (
@@ -77,7 +78,7 @@ LONG_SECONDS = 0.25
 """A batch that takes longer is enlarged only if that makes an image cheaper."""
 
 log = logging.getLogger(__name__)
-Looked = list[Observation] | list[Concept] | NDArray[np.float32] | list[Scores]
+Looked = list[Observation] | list[Concept] | NDArray[np.float32] | list[Scores] | list[Stage]
 Worked = Answer | Progress | Looked
 Steps = Generator[Progress, None, Answer | CamError | Looked]
 Value = TypeVar("Value", bound=Looked)
@@ -254,9 +255,16 @@ class Engine:
         return (
             self._fast is not None
             and item.steps is None
+            and self._of_usual_size(item.pixels)
             and all(self.is_fast(each.method) for each in item.questions)
             and all(map(self._fast.takes, item.questions))
         )
+
+    def _of_usual_size(self, pixels: Pixels) -> bool:
+        """Return whether the fast path was made for images of this size; audits have larger ones
+        beside them."""
+        size = self.model.preprocessing
+        return pixels.shape[:2] == (size.height, size.width)
 
     async def answer(
         self,
@@ -339,6 +347,36 @@ class Engine:
         outcome = await self._finished(item, progress)
         scores = cast(list[Scores], outcome.value)
         return Outcome(scores, outcome.queued_seconds, outcome.run_seconds, outcome.batch_size)
+
+    async def randomised(
+        self, pixels: Pixels, questions: Sequence[Question], *, stages: int, seed: int
+    ) -> Outcome[list[Stage]]:
+        """Explain one image by models with random weights: see `ModelBackend.randomised`.
+
+        Raises:
+            The same errors as `answer`.
+        """
+
+        def in_steps() -> Steps:
+            model, (image,) = self.model, self._input([pixels])
+            reading = model.reading
+            return (
+                yield from randomised_in_steps(
+                    model.module,
+                    image,
+                    questions,
+                    stages=stages,
+                    seed=seed,
+                    answer=partial(explain_batch, model.module, reading=reading),
+                    chunk=self._group,
+                    reading=reading,
+                )
+            )
+
+        item = _Item(pixels, (NOTHING,), in_steps(), "background")
+        outcome = await self._finished(item, None)
+        maps = cast(list[Stage], outcome.value)
+        return Outcome(maps, outcome.queued_seconds, outcome.run_seconds, outcome.batch_size)
 
     def _answered(
         self, images: Tensor, questions: Sequence[Question]

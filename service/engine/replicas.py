@@ -15,7 +15,7 @@ from cam.evaluation.candidate import Candidate
 from cam.evaluation.metrics import Options, Scores
 from cam.methods.progress import Progress
 from service.backend.answers import Answer
-from service.backend.interface import Listener, Pixels, naming
+from service.backend.interface import Listener, Pixels, Stage, naming
 from service.backend.outcome import Outcome
 from service.core.choices import Runtime
 from service.core.metrics import Metrics
@@ -180,6 +180,12 @@ class Replicas:
         return await self._idlest().evaluate(
             pixels, question, candidates, metrics, options, progress=progress
         )
+
+    async def randomised(
+        self, pixels: Pixels, questions: Sequence[Question], *, stages: int, seed: int
+    ) -> Outcome[list[Stage]]:
+        """See `ModelBackend.randomised`."""
+        return await self._idlest().randomised(pixels, questions, stages=stages, seed=seed)
 
     async def observe(
         self, pixels: Pixels, layers: tuple[str, ...], target: Target

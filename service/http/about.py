@@ -139,6 +139,11 @@ def make_about_router(*, manager: Backend, metrics: Metrics) -> APIRouter:
             fidelity=replicas.fidelity,
             max_batch=served.max_batch,
             batching=served.batching,
+            audited=None
+            if served.audited is None
+            else model_schemas.AuditedMethod(
+                method=served.audited.method, layer=served.audited.layer
+            ),
             fingerprint=served.fingerprint,
         )
 

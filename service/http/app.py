@@ -30,6 +30,7 @@ from service.core.threads import one_each
 from service.http.about import make_about_router
 from service.http.administration import make_administration_router
 from service.http.answers import problem_response
+from service.http.audit_routes import make_audits_router
 from service.http.contract import gather_components
 from service.http.documentation import DESCRIPTION, SECURITY, SECURITY_SCHEMES, TAGS
 from service.http.job_routes import make_jobs_router
@@ -51,7 +52,7 @@ OWN_HEADERS = ("X-API-Key", "X-Request-ID", "X-Request-Timeout", "Idempotency-Ke
 SHOWN_HEADERS = ("Server-Timing", "X-Request-ID", "X-Next-Cursor")
 
 
-JOBS = "/v1/jobs"
+JOBS, AUDITS = "/v1/jobs", "/v1/audits"
 REST_SECONDS = 5
 PARSERS = 4
 """Number of threads that parse bodies and serialise answers."""
@@ -136,7 +137,7 @@ def make_app(
         LimitBody,
         max_bytes=settings.max_body_bytes,
         body_budget=body_budget,
-        streamed={JOBS: settings.max_job_bytes},
+        streamed=dict.fromkeys((JOBS, AUDITS), settings.max_job_bytes),
         metrics=metrics,
     )
     app.add_middleware(TurnAway, admission=admission)
@@ -157,6 +158,7 @@ def make_app(
     app.include_router(make_about_router(manager=manager, metrics=metrics))
     app.include_router(make_router(reception=reception, pipeline=pipeline))
     app.include_router(make_jobs_router(jobs=jobs, manager=manager))
+    app.include_router(make_audits_router(jobs=jobs))
     app.include_router(
         make_administration_router(
             manager=manager,

@@ -37,6 +37,7 @@ SECURITY: Final[list[dict[str, list[str]]]] = [{"bearer": []}, {"header": []}, {
 TAGS: Final = [
     {"name": "explain", "description": "Predictions and explanations."},
     {"name": "jobs", "description": "Many images, when there is time."},
+    {"name": "audits", "description": "Which method and layer to trust, measured on photos."},
     {"name": "models", "description": "What is served."},
     {"name": "operations", "description": "Health and metrics."},
 ]
@@ -90,6 +91,19 @@ SUBMIT: Final = takes(
     SubmitQuery,
     JobRequest,
     example={"instances": [{**_INSTANCE, "id": "a"}], "parameters": {"fit": "squash"}},
+    form=JobParameters,
+    files={
+        "application/x-ndjson": '{"image": {"path": "cats/a.jpg"}}\n{"image": {"path": "b.jpg"}}\n',
+        **dict.fromkeys(("application/zip", "application/x-tar", "application/gzip")),
+    },
+)
+AUDIT: Final = takes(
+    SubmitQuery,
+    JobRequest,
+    example={
+        "instances": [{"image": {"path": "cats/a.jpg"}, "target": "Egyptian cat"}],
+        "parameters": {"method": ["gradcam", "layercam"]},
+    },
     form=JobParameters,
     files={
         "application/x-ndjson": '{"image": {"path": "cats/a.jpg"}}\n{"image": {"path": "b.jpg"}}\n',

@@ -22,7 +22,7 @@ from service.jobs.documents import ItemResult, JobDocument, JobList
 from service.jobs.errors import NotFinished, UnknownItem, UnknownJob
 from service.jobs.export import parquet, zipped
 from service.jobs.host import Jobs, JobService
-from service.jobs.records import Job, storable
+from service.jobs.records import Job, Kind, storable
 from service.jobs.result_store import line_of, picture_of_line
 from service.pipeline.rendering import EXTENSIONS
 
@@ -68,12 +68,7 @@ def make_jobs_router(*, jobs: Jobs, manager: Backend) -> APIRouter:
         openapi_extra=documentation.SUBMIT,
     )
     async def submit_job(request: Request) -> Response:
-        place = jobs.place
-        job = await place.intake.receive(request, _owner(request))
-        place.runner.wake()
-        document = await place.describe(job)
-        headers = {"Location": f"/v1/jobs/{job.id}", "Retry-After": str(_wait(document))}
-        return Response(dump(document), 202, media_type=JSON, headers=headers)
+        return await accepted(jobs.place, request, "explain")
 
     @router.get(
         "/v1/jobs",
@@ -112,9 +107,8 @@ def make_jobs_router(*, jobs: Jobs, manager: Backend) -> APIRouter:
     )
     async def get_job(job: str, request: Request) -> Response:
         place = jobs.place
-        document = await place.describe(await _job(place, job, request))
-        headers = {} if _ended(document) else {"Retry-After": str(_wait(document))}
-        return Response(dump(document), media_type=JSON, headers=headers)
+        document = await place.describe(await find_job(place, job, request))
+        return Response(dump(document), media_type=JSON, headers=retry_after(document))
 
     @router.delete(
         "/v1/jobs/{job}",
@@ -141,14 +135,14 @@ def make_jobs_router(*, jobs: Jobs, manager: Backend) -> APIRouter:
             raise InvalidParameter(
                 f"purge is {purge[:80]!r}: it should be true or false", pointer="/query/purge"
             )
-        await _job(place, job, request)
+        await find_job(place, job, request)
         await place.pool.run(lambda: place.listing.cancel(job))
         place.runner.drop(job)
         if purge == "true":
             # The janitor removes the files later, because a million results take a while.
             await place.pool.run(lambda: place.listing.leave(job))
             return Response(status_code=204)
-        document = await place.describe(await _job(place, job, request))
+        document = await place.describe(await find_job(place, job, request))
         return Response(dump(document), media_type=JSON)
 
     @router.get(
@@ -167,7 +161,7 @@ def make_jobs_router(*, jobs: Jobs, manager: Backend) -> APIRouter:
     async def follow_job(job: str, request: Request) -> Response:
         place = jobs.place
         choose(request.headers.get("accept"), [EVENTS])
-        document = await place.describe(await _job(place, job, request))
+        document = await place.describe(await find_job(place, job, request))
         return StreamingResponse(
             _events(place, document, request),
             media_type=EVENTS,
@@ -194,7 +188,7 @@ def make_jobs_router(*, jobs: Jobs, manager: Backend) -> APIRouter:
         choose(request.headers.get("accept"), [NDJSON])
         after = _number(request, "after", 0, least=0, most=2**31 - 1)
         limit = _number(request, "limit", MOST_LINES, least=1, most=MOST_LINES)
-        found = await _job(place, job, request)
+        found = await find_job(place, job, request)
         last = min(after + limit, found.settled)
         headers = {"X-Next-Cursor": str(max(last, after))}
         lines = _lines(place, found, after, last)
@@ -214,7 +208,7 @@ def make_jobs_router(*, jobs: Jobs, manager: Backend) -> APIRouter:
     async def get_result(job: str, item: str, request: Request) -> Response:
         place = jobs.place
         form = choose(request.headers.get("accept"), [JSON, *EXTENSIONS])
-        found = await _job(place, job, request)
+        found = await find_job(place, job, request)
         finished = await place.pool.run(lambda: place.result_store.result(found, storable(item)))
         if finished is False:
             raise UnknownItem(f"job {job} has no item {item[:200]!r}")
@@ -247,13 +241,19 @@ def make_jobs_router(*, jobs: Jobs, manager: Backend) -> APIRouter:
             )
         media_type = "application/zip" if form == "zip" else "application/vnd.apache.parquet"
         choose(request.headers.get("accept"), [media_type])
-        found = await _job(place, job, request)
+        found = await find_job(place, job, request)
         if not found.ended:
             document = await place.describe(found)
             raise NotFinished(
                 f"job {job} is {found.state}, {found.settled} of {found.total} are done; try "
                 f"again, or read /v1/jobs/{job}/results",
                 retry_after=_wait(document),
+            )
+        if found.kind == "audit" and form == "parquet":
+            raise InvalidParameter(
+                "an audit has no maps to put in a Parquet file; take format=zip, or "
+                f"/v1/audits/{job}/report",
+                pointer="/query/format",
             )
         pack = zipped if form == "zip" else parquet
         headers = {"Content-Disposition": f'attachment; filename="{job}.{form}"'}
@@ -281,6 +281,25 @@ def make_jobs_router(*, jobs: Jobs, manager: Backend) -> APIRouter:
             document = await _now(place, document, request)
 
     return router
+
+
+async def accepted(place: JobService, request: Request, kind: Kind) -> Response:
+    """Receive a job, and return the answer that it is accepted.
+
+    Raises:
+        Problem: if it is not accepted.
+    """
+    job = await place.intake.receive(request, _owner(request), kind)
+    place.runner.wake()
+    document = await place.describe(job)
+    folder = "jobs" if kind == "explain" else "audits"
+    headers = {"Location": f"/v1/{folder}/{job.id}", "Retry-After": str(_wait(document))}
+    return Response(dump(document), 202, media_type=JSON, headers=headers)
+
+
+def retry_after(document: JobDocument) -> dict[str, str]:
+    """Return the header that says when to ask again for a job that has not ended."""
+    return {} if _ended(document) else {"Retry-After": str(_wait(document))}
 
 
 async def _lines(place: JobService, job: Job, after: int, last: int) -> AsyncIterator[bytes]:
@@ -311,7 +330,7 @@ async def _now(place: JobService, job: JobDocument, request: Request) -> JobDocu
     """Return the job's present state: unchanged if the database is unavailable or the disk is full,
     cancelled if the job was removed before it ended."""
     try:
-        return await place.describe(await _job(place, job.id, request))
+        return await place.describe(await find_job(place, job.id, request))
     except UnknownJob:
         gone = {"state": "cancelled", "eta_seconds": None, "stalled": None}
         return job if _ended(job) else job.model_copy(update=gone)
@@ -319,7 +338,12 @@ async def _now(place: JobService, job: JobDocument, request: Request) -> JobDocu
         return job
 
 
-async def _job(place: JobService, job: str, request: Request) -> Job:
+async def find_job(place: JobService, job: str, request: Request) -> Job:
+    """Return a job that the caller may see.
+
+    Raises:
+        UnknownJob: if there is none.
+    """
     return await place.pool.run(lambda: place.listing.get(storable(job), _sees(request)))
 
 

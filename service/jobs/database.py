@@ -9,11 +9,12 @@ from pathlib import Path
 from time import monotonic, sleep
 from typing import Any, Final
 
-from sqlalchemy import Connection, Engine, create_engine, event, func, insert, select
+from sqlalchemy import Connection, Engine, create_engine, event, func, insert, select, text, update
 from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError, SQLAlchemyError
+from sqlalchemy.schema import CreateColumn
 
 from service.core.errors import ConfigError, InsufficientStorage, Unavailable, one_line
-from service.jobs.tables import VERSION, meta, metadata
+from service.jobs.tables import VERSION, jobs, meta, metadata
 
 FILE: Final = "jobs.sqlite"
 BUSY_SECONDS: Final = 5
@@ -104,6 +105,11 @@ class Database:
 
     def _check(self, connection: Connection) -> None:
         found = connection.execute(select(meta.c.version)).scalar()
+        if found == 1:
+            kind = CreateColumn(jobs.c.kind).compile(dialect=connection.dialect)
+            connection.execute(text(f"ALTER TABLE {jobs.name} ADD COLUMN {kind}"))
+            connection.execute(update(meta).values(version=VERSION))
+            found = VERSION
         if found is None:
             connection.execute(insert(meta).values(version=VERSION))
         elif found != VERSION:

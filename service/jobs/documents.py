@@ -8,7 +8,8 @@ from typing import Any
 
 from pydantic import Field
 
-from service.core.choices import JobState
+from service.audit.documents import Audit
+from service.core.choices import JobKind, JobState
 from service.core.schemas import Explanation, Open, Prediction, ProblemDocument
 from service.jobs.records import Job
 
@@ -24,6 +25,9 @@ class Counts(Open):
 
 class JobDocument(Open):
     id: str = Field(examples=["019acd1b2f008a4be1c95a0df7b2"])
+    kind: JobKind = Field(
+        "explain", description="`explain`, or `audit` of a job that `POST /v1/audits` began."
+    )
     state: JobState = Field(examples=["running"])
     model: str = Field(examples=["efficientnet-lite0"])
     parameters: dict[str, Any] = Field(
@@ -44,6 +48,13 @@ class JobDocument(Open):
     )
     stalled: str | None = Field(None, description="Why it does not go on.")
     warnings: list[str] | None = None
+
+
+class AuditDocument(JobDocument):
+    """An audit: the job, and the summary of its photos."""
+
+    kind: JobKind = Field("audit", examples=["audit"])
+    audit: Audit
 
 
 class JobList(Open):
@@ -78,6 +89,7 @@ def describe_job(
     expires = None if job.finished is None else _time(job.finished + retention_seconds)
     return JobDocument(
         id=job.id,
+        kind=job.kind,
         state=job.state,
         model=job.model,
         parameters=json.loads(job.parameters),

@@ -1,7 +1,7 @@
 """The problems that only requests about jobs can be answered with.
 
 - Problem
-  - 404 UnknownJob, UnknownItem
+  - 404 UnknownJob, UnknownItem, NotAnAudit
   - 409 NotFinished           the result does not exist yet, or never will
   - 422 ItemFailed, DuplicateId, IdempotencyConflict, InvalidArchive
   - 429 TooManyJobs           with Retry-After
@@ -21,6 +21,11 @@ class UnknownJob(Problem):
 class UnknownItem(Problem):
     status = 404
     title = "The job has no such item"
+
+
+class NotAnAudit(Problem):
+    status = 404
+    title = "The job is no audit"
 
 
 class ItemFailed(Problem):

@@ -4,7 +4,16 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from dataclasses import replace
+from functools import partial
+from typing import Final
 
+from cachetools import LRUCache
+
+from cam import ClassTarget
+from service.audit.grids import Neighbours
+from service.audit.measurement import Measurement
+from service.audit.plan import plan_of
 from service.backend.interface import Backend, ModelBackend
 from service.core.errors import (
     Blamed,
@@ -21,27 +30,45 @@ from service.jobs.documents import ItemAnswer
 from service.jobs.errors import FolderAway
 from service.jobs.records import Leased
 from service.jobs.sources import Sources
+from service.jobs.store import Store
+from service.models.preprocessing import ModelInput
 from service.pipeline.instances import Instance
 from service.pipeline.pipeline import Pipeline
+from service.pipeline.resolve import target_of
 from service.pipeline.retries import MOST_TRIES, PASSING, PAUSE_SECONDS
 from service.pipeline.targets import MAX_MAPS
 
+AUDITS: Final = 4
+"""Largest number of audits whose photos are kept in memory."""
+MEASURED_AT_ONCE: Final = 4
+"""Largest number of photos of audits that are measured at the same time. Each takes thousands of
+passes, and a photo that is not finished starts anew after a restart."""
+
 
 class ItemExecutor:
-    """Explains the items of jobs at background priority.
+    """Explains the items of jobs, or measures those of audits, at background priority.
 
     Args:
         pool: threads for blocking calls.
     """
 
     def __init__(
-        self, *, manager: Backend, pipeline: Pipeline, sources: Sources, pool: Pool
+        self,
+        *,
+        manager: Backend,
+        pipeline: Pipeline,
+        sources: Sources,
+        store: Store,
+        pool: Pool,
     ) -> None:
         self._manager = manager
         self._pipeline = pipeline
         self._sources = sources
         self._pool = pool
+        self._store = store
         self._failed: Counter[tuple[str, int]] = Counter()
+        self._neighbours: LRUCache[str, Neighbours] = LRUCache(AUDITS)
+        self._measuring = asyncio.Semaphore(MEASURED_AT_ONCE)
 
     async def answer(self, item: Leased) -> bytes | Problem:
         """Return the item's answer, as the bytes of its file, or the problem that prevents one.
@@ -52,7 +79,8 @@ class ItemExecutor:
         """
         key = item.job, item.number
         try:
-            answer: bytes | Problem = await self._explain(item)
+            work = self._measure if item.kind == "audit" else self._explain
+            answer: bytes | Problem = await work(item)
         except (Withdrawn, FolderAway):
             raise
         except (UnknownModel, ModelFailed):  # removed or loaded again
@@ -77,7 +105,8 @@ class ItemExecutor:
         return answer
 
     def forget(self, job: str) -> None:
-        """Discard the failed attempts of a job that is no longer processed."""
+        """Discard the failed attempts and the photos of a job that is no longer processed."""
+        self._neighbours.pop(job, None)
         for key in [key for key in self._failed if key[0] == job]:
             del self._failed[key]
 
@@ -99,6 +128,36 @@ class ItemExecutor:
                 explanations=await result.as_json(),
             )
         return await self._pool.run(lambda: dump(answer))
+
+    async def _measure(self, item: Leased) -> bytes:
+        """Return the record of one photo of an audit."""
+        replicas = self._replicas(item)
+        model = replicas.model
+        plan = plan_of(model, item.parameters, item.total)
+        if item.job not in self._neighbours:
+            self._neighbours[item.job] = Neighbours(
+                item.total, partial(self._seen, item), plan.seed
+            )
+        measurement = Measurement(replicas, plan, self._neighbours[item.job])
+        seen, warnings = await self._opened(item)
+        sent = item.parameters.target
+        assert not isinstance(sent, list)  # `plan_of` accepts one class
+        target = None if sent is None else target_of(model, sent)
+        assert target is None or isinstance(target, ClassTarget)
+        async with self._measuring:
+            record = await measurement.measure(item.number, item.id, seen, target, warnings)
+        return await self._pool.run(lambda: dump(record))
+
+    async def _seen(self, item: Leased, number: int) -> ModelInput:
+        """Return what the model sees of another photo of an item's job."""
+        source = await self._pool.run(lambda: self._store.source(item.job, number))
+        seen, _ = await self._opened(replace(item, number=number, source=source))
+        return seen
+
+    async def _opened(self, item: Leased) -> tuple[ModelInput, list[str]]:
+        data = await self._sources.read(item)
+        instance = Instance(item.number, item.id, data, "", item.parameters)
+        return await self._pipeline.input_of(self._replicas(item).model, instance, "background")
 
     def _replicas(self, item: Leased) -> ModelBackend:
         """Return the replicas of the item's model.

@@ -17,6 +17,7 @@ from service.backend.interface import Backend
 from service.core.errors import ConfigError, InsufficientStorage, Unavailable
 from service.core.pool import Pool
 from service.core.settings import Settings
+from service.jobs.audits import Audits
 from service.jobs.database import Database
 from service.jobs.documents import JobDocument, describe_job
 from service.jobs.executor import ItemExecutor
@@ -46,6 +47,7 @@ class JobService:
 
     listing: Listing
     result_store: ResultStore
+    audits: Audits
     folder: Folder
     intake: Intake
     runner: Runner
@@ -185,6 +187,7 @@ class Jobs:
                 manager=self._manager,
                 pipeline=self._pipeline,
                 sources=Sources(folder, self._fetcher, settings, image_pool),
+                store=store,
                 pool=pool,
             )
             runner = Runner(
@@ -220,9 +223,11 @@ class Jobs:
                 if self._works:
                     await open_scope.enter_async_context(runner)
                 await open_scope.enter_async_context(keeping)
+                results = ResultStore(database)
                 yield JobService(
                     listing,
-                    ResultStore(database),
+                    results,
+                    Audits(results, folder),
                     folder,
                     intake,
                     runner,

@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from contextlib import ExitStack
+from dataclasses import replace
 from typing import Any, TypeVar
 
 from python_multipart.multipart import parse_options_header
 from starlette.datastructures import ImmutableMultiDict
 from starlette.requests import Request
 
+from service.audit.plan import plan_of
 from service.backend.interface import Backend
 from service.core.errors import (
     BodyTooLarge,
@@ -26,7 +28,7 @@ from service.jobs.errors import no_room
 from service.jobs.folder import Folder
 from service.jobs.listing import Listing
 from service.jobs.readers import ArchiveReader, FormReader, JsonReader, LinesReader, Reader
-from service.jobs.records import Job, NewJob, parameters_json
+from service.jobs.records import Job, Kind, NewJob, parameters_json
 from service.jobs.submission import Submissions
 from service.limits.body_budget import BodyBudget
 from service.pipeline.parameters import Parameters
@@ -78,11 +80,12 @@ class Intake:
         self._pool = pool
         self._undone: set[str] = set()
 
-    async def receive(self, request: Request, owner: str) -> Job:
+    async def receive(self, request: Request, owner: str, kind: Kind = "explain") -> Job:
         """Read a job from a request. When this returns, the job is on the disk and accepted.
 
         Args:
             owner: name of the caller's API key; "" without one.
+            kind: what is done with the images.
 
         Raises:
             Problem: if the job is not accepted. Everything received is then removed.
@@ -94,7 +97,7 @@ class Intake:
             [(name, value) for name, value in query.multi_items() if name != "model"]
         )
         base = read_parameters(Parameters, given, "/query")
-        draft = NewJob(self._model(model), "", base, owner, idempotency)
+        draft = NewJob(self._model(model), "", base, owner, idempotency, kind)
         job, room = await self._run(lambda: self._begin(draft))
         accepted = None
         try:
@@ -130,14 +133,15 @@ class Intake:
                     hold(reader.held + collector.held)
             await self._run(reader.end)
             await self._run(collector.close)
-            new = self._asked(draft, reader)
+            new = self._asked(draft, reader, collector.count)
             parameters = parameters_json(new.parameters)
             if len(parameters) > MOST_PARAMETERS:
                 raise BodyTooLarge(
                     f"the parameters of all instances have {len(parameters)} bytes in JSON; at "
                     f"most {MOST_PARAMETERS} are allowed: send smaller pictures with them"
                 )
-            digest = collector.digest(new.model, parameters)
+            told = parameters if new.kind == "explain" else f"{new.kind} {parameters}"
+            digest = collector.digest(new.model, told)
             return {
                 "new": new,
                 "total": collector.count,
@@ -146,8 +150,12 @@ class Intake:
                 "warnings": collector.warnings,
             }
 
-    def _asked(self, draft: NewJob, reader: Reader) -> NewJob:
-        """Combine the parameters of the query and of the body, which takes precedence."""
+    def _asked(self, draft: NewJob, reader: Reader, total: int) -> NewJob:
+        """Combine the parameters of the query and of the body, which takes precedence.
+
+        Args:
+            total: number of images.
+        """
         model = draft.model if reader.model is None else self._model(reader.model)
         parameters = draft.parameters
         origins = dict.fromkeys(parameters.model_fields_set, "/query")
@@ -166,11 +174,15 @@ class Intake:
             )
         served = self._manager.replicas(model).model
         try:
-            questions_of(served, parameters)  # report an unknown label now, not for each item
+            # Report an unknown label now, not for each item.
+            if draft.kind == "audit":
+                plan_of(served, parameters, total)
+            else:
+                questions_of(served, parameters)
         except Problem as problem:
             where = origins.get(problem.parameter or "")
             raise (problem.at(f"{where}/{problem.parameter}") if where else problem) from None
-        return NewJob(model, served.fingerprint, parameters, draft.owner, draft.idempotency)
+        return replace(draft, model=model, weights=served.fingerprint, parameters=parameters)
 
     def _reader(self, request: Request, collector: Collector, scope: ExitStack) -> Reader:
         header = request.headers.get("content-type", "")

@@ -16,6 +16,8 @@ LONGEST_ID: Final = 1000
 MOST_ID_BYTES: Final = 2500
 """Largest number of bytes of an item's id in UTF-8, because PostgreSQL limits index entries."""
 State = Literal["waiting", "running", "done", "cancelled"]
+Kind = Literal["explain", "audit"]
+"""What is done with each image: it is explained, or measured for an audit of the model."""
 Source = dict[str, Any]
 """Location of an item's image: {"blob": [offset, length]}, {"path": …}, {"uri": …} or {"url": …};
 or {"problem": {…}} if the image was rejected when the job was received."""
@@ -42,6 +44,7 @@ class NewJob:
     parameters: Parameters
     owner: str
     idempotency: str | None = None
+    kind: Kind = "explain"
 
 
 @dataclass(frozen=True)
@@ -62,6 +65,7 @@ class Job:
     created: float
     started: float | None
     finished: float | None
+    kind: Kind = "explain"
 
     @property
     def ended(self) -> bool:
@@ -88,6 +92,9 @@ class Leased:
     alone: bool
     """Whether no other item may be processed at the same time, because processes died while they
     had this item in work."""
+    kind: Kind = "explain"
+    total: int = 1
+    """Number of items of the job."""
 
 
 @dataclass(frozen=True)
@@ -116,6 +123,7 @@ def job_of(row: Any) -> Job:
         created=row.created,
         started=row.started,
         finished=row.finished,
+        kind=row.kind,
     )
 
 

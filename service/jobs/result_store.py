@@ -132,6 +132,8 @@ def picture_of_line(line: bytes, form: str) -> bytes:
     document = json.loads(line)
     if "error" in document:
         raise ItemFailed(f"item {document['item'][:200]!r} failed: {document['error']}")
+    if "explanations" not in document:
+        raise NotAcceptable(f"{form} is a picture, and the item of an audit has none; ask for JSON")
     explanations = document["explanations"]
     if len(explanations) != 1:
         raise NotAcceptable(

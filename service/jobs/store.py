@@ -17,8 +17,8 @@ from sqlalchemy import Connection, Row, delete, func, insert, or_, select, updat
 
 from service.core.errors import Blamed, InternalError, Problem
 from service.jobs.database import Database
-from service.jobs.errors import no_room
-from service.jobs.records import Leased, parameters_of
+from service.jobs.errors import UnknownItem, no_room
+from service.jobs.records import Leased, Source, parameters_of
 from service.jobs.tables import (
     DONE,
     FREE,
@@ -95,6 +95,20 @@ class Store:
                 .values(state=RUNNING, turn=turn, started=started)
             )
         return [_leased(job, row, alone=alone) for row in taken]
+
+    def source(self, job: str, number: int) -> Source:
+        """Return where the image of an item is.
+
+        Raises:
+            UnknownItem: if there is no such item.
+        """
+        query = select(items.c.source).where(items.c.job == job, items.c.number == number)
+        with self._database.read() as connection:
+            found = connection.execute(query).scalar()
+        if found is None:
+            raise UnknownItem(f"job {job} has no item {number}")
+        source: Source = json.loads(found)
+        return source
 
     def settle(self, runner: str, leased: Leased, problem: Problem | None, size: int) -> bool:
         """Record that an item is finished.
@@ -296,4 +310,6 @@ def _leased(job: Row[Any], item: Row[Any], *, alone: bool) -> Leased:
         source=source,
         parameters=parameters,
         alone=alone,
+        kind=job.kind,
+        total=job.total,
     )

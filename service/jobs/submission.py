@@ -52,6 +52,7 @@ class Submissions:
             connection.execute(
                 insert(jobs).values(
                     id=name,
+                    kind=new.kind,
                     state=RECEIVING,
                     owner=new.owner,
                     digest="",

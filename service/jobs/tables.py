@@ -22,7 +22,7 @@ from sqlalchemy import (
     select,
 )
 
-VERSION: Final = 1
+VERSION: Final = 2
 """Version of these tables. A database with another version is not used."""
 RECEIVING, WAITING, RUNNING = "receiving", "waiting", "running"
 DONE, CANCELLED, LEAVING = "done", "cancelled", "leaving"
@@ -46,6 +46,7 @@ jobs = Table(
     "jobs",
     metadata,
     Column("id", String(32), primary_key=True),
+    Column("kind", String(8), nullable=False, server_default="explain"),  # since version 2
     Column("state", String(16), nullable=False),
     Column("owner", String(64), nullable=False),  # name of the API key; "" without one
     Column("idempotency", String(200)),

@@ -28,6 +28,7 @@ from service.loading.imagenet import imagenet
 from service.loading.normalisation import Normalisation
 from service.loading.seeding import seeded
 from service.loading.sources import Built, build
+from service.models.audited import Audited, read_audited
 from service.models.catalog import EMBEDDED, MEASURED, ModelEntry
 from service.models.info import LayerInfo, ModelInfo
 from service.models.labels import Labels, read_labels
@@ -132,6 +133,8 @@ def load(entry: ModelEntry) -> ServedModel:
         ) from error
     classes = _class_count(said)
     labels = _checked(entry, given, built, classes, binary=binary)
+    fingerprint = fingerprint_of(entry, module, preprocessing, default, labels, reading)
+    audited = _audited(entry, fingerprint, layers)
     return ServedModel(
         name=entry.name,
         source=entry.source,
@@ -158,7 +161,8 @@ def load(entry: ModelEntry) -> ServedModel:
         head=head,
         paths=_paths(entry, module, default, said.kind, device, head, reading),
         exact=entry.mode == "auto" and device.type == "cpu",
-        fingerprint=fingerprint_of(entry, module, preprocessing, default, labels, reading),
+        fingerprint=f"{fingerprint}-{audited.digest[:8]}" if audited else fingerprint,
+        audited=audited,
     )
 
 
@@ -243,6 +247,18 @@ def _method_layers(entry: ModelEntry, layers: tuple[Layer, ...], default: str) -
             )
         found[method] = _usable(entry, "method_layers", layer, layers)
     return {method: layer for method, layer in found.items() if layer != default}
+
+
+def _audited(entry: ModelEntry, fingerprint: str, layers: tuple[Layer, ...]) -> Audited | None:
+    if entry.audit is None:
+        return None
+    try:
+        found = read_audited(entry.path(entry.audit), fingerprint)
+    except ValueError as error:
+        raise entry.mistake("audit", str(error)) from None
+    if METHODS[found.method].at == "layer":
+        _usable(entry, "audit", found.layer, layers)
+    return found
 
 
 def _usable(entry: ModelEntry, key: str, name: str, layers: tuple[Layer, ...]) -> str:

@@ -100,6 +100,14 @@ class ModelEntry(BaseModel):
     method_layers: dict[str, str] = Field(
         {}, description="the default target layer of single methods, as a table of their names"
     )
+    audit: str | None = Field(
+        None,
+        min_length=1,
+        description=(
+            "the `audit.json` of an audit of this model (`gradcam audit`), from the TOML file's "
+            "folder: `method = auto` in requests is then the recommended method at its layer"
+        ),
+    )
     reshape: str | dict[str, str] = Field(
         {},
         description=(

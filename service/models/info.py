@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from cam import METHODS
 from service.core.choices import Activation, Dtype, ModelKind
+from service.models.audited import Audited
 from service.models.labels import Labels
 from service.models.preprocessing import Preprocessing
 
@@ -60,12 +61,20 @@ class ModelInfo:
     """Reason why the model gets one image at a time, whatever its entry sets; None if it takes
     batches."""
     fingerprint: str
-    """Digest of the weights and of everything else that maps depend on."""
+    """Digest of the weights and of everything else that maps depend on, followed by the first
+    characters of the audit's digest if there is an audit: `method=auto` depends on it."""
+    audited: Audited | None = None
+    """What an audit of the model found; None if its entry names no audit."""
 
     @property
     def info(self) -> ModelInfo:
         """What is known of the model, without the module that a `ServedModel` has."""
         return self
+
+    @property
+    def weights(self) -> str:
+        """The fingerprint without the audit's digest, which an audit states."""
+        return self.fingerprint.partition("-")[0]
 
     @property
     def background(self) -> int | None:

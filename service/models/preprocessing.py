@@ -28,6 +28,12 @@ class ModelInput:
     digest: bytes
     """Digest of `pixels`: equal for photos that look the same to the model."""
 
+    @staticmethod
+    def of(pixels: NDArray[np.uint8], box: Box) -> ModelInput:
+        """Return pixels with their digest."""
+        digest = hashlib.blake2b(np.ascontiguousarray(pixels).data, digest_size=16).digest()
+        return ModelInput(pixels, box, digest)
+
 
 @dataclass(frozen=True)
 class Preprocessing:
@@ -69,9 +75,7 @@ class Preprocessing:
             box = self._padded(photo.width, photo.height)
         else:
             box = self._cropped(photo.width, photo.height)
-        pixels = self._pixels(photo, box)
-        digest = hashlib.blake2b(np.ascontiguousarray(pixels).data, digest_size=16).digest()
-        return ModelInput(pixels, box, digest)
+        return ModelInput.of(self._pixels(photo, box), box)
 
     def _cropped(self, width: int, height: int) -> Box:
         """Return the box of the centre crop. Sizes are rounded as in torchvision's Resize and

@@ -17,6 +17,7 @@ from cam.evaluation.verdict import verdict
 from cam.targets import pixels_in
 from service.core import schemas
 from service.core.errors import InvalidMap, InvalidRegion, Problem, UnsuitedMetric
+from service.models.audited import Audited
 from service.models.preprocessing import ModelInput
 from service.pipeline.coordinates import box_on_input, mask_on_input
 from service.pipeline.evaluate_parameters import EvaluateParameters, RegionObject
@@ -189,12 +190,18 @@ def _shape_of(file: bytes) -> tuple[int, ...]:
     return shape
 
 
-def describe_scores(scores: Scores, options: Options) -> dict[str, schemas.Score]:
-    """Return the JSON schema objects of a map's scores."""
-    return {name: _describe(name, score, options) for name, score in scores.items()}
+def describe_scores(
+    scores: Scores, options: Options, audited: Audited | None = None
+) -> dict[str, schemas.Score]:
+    """Return the JSON schema objects of a map's scores.
+
+    Args:
+        audited: what an audit of the model found, if there was one.
+    """
+    return {name: _describe(name, score, options, audited) for name, score in scores.items()}
 
 
-def _describe(name: str, score: Score, options: Options) -> schemas.Score:
+def _describe(name: str, score: Score, options: Options, audited: Audited | None) -> schemas.Score:
     metric = METRICS[name]
     value, warning = _finite(score.value), score.warning
     if value is None and warning is None:
@@ -204,13 +211,29 @@ def _describe(name: str, score: Score, options: Options) -> schemas.Score:
         better=metric.better,
         convention=metric.convention(options),
         baselines={each: _finite(other) for each, other in score.baselines.items()},
-        verdict=verdict(name, score) if value is not None else None,
+        verdict=_verdict(name, score, options, audited) if value is not None else None,
         details={
             each: list(other) if isinstance(other, tuple) else _finite(other)
             for each, other in score.details.items()
         },
         warning=warning,
     )
+
+
+def _verdict(name: str, score: Score, options: Options, audited: Audited | None) -> str | None:
+    words = verdict(name, score)
+    if audited is None or score.value is None:
+        return words
+    rank = audited.percentile(name, score.value, METRICS[name].convention(options))
+    if rank is None:
+        return words
+    told = f"{_ordinal(rank)} percentile of the audit"
+    return f"{words}; {told}" if words else told
+
+
+def _ordinal(number: int) -> str:
+    ending = {1: "st", 2: "nd", 3: "rd"}.get(number % 10, "th")
+    return f"{number}{'th' if number % 100 in (11, 12, 13) else ending}"
 
 
 def _finite(value: float | None) -> float | None:

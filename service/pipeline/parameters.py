@@ -27,6 +27,8 @@ FEW_MAPS = 10
 """Number of maps of one image above which its parameters are costly."""
 MAX_TEXT = 1000
 """Maximum length of a text that names several values."""
+AUDITED = "auto"
+"""Stands for the method that the audit of the model recommends."""
 MAX_MATCHED = 16
 """Maximum number of layers that one pattern may match."""
 
@@ -42,8 +44,10 @@ Method = TypeAliasType(
             min_length=1,
             max_length=40,
             json_schema_extra={
-                "enum": list(METHODS),
-                "x-enum-varnames": [name.replace("+", "_plus").upper() for name in METHODS],
+                "enum": [*METHODS, AUDITED],
+                "x-enum-varnames": [
+                    name.replace("+", "_plus").upper() for name in (*METHODS, AUDITED)
+                ],
             },
         ),
     ],
@@ -134,7 +138,8 @@ class Parameters(PredictParameters):
         "gradcam",
         description=(
             "The method of class activation mapping, or several for a map each, whose `agreement` "
-            "is told: all at the model's default layer, unless `layer` says otherwise."
+            "is told: all at the model's default layer, unless `layer` says otherwise. `auto` is "
+            "what the model's audit recommends, where its entry in models.toml names one."
         ),
     )
     layer: LayerParameter = Field(
@@ -249,12 +254,14 @@ class Parameters(PredictParameters):
         """Return the number of maps that all methods together make of a target at `layers` layers.
         Some methods make one map for any number of layers."""
         known = [METHODS[name] for name in self._known]
+        more = layers if AUDITED in self.methods else 0
         one = [self.fuse != "none" or each.at == "input" or each.levels for each in known]
-        return sum(1 if each else layers for each in one)
+        return sum(1 if each else layers for each in one) + more
 
     @property
     def costly(self) -> bool:
         many = any(METHODS[name].formula == "steps" for name in self._known)
+        many = many or AUDITED in self.methods  # it may be any method
         augmented = self.smooth in ("augment", "both")
         return many or augmented or bool(self.evaluate) or self.maps > FEW_MAPS
 
@@ -267,7 +274,7 @@ class Parameters(PredictParameters):
     @classmethod
     def _method_exists(cls, method: str | list[str]) -> str | list[str]:
         for name in [method] if isinstance(method, str) else method:
-            if name not in METHODS:
+            if name not in METHODS and name != AUDITED:
                 raise PydanticCustomError("unknown_method", no_method(name))
         return method
 

@@ -216,7 +216,7 @@ class Pipeline:
                 method=explanation.method if judged is None else None,
                 layer=explanation.layer if judged is None else None,
                 target=describe_target(explanation, model.labels, seen),
-                scores=describe_scores(each, options),
+                scores=describe_scores(each, options, model.audited),
                 warnings=list(explanation.warnings) if judged is None else [],
             )
             for explanation, each in zip(answer.explanations, scores, strict=True)
@@ -284,6 +284,19 @@ class Pipeline:
                 if media_type == NPZ:
                     return await pool.run(lambda: pack_arrays(found))
                 return await pool.run(lambda: draw_gallery(found, parameters, media_type))
+
+    async def input_of(
+        self, model: ModelInfo, instance: Instance[P], priority: Priority
+    ) -> tuple[ModelInput, list[str]]:
+        """Return what the model sees of one image, and the decoder's warnings.
+
+        Raises:
+            Problem: if the image cannot be decoded.
+        """
+        timings = Timings()
+        async with self._opened(model, instance, timings, priority) as (encoded, pool):
+            _, seen = await self._seen(model, instance, encoded, pool, timings)
+            return seen, list(encoded.warnings)
 
     @asynccontextmanager
     async def _opened(

@@ -26,6 +26,7 @@ from service.models.preprocessing import ModelInput
 from service.pipeline.coordinates import box_on_input, mask_on_input
 from service.pipeline.images import picture_of
 from service.pipeline.parameters import (
+    AUDITED,
     MAX_MATCHED,
     ActivationParameters,
     Parameters,
@@ -46,6 +47,7 @@ def questions_of(model: ModelInfo, parameters: Parameters) -> tuple[Question, ..
         UnknownMethod, UnsuitedMethod, UnknownLayer, UnknownLabel, AmbiguousLabel,
         ClassOutOfRange, InvalidTarget, InvalidParameter
     """
+    parameters = _audited(model, parameters)
     targets = tuple(target_of(model, target) for target in asked_of(parameters))
     if model.kind == "detections" and parameters.target is None:
         ranks = range(min(parameters.boxes, MAX_MAPS))
@@ -60,6 +62,29 @@ def questions_of(model: ModelInfo, parameters: Parameters) -> tuple[Question, ..
             f"{MAX_MAPS} of an image are allowed"
         )
     return tuple(questions)
+
+
+def _audited(model: ModelInfo, parameters: Parameters) -> Parameters:
+    """Return the parameters with the method that the model's audit recommends in place of `auto`,
+    and with its layer if no other one is named.
+
+    Raises:
+        UnsuitedMethod: if the model has no audit.
+    """
+    if AUDITED not in parameters.methods:
+        return parameters
+    found = model.audited
+    if found is None:
+        raise UnsuitedMethod(
+            f"model {model.name!r} has no audit, so method 'auto' means none; name a method, or "
+            "let `gradcam audit` find one and name its audit.json in the model's entry"
+        )
+    methods = [found.method if name == AUDITED else name for name in parameters.methods]
+    alone = len(methods) == 1 and parameters.layer == "auto"
+    change: dict[str, object] = {"method": methods}
+    if alone and METHODS[found.method].at == "layer":
+        change["layer"] = found.layer
+    return parameters.model_copy(update=change)
 
 
 def _question(

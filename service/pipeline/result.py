@@ -112,7 +112,9 @@ class Result:
         return await self._drawn(work)
 
     def _scores_of(self, number: int) -> dict[str, schemas.Score] | None:
-        return describe_scores(self.scores[number], Options()) if self.scores else None
+        if not self.scores:
+            return None
+        return describe_scores(self.scores[number], Options(), self.model.audited)
 
     async def _drawn(self, work: Callable[[Drawing], T]) -> list[T]:
         """Return the results of `work` on each map's drawing. One drawing is held at a time."""

@@ -21,7 +21,7 @@ from cam.agreement import Fidelity
 from cam.evaluation.candidate import Candidate
 from cam.evaluation.metrics import Options, Scores
 from service.backend.answers import Answer
-from service.backend.interface import Listener, Pixels, unknown_model
+from service.backend.interface import Listener, Pixels, Stage, unknown_model
 from service.backend.outcome import Outcome
 from service.core.choices import Runtime
 from service.core.errors import RETRY_AFTER_SECONDS, Unavailable
@@ -371,6 +371,13 @@ class RemoteModel:
         arguments = (pixels, question, list(candidates), tuple(metrics), options)
         found = await self._call("evaluate", *arguments, listener=progress)
         return cast(Outcome[list[Scores]], found)
+
+    async def randomised(
+        self, pixels: Pixels, questions: Sequence[Question], *, stages: int, seed: int
+    ) -> Outcome[list[Stage]]:
+        options = {"stages": stages, "seed": seed}
+        found = await self._call("randomised", pixels, tuple(questions), options=options)
+        return cast(Outcome[list[Stage]], found)
 
     async def observe(
         self, pixels: Pixels, layers: tuple[str, ...], target: Target

@@ -21,12 +21,15 @@ from service.backend.answers import Answer, Boxes, Prediction
 from service.backend.outcome import Outcome
 from service.core import errors
 from service.core.choices import Runtime
+from service.models.audited import Audited
 from service.models.info import LayerInfo, ModelInfo
 from service.models.labels import Labels
 from service.models.preprocessing import ModelInput, Preprocessing
 from service.rpc.frames import Codec
 
-Operation = Literal["answer", "evaluate", "observe", "factorise", "embed", "add", "remove"]
+Operation = Literal[
+    "answer", "evaluate", "randomised", "observe", "factorise", "embed", "add", "remove"
+]
 
 
 @dataclass(frozen=True)
@@ -139,7 +142,7 @@ CODEC = Codec(
     {
         *(Call, Cancelled, Idle, Progressed, Returned, Raised, ModelState, State),
         *(Answer, Boxes, Prediction, Outcome, ModelInput, Box),
-        *(ModelInfo, LayerInfo, Labels, Preprocessing, Image.Resampling),
+        *(ModelInfo, LayerInfo, Audited, Labels, Preprocessing, Image.Resampling),
         *(Question, Explanation, Passes, Completeness, Progress, Observation, Statistics, Concept),
         *(Fidelity, Candidate, Options, Score),
         *get_args(Target),

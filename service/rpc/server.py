@@ -234,6 +234,8 @@ class _Connection:
             return replicas.answer(*call.arguments, **options)
         if call.operation == "evaluate":
             return replicas.evaluate(*call.arguments, **options)
+        if call.operation == "randomised":
+            return replicas.randomised(*call.arguments, **options)
         if call.operation == "embed":
             return replicas.embed(*call.arguments)
         return self._observe(

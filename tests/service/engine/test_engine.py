@@ -84,6 +84,46 @@ async def test_64_concurrent_mixed_requests_equal_the_same_one_by_one(model: Ser
             assert np.abs(a.map - b.map).max() / peak <= 1e-4
 
 
+@pytest.mark.slow
+async def test_randomised_models_do_not_disturb_the_questions_beside_them(
+    model: ServedModel,
+) -> None:
+    """The weights are random only while a pass of the randomised model runs."""
+    asked = Question((ClassTarget(285),), "layercam", ("bn2",))
+    many = replace(asked, method="scorecam", budget=8)
+    async with Engine(model, max_queue=64, metrics=Metrics()) as engine:
+
+        async def explain(seed: int) -> NDArray[np.float32]:
+            return (await engine.answer(image(seed), asked)).value.explanations[0].map
+
+        alone = [await explain(seed) for seed in range(4)]
+        at_work = asyncio.create_task(engine.randomised(image(9), [asked, many], stages=3, seed=0))
+        beside = await asyncio.gather(*(explain(seed) for seed in range(4)))
+        assert not at_work.done()
+        stages = (await at_work).value
+        own = await explain(9)
+    for one, other in zip(alone, beside, strict=True):
+        np.testing.assert_allclose(other, one, atol=1e-4)
+    assert [len(stage) for stage in stages] == [2, 2, 2]
+    last = stages[-1][0]
+    assert last is not None
+    assert last.shape == own.shape
+    assert np.corrcoef(last.ravel(), own.ravel())[0, 1] < 0.9
+    assert hook_count(model.module) == 0
+
+
+@pytest.mark.slow
+async def test_an_image_larger_than_the_input_is_answered_by_the_model_itself(
+    model: ServedModel,
+) -> None:
+    asked = Question((ClassTarget(285),), "gradcam", ("bn2",))
+    large = np.tile(image(0), (2, 2, 1))
+    async with Engine(model, max_queue=64, metrics=Metrics()) as engine:
+        await engine.warm()
+        (found,) = (await engine.answer(large, asked)).value.explanations
+    assert found.map.shape == (14, 14)
+
+
 async def test_a_poisoned_image_fails_alone_and_the_model_is_left_as_found(
     model: ServedModel,
 ) -> None:

@@ -38,6 +38,7 @@ def test_what_a_client_is_generated_from_has_names() -> None:
         *("predict", "explain", "evaluate", "showActivations"),
         *("submitJob", "listJobs", "getJob", "cancelJob", "followJob"),
         *("listResults", "getResult", "downloadArchive"),
+        *("submitAudit", "getAudit", "getReport"),
     ]
 
     def unnamed(node: Any, where: str) -> list[str]:

@@ -92,6 +92,9 @@ class FakeModel:
             progress(Progress(3, 9))
         return arguments
 
+    async def randomised(self, *arguments: Any, **options: Any) -> Any:
+        return arguments, options
+
     async def observe(self, *arguments: Any) -> Any:
         return arguments
 

@@ -100,6 +100,18 @@ async def test_maps_are_scored_there(pair: tuple[FakeBackend, RemoteBackend]) ->
     assert CODEC.read(CODEC.write([{"deletion": score}])[LENGTH.size :]) == [{"deletion": score}]
 
 
+async def test_randomised_models_are_there(pair: tuple[FakeBackend, RemoteBackend]) -> None:
+    model = pair[1].replicas("m")
+    given: Any = await model.randomised(SEEN.pixels, [QUESTION], stages=3, seed=7)
+    (pixels, questions), options = given
+    np.testing.assert_array_equal(pixels, SEEN.pixels)
+    assert (questions, options) == ((QUESTION,), {"stages": 3, "seed": 7})
+    stages = [[np.eye(2, dtype=np.float32), None]]
+    ((back, nothing),) = CODEC.read(CODEC.write(stages)[LENGTH.size :])
+    np.testing.assert_array_equal(back, stages[0][0])
+    assert nothing is None
+
+
 async def test_its_errors_are_raised_here(
     pair: tuple[FakeBackend, RemoteBackend], caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -1,0 +1,174 @@
+"""Cascading randomisation: the maps of a model whose weights are replaced, from the output down.
+
+Adebayo et al., "Sanity Checks for Saliency Maps", NeurIPS 2018: a map that stays the same when the
+model has lost what it learned does not show what the model does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Final
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from cam.errors import CamError, InvalidOption
+from cam.evaluation.scorer import Answering
+from cam.explanation import Answer, Map, Question
+from cam.hooks.inference import alone, evaluating
+from cam.methods.progress import Progress
+from cam.outputs.reading import AUTO, Reading
+from cam.passes.stepwise import explain_in_steps
+
+Stage = list[Map | None]
+"""The map of each question at each of its layers; None where the changed model has no map."""
+Pair = tuple[Tensor, Tensor]
+RANDOMISATION: Final = 20181003
+"""Part of the seed of all random weights."""
+
+
+def randomised_in_steps(
+    model: nn.Module,
+    image: Tensor,
+    questions: Sequence[Question],
+    *,
+    stages: int,
+    seed: int,
+    answer: Answering,
+    chunk: int = 16,
+    reading: Reading = AUTO,
+) -> Generator[Progress, None, list[Stage] | CamError]:
+    """Explain one image by models of which more and more weights are random.
+
+    The modules with weights are ordered by their first run. At the first stage the last module,
+    which computes the logits, is randomised; at the last stage all are; the stages between are
+    evenly spaced. A weight tensor is drawn from the normal distribution with the tensor's own mean
+    and standard deviation, so that activations keep their order of magnitude; running statistics of
+    normalisation layers stay. The model has its own weights back after each pass, and other passes
+    may run between two steps.
+
+    Args:
+        image: float (C, H, W), preprocessed, on the model's device and in its dtype.
+        questions: questions with one resolved target each.
+        stages: number of stages, 1 or more; there are fewer if the model has fewer modules.
+        seed: seed of the random weights.
+        answer: answers one-pass questions by `model` itself and not by a copy.
+        chunk: maximum number of images in one forward pass.
+
+    Returns:
+        The maps of each stage, in the order of the questions and of their layers.
+
+    Raises:
+        InvalidOption: if `stages` is below 1.
+    """
+    if stages < 1:
+        raise InvalidOption(f"stages is {stages}; it can be 1 or more")
+    units = _units(model, image)
+    counts = _counts(len(units), stages)
+    quick = [each for each in questions if not each.in_steps]
+    total = 1 + len(counts) * len(questions)
+    yield Progress(1, total)
+    pairs: list[Pair] = []
+    found: list[Stage] = []
+    for stage, (start, count) in enumerate(zip([0, *counts], counts, strict=False)):
+        for number in range(start, count):
+            pairs += _drawn(units[number], seed, number)
+        done = 1 + stage * len(questions)
+        answers: list[Answer | CamError] = []
+        if quick:
+            with replaced(model, pairs):
+                answers += answer(image[None], quick)
+            yield Progress(done + len(quick), total)
+        maps: Stage = []
+        for number, question in enumerate(questions):
+            if question.in_steps:
+                steps = explain_in_steps(model, image, question, chunk=chunk, reading=reading)
+                said = None
+                while said is None:
+                    with replaced(model, pairs):
+                        try:
+                            next(steps)
+                        except StopIteration as stop:
+                            said = stop.value
+                    yield Progress(done + number, total)
+            else:
+                said = answers.pop(0)
+            if isinstance(said, CamError):
+                maps += [None] * max(len(question.layers), 1)
+            else:
+                maps += [each.map if each.map.any() else None for each in said.explanations]
+        found.append(maps)
+    return found
+
+
+@contextmanager
+def replaced(model: nn.Module, pairs: Sequence[Pair]) -> Iterator[None]:
+    """Give weights of a model other contents while the block runs, and their own ones back
+    afterwards. Other threads that use the model through `cam` wait.
+
+    Args:
+        pairs: a parameter, and the tensor of the same shape and dtype whose contents it gets.
+    """
+    with alone(model):
+        own = [parameter.data for parameter, _ in pairs]
+        try:
+            for parameter, other in pairs:
+                parameter.data = other
+            yield
+        finally:
+            for (parameter, _), mine in zip(pairs, own, strict=True):
+                parameter.data = mine
+
+
+def _counts(units: int, stages: int) -> list[int]:
+    """Return how many modules are randomised at each stage: 1 at the first, all at the last."""
+    if stages == 1 or units == 1:
+        return [units]
+    step = (units - 1) / (stages - 1)
+    return sorted({1 + round(number * step) for number in range(stages)})
+
+
+def _units(model: nn.Module, image: Tensor) -> list[list[nn.Parameter]]:
+    """Return the weights of each module that runs, the last module first. A module's weights
+    include those of the modules below it that do not run themselves, as in
+    `nn.MultiheadAttention`."""
+    order: dict[str, int] = {}
+
+    def note(name: str) -> None:
+        order.setdefault(name, len(order))
+
+    hooks = [
+        module.register_forward_pre_hook(lambda *_, name=name: note(name))
+        for name, module in model.named_modules()
+    ]
+    try:
+        with evaluating(model), torch.inference_mode():
+            model(image[None])
+    finally:
+        for hook in hooks:
+            hook.remove()
+    units: dict[str, list[nn.Parameter]] = {}
+    for name, parameter in model.named_parameters():
+        if not parameter.is_floating_point():
+            continue
+        owner = name.rpartition(".")[0]
+        while owner and owner not in order:
+            owner = owner.rpartition(".")[0]
+        units.setdefault(owner, []).append(parameter)
+    return [units[name] for name in sorted(units, key=lambda name: -order.get(name, 0))]
+
+
+def _drawn(parameters: Sequence[nn.Parameter], seed: int, number: int) -> list[Pair]:
+    """Return each of a module's parameters with its random contents."""
+    # Not the plain seed: a model with random weights may have been drawn from the same one.
+    (state,) = np.random.SeedSequence([RANDOMISATION, seed, number]).generate_state(1, np.uint64)
+    generator = torch.Generator().manual_seed(int(state >> np.uint64(1)))
+    pairs: list[Pair] = []
+    for parameter in parameters:
+        values = parameter.detach().float()
+        std = values.std(correction=0).item()
+        drawn = torch.empty(values.shape).normal_(values.mean().item(), std, generator=generator)
+        pairs.append((parameter, drawn.to(parameter)))
+    return pairs

@@ -1,0 +1,1 @@
+"""Audits: which methods and layers explain a model, measured on photos."""

@@ -1,0 +1,182 @@
+"""What an audit says about the model and the methods beyond their numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+import numpy as np
+
+from cam.evaluation.verdict import NAMED
+from service.audit.documents import ArmSummary, Audit, Finding, PhotoRecord, Place
+from service.audit.plan import Arm
+
+SAME_PROBABILITY: Final = 1e-5
+"""Largest difference of a class's probability between photos at which the model ignores them."""
+HEAT: Final = 0.8
+"""Share of the heat that counts as its place."""
+PLACE: Final = 0.15
+"""Largest share of the image that is one place."""
+
+
+def findings_of(audit: Audit, records: Sequence[PhotoRecord]) -> list[Finding]:
+    """Return what a reader should know, the gravest first."""
+    found = _ignoring(records)
+    if not found:
+        found += _one_place(audit)
+    found += _methods(audit)
+    if records and not any(arm.grids for record in records for arm in record.arms.values()):
+        found.append(
+            Finding(
+                kind="no photo for grids",
+                sentence=(
+                    "Localisation could not be measured: there are not enough photos of different "
+                    "classes of which the model is sure."
+                ),
+            )
+        )
+    return found
+
+
+def _ignoring(records: Sequence[PhotoRecord]) -> list[Finding]:
+    """Find a model whose output does not depend on the photo."""
+    if len(records) < 2 or len({each.predicted for each in records}) > 1:
+        return []
+    sure = [each.confidence for each in records]
+    if max(sure) - min(sure) > SAME_PROBABILITY:
+        return []
+    return [
+        Finding(
+            kind="ignores the photo",
+            sentence=(
+                f"The model ignores the photo: it gives class {records[0].predicted} the "
+                f"probability {sure[0]:.3g} for each of the {len(records)} photos, and no map can "
+                "show a reason."
+            ),
+        )
+    ]
+
+
+def _one_place(audit: Audit) -> list[Finding]:
+    """Find a place where all photos have their heat."""
+    best = audit.recommendation
+    arm = next(
+        (each for each in audit.arms if best and _name(each) == Arm(best.method, best.layer).name),
+        None,
+    )
+    if arm is None or not arm.mean_map:
+        return []
+    place = place_of(arm.mean_map)
+    if place is None:
+        return []
+    left, top, right, bottom = place
+    return [
+        Finding(
+            kind="looks at one place",
+            sentence=(
+                f"The model looks at one place of every photo: {HEAT:.0%} of the heat of "
+                f"{_name(arm)} lie between {left:.0%} and {right:.0%} of the width and between "
+                f"{top:.0%} and {bottom:.0%} of the height, whatever the photo shows."
+            ),
+            arms=[_name(arm)],
+            place=Place(left=left, top=top, right=right, bottom=bottom),
+        )
+    ]
+
+
+def place_of(mean_map: list[list[float]]) -> tuple[float, float, float, float] | None:
+    """Return the box around the hottest positions that hold `HEAT` of the heat of a mean map, as
+    shares of its sides (left, top, right, bottom); None if the box is larger than `PLACE`."""
+    values = np.array(mean_map)
+    total = values.sum()
+    if not total:
+        return None
+    order = np.argsort(-values, axis=None, kind="stable")
+    count = int(np.searchsorted(np.cumsum(values.ravel()[order]), HEAT * total)) + 1
+    rows, columns = np.unravel_index(order[:count], values.shape)
+    height, width = values.shape
+    left, right = columns.min() / width, (columns.max() + 1) / width
+    top, bottom = rows.min() / height, (rows.max() + 1) / height
+    if (right - left) * (bottom - top) > PLACE:
+        return None
+    return float(left), float(top), float(right), float(bottom)
+
+
+def _methods(audit: Audit) -> list[Finding]:
+    found = []
+    photo = [_name(each) for each in audit.arms if each.shows_the_model is False]
+    if photo:
+        found.append(
+            Finding(
+                kind="shows the photo, not the model",
+                sentence=(
+                    f"{_listed(photo)} show{_s(photo)} the photo, not the model: the map hardly "
+                    "changes when the model's weights are random."
+                ),
+                arms=photo,
+            )
+        )
+    blind = [_name(each) for each in audit.arms if each.class_blind and each.shows_the_model]
+    if blind:
+        found.append(
+            Finding(
+                kind="hardly depends on the class",
+                sentence=(
+                    f"{_listed(blind)} hardly depend{_s(blind)} on the class: the map stays when "
+                    "the weights of the logits are random."
+                ),
+                arms=blind,
+            )
+        )
+    empty = [_name(each) for each in audit.arms if not each.photos]
+    if empty:
+        found.append(
+            Finding(
+                kind="no map",
+                sentence=f"{_listed(empty)} had no map of any photo.",
+                arms=empty,
+            )
+        )
+    return found + _beaten(audit)
+
+
+def _beaten(audit: Audit) -> list[Finding]:
+    """Find metrics by which the recommended method is no better than a map without knowledge."""
+    best = audit.recommendation
+    if best is None:
+        return []
+    arm = next(
+        each for each in audit.arms if (each.method, each.layer) == (best.method, best.layer)
+    )
+    found = []
+    for metric, mine in arm.scores.items():
+        sign = 1 if audit.better[metric] == "higher" else -1
+        better = [
+            NAMED[name]
+            for name, numbers in audit.baselines.items()
+            if (other := numbers.get(metric)) and mine and sign * (mine.mean - other.mean) <= 0
+        ]
+        if better:
+            found.append(
+                Finding(
+                    kind="worse than a baseline",
+                    sentence=(
+                        f"By {metric}, the recommended {_name(arm)} is no better than "
+                        f"{_listed(better, 'or')} on average."
+                    ),
+                    arms=[_name(arm)],
+                )
+            )
+    return found
+
+
+def _name(arm: ArmSummary) -> str:
+    return Arm(arm.method, arm.layer).name
+
+
+def _s(names: Sequence[str]) -> str:
+    return "s" if len(names) == 1 else ""
+
+
+def _listed(names: Sequence[str], last: str = "and") -> str:
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} {last} {names[-1]}"

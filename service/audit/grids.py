@@ -1,0 +1,159 @@
+"""Grids of photos, which tell whether a map lies on the photo that shows the class.
+
+Böhle et al., "Convolutional Dynamic Alignment Networks", CVPR 2021, and Rao et al., "Towards Better
+Understanding Attribution Methods", CVPR 2022 (the grid pointing game): n × n photos of different
+classes, of which the model is sure, are one image; a map of one of the classes should have its
+heat in the cell of that class.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Final
+
+import cv2
+import numpy as np
+from cachetools import LRUCache
+
+from cam.drawing.heatmap import Box, Float, resize
+from service.backend.interface import NOTHING, ModelBackend, Pixels
+from service.core.errors import Problem
+from service.models.preprocessing import ModelInput
+
+SURE: Final = 0.5
+"""Least probability of a class of which the model counts as sure."""
+KEPT: Final = 256
+"""Largest number of photos that are kept in memory to stand in grids."""
+
+
+@dataclass(frozen=True, eq=False)
+class Neighbour:
+    """A photo of which the model is sure."""
+
+    pixels: Pixels
+    predicted: int
+
+
+@dataclass(frozen=True, eq=False)
+class Grid:
+    """An image of n × n photos."""
+
+    pixels: Pixels
+    row: int
+    column: int
+    """Row and column of the photo whose class is explained."""
+    side: int
+    """The number n."""
+
+
+class Neighbours:
+    """Finds photos for grids.
+
+    Args:
+        total: number of photos of the audit.
+        read: returns what the model sees of a photo, by its number; raises a Problem if it cannot.
+        seed: seed of the choice: a photo's neighbours depend on its number and the seed alone.
+    """
+
+    def __init__(
+        self,
+        total: int,
+        read: Callable[[int], Awaitable[ModelInput]],
+        seed: int = 0,
+    ) -> None:
+        self._total = total
+        self._read = read
+        self._seed = seed
+        self._sure: LRUCache[int, Neighbour] = LRUCache(KEPT)
+        self._unsure: set[int] = set()
+        self.enlarged: bool | None = None
+        """Whether the model takes images that are larger than its input, so that grids are; None
+        until the first grid. If not, grids are reduced to its input."""
+
+    async def grid(
+        self, replicas: ModelBackend, number: int, pixels: Pixels, predicted: int, side: int
+    ) -> Grid | None:
+        """Return a grid with this photo and others of different classes; None if there are too few
+        of which the model is sure.
+
+        Args:
+            number: number of the photo.
+            pixels: what the model sees of the photo, RGB (H, W, 3).
+        """
+        rng = np.random.default_rng([self._seed, number, side])
+        classes, cells = {predicted}, [pixels]
+        for other in rng.permutation(self._total):
+            if len(cells) == side * side:
+                break
+            if other == number:
+                continue
+            found = await self._neighbour(replicas, int(other))
+            if found and found.predicted not in classes:
+                classes.add(found.predicted)
+                cells.append(found.pixels)
+        if len(cells) < side * side:
+            return None
+        place = int(rng.integers(side * side))
+        cells[0], cells[place] = cells[place], cells[0]
+        rows = [np.concatenate(cells[row * side : (row + 1) * side], 1) for row in range(side)]
+        whole = np.concatenate(rows)
+        if not await self._enlarges(replicas, pixels):
+            height, width = pixels.shape[:2]
+            reduced = cv2.resize(whole, (width, height), interpolation=cv2.INTER_AREA)
+            whole = reduced.astype(np.uint8, copy=False)
+        return Grid(whole, place // side, place % side, side)
+
+    async def _enlarges(self, replicas: ModelBackend, pixels: Pixels) -> bool:
+        if self.enlarged is None:
+            try:
+                await replicas.answer(
+                    as_input(np.tile(pixels, (2, 2, 1))), NOTHING, priority="background"
+                )
+                self.enlarged = True
+            except Exception:  # whatever a model raises about the size of its input
+                self.enlarged = False
+        return self.enlarged
+
+    async def _neighbour(self, replicas: ModelBackend, number: int) -> Neighbour | None:
+        if number in self._unsure:
+            return None
+        if number not in self._sure:
+            try:
+                seen = await self._read(number)
+                outcome = await replicas.answer(seen, NOTHING, priority="background")
+            except Problem:  # the photo's own record says why
+                self._unsure.add(number)
+                return None
+            likely = outcome.value.prediction.probabilities
+            assert likely is not None  # only classifiers are audited
+            if likely.max() < SURE:
+                self._unsure.add(number)
+                return None
+            self._sure[number] = Neighbour(seen.pixels, int(likely.argmax()))
+        return self._sure[number]
+
+
+def share_inside(values: Float, grid: Grid) -> float | None:
+    """Return the share of a map's heat above 0 that lies in the cell of the photo, 0 … 1.
+
+    Args:
+        values: the map of the grid, float32 (h, w), of any size.
+
+    Returns:
+        The share at the size of the grid; None if there is no heat above 0.
+    """
+    height, width = grid.pixels.shape[:2]
+    heat = resize(values, height, width).clip(min=0).astype(np.float64)
+    total = float(heat.sum())
+    if not total:
+        return None
+    high, wide = height / grid.side, width / grid.side
+    top, bottom = round(grid.row * high), round((grid.row + 1) * high)
+    left, right = round(grid.column * wide), round((grid.column + 1) * wide)
+    return float(heat[top:bottom, left:right].sum()) / total
+
+
+def as_input(pixels: Pixels) -> ModelInput:
+    """Return pixels as an image that the model is asked about."""
+    return ModelInput.of(pixels, Box(0, 0, pixels.shape[1], pixels.shape[0]))

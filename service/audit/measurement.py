@@ -1,0 +1,328 @@
+"""Measuring one photo of an audit: faithfulness, stability, sanity, localisation and cost."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Sequence
+from dataclasses import replace
+from io import BytesIO
+from typing import Final
+
+import numpy as np
+from PIL import Image
+
+from cam import METHODS, ClassTarget, Explanation, Question
+from cam.drawing.heatmap import Float, minmax, shrink
+from cam.evaluation.candidate import Candidate, candidates_of
+from cam.evaluation.metrics import METRICS, Options, Scores
+from cam.evaluation.similarity import similarity
+from service.audit.documents import ArmRecord, Numbers, PhotoRecord, SimilarityRecord
+from service.audit.grids import SURE, Grid, Neighbours, as_input, share_inside
+from service.audit.plan import SIDES, STAGES, Plan, with_target
+from service.backend.answers import Prediction
+from service.backend.interface import NOTHING, ModelBackend
+from service.core.errors import Unexplainable
+from service.models.preprocessing import ModelInput
+
+MAP_SIDE: Final = 14
+"""Largest number of positions along a side of the maps that a record keeps."""
+THUMBNAIL: Final = 96
+"""Longer side of a thumbnail in pixels."""
+SAME: Final = 1e-4
+"""Largest difference of two maps, scaled to 0 … 1, that are scored once."""
+
+
+class Measurement:
+    """Measures the photos of one audit.
+
+    Args:
+        replicas: the model.
+        neighbours: the photos that can stand in grids.
+    """
+
+    def __init__(self, replicas: ModelBackend, plan: Plan, neighbours: Neighbours) -> None:
+        self._replicas = replicas
+        self._plan = plan
+        self._neighbours = neighbours
+
+    async def measure(
+        self,
+        number: int,
+        item: str,
+        seen: ModelInput,
+        target: ClassTarget | None = None,
+        warnings: Sequence[str] = (),
+    ) -> PhotoRecord:
+        """Measure one photo. All passes are of background priority but for those that are timed.
+
+        Args:
+            number: number of the photo in the audit, from 0.
+            item: name of the photo.
+            seen: what the model sees of the photo.
+            target: the class of the photo; None for the predicted class.
+
+        Raises:
+            Problem: if the photo cannot be measured at all. A method that has no map of it is only
+                noted in the record.
+        """
+        plan = self._plan
+        outcome = await self._replicas.answer(seen, NOTHING, priority="background")
+        likely = _probabilities(outcome.value.prediction)
+        predicted = int(likely.argmax())
+        wanted = predicted if target is None or target.index is None else target.index
+        asked = [with_target(each, ClassTarget(wanted)) for each in plan.questions]
+        found, problems = await self._explained(seen, asked)
+        arms = {arm.name: ArmRecord(problem=problems.get(arm.method)) for arm in plan.arms}
+        names = {
+            question.method: [arm.name for arm in plan.arms if arm.method == question.method]
+            for question in asked
+        }
+        maps: dict[str, Explanation] = {}
+        for method, explanations in found.items():
+            maps |= dict(zip(names[method], explanations, strict=True))
+        usable = {name: each for name, each in maps.items() if np.ptp(each.map) > 0}
+        updates: dict[str, dict[str, object]] = {name: {} for name in arms}
+        for name, explanation in maps.items():
+            if name in usable:
+                updates[name]["map"] = _coarse(explanation.map)
+            else:
+                updates[name]["problem"] = "the map is the same everywhere"
+        scores, baselines = await self._scored(seen, asked, found, names, usable)
+        for name, numbers in scores.items():
+            updates[name]["scores"] = numbers
+        able = [each for each in asked if each.method in found]
+        if plan.is_for_sanity(number) and able:
+            for name, stages in (await self._sanity(number, seen, able, names)).items():
+                updates[name]["sanity"] = stages
+        if wanted == predicted and likely[wanted] >= SURE:
+            for name, shares in (await self._localised(number, seen, able, names)).items():
+                updates[name]["grids"] = shares
+        if plan.is_for_cost(number):
+            for question in able:
+                layers = question.layers or ("",)
+                for name, layer in zip(names[question.method], layers, strict=False):
+                    alone = replace(question, layers=(layer,) if question.layers else ())
+                    updates[name] |= await self._spent(seen, alone)
+        return PhotoRecord(
+            index=number,
+            item=stored_name(item),
+            target=wanted,
+            label=self._replicas.model.labels.name(wanted),
+            asked=target is not None,
+            probability=float(likely[wanted]),
+            predicted=predicted,
+            confidence=float(likely.max()),
+            arms={name: arm.model_copy(update=updates[name]) for name, arm in arms.items()},
+            baselines=baselines,
+            enlarged=self._neighbours.enlarged,
+            thumbnail=_thumbnail(seen),
+            warnings=list(warnings),
+        )
+
+    async def _explained(
+        self, seen: ModelInput, questions: Sequence[Question]
+    ) -> tuple[dict[str, tuple[Explanation, ...]], dict[str, str]]:
+        """Return the explanations of each method, and the reasons of those methods that have
+        none."""
+        try:
+            outcome = await self._replicas.answer(seen, *questions, priority="background")
+        except Unexplainable:
+            if len(questions) == 1:
+                raise
+        else:
+            found = {
+                question.method: tuple(
+                    each for each in outcome.value.explanations if each.method == question.method
+                )
+                for question in questions
+            }
+            return found, {}
+        explained: dict[str, tuple[Explanation, ...]] = {}
+        problems = {}
+        for question in questions:
+            try:
+                outcome = await self._replicas.answer(seen, question, priority="background")
+                explained[question.method] = outcome.value.explanations
+            except Unexplainable as problem:
+                problems[question.method] = problem.detail
+        return explained, problems
+
+    async def _scored(
+        self,
+        seen: ModelInput,
+        questions: Sequence[Question],
+        found: dict[str, tuple[Explanation, ...]],
+        names: dict[str, list[str]],
+        usable: dict[str, Explanation],
+    ) -> tuple[dict[str, Numbers], dict[str, Numbers]]:
+        """Return the scores of each map, and those of the baselines."""
+        scores: dict[str, Numbers] = {name: {} for name in usable}
+        baselines: dict[str, Numbers] = {}
+
+        def note(arm: str, given: Scores) -> None:
+            for metric, score in given.items():
+                scores[arm][metric] = score.value
+                for name, value in score.baselines.items():
+                    baselines.setdefault(name, {}).setdefault(metric, value)
+
+        options = Options()
+        plain = [name for name in self._plan.metrics if not METRICS[name].maps(options)]
+        again = [name for name in self._plan.metrics if METRICS[name].maps(options)]
+        if plain and usable:
+            groups = _alike(usable)
+            candidates = [Candidate(usable[group[0]].map) for group in groups]
+            outcome = await self._replicas.evaluate(
+                seen.pixels, questions[0], candidates, plain, options
+            )
+            for group, given in zip(groups, outcome.value, strict=True):
+                for name in group:
+                    note(name, given)
+        first = True
+        for question in questions if again else ():
+            mine = found.get(question.method, ())
+            if not any(name in usable for name in names[question.method]):
+                continue
+            options = Options() if first else Options(baselines=())
+            outcome = await self._replicas.evaluate(
+                seen.pixels, question, candidates_of(mine), again, options
+            )
+            first = False
+            for name, given in zip(names[question.method], outcome.value, strict=True):
+                if name in usable:
+                    note(name, given)
+        return scores, baselines
+
+    async def _sanity(
+        self,
+        number: int,
+        seen: ModelInput,
+        questions: Sequence[Question],
+        names: dict[str, list[str]],
+    ) -> dict[str, list[SimilarityRecord]]:
+        """Return how alike each map is to the maps of the randomised models, a stage each."""
+        signed = [_signed(each) for each in questions]
+        arms = [name for each in questions for name in names[each.method]]
+        own = (await self._replicas.answer(seen, *signed, priority="background")).value
+        seed = self._plan.seed * self._plan.total + number
+        outcome = await self._replicas.randomised(seen.pixels, signed, stages=STAGES, seed=seed)
+        stages: dict[str, list[SimilarityRecord]] = {name: [] for name in arms}
+        for maps in outcome.value:
+            for name, mine, other in zip(arms, own.explanations, maps, strict=True):
+                record = SimilarityRecord()
+                if other is not None:
+                    alike = similarity(mine.map, other)
+                    record = SimilarityRecord(
+                        spearman=alike.spearman,
+                        absolute=alike.absolute,
+                        ssim=alike.ssim,
+                        hog=alike.hog,
+                    )
+                stages[name].append(record)
+        return stages
+
+    async def _localised(
+        self,
+        number: int,
+        seen: ModelInput,
+        questions: Sequence[Question],
+        names: dict[str, list[str]],
+    ) -> dict[str, Numbers]:
+        """Return the share of the positive heat in the photo's cell, of each map and grid."""
+        shares: dict[str, Numbers] = {}
+        for side in SIDES:
+            target = questions[0].targets[0] if questions else None
+            if not isinstance(target, ClassTarget) or target.index is None:
+                break
+            grid = await self._neighbours.grid(
+                self._replicas, number, seen.pixels, target.index, side
+            )
+            if grid is None:
+                break
+            if not await self._finds(grid, target.index):
+                continue
+            for question, explanations in await self._in_grid(grid, questions):
+                for name, each in zip(names[question.method], explanations, strict=True):
+                    shares.setdefault(name, {})[str(side)] = share_inside(each.map, grid)
+        return shares
+
+    async def _finds(self, grid: Grid, target: int) -> bool:
+        """Return whether the model finds the class in the grid: it is one of the n² most probable
+        ones. Where it is not, a map of the class has no right place."""
+        seen = as_input(grid.pixels)
+        outcome = await self._replicas.answer(seen, NOTHING, priority="background")
+        likely = _probabilities(outcome.value.prediction)
+        return int((likely > likely[target]).sum()) < grid.side**2
+
+    async def _in_grid(
+        self, grid: Grid, questions: Sequence[Question]
+    ) -> list[tuple[Question, tuple[Explanation, ...]]]:
+        found, _ = await self._explained(as_input(grid.pixels), questions)
+        return [(each, found[each.method]) for each in questions if each.method in found]
+
+    async def _spent(self, seen: ModelInput, question: Question) -> dict[str, object]:
+        """Return what one map costs alone, at interactive priority, without other images."""
+        outcome = await self._replicas.answer(seen, question)
+        method, (explanation, *_) = METHODS[question.method], outcome.value.explanations
+        many = (method.budget or 1) if method.cost.startswith("N") else 1
+        return {
+            # An answer from the cache took no time.
+            "milliseconds": 1000 * outcome.run_seconds if outcome.run_seconds else None,
+            "forwards": explanation.passes.made if explanation.passes else many,
+        }
+
+
+def stored_name(name: str) -> str:
+    """Return a photo's name as JSON can store it."""
+    return name.encode("utf-8", "backslashreplace").decode()
+
+
+def _signed(question: Question) -> Question:
+    return Question(
+        question.targets,
+        question.method,
+        question.layers,
+        question.budget,
+        signed=METHODS[question.method].signed,
+    )
+
+
+def _alike(maps: dict[str, Explanation]) -> list[list[str]]:
+    """Return the names of the maps, those of equal maps together: behind a pooled linear head,
+    several methods make the same map, which is scored once."""
+    groups: list[tuple[Float, list[str]]] = []
+    for name, explanation in maps.items():
+        scaled = minmax(explanation.map)
+        for other, names in groups:
+            if other.shape == scaled.shape and np.abs(other - scaled).max() <= SAME:
+                names.append(name)
+                break
+        else:
+            groups.append((scaled, [name]))
+    return [names for _, names in groups]
+
+
+def _coarse(values: Float) -> list[list[float]]:
+    height, width = (min(side, MAP_SIDE) for side in values.shape)
+    small = shrink(minmax(values.clip(min=0)), height, width)
+    rows: list[list[float]] = np.round(small.astype(np.float64), 3).tolist()
+    return rows
+
+
+def _thumbnail(seen: ModelInput) -> str:
+    picture = Image.fromarray(seen.pixels)
+    picture.thumbnail((THUMBNAIL, THUMBNAIL))
+    written = BytesIO()
+    picture.save(written, "JPEG", quality=80)
+    return base64.b64encode(written.getvalue()).decode()
+
+
+def _probabilities(prediction: Prediction) -> np.ndarray[tuple[int, ...], np.dtype[np.float32]]:
+    """Return the probabilities of the classes.
+
+    Raises:
+        Problem: if they are not finite.
+    """
+    assert prediction.probabilities is not None  # only classifiers are audited
+    if not np.isfinite(prediction.probabilities).all():
+        raise Unexplainable("the model's output for this photo is not finite")
+    return prediction.probabilities

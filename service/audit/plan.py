@@ -1,0 +1,154 @@
+"""The plan of an audit: which methods, layers and metrics are measured, and on how many photos."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final
+
+from cam import METHODS, ClassTarget, Question
+from cam.evaluation.metrics import DEFAULTS
+from cam.methods import INPUT
+from service.core.errors import InvalidParameter, InvalidTarget
+from service.models.info import ModelInfo
+from service.pipeline.evaluation import require_suited
+from service.pipeline.parameters import Parameters
+from service.pipeline.resolve import questions_of
+from service.pipeline.targets import TargetObject
+
+LEAST_PHOTOS: Final = 20
+"""Least number of photos. With fewer, the intervals are too wide to prefer one method."""
+SANITY_PHOTOS: Final = 50
+"""Largest number of photos on which the weights are randomised."""
+COST_PHOTOS: Final = 5
+"""Number of photos on which the time of each method is measured."""
+STAGES: Final = 4
+"""Stages of the randomisation: the logits alone, a third, two thirds, and all modules."""
+SIDES: Final = (2, 3)
+"""Numbers of photos along the side of a grid."""
+USUAL: Final = (
+    *("gradcam", "gradcam++", "hirescam", "elementwise", "layercam", "xgradcam", "finercam"),
+    *("eigencam", "eigengradcam", "fem", "rollout", "chefer", "legrad"),
+)
+"""Methods that are audited if none are named: those of one pass, where the model suits them."""
+
+
+@dataclass(frozen=True)
+class Arm:
+    """A method at a layer."""
+
+    method: str
+    layer: str
+    """`cam.methods.INPUT` for a method that makes its map at the input."""
+
+    @staticmethod
+    def of(name: str) -> Arm:
+        """Return the method and layer of a name."""
+        method, _, layer = name.partition("@")
+        return Arm(method, layer or INPUT)
+
+    @property
+    def name(self) -> str:
+        return self.method if self.layer == INPUT else f"{self.method}@{self.layer}"
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What an audit measures. It is the same for all photos, so a photo's record does not depend on
+    the other photos' records, and an audit can be continued at any photo."""
+
+    questions: tuple[Question, ...]
+    """A question for each method, at all of its layers."""
+    metrics: tuple[str, ...]
+    total: int
+    """Number of photos."""
+    seed: int = 0
+
+    @property
+    def arms(self) -> tuple[Arm, ...]:
+        """The methods at their layers, in the order in which the questions' maps come."""
+        return tuple(_arms(self.questions))
+
+    def is_for_sanity(self, number: int) -> bool:
+        """Return whether the weights are randomised for this photo: for at most `SANITY_PHOTOS`,
+        which are evenly spaced."""
+        return number % -(-self.total // SANITY_PHOTOS) == 0
+
+    def is_for_cost(self, number: int) -> bool:
+        """Return whether the time of each method is measured on this photo."""
+        return number % max(self.total // COST_PHOTOS, 1) == 0
+
+
+def plan_of(model: ModelInfo, parameters: Parameters, total: int) -> Plan:
+    """Return the plan of an audit.
+
+    Args:
+        parameters: methods, layers and metrics (`evaluate`); if they are not given, `USUAL`,
+            `usual_layers` and the usual metrics.
+        total: number of photos.
+
+    Raises:
+        Problem: if the model cannot be audited, or not in this way; if there are too few photos.
+    """
+    if total < LEAST_PHOTOS:
+        raise InvalidParameter(
+            f"there {'is' if total == 1 else 'are'} {total} photo{'' if total == 1 else 's'}; an "
+            f"audit needs {LEAST_PHOTOS} or more"
+        )
+    if model.kind != "classes":
+        raise InvalidParameter(
+            f"model {model.name!r} is no classifier; only classifiers can be audited"
+        )
+    if isinstance(parameters.target, list | TargetObject):
+        raise InvalidTarget("an audit explains one class of each photo; name one, or none")
+    refused = [name for name in ("fuse", "smooth") if getattr(parameters, name) != "none"]
+    if refused:
+        raise InvalidParameter(f"an audit compares methods at layers; leave out {refused[0]}")
+    metrics = tuple(parameters.evaluate) or DEFAULTS
+    require_suited(metrics)
+    given = parameters.model_fields_set
+    changes: dict[str, object] = {"signed": False}
+    if "method" not in given:
+        changes["method"] = [name for name in USUAL if name not in model.unsuited]
+    if "layer" not in given or parameters.layer == "auto":
+        changes["layer"] = usual_layers(model)
+    questions = questions_of(model, parameters.model_copy(update=changes))
+    several = [each.method for each in questions if METHODS[each.method].levels]
+    if several:
+        raise InvalidParameter(f"{several[0]} makes one map of several layers: it is not audited")
+    return Plan(questions, metrics, total)
+
+
+def usual_layers(model: ModelInfo) -> list[str]:
+    """Return the layers that are audited if none are named: the model's default layer, and the last
+    stage with the next finer grid, if there is one."""
+    by_name = {each.name: each for each in model.layers}
+    grid = by_name[model.default_layer].grid if model.default_layer in by_name else None
+    if grid is None:
+        return [model.default_layer]
+    finer = [
+        each
+        for each in model.layers
+        if each.explainable and each.grid and each.grid[0] > grid[0] and each.grid[1] > grid[1]
+    ]
+    if not finer:
+        return [model.default_layer]
+    nearest = min(each.grid for each in finer if each.grid)
+    same = [each.name for each in finer if each.grid == nearest]
+    # A stage is a module that contains others, so its name has the fewest parts.
+    depth = min(name.count(".") for name in same)
+    return [model.default_layer, [name for name in same if name.count(".") == depth][-1]]
+
+
+def with_target(question: Question, target: ClassTarget) -> Question:
+    """Return a question about one resolved class."""
+    return Question((target,), question.method, question.layers, question.budget)
+
+
+def _arms(questions: tuple[Question, ...]) -> Iterator[Arm]:
+    for question in questions:
+        if METHODS[question.method].at == "input":
+            yield Arm(question.method, INPUT)
+        else:
+            for layer in question.layers:
+                yield Arm(question.method, layer)

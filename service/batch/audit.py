@@ -1,0 +1,266 @@
+"""The command `gradcam audit`, which measures methods on photos and goes on where it stopped."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Final
+
+from pydantic import ValidationError
+from rich.console import Console
+
+from cam import ClassTarget
+from service.audit.documents import Audit, PhotoRecord
+from service.audit.grids import Neighbours
+from service.audit.measurement import Measurement, stored_name
+from service.audit.plan import Plan, plan_of
+from service.audit.report import write_audit
+from service.audit.summary import summarise
+from service.batch.command import GO_ON, INTERRUPTED
+from service.batch.configuration import RunConfiguration
+from service.batch.inputs import Inputs, open_inputs
+from service.batch.progress import Tally, say, shown
+from service.batch.work import check, made_with, raise_last
+from service.core.allocator import keep_memory
+from service.core.concurrency import explain_many
+from service.core.errors import (
+    ConfigError,
+    InsufficientStorage,
+    Problem,
+    Unavailable,
+    one_line,
+)
+from service.core.files import written_whole
+from service.core.settings import Settings
+from service.local.session import LocalSession, local_session
+from service.models.preprocessing import ModelInput
+from service.pipeline.images import decoders_heard
+from service.pipeline.instances import Instance
+from service.pipeline.resolve import target_of
+
+RECORDS: Final = "photos.ndjson"
+SUMMARY: Final = "audit.json"
+REPORT: Final = "report.html"
+AT_ONCE: Final = 4
+"""Photos in work for each copy of the model: passes of background priority are batches of four."""
+MOST: Final = 200
+"""Largest number of photos by default. More photos only narrow the intervals."""
+
+
+def audit(
+    source: str,
+    settings: Settings,
+    configuration: RunConfiguration,
+    *,
+    model: str | None = None,
+    most: int = MOST,
+) -> int:
+    """Measure which methods and layers explain a model, and write `audit.json`, `report.html` and
+    the record of each photo to `configuration.output`.
+
+    Args:
+        source: a folder, a pattern, a zip, a table or an image; see `open_inputs`.
+        model: name of the model; None for the default.
+        most: largest number of photos; of more, evenly spaced ones are measured.
+
+    Returns:
+        The exit code: 0 on success, 1 if a photo could not be measured, 130 if a signal ended the
+        run.
+
+    Raises:
+        ConfigError: if the configuration is invalid, or results cannot be written.
+        Problem: if the model cannot be audited.
+    """
+    keep_memory()
+    settings = settings.model_copy(update={"cache_bytes": 0})
+    console = Console(stderr=True)
+    try:
+        with configuration.locked(), decoders_heard():
+            found = asyncio.run(_audit(source, settings, configuration, model, most, console))
+    except (InsufficientStorage, Unavailable) as problem:
+        raise ConfigError(f"{problem.detail}; {GO_ON}") from None
+    except (KeyboardInterrupt, asyncio.CancelledError):
+        console.print(f"Stopped; {GO_ON}.")
+        return INTERRUPTED
+    for finding in found.findings:
+        say(finding.sentence, console)
+    if best := found.recommendation:
+        say(f"Recommended: {best.method} at {best.layer}: {best.reason}.", console)
+    say(f"Report: {configuration.output / REPORT}", console)
+    return 1 if found.failed else 0
+
+
+async def _audit(
+    source: str,
+    settings: Settings,
+    configuration: RunConfiguration,
+    model: str | None,
+    most: int,
+    console: Console,
+) -> Audit:
+    task = asyncio.current_task()
+    assert task is not None
+    with suppress(NotImplementedError):  # event loops on Windows have no signal handlers
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
+    with open_inputs(source, configuration.output) as inputs:
+        async with local_session(settings, model, spread=True) as session:
+            served = session.replicas.model
+            names = chosen(inputs.ids, most)
+            plan = plan_of(served, configuration.parameters(), len(names))
+            check(session, configuration, [inputs.targets.get(name) for name in names])
+            configuration.open(source, served.name, served.fingerprint, made_with(served))
+            if inputs.warning:
+                say(inputs.warning, console)
+            reader = _Reader(session, configuration, inputs)
+            neighbours = Neighbours(
+                len(names), lambda number: reader.read(names[number]), plan.seed
+            )
+            failed = await _measure(
+                session, configuration, plan, names, reader, neighbours, console
+            )
+            records = read_records(configuration.output / RECORDS, names)
+            summary = summarise(
+                records,
+                model=served.name,
+                weights=served.weights,
+                metrics=plan.metrics,
+                failed=failed,
+                made_with=made_with(served),
+            )
+    file = configuration.output / SUMMARY
+    try:
+        with written_whole(file) as temporary:
+            temporary.write_text(summary.model_dump_json(indent=1) + "\n", encoding="utf-8")
+        write_audit(summary, records, configuration.output / REPORT)
+    except OSError as error:
+        raise ConfigError(f"{configuration.output} cannot be written: {error.strerror}") from None
+    return summary
+
+
+async def _measure(
+    session: LocalSession,
+    configuration: RunConfiguration,
+    plan: Plan,
+    names: list[str],
+    reader: _Reader,
+    neighbours: Neighbours,
+    console: Console,
+) -> dict[str, str]:
+    """Measure the photos that have no record yet; return the photos that failed, with the
+    reason."""
+    finished = {each.index for each in read_records(configuration.output / RECORDS, names)}
+    measurement = Measurement(session.replicas, plan, neighbours)
+
+    async def work(number: int) -> PhotoRecord:
+        name = names[number]
+        seen, warnings = await reader.opened(name)
+        return await measurement.measure(number, name, seen, reader.target(name), warnings)
+
+    tally = Tally(len(names), len(finished))
+    left = [number for number in range(len(names)) if number not in finished]
+    failed = {}
+    with journal(configuration.output / RECORDS) as write, shown(tally, console) as show:
+        async with explain_many(left, work, at_once=AT_ONCE * session.replicas.copies) as results:
+            async for number, result in results:
+                raise_last(session, result)
+                if isinstance(result, Problem):
+                    failed[names[number]] = result.detail
+                    tally.failed += 1
+                else:
+                    write(result)
+                tally.done += 1
+                show()
+    return failed
+
+
+class _Reader:
+    """Reads the photos of an audit as the model sees them."""
+
+    def __init__(
+        self, session: LocalSession, configuration: RunConfiguration, inputs: Inputs
+    ) -> None:
+        self._session = session
+        self._configuration = configuration
+        self._inputs = inputs
+
+    async def opened(self, name: str) -> tuple[ModelInput, list[str]]:
+        """Return what the model sees of a photo, and the decoder's warnings.
+
+        Raises:
+            Problem: if the photo cannot be read.
+        """
+        parameters = self._configuration.parameters(self._inputs.targets.get(name))
+        image = await asyncio.to_thread(self._inputs.read, name)
+        instance = Instance(0, name, image, "", parameters)
+        session = self._session
+        return await session.pipeline.input_of(session.replicas.model, instance, "background")
+
+    async def read(self, name: str) -> ModelInput:
+        seen, _ = await self.opened(name)
+        return seen
+
+    def target(self, name: str) -> ClassTarget | None:
+        """Return the class of a photo; None if none is named."""
+        sent = self._configuration.parameters(self._inputs.targets.get(name)).target
+        if sent is None or isinstance(sent, list):
+            return None
+        found = target_of(self._session.replicas.model, sent)
+        assert isinstance(found, ClassTarget)  # `plan_of` accepts no other
+        return found
+
+
+def chosen(names: list[str], most: int) -> list[str]:
+    """Return at most `most` of the names, evenly spaced."""
+    if len(names) <= most:
+        return names
+    return [names[number * len(names) // most] for number in range(most)]
+
+
+@contextmanager
+def journal(file: Path) -> Iterator[Callable[[PhotoRecord], None]]:
+    """Provide a function that appends a record to a file. The record is on the disk when the
+    function returns. The end of a line that a killed process left incomplete is removed first.
+
+    Raises:
+        InsufficientStorage: if the file cannot be written.
+    """
+    try:
+        with file.open("ab+") as opened:
+            opened.seek(0)
+            whole = opened.read().rfind(b"\n") + 1
+            opened.truncate(whole)
+
+            def write(record: PhotoRecord) -> None:
+                opened.write(record.model_dump_json().encode() + b"\n")
+                opened.flush()
+                os.fsync(opened.fileno())
+
+            yield write
+    except OSError as error:
+        raise InsufficientStorage(f"{file} cannot be written: {error.strerror}") from None
+
+
+def read_records(file: Path, names: list[str]) -> list[PhotoRecord]:
+    """Return the records of the photos that are part of the audit still.
+
+    Args:
+        names: the audit's photos, in the order of their numbers.
+
+    Raises:
+        ConfigError: if the file cannot be read.
+    """
+    if not file.exists():
+        return []
+    found: dict[int, PhotoRecord] = {}
+    try:
+        for line in file.read_bytes().split(b"\n")[:-1]:
+            record = PhotoRecord.model_validate_json(line)
+            if record.index < len(names) and record.item == stored_name(names[record.index]):
+                found[record.index] = record
+    except (OSError, ValidationError) as error:
+        raise ConfigError(f"{file} cannot be read: {one_line(error)}") from None
+    return list(found.values())

@@ -1,0 +1,96 @@
+"""Routes that submit audits of models, and return their summaries and reports."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from fastapi import APIRouter
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, Response
+
+from service.core.schemas import dump
+from service.http import documentation
+from service.http.contract import READING_JOBS, answers
+from service.http.job_routes import accepted, find_job, retry_after
+from service.http.negotiation import choose
+from service.jobs.documents import AuditDocument, JobDocument
+from service.jobs.errors import NotAnAudit, NotFinished
+from service.jobs.host import Jobs, JobService
+from service.jobs.records import Job
+
+HTML: Final = "text/html"
+JSON: Final = "application/json"
+
+
+def make_audits_router(*, jobs: Jobs) -> APIRouter:
+    router = APIRouter(tags=["audits"])
+
+    @router.post(
+        "/v1/audits",
+        summary="Measure which methods and layers explain a model",
+        description=(
+            "Takes photos as `POST /v1/jobs` does, at least twenty, and measures methods at layers "
+            "on each: whether the map changes when the weights are random, whether its heat lies "
+            "on the right photo of a grid, faithfulness, stability and time. An audit is a job: "
+            "`/v1/jobs/{job}` follows, cancels and removes it, too. Parameters: `method` and "
+            "`layer` (several; else the usual ones), `evaluate` (metrics), `target`, `fit`."
+        ),
+        status_code=202,
+        response_model=JobDocument,
+        responses=answers(
+            JobDocument,
+            status=202,
+            headers=["Location", "Retry-After"],
+            problems=[400, 401, 403, 404, 408, 413, 415, 422, 424, 429, 431, 500, 503, 507],
+        ),
+        openapi_extra=documentation.AUDIT,
+    )
+    async def submit_audit(request: Request) -> Response:
+        return await accepted(jobs.place, request, "audit")
+
+    @router.get(
+        "/v1/audits/{job}",
+        summary="How far an audit is, and its summary",
+        description="`audit` sums up the photos that are measured by now.",
+        response_model=AuditDocument,
+        responses=answers(AuditDocument, problems=READING_JOBS),
+    )
+    async def get_audit(job: str, request: Request) -> Response:
+        place = jobs.place
+        found = await _audit(place, job, request)
+        document = await place.describe(found)
+        summary = await place.pool.run(lambda: place.audits.summary(found))
+        whole = AuditDocument(**document.model_dump(), audit=summary)
+        return Response(dump(whole), media_type=JSON, headers=retry_after(document))
+
+    @router.get(
+        "/v1/audits/{job}/report",
+        summary="The report of an audit, as a page",
+        response_class=Response,
+        responses=answers(forms={HTML: "<!doctype html>…"}, problems=[*READING_JOBS, 406, 409]),
+    )
+    async def get_report(job: str, request: Request) -> Response:
+        place = jobs.place
+        choose(request.headers.get("accept"), [HTML])
+        found = await _audit(place, job, request)
+        if not found.done:
+            raise NotFinished(f"no photo of audit {job} is measured yet; try again", retry_after=1)
+        page = await place.pool.run(lambda: place.audits.report(found))
+        return HTMLResponse(
+            page.encode("utf-8", "replace"), headers={"X-Content-Type-Options": "nosniff"}
+        )
+
+    return router
+
+
+async def _audit(place: JobService, job: str, request: Request) -> Job:
+    """Return the audit of this id.
+
+    Raises:
+        UnknownJob: if there is no job of this id.
+        NotAnAudit: if the job explains images.
+    """
+    found = await find_job(place, job, request)
+    if found.kind != "audit":
+        raise NotAnAudit(f"job {job} is no audit; /v1/jobs/{job} shows it")
+    return found

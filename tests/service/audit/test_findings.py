@@ -1,0 +1,122 @@
+"""What an audit says about a model and its methods."""
+
+from __future__ import annotations
+
+import pytest
+
+from service.audit.documents import Audit, Finding, PhotoRecord
+from service.audit.findings import place_of
+from service.audit.summary import summarise
+from tests.service.audit.records import arm, record
+
+
+def summary(records: list[PhotoRecord]) -> Audit:
+    return summarise(records, model="m", weights="w", metrics=("deletion",))
+
+
+def found(audit: Audit, kind: str) -> Finding | None:
+    of_kind = [each for each in audit.findings if each.kind == kind]
+    assert len(of_kind) <= 1
+    return of_kind[0] if of_kind else None
+
+
+def test_a_model_that_gives_one_answer_ignores_the_photo() -> None:
+    arms = {"a@l": arm(heat=None)}
+    same = [record(number, arms, confidence=0.25, predicted=4) for number in range(3)]
+    finding = found(summary(same), "ignores the photo")
+    assert finding is not None
+    assert "gives class 4 the probability 0.25 for each of the 3 photos" in finding.sentence
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [{"confidence": 0.2502, "predicted": 4}, {"confidence": 0.25, "predicted": 5}],
+)
+def test_a_model_that_gives_another_answer_once_does_not(odd: dict[str, float]) -> None:
+    arms = {"a@l": arm()}
+    records = [record(number, arms, confidence=0.25, predicted=4) for number in range(3)]
+    records.append(record(3, arms, **odd))  # type: ignore[arg-type]
+    assert found(summary(records), "ignores the photo") is None
+
+
+def test_a_place_is_the_box_around_most_of_the_heat() -> None:
+    # 90 of 100 are in one of 25 cells: row 1, column 3 of 5.
+    heat = [[10 / 24] * 5 for _ in range(5)]
+    heat[1][3] = 90.0
+    assert place_of(heat) == pytest.approx((3 / 5, 1 / 5, 4 / 5, 2 / 5))
+
+
+def test_two_cells_far_apart_are_no_place() -> None:
+    heat = [[0.0] * 5 for _ in range(5)]
+    heat[0][0] = heat[4][4] = 1.0
+    assert place_of(heat) is None
+
+
+def test_heat_at_the_least_share_is_a_place() -> None:
+    # Exactly four fifths in one cell, and the rest in the opposite corner.
+    heat = [[0.0] * 5 for _ in range(5)]
+    heat[0][0], heat[4][4] = 4.0, 1.0
+    assert place_of(heat) == pytest.approx((0, 0, 0.2, 0.2))
+    heat[0][0] = 3.9
+    assert place_of(heat) is None
+
+
+def test_no_heat_and_heat_everywhere_are_no_place() -> None:
+    assert place_of([[0.0] * 4] * 4) is None
+    assert place_of([[1.0] * 4] * 4) is None
+
+
+def test_a_model_that_looks_at_one_place_is_named_with_the_place() -> None:
+    corner = [[0.0] * 8 for _ in range(8)]
+    corner[7][0] = 1.0
+    arms = {
+        "good@l": arm({"deletion": 0.1}, heat=corner),
+        "bad@l": arm({"deletion": 0.9}, heat=[[1.0] * 8] * 8),
+    }
+    finding = found(summary([record(number, arms) for number in range(4)]), "looks at one place")
+    assert finding is not None
+    assert finding.place is not None
+    assert finding.place.model_dump() == {"left": 0, "top": 0.875, "right": 0.125, "bottom": 1}
+    assert "80% of the heat of good@l lie between 0% and 12% of the width" in finding.sentence
+    assert "between 88% and 100% of the height" in finding.sentence
+
+
+def test_methods_are_named_with_their_fault() -> None:
+    arms = {
+        "photo@l": arm({"deletion": 0.2}, sanity=[1.0, 1.0]),
+        "blind@l": arm({"deletion": 0.2}, sanity=[1.0, 0.0]),
+        "other@l": arm({"deletion": 0.2}, sanity=[1.0, 0.0]),
+        "empty@l": arm(heat=None),
+    }
+    audit = summary([record(number, arms) for number in range(4)])
+    photo = found(audit, "shows the photo, not the model")
+    assert photo is not None
+    assert photo.arms == ["photo@l"]
+    assert photo.sentence.startswith("photo@l shows the photo, not the model")
+    blind = found(audit, "hardly depends on the class")
+    assert blind is not None
+    assert blind.arms == ["blind@l", "other@l"]
+    assert blind.sentence.startswith("blind@l and other@l hardly depend on the class")
+    empty = found(audit, "no map")
+    assert empty is not None
+    assert empty.arms == ["empty@l"]
+
+
+def test_a_recommended_method_that_is_worse_than_a_baseline_says_so() -> None:
+    arms = {"a@l": arm({"deletion": 0.3}), "b@l": arm({"deletion": 0.4})}
+    baselines = {"edges": {"deletion": 0.2}, "uniform": {"deletion": 0.3}}
+    baselines["random"] = {"deletion": 0.5}
+    audit = summary([record(number, arms, baselines=baselines) for number in range(4)])
+    finding = found(audit, "worse than a baseline")
+    assert finding is not None
+    assert finding.sentence == (
+        "By deletion, the recommended a@l is no better than an edge detector or a uniform map on "
+        "average."
+    )
+
+
+def test_grids_without_photos_are_told() -> None:
+    arms = {"a@l": arm(), "b@l": arm()}
+    assert found(summary([record(0, arms)]), "no photo for grids") is not None
+    arms["a@l"] = arm(grids={"2": 0.5})
+    assert found(summary([record(0, arms)]), "no photo for grids") is None

@@ -1,0 +1,153 @@
+"""Grids of photos: which photos stand in them, and how much heat lies in the right cell."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any, cast
+
+import numpy as np
+import pytest
+
+from cam.drawing.heatmap import Box, Float
+from service.audit.grids import Grid, Neighbours, share_inside
+from service.backend.interface import ModelBackend, Pixels
+from service.core.errors import UndecodableImage
+from service.models.preprocessing import ModelInput
+
+pytestmark = pytest.mark.anyio
+
+
+class Flat:
+    """A model whose photos are of one colour: its value is the class, and the second channel the
+    probability in percent."""
+
+    def __init__(self, *, enlarges: bool = True) -> None:
+        self.enlarges = enlarges
+        self.refused = 0
+
+    async def answer(self, seen: ModelInput, *questions: object, **options: object) -> Any:
+        if seen.pixels.shape[0] > 4 and not self.enlarges:
+            self.refused += 1
+            raise AssertionError("the size of the input is not 4")
+        likely = np.zeros(100, np.float32)
+        likely[seen.pixels[0, 0, 0]] = seen.pixels[0, 0, 1] / 100
+        return SimpleNamespace(
+            value=SimpleNamespace(prediction=SimpleNamespace(probabilities=likely))
+        )
+
+
+def photo(which: int, percent: int = 90) -> Pixels:
+    pixels = np.zeros((4, 4, 3), np.uint8)
+    pixels[..., 0], pixels[..., 1] = which, percent
+    return pixels
+
+
+def neighbours(photos: list[Pixels | None], seed: int = 0) -> tuple[Neighbours, list[int]]:
+    read: list[int] = []
+
+    async def one(number: int) -> ModelInput:
+        read.append(number)
+        found = photos[number]
+        if found is None:
+            raise UndecodableImage("broken")
+        return ModelInput.of(found, Box(0, 0, 4, 4))
+
+    return Neighbours(len(photos), one, seed), read
+
+
+def backend(*, enlarges: bool = True) -> ModelBackend:
+    return cast(ModelBackend, Flat(enlarges=enlarges))
+
+
+async def test_a_grid_has_photos_of_different_classes_of_which_the_model_is_sure() -> None:
+    photos: list[Pixels | None] = [photo(n) for n in range(6)]
+    photos += [photo(0), photo(7, percent=49), None]
+    found, _ = neighbours(photos)
+    grid = await found.grid(backend(), 0, photo(0), 0, 2)
+    assert grid is not None
+    assert (grid.pixels.shape, grid.side) == ((8, 8, 3), 2)
+    cells = [int(grid.pixels[y * 4, x * 4, 0]) for y in range(2) for x in range(2)]
+    assert cells[2 * grid.row + grid.column] == 0
+    assert len(set(cells)) == 4
+    assert 7 not in cells
+
+
+async def test_the_same_photo_has_the_same_neighbours_and_others_have_others() -> None:
+    photos: list[Pixels | None] = [photo(n) for n in range(12)]
+    grids = []
+    for seed in (0, 0, 1):
+        found, _ = neighbours(photos, seed)
+        grids.append(await found.grid(backend(), 3, photo(3), 3, 3))
+    one, same, other = grids
+    assert one is not None
+    assert same is not None
+    assert other is not None
+    assert np.array_equal(one.pixels, same.pixels)
+    assert not np.array_equal(one.pixels, other.pixels)
+
+
+async def test_all_cells_are_used_by_some_photo() -> None:
+    photos: list[Pixels | None] = [photo(n) for n in range(30)]
+    found, _ = neighbours(photos)
+    places = set()
+    for number in range(30):
+        grid = await found.grid(backend(), number, photo(number), number, 2)
+        assert grid is not None
+        places.add((grid.row, grid.column))
+    assert len(places) == 4
+
+
+@pytest.mark.parametrize("others", [[photo(1), photo(2)], [photo(1), photo(2), photo(2)], []])
+async def test_too_few_classes_make_no_grid(others: list[Pixels | None]) -> None:
+    found, _ = neighbours([photo(0), *others])
+    assert await found.grid(backend(), 0, photo(0), 0, 2) is None
+
+
+async def test_each_photo_is_read_once() -> None:
+    photos: list[Pixels | None] = [photo(n % 5, 90 if n % 2 else 10) for n in range(20)]
+    found, read = neighbours(photos)
+    for number in range(20):
+        await found.grid(backend(), number, photo(number), number % 5, 2)
+    assert len(read) == len(set(read))
+
+
+async def test_a_model_of_one_size_gets_a_grid_of_its_size() -> None:
+    photos: list[Pixels | None] = [photo(10 * n) for n in range(6)]
+    found, _ = neighbours(photos)
+    model = backend(enlarges=False)
+    grid = await found.grid(model, 0, photo(0), 0, 2)
+    assert grid is not None
+    assert grid.pixels.shape == (4, 4, 3)
+    assert found.enlarged is False
+    await found.grid(model, 1, photo(10), 10, 2)
+    assert cast(Flat, model).refused == 1
+
+
+@pytest.mark.parametrize(
+    ("row", "column", "share"), [(0, 0, 0.1), (0, 1, 0.2), (1, 0, 0.3), (1, 1, 0.4)]
+)
+def test_the_share_is_of_the_positive_heat(row: int, column: int, share: float) -> None:
+    grid = Grid(np.zeros((8, 8, 3), np.uint8), row, column, 2)
+    cells = np.array([[1, 2], [3, 4]], np.float32)
+    values: Float = np.kron(cells, np.ones((4, 4), np.float32)).astype(np.float32)
+    assert share_inside(values, grid) == pytest.approx(share)
+    values = np.where(values == 4, -9, values).astype(
+        np.float32
+    )  # evidence against the class counts as none
+    expected = {(0, 0): 1 / 6, (0, 1): 2 / 6, (1, 0): 3 / 6, (1, 1): 0}[row, column]
+    assert share_inside(values, grid) == pytest.approx(expected)
+
+
+def test_without_heat_there_is_no_share() -> None:
+    grid = Grid(np.zeros((6, 6, 3), np.uint8), 0, 0, 3)
+    assert share_inside(np.full((3, 3), -1, np.float32), grid) is None
+
+
+def test_a_coarse_map_is_enlarged_to_the_grid() -> None:
+    # Behind bilinear interpolation some heat of the cell lies in its neighbours.
+    grid = Grid(np.zeros((30, 30, 3), np.uint8), 1, 1, 3)
+    values = np.zeros((3, 3), np.float32)
+    values[1, 1] = 1
+    found = share_inside(values, grid)
+    assert found is not None
+    assert 0.5 < found < 1

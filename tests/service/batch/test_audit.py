@@ -1,0 +1,189 @@
+"""`gradcam audit`: planted truths are found, it goes on where it stopped, and mistakes are told."""
+
+from __future__ import annotations
+
+import json
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from service.batch.audit import RECORDS, REPORT, SUMMARY, chosen
+from service.cli.main import main
+from tests.service.audit.photos import catalog, photos
+
+METHODS = ("gradcam", "hirescam", "layercam", "eigencam")
+
+
+def audit(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, *words: str
+) -> tuple[int, str]:
+    """Run the command; return its exit code and what it printed."""
+    monkeypatch.setattr("sys.argv", ["gradcam", "audit", *words])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    code = ended.value.code
+    assert isinstance(code, int)
+    return code, capsys.readouterr().err
+
+
+def methods(*names: str) -> list[str]:
+    return [word for name in names or METHODS for word in ("--method", name)]
+
+
+def summary(output: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((output / SUMMARY).read_text())
+    return found
+
+
+class Page(HTMLParser):
+    """Notes the tags and addresses of a page."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tags: set[str] = set()
+        self.addresses: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.add(tag)
+        self.addresses += [value or "" for name, value in attrs if name in ("src", "href")]
+
+
+@pytest.mark.slow
+def test_a_model_that_looks_at_one_corner_is_named_with_the_corner(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Grad-CAM is wrong of this model, and HiResCAM right: the audit finds both. Killed in the
+    middle, it goes on and has the same numbers."""
+    source, output = photos(tmp_path / "photos", 24), tmp_path / "audit"
+    words = (str(source), "--output", str(output), "--model", "corner", *methods())
+    words = (*words, "--models", catalog(tmp_path))
+    code, said = audit(capsys, monkeypatch, *words)
+    assert code == 0, said
+    assert "The model looks at one place of every photo" in said
+    found = summary(output)
+    by_name = {each["method"]: each for each in found["arms"]}
+    assert by_name["hirescam"]["points"]["mean"] > by_name["gradcam"]["points"]["mean"]
+    assert found["recommendation"]["method"] in ("hirescam", "layercam")
+    (place,) = [each["place"] for each in found["findings"] if each["place"]]
+    assert place == {"left": 0, "top": 0, "right": 0.25, "bottom": 0.25}
+    assert by_name["hirescam"]["shows_the_model"] is True
+    right, wrong = (by_name[name]["localisation"]["2"] for name in ("hirescam", "gradcam"))
+    assert right["photos"] >= 5  # only in the corner cell does the model find the class
+    assert right["mean"] > wrong["mean"]
+
+    whole = (output / RECORDS).read_bytes()
+    records = whole.split(b"\n")[:-1]
+    assert len(records) == 24
+    kept = b"\n".join(records[:9]) + b"\n" + records[9][:100]  # killed while it wrote the tenth
+    (output / RECORDS).write_bytes(kept)
+    (output / SUMMARY).unlink()
+    code, said = audit(capsys, monkeypatch, *words)
+    assert code == 0, said
+    again = summary(output)
+    for each in (*found["arms"], *again["arms"]):
+        del each["milliseconds"]
+    assert again["arms"] == found["arms"]
+    assert (output / RECORDS).read_bytes().startswith(b"\n".join(records[:9]) + b"\n")
+
+    page = Page()
+    text = (output / REPORT).read_text()
+    page.feed(text)
+    assert {"table", "svg", "img", "h1"} <= page.tags
+    assert not page.tags & {"script", "iframe", "link rel"}
+    assert all(each.startswith(("data:", "#")) for each in page.addresses)
+    for words_of_it in ("corner", "hirescam@features", "Adebayo", "Böhle", "Petsiuk", "Limits"):
+        assert words_of_it in text
+    assert found["fingerprint"] in text
+
+
+@pytest.mark.slow
+def test_a_model_that_ignores_the_photo_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, output = photos(tmp_path / "photos", 20), tmp_path / "audit"
+    words = (str(source), "--output", str(output), "--model", "ignoring", *methods())
+    code, said = audit(capsys, monkeypatch, *words, "--models", catalog(tmp_path))
+    assert code == 0, said
+    assert "The model ignores the photo: it gives class" in said
+    found = summary(output)
+    assert found["findings"][0]["kind"] == "ignores the photo"
+    empty = [each["arms"] for each in found["findings"] if each["kind"] == "no map"]
+    assert empty == [["gradcam@features", "hirescam@features", "layercam@features"]]
+    assert "Recommended" not in said
+    assert "No method can be recommended" in (output / REPORT).read_text()
+
+
+@pytest.mark.slow
+def test_labels_broken_photos_and_hostile_names(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A photo that cannot be measured costs only itself, and names are shown as text."""
+    source = photos(tmp_path / "photos", 21)
+    (source / "005.png").write_bytes(b"broken")
+    (source / "006.png").rename(source / "<script>alert(1)</script>.png".replace("/", "∕"))
+    names = sorted(each.name for each in source.iterdir())
+    table = tmp_path / "photos.csv"
+    rows = [f'"photos/{name}",{number % 6}' for number, name in enumerate(names)]
+    table.write_text("path,target\n" + "\n".join(rows) + "\n")
+    output = tmp_path / "audit"
+    words = (str(table), "--output", str(output), "--model", "corner", *methods("hirescam"))
+    code, said = audit(capsys, monkeypatch, *words, "--models", catalog(tmp_path))
+    assert code == 1, said
+    found = summary(output)
+    assert found["photos"] == 20
+    (failed,) = found["failed"]
+    assert failed["item"] == "photos/005.png"
+    records = [json.loads(line) for line in (output / RECORDS).read_text().splitlines()]
+    by_number = {each["index"]: each for each in records}
+    assert all(each["target"] == number % 6 for number, each in by_number.items())
+    assert all(each["asked"] for each in records)
+    text = (output / REPORT).read_text()
+    assert "<script" not in text
+    assert "&lt;script&gt;" in text
+    assert found["recommendation"] is None  # there is nothing to compare one method with
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        ((), "there are 3 photos; an audit needs 20 or more"),
+        (("--method", "gradcamm"), "there is no method 'gradcamm'"),
+        (("--evaluate", "beauty"), "there is no metric 'beauty'"),
+        (("--model", "none"), "there is no model 'none'"),
+    ],
+)
+def test_mistakes_are_told_before_the_first_photo(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    words: tuple[str, ...],
+    sentence: str,
+) -> None:
+    source, output = photos(tmp_path / "photos", 3), tmp_path / "audit"
+    given = (str(source), "--output", str(output), "--models", catalog(tmp_path), *words)
+    code, said = audit(capsys, monkeypatch, *given)
+    assert code == 2
+    assert sentence in said
+    assert not output.exists()
+
+
+def test_a_folder_of_a_batch_is_not_used(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, output = photos(tmp_path / "photos", 20), tmp_path / "out"
+    output.mkdir()
+    (output / "run.json").write_text('{"model": "corner"}')
+    given = (str(source), "--output", str(output), "--models", catalog(tmp_path))
+    code, said = audit(capsys, monkeypatch, *given)
+    assert code == 2
+    assert re.search(r"out holds a batch; take\s+another folder", said)
+
+
+def test_of_many_photos_evenly_spaced_ones_are_measured() -> None:
+    names = [str(number) for number in range(10)]
+    assert chosen(names, 10) == names
+    assert chosen(names, 4) == ["0", "2", "5", "7"]
+    assert chosen(names, 1) == ["0"]

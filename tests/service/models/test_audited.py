@@ -1,0 +1,80 @@
+"""The results of an audit that a model's entry names."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cam.evaluation.metrics import METRICS, Options
+from service.models.audited import Audited, read_audited
+
+GOOD: dict[str, Any] = {
+    "version": 1,
+    "fingerprint": "abc",
+    "recommendation": {"method": "layercam", "layer": "blocks.6"},
+    "metrics": {"deletion": METRICS["deletion"].convention(Options()), "insertion": "other"},
+    "quantiles": {"deletion": [0.1, 0.2, 0.3, 0.4], "insertion": [0.0, 1.0]},
+}
+
+
+def written(folder: Path, document: object) -> Path:
+    file = folder / "audit.json"
+    file.write_text(document if isinstance(document, str) else json.dumps(document))
+    return file
+
+
+def test_an_audit_names_the_method_and_the_layer(tmp_path: Path) -> None:
+    found = read_audited(written(tmp_path, GOOD), "abc")
+    assert (found.method, found.layer) == ("layercam", "blocks.6")
+    other = read_audited(written(tmp_path, {**GOOD, "made": "later"}), "abc")
+    assert other.digest != found.digest
+
+
+@pytest.mark.parametrize(
+    ("document", "sentence"),
+    [
+        ("{", "is not JSON"),
+        ("[]", "is not the audit.json of an audit"),
+        ({}, "is not the audit.json of an audit"),
+        ({**GOOD, "version": 2}, "has version 2, not 1"),
+        ({**GOOD, "quantiles": 7}, "is not the audit.json of an audit"),
+        ({**GOOD, "fingerprint": "other"}, "is the audit of other weights or settings"),
+        ({**GOOD, "recommendation": None}, "recommends no method"),
+        ({**GOOD, "recommendation": {"method": "x", "layer": ""}}, "recommends 'x'"),
+    ],
+)
+def test_another_file_is_refused(tmp_path: Path, document: object, sentence: str) -> None:
+    with pytest.raises(ValueError, match=sentence):
+        read_audited(written(tmp_path, document), "abc")
+
+
+def test_a_missing_file_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="cannot be read: No such file or directory"):
+        read_audited(tmp_path / "none.json", "abc")
+
+
+@pytest.mark.parametrize(
+    ("value", "percentile"),
+    # Of the values 0.1, 0.2, 0.3 and 0.4, lower ones are better. 0.25 beats two of four; 0.2 beats
+    # two and is equal to one, half of which counts.
+    [(0.25, 50), (0.05, 100), (0.5, 0), (0.2, 62)],
+)
+def test_a_percentile_by_hand(tmp_path: Path, value: float, percentile: int) -> None:
+    found = read_audited(written(tmp_path, GOOD), "abc")
+    convention = METRICS["deletion"].convention(Options())
+    assert found.percentile("deletion", value, convention) == percentile
+
+
+def test_higher_is_better_where_the_metric_says_so() -> None:
+    found = Audited("gradcam", "l", "", {"insertion": "c"}, {"insertion": (0.1, 0.2, 0.3, 0.4)})
+    assert found.percentile("insertion", 0.35, "c") == 75
+
+
+def test_another_convention_has_no_percentile(tmp_path: Path) -> None:
+    found = read_audited(written(tmp_path, GOOD), "abc")
+    other = METRICS["deletion"].convention(Options(steps=10))
+    assert found.percentile("deletion", 0.2, other) is None
+    assert found.percentile("road", 0.2, "any") is None
