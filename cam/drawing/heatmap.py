@@ -193,11 +193,11 @@ def border(values: Float, share: float = 0.1) -> float:
         share: above 0, below 0.5.
     """
     heat = np.abs(values).astype(np.float64)
-    inside = [_overlaps(cells, share * cells, (1 - share) * cells) for cells in heat.shape]
+    inside = [overlaps(cells, share * cells, (1 - share) * cells) for cells in heat.shape]
     return float(1 - inside[0] @ heat @ inside[1] / heat.sum())
 
 
-def _overlaps(cells: int, start: float, stop: float) -> NDArray[np.float64]:
+def overlaps(cells: int, start: float, stop: float) -> NDArray[np.float64]:
     """Return the length of each of `cells` unit intervals that lies between `start` and `stop`:
     float64 (cells)."""
     edges = np.arange(cells + 1, dtype=np.float64).clip(start, stop)

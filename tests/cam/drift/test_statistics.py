@@ -1,0 +1,121 @@
+"""Statistics of a map: worked by hand, and against SciPy and the measures of heatmaps."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from scipy import ndimage, stats
+
+from cam.drawing.heatmap import border, concentration
+from cam.drift.statistics import STATISTICS, MapStatistics, row_of, statistics_of
+
+Map = np.ndarray[tuple[int, int], np.dtype[np.float32]]
+
+
+def measured(values: object, confidence: float | None = None) -> MapStatistics:
+    found = statistics_of(np.array(values, np.float32), confidence)
+    assert found is not None
+    return found
+
+
+def near(found: MapStatistics, expected: tuple[float, ...]) -> None:
+    assert row_of(found) == pytest.approx(expected, abs=1e-6, nan_ok=True)
+
+
+def test_two_by_two_by_hand() -> None:
+    # Shares: 3/4 at (1/4, 1/4) and 1/4 at (3/4, 1/4).
+    # entropy: -(3/4 ln 3/4 + 1/4 ln 1/4) / ln 4 = 0.562335 / 1.386294
+    # x: 3/4 * 1/4 + 1/4 * 3/4 = 3/8; y: 1/4
+    # spread: the mean square is 3/4 * (1/8)² + 1/4 * (3/8)² = 3/64; the root of 3/64 / (1/2)
+    # border: of each cell 0.8 * 0.8 lies inside; centre: of each cell 0.5 * 0.5
+    # concentration: 0.4 of a cell, 0.4 * 3/4
+    expected = (0.405639, 0.375, 0.25, 0.306186, 0.36, 0.25, 0.3, 0.9)
+    near(measured([[3, 1], [0, 0]], 0.9), expected)
+
+
+def test_three_by_three_by_hand() -> None:
+    # Shares: 1/4 at (1/2, 1/2), 1/2 at (5/6, 1/2), 1/4 at (5/6, 5/6).
+    # entropy: 1.5 ln 2 / ln 9
+    # x: 1/4 * 1/2 + 3/4 * 5/6 = 3/4; y: 3/4 * 1/2 + 1/4 * 5/6 = 7/12
+    # spread: of x 1/4 * (1/4)² + 3/4 * (1/12)² = 1/48, of y the same; the root of 1/24 / (1/2)
+    # border: inside are 0.7, 1 and 0.7 of the cells: 1 - (1/4 + 1/2 * 0.7 + 1/4 * 0.49)
+    # centre: inside are 0.25, 1 and 0.25 of the cells: 1/4 + 1/2 * 0.25 + 1/4 * 0.0625
+    # concentration: 0.9 of a cell, 0.9 * 1/2
+    expected = (0.473198, 0.75, 0.583333, 0.288675, 0.2775, 0.390625, 0.45, math.nan)
+    near(measured([[0, 0, 0], [0, 1, 2], [0, 0, 1]]), expected)
+
+
+def test_one_by_two_by_hand() -> None:
+    # entropy: 0.562335 / ln 2; x: 1/4 * 1/4 + 3/4 * 3/4 = 5/8; y: 1/2; spread as above
+    # border: 0.1 of the height at the top and at the bottom, 0.2 of a cell at its outer side
+    # centre: 1/2 of the height, 1/2 of each cell; concentration: 0.2 of a cell, 0.2 * 3/4
+    expected = (0.811278, 0.625, 0.5, 0.306186, 0.36, 0.25, 0.15, 0.5)
+    near(measured([[1, 3]], 0.5), expected)
+
+
+@pytest.mark.parametrize("shape", [(7, 7), (14, 10), (1, 5), (56, 56)])
+def test_peers(shape: tuple[int, int]) -> None:
+    values = np.random.default_rng(0).random(shape, np.float32) ** 3
+    found = measured(values)
+    exact = values.astype(np.float64)
+    y, x = ((np.array(ndimage.center_of_mass(exact)) + 0.5) / shape).tolist()
+    assert found.entropy == pytest.approx(stats.entropy(exact.ravel()) / math.log(values.size))
+    assert (found.centroid_x, found.centroid_y) == pytest.approx((x, y))
+    assert found.border == pytest.approx(border(values))
+    assert found.centre == pytest.approx(1 - border(values, 0.25))
+    assert found.concentration == concentration(values)
+    rows, columns = np.indices(shape)
+    across, down = (columns + 0.5) / shape[1] - x, (rows + 0.5) / shape[0] - y
+    square = np.average(across**2 + down**2, weights=exact)
+    assert found.spread == pytest.approx(math.sqrt(2 * square))
+
+
+def test_the_ends_of_the_ranges() -> None:
+    point = np.zeros((4, 4), np.float32)
+    point[1, 2] = 5
+    found = measured(point)
+    assert found.entropy == pytest.approx(0, abs=1e-12)
+    assert found.spread == pytest.approx(0, abs=1e-6)
+    assert found.concentration == 1
+    even = np.ones((50, 50), np.float32)
+    even[0, 0] += 1e-6  # a map that is the same everywhere has no statistics
+    found = measured(even)
+    expected = (1, 0.5, 0.5, math.sqrt(1 / 3), 0.36, 0.25, 0.1, math.nan)
+    assert row_of(found) == pytest.approx(expected, abs=1e-3, nan_ok=True)
+    corners = np.zeros((100, 100), np.float32)
+    corners[0, 0] = corners[99, 99] = 1
+    assert measured(corners).spread == pytest.approx(0.99)
+
+
+def test_heat_of_a_signed_map_is_its_absolute_value() -> None:
+    near(measured([[-3, 1], [0, 0]]), row_of(measured([[3, 1], [0, 0]])))
+
+
+@pytest.mark.parametrize("scale", [1e-30, 1e30])
+def test_scale_does_not_matter(scale: float) -> None:
+    values = np.array([[3, 1], [0, 2]], np.float32)
+    near(measured(values * np.float32(scale)), row_of(measured(values)))
+
+
+@pytest.mark.parametrize(
+    "values",
+    [[[0, 0], [0, 0]], [[2, 2], [2, 2]], [[7]], [[1, math.nan]], [[1, math.inf]]],
+)
+def test_maps_that_have_none(values: object) -> None:
+    assert statistics_of(np.array(values, np.float32), 0.5) is None
+
+
+def test_the_map_is_left_as_it_is() -> None:
+    values = np.array([[-3, 1], [0, 2]], np.float32)
+    statistics_of(values)
+    np.testing.assert_array_equal(values, [[-3, 1], [0, 2]])
+
+
+def test_rows_are_in_the_order_of_the_names() -> None:
+    found = measured([[3, 1], [0, 2]], 0.25)
+    assert dict(zip(STATISTICS, row_of(found), strict=True)) == {
+        name: getattr(found, name) for name in STATISTICS
+    }
+    assert np.isnan(row_of(None)).tolist() == [True] * len(STATISTICS)
