@@ -1,0 +1,85 @@
+"""The statistics of the latest maps that a model has served, in memory that does not grow."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cam.drift.statistics import STATISTICS, MapStatistics, row_of
+
+Rows = NDArray[np.float32]
+"""Statistics of maps: float32 (n, 8), in the order of `STATISTICS`; NaN where there is none."""
+Classes = NDArray[np.int32]
+"""Explained classes: int32 (n)."""
+NO_CLASS: Final = -1
+"""Stands for the class of a target that is no class."""
+
+
+@dataclass(frozen=True, eq=False)
+class Snapshot:
+    """A copy of a window. Rows are in the order in which they were recorded."""
+
+    latest: Rows
+    """The latest maps of all classes."""
+    classes: Classes
+    """Their classes, `NO_CLASS` for none."""
+    by_class: Mapping[int, Rows]
+    """The latest maps of each of the most frequent classes, the most frequent one first."""
+
+
+class Window:
+    """The statistics of the last `size` · `classes` maps.
+
+    One ring of all maps takes the place of a ring for each class: which classes are the most
+    frequent ones needs no bookkeeping, classes that are no longer asked for make room, and the
+    memory is fixed, 36 bytes for each map. A class with 1 of `classes` parts of the traffic or more
+    has about `size` values; a rarer one has fewer, of the same period.
+
+    It is for one model, method and layer. One thread may use it at a time; a snapshot is a copy.
+    """
+
+    def __init__(self, size: int = 500, classes: int = 20) -> None:
+        """Reserve the memory.
+
+        Args:
+            size: the largest number of maps of one series, 1 or more.
+            classes: the largest number of classes that have a series, 1 or more.
+        """
+        if size < 1 or classes < 1:
+            raise ValueError(f"size is {size} and classes is {classes}; each must be 1 or more")
+        self.size = size
+        self.classes = classes
+        self.recorded = 0
+        """Number of maps recorded so far."""
+        self._rows = np.zeros((size * classes, len(STATISTICS)), np.float32)
+        self._classes = np.zeros(size * classes, np.int32)
+
+    def record(self, index: int | None, statistics: MapStatistics | None) -> None:
+        """Add a map, in constant time.
+
+        Args:
+            index: the explained class; None for a target that is no class.
+            statistics: None for a map that has none, because it is constant. Such maps are counted:
+                a model that is broken may make no other ones.
+        """
+        place = self.recorded % len(self._rows)
+        self._rows[place] = row_of(statistics)
+        self._classes[place] = NO_CLASS if index is None else index
+        self.recorded += 1
+
+    def snapshot(self) -> Snapshot:
+        """Return a copy of what the window holds."""
+        filled = min(self.recorded, len(self._rows))
+        order = np.arange(self.recorded - filled, self.recorded) % len(self._rows)
+        rows, classes = self._rows[order], self._classes[order]
+        indices, counts = np.unique(classes[classes != NO_CLASS], return_counts=True)
+        frequent = indices[np.argsort(-counts, kind="stable")[: self.classes]]
+        return Snapshot(
+            latest=rows[-self.size :].copy(),
+            classes=classes[-self.size :].copy(),
+            by_class={int(each): rows[classes == each][-self.size :] for each in frequent},
+        )
