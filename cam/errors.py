@@ -6,6 +6,7 @@
   - UnknownColormap       there is no such colour map
   - InvalidOption         an option has a value that it cannot have
   - InvalidImages         the images are not a batch that the model can process
+  - InvalidReference      the statistics of maps of good photos cannot be used
   - ModelError            the model cannot be explained
     - NotAModule          the model is not a torch.nn.Module
     - ScriptedModel       the model's code is TorchScript, which runs no hooks
@@ -60,6 +61,10 @@ class InvalidOption(CamError):
 
 class InvalidImages(CamError):
     """The images are not a batch that the model can process."""
+
+
+class InvalidReference(CamError):
+    """The statistics of maps of good photos, or their file, cannot be used."""
 
 
 class ModelError(CamError):

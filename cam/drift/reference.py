@@ -1,0 +1,180 @@
+"""The statistics of the maps of good photos, which those of a live model are compared with."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from cam.drift.statistics import STATISTICS, MapStatistics, row_of
+from cam.drift.window import NO_CLASS, Classes, Rows
+from cam.errors import InvalidReference
+
+KEY: Final = b"gradcam-reference"
+"""Key of the description in the file's metadata."""
+SCHEMA: Final = pa.schema(
+    [("class", pa.int32()), *((name, pa.float32()) for name in STATISTICS)],
+)
+MOST: Final = 1_000_000
+"""Largest number of photos in a file: 40 MB in memory."""
+ROUNDING: Final = 1e-4
+"""How far a statistic may lie outside 0 … 1."""
+
+
+@dataclass(frozen=True)
+class Origin:
+    """What made the maps. Only maps of one origin can be compared."""
+
+    model: str
+    """The model's name."""
+    weights: str
+    """Fingerprint of the model's weights and settings."""
+    method: str
+    layer: str
+
+
+@dataclass(frozen=True, eq=False)
+class Reference:
+    """The statistics of the maps of good photos, each photo's once."""
+
+    origin: Origin
+    made: datetime
+    """When the reference was made, with a time zone."""
+    classes: Classes
+    """Explained class of each photo: int32 (n), `NO_CLASS` for a target that is no class."""
+    rows: Rows
+    """float32 (n, 8), in the order of `STATISTICS`. A photo whose map has no statistics has NaN in
+    all columns, and a target without probability has NaN for its confidence."""
+
+    def write(self, file: Path) -> None:
+        """Write the reference as Parquet: a row for each photo with its class and its statistics,
+        null where there is none, and a description in the metadata.
+
+        Raises:
+            OSError: if the file cannot be written.
+        """
+        columns = [pa.array(self.classes, mask=self.classes == NO_CLASS)]
+        columns += [pa.array(each, mask=np.isnan(each)) for each in self.rows.T]
+        told = {**asdict(self.origin), "photos": len(self.rows), "made": self.made.isoformat()}
+        schema = SCHEMA.with_metadata({KEY: json.dumps(told)})
+        pq.write_table(pa.Table.from_arrays(columns, schema=schema), file)
+
+
+def reference_of(
+    maps: Iterable[tuple[int | None, MapStatistics | None]], origin: Origin
+) -> Reference:
+    """Make a reference of the maps of good photos: at least 50 of each class to be watched, taken
+    as the live ones are, no photo twice.
+
+    Args:
+        maps: the explained class of each photo, None for a target that is no class; and the
+            statistics of its map.
+
+    Raises:
+        InvalidReference: if there are no maps, more than a million, or none that has statistics.
+    """
+    classes, rows = [], []
+    for index, statistics in maps:
+        classes.append(NO_CLASS if index is None else index)
+        rows.append(row_of(statistics))
+    shaped = np.array(rows, np.float32).reshape(len(rows), len(STATISTICS))
+    if problem := _problem(np.array(classes, np.int32), shaped):
+        raise InvalidReference(f"a reference cannot be made: {problem}")
+    return Reference(origin, datetime.now(UTC), np.array(classes, np.int32), shaped)
+
+
+def read_reference(file: Path) -> Reference:
+    """Read a reference that `Reference.write` wrote.
+
+    Raises:
+        InvalidReference: if the file cannot be read, is no reference, or has values that statistics
+            cannot have.
+    """
+    try:
+        # The number of rows is in the file's footer: a file of too many is not unpacked.
+        with pq.ParquetFile(file) as opened:
+            schema, count = opened.schema_arrow, opened.metadata.num_rows
+            problem = _foreign(schema) or _miscounted(count)
+            table = None if problem else opened.read(columns=SCHEMA.names)
+    except (pa.ArrowException, OSError, ValueError) as error:
+        said = " ".join(str(error).split())
+        raise InvalidReference(f"{file} cannot be read as a reference: {said:.200}") from None
+    if table is None:
+        raise InvalidReference(f"{file} is no reference: {problem}")
+    told = _description(schema.metadata)
+    if told is None:
+        raise InvalidReference(
+            f"{file} is no reference: its metadata {KEY.decode()!r} does not tell the model, "
+            "weights, method, layer and time of a reference"
+        )
+    classes, *columns = (table.column(name) for name in SCHEMA.names)
+    if any(_has_nan(each) for each in columns):
+        raise InvalidReference(f"{file} is no reference: it has a NaN; a missing value is null")
+    rows = np.stack([each.to_numpy().astype(np.float32) for each in columns], axis=1)
+    indices = classes.fill_null(NO_CLASS).to_numpy().astype(np.int32)
+    if problem := _problem(indices, rows):
+        raise InvalidReference(f"{file} is no reference: {problem}")
+    origin, made = told
+    return Reference(origin, made, indices, rows)
+
+
+def _foreign(schema: pa.Schema) -> str | None:
+    """Return what is wrong with the columns of a file."""
+    for field in SCHEMA:
+        if schema.names.count(field.name) != 1:
+            return f"it has {schema.names.count(field.name)} columns {field.name!r}, not one"
+        if (kind := schema.field(field.name).type) != field.type:
+            return f"its column {field.name!r} is {kind}, not {field.type}"
+    return None
+
+
+def _miscounted(count: int) -> str | None:
+    """Return what is wrong with a number of photos."""
+    return None if 1 <= count <= MOST else f"it has {count:,} photos; it can have 1 to {MOST:,}"
+
+
+def _problem(classes: Classes, rows: Rows) -> str | None:
+    """Return what is wrong with the values of a reference."""
+    if problem := _miscounted(len(rows)):
+        return problem
+    if (low := int(classes.min())) < NO_CLASS:
+        return f"it has class {low}; classes are numbered from 0"
+    missing = np.isnan(rows)
+    flat = missing.all(axis=1)
+    if flat.all():
+        return "none of its maps has statistics"
+    # The last column is the confidence, which a target may lack.
+    if (half := (missing[:, :-1].any(axis=1) & ~flat)).any():
+        return f"its row {int(half.argmax())} lacks some of the statistics of a map"
+    for name, column in zip(STATISTICS, rows.T, strict=True):
+        outside = (column < -ROUNDING) | (column > 1 + ROUNDING)
+        if outside.any():
+            found = float(column[outside][0])
+            return f"it has {found:g} as {name}; statistics are 0 … 1"
+    return None
+
+
+def _has_nan(column: pa.ChunkedArray) -> bool:
+    """Return whether a column has a NaN, which is another thing than a null."""
+    values = column.to_numpy()
+    return bool(np.isnan(values).sum() != column.null_count)
+
+
+def _description(metadata: dict[bytes, bytes] | None) -> tuple[Origin, datetime] | None:
+    """Return what a file's metadata says of the reference; None if it does not say it."""
+    try:
+        told: dict[str, Any] = json.loads((metadata or {})[KEY])
+        words = [told[name] for name in ("model", "weights", "method", "layer")]
+        made = datetime.fromisoformat(told["made"])
+    except (KeyError, TypeError, ValueError):
+        return None
+    if not all(isinstance(each, str) for each in words) or made.tzinfo is None:
+        return None
+    return Origin(*words), made
