@@ -1,0 +1,180 @@
+"""Which statistics of which classes have moved since the reference was made."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cam.drift.measures import (
+    Numbers,
+    effective,
+    holm,
+    independent,
+    kolmogorov_probability,
+    kolmogorov_smirnov,
+    population_stability,
+    quantiles,
+)
+from cam.drift.reference import Reference
+from cam.drift.shift import FLAT, Comparison, Quartiles, Shift, TooFew
+from cam.drift.statistics import STATISTICS
+from cam.drift.window import NO_CLASS, Rows, Snapshot
+
+ALPHA: Final = 1e-6
+"""Greatest probability of a small p in one comparison where nothing has changed. The comparison is
+repeated: a million requests a day fill 2,000 windows of 500 requests, which is 0.7 false alarms a
+year, and comparing windows that overlap adds a few times as many. The second condition, `GREAT`,
+makes them rarer still."""
+GREAT: Final = 0.25
+"""Least population stability index of a statistic that has moved."""
+LEAST: Final = 50
+"""Least number of photos of a series, on each side."""
+STRATUM: Final = 10
+"""Least number of photos of a class in the reference to be weighted alone."""
+DIGITS: Final = 3
+"""Maps whose statistics are equal to this number of decimals are maps of the same photo."""
+QUARTILES: Final = np.array([0.25, 0.5, 0.75])
+
+
+@dataclass(frozen=True, eq=False)
+class _Series:
+    """What is compared: the maps of a class, or of all classes."""
+
+    index: int | None
+    reference: Rows
+    weights: Numbers
+    live: Rows
+
+
+def compare(reference: Reference, snapshot: Snapshot) -> Comparison:
+    """Compare the maps in a window with those of the reference, for each class in the window and
+    for all classes together.
+
+    - A map of the same photo counts once, if it repeats: rows equal to `DIGITS` decimals.
+    - Of all classes together the reference is weighted to the live mix of classes, so that a
+      change of the mix moves nothing. The classes with fewer than `STRATUM` photos in the reference
+      count as one.
+    - Photos that follow each other, such as frames of a video, count for fewer: see
+      `measures.independent`.
+    - A statistic has moved if two conditions hold: the probability of its D, corrected by Holm for
+      all tests of this comparison, is below `ALPHA`, and its population stability index, less what
+      chance gives it, is above `GREAT`. The first is about chance, the second about importance.
+
+    The reference and the window must be of the same `Origin`, which is not checked here.
+    """
+    too_few: list[TooFew] = []
+    found: list[Shift] = []
+    known, unknown = _strata(reference, snapshot)
+    classes = [_series_of(reference, index, rows) for index, rows in snapshot.by_class.items()]
+    for series in [known, *classes]:
+        counts = _counted(series.weights), len(series.live)
+        if min(counts) < LEAST:
+            too_few.append(TooFew(series.index, None, *counts))
+            continue
+        for each in _tests(series):
+            if isinstance(each, Shift):
+                found.append(each)
+            else:
+                too_few.append(each)
+    corrected = holm(np.array([each.p for each in found]))
+    shifts = [
+        replace(each, p=float(p), moved=bool(p < ALPHA and each.psi > GREAT))
+        for each, p in zip(found, corrected, strict=True)
+    ]
+    shifts.sort(key=lambda each: -each.psi)
+    return Comparison(tuple(shifts), tuple(too_few), unknown)
+
+
+def _series_of(reference: Reference, index: int, live: Rows) -> _Series:
+    """Return the series of one class."""
+    rows = reference.rows[reference.classes == index]
+    return _Series(index, rows, np.ones(len(rows)), live[_distinct(live)])
+
+
+def _strata(reference: Reference, snapshot: Snapshot) -> tuple[_Series, float]:
+    """Return the series of all classes, whose reference has the live mix of classes, and the share
+    of live maps that it leaves out."""
+    kept = _distinct(np.column_stack([snapshot.latest, snapshot.classes]))
+    live, classes = snapshot.latest[kept], snapshot.classes[kept]
+    indices, counts = np.unique(reference.classes, return_counts=True)
+    alone = indices[counts >= STRATUM]
+    strata, live_strata = (
+        np.where(np.isin(each, alone), each, NO_CLASS - 1) for each in (reference.classes, classes)
+    )
+    weights = np.zeros(len(strata))
+    covered = np.zeros(len(live), bool)
+    for stratum in np.unique(live_strata):
+        here, there = live_strata == stratum, strata == stratum
+        if there.sum() >= STRATUM:
+            weights[there] = here.sum() / there.sum()
+            covered |= here
+    used = weights > 0
+    left_out = float(1 - covered.mean()) if len(live) else 0.0
+    return _Series(None, reference.rows[used], weights[used], live[covered]), left_out
+
+
+def _distinct(rows: Rows) -> NDArray[np.intp]:
+    """Return the numbers of the rows of different photos, in their order: of equal rows the last.
+
+    Maps without statistics are all equal and are kept, for nothing tells their photos apart.
+    """
+    flat = np.isnan(rows[:, 0])
+    # A confidence may be missing; NaN equals nothing, not even itself.
+    rounded = np.nan_to_num(rows.astype(np.float64), nan=-1).round(DIGITS)
+    _, last = np.unique(rounded[::-1], axis=0, return_index=True)
+    chosen = np.zeros(len(rows), bool)
+    chosen[len(rows) - 1 - last] = True
+    return np.flatnonzero(chosen | flat)
+
+
+def _counted(weights: Numbers) -> int:
+    """Return the number of photos that weighted ones are worth."""
+    return round(effective(weights)) if weights.size else 0
+
+
+def _tests(series: _Series) -> Iterator[Shift | TooFew]:
+    """Compare each statistic of a series; p is not yet corrected."""
+    flat = [np.isnan(rows[:, 0]).astype(np.float64) for rows in (series.reference, series.live)]
+    yield _test(series.index, FLAT, flat[0], series.weights, flat[1])
+    for number, name in enumerate(STATISTICS):
+        before, after = series.reference[:, number], series.live[:, number]
+        defined = ~np.isnan(before)
+        weights = series.weights[defined]
+        live = after[~np.isnan(after)].astype(np.float64)
+        counts = _counted(weights), len(live)
+        if min(counts) < LEAST:
+            yield TooFew(series.index, name, *counts)
+        else:
+            yield _test(series.index, name, before[defined].astype(np.float64), weights, live)
+
+
+def _test(
+    index: int | None, name: str, reference: Numbers, weights: Numbers, live: Numbers
+) -> Shift:
+    """Compare one statistic."""
+    count, live_count = effective(weights), independent(live)
+    distance = kolmogorov_smirnov(reference, weights, live)
+    return Shift(
+        index,
+        name,
+        psi=population_stability(reference, weights, live, live_count),
+        distance=distance,
+        p=kolmogorov_probability(distance, count, live_count),
+        before=_quartiles(name, reference, weights),
+        after=_quartiles(name, live, np.ones(len(live))),
+        reference=len(reference),
+        live=len(live),
+        moved=False,
+    )
+
+
+def _quartiles(name: str, values: Numbers, weights: Numbers) -> Quartiles:
+    if name == FLAT:
+        share = float(weights @ values / weights.sum())
+        return share, share, share
+    low, middle, high = quantiles(values, weights, QUARTILES).tolist()
+    return low, middle, high

@@ -1,0 +1,100 @@
+"""What a comparison found: the statistics that have moved, and what had too few values."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+FLAT: Final = "flat"
+"""Name of the ninth statistic: 1 of a map that has no statistics because it is constant, else 0."""
+WORDS: Final = {
+    "entropy": "the entropy of the heat",
+    "centroid_x": "the mean column of the heat, of the width,",
+    "centroid_y": "the mean row of the heat, of the height,",
+    "spread": "the spread of the heat",
+    "border": "the share of the heat on the border",
+    "centre": "the share of the heat in the central half of both sides",
+    "concentration": "the share of the heat in the hottest tenth",
+    "confidence": "the probability of the target",
+}
+Quartiles = tuple[float, float, float]
+
+
+@dataclass(frozen=True)
+class Shift:
+    """How far one statistic of a series has moved."""
+
+    index: int | None
+    """The class; None for all classes together."""
+    statistic: str
+    """A name in `STATISTICS`, or "flat"."""
+    psi: float
+    """Population stability index less what chance gives it; about 0 without a change."""
+    distance: float
+    """Kolmogorov's and Smirnov's D, 0 … 1."""
+    p: float
+    """Probability of such a D without a change, corrected for all tests of the comparison."""
+    before: Quartiles
+    """Quartiles of the reference. Of "flat" the share of such maps, three times."""
+    after: Quartiles
+    """The same of the live maps."""
+    reference: int
+    """Number of photos in the reference."""
+    live: int
+    """Number of different photos in the window."""
+    moved: bool
+    """Whether p and psi are beyond the bounds of `cam.drift.comparison`."""
+
+    def sentence(self, label: str | None = None) -> str:
+        """Return what has moved, and by how much, in one sentence.
+
+        Args:
+            label: what the class is called.
+        """
+        name = repr(label) if label is not None else str(self.index)
+        who = "all classes" if self.index is None else f"class {name}"
+        before, after = self.before[1], self.after[1]
+        verb = "rose" if after > before else "fell"
+        if self.statistic == FLAT:
+            return f"{who}: the share of flat maps {verb} from {before:.0%} to {after:.0%}"
+        what = WORDS[self.statistic]
+        moves = [abs(one - other) for one, other in zip(self.before, self.after, strict=True)]
+        if 2 * moves[1] >= max(moves):
+            return f"{who}: {what} {verb} from {before:.2f} to {after:.2f} (median)"
+        (low, _, high), (lower, _, higher) = self.before, self.after
+        return (
+            f"{who}: {what} lies differently, half of the photos were between {low:.2f} and "
+            f"{high:.2f} and are between {lower:.2f} and {higher:.2f}"
+        )
+
+
+@dataclass(frozen=True)
+class TooFew:
+    """A series, or one statistic of it, that has too few values to be compared."""
+
+    index: int | None
+    """The class; None for all classes together."""
+    statistic: str | None
+    """None for all statistics."""
+    reference: int
+    """Number of photos that the reference has; of all classes together, as `effective` counts."""
+    live: int
+    """Number of different photos in the window."""
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """What a comparison found."""
+
+    shifts: tuple[Shift, ...]
+    """Every test that was made, the greatest population stability index first."""
+    too_few: tuple[TooFew, ...]
+    """What was not compared."""
+    unknown: float
+    """Share of the latest maps, 0 … 1, that "all classes together" leaves out, because the
+    reference has too few photos of their classes, and too few of all rare classes together."""
+
+    @property
+    def moved(self) -> tuple[Shift, ...]:
+        """The shifts that are worth telling a person."""
+        return tuple(each for each in self.shifts if each.moved)

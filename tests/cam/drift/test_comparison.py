@@ -1,0 +1,257 @@
+"""Comparisons: what is found, what is not, and what is said of it. Statistics are drawn here; those
+of photos are in test_photos.py."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import astuple, replace
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from cam.drift.comparison import ALPHA, GREAT, LEAST, compare
+from cam.drift.measures import independent, kolmogorov_probability
+from cam.drift.reference import Origin, Reference, read_reference, reference_of
+from cam.drift.shift import Comparison, Shift, TooFew
+from cam.drift.statistics import STATISTICS, MapStatistics
+from cam.drift.window import Window
+
+ORIGIN = Origin("model", "weights", "gradcam", "layer")
+Maps = list[tuple[int | None, MapStatistics | None]]
+
+
+def drawn(rng: np.random.Generator, count: int, index: int | None = 0, **means: float) -> Maps:
+    """Maps of a class, whose statistics have a deviation of 0.05 about their means."""
+    centres = [means.get(name, 0.4) for name in STATISTICS]
+    rows = rng.normal(centres, 0.05, (count, len(STATISTICS))).clip(0, 1)
+    return [(index, MapStatistics(*row)) for row in rows.tolist()]
+
+
+def window_of(maps: Maps, size: int = 500) -> Window:
+    window = Window(size)
+    for index, statistics in maps:
+        window.record(index, statistics)
+    return window
+
+
+def compared(good: Maps, live: Maps, size: int = 500) -> Comparison:
+    return compare(reference_of(good, ORIGIN), window_of(live, size).snapshot())
+
+
+def shuffled(rng: np.random.Generator, *parts: Maps) -> Maps:
+    together = [each for part in parts for each in part]
+    return [together[each] for each in rng.permutation(len(together))]
+
+
+def names(shifts: Sequence[Shift]) -> set[tuple[int | None, str]]:
+    return {(each.index, each.statistic) for each in shifts}
+
+
+def one(result: Comparison, index: int | None, statistic: str) -> Shift:
+    (found,) = (
+        each for each in result.shifts if (each.index, each.statistic) == (index, statistic)
+    )
+    return found
+
+
+@pytest.fixture
+def rng() -> np.random.Generator:
+    return np.random.default_rng(0)
+
+
+def test_nothing_has_moved(rng: np.random.Generator) -> None:
+    result = compared(drawn(rng, 800), drawn(rng, 500))
+    assert not result.moved
+    assert not result.too_few
+    assert result.unknown == 0
+    everything = {*STATISTICS, "flat"}
+    assert names(result.shifts) == {(index, name) for index in (None, 0) for name in everything}
+    assert {(each.reference, each.live) for each in result.shifts} == {(800, 500)}
+
+
+def test_the_class_and_the_statistic_are_named(rng: np.random.Generator) -> None:
+    good = shuffled(rng, drawn(rng, 400, 0), drawn(rng, 400, 7))
+    live = shuffled(rng, drawn(rng, 300, 0), drawn(rng, 300, 7, border=0.6))
+    result = compared(good, live)
+    assert {(7, "border")} <= names(result.moved) <= {(7, "border"), (None, "border")}
+    first = result.moved[0]
+    assert (first.index, first.statistic) == (7, "border")
+    expected = "class 'tench': the share of the heat on the border rose from 0.40 to 0.60 (median)"
+    assert first.sentence("tench") == expected
+    assert first.sentence() == expected.replace("'tench'", "7")
+
+
+def test_the_numbers_are_those_of_the_measures(rng: np.random.Generator) -> None:
+    good, live = drawn(rng, 300), drawn(rng, 200, entropy=0.42)
+    found = one(compared(good, live), 0, "entropy")
+    before, after = ([each.entropy for _, each in maps if each] for maps in (good, live))
+    expected = stats.ks_2samp(before, after)
+    assert found.distance == pytest.approx(expected.statistic)
+    # Holm: 18 tests, and this is the least p, twice: of the class and of all classes.
+    p = kolmogorov_probability(found.distance, 300, independent(np.array(after)))
+    assert found.p == pytest.approx(18 * p)
+    assert found.before == pytest.approx(
+        np.quantile(before, [0.25, 0.5, 0.75], method="inverted_cdf"), abs=1e-6
+    )
+    assert found.after == pytest.approx(
+        np.quantile(after, [0.25, 0.5, 0.75], method="inverted_cdf"), abs=1e-6
+    )
+
+
+def test_the_greatest_index_comes_first(rng: np.random.Generator) -> None:
+    result = compared(drawn(rng, 300), drawn(rng, 300, border=0.5, spread=0.8))
+    indices = [each.psi for each in result.shifts]
+    assert indices == sorted(indices, reverse=True)
+    assert result.shifts[0].statistic == "spread"
+    assert [each for each in result.shifts if each.moved] == list(result.moved)
+
+
+def test_an_unimportant_change_has_not_moved_though_it_is_no_chance(
+    rng: np.random.Generator,
+) -> None:
+    result = compared(drawn(rng, 8000), drawn(rng, 8000, border=0.41), size=8000)
+    found = one(result, 0, "border")
+    assert found.p < ALPHA
+    assert 0 < found.psi < GREAT
+    assert not result.moved
+
+
+def test_what_may_be_chance_has_not_moved_though_it_would_be_important(
+    rng: np.random.Generator,
+) -> None:
+    result = compared(drawn(rng, 60), drawn(rng, 60, border=0.45))
+    found = one(result, 0, "border")
+    assert found.psi > GREAT
+    assert found.p > ALPHA
+    assert not result.moved
+
+
+def mixed(rng: np.random.Generator, first: int, second: int, rare: int = 0) -> Maps:
+    """Two classes whose maps are quite different, and of others one map each, as different."""
+    others = [each for index in range(rare) for each in drawn(rng, 1, 100 + index, border=0.6)]
+    return shuffled(rng, drawn(rng, first, 1), drawn(rng, second, 2, border=0.8), others)
+
+
+def test_another_mix_of_classes_moves_nothing(rng: np.random.Generator) -> None:
+    good, live = mixed(rng, 900, 100, 20), mixed(rng, 120, 360, 20)
+    result = compared(good, live)
+    assert not result.moved
+    assert result.unknown == 0
+    assert one(result, None, "border").psi < 0.1
+    assert one(result, None, "border").before[1] > 0.7  # as weighted, not 0.4
+    # Without classes it is another distribution.
+    blind = compared([(0, each) for _, each in good], [(0, each) for _, each in live])
+    assert (None, "border") in names(blind.moved)
+
+
+def test_rare_classes_count_as_one(rng: np.random.Generator) -> None:
+    good, live = mixed(rng, 400, 100, 120), mixed(rng, 200, 100, 200)
+    assert not compared(good, live).moved
+    strange = [
+        (index, each and replace(each, border=0.05)) for index, each in mixed(rng, 0, 0, 200)
+    ]
+    result = compared(good, shuffled(rng, mixed(rng, 200, 100), strange))
+    assert (None, "border") in names(result.moved)
+
+
+def test_classes_that_the_reference_lacks_are_left_out_and_told(rng: np.random.Generator) -> None:
+    live = shuffled(rng, drawn(rng, 300, 1), drawn(rng, 100, 5, border=0.9))
+    result = compared(drawn(rng, 500, 1), live)
+    assert not result.moved
+    assert result.unknown == pytest.approx(0.25)
+    assert one(result, None, "border").live == 300
+    assert result.too_few == (TooFew(5, None, 0, 100),)
+
+
+def test_too_few_photos_are_told(rng: np.random.Generator) -> None:
+    good = [*drawn(rng, 500, 1), *drawn(rng, LEAST - 1, 2)]
+    live = [*drawn(rng, LEAST, 1), *drawn(rng, LEAST + 3, 2)]
+    result = compared(good, live)
+    assert result.too_few == (TooFew(2, None, LEAST - 1, LEAST + 3),)
+    assert {each.index for each in result.shifts} == {None, 1}
+    result = compared(good, live[1:])
+    assert TooFew(1, None, 500, LEAST - 1) in result.too_few
+
+
+def test_an_empty_window(rng: np.random.Generator) -> None:
+    result = compared(drawn(rng, 100), [])
+    assert result == Comparison((), (TooFew(None, None, 0, 0),), 0.0)
+
+
+def test_targets_without_probability(rng: np.random.Generator) -> None:
+    without: Maps = [(None, each and replace(each, confidence=None)) for _, each in drawn(rng, 400)]
+    result = compared(without[:200], without[200:])
+    assert result.too_few == (TooFew(None, "confidence", 0, 0),)
+    assert len(result.shifts) == 8
+    assert not any(np.isnan(astuple(each)[2:5]).any() for each in result.shifts)
+
+
+def test_a_photo_that_repeats_counts_once(rng: np.random.Generator) -> None:
+    live = drawn(rng, 250)
+    # The same photo in other batches: the last digits differ.
+    for _ in range(250):
+        again = MapStatistics(*(0.5 + rng.uniform(-1e-6, 1e-6, 8)).tolist())
+        live.append((0, again))
+    result = compared(drawn(rng, 800), shuffled(rng, live))
+    assert not result.moved
+    assert one(result, 0, "border").live == 251
+    assert one(result, None, "border").live == 251
+
+
+def test_a_camera_that_stands_still_has_too_few_photos(rng: np.random.Generator) -> None:
+    result = compared(drawn(rng, 800), drawn(rng, 1) * 500)
+    assert result.too_few == (TooFew(None, None, 800, 1), TooFew(0, None, 800, 1))
+
+
+def test_frames_of_videos_count_for_fewer(rng: np.random.Generator) -> None:
+    good = reference_of(drawn(rng, 800), ORIGIN)
+    for _ in range(20):
+        live: Maps = []
+        for index, photo in drawn(rng, 50):
+            near = np.array(astuple(photo)) + rng.normal(0, 0.003, (10, 8))  # type: ignore[arg-type]
+            live += [(index, MapStatistics(*row)) for row in near.tolist()]
+        assert not compare(good, window_of(live).snapshot()).moved
+
+
+def test_flat_maps_are_found(rng: np.random.Generator) -> None:
+    live = [(0, None) if number % 2 else each for number, each in enumerate(drawn(rng, 500))]
+    result = compared(drawn(rng, 500), live)
+    assert names(result.moved) == {(None, "flat"), (0, "flat")}
+    assert one(result, None, "flat").sentence() == (
+        "all classes: the share of flat maps rose from 0% to 50%"
+    )
+    assert one(result, 0, "border").live == 250
+
+
+def test_flat_maps_alone(rng: np.random.Generator) -> None:
+    result = compared(drawn(rng, 500), [(0, None)] * 500)
+    assert names(result.moved) == {(None, "flat"), (0, "flat")}
+    assert TooFew(0, "border", 500, 0) in result.too_few
+
+
+def test_a_fall_and_another_spread_in_words(rng: np.random.Generator) -> None:
+    result = compared(drawn(rng, 500), drawn(rng, 500, centroid_x=0.2))
+    assert one(result, None, "centroid_x").sentence() == (
+        "all classes: the mean column of the heat, of the width, fell from 0.39 to 0.20 (median)"
+    )
+    wide: Maps = [
+        (0, each and replace(each, border=float(value)))
+        for (_, each), value in zip(drawn(rng, 500), np.tile([0.2, 0.4, 0.6], 167), strict=False)
+    ]
+    found = one(compared(drawn(rng, 500), wide), 0, "border")
+    assert found.moved
+    assert found.sentence() == (
+        "class 0: the share of the heat on the border lies differently, half of the photos were "
+        "between 0.37 and 0.43 and are between 0.20 and 0.60"
+    )
+
+
+def test_a_reference_that_was_read_compares_alike(
+    rng: np.random.Generator, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    good: Reference = reference_of(drawn(rng, 300), ORIGIN)
+    file = tmp_path_factory.mktemp("reference") / "good.parquet"
+    good.write(file)
+    snapshot = window_of(drawn(rng, 300, border=0.5)).snapshot()
+    assert compare(read_reference(file), snapshot) == compare(good, snapshot)
