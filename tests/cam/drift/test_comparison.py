@@ -145,6 +145,17 @@ def test_another_mix_of_classes_moves_nothing(rng: np.random.Generator) -> None:
     assert (None, "border") in names(blind.moved)
 
 
+def test_weighted_photos_count_for_fewer(rng: np.random.Generator) -> None:
+    good = [*drawn(rng, 300, 1), *drawn(rng, 100, 2)]
+    live = shuffled(rng, drawn(rng, 100, 1, border=0.43), drawn(rng, 300, 2, border=0.43))
+    found = one(compared(good, live), None, "border")
+    # Weights 1/3 and 3: 400² / (300 / 9 + 100 * 9) = 171.43 photos. It is the least p of 27.
+    row = np.array([each.border for _, each in live if each])
+    p = kolmogorov_probability(found.distance, 171.428571, independent(row))
+    assert found.p == pytest.approx(27 * p, rel=1e-6)
+    assert found.reference == 400
+
+
 def test_rare_classes_count_as_one(rng: np.random.Generator) -> None:
     good, live = mixed(rng, 400, 100, 120), mixed(rng, 200, 100, 200)
     assert not compared(good, live).moved
