@@ -98,7 +98,7 @@ def _series_of(reference: Reference, index: int, live: Rows) -> _Series:
 def _strata(reference: Reference, snapshot: Snapshot) -> tuple[_Series, float]:
     """Return the series of all classes, whose reference has the live mix of classes, and the share
     of live maps that it leaves out."""
-    kept = _distinct(np.column_stack([snapshot.latest, snapshot.classes]))
+    kept = _distinct(snapshot.latest)
     live, classes = snapshot.latest[kept], snapshot.classes[kept]
     indices, counts = np.unique(reference.classes, return_counts=True)
     alone = indices[counts >= STRATUM]
