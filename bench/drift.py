@@ -1,0 +1,261 @@
+"""Whether a change of the maps of a live model is found, and how often one is found that is none.
+
+    python -m bench.drift [--runs 20] [--write]
+
+Random parts of nine photos, explained by the embedded model with Grad-CAM of the predicted class.
+In each run 1,000 of them make the reference, and others make the stream; none is drawn twice. After
+every 50 requests the window is compared with the reference.
+
+Streams in which nothing changes, 2,000 requests each unless it says otherwise:
+
+- `ordinary`: drawn as the reference is
+- `other mix`: the two most frequent classes make three fifths of the traffic, 800 requests; and
+  the same without classes, `other mix, one class`, which shows what the weighting is for
+- `repeated`: half of the requests are of five photos
+- `frames`: each photo comes ten times in a row, a few pixels apart, 1,000 requests
+
+Streams that change after 500 requests of the ordinary kind, and then go on for 500:
+
+- `logo in a corner`: the face of a cat is pasted into each photo
+- `centre covered`: a grey square lies on each photo
+
+And: the cost of one map, the cost of one comparison, and how often p alone, at a level of 0.01, is
+wrong about random numbers.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import timeit
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from bench.drift_photos import BATCH, CHANGES, Explained, explained, load_model
+from bench.record import record
+from cam import ClassTarget, Question, explain_batch
+from cam.drift.comparison import compare
+from cam.drift.reference import Origin, Reference, reference_of
+from cam.drift.statistics import MapStatistics, statistics_of
+from cam.drift.window import Window
+from service.loading.served_model import ServedModel
+
+ORIGIN = Origin("efficientnet-lite0", "", "gradcam", "")
+EVERY = 50
+"""Number of requests between two comparisons."""
+BEFORE, AFTER = 500, 500
+"""Numbers of requests before and after a change."""
+FRAMES = 10
+LEVEL = 0.01
+Pools = dict[str, list[Explained]]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--runs", type=int, default=20)
+    parser.add_argument("--ordinary", type=int, default=4000)
+    parser.add_argument("--changed", type=int, default=700)
+    parser.add_argument("--write", action="store_true")
+    asked = parser.parse_args()
+    served = load_model()
+    pools: Pools = {
+        "ordinary": explained(served, asked.ordinary, seed=0),
+        "frames": explained(served, 150 * FRAMES, seed=1, frames=FRAMES),
+        **{
+            name: explained(served, asked.changed, change, seed=2)
+            for name, change in CHANGES.items()
+        },
+    }
+    rows = {name: watched(pools, name, asked.runs) for name in STREAMS}
+    table = Table("stream", "runs", "found", "requests, median", "worst", "what, as a rule")
+    for name, row in rows.items():
+        told = [str(row.get(key, "")) for key in ("median", "worst", "rule")]
+        table.add_row(name, str(asked.runs), str(row["found"]), *told)
+    Console().print(table)
+    costs = {**cost(served), **cost_of_comparison(pools["ordinary"])}
+    chance = calibrated()
+    Console().print(costs, chance)
+    if asked.write:
+        record("drift", runs=asked.runs, streams=rows, cost=costs, chance=chance)
+
+
+# Streams
+
+
+def ordinary(pools: Pools, rest: list[Explained], rng: np.random.Generator) -> list[Explained]:
+    return rest[:2000]
+
+
+def other_mix(pools: Pools, rest: list[Explained], rng: np.random.Generator) -> list[Explained]:
+    indices, counts = np.unique([each.index for each in rest], return_counts=True)
+    often = set(indices[np.argsort(-counts)[:2]].tolist())
+    many = [each for each in rest if each.index in often][:480]
+    others = [each for each in rest if each.index not in often][:320]
+    return shuffled(many + others, rng)
+
+
+def one_class(pools: Pools, rest: list[Explained], rng: np.random.Generator) -> list[Explained]:
+    return [replace(each, index=0) for each in other_mix(pools, rest, rng)]
+
+
+def repeated(pools: Pools, rest: list[Explained], rng: np.random.Generator) -> list[Explained]:
+    return shuffled(rest[5:1005] + rest[:5] * 200, rng)
+
+
+def frames(pools: Pools, rest: list[Explained], rng: np.random.Generator) -> list[Explained]:
+    whole = pools["frames"]
+    videos = [whole[start : start + FRAMES] for start in range(0, len(whole), FRAMES)]
+    return [each for video in shuffled(videos, rng)[:100] for each in video]
+
+
+STREAMS = {
+    "ordinary": ordinary,
+    "other mix": other_mix,
+    "other mix, one class": one_class,
+    "repeated": repeated,
+    "frames": frames,
+    **dict.fromkeys(CHANGES),
+}
+"""Name → what draws the requests; None for a stream that changes."""
+
+
+def shuffled(values: Sequence[Any], rng: np.random.Generator) -> list[Any]:
+    return [values[each] for each in rng.permutation(len(values))]
+
+
+def watched(pools: Pools, name: str, runs: int, size: int = 1000) -> dict[str, Any]:
+    """Watch a stream in several runs: in how many something was found, and after how many requests,
+    counted from the change if there is one."""
+    found, said, unknown = [], [], []
+    for run in range(runs):
+        rng = np.random.default_rng(run)
+        drawn = shuffled(pools["ordinary"], rng)
+        draw, good, rest = STREAMS[name], drawn[:size], drawn[size:]
+        if name == "other mix, one class":
+            good = [replace(each, index=0) for each in good]
+        if draw is None:
+            stream, start = rest[:BEFORE] + shuffled(pools[name], rng)[:AFTER], BEFORE
+        else:
+            stream, start = draw(pools, rest, rng), 0
+        requests, sentences, left_out = first_found(reference(good), stream)
+        unknown.append(left_out)
+        if requests is not None:
+            found.append(requests - start)
+            said.append(sentences[0])
+    row: dict[str, Any] = {"found": len(found), "unknown": round(max(unknown), 3)}
+    if found:
+        rule = statistics.mode(said)
+        row |= {"median": statistics.median(found), "worst": max(found), "rule": rule}
+    return row
+
+
+def reference(good: Iterable[Explained]) -> Reference:
+    return reference_of(((each.index, each.statistics) for each in good), ORIGIN)
+
+
+def first_found(
+    good: Reference, stream: Sequence[Explained]
+) -> tuple[int | None, list[str], float]:
+    """Return after how many requests something has moved, None if never; the sentences; and the
+    largest share of maps that were not compared."""
+    window, unknown = Window(), 0.0
+    for number, each in enumerate(stream, 1):
+        window.record(each.index, each.statistics)
+        if number % EVERY == 0:
+            result = compare(good, window.snapshot())
+            unknown = max(unknown, result.unknown)
+            if result.moved:
+                return number, [shift.sentence() for shift in result.moved], unknown
+    return None, [], unknown
+
+
+# Costs, and chance
+
+
+def cost(served: ServedModel) -> dict[str, float]:
+    """Measure the statistics of one map and recording them, beside the explanation itself."""
+    rng = np.random.default_rng(0)
+    values, window = rng.random((7, 7), np.float32), Window()
+
+    def watch() -> None:
+        window.record(3, statistics_of(values, 0.5))
+
+    watching = min(timeit.repeat(watch, number=2000, repeat=9)) / 2000
+    pixels = rng.integers(0, 256, (BATCH, 224, 224, 3), np.uint8)
+    images = served.normalise(pixels).contiguous()
+    question = Question((ClassTarget(),), "gradcam", (served.default_layer,))
+
+    def explain() -> None:
+        explain_batch(served.module, images, [question] * BATCH)
+
+    explain()
+    explaining = min(timeit.repeat(explain, number=1, repeat=9)) / BATCH
+    return {
+        "map_us": round(watching * 1e6, 1),
+        "explanation_ms": round(explaining * 1e3, 2),
+        "share": round(watching / explaining, 5),
+        "threads": torch.get_num_threads(),
+    }
+
+
+def cost_of_comparison(pool: Sequence[Explained]) -> dict[str, float]:
+    """Measure a comparison with a full window: half of the photos, repeated with a small change."""
+    rng = np.random.default_rng(0)
+    window = Window()
+    for number in range(window.size * window.classes):
+        each = pool[number % len(pool)]
+        window.record(each.index, changed(each.statistics, rng))
+    good, snapshot = reference(pool[:1000]), window.snapshot()
+    comparing = min(timeit.repeat(lambda: compare(good, snapshot), number=1, repeat=9))
+    taking = min(timeit.repeat(window.snapshot, number=1, repeat=9))
+    series = len(snapshot.by_class) + 1
+    return {
+        "series": series,
+        "comparison_ms": round(comparing * 1e3, 2),
+        "snapshot_ms": round(taking * 1e3, 2),
+    }
+
+
+def changed(each: MapStatistics | None, rng: np.random.Generator) -> MapStatistics | None:
+    return each and replace(each, entropy=float(rng.random()))
+
+
+def calibrated(windows: int = 1000) -> dict[str, float]:
+    """Compare windows of independent random numbers with references of them: how often the least
+    corrected p is below `LEVEL`, in a window of 500 requests, and in any of the ten windows that
+    end within 500 requests. A reference of 1,000 is drawn for each."""
+    rng = np.random.default_rng(0)
+    once = often = great = 0
+    for _ in range(windows):
+        good = reference(random_maps(rng, 1000))
+        window, below = Window(), []
+        stream = random_maps(rng, 1000)
+        for number, each in enumerate(stream, 1):
+            window.record(each.index, each.statistics)
+            if number > window.size and number % EVERY == 0:
+                shifts = compare(good, window.snapshot()).shifts
+                below.append(min(shift.p for shift in shifts) < LEVEL)
+                great += any(shift.p < LEVEL and shift.psi > 0.25 for shift in shifts)
+        once += below[-1]
+        often += any(below)
+    return {
+        "level": LEVEL,
+        "one_window": once / windows,
+        "ten_windows": often / windows,
+        "with_psi": great / windows,
+    }
+
+
+def random_maps(rng: np.random.Generator, count: int) -> list[Explained]:
+    """Draw maps of no class whose statistics are independent of each other."""
+    return [Explained(0, MapStatistics(*each)) for each in rng.random((count, 8)).tolist()]
+
+
+if __name__ == "__main__":
+    main()
