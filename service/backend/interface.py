@@ -21,6 +21,7 @@ from cam.evaluation.candidate import Candidate
 from cam.evaluation.metrics import Options, Scores
 from cam.methods.progress import Progress
 from service.backend.answers import Answer
+from service.backend.drift import Drift
 from service.backend.outcome import Outcome
 from service.core.choices import Runtime
 from service.core.errors import UnknownModel
@@ -166,6 +167,9 @@ class ModelBackend(Protocol):
         Raises:
             The same errors as `answer`.
         """
+
+    async def drift(self) -> Drift:
+        """Compare the maps that were served lately with those of the model's reference."""
 
     async def observe(
         self, pixels: Pixels, layers: tuple[str, ...], target: Target

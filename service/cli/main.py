@@ -1,4 +1,4 @@
-"""The command line: `gradcam serve`, `explain`, `batch`, `audit`, `key`, `openapi`."""
+"""The command line: `gradcam serve`, `explain`, `batch`, `audit`, `reference`, `key`, `openapi`."""
 
 from __future__ import annotations
 
@@ -252,6 +252,32 @@ def audit(
 
     configuration = RunConfiguration(given, output, "none", "audit")
     _end(run(photos, settings, configuration, model=model, most=most), former)
+
+
+@cli.command()
+def reference(
+    photos: Annotated[
+        str,
+        typer.Argument(
+            help="Good photos: a folder, a pattern like 'photos/**/*.jpg', a .zip, or a table."
+        ),
+    ],
+    output: Annotated[
+        Path | None, typer.Option(help="File to write; without it, the standard output.")
+    ] = None,
+    model: Annotated[str | None, typer.Option(help="Its name; else the first.")] = None,
+    method: Annotated[str, typer.Option(help="Method of the maps, one of one pass.")] = "gradcam",
+    layer: Annotated[str, typer.Option(help="Layer of the maps; auto is the default.")] = "auto",
+    fit: Annotated[str, typer.Option(help="crop, squash or pad.")] = "crop",
+    models: Models = None,
+) -> None:
+    """Fix what the maps of good photos are like, to watch a live model: writes Parquet."""
+    former = {*threading.enumerate()}
+    settings = read_settings(os.environ, models=models)
+    from service.batch.reference import make_reference
+
+    given = {"method": method, "layer": layer, "fit": fit}
+    _end(make_reference(photos, settings, given, model=model, output=output), former)
 
 
 def _on_ray(address: str) -> Explain:

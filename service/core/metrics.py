@@ -26,6 +26,7 @@ from prometheus_client.multiprocess import MultiProcessCollector
 from prometheus_client.registry import Collector
 
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
+TENTHS = tuple(number / 10 for number in range(1, 11))
 FOLDER = "PROMETHEUS_MULTIPROC_DIR"
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -68,6 +69,27 @@ class Metrics:
             "Answers to images, by how: made, joined (one that was being made), remembered",
             ["model", "how"],
             registry=self._registry,
+        )
+        self.map_statistics = Histogram(
+            "gradcam_map",
+            "Statistics of the maps that are served, each 0 to 1, of the classes with most maps",
+            ["model", "label", "statistic"],
+            buckets=TENTHS,
+            registry=self._registry,
+        )
+        self.drift = Gauge(
+            "gradcam_drift_psi",
+            "Population stability index of the maps' statistics against the model's reference",
+            ["model", "label", "statistic"],
+            registry=self._registry,
+            multiprocess_mode="livemostrecent",
+        )
+        self.drift_moved = Gauge(
+            "gradcam_drift_moved",
+            "Statistics of maps that have moved since the model's reference was made",
+            ["model"],
+            registry=self._registry,
+            multiprocess_mode="livemostrecent",
         )
         self.queue_depth = Gauge(
             "gradcam_queue_depth",

@@ -174,6 +174,69 @@ class LayerList(Open):
     layers: list[LayerDescription]
 
 
+class ShiftDescription(Open):
+    """How far one statistic of a class's maps has moved."""
+
+    index: int | None = Field(None, description="The class; absent for all classes together.")
+    label: str | None = None
+    statistic: str = Field(examples=["border"])
+    psi: float = Field(
+        description="Population stability index, less what chance gives it.", examples=[1.2]
+    )
+    distance: float = Field(description="Kolmogorov's and Smirnov's D, 0 … 1.", examples=[0.46])
+    p: float = Field(
+        description="Probability of such a D without a change, corrected by Holm for all tests.",
+        examples=[1e-12],
+    )
+    before: tuple[float, float, float] = Field(
+        description="Quartiles of the reference.", examples=[[0.08, 0.12, 0.17]]
+    )
+    after: tuple[float, float, float] = Field(
+        description="Quartiles of the live maps.", examples=[[0.31, 0.41, 0.5]]
+    )
+    reference: int = Field(description="Photos in the reference.", examples=[400])
+    live: int = Field(description="Different photos in the window.", examples=[480])
+    moved: bool = Field(examples=[True])
+    sentence: str = Field(
+        examples=[
+            "all classes: the share of the heat on the border rose from 0.12 to 0.41 (median)"
+        ]
+    )
+
+
+class TooFewDescription(Open):
+    """What has too few photos to be compared."""
+
+    index: int | None = Field(None, description="The class; absent for all classes together.")
+    label: str | None = None
+    statistic: str | None = Field(None, description="Absent for all statistics.")
+    reference: int = Field(description="Photos in the reference.", examples=[12])
+    live: int = Field(description="Different photos in the window.", examples=[3])
+
+
+class DriftDescription(Open):
+    """The maps that a model served lately, compared with those of its reference."""
+
+    model: str = Field(examples=["efficientnet-lite0"])
+    method: str = Field(examples=["gradcam"])
+    layer: str = Field(examples=["bn2"])
+    made: str | None = Field(
+        description="Time when the reference was made; null without one.",
+        examples=["2026-11-24T03:33:14+00:00"],
+    )
+    photos: int = Field(description="Photos in the reference.", examples=[1000])
+    recorded: int = Field(
+        description="Maps of this method and layer since the model was loaded.", examples=[5210]
+    )
+    window: int = Field(description="Latest maps of a series that are compared.", examples=[500])
+    moved: bool = Field(description="Whether any statistic has moved.", examples=[True])
+    unknown: float | None = Field(
+        None, description="Share of the maps whose classes the reference lacks.", examples=[0.02]
+    )
+    shifts: list[ShiftDescription] = Field(description="Those that moved most first.")
+    too_few: list[TooFewDescription]
+
+
 class Health(Open):
     status: Literal["ok"]
 

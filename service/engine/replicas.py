@@ -15,6 +15,7 @@ from cam.evaluation.candidate import Candidate
 from cam.evaluation.metrics import Options, Scores
 from cam.methods.progress import Progress
 from service.backend.answers import Answer
+from service.backend.drift import Drift
 from service.backend.interface import Listener, Pixels, Stage, naming
 from service.backend.outcome import Outcome
 from service.core.choices import Runtime
@@ -22,6 +23,7 @@ from service.core.metrics import Metrics
 from service.core.pool import Priority
 from service.engine.engine import Engine
 from service.engine.response_cache import ResponseCache
+from service.engine.watch import Watch
 from service.loading.served_model import ServedModel
 from service.models.preprocessing import ModelInput
 
@@ -40,6 +42,8 @@ class Replicas:
     def __init__(self, engines: list[Engine], *, cache_bytes: int, metrics: Metrics) -> None:
         self.engines = tuple(engines)
         self._metrics = metrics
+        model = engines[0].model
+        self.watch = Watch(model, metrics, sample=model.explain_sample)
         self._response_cache: ResponseCache[Outcome[Answer], Progress] = ResponseCache(
             cache_bytes, _bytes_of
         )
@@ -164,7 +168,22 @@ class Replicas:
             progress,
         )
         self._metrics.answers.labels(model=self.model.name, how=how).inc()
+        if how == "made":
+            self._observe(seen, questions, outcome.value)
         return Outcome(outcome.value, 0.0, 0.0, 0) if how == "remembered" else outcome
+
+    def _observe(self, seen: ModelInput, questions: tuple[Question, ...], answer: Answer) -> None:
+        """Record an answer to an interactive question for the watch."""
+
+        async def explain(question: Question) -> Answer:
+            return (await self.answer(seen, question, priority="background")).value
+
+        self.watch.note(questions, answer)
+        self.watch.sample(questions, explain)
+
+    async def drift(self) -> Drift:
+        """See `ModelBackend.drift`."""
+        return await self.watch.drift()
 
     async def evaluate(
         self,

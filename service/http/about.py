@@ -14,6 +14,7 @@ from service.core import model_schemas
 from service.core.errors import RETRY_AFTER_SECONDS, Unavailable
 from service.core.metrics import CONTENT_TYPE, Metrics
 from service.http.contract import answers
+from service.pipeline.drift_records import describe_drift
 from service.pipeline.json_records import describe_input
 
 PAGE = Path(__file__).with_name("page.html")
@@ -170,5 +171,20 @@ def make_about_router(*, manager: Backend, metrics: Metrics) -> APIRouter:
                 for layer in served.layers
             ]
         )
+
+    @router.get(
+        "/v1/models/{model:model}/drift",
+        tags=["models"],
+        summary="Whether the maps of a live model have moved",
+        description=(
+            "Compares the latest maps that the model served with those of its reference, for each "
+            "class and for all together. Without a reference (see `gradcam reference`), it only "
+            "counts maps."
+        ),
+        responses=answers(model_schemas.DriftDescription, problems=OF_A_MODEL),
+    )
+    async def get_drift(model: str) -> model_schemas.DriftDescription:
+        replicas = manager.replicas(model)
+        return describe_drift(await replicas.drift(), replicas.model.labels)
 
     return router

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from cam import METHODS, CamError, Layer, Reading, default_layer, resolve_reading, survey
+from cam.drift.reference import Reference, read_reference
 from cam.errors import UnsuitedActivation
 from cam.methods.abilities import unsuited
 from cam.methods.head import PooledHead, pooled_head
@@ -54,6 +55,10 @@ class ServedModel(ModelInfo):
     """The linear head, if it reads the mean of the default layer."""
     paths: tuple[CompiledPath, ...]
     """The ways to compute maps of the default layer faster, which have not been tried yet."""
+    reference: Reference | None = None
+    """The statistics of the maps of good photos; None if the model's entry names none."""
+    explain_sample: float = 0.0
+    """Share of predictions that are explained to watch the model."""
     exact: bool
     """Whether only a path may be used whose maps are the exact ones up to rounding."""
 
@@ -163,6 +168,8 @@ def load(entry: ModelEntry) -> ServedModel:
         exact=entry.mode == "auto" and device.type == "cpu",
         fingerprint=f"{fingerprint}-{audited.digest[:8]}" if audited else fingerprint,
         audited=audited,
+        reference=_reference(entry, fingerprint, layers),
+        explain_sample=entry.explain_sample,
     )
 
 
@@ -258,6 +265,26 @@ def _audited(entry: ModelEntry, fingerprint: str, layers: tuple[Layer, ...]) -> 
         raise entry.mistake("audit", str(error)) from None
     if METHODS[found.method].at == "layer":
         _usable(entry, "audit", found.layer, layers)
+    return found
+
+
+def _reference(entry: ModelEntry, fingerprint: str, layers: tuple[Layer, ...]) -> Reference | None:
+    if entry.reference is None:
+        return None
+    file = entry.path(entry.reference)
+    try:
+        found = read_reference(file)
+    except CamError as error:
+        raise entry.mistake("reference", str(error)) from None
+    if found.origin.weights != fingerprint:
+        raise entry.mistake(
+            "reference",
+            f"{file} was made with other weights or settings: its fingerprint is "
+            f"{found.origin.weights!r:.60}, and the model's is {fingerprint}; make it again",
+        )
+    if found.origin.method not in METHODS:
+        raise entry.mistake("reference", f"there is no method {found.origin.method!r:.60}")
+    _usable(entry, "reference", found.origin.layer, layers)
     return found
 
 

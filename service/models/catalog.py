@@ -108,6 +108,23 @@ class ModelEntry(BaseModel):
             "folder: `method = auto` in requests is then the recommended method at its layer"
         ),
     )
+    reference: str | None = Field(
+        None,
+        min_length=1,
+        description=(
+            "the statistics of good photos' maps (`gradcam reference`), from the TOML file's "
+            "folder, which `GET /v1/models/{model}/drift` compares live maps with"
+        ),
+    )
+    explain_sample: float = Field(
+        0.0,
+        ge=0,
+        le=1,
+        description=(
+            "the share of predictions that are explained in the background to watch the model, "
+            "such as 0.01"
+        ),
+    )
     reshape: str | dict[str, str] = Field(
         {},
         description=(

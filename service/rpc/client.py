@@ -21,6 +21,7 @@ from cam.agreement import Fidelity
 from cam.evaluation.candidate import Candidate
 from cam.evaluation.metrics import Options, Scores
 from service.backend.answers import Answer
+from service.backend.drift import Drift
 from service.backend.interface import Listener, Pixels, Stage, unknown_model
 from service.backend.outcome import Outcome
 from service.core.choices import Runtime
@@ -378,6 +379,9 @@ class RemoteModel:
         options = {"stages": stages, "seed": seed}
         found = await self._call("randomised", pixels, tuple(questions), options=options)
         return cast(Outcome[list[Stage]], found)
+
+    async def drift(self) -> Drift:
+        return cast(Drift, await self._call("drift"))
 
     async def observe(
         self, pixels: Pixels, layers: tuple[str, ...], target: Target

@@ -13,11 +13,14 @@ from PIL import Image
 from cam import Concept, Explanation, Observation, Question, Target
 from cam.agreement import Fidelity
 from cam.drawing.heatmap import Box
+from cam.drift.reference import Origin
+from cam.drift.shift import Comparison, Shift, TooFew
 from cam.evaluation.candidate import Candidate
 from cam.evaluation.metrics import Options, Score
 from cam.methods.progress import Completeness, Passes, Progress
 from cam.observations import Statistics
 from service.backend.answers import Answer, Boxes, Prediction
+from service.backend.drift import Drift
 from service.backend.outcome import Outcome
 from service.core import errors
 from service.core.choices import Runtime
@@ -28,7 +31,7 @@ from service.models.preprocessing import ModelInput, Preprocessing
 from service.rpc.frames import Codec
 
 Operation = Literal[
-    "answer", "evaluate", "randomised", "observe", "factorise", "embed", "add", "remove"
+    "answer", "evaluate", "randomised", "drift", "observe", "factorise", "embed", "add", "remove"
 ]
 
 
@@ -145,6 +148,7 @@ CODEC = Codec(
         *(ModelInfo, LayerInfo, Audited, Labels, Preprocessing, Image.Resampling),
         *(Question, Explanation, Passes, Completeness, Progress, Observation, Statistics, Concept),
         *(Fidelity, Candidate, Options, Score),
+        *(Drift, Comparison, Shift, TooFew, Origin),
         *get_args(Target),
         *_problems(errors.Problem),
         *_NUMPY,

@@ -236,6 +236,8 @@ class _Connection:
             return replicas.evaluate(*call.arguments, **options)
         if call.operation == "randomised":
             return replicas.randomised(*call.arguments, **options)
+        if call.operation == "drift":
+            return replicas.drift()
         if call.operation == "embed":
             return replicas.embed(*call.arguments)
         return self._observe(

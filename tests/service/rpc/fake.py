@@ -13,8 +13,11 @@ import numpy as np
 from PIL import Image
 
 from cam import ClassTarget, Explanation, Question
+from cam.drift.reference import Origin
+from cam.drift.shift import Comparison, Shift, TooFew
 from cam.methods.progress import Progress
 from service.backend.answers import Answer, Prediction
+from service.backend.drift import Drift
 from service.backend.interface import Backend, Listener, unknown_model
 from service.backend.outcome import Outcome
 from service.core.errors import Unavailable
@@ -47,6 +50,20 @@ def info(name: str = "m", fingerprint: str = "one") -> ModelInfo:
         batching=None,
         fingerprint=fingerprint,
     )
+
+
+DRIFT = Drift(
+    Origin("m", "w", "gradcam", "layer"),
+    recorded=7,
+    size=500,
+    made="2026-01-02T03:04:05+00:00",
+    photos=90,
+    comparison=Comparison(
+        (Shift(None, "border", 1.5, 0.5, 1e-9, (0, 0.1, 0.2), (0.3, 0.4, 0.5), 90, 80, True),),
+        (TooFew(3, None, 4, 5),),
+        0.25,
+    ),
+)
 
 
 class FakeModel:
@@ -94,6 +111,9 @@ class FakeModel:
 
     async def randomised(self, *arguments: Any, **options: Any) -> Any:
         return arguments, options
+
+    async def drift(self) -> Any:
+        return DRIFT
 
     async def observe(self, *arguments: Any) -> Any:
         return arguments

@@ -27,7 +27,7 @@ from service.models.preprocessing import ModelInput
 from service.rpc.client import RemoteBackend
 from service.rpc.frames import LENGTH
 from service.rpc.messages import CODEC
-from tests.service.rpc.fake import FakeBackend, FakeModel, info, reached, served, until
+from tests.service.rpc.fake import DRIFT, FakeBackend, FakeModel, info, reached, served, until
 
 pytestmark = pytest.mark.anyio
 SEEN = ModelInput(np.arange(192, dtype=np.uint8).reshape(8, 8, 3), Box(0, 0, 8, 8), b"digest")
@@ -110,6 +110,10 @@ async def test_randomised_models_are_there(pair: tuple[FakeBackend, RemoteBacken
     ((back, nothing),) = CODEC.read(CODEC.write(stages)[LENGTH.size :])
     np.testing.assert_array_equal(back, stages[0][0])
     assert nothing is None
+
+
+async def test_its_drift_is_told(pair: tuple[FakeBackend, RemoteBackend]) -> None:
+    assert await pair[1].replicas("m").drift() == DRIFT
 
 
 async def test_its_errors_are_raised_here(

@@ -1,0 +1,139 @@
+"""The command `gradcam reference`, which fixes what the maps of good photos are like."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from pydantic import ValidationError
+from rich.console import Console
+
+from cam.drift.reference import Origin, Reference, reference_of
+from cam.drift.statistics import MapStatistics, statistics_of
+from cam.errors import CamError
+from service.batch.inputs import Inputs, open_inputs
+from service.batch.progress import Tally, say, shown
+from service.batch.work import raise_last
+from service.core.allocator import keep_memory
+from service.core.concurrency import explain_many
+from service.core.errors import ConfigError, InvalidParameter, Problem
+from service.core.files import written_whole
+from service.core.settings import Settings
+from service.local.session import LocalSession, local_session
+from service.pipeline.images import decoders_heard
+from service.pipeline.instances import Instance
+from service.pipeline.parameters import Parameters
+from service.pipeline.resolve import questions_of
+from service.pipeline.validation import parameter_problem
+
+Found = tuple[int | None, MapStatistics | None]
+
+
+def make_reference(
+    source: str,
+    settings: Settings,
+    given: dict[str, Any],
+    *,
+    model: str | None,
+    output: Path | None,
+) -> int:
+    """Explain the predicted class of each photo, and write the statistics of the maps as Parquet.
+
+    Args:
+        source: a folder, a pattern, a zip, a table or an image; see `open_inputs`.
+        given: the parameters `method`, `layer` and `fit`.
+        model: name of the model; None for the default.
+        output: file to write; None for the standard output.
+
+    Returns:
+        The exit code: 0 on success, 1 if a photo could not be explained.
+
+    Raises:
+        ConfigError: if there are no photos, or the file cannot be written.
+        Problem: if the model cannot explain in this way.
+    """
+    keep_memory()
+    console = Console(stderr=True)
+    if output is None and sys.stdout.isatty():
+        raise ConfigError("a reference is no text: write it to a file, with --output or >")
+    try:
+        parameters = Parameters.model_validate(given)
+    except ValidationError as error:
+        raise parameter_problem(error, Parameters) from None
+    settings = settings.model_copy(update={"cache_bytes": 0})
+    with decoders_heard():
+        found, failed = asyncio.run(_found(source, settings, parameters, model, console))
+    try:
+        _write(found, output)
+    except OSError as error:
+        where = output or "the standard output"
+        raise ConfigError(f"{where} cannot be written: {error.strerror}") from None
+    photos = len(found.rows)
+    say(f"{photos} photos of {len(set(found.classes.tolist()))} classes, {failed} failed", console)
+    return 1 if failed else 0
+
+
+def _write(reference: Reference, output: Path | None) -> None:
+    if output is not None:
+        output.parent.mkdir(parents=True, exist_ok=True)
+        with written_whole(output) as temporary:
+            reference.write(temporary)
+        return
+    with TemporaryDirectory() as folder:
+        file = Path(folder) / "reference.parquet"
+        reference.write(file)
+        sys.stdout.buffer.write(file.read_bytes())
+        sys.stdout.buffer.flush()
+
+
+async def _found(
+    source: str, settings: Settings, parameters: Parameters, model: str | None, console: Console
+) -> tuple[Reference, int]:
+    """Return the reference, and the number of photos that failed."""
+    with open_inputs(source) as inputs:
+        async with local_session(settings, model, spread=True) as session:
+            served = session.replicas.model
+            (question, *others) = questions_of(served, parameters)
+            if others or len(question.layers) != 1 or question.in_steps:
+                raise InvalidParameter(
+                    "a reference has the maps of one method of one pass at one layer; name one each"
+                )
+            maps: list[Found] = []
+            tally = Tally(len(inputs.ids))
+            with shown(tally, console) as show:
+                async with explain_many(
+                    inputs.ids,
+                    lambda name: _map_of(session, inputs, parameters, name),
+                    at_once=session.at_once,
+                ) as results:
+                    async for name, result in results:
+                        raise_last(session, result)
+                        tally.done += 1
+                        if isinstance(result, Problem):
+                            tally.failed += 1
+                            say(f"{os.fspath(name)}: {result.detail}", console)
+                        else:
+                            maps.append(result)
+                        show()
+            origin = Origin(served.name, served.weights, question.method, question.layers[0])
+    try:
+        return reference_of(maps, origin), tally.failed
+    except CamError as error:
+        raise ConfigError(str(error)) from None
+
+
+async def _map_of(
+    session: LocalSession, inputs: Inputs, parameters: Parameters, name: str
+) -> Found:
+    model = session.replicas.model
+    image = await asyncio.to_thread(inputs.read, name)
+    instance = Instance(0, name, image, "", parameters)
+    seen, _ = await session.pipeline.input_of(model, instance, "background")
+    (question,) = questions_of(model, parameters)
+    outcome = await session.replicas.answer(seen, question, priority="background")
+    (found,) = outcome.value.explanations
+    return found.target.index, statistics_of(found.map, found.probability)

@@ -1,0 +1,175 @@
+"""Watching a live model: statistics of the maps that it serves, and their comparison with a
+reference of good photos."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import Counter
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
+from time import monotonic
+from typing import Final
+
+from cam import ClassTarget, Question
+from cam.drift.comparison import compare
+from cam.drift.reference import Origin, Reference
+from cam.drift.shift import Comparison
+from cam.drift.statistics import STATISTICS, MapStatistics, statistics_of
+from cam.drift.window import Window
+from service.backend.answers import Answer
+from service.backend.drift import Drift
+from service.backend.interface import NOTHING
+from service.core.errors import Problem
+from service.core.metrics import Metrics
+from service.loading.served_model import ServedModel
+
+CLASSES: Final = 20
+"""Largest number of classes that have a series of their own."""
+FREQUENT: Final = 50
+"""Number of maps after which a class has a label of its own in the metrics."""
+OTHER: Final = "other"
+"""Label of all other classes in the metrics."""
+ALL: Final = "all"
+"""Label of all classes together in the metrics."""
+PAUSE_SECONDS: Final = 10.0
+"""Least time between two comparisons for the metrics, which take some 20 ms each."""
+LEAST_NEW: Final = 50
+"""Least number of new maps for another comparison."""
+SAMPLED_AT_ONCE: Final = 2
+"""Largest number of predictions that are explained for the watch at a time."""
+
+
+class Watch:
+    """Records the maps of one model in a window and in metrics, and compares the window with the
+    model's reference.
+
+    Only maps of interactive requests that ask for the predicted class, by one method at one layer,
+    are recorded: others are about something else and cannot be compared. An answer from the cache
+    is not recorded, because the photo would count twice.
+    """
+
+    def __init__(self, model: ServedModel, metrics: Metrics, *, sample: float = 0.0) -> None:
+        reference = model.reference
+        if reference is None:
+            method, layers = "gradcam", model.layers_of("gradcam")
+            layer = layers[0]
+        else:
+            method, layer = reference.origin.method, reference.origin.layer
+        self.question: Final = Question(
+            (ClassTarget(background=model.background),), method, (layer,)
+        )
+        """The question whose answers are recorded."""
+        self.reference: Final[Reference | None] = reference
+        self._origin = Origin(model.name, model.weights, method, layer)
+        self._metrics = metrics
+        self._sample = sample
+        self._window = Window(classes=CLASSES)
+        self._counts: Counter[int] = Counter()
+        self._labels: dict[int, str] = {}
+        self._names = model.labels
+        self._compared = 0
+        self._next = 0.0
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def note(self, questions: Sequence[Question], answer: Answer) -> None:
+        """Record the maps of an answer that was computed for interactive questions."""
+        for question in questions:
+            if self._watches(question):
+                for each in answer.explanations:
+                    if each.method == question.method and each.layer == question.layers[0]:
+                        index = each.target.index
+                        self._record(index, statistics_of(each.map, each.probability))
+
+    def sample(
+        self, questions: Sequence[Question], explain: Callable[[Question], Awaitable[Answer]]
+    ) -> None:
+        """Explain a prediction in the background, with the probability that the model's entry
+        sets.
+
+        Args:
+            questions: the questions that were answered; only a prediction asks for no map.
+            explain: answers a question about the same image, at background priority.
+        """
+        if tuple(questions) != (NOTHING,) or not self._sample:
+            return
+        if random.random() >= self._sample or len(self._tasks) >= SAMPLED_AT_ONCE:  # noqa: S311
+            return
+
+        async def work() -> None:
+            with suppress(Problem):  # nobody waits for it
+                self.note([self.question], await explain(self.question))
+
+        task = asyncio.create_task(work(), name="explain a sample")
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def drift(self) -> Drift:
+        """Return what has moved since the reference was made."""
+        comparison = None
+        if self.reference is not None:
+            snapshot = self._window.snapshot()
+            comparison = await asyncio.to_thread(compare, self.reference, snapshot)
+            self._tell(comparison)
+        return Drift(
+            origin=self._origin,
+            recorded=self._window.recorded,
+            size=self._window.size,
+            made=None if self.reference is None else self.reference.made.isoformat(),
+            photos=0 if self.reference is None else len(self.reference.rows),
+            comparison=comparison,
+        )
+
+    def _watches(self, question: Question) -> bool:
+        """Return whether the maps of a question can be compared with the recorded ones."""
+        masked = any(
+            isinstance(each, ClassTarget) and each.mask is not None for each in question.targets
+        )  # masks are not compared by `==`
+        return question == self.question and not masked
+
+    def _record(self, index: int | None, statistics: MapStatistics | None) -> None:
+        self._window.record(index, statistics)
+        if statistics is not None:
+            label = self._label(index)
+            for name in STATISTICS:
+                value = getattr(statistics, name)
+                if value is not None:
+                    self._metrics.map_statistics.labels(
+                        model=self._origin.model, label=label, statistic=name
+                    ).observe(value)
+        due = self._window.recorded - self._compared >= LEAST_NEW and monotonic() >= self._next
+        if self.reference is not None and due and not self._tasks:
+            self._compared, self._next = self._window.recorded, monotonic() + PAUSE_SECONDS
+            task = asyncio.create_task(self._compare(), name="compare with the reference")
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+    async def _compare(self) -> None:
+        await self.drift()
+
+    def _label(self, index: int | None) -> str:
+        """Return the label of a class in the metrics. At most `CLASSES` classes have their own: the
+        first ones with `FREQUENT` maps."""
+        if index is None:
+            return OTHER
+        if index not in self._labels:
+            if len(self._labels) >= CLASSES:
+                return OTHER
+            self._counts[index] += 1
+            if self._counts[index] < FREQUENT:
+                return OTHER
+            self._labels[index] = self._names.name(index) or str(index)
+            self._counts.pop(index)
+        return self._labels[index]
+
+    def _tell(self, comparison: Comparison) -> None:
+        """Show a comparison in the metrics: of the classes that have a label of their own, and of
+        all together."""
+        model = self._origin.model
+        for each in comparison.shifts:
+            label = ALL if each.index is None else self._labels.get(each.index)
+            if label is not None:
+                self._metrics.drift.labels(model=model, label=label, statistic=each.statistic).set(
+                    each.psi
+                )
+        self._metrics.drift_moved.labels(model=model).set(len(comparison.moved))

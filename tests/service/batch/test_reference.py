@@ -1,0 +1,206 @@
+"""`gradcam reference`, and the drift of a served model whose entry names it."""
+
+from __future__ import annotations
+
+import io
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+from starlette.testclient import TestClient
+
+from cam.drift.reference import read_reference
+from service.cli.main import main
+from service.core.errors import ConfigError
+from service.core.settings import Settings
+from service.loading.served_model import load
+from service.local.app import create_app
+from service.models.catalog import ModelEntry, read_catalog
+from tests.service.audit.photos import catalog, photo, photos
+from tests.service.conftest import wait_until_ready
+
+COUNT = 120
+PHOTO = {"Content-Type": "image/png"}
+
+
+def run(monkeypatch: pytest.MonkeyPatch, *words: str) -> int:
+    monkeypatch.setattr("sys.argv", ["gradcam", "reference", *words])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert isinstance(ended.value.code, int)
+    return ended.value.code
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a catalog, photos, and the reference of the model `corner`."""
+    folder = tmp_path_factory.mktemp("reference")
+    catalog(folder)
+    photos(folder / "photos", COUNT)
+    with pytest.MonkeyPatch.context() as patch:
+        words = (str(folder / "photos"), "--models", str(folder / "models.toml"))
+        output = folder / "reference.parquet"
+        assert run(patch, *words, "--model", "corner", "--output", str(output)) == 0
+    return folder
+
+
+def entry(folder: Path, **more: Any) -> ModelEntry:
+    (corner, _) = read_catalog(folder / "models.toml")
+    given = {"reference": str(folder / "reference.parquet"), "runtime": os.environ["GRADCAM_RUNTIME"], **more}
+    return ModelEntry.model_validate({**corner.model_dump(exclude_defaults=True), **given})
+
+
+@pytest.fixture
+def client(folder: Path, tmp_path: Path) -> Iterator[TestClient]:
+    app = create_app(Settings(jobs=tmp_path), [entry(folder)])
+    with TestClient(app) as client:
+        wait_until_ready(client)
+        yield client
+
+
+def bright(number: int) -> bytes:
+    """A photo as those of the reference, whose right half is white: the map has more heat there."""
+    with Image.open(io.BytesIO(photo(number))) as opened:
+        pixels = np.asarray(opened).copy()
+    pixels[:, 16:] = (255, 0, 0)
+    pixels[16:] = (255, 255, 255)
+    written = io.BytesIO()
+    Image.fromarray(pixels).save(written, "PNG")
+    return written.getvalue()
+
+
+def explain(client: TestClient, photo: bytes, query: str = "") -> None:
+    answer = client.post(f"/v1/models/corner:explain?{query}", content=photo, headers=PHOTO)
+    assert answer.status_code == 200, answer.text
+
+
+def drift(client: TestClient) -> dict[str, Any]:
+    found: dict[str, Any] = client.get("/v1/models/corner/drift").json()
+    return found
+
+
+@pytest.mark.slow
+def test_a_reference_has_a_row_for_each_photo(folder: Path) -> None:
+    found = read_reference(folder / "reference.parquet")
+    assert found.rows.shape == (COUNT, 8)
+    assert set(found.classes.tolist()) == set(range(6))
+    assert (found.origin.model, found.origin.method, found.origin.layer) == (
+        "corner",
+        "gradcam",
+        "features",
+    )
+    assert found.origin.weights == load(entry(folder)).weights
+
+
+@pytest.mark.slow
+def test_a_reference_is_written_to_the_standard_output(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capfdbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    words = (str(folder / "photos" / "0[0-5]*.png"), "--models", str(folder / "models.toml"))
+    assert run(monkeypatch, *words, "--method", "layercam") == 0
+    written = capfdbinary.readouterr().out
+    file = folder / "printed.parquet"
+    file.write_bytes(written)
+    assert read_reference(file).origin.method == "layercam"
+
+
+@pytest.mark.slow
+def test_ordinary_photos_move_nothing_and_others_are_found(client: TestClient) -> None:
+    """The change is told by the answer and by the metrics, with the class and the statistic."""
+    before = drift(client)
+    assert (before["recorded"], before["moved"], before["photos"]) == (0, False, COUNT)
+    assert [each["live"] for each in before["too_few"]] == [0]
+    for number in range(1000, 1120):
+        explain(client, photo(number))
+    explain(client, photo(1000))  # from the cache, which does not count
+    explain(client, photo(1000), "method=layercam")  # nor does another method
+    explain(client, photo(1000), "target=3")  # nor a class that was named
+    ordinary = drift(client)
+    assert ordinary["recorded"] == 120
+    assert ordinary["moved"] is False
+    assert {each["statistic"] for each in ordinary["shifts"]} > {"entropy", "border", "confidence"}
+    text = client.get("/metrics").text
+    assert 'gradcam_drift_moved{model="corner"} 0.0' in text
+    assert 'gradcam_map_count{label="other",model="corner",statistic="entropy"}' in text
+    for number in range(2000, 2120):
+        explain(client, bright(number))
+    found = drift(client)
+    assert found["moved"] is True
+    moved = [each for each in found["shifts"] if each["moved"]]
+    assert found["shifts"][: len(moved)] == moved
+    assert moved[0]["sentence"].startswith(("all classes: the", "class 'None'", "class "))
+    text = client.get("/metrics").text
+    assert f'gradcam_drift_moved{{model="corner"}} {len(moved)}.0' in text
+    assert 'gradcam_drift_psi{label="all",model="corner",statistic="border"}' in text
+
+
+@pytest.mark.slow
+def test_a_sample_of_predictions_is_explained(folder: Path, tmp_path: Path) -> None:
+    app = create_app(Settings(jobs=tmp_path), [entry(folder, explain_sample=1.0)])
+    with TestClient(app) as client:
+        wait_until_ready(client)
+        for number in range(10):
+            way = "/v1/models/corner:predict"
+            assert client.post(way, content=photo(number), headers=PHOTO).status_code == 200
+        for _ in range(100):
+            if drift(client)["recorded"] > 5:
+                break
+        assert drift(client)["recorded"] > 5
+
+
+@pytest.mark.slow
+def test_without_a_reference_maps_are_counted(folder: Path, tmp_path: Path) -> None:
+    (corner, _) = read_catalog(folder / "models.toml")
+    app = create_app(Settings(jobs=tmp_path), [corner])
+    with TestClient(app) as client:
+        wait_until_ready(client)
+        explain(client, photo(1))
+        found = drift(client)
+    assert (found["recorded"], found["made"], found["shifts"]) == (1, None, [])
+    assert found["moved"] is False
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"dtype": "float16"}, "was made with other weights or settings"),
+        ({"reference": "none.parquet"}, "cannot be read as a reference"),
+        ({"reference": "models.toml"}, "cannot be read as a reference"),
+    ],
+)
+def test_a_reference_that_does_not_fit_stops_the_start(
+    folder: Path, change: dict[str, Any], sentence: str
+) -> None:
+    if "reference" in change:
+        change = {"reference": str(folder / change["reference"])}
+    with pytest.raises(ConfigError) as raised:
+        load(entry(folder, **change))
+    assert "key 'reference'" in str(raised.value)
+    assert sentence in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (("--method", "scorecam"), "a reference has the maps of one method of one pass"),
+        (("--method", "nothing"), "there is no method 'nothing'"),
+        (("--layer", "nowhere"), "has no layer 'nowhere'"),
+    ],
+)
+def test_mistakes_are_told(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    words: tuple[str, ...],
+    sentence: str,
+) -> None:
+    source = photos(tmp_path / "photos", 1)
+    given = (str(source), "--models", catalog(tmp_path), "--output", str(tmp_path / "r.parquet"))
+    assert run(monkeypatch, *given, *words) == 2
+    assert sentence in capsys.readouterr().err
+    assert not (tmp_path / "r.parquet").exists()
