@@ -30,7 +30,7 @@ from cam.inputs import (
     model_of,
     targets_of,
 )
-from cam.layers import Layer, default_layer, level_layers, survey
+from cam.layers import Layer, default_layer, level_layers, stage_layers, survey
 from cam.methods import Method
 from cam.outputs.output import resolve_reading
 from cam.outputs.reading import Activation, Reading
@@ -73,8 +73,9 @@ def explain(
             their maps see `cam.spearman`.
         layer: a module's name, or several. "auto" runs the model once more, on the first image, and
             takes the last layer with a spatial output; for a detector the last one that every box
-            depends on, and for odam all layers that boxes are made from. A pattern such as
-            "blocks.*.norm1" stands for all matching layers at which a map can be made.
+            depends on, for odam all layers that boxes are made from, and for refinecam the last
+            layer of each of the last four stages (resolutions). A pattern such as "blocks.*.norm1"
+            stands for all matching layers at which a map can be made.
         budget: the largest number of forward passes of each image, for a method that needs many; 1
             or more.
         signed, smooth, fuse: see `Question`.
@@ -151,6 +152,8 @@ def _meant(name: str, method: Method, layers: list[Layer]) -> Sequence[str]:
         UnknownLayer: if no layer at which a map can be made matches.
     """
     if name == "auto":
+        if method.levels == "stages":
+            return stage_layers(layers, default_layer(layers))
         return level_layers(layers) if method.levels else (default_layer(layers),)
     if not is_pattern(name):
         return (name,)

@@ -6,7 +6,7 @@ from collections import Counter
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
@@ -22,6 +22,9 @@ from cam.positions.locate import locate
 
 INDEPENDENT = "the model's output does not depend on it"
 GRADIENTS_OFF = "the model runs it in torch.inference_mode, which records no gradients"
+STAGES: Final = 4
+"""Maximum number of stages that `stage_layers` returns: as many as a ResNet, a ConvNeXt and a Swin
+Transformer have."""
 _POOLING = (nn.AdaptiveAvgPool2d, nn.AdaptiveMaxPool2d)
 
 
@@ -49,6 +52,8 @@ class Layer:
     """Whether a detector's boxes are computed from it: see `cam.positions.levels`."""
     common: bool = True
     """Whether the whole output depends on it: in a detector, every box."""
+    rectified: bool = False
+    """Whether no value of its output for the image is below 0, as behind a rectifier."""
 
     @property
     def explainable(self) -> bool:
@@ -130,6 +135,7 @@ def survey(model: nn.Module, image: Tensor, reading: Reading = AUTO) -> list[Lay
                 problem=problem,
                 grid=located.grid(name),
                 natural=_natural(modules[name], located.grid(name)),
+                rectified=_rectified(output),
             )
         )
     if said[0].detections is not None:
@@ -179,6 +185,45 @@ def level_layers(layers: list[Layer]) -> tuple[str, ...]:
     return levels or (default_layer(layers),)
 
 
+def stage_layers(layers: list[Layer], default: str) -> tuple[str, ...]:
+    """Return the last layers of a network's stages, in execution order: at most `STAGES`, of which
+    the last is `default`.
+
+    A stage is a part of the network whose outputs have one resolution. Each stage has more rows and
+    more columns than the stage after it. Its last layer is the last one with the fewest dots in its
+    name: a block rather than a layer inside the block. If it has `rectified` layers, it is one of
+    these: Grad-CAM++ is derived for rectified activations, and its maps of the linear bottlenecks
+    in which blocks of MobileNets and EfficientNets end are hardly better than chance. The layers
+    are explainable and `natural`, and in a detector every box depends on them. A network of one
+    resolution has one stage.
+
+    Args:
+        layers: a `survey`.
+        default: the name of one of these layers, which has a grid.
+    """
+    position = [layer.name for layer in layers].index(default)
+    chosen = [layers[position]]
+    while len(chosen) < STAGES:
+        grid = chosen[0].grid
+        assert grid  # an explainable layer has one
+        finer = [
+            (layer, layer.grid)
+            for layer in layers[:position]
+            if (layer.explainable and layer.natural and layer.common)
+            and (layer.grid and layer.grid.height > grid.height and layer.grid.width > grid.width)
+        ]
+        if not finer:
+            break
+        size = (finer[-1][1].height, finer[-1][1].width)
+        alike = [layer for layer, each in finer if (each.height, each.width) == size]
+        alike = [layer for layer in alike if layer.rectified] or alike
+        least = min(layer.name.count(".") for layer in alike)
+        last = next(layer for layer in reversed(alike) if layer.name.count(".") == least)
+        chosen.insert(0, last)
+        position = layers.index(last)
+    return tuple(layer.name for layer in chosen)
+
+
 def _with_levels(model: nn.Module, image: Tensor, layers: list[Layer]) -> list[Layer]:
     """Return a detector's layers with `level` and `common` set."""
     usable = [layer.name for layer in layers if layer.explainable and layer.natural]
@@ -209,6 +254,12 @@ def _natural(module: nn.Module, grid: Grid | None) -> bool:
     if grid is None or grid.kind == "channels first":
         return not isinstance(module, _POOLING)
     return "norm" in type(module).__name__.lower() or any(True for _ in module.children())
+
+
+def _rectified(output: Any) -> bool:
+    """Return whether no number of the output is below 0."""
+    real = isinstance(output, Tensor) and output.is_floating_point()
+    return real and bool((output.detach() >= 0).all())
 
 
 def _problem(

@@ -80,12 +80,19 @@ METHODS: Final[dict[str, Method]] = {
             signed=True,
         ),
         Method(
+            "refinecam",
+            "the product of the maps of Grad-CAM++ over the network's stages: a fine map",
+            "one backward",
+            "weights",
+            levels="stages",
+        ),
+        Method(
             "odam",
             "of one box of a detector: gradient times activation at the levels it is made from",
             "one backward",
             "weights",
             signed=True,
-            levels=True,
+            levels="boxes",
         ),
         Method(
             "cam",

@@ -7,6 +7,9 @@ returns
 - W in `WEIGHTS`: then map = Σ_k W_k ⊙ A_k; see `cam.methods.gradients`; or
 - the map in `MAPS`, where it is no such sum; see `cam.methods.components`.
 
+A method with `Method.levels` makes one map of the maps of several layers by its function in
+`FUSIONS`.
+
 A method that runs the model itself is in `STEPS`; see `cam.methods.perturbation`. Maps are float32
 (n, h, w) and not normalised. They are computed in float32 or better, whatever the model's
 precision. A relu is applied last, so maps are ≥ 0, unless the caller asks a `signed` method for
@@ -15,9 +18,11 @@ the negative values, too.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Final
 
+import numpy as np
+from numpy.typing import NDArray
 from torch import Tensor
 
 from cam.methods.attention import chefer, legrad, rollout
@@ -25,7 +30,7 @@ from cam.methods.biases import fullgrad
 from cam.methods.comparison import finer
 from cam.methods.components import Component, eigencam, eigengradcam, fem, kpcacam, projected
 from cam.methods.derivatives import shapleycam, smoothgradcam_plusplus
-from cam.methods.detection import box_score, drise
+from cam.methods.detection import box_score, drise, fused_levels
 from cam.methods.gradients import (
     elementwise,
     gradcam,
@@ -53,6 +58,7 @@ from cam.methods.pixels import (
     integratedgradients,
     smoothgrad,
 )
+from cam.methods.refinement import refined
 from cam.methods.subject import Score, Steps, Subject
 
 WEIGHTS: Final[dict[str, Callable[[Tensor, Tensor], Tensor]]] = {
@@ -63,6 +69,7 @@ WEIGHTS: Final[dict[str, Callable[[Tensor, Tensor], Tensor]]] = {
     "layercam": layercam,
     "xgradcam": xgradcam,
     "finercam": gradcam,
+    "refinecam": gradcam_plusplus,
     "odam": hirescam,
 }
 MAPS: Final[dict[str, Callable[[Tensor, Tensor], Tensor | Component]]] = {
@@ -94,6 +101,11 @@ STEPS: Final[dict[str, Callable[[Subject], Steps]]] = {
     "chefer": chefer,
     "legrad": legrad,
 }
+FUSIONS: Final[dict[str, Callable[[Mapping[str, NDArray[np.float32]]], NDArray[np.float32]]]] = {
+    "refinecam": refined,
+    "odam": fused_levels,
+}
+"""Functions that make one map, float32 (h, w), of the maps of several layers, by layer name."""
 SCORES: Final[dict[str, Score]] = {"finercam": finer, "odam": box_score}
 """Scores that methods differentiate instead of the target's own score."""
 

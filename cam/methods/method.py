@@ -7,6 +7,7 @@ from typing import Final, Literal
 
 Cost = Literal["one forward", "one backward", "two backwards", "N forwards", "N backwards"]
 Formula = Literal["weights", "map", "steps"]
+Levels = Literal["boxes", "stages"]
 INPUT: Final = "input"
 """Name that stands in place of a layer's name, for methods that explain at the image itself."""
 
@@ -34,9 +35,10 @@ class Method:
     replays: bool = False
     """Whether the method runs the layers after the target layer again, from a record of the first
     forward pass."""
-    levels: bool = False
-    """Whether the method makes one map of all the layers together. Its default layers are a
-    detector's levels."""
+    levels: Levels | None = None
+    """Layers of which the method makes one map together, if none are named: the levels from which
+    a detector computes its `boxes`, or the `stages` of a network, see `cam.layers.stage_layers`.
+    None: the method makes one map at each layer."""
 
     @property
     def differentiates(self) -> bool:

@@ -89,7 +89,7 @@ def compose(
     for turn, (target, at) in enumerate(zip(targets, found, strict=True)):
         names = [INPUT] if INPUT in at else list(dict.fromkeys(question.layers))
         if METHODS[question.method].levels:
-            names = list(at)  # the levels were fused into one map, or there is an error instead
+            names = list(at)  # one map of all layers, or errors instead
         maps = [at[name] for name in names]
         for each in maps:
             if isinstance(each, CamError):

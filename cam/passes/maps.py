@@ -15,8 +15,7 @@ from cam.hooks.capture import no_path
 from cam.hooks.grids import Grid
 from cam.methods import METHODS
 from cam.methods.components import LEAST_GAP
-from cam.methods.detection import fused_levels
-from cam.methods.formulas import apply
+from cam.methods.formulas import FUSIONS, apply
 from cam.passes.composition import Found
 from cam.positions.levels import ancestors, ends
 
@@ -100,8 +99,13 @@ def maps_of(
     return found
 
 
-def of_levels(found: dict[str, Found | CamError], signals: Signals) -> dict[str, Found | CamError]:
-    """Fuse the maps of the levels that the score reaches into one map, named after the levels."""
+def of_levels(
+    method: str, found: dict[str, Found | CamError], signals: Signals
+) -> dict[str, Found | CamError]:
+    """Make one map of the maps of several layers, named after the layers, by the method's function
+    in `FUSIONS`. Of a detector's levels, those that the score reaches are used."""
+    if METHODS[method].levels == "stages":
+        return _of_stages(method, found)
     failed: dict[str, Found | CamError] = {
         name: each
         for name, each in found.items()
@@ -122,7 +126,21 @@ def of_levels(found: dict[str, Found | CamError], signals: Signals) -> dict[str,
         }
     last = ends(set(reached), ancestors({name: signals.outputs[name] for name in reached}))
     chosen = {name: each for name, each in reached.items() if name in last}
-    return {" + ".join(chosen): Found(fused_levels(chosen))}
+    return {" + ".join(chosen): Found(FUSIONS[method](chosen))}
+
+
+def _of_stages(method: str, found: dict[str, Found | CamError]) -> dict[str, Found | CamError]:
+    """Make one map of the maps of all layers, or return the layers' errors if there are any."""
+    failed: dict[str, Found | CamError] = {
+        name: each for name, each in found.items() if isinstance(each, CamError)
+    }
+    if failed:
+        return failed
+    good = {name: each for name, each in found.items() if isinstance(each, Found)}
+    told = tuple(warning for each in good.values() for warning in each.warnings)
+    fused = FUSIONS[method]({name: each.map for name, each in good.items()})
+    reached = all(each.reached for each in good.values())
+    return {" + ".join(good): Found(fused, warnings=told, reached=reached)}
 
 
 def _close(way: str, layer: str, ratio: float, dtype: torch.dtype) -> tuple[str, ...]:

@@ -233,7 +233,7 @@ def _answer_one_each(
             signals, grids, questions, new, unrecorded, scales=scales
         ).items():
             if METHODS[questions[item].method].levels:
-                found = of_levels(found, signals)
+                found = of_levels(questions[item].method, found, signals)
             maps[item].append(found)
     return [
         compose(question, targets, each, found)

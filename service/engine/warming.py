@@ -61,6 +61,8 @@ def _warm(model: ServedModel, path: CompiledPath, images: Tensor) -> WarmPath | 
         for name, method in METHODS.items()
         if method.formula != "steps"
         and name not in model.unsuited
+        # The paths stop at one layer, and these methods make one map of several.
+        and not method.levels
         # In methods with components or thresholds, a rounding error may change the whole map on
         # photos that are unlike the samples.
         and (method.formula == "weights" or path.dtype == torch.float32)

@@ -11,6 +11,7 @@ from torch import nn
 from cam import METHODS, CamError, Layer, Reading, default_layer, resolve_reading, survey
 from cam.drift.reference import Reference, read_reference
 from cam.errors import UnsuitedActivation
+from cam.layers import stage_layers
 from cam.methods.abilities import unsuited
 from cam.methods.head import PooledHead, pooled_head
 from cam.outputs.detection import LEAST_SCORE, read_detections
@@ -98,6 +99,7 @@ def load(entry: ModelEntry) -> ServedModel:
         reading, reason = _reading(entry, module, image)
         layers = tuple(survey(module, image, reading))
         default = _default_layer(entry, built, layers)
+        method_layers = _method_layers(entry, layers, default)
         with torch.no_grad():
             raw = module(image)
         (said,) = outputs_of(raw, size=size_of(image), reading=reading, batch=1)
@@ -158,7 +160,9 @@ def load(entry: ModelEntry) -> ServedModel:
         layers=tuple(map(_info, layers)),
         default_layer=default,
         levels=tuple(layer.name for layer in layers if layer.level) or (default,),
-        method_layers=_method_layers(entry, layers, default),
+        # RefineCAM multiplies maps of Grad-CAM++, so its last layer is the one best for these.
+        stages=stage_layers(list(layers), method_layers.get("gradcam++", default)),
+        method_layers=method_layers,
         unsuited=cannot,
         max_batch=entry.max_batch,
         batching=batching,

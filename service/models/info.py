@@ -52,6 +52,9 @@ class ModelInfo:
     default_layer: str
     levels: tuple[str, ...]
     """Layers from which a detector computes its boxes; for other models, the default layer."""
+    stages: tuple[str, ...]
+    """Last layer of each stage (resolution) of the model up to the default layer of Grad-CAM++: see
+    `cam.layers.stage_layers`."""
     method_layers: dict[str, str]
     """Method name → default layer, for methods whose default layer differs from the model's."""
     unsuited: dict[str, str]
@@ -84,6 +87,7 @@ class ModelInfo:
 
     def layers_of(self, method: str) -> tuple[str, ...]:
         """Return the default layer or layers of a method."""
-        if METHODS[method].levels and method not in self.method_layers:
-            return self.levels
+        levels = METHODS[method].levels
+        if levels and method not in self.method_layers:
+            return self.stages if levels == "stages" else self.levels
         return (self.method_layers.get(method, self.default_layer),)

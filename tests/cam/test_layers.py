@@ -7,8 +7,10 @@ import torch
 import torchvision
 from torch import Tensor, nn
 
-from cam import default_layer, survey
+from cam import Layer, default_layer, survey
 from cam.errors import NoTargetLayer
+from cam.hooks.grids import Grid
+from cam.layers import stage_layers
 from tests.cam.nets import hook_count, images, small
 
 
@@ -117,3 +119,72 @@ def test_the_default_layer_of_known_architectures(build: str, expected: str) -> 
     model = torchvision.models.get_model(build, weights=None).eval()
     image = torch.zeros(1, 3, 224, 224)
     assert default_layer(survey(model, image)) == expected
+
+
+def layer(name: str, height: int, width: int, **given: object) -> Layer:
+    facts = {"problem": None, "grid": Grid("channels first", height, width), **given}
+    return Layer(name, "Module", (3, height, width), **facts)  # type: ignore[arg-type]
+
+
+def test_the_stages_of_a_network() -> None:
+    found = [
+        layer("stem", 64, 64),
+        layer("one.conv", 32, 32),
+        layer("one", 32, 32),
+        layer("two.down", 32, 32),  # the first layer of the block behind it
+        layer("two.wide", 16, 32),  # no more columns than the stage behind it, so no stage
+        layer("two", 16, 16),
+        layer("three", 16, 16, natural=False),
+        layer("pooled", 1, 1),
+        layer("four", 8, 8),
+        layer("side", 9, 9, problem="the model's output does not depend on it"),
+        layer("box", 9, 9, common=False),
+        layer("last", 8, 8),
+        layer("more", 4, 4),
+        layer("head", 32, 32),
+    ]
+    assert stage_layers(found, "last") == ("stem", "one", "two", "last")
+    assert stage_layers(found, "more") == ("one", "two", "last", "more")  # of five the last four
+    assert stage_layers(found, "two") == ("stem", "one", "two")
+    assert stage_layers(found, "stem") == ("stem",)
+
+
+def test_a_stage_ends_at_a_rectified_layer_if_it_has_one() -> None:
+    found = [
+        layer("one.relu", 16, 16, rectified=True),
+        layer("one", 16, 16),
+        layer("two.act", 16, 16, rectified=True),
+        layer("two.linear", 8, 8),
+        layer("two", 8, 8),
+        layer("last", 4, 4),
+    ]
+    assert stage_layers(found, "last") == ("two.act", "two", "last")
+
+
+def test_which_layers_are_rectified() -> None:
+    found = {each.name: each.rectified for each in survey(small(), images(1))}
+    assert found["relu1"]
+    assert found["relu2"]
+    assert not found["conv1"]
+    assert not found["head"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("build", "expected"),
+    [
+        ("resnet18", ("layer1", "layer2", "layer3", "layer4")),  # the authors' choice
+        ("vgg11", ("features.9", "features.14", "features.19", "features")),
+        (
+            "mobilenet_v2",
+            ("features.4.conv.0", "features.7.conv.0", "features.14.conv.0", "features"),
+        ),
+        ("efficientnet_b0", ("features.2", "features.3", "features.5", "features")),
+        ("swin_t", ("features.1", "features.3", "features.5", "permute")),
+        ("vit_b_16", ("encoder",)),
+    ],
+)
+def test_the_stages_of_known_architectures(build: str, expected: tuple[str, ...]) -> None:
+    model = torchvision.models.get_model(build, weights=None).eval()
+    found = survey(model, images(1, size=224))
+    assert stage_layers(found, default_layer(found)) == expected

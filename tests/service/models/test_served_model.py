@@ -32,6 +32,9 @@ def entry(source: str = TINY, **given: Any) -> ModelEntry:
 def test_the_embedded_model() -> None:
     model = load(EMBEDDED)
     assert (model.classes, model.default_layer, str(model.dtype)) == (1000, "bn2", "torch.float32")
+    # The last stage ends where Grad-CAM++ looks, which RefineCAM is made of.
+    stages = ("blocks.2.0.bn1", "blocks.3.0.bn1", "blocks.5.0.bn1", "blocks.6")
+    assert model.layers_of("refinecam") == stages
     seen = model.preprocessing
     assert (seen.height, seen.width, seen.shorter_side) == (224, 224, 256)
     assert seen.mean == seen.std == (0.5, 0.5, 0.5)
@@ -253,6 +256,15 @@ def test_a_model_without_labels_numbers_its_classes() -> None:
     assert model.classes == 3
     assert model.labels.names == ()
     assert model.labels.name(1) is None
+
+
+def test_the_layers_of_a_method_that_multiplies_stages() -> None:
+    assert load(entry()).layers_of("refinecam") == ("relu1", "relu2")
+    tuned = load(entry(method_layers={"gradcam++": "conv2"}))
+    assert tuned.layers_of("refinecam") == ("relu1", "conv2")
+    single = load(entry(method_layers={"refinecam": "conv1"}))
+    assert single.layers_of("refinecam") == ("conv1",)
+    assert single.layers_of("gradcam") == ("relu2",)
 
 
 def test_half_precision() -> None:
