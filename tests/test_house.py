@@ -117,8 +117,12 @@ def test_cam_knows_nothing_of_the_service_http_environment_or_logging() -> None:
         "typing",
     }
     optional = {
-        "cam.passes.openvino": {"openvino"},
+        "cam.clusters.embedding": {"scipy", "sklearn"},
+        "cam.clusters.find": {"scipy", "threadpoolctl"},
+        "cam.clusters.graph": {"scipy"},
+        "cam.clusters.spectral": {"scipy", "sklearn", "warnings"},
         "cam.drift.reference": {"pyarrow", "datetime", "json", "pathlib"},
+        "cam.passes.openvino": {"openvino"},
     }
     for name, imported in GRAPH.items():
         if name.split(".")[0] == "cam":
