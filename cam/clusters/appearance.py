@@ -1,0 +1,120 @@
+"""What a cluster's photos show under its heat: the same thing at one place, one colour."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cam.drawing.heatmap import Float, resize, shrink
+from cam.errors import InvalidImages
+
+Photos = NDArray[np.uint8]
+Numbers = NDArray[np.int64]
+
+MEMBERS: Final = 64
+"""Most photos of a cluster that are compared."""
+OTHERS: Final = 128
+"""Most photos of other clusters with which these are compared."""
+LEAST_SPREAD: Final = 4.0
+"""Least spread of the other photos at a pixel, in grey levels 0 … 255. Where they hardly differ,
+such as in black bars, equal pixels prove nothing."""
+
+
+@dataclass(frozen=True)
+class Appearance:
+    inside: float
+    """How much the members' photos differ where they are most alike under the heat: the 5 %
+    quantile of the spreads (see `spreads`) of the hot pixels. 0 if the same pixels are there in
+    most members; about 1 if they are as different as other photos of the class."""
+    outside: float
+    """The 10 % quantile of the spreads of the other pixels, about 0 if the photos are copies or
+    crops of one photo."""
+    colour: float
+    """Spread of the mean colour under each member's own heat, relative to the same of the other
+    photos. 0 if the heat lies on the same colour in most members."""
+
+
+def appearance(heat: Float, photos: Photos, other_heat: Float, other_photos: Photos) -> Appearance:
+    """Compare the photos of a cluster with other photos of the class.
+
+    Args:
+        heat, other_heat: the maps of the photos, float32 (m, h, w), 0 … 1.
+        photos, other_photos: uint8 (m, H, W, 3), at least one each.
+    """
+    place = resize(hot_place(heat).astype(np.float32), *photos.shape[1:3]) >= 0.5
+    found = spreads(photos, other_photos)
+    beside = found[~place]
+    return Appearance(
+        inside=float(np.quantile(found[place], 0.05)) if place.any() else 1.0,
+        outside=float(np.quantile(beside, 0.10)) if beside.size else 0.0,
+        colour=float(spreads(_colours(photos, heat), _colours(other_photos, other_heat))),
+    )
+
+
+def hot_place(maps: Float) -> NDArray[np.bool_]:
+    """Return the positions at which the median of the maps (m, h, w) is at least half of the
+    median's maximum: bool (h, w)."""
+    median = np.median(maps, axis=0)
+    hot: NDArray[np.bool_] = median >= median.max() / 2
+    return hot
+
+
+def spreads(members: Photos | Float, others: Photos | Float) -> Float:
+    """Return the spread of the members' values, relative to the others'.
+
+    The spread is the median absolute deviation from the median, averaged over the channels, in
+    grey levels. Unlike the variance it does not change much if a tenth of the members are wrong.
+    The others' spread is at least `LEAST_SPREAD`.
+
+    Args:
+        members, others: (count, …, channels), 0 … 255.
+
+    Returns:
+        float32 (…).
+    """
+    mine, control = (_deviation(each) for each in (members, others))
+    return np.asarray(mine / np.maximum(control, LEAST_SPREAD), np.float32)
+
+
+def _deviation(values: Photos | Float) -> Float:
+    levels = values.astype(np.float32)
+    middle = np.median(levels, axis=0)
+    return np.asarray(np.median(np.abs(levels - middle), axis=0).mean(-1), np.float32)
+
+
+def _colours(photos: Photos, heat: Float) -> Float:
+    """Return the mean colour of each photo, weighted by its heat: float32 (m, 3), 0 … 255."""
+    height, width = heat.shape[1:]
+    small = np.stack([shrink(each, height, width) for each in photos.astype(np.float32)])
+    weights = heat / heat.sum((1, 2), keepdims=True)
+    colours: Float = np.einsum("mhw,mhwc->mc", weights, small)
+    return colours
+
+
+def drawn(numbers: Numbers, most: int, seed: int) -> Numbers:
+    """Return the numbers, or `most` of them, drawn with the seed, ascending."""
+    if len(numbers) <= most:
+        return numbers
+    return np.sort(np.random.default_rng(seed).choice(numbers, most, replace=False))
+
+
+def stacked(photos: Sequence[Photos], numbers: Numbers, shape: tuple[int, ...]) -> Photos:
+    """Return some of the photos, uint8 (len(numbers), H, W, 3).
+
+    Raises:
+        InvalidImages: if one of them is not uint8 or not of the shape.
+    """
+    found = np.empty((len(numbers), *shape), np.uint8)
+    for place, number in enumerate(numbers):
+        photo = np.asarray(photos[int(number)])
+        if photo.dtype != np.uint8 or photo.shape != shape:
+            raise InvalidImages(
+                f"thumbnail {number} is {photo.dtype} {photo.shape}; all must be uint8 and of one "
+                f"shape (H, W, 3), here {shape}"
+            )
+        found[place] = photo
+    return found

@@ -1,0 +1,210 @@
+"""Each criterion by hand, and each threshold from both sides."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from cam.clusters.appearance import Appearance, appearance, drawn, hot_place, spreads, stacked
+from cam.clusters.suspects import (
+    SENTENCES,
+    Evidence,
+    border_shares,
+    foreign_heat,
+    relative,
+    unsteadiness,
+)
+from cam.drawing.heatmap import Float
+from cam.errors import InvalidImages
+
+
+def of(*maps: list[list[float]]) -> Float:
+    return np.array(maps, np.float32)
+
+
+def test_hot_places_are_those_of_the_median() -> None:
+    """Medians 1, 0.4, 0.5 and 0; half of the largest is 0.5."""
+    maps = of([[1, 0.4], [0.5, 0]], [[1, 0.4], [0.5, 0]], [[0, 1], [1, 1]])
+    assert hot_place(maps).tolist() == [[True, False], [True, False]]
+
+
+def test_foreign_heat_by_hand() -> None:
+    """The members' shares at the first position are 0.8 and 0.6, the others' 0.1 and 0.25."""
+    shares = of([[0.8, 0.2]], [[0.6, 0.4]], [[0.1, 0.9]], [[0.25, 0.75]])
+    members, hot = np.array([True, True, False, False]), np.array([[True, False]])
+    assert foreign_heat(shares, members, hot) == pytest.approx(0.175 / 0.7)
+    assert foreign_heat(shares, np.ones(4, bool), hot) == 1
+
+
+def test_unsteadiness_by_hand() -> None:
+    """Both positions are hot. The patterns, divided by their means, are (1, 1), (1.2, 0.8) and
+    (1.2, 0.8): medians 1.2 and 0.8, deviations (0.2, 0, 0) with the median 0. With a fourth map,
+    (0.5, 1.5), the medians are 1.1 and 0.9, the deviations 0.1 0.1 0.1 0.6 of both, and their
+    median 0.1."""
+    maps = of([[0.5, 0.5]], [[0.6, 0.4]], [[0.9, 0.6]])
+    assert unsteadiness(maps) == pytest.approx(0, abs=1e-6)
+    assert unsteadiness(np.concatenate([maps, of([[0.3, 0.9]])])) == pytest.approx(0.1, abs=1e-6)
+
+
+def test_what_lies_beside_the_hot_positions_does_not_matter() -> None:
+    maps = of([[1, 0.8, 0.1]], [[0.5, 0.4, 0]], [[1, 0.8, 0.9]])
+    assert unsteadiness(maps) == pytest.approx(0, abs=1e-6)
+
+
+def test_unsteadiness_without_heat() -> None:
+    assert unsteadiness(of([[0, 0]], [[0, 0]], [[1, 1]])) == math.inf
+
+
+@pytest.mark.parametrize(
+    ("value", "values", "expected"),
+    [(0.1, [0.1, 0.2, 0.4], 0.5), (0.1, [0.1, 0.2], math.inf), (0.0, [0.0, 0, 1], math.inf)],
+)
+def test_relative_unsteadiness(value: float, values: list[float], expected: float) -> None:
+    assert relative(value, values) == expected
+
+
+def test_border_shares() -> None:
+    even = np.ones((10, 10), np.float32)
+    inner = np.zeros((10, 10), np.float32)
+    inner[4:6, 4:6] = 1
+    np.testing.assert_allclose(border_shares(np.stack([even, inner])), [0.36, 0])
+
+
+def test_spreads_by_hand() -> None:
+    """One pixel with two channels. The members' values 10 10 13 and 0 0 0 have the deviations 0 0 3
+    and 0 0 0, medians 0; with a fourth, 13 and 2, the medians are 11.5 and 0, the deviations' are
+    1.5 and 0, the mean 0.75. The others' 0 100 200 and 0 10 20 have 100 and 10, the mean 55."""
+    members = np.array([[10, 0], [10, 0], [13, 0]]).astype(np.uint8)
+    others = np.array([[0, 0], [100, 10], [200, 20]], np.uint8)
+    assert spreads(members, others) == 0
+    more = np.array([[10, 0], [10, 0], [13, 0], [13, 2]], np.uint8)
+    assert spreads(more, others) == pytest.approx(0.75 / 55)
+    assert spreads(more, members) == pytest.approx(0.75 / 4)  # others that do not differ
+
+
+def planted() -> tuple[Float, np.ndarray[tuple[int, ...], np.dtype[np.uint8]]]:
+    """Ten maps with heat in the lower right quarter, and random photos."""
+    maps = np.zeros((10, 4, 4), np.float32)
+    maps[:, 2:, 2:] = 1
+    photos = np.random.default_rng(0).integers(0, 256, (10, 16, 16, 3), dtype=np.uint8)
+    return maps, photos
+
+
+def test_the_same_thing_under_the_heat() -> None:
+    maps, photos = planted()
+    others = np.random.default_rng(1).integers(0, 256, (50, 16, 16, 3), dtype=np.uint8)
+    elsewhere = np.random.default_rng(2).random((50, 4, 4)).astype(np.float32)
+    found = appearance(maps, photos, elsewhere, others)
+    assert found.inside > 0.5
+    assert found.outside > 0.5
+    photos[:, 12:, 12:] = (255, 0, 0)  # a quarter of the hot place
+    found = appearance(maps, photos, elsewhere, others)
+    assert found.inside == 0
+    assert found.outside > 0.5
+    photos[:, 8:, 8:] = (255, 0, 0)
+    assert appearance(maps, photos, elsewhere, others).colour < 0.01
+    copies = np.repeat(photos[:1], 10, axis=0)
+    assert appearance(maps, copies, elsewhere, others).outside == 0
+    moved = maps[:, ::-1].copy()  # the heat is not where the photos are alike
+    assert appearance(moved, photos, elsewhere, others).inside > 0.5
+
+
+def test_photos_are_drawn_and_checked() -> None:
+    numbers = np.arange(0, 20, 2)
+    assert drawn(numbers, 10, 0) is numbers
+    few = drawn(numbers, 4, 0)
+    assert len(few) == 4
+    assert set(few.tolist()) <= set(numbers.tolist())
+    assert few.tolist() == sorted(few.tolist()) == drawn(numbers, 4, 0).tolist()
+    good = np.zeros((4, 5, 3), np.uint8)
+    assert stacked([good, good + 1], np.array([1]), (4, 5, 3)).tolist() == [(good + 1).tolist()]
+    for bad in (np.zeros((4, 5, 3), np.float32), np.zeros((5, 4, 3), np.uint8)):
+        with pytest.raises(InvalidImages, match="thumbnail 1 is "):
+            stacked([good, bad], np.array([0, 1]), (4, 5, 3))  # type: ignore[list-item]
+
+
+SAME = Appearance(inside=0.1, outside=0.5, colour=0.2)
+SUSPECT = Evidence(
+    size=8,
+    share=0.5,
+    conductance=0.1,
+    foreign=1 / 3,
+    hot=1,
+    unsteadiness=0.5,
+    relative_unsteadiness=1,
+    border=1,
+    appearance=SAME,
+)
+"""Suspect for what the photos show, at the thresholds."""
+STEADY = replace(
+    SUSPECT,
+    conductance=0.05,
+    hot=6,
+    unsteadiness=0.08,
+    relative_unsteadiness=0.5,
+    border=1.4,
+    appearance=None,
+)
+"""Suspect for the maps alone, at the thresholds."""
+
+
+@pytest.mark.parametrize("evidence", [SUSPECT, STEADY])
+@pytest.mark.parametrize(
+    "change", [{"size": 7}, {"share": 0.51}, {"conductance": 0.11}, {"foreign": 0.34}]
+)
+def test_conditions_of_every_suspect(evidence: Evidence, change: dict[str, float]) -> None:
+    assert evidence.suspect
+    assert not replace(evidence, **change).suspect  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "seen",
+    [
+        None,
+        Appearance(inside=0.17, outside=0.5, colour=0.2),
+        Appearance(inside=0.0, outside=0.39, colour=0.2),
+    ],
+)
+def test_photos_that_are_no_evidence(seen: Appearance | None) -> None:
+    assert not replace(SUSPECT, appearance=seen).suspect
+    assert replace(STEADY, appearance=seen).suspect
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"conductance": 0.06},
+        {"hot": 5},
+        {"unsteadiness": 0.081},
+        {"relative_unsteadiness": 0.51},
+        {"border": 1.39},
+    ],
+)
+def test_maps_that_are_no_evidence(change: dict[str, float]) -> None:
+    assert not replace(STEADY, **change).suspect  # type: ignore[arg-type]
+
+
+def test_suspicion_by_hand() -> None:
+    """(1 − 0.1)(1 − 1/3)(1 − 0.1 / 0.5) = 0.48, and (1 − 0.05)(1 − 1/3)(1 − 0.08) = 0.58267."""
+    assert SUSPECT.suspicion == pytest.approx((1 + 0.48) / 2)
+    assert replace(SUSPECT, size=7).suspicion == pytest.approx(0.24)
+    assert STEADY.suspicion == pytest.approx((1 + 0.95 * 2 / 3 * 0.92) / 2)
+    assert replace(STEADY, appearance=SAME).suspicion == STEADY.suspicion  # the stronger one
+    copies = Appearance(inside=0.0, outside=0.1, colour=0.0)
+    assert replace(SUSPECT, appearance=copies).suspicion == 0
+    assert replace(SUSPECT, unsteadiness=2, hot=6, appearance=None).suspicion == 0
+    assert replace(SUSPECT, foreign=3).suspicion == 0
+
+
+def test_reasons() -> None:
+    assert SUSPECT.reasons == ("same thing", "own place", "one colour", "isolated")
+    assert STEADY.reasons == ("same pattern", "own place", "border", "isolated")
+    assert replace(STEADY, share=1).reasons == ()
+    nothing = replace(SUSPECT, conductance=0.2, foreign=0.5, appearance=None)
+    assert nothing.reasons == ()
+    grey = Appearance(inside=0.1, outside=0.5, colour=0.34)
+    assert "one colour" not in replace(SUSPECT, appearance=grey).reasons
+    assert {*SUSPECT.reasons, *STEADY.reasons} == set(SENTENCES)
