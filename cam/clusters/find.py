@@ -1,0 +1,282 @@
+"""Find the clusters of one class's maps, the suspect ones first."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cam.clusters.appearance import (
+    MEMBERS,
+    OTHERS,
+    Appearance,
+    Photos,
+    appearance,
+    drawn,
+    hot_place,
+    stacked,
+)
+from cam.clusters.embedding import embed
+from cam.clusters.graph import affinity, distributions, neighbour_count
+from cam.clusters.grid import on_one_grid
+from cam.clusters.spectral import conductances, eigengap, partition, spectrum
+from cam.clusters.suspects import (
+    SENTENCES,
+    Evidence,
+    Reason,
+    border_shares,
+    foreign_heat,
+    relative,
+    unsteadiness,
+)
+from cam.drawing.heatmap import Float
+from cam.errors import InvalidImages
+
+if TYPE_CHECKING:
+    from scipy.sparse import csr_array
+
+Numbers = NDArray[np.int64]
+
+FEWEST: Final = 30
+"""Least number of maps that are split into clusters."""
+COUNTS: Final = (4, 8, 16, 32)
+"""Numbers of clusters at which suspects are looked for, beside the eigengap's."""
+LEAST_MEAN: Final = 15
+"""Least mean number of members at these numbers of clusters."""
+PROTOTYPES: Final = 6
+
+
+@dataclass(frozen=True, eq=False)
+class Cluster:
+    members: Numbers
+    """Positions of its maps among all maps, int64, ascending."""
+    mean: Float
+    """Mean of its maps, float32 (h, w), 0 … 1."""
+    prototypes: Numbers
+    """The members nearest to the centre, the nearest first, at most `PROTOTYPES`."""
+    tightness: float
+    """Mean share of a member's heat that lies as in the cluster's mean distribution, 0 … 1."""
+    place: tuple[float, float]
+    """Centre of the mean map's heat, (x, y) as shares of the width and height, 0 … 1."""
+    border: float
+    """Mean share of the heat near the border, 0 … 1; 0.36 for an even map."""
+    evidence: Evidence
+
+    @property
+    def suspect(self) -> bool:
+        return self.evidence.suspect
+
+    @property
+    def suspicion(self) -> float:
+        """0 … 1; above 0.5 if the cluster is suspect."""
+        return self.evidence.suspicion
+
+    @property
+    def reasons(self) -> tuple[Reason, ...]:
+        return self.evidence.reasons
+
+    @property
+    def sentences(self) -> tuple[str, ...]:
+        """The reasons, each as a sentence without a full stop."""
+        return tuple(SENTENCES[reason] for reason in self.reasons)
+
+
+@dataclass(frozen=True, eq=False)
+class Clusters:
+    labels: Numbers
+    """Cluster of each map, int64 (n,), numbered by suspicion, the most suspicious first; −1 for a
+    map that shows nothing (constant, or with non-finite numbers)."""
+    clusters: tuple[Cluster, ...]
+    embedding: Float
+    """A position in two dimensions for each map, float32 (n, 2), to draw similar maps near each
+    other (`cam.clusters.embedding.embed`); NaN for a map that shows nothing."""
+    eigenvalues: NDArray[np.float64]
+    """The smallest eigenvalues of the graph's Laplacian, ascending; empty if the maps were not
+    split."""
+    chosen: int
+    """Number of clusters at the eigengap; suspects that it does not show are added to them."""
+    note: str | None
+    """Why the maps were not split, as a sentence; None if they were."""
+
+
+def find_clusters(
+    maps: Iterable[Float], photos: Sequence[Photos] | None = None, seed: int = 0
+) -> Clusters:
+    """Cluster the maps of one class by spectral relevance analysis (SpRAy; Lapuschkin et al.,
+    Nature Communications 2019) and find the clusters that suggest a cheat: a model that looks at a
+    watermark instead of the object.
+
+    The maps are brought to one grid and connected with their most similar maps; the eigenvectors
+    of the graph's Laplacian are clustered by k-means. The eigengap gives the number of clusters.
+    As the maps of objects at all places have no gap that a small group could be seen at, clusters
+    at several larger numbers are tested, too. Those that are suspect (`cam.clusters.suspects`)
+    become clusters of their own; the other maps keep their clusters at the eigengap.
+
+    The result is the same in every run, on any number of threads.
+
+    Args:
+        maps: float32 (h, w), each ≥ 0; sizes may differ. Read once, one at a time.
+        photos: thumbnails aligned with the maps, uint8 (H, W, 3), all of one size, 24 to 64 pixels
+            a side. Only those that are needed are read, so that the sequence may make them when it
+            is asked. Without photos only the maps are evidence, and fewer cheats are found.
+        seed: of k-means, of t-SNE and of the choice of photos.
+
+    Raises:
+        InvalidImages: if a map is not (h, w), if the numbers of maps and photos differ, or if a
+            thumbnail that was read is not uint8 (H, W, 3) of the first one's size.
+    """
+    gridded = on_one_grid(maps)
+    if photos is not None and len(photos) != gridded.count:
+        raise InvalidImages(f"there are {len(photos)} photos for {gridded.count} maps")
+    from threadpoolctl import threadpool_limits
+
+    with threadpool_limits(1):  # sums of several threads are added in another order in every run
+        return _Search(gridded.maps, gridded.kept, gridded.count, photos, seed).run()
+
+
+class _Search:
+    """One class's maps on one grid, with what is computed from them once."""
+
+    def __init__(
+        self,
+        maps: Float,
+        kept: Numbers,
+        count: int,
+        photos: Sequence[Photos] | None,
+        seed: int,
+    ) -> None:
+        self.maps, self.kept, self.count, self.seed = maps, kept, count, seed
+        self.photos = photos
+        self.points = distributions(maps)
+        self.shares = maps / maps.sum((1, 2), keepdims=True)
+        self.borders = border_shares(maps)
+        self.usual: list[float] = []
+        """Unsteadiness of the clusters of the finest division."""
+
+    def run(self) -> Clusters:
+        size = len(self.maps)
+        if size < FEWEST:
+            note = f"{size} maps are too few to be split into clusters; {FEWEST} are needed"
+            return self._whole(note)
+        if not np.ptp(self.points, axis=0).any():
+            return self._whole(f"all {size} maps are equal")
+        graph = affinity(self.points, neighbour_count(size))
+        found = spectrum(graph, max(COUNTS) + 1)
+        chosen = eigengap(found.eigenvalues)
+        most = size // LEAST_MEAN
+        counts = sorted({chosen, *(each for each in COUNTS if each <= most)})
+        divisions = {each: partition(found.vectors, each, self.seed) for each in counts}
+        finest = divisions[counts[-1]]
+        self.usual = [unsteadiness(self.maps[finest == each]) for each in np.unique(finest)]
+        labels = self._with_suspects(graph, divisions, chosen)
+        return self._result(labels, graph, found.eigenvalues, chosen, None)
+
+    def _with_suspects(
+        self, graph: csr_array, divisions: dict[int, Numbers], chosen: int
+    ) -> Numbers:
+        """Return the division at the eigengap, in which each suspect cluster of any division is a
+        cluster of its own. Of suspects that overlap, the one with the highest suspicion counts."""
+        suspects = []
+        for count, labels in divisions.items():
+            evidence = self._evidence(graph, labels, count)
+            for number, each in evidence.items():
+                if each.suspect:
+                    suspects.append((each.suspicion, labels == number))
+        combined = divisions[chosen].copy()
+        taken = np.zeros(len(combined), bool)
+        for number, (_, members) in enumerate(sorted(suspects, key=lambda each: -each[0])):
+            if not (taken & members).any():
+                taken |= members
+                combined[members] = chosen + number
+        return combined
+
+    def _evidence(
+        self, graph: csr_array | None, labels: Numbers, count: int
+    ) -> dict[int, Evidence]:
+        """Return the evidence of each cluster that has members."""
+        leaving = np.zeros(count) if graph is None else conductances(graph, labels, count)
+        found = {}
+        for number in np.unique(labels).tolist():
+            members = labels == number
+            hot = hot_place(self.maps[members])
+            spread = unsteadiness(self.maps[members])
+            beside = float(self.borders[~members].mean()) if not members.all() else 0.0
+            found[number] = Evidence(
+                size=int(members.sum()),
+                share=float(members.mean()),
+                conductance=float(leaving[number]),
+                foreign=foreign_heat(self.shares, members, hot),
+                hot=int(hot.sum()),
+                unsteadiness=spread,
+                relative_unsteadiness=relative(spread, self.usual),
+                border=float(self.borders[members].mean()) / beside if beside else 1.0,
+                appearance=None,
+            )
+            if self.photos is not None and found[number].worth_a_look:
+                found[number] = replace(found[number], appearance=self._look(members))
+        return found
+
+    def _look(self, members: NDArray[np.bool_]) -> Appearance:
+        """Read the photos of some members and of some other maps, and compare them."""
+        photos = self.photos
+        assert photos is not None
+        shape = np.asarray(photos[int(self.kept[0])]).shape
+        if len(shape) != 3 or shape[2] != 3:
+            raise InvalidImages(f"a thumbnail has the shape {shape}; (H, W, 3) is needed")
+        mine = drawn(np.flatnonzero(members), MEMBERS, self.seed)
+        others = drawn(np.flatnonzero(~members), OTHERS, self.seed)
+        return appearance(
+            self.maps[mine],
+            stacked(photos, self.kept[mine], shape),
+            self.maps[others],
+            stacked(photos, self.kept[others], shape),
+        )
+
+    def _whole(self, note: str) -> Clusters:
+        labels = np.zeros(len(self.maps), np.int64)
+        return self._result(labels, None, np.zeros(0), min(len(self.maps), 1), note)
+
+    def _result(
+        self,
+        labels: Numbers,
+        graph: csr_array | None,
+        eigenvalues: NDArray[np.float64],
+        chosen: int,
+        note: str | None,
+    ) -> Clusters:
+        count = int(labels.max(initial=-1)) + 1
+        evidence = self._evidence(graph, labels, count)
+        order = sorted(evidence, key=lambda each: (-evidence[each].suspicion, each))
+        clusters = tuple(self._cluster(labels == each, evidence[each]) for each in order)
+        found = np.full(self.count, -1, np.int64)
+        for number, each in enumerate(order):
+            found[self.kept[labels == each]] = number
+        suspects = [each.members for each in clusters if each.suspect]
+        first = np.searchsorted(self.kept, np.concatenate(suspects)) if suspects else None
+        embedding = np.full((self.count, 2), np.nan, np.float32)
+        embedding[self.kept] = embed(self.points, self.seed, first)
+        return Clusters(found, clusters, embedding, eigenvalues, chosen, note)
+
+    def _cluster(self, members: NDArray[np.bool_], evidence: Evidence) -> Cluster:
+        mean = self.maps[members].mean(0)
+        points = self.points[members]
+        distances = np.abs(points - points.mean(0)).sum(1) / 2
+        nearest = np.argsort(distances, kind="stable")[:PROTOTYPES]
+        numbers = self.kept[members]
+        heat = mean.astype(np.float64) / mean.sum(dtype=np.float64)
+        height, width = heat.shape
+        return Cluster(
+            members=numbers,
+            mean=mean,
+            prototypes=numbers[nearest],
+            tightness=float(1 - distances.mean()),
+            place=(
+                float(heat.sum(0) @ (np.arange(width) + 0.5) / width),
+                float(heat.sum(1) @ (np.arange(height) + 0.5) / height),
+            ),
+            border=float(self.borders[members].mean()),
+            evidence=evidence,
+        )

@@ -1,0 +1,191 @@
+"""Clusters of one class's maps: the whole way, and its edges."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from cam.clusters import Clusters, find, find_clusters
+from cam.drawing.heatmap import Float
+from cam.errors import InvalidImages
+from tests.cam.clusters.synthetic import blobs
+
+Photos = NDArray[np.uint8]
+MARKED = 12
+
+
+@pytest.fixture(autouse=True)
+def _no_embedding(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leave out t-SNE, which takes most of the time, where a test is not slow anyway."""
+    if "slow" not in request.keywords:
+        monkeypatch.setattr(
+            find, "embed", lambda points, *_: np.zeros((len(points), 2), np.float32)
+        )
+
+
+def planted(count: int = 300, seed: int = 0) -> tuple[list[Float], Photos]:
+    """Return blobs, of which the first maps have one pattern at a corner, and random photos, in
+    which the same maps' have one colour there."""
+    random = np.random.default_rng(seed)
+    maps = blobs(count, seed, 8)
+    photos = random.integers(0, 256, (count, 16, 16, 3), dtype=np.uint8)
+    for values in maps[:MARKED]:
+        values *= 0.2
+        values[-3:, -3:] = 0.95 + 0.05 * random.random((3, 3), np.float32)
+    photos[:MARKED, -5:, -5:] = (255, 0, 255)
+    return maps, photos
+
+
+def same(one: Clusters, other: Clusters) -> bool:
+    return all(
+        getattr(one, name).tobytes() == getattr(other, name).tobytes()
+        for name in ("labels", "embedding", "eigenvalues")
+    )
+
+
+@pytest.mark.parametrize("with_photos", [True, False])
+def test_a_planted_cluster_comes_first(with_photos: bool) -> None:
+    maps, photos = planted()
+    found = find_clusters(maps, list(photos) if with_photos else None)
+    first, *rest = found.clusters
+    assert first.suspect
+    assert not any(each.suspect for each in rest)
+    assert first.members.tolist() == list(range(MARKED))
+    assert first.suspicion > 0.5
+    assert ("same thing" in first.reasons) == with_photos
+    assert {"own place", "border", "isolated"} <= set(first.reasons)
+    assert first.sentences[-1] == "few other maps of the class resemble these"
+    x, y = first.place
+    assert x > 0.6
+    assert y > 0.6
+    assert first.mean.shape == (8, 8)
+    assert first.mean[-2, -2] > 0.9 > first.mean[0, 0]
+    assert first.border > np.mean([each.border for each in rest])
+    assert set(first.prototypes.tolist()) < set(range(MARKED))
+    assert first.tightness > max(each.tightness for each in rest)
+
+
+def test_labels_and_clusters_agree() -> None:
+    maps, photos = planted()
+    maps[7] = np.zeros((8, 8), np.float32)
+    maps[100] = np.full((8, 8), np.nan, np.float32)
+    found = find_clusters(maps, list(photos))
+    assert np.flatnonzero(found.labels == -1).tolist() == [7, 100]
+    assert np.isnan(found.embedding[[7, 100]]).all()
+    assert np.isfinite(np.delete(found.embedding, [7, 100], axis=0)).all()
+    for number, cluster in enumerate(found.clusters):
+        assert np.flatnonzero(found.labels == number).tolist() == cluster.members.tolist()
+        assert set(cluster.prototypes.tolist()) <= set(cluster.members.tolist())
+        assert cluster.evidence.size == len(cluster.members)
+    suspicions = [each.suspicion for each in found.clusters]
+    assert suspicions == sorted(suspicions, reverse=True)
+    assert found.clusters[0].members.tolist() == [each for each in range(MARKED) if each != 7]
+    assert found.note is None
+    assert found.eigenvalues[0] == pytest.approx(0, abs=1e-9)
+    assert len(found.eigenvalues) == 33
+
+
+@pytest.mark.slow
+def test_the_same_bytes_in_every_run_and_order() -> None:
+    first, second = planted(seed=1), planted(seed=2)
+    one, other = (find_clusters(maps, list(photos)) for maps, photos in (first, second))
+    again, back = (find_clusters(iter(maps), list(photos)) for maps, photos in (second, first))
+    assert same(one, back)
+    assert same(other, again)
+
+
+class Counting(Sequence[Photos]):
+    """Photos that count how many are read."""
+
+    def __init__(self, photos: Photos) -> None:
+        self.photos, self.read = photos, set[int]()
+
+    def __len__(self) -> int:
+        return len(self.photos)
+
+    def __getitem__(self, number: int) -> Photos:  # type: ignore[override]
+        self.read.add(number)
+        found: Photos = self.photos[number]
+        return found
+
+
+def test_photos_are_read_only_where_maps_are_worth_a_look() -> None:
+    maps, photos = planted()
+    counting = Counting(photos)
+    find_clusters(maps, counting)
+    assert set(range(MARKED)) <= counting.read
+    clean = Counting(photos)
+    find_clusters(blobs(300, 5, 8), clean)
+    assert len(clean.read) < 300
+
+
+@pytest.mark.parametrize("count", [0, 1, 2, 3, 4, 5, 29])
+def test_too_few_maps_are_one_cluster(count: int) -> None:
+    found = find_clusters(blobs(count, 0))
+    assert found.note == f"{count} maps are too few to be split into clusters; 30 are needed"
+    assert found.labels.tolist() == [0] * count
+    assert len(found.clusters) == found.chosen == min(count, 1)
+    assert found.embedding.shape == (count, 2)
+    assert not any(each.suspect or each.reasons for each in found.clusters)
+    assert not found.eigenvalues.size
+
+
+def test_enough_maps_are_split() -> None:
+    found = find_clusters(blobs(30, 0))
+    assert found.note is None
+    assert len(found.eigenvalues) == 30
+
+
+def test_equal_maps() -> None:
+    found = find_clusters([blobs(1, 0)[0]] * 50)
+    assert found.note == "all 50 maps are equal"
+    assert [len(each.members) for each in found.clusters] == [50]
+    assert found.clusters[0].tightness == pytest.approx(1)
+
+
+def test_several_kinds_of_equal_maps() -> None:
+    kinds = blobs(3, 0)
+    found = find_clusters([kinds[each % 3] for each in range(60)])
+    assert found.chosen == 3
+    assert sorted(len(each.members) for each in found.clusters) == [20, 20, 20]
+    for cluster in found.clusters:
+        assert len({int(each) % 3 for each in cluster.members}) == 1
+
+
+def test_maps_of_many_sizes() -> None:
+    maps, _ = planted()
+    large = [np.kron(each, np.ones((5, 5), np.float32)) for each in maps[1::3]]
+    maps[1::3] = large
+    found = find_clusters(maps)
+    assert found.clusters[0].members.tolist() == list(range(MARKED))
+    assert found.clusters[0].mean.shape == (8, 8)
+
+
+def test_nothing_but_maps_that_show_nothing() -> None:
+    found = find_clusters([np.ones((3, 3), np.float32)] * 40)
+    assert found.labels.tolist() == [-1] * 40
+    assert found.clusters == ()
+    assert found.chosen == 0
+
+
+def test_photos_that_cannot_be() -> None:
+    maps, photos = planted()
+    with pytest.raises(InvalidImages, match="there are 299 photos for 300 maps"):
+        find_clusters(maps, list(photos[1:]))
+    with pytest.raises(InvalidImages, match=r"a thumbnail has the shape \(16, 16\)"):
+        find_clusters(maps, list(photos[..., 0]))
+
+
+@pytest.mark.slow
+def test_the_import_is_cheap() -> None:
+    code = (
+        "import sys, cam, cam.clusters; "
+        "print([m for m in ('sklearn', 'scipy', 'torch') if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
