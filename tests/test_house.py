@@ -118,7 +118,7 @@ def test_cam_knows_nothing_of_the_service_http_environment_or_logging() -> None:
     }
     optional = {
         "cam.clusters.embedding": {"scipy", "sklearn"},
-        "cam.clusters.find": {"scipy", "threadpoolctl"},
+        "cam.clusters.find": {"scipy", "sklearn", "threadpoolctl"},
         "cam.clusters.graph": {"scipy"},
         "cam.clusters.spectral": {"scipy", "sklearn", "warnings"},
         "cam.drift.reference": {"pyarrow", "datetime", "json", "pathlib"},

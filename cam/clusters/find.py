@@ -131,9 +131,15 @@ def find_clusters(
     gridded = on_one_grid(maps)
     if photos is not None and len(photos) != gridded.count:
         raise InvalidImages(f"there are {len(photos)} photos for {gridded.count} maps")
+    # Sums of several threads are added in another order in every run. Only libraries that are
+    # loaded already are limited, so they are loaded here.
+    import scipy.linalg
+    import scipy.sparse.linalg  # noqa: F401
+    import sklearn.cluster
+    import sklearn.manifold  # noqa: F401
     from threadpoolctl import threadpool_limits
 
-    with threadpool_limits(1):  # sums of several threads are added in another order in every run
+    with threadpool_limits(1):
         return _Search(gridded.maps, gridded.kept, gridded.count, photos, seed).run()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -73,18 +74,23 @@ def test_a_planted_cluster_comes_first(with_photos: bool) -> None:
 def test_labels_and_clusters_agree() -> None:
     maps, photos = planted()
     maps[7] = np.zeros((8, 8), np.float32)
+    maps[0] = np.zeros((8, 8), np.float32)
+    photos[0] = 0
     maps[100] = np.full((8, 8), np.nan, np.float32)
     found = find_clusters(maps, list(photos))
-    assert np.flatnonzero(found.labels == -1).tolist() == [7, 100]
-    assert np.isnan(found.embedding[[7, 100]]).all()
-    assert np.isfinite(np.delete(found.embedding, [7, 100], axis=0)).all()
+    assert np.flatnonzero(found.labels == -1).tolist() == [0, 7, 100]
+    assert np.isnan(found.embedding[[0, 7, 100]]).all()
+    assert np.isfinite(np.delete(found.embedding, [0, 7, 100], axis=0)).all()
     for number, cluster in enumerate(found.clusters):
         assert np.flatnonzero(found.labels == number).tolist() == cluster.members.tolist()
         assert set(cluster.prototypes.tolist()) <= set(cluster.members.tolist())
         assert cluster.evidence.size == len(cluster.members)
     suspicions = [each.suspicion for each in found.clusters]
     assert suspicions == sorted(suspicions, reverse=True)
-    assert found.clusters[0].members.tolist() == [each for each in range(MARKED) if each != 7]
+    assert found.clusters[0].members.tolist() == [*range(1, 7), *range(8, MARKED)]
+    seen = found.clusters[0].evidence.appearance
+    assert seen is not None
+    assert seen.inside == 0
     assert found.note is None
     assert found.eigenvalues[0] == pytest.approx(0, abs=1e-9)
     assert len(found.eigenvalues) == 33
@@ -97,6 +103,21 @@ def test_the_same_bytes_in_every_run_and_order() -> None:
     again, back = (find_clusters(iter(maps), list(photos)) for maps, photos in (second, first))
     assert same(one, back)
     assert same(other, again)
+
+
+@pytest.mark.slow
+def test_libraries_that_the_first_call_loads_have_one_thread() -> None:
+    """Otherwise the first result of a process may differ from the others."""
+    code = (
+        "import numpy as np; from cam.clusters import find; from threadpoolctl import *; "
+        "find.embed = lambda points, *_: (print({each['num_threads'] "
+        "for each in threadpool_info()}), np.zeros((len(points), 2)))[1]; "
+        "find.find_clusters(list(np.random.default_rng(0).random((60, 8, 8), np.float32)))"
+    )
+    around = {**os.environ, "OMP_NUM_THREADS": "4", "OPENBLAS_NUM_THREADS": "4"}
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, env=around)
+    assert done.stdout.strip() == "{1}"
 
 
 class Counting(Sequence[Photos]):
@@ -119,6 +140,7 @@ def test_photos_are_read_only_where_maps_are_worth_a_look() -> None:
     counting = Counting(photos)
     find_clusters(maps, counting)
     assert set(range(MARKED)) <= counting.read
+    assert len(counting.read) > 128  # other maps' photos, too
     clean = Counting(photos)
     find_clusters(blobs(300, 5, 8), clean)
     assert len(clean.read) < 300

@@ -125,6 +125,9 @@ def test_the_iteration_finds_what_the_dense_matrix_has(monkeypatch: pytest.Monke
     np.testing.assert_allclose(found.eigenvalues, dense.eigenvalues, atol=1e-6)
     np.testing.assert_allclose(found.eigenvalues[::2], found.eigenvalues[1::2], atol=1e-6)
     assert found.eigenvalues[1] < 1e-9
+    random_walk = np.diag(1 / graph.sum(axis=1)) @ graph.toarray()
+    moved = random_walk @ found.vectors
+    np.testing.assert_allclose(moved, found.vectors * (1 - found.eigenvalues), atol=1e-5)
     again = spectrum(graph, 8)
     assert again.vectors.tobytes() == found.vectors.tobytes()
 
