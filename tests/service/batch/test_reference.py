@@ -126,7 +126,7 @@ def test_ordinary_photos_move_nothing_and_others_are_found(client: TestClient) -
     text = client.get("/metrics").text
     assert 'gradcam_drift_moved{model="corner"} 0.0' in text
     assert 'gradcam_map_count{label="other",model="corner",statistic="entropy"}' in text
-    for number in range(2000, 2120):
+    for number in range(2000, 2400):
         explain(client, bright(number))
     found = drift(client)
     assert found["moved"] is True
