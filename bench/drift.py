@@ -26,6 +26,7 @@ wrong about random numbers.
 from __future__ import annotations
 
 import argparse
+import json
 import statistics
 import timeit
 from collections.abc import Iterable, Sequence
@@ -40,11 +41,14 @@ from rich.table import Table
 
 from bench.drift_photos import BATCH, CHANGES, Explained, explained, load_model
 from bench.record import record
-from cam import ClassTarget, Question, explain_batch
+from cam import ClassTarget, Explanation, Question, explain_batch
 from cam.drift.comparison import compare
 from cam.drift.reference import Origin, Reference, reference_of
 from cam.drift.statistics import MapStatistics, statistics_of
 from cam.drift.window import Window
+from service.backend.answers import Answer, Prediction
+from service.core.metrics import Metrics
+from service.engine.watch import Watch
 from service.loading.served_model import ServedModel
 
 ORIGIN = Origin("efficientnet-lite0", "", "gradcam", "")
@@ -63,8 +67,12 @@ def main() -> None:
     parser.add_argument("--ordinary", type=int, default=4000)
     parser.add_argument("--changed", type=int, default=700)
     parser.add_argument("--write", action="store_true")
+    parser.add_argument("--only-cost", action="store_true", help="print what watching costs")
     asked = parser.parse_args()
     served = load_model()
+    if asked.only_cost:
+        print(json.dumps(cost(served), indent=2))
+        return
     pools: Pools = {
         "ordinary": explained(served, asked.ordinary, seed=0),
         "frames": explained(served, 150 * FRAMES, seed=1, frames=FRAMES),
@@ -196,12 +204,24 @@ def cost(served: ServedModel) -> dict[str, float]:
     def explain() -> None:
         explain_batch(served.module, images, [question] * BATCH)
 
+    # As the service does it, with its metrics: set PROMETHEUS_MULTIPROC_DIR to an empty folder to
+    # have them in files, as they are where there are several processes.
+    served_watch = Watch(served, Metrics())
+    found = Explanation(ClassTarget(3), 1.0, 0.5, "gradcam", served.default_layer, values)
+    said = Answer(Prediction(), (found,))
+
+    def note() -> None:
+        served_watch.note([served_watch.question], said)
+
+    noting = min(timeit.repeat(note, timer=process_time, number=2000, repeat=9)) / 2000
     explain()
     explaining = min(timeit.repeat(explain, timer=process_time, number=1, repeat=9)) / BATCH
     return {
         "map_us": round(watching * 1e6, 1),
         "explanation_ms": round(explaining * 1e3, 2),
         "share": round(watching / explaining, 5),
+        "with_metrics_us": round(noting * 1e6, 1),
+        "with_metrics_share": round(noting / explaining, 5),
         "threads": torch.get_num_threads(),
     }
 

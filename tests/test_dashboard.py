@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from service.core.metrics import Metrics
 
@@ -166,3 +167,23 @@ def test_it_can_be_imported_as_it_is(board: dict[str, Any]) -> None:
     assert "gradcam_model_ready" in variables["model"]["definition"]
     used = set(re.findall(r"\$\{?(\w+)\}?", DASHBOARD.read_text(encoding="utf-8")))
     assert used - {"__rate_interval", "__all"} == set(variables)
+
+
+def test_alerts_ask_for_what_is_there() -> None:
+    """Each rule has an expression of known metrics and labels, and says what has happened."""
+    groups = yaml.safe_load((DASHBOARD.parent / "alerts.yml").read_text())["groups"]
+    rules = [rule for group in groups for rule in group["rules"]]
+    assert len({rule["alert"] for rule in rules}) == len(rules) > 3
+    families = {one: name for name, series in exposed().items() for one in series}
+    own = labels()
+    asked = set()
+    for rule in rules:
+        names = set(re.findall(r"\bgradcam_\w+", rule["expr"]))
+        assert names <= families.keys(), rule["alert"]
+        asked |= names
+        there = set().union(*(own[families[name]] for name in names)) | OF_ALL_TARGETS
+        told = " ".join(rule["annotations"].values())
+        assert set(re.findall(r"\$labels\.(\w+)", told)) <= there, rule["alert"]
+        assert rule["labels"]["severity"] in ("warning", "critical")
+        assert rule["annotations"]["summary"].endswith(".")
+    assert {"gradcam_drift_moved", "gradcam_drift_psi"} <= asked

@@ -50,7 +50,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def entry(folder: Path, **more: Any) -> ModelEntry:
     (corner, _) = read_catalog(folder / "models.toml")
-    given = {"reference": str(folder / "reference.parquet"), "runtime": os.environ["GRADCAM_RUNTIME"], **more}
+    given = {
+        "reference": str(folder / "reference.parquet"),
+        "runtime": os.environ["GRADCAM_RUNTIME"],
+        **more,
+    }
     return ModelEntry.model_validate({**corner.model_dump(exclude_defaults=True), **given})
 
 

@@ -34,7 +34,7 @@ def test_what_a_client_is_generated_from_has_names() -> None:
     """A generator names types after components, and functions after operations."""
     assert [operation["operationId"] for *_, operation in OPERATIONS] == [
         *("showPage", "checkHealth", "checkReadiness", "getMetrics"),
-        *("listModels", "addModel", "getModel", "removeModel", "listLayers"),
+        *("listModels", "addModel", "getModel", "removeModel", "listLayers", "getDrift"),
         *("predict", "explain", "evaluate", "showActivations"),
         *("submitJob", "listJobs", "getJob", "cancelJob", "followJob"),
         *("listResults", "getResult", "downloadArchive"),

@@ -1,0 +1,187 @@
+"""What is recorded of the maps that a model serves, and what the metrics tell of it."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from dataclasses import replace
+from datetime import UTC, datetime
+from typing import Any
+
+import numpy as np
+import pytest
+
+from cam import ClassTarget, Explanation, Question
+from cam.drift.comparison import compare
+from cam.drift.reference import Origin, Reference
+from service.backend.answers import Answer, Prediction
+from service.backend.interface import NOTHING
+from service.core.errors import Unavailable
+from service.core.metrics import Metrics
+from service.engine import watch as module
+from service.engine.watch import CLASSES, FREQUENT, SAMPLED_AT_ONCE, Watch
+from service.loading.served_model import ServedModel, load
+from service.models.catalog import ModelEntry
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture(scope="module")
+def model() -> ServedModel:
+    entry = ModelEntry(
+        name="m",
+        source="factory:tests.service.factories:tiny",
+        weights="none",
+        input_size=8,
+        device="cpu",
+        layout="contiguous",
+    )
+    return load(entry)
+
+
+def answer(layer: str, index: int = 0, heat: float = 1.0, method: str = "gradcam") -> Answer:
+    """One map whose heat is in the upper left corner, and `heat` in the opposite one."""
+    values = np.zeros((4, 4), np.float32)
+    values[0, 0], values[3, 3] = 1, heat
+    explained = Explanation(ClassTarget(index), 1.0, 0.75, method, layer, values)
+    return Answer(Prediction(), (explained,))
+
+
+def recorded(watch: Watch) -> int:
+    return watch._window.recorded
+
+
+def text(metrics: Metrics) -> str:
+    return metrics.render(["m"]).decode()
+
+
+def test_only_maps_that_can_be_compared_are_recorded(model: ServedModel) -> None:
+    watch = Watch(model, Metrics())
+    mine, layer = watch.question, model.default_layer
+    watch.note([mine], answer(layer))
+    assert recorded(watch) == 1
+    others: list[tuple[Question, Answer]] = [
+        (replace(mine, targets=(ClassTarget(2),)), answer(layer)),
+        (replace(mine, targets=(ClassTarget(mask=np.ones((8, 8), bool)),)), answer(layer)),
+        (replace(mine, signed=True), answer(layer)),
+        (replace(mine, method="layercam"), answer(layer, method="layercam")),
+        (replace(mine, layers=("other",)), answer("other")),
+        (NOTHING, Answer(Prediction(), ())),
+    ]
+    for question, said in others:
+        watch.note([question], said)
+    assert recorded(watch) == 1
+    # One of several methods counts alone.
+    both = Answer(
+        Prediction(),
+        answer(layer).explanations + answer(layer, method="layercam").explanations,
+    )
+    watch.note([mine, replace(mine, method="layercam")], both)
+    assert recorded(watch) == 2
+
+
+def test_labels_are_bounded(model: ServedModel) -> None:
+    metrics = Metrics()
+    watch = Watch(model, metrics)
+    said = [answer(model.default_layer, index) for index in range(CLASSES + 5)]
+    for _ in range(FREQUENT):
+        for each in said:
+            watch.note([watch.question], each)
+    found = {
+        line.split('label="')[1].split('"')[0]
+        for line in text(metrics).splitlines()
+        if line.startswith("gradcam_map_count{")
+    }
+    assert len(found) == CLASSES + 1
+    assert "other" in found
+    counts = [
+        float(line.rpartition(" ")[2])
+        for line in text(metrics).splitlines()
+        if line.startswith("gradcam_map_count{") and 'statistic="border"' in line
+    ]
+    assert sum(counts) == FREQUENT * (CLASSES + 5)
+
+
+async def test_a_sample_of_predictions_is_explained(
+    model: ServedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No more than a few at a time, and a failure concerns nobody."""
+    watch = Watch(model, Metrics(), sample=0.25)
+    numbers = iter([0.3, 0.2, 0.1, 0.0, 0.2])
+    monkeypatch.setattr(random, "random", lambda: next(numbers))
+    asked: list[Question] = []
+    going_on = asyncio.Event()
+
+    async def explain(question: Question) -> Answer:
+        asked.append(question)
+        await going_on.wait()
+        if len(asked) > SAMPLED_AT_ONCE:
+            raise Unavailable("no")
+        return answer(model.default_layer)
+
+    watch.sample([NOTHING], explain)  # 0.3: not chosen
+    watch.sample([watch.question], explain)  # an explanation is none
+    for _ in range(3):
+        watch.sample([NOTHING], explain)
+    await asyncio.sleep(0.01)
+    assert asked == [watch.question] * SAMPLED_AT_ONCE
+    going_on.set()
+    await asyncio.sleep(0.01)
+    assert recorded(watch) == SAMPLED_AT_ONCE
+    watch.sample([NOTHING], explain)
+    await asyncio.sleep(0.01)
+    assert recorded(watch) == SAMPLED_AT_ONCE
+
+
+async def test_nothing_is_sampled_unless_it_is_asked_for(model: ServedModel) -> None:
+    watch = Watch(model, Metrics())
+
+    async def explain(question: Question) -> Answer:
+        raise AssertionError
+
+    for _ in range(100):
+        watch.sample([NOTHING], explain)
+    assert not watch._tasks
+
+
+async def test_metrics_are_brought_up_to_date_now_and_then(
+    model: ServedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A comparison after fifty new maps, but not again within ten seconds."""
+    rows = np.full((200, 8), 0.5, np.float32)
+    rows += np.linspace(0, 0.1, 200, dtype=np.float32)[:, None]
+    origin = Origin("m", model.weights, "gradcam", model.default_layer)
+    reference = Reference(origin, datetime.now(UTC), np.zeros(200, np.int32), rows)
+    metrics = Metrics()
+    watch = Watch(replace(model, reference=reference), metrics)
+    calls: list[Any] = []
+
+    def compared(*arguments: Any) -> Any:
+        calls.append(arguments)
+        return compare(*arguments)
+
+    monkeypatch.setattr(module, "compare", compared)
+    now = [100.0]
+    monkeypatch.setattr(module, "monotonic", lambda: now[0])
+
+    async def note(count: int) -> None:
+        for number in range(count):
+            watch.note([watch.question], answer(model.default_layer, 0, number / count))
+        await asyncio.sleep(0)
+        await asyncio.gather(*watch._tasks)
+
+    await note(49)
+    assert not calls
+    await note(1)
+    assert len(calls) == 1
+    await note(100)
+    assert len(calls) == 1
+    now[0] += 11
+    await note(1)
+    assert len(calls) == 2
+    found = await watch.drift()
+    assert found.comparison is not None
+    moved = len(found.comparison.moved)
+    assert moved > 0
+    assert f'gradcam_drift_moved{{model="m"}} {moved}.0' in text(metrics)
+    assert 'gradcam_drift_psi{label="all",model="m",statistic="border"}' in text(metrics)
