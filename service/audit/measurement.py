@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from io import BytesIO
 from typing import Final
@@ -124,12 +125,8 @@ class Measurement:
     ) -> tuple[dict[str, tuple[Explanation, ...]], dict[str, str]]:
         """Return the explanations of each method, and the reasons of those methods that have
         none."""
-        try:
+        with suppress(Unexplainable):  # one of them; which one is found out below
             outcome = await self._replicas.answer(seen, *questions, priority="background")
-        except Unexplainable:
-            if len(questions) == 1:
-                raise
-        else:
             found = {
                 question.method: tuple(
                     each for each in outcome.value.explanations if each.method == question.method
