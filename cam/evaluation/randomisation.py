@@ -18,6 +18,7 @@ from cam.errors import CamError, InvalidOption
 from cam.evaluation.scorer import Answering
 from cam.explanation import Answer, Map, Question
 from cam.hooks.inference import alone, evaluating
+from cam.methods import METHODS
 from cam.methods.progress import Progress
 from cam.outputs.reading import AUTO, Reading
 from cam.passes.stepwise import explain_in_steps
@@ -96,7 +97,7 @@ def randomised_in_steps(
             else:
                 said = answers.pop(0)
             if isinstance(said, CamError):
-                maps += [None] * max(len(question.layers), 1)
+                maps += [None] * _count(question)
             else:
                 maps += [each.map if each.map.any() else None for each in said.explanations]
         found.append(maps)
@@ -120,6 +121,13 @@ def replaced(model: nn.Module, pairs: Sequence[Pair]) -> Iterator[None]:
         finally:
             for (parameter, _), mine in zip(pairs, own, strict=True):
                 parameter.data = mine
+
+
+def _count(question: Question) -> int:
+    """Return the number of maps of one target."""
+    method = METHODS[question.method]
+    one = method.at == "input" or method.levels or question.fuse != "none"
+    return 1 if one else len(question.layers)
 
 
 def _counts(units: int, stages: int) -> list[int]:

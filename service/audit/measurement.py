@@ -100,9 +100,9 @@ class Measurement:
                 updates[name]["grids"] = shares
         if plan.is_for_cost(number):
             for question in able:
-                layers = question.layers or ("",)
-                for name, layer in zip(names[question.method], layers, strict=False):
-                    alone = replace(question, layers=(layer,) if question.layers else ())
+                mine = names[question.method]
+                for name, layer in zip(mine, question.layers or ("",), strict=False):
+                    alone = question if len(mine) == 1 else replace(question, layers=(layer,))
                     updates[name] |= await self._spent(seen, alone)
         return PhotoRecord(
             index=number,

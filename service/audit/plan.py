@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -14,7 +14,7 @@ from service.models.info import ModelInfo
 from service.pipeline.evaluation import require_suited
 from service.pipeline.parameters import Parameters
 from service.pipeline.resolve import questions_of
-from service.pipeline.targets import TargetObject
+from service.pipeline.targets import MAX_MAPS, TargetObject
 
 LEAST_PHOTOS: Final = 20
 """Least number of photos. With fewer, the intervals are too wide to prefer one method."""
@@ -26,9 +26,11 @@ STAGES: Final = 4
 """Stages of the randomisation: the logits alone, a third, two thirds, and all modules."""
 SIDES: Final = (2, 3)
 """Numbers of photos along the side of a grid."""
+TOGETHER: Final = " + "
+"""Between the names of layers of which a method makes one map."""
 USUAL: Final = (
     *("gradcam", "gradcam++", "hirescam", "elementwise", "layercam", "xgradcam", "finercam"),
-    *("eigencam", "eigengradcam", "fem", "rollout", "chefer", "legrad"),
+    *("refinecam", "eigencam", "eigengradcam", "fem", "rollout", "chefer", "legrad"),
 )
 """Methods that are audited if none are named: those of one pass, where the model suits them."""
 
@@ -107,16 +109,22 @@ def plan_of(model: ModelInfo, parameters: Parameters, total: int) -> Plan:
     metrics = tuple(parameters.evaluate) or DEFAULTS
     require_suited(metrics)
     given = parameters.model_fields_set
-    changes: dict[str, object] = {"signed": False}
+    methods = parameters.methods
     if "method" not in given:
-        changes["method"] = [name for name in USUAL if name not in model.unsuited]
-    if "layer" not in given or parameters.layer == "auto":
-        changes["layer"] = usual_layers(model)
-    questions = questions_of(model, parameters.model_copy(update=changes))
-    several = [each.method for each in questions if METHODS[each.method].levels]
-    if several:
-        raise InvalidParameter(f"{several[0]} makes one map of several layers: it is not audited")
-    return Plan(questions, metrics, total)
+        methods = [name for name in USUAL if name not in model.unsuited]
+    automatic = "layer" not in given or parameters.layer == "auto"
+    questions: list[Question] = []
+    for name in methods:
+        changes: dict[str, object] = {"signed": False, "method": name}
+        if automatic and not (name in METHODS and METHODS[name].levels):
+            changes["layer"] = usual_layers(model)
+        questions += questions_of(model, parameters.model_copy(update=changes))
+    if len(tuple(_arms(questions))) > MAX_MAPS:
+        raise InvalidParameter(
+            f"{len(methods)} methods at these layers are more than {MAX_MAPS} maps of a photo; "
+            "name fewer"
+        )
+    return Plan(tuple(questions), metrics, total)
 
 
 def usual_layers(model: ModelInfo) -> list[str]:
@@ -145,10 +153,12 @@ def with_target(question: Question, target: ClassTarget) -> Question:
     return Question((target,), question.method, question.layers, question.budget)
 
 
-def _arms(questions: tuple[Question, ...]) -> Iterator[Arm]:
+def _arms(questions: Sequence[Question]) -> Iterator[Arm]:
     for question in questions:
         if METHODS[question.method].at == "input":
             yield Arm(question.method, INPUT)
+        elif METHODS[question.method].levels:
+            yield Arm(question.method, TOGETHER.join(question.layers))
         else:
             for layer in question.layers:
                 yield Arm(question.method, layer)

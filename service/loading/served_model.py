@@ -268,7 +268,8 @@ def _audited(entry: ModelEntry, fingerprint: str, layers: tuple[Layer, ...]) -> 
     except ValueError as error:
         raise entry.mistake("audit", str(error)) from None
     if METHODS[found.method].at == "layer":
-        _usable(entry, "audit", found.layer, layers)
+        for name in found.layer.split(" + "):
+            _usable(entry, "audit", name, layers)
     return found
 
 

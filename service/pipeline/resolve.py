@@ -83,7 +83,7 @@ def _audited(model: ModelInfo, parameters: Parameters) -> Parameters:
     alone = len(methods) == 1 and parameters.layer == "auto"
     change: dict[str, object] = {"method": methods}
     if alone and METHODS[found.method].at == "layer":
-        change["layer"] = found.layer
+        change["layer"] = found.layer.split(" + ")  # of several layers, one map
     return parameters.model_copy(update=change)
 
 

@@ -234,3 +234,22 @@ def test_replaced_weights_come_back(model: Small) -> None:
     with pytest.raises(ValueError, match="stop"):
         use()
     assert torch.equal(model.head.weight, own)
+
+
+@pytest.mark.parametrize(
+    ("asked", "count"),
+    [
+        (Question((ClassTarget(1),), "layercam", ("relu1", "relu2")), 2),
+        (Question((ClassTarget(1),), "refinecam", ("relu1", "relu2")), 1),
+        (Question((ClassTarget(1),), "fullgrad", ("relu1", "relu2")), 1),
+        (Question((ClassTarget(1),), "layercam", ("relu1", "relu2"), fuse="mean"), 1),
+    ],
+)
+def test_each_question_has_as_many_maps_as_without_an_error(
+    model: Small, image: Tensor, asked: Question, count: int
+) -> None:
+    """A number that is not finite makes an error of each question."""
+    (stage,) = run(model, image, asked, stages=1)
+    assert len(stage) == count
+    (failed,) = run(model, torch.full_like(image, torch.nan), asked, stages=1)
+    assert failed == [None] * count

@@ -30,7 +30,8 @@ def model() -> ModelInfo:
         layer("last", 7),
     )
     plain = info("m")
-    return replace(plain, layers=layers, default_layer="last", method_layers={}, unsuited={})
+    unsuited = {"odam": "it explains boxes of detectors"}
+    return replace(plain, layers=layers, default_layer="last", method_layers={}, unsuited=unsuited)
 
 
 def plan(model: ModelInfo, total: int = 40, **parameters: Any) -> list[str]:
@@ -44,10 +45,18 @@ def test_the_usual_layers_are_the_default_and_the_next_finer_stage(model: ModelI
 
 
 def test_the_usual_methods_are_those_that_the_model_can_do(model: ModelInfo) -> None:
-    names = plan(replace(model, unsuited={"fem": "no", "rollout": "no", "chefer": "no"}))
+    names = plan(replace(model, unsuited=dict.fromkeys(("fem", "rollout", "chefer"), "no")))
     assert names[:2] == ["gradcam@last", "gradcam@blocks.0"]
     assert "legrad" in names  # at the input, so once
     assert not any(each.startswith(("fem", "rollout", "chefer", "scorecam")) for each in names)
+
+
+def test_a_method_of_several_layers_has_one_map(model: ModelInfo) -> None:
+    """At the stages that it takes by default, or at the layers that are named, together."""
+    staged = replace(model, stages=("blocks.0", "last"))
+    assert plan(staged, method="refinecam") == ["refinecam@blocks.0 + last"]
+    found = plan(staged, method=["gradcam", "refinecam"], layer=["stem", "last"])
+    assert found == ["gradcam@stem", "gradcam@last", "refinecam@stem + last"]
 
 
 def test_methods_and_layers_can_be_named(model: ModelInfo) -> None:
@@ -71,7 +80,7 @@ def test_the_name_of_a_method_at_a_layer_can_be_read(name: str) -> None:
         (40, {"smooth": "eigen"}, "leave out smooth"),
         (40, {"evaluate": ["energy"]}, "metric 'energy' needs `region`"),
         (40, {"layer": "nowhere"}, "has no layer 'nowhere'"),
-        (40, {"method": "odam"}, "odam makes one map of several layers: it is not audited"),
+        (40, {"method": "odam"}, "cannot do odam"),
     ],
 )
 def test_what_cannot_be_audited_is_refused(
