@@ -112,7 +112,9 @@ async def _audit(
             names = chosen(inputs.ids, most)
             plan = plan_of(served, configuration.parameters(), len(names))
             check(session, configuration, [inputs.targets.get(name) for name in names])
-            configuration.open(source, served.name, served.fingerprint, made_with(served))
+            configuration.open(
+                source, served.name, served.weights, made_with(served), photos=len(names)
+            )
             if inputs.warning:
                 say(inputs.warning, console)
             reader = _Reader(session, configuration, inputs)

@@ -70,7 +70,13 @@ class RunConfiguration:
             raise parameter_problem(error, Parameters) from None
 
     def open(
-        self, source: str, model: str, fingerprint: str, made_with: Mapping[str, Any] | None = None
+        self,
+        source: str,
+        model: str,
+        fingerprint: str,
+        made_with: Mapping[str, Any] | None = None,
+        *,
+        photos: int | None = None,
     ) -> None:
         """Create the output folder with its record; if it exists, check that it holds the same
         batch.
@@ -79,6 +85,7 @@ class RunConfiguration:
             source: a folder, a pattern or a file, relative to the current folder.
             made_with: further facts about the start of the batch. They are recorded but not
                 compared.
+            photos: number of photos, if the results of one photo depend on it.
 
         Raises:
             ConfigError: if the folder holds another batch or other files, or cannot be written.
@@ -90,6 +97,7 @@ class RunConfiguration:
             "weights": fingerprint,
             "parameters": asked,
             "form": self.form,
+            **({} if photos is None else {"photos": photos}),
             "source": os.path.abspath(source),  # noqa: PTH100 - a pattern is no path
         }
         file = self.output / RECORD

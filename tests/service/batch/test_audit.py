@@ -86,6 +86,9 @@ def test_a_model_that_looks_at_one_corner_is_named_with_the_corner(
     for each in (*found["arms"], *again["arms"]):
         del each["milliseconds"]
     assert again["arms"] == found["arms"]
+    code, said = audit(capsys, monkeypatch, *words, "--most", "21")
+    assert code == 2
+    assert "holds an audit with photos 24, and this one has 21" in " ".join(said.split())
     assert (output / RECORDS).read_bytes().startswith(b"\n".join(records[:9]) + b"\n")
 
     page = Page()
