@@ -31,6 +31,7 @@ class JobDocument(Open):
     """The state of a job."""
 
     id: str
+    kind: Literal["explain", "audit"] = "explain"
     state: State
     model: str
     parameters: dict[str, Any] = Field(default_factory=dict)

@@ -90,7 +90,8 @@ def test_memory_does_not_grow_with_classes_or_requests() -> None:
         grown = tracemalloc.get_traced_memory()[0] - before
     finally:
         tracemalloc.stop()
-    assert grown < 1000
+    # Other threads of the process allocate, too; 5,000 rows would be 180,000 bytes.
+    assert grown < 50_000
     found = window.snapshot()
     assert len(found.latest) == 50
     assert len(found.by_class) == 4

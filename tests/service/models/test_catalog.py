@@ -78,6 +78,9 @@ def test_every_key_is_read(tmp_path: Path) -> None:
         "max_batch": 4,
         "detections": "detr",
         "min_score": 0.3,
+        "audit": None,
+        "reference": None,
+        "explain_sample": 0.0,
     }
     assert mine.source == "factory:package.module:function"
     assert mine.path("w.pt") == tmp_path / "w.pt"
