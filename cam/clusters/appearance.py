@@ -19,6 +19,8 @@ MEMBERS: Final = 64
 """Most photos of a cluster that are compared."""
 OTHERS: Final = 128
 """Most photos of other clusters with which these are compared."""
+COMMON: Final = 1 / 3
+"""Largest spread of a pixel, relative to the others', at which the members show the same there."""
 LEAST_SPREAD: Final = 4.0
 """Least spread of the other photos at a pixel, in grey levels 0 … 255. Where they hardly differ,
 such as in black bars, equal pixels prove nothing."""
@@ -53,6 +55,29 @@ def appearance(heat: Float, photos: Photos, other_heat: Float, other_photos: Pho
         outside=float(np.quantile(beside, 0.10)) if beside.size else 0.0,
         colour=float(spreads(_colours(photos, heat), _colours(other_photos, other_heat))),
     )
+
+
+def alike(heat: Float, photos: Photos, other_photos: Photos) -> NDArray[np.bool_]:
+    """Return which photos of a cluster show what most of them show under the heat: bool (m,).
+
+    Of the hot pixels, those are compared that differ least among the members: at most `COMMON`
+    times as much as among the other photos. A photo shows the same if its mean distance there from
+    the members' median is at most half of the median distance of the other photos.
+
+    Args:
+        heat: the maps of the photos, float32 (m, h, w), 0 … 1.
+        photos, other_photos: uint8 (m, H, W, 3), at least one each.
+    """
+    place = resize(hot_place(heat).astype(np.float32), *photos.shape[1:3]) >= 0.5
+    common = place & (spreads(photos, other_photos) <= COMMON)
+    if not common.any():
+        return np.ones(len(photos), bool)
+    levels = photos[:, common].astype(np.float32)
+    middle = np.median(levels, axis=0)
+    distances = np.abs(levels - middle).mean((1, 2))
+    control = np.abs(other_photos[:, common].astype(np.float32) - middle).mean((1, 2))
+    found: NDArray[np.bool_] = distances <= np.median(control) / 2
+    return found
 
 
 def hot_place(maps: Float) -> NDArray[np.bool_]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
@@ -14,6 +14,7 @@ from cam.clusters.appearance import (
     OTHERS,
     Appearance,
     Photos,
+    alike,
     appearance,
     drawn,
     hot_place,
@@ -24,6 +25,7 @@ from cam.clusters.graph import affinity, distributions, neighbour_count
 from cam.clusters.grid import on_one_grid
 from cam.clusters.spectral import conductances, eigengap, partition, spectrum
 from cam.clusters.suspects import (
+    LEAST_MEMBERS,
     SENTENCES,
     Evidence,
     Reason,
@@ -177,27 +179,52 @@ class _Search:
         divisions = {each: partition(found.vectors, each, self.seed) for each in counts}
         finest = divisions[counts[-1]]
         self.usual = [unsteadiness(self.maps[finest == each]) for each in np.unique(finest)]
-        labels = self._with_suspects(graph, divisions, chosen)
-        return self._result(labels, graph, found.eigenvalues, chosen, None)
+        labels, evidence = self._with_suspects(graph, divisions, chosen)
+        return self._result(labels, graph, found.eigenvalues, chosen, None, evidence)
 
     def _with_suspects(
         self, graph: csr_array, divisions: dict[int, Numbers], chosen: int
-    ) -> Numbers:
+    ) -> tuple[Numbers, dict[int, Evidence]]:
         """Return the division at the eigengap, in which each suspect cluster of any division is a
-        cluster of its own. Of suspects that overlap, the one with the highest suspicion counts."""
+        cluster of its own, and the evidence of these. Of suspects that overlap, the one with the
+        highest suspicion counts. Members whose photos lack what the others show under the heat are
+        left out."""
         suspects = []
         for count, labels in divisions.items():
             evidence = self._evidence(graph, labels, count)
             for number, each in evidence.items():
                 if each.suspect:
-                    suspects.append((each.suspicion, labels == number))
+                    suspects.append((each, labels == number))
         combined = divisions[chosen].copy()
+        found = {}
         taken = np.zeros(len(combined), bool)
-        for number, (_, members) in enumerate(sorted(suspects, key=lambda each: -each[0])):
-            if not (taken & members).any():
-                taken |= members
-                combined[members] = chosen + number
-        return combined
+        for number, (each, members) in enumerate(
+            sorted(suspects, key=lambda suspect: -suspect[0].suspicion), chosen
+        ):
+            if (taken & members).any():
+                continue
+            taken |= members
+            kept = self._with_the_thing(members) if each.same_thing else members
+            combined[kept] = number
+            share = float(kept.mean())
+            found[number] = replace(each, size=int(kept.sum()), share=share)
+        return combined, found
+
+    def _with_the_thing(self, members: NDArray[np.bool_]) -> NDArray[np.bool_]:
+        """Return the members whose photos show what most members show under the heat."""
+        photos = self.photos
+        assert photos is not None
+        numbers = np.flatnonzero(members)
+        shape = np.asarray(photos[int(self.kept[numbers[0]])]).shape
+        others = drawn(np.flatnonzero(~members), OTHERS, self.seed)
+        shows = alike(
+            self.maps[numbers],
+            stacked(photos, self.kept[numbers], shape),
+            stacked(photos, self.kept[others], shape),
+        )
+        found = np.zeros_like(members)
+        found[numbers[shows]] = True
+        return found if found.sum() >= LEAST_MEMBERS else members
 
     def _evidence(
         self, graph: csr_array | None, labels: Numbers, count: int
@@ -252,9 +279,10 @@ class _Search:
         eigenvalues: NDArray[np.float64],
         chosen: int,
         note: str | None,
+        of_suspects: Mapping[int, Evidence] | None = None,
     ) -> Clusters:
         count = int(labels.max(initial=-1)) + 1
-        evidence = self._evidence(graph, labels, count)
+        evidence = {**self._evidence(graph, labels, count), **(of_suspects or {})}
         order = sorted(evidence, key=lambda each: (-evidence[each].suspicion, each))
         clusters = tuple(self._cluster(labels == each, evidence[each]) for each in order)
         found = np.full(self.count, -1, np.int64)

@@ -8,7 +8,15 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from cam.clusters.appearance import Appearance, appearance, drawn, hot_place, spreads, stacked
+from cam.clusters.appearance import (
+    Appearance,
+    alike,
+    appearance,
+    drawn,
+    hot_place,
+    spreads,
+    stacked,
+)
 from cam.clusters.suspects import (
     SENTENCES,
     Evidence,
@@ -132,7 +140,7 @@ SAME = Appearance(inside=0.1, outside=0.5, colour=0.2)
 SUSPECT = Evidence(
     size=8,
     share=0.5,
-    conductance=0.1,
+    conductance=0.2,
     foreign=1 / 3,
     hot=1,
     unsteadiness=0.5,
@@ -155,11 +163,31 @@ STEADY = replace(
 
 @pytest.mark.parametrize("evidence", [SUSPECT, STEADY])
 @pytest.mark.parametrize(
-    "change", [{"size": 7}, {"share": 0.51}, {"conductance": 0.11}, {"foreign": 0.34}]
+    "change", [{"size": 7}, {"share": 0.51}, {"conductance": 0.21}, {"foreign": 0.34}]
 )
 def test_conditions_of_every_suspect(evidence: Evidence, change: dict[str, float]) -> None:
     assert evidence.suspect
     assert not replace(evidence, **change).suspect  # type: ignore[arg-type]
+
+
+def test_photos_that_lack_the_thing_are_told_apart() -> None:
+    """A mark of 2 × 2 white pixels under the heat: on most photos, on some not, and on one faintly.
+
+    The other photos are random, so a pixel is 128 / 255 away from white on average: half of that
+    is the limit.
+    """
+    rng = np.random.default_rng(0)
+    photos = rng.integers(0, 256, (12, 8, 8, 3), dtype=np.uint8)
+    photos[:9, :2, :2] = 255
+    photos[8, :2, :2] = 215  # 40 away
+    photos[9, :2, :2] = 100  # 155 away
+    heat = np.zeros((12, 8, 8), np.float32)
+    heat[:, :2, :2] = 1
+    others = rng.integers(0, 256, (40, 8, 8, 3), dtype=np.uint8)
+    assert alike(heat, photos, others).tolist() == [True] * 9 + [False] * 3
+    # Where the members have nothing in common, none is left out.
+    photos[::2], photos[1::2] = 0, 255
+    assert alike(heat, photos, others).tolist() == [True] * 12
 
 
 @pytest.mark.parametrize(
@@ -190,9 +218,9 @@ def test_maps_that_are_no_evidence(change: dict[str, float]) -> None:
 
 
 def test_suspicion_by_hand() -> None:
-    """(1 − 0.1)(1 − 1/3)(1 − 0.1 / 0.5) = 0.48, and (1 − 0.05)(1 − 1/3)(1 − 0.08) = 0.58267."""
-    assert SUSPECT.suspicion == pytest.approx((1 + 0.48) / 2)
-    assert replace(SUSPECT, size=7).suspicion == pytest.approx(0.24)
+    """(1 − 0.2)(1 − 1/3)(1 − 0.1 / 0.5) = 0.42667, and (1 − 0.05)(1 − 1/3)(1 − 0.08) = 0.58267."""
+    assert SUSPECT.suspicion == pytest.approx((1 + 0.8 * 2 / 3 * 0.8) / 2)
+    assert replace(SUSPECT, size=7).suspicion == pytest.approx(0.8 * 2 / 3 * 0.8 / 2)
     assert STEADY.suspicion == pytest.approx((1 + 0.95 * 2 / 3 * 0.92) / 2)
     assert replace(STEADY, appearance=SAME).suspicion == STEADY.suspicion  # the stronger one
     copies = Appearance(inside=0.0, outside=0.1, colour=0.0)
@@ -202,7 +230,9 @@ def test_suspicion_by_hand() -> None:
 
 
 def test_reasons() -> None:
-    assert SUSPECT.reasons == ("same thing", "own place", "one colour", "isolated")
+    assert SUSPECT.reasons == ("same thing", "own place", "one colour")
+    isolated = replace(SUSPECT, conductance=0.1)
+    assert isolated.reasons == ("same thing", "own place", "one colour", "isolated")
     assert STEADY.reasons == ("same pattern", "own place", "border", "isolated")
     assert replace(STEADY, share=1).reasons == ()
     nothing = replace(SUSPECT, conductance=0.2, foreign=0.5, appearance=None)
