@@ -12,7 +12,9 @@ from service.audit.documents import ArmSummary, Audit, Finding, PhotoRecord, Pla
 from service.audit.plan import Arm
 
 SAME_PROBABILITY: Final = 1e-5
-"""Largest difference of a class's probability between photos at which the model ignores them."""
+"""Largest difference of a class's probability between photos at which the model ignores them, as a
+share of the probability. A model with random weights gives photos nearly, but not quite, the same
+answer."""
 HEAT: Final = 0.8
 """Share of the heat that counts as its place."""
 PLACE: Final = 0.15
@@ -43,7 +45,7 @@ def _ignoring(records: Sequence[PhotoRecord]) -> list[Finding]:
     if len(records) < 2 or len({each.predicted for each in records}) > 1:
         return []
     sure = [each.confidence for each in records]
-    if max(sure) - min(sure) > SAME_PROBABILITY:
+    if max(sure) - min(sure) > SAME_PROBABILITY * max(sure):
         return []
     return [
         Finding(

@@ -255,7 +255,9 @@ def _recommended(arms: Sequence[ArmSummary], points: Mapping[str, Points]) -> Re
         f"it beats {chosen.points.mean:.0%} of the other methods on a photo "
         f"({chosen.points.low:.0%} to {chosen.points.high:.0%})"
     )
-    if chosen is not best:
+    if len(alike) == len(scored) and len(scored) > 1:
+        reason = "no method differs from the others beyond chance, and no other takes fewer passes"
+    elif chosen is not best:
         reason += f"; {_name(best)} does not differ from it beyond chance and takes more passes"
     return Recommendation(
         method=chosen.method,

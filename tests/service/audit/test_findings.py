@@ -30,7 +30,7 @@ def test_a_model_that_gives_one_answer_ignores_the_photo() -> None:
 
 @pytest.mark.parametrize(
     "odd",
-    [{"confidence": 0.2502, "predicted": 4}, {"confidence": 0.25, "predicted": 5}],
+    [{"confidence": 0.250003, "predicted": 4}, {"confidence": 0.25, "predicted": 5}],
 )
 def test_a_model_that_gives_another_answer_once_does_not(odd: dict[str, float]) -> None:
     arms = {"a@l": arm()}

@@ -168,6 +168,14 @@ def test_a_better_method_is_recommended_though_it_costs_more() -> None:
     assert (best.method, best.alike) == ("dear", [])
 
 
+def test_where_no_method_differs_the_reason_says_so() -> None:
+    equal = {f"{name}@l": arm({"deletion": 0.1}) for name in ("first", "second")}
+    best = summary(alike(equal)).recommendation
+    assert best is not None
+    assert best.method == "first"
+    assert best.reason.startswith("no method differs from the others beyond chance")
+
+
 def test_of_equal_methods_the_first_one_is_recommended() -> None:
     equal = {f"{name}@l": arm({"deletion": 0.1}) for name in ("first", "second")}
     best = summary(alike({**equal, "worse@l": arm({"deletion": 0.9})})).recommendation
@@ -181,7 +189,11 @@ def test_a_difference_that_depends_on_the_photo_is_chance() -> None:
         better = number % 9 < 5  # `dear` is better on five of nine photos
         return {"dear@l": good if better else arm({"deletion": 0.3}, forwards=9), "cheap@l": bad}
 
-    best = summary([record(number, arms(number)) for number in range(27)]).recommendation
+    def with_a_worse_one(number: int) -> dict[str, ArmRecord]:
+        return {**arms(number), "worse@l": arm({"deletion": 0.9})}
+
+    records = [record(number, with_a_worse_one(number)) for number in range(27)]
+    best = summary(records).recommendation
     assert best is not None
     assert (best.method, best.alike) == ("cheap", ["dear@l"])
     assert "dear@l does not differ from it beyond chance and takes more passes" in best.reason
