@@ -1,5 +1,6 @@
 """Clusters of one class's maps, to find photos for which the model looks at something else."""
 
-from cam.clusters.find import Cluster, Clusters, find_clusters
+from cam.clusters.find import FEWEST, Cluster, Clusters, find_clusters
+from cam.clusters.grid import reduced
 
-__all__ = ["Cluster", "Clusters", "find_clusters"]
+__all__ = ["FEWEST", "Cluster", "Clusters", "find_clusters", "reduced"]

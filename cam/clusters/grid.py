@@ -51,7 +51,7 @@ def on_one_grid(maps: Iterable[Float]) -> Gridded:
         if values.ndim != 2 or not values.size:
             raise InvalidImages(f"map {count} has the shape {values.shape}; (h, w) is needed")
         if np.isfinite(values).all() and values.min() < values.max():
-            small.append(_onto(values, *_bounded(*values.shape)))
+            small.append(reduced(values))
             kept.append(count)
         count += 1
     if not small:
@@ -61,6 +61,19 @@ def on_one_grid(maps: Iterable[Float]) -> Gridded:
     scaled = np.stack([minmax(_onto(each, height, width)) for each in small])
     shown = scaled.any(axis=(1, 2))  # averaging may make a map constant, such as a chessboard
     return Gridded(scaled[shown], np.array(kept, np.int64)[shown], count)
+
+
+def reduced(values: Float) -> Float:
+    """Return a map whose longer side is at most `FINEST`. `on_one_grid` does the same to each map,
+    so that a caller that keeps many may reduce each one when it is read.
+
+    Args:
+        values: float32 (h, w), at least one position.
+
+    Returns:
+        float32, the same map if it is small enough.
+    """
+    return _onto(values, *_bounded(*values.shape))
 
 
 def _bounded(height: int, width: int) -> tuple[int, int]:

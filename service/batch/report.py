@@ -1,19 +1,20 @@
 """The report of a batch: one self-contained HTML page that is made from the manifest.
 
-The manifest is read three times, row by row: to count, to compute the mean maps, and to show maps.
-The page is written to the file while it is produced.
+The manifest is read four times, row by row: to count, to compute the mean maps, to find clusters,
+and to show maps. The page is written to the file while it is produced.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import islice
 from pathlib import Path
 from typing import Any, Final
 
+from cam.clusters import FEWEST
 from cam.evaluation.metrics import METRICS, Options
 from service.batch.report_census import (
     BINS,
@@ -24,12 +25,22 @@ from service.batch.report_census import (
     predicted_class_of,
     take_census,
 )
+from service.batch.report_clusters import (
+    ClassClusters,
+    cluster_classes,
+    labels_of,
+    portray,
+    suspect_rows,
+    write_clusters,
+)
 from service.batch.report_manifest import read_rows
 from service.batch.report_means import MeanMap, mean_maps, scaled_map
+from service.batch.report_photos import source_of
 from service.batch.report_pictures import in_order, show
 from service.batch.report_sample import Sample
 from service.core.glossary import TERMS
 from service.core.page import draw_bar, draw_map, page_template, write_page
+from service.pipeline.class_maps import MOST
 from service.pipeline.rows import Row
 
 CLASSES: Final = 1000
@@ -82,8 +93,12 @@ def write_report(
         title: title of the page.
         model: name of the model; None to leave it out.
         most: largest number of maps in the page's sample, which is spread evenly over the classes.
-            Maps that are extreme in some respect are shown in addition. Counts and mean maps always
-            cover all maps.
+            Maps that are extreme in some respect, or in a suspect cluster, are shown in addition.
+            Counts and mean maps always cover all maps.
+
+    If a class has enough maps for clusters, their table is written beside the page, with the suffix
+    .clusters.csv in place of the page's own. The batch's source is read if the record in `output`
+    names it and it is there.
 
     Raises:
         ConfigError: if the manifest cannot be read.
@@ -91,7 +106,14 @@ def write_report(
     """
     census = take_census(read_rows(manifest))
     portraits = _portraits(manifest, census)
+    clusters = _clusters(manifest, output, census)
+    table = file.with_name(f"{file.stem}.clusters.csv")
+    if clusters:
+        write_clusters(clusters, table)
     sample = Sample({each.key: each.maps for each in census.classes}, most)
+    shown = _shown(
+        manifest, output, file, census, sample, labels_of(clusters), suspect_rows(clusters, most)
+    )
     template = page_template(Path(__file__).parent, "report")
     page = template.generate(
         title=title,
@@ -105,7 +127,11 @@ def write_report(
         terms=TERMS,
         metrics=_metrics(census),
         sample_size=sample.size,
-        blocks=_blocks(_shown(manifest, output, file, census, sample)),
+        clusters=portray(clusters, output, file),
+        fewest=FEWEST,
+        all_looked=all(each.looked for each in clusters),
+        table=table.name,
+        blocks=_blocks(shown),
         options=[
             {"name": each.key.name, "index": each.key.index, "maps": each.maps}
             for each in census.classes
@@ -127,10 +153,29 @@ def _portraits(manifest: Path, census: Census) -> list[ClassPortrait]:
     ]
 
 
+def _clusters(manifest: Path, output: Path, census: Census) -> list[ClassClusters]:
+    classes = census.classes[:CLASSES]
+    if not any(each.maps >= FEWEST for each in classes):
+        return []
+    with source_of(output) as inputs:
+        return cluster_classes(read_rows(manifest, maps=True), classes, inputs, MOST)
+
+
 def _shown(
-    manifest: Path, output: Path, page: Path, census: Census, sample: Sample
+    manifest: Path,
+    output: Path,
+    page: Path,
+    census: Census,
+    sample: Sample,
+    labels: Mapping[int, int],
+    suspects: set[int],
 ) -> Iterator[dict[str, Any]]:
-    """Yield the maps on the page in the manifest's order, as dictionaries for the page's script."""
+    """Yield the maps on the page in the manifest's order, as dictionaries for the page's script.
+
+    Args:
+        labels: row number → number of the map's cluster in its class.
+        suspects: row numbers of maps that are shown even if they are not in the sample.
+    """
     positions = {each.key: position for position, each in enumerate(census.classes)}
     strips = {
         "least": census.least,
@@ -153,10 +198,11 @@ def _shown(
             "alone": alone is not None,
             "link": shown.link,
             "sampled": chosen.sampled,
+            "cluster": labels.get(chosen.number),
             **{name: of_strip.get(chosen.number) for name, of_strip in ranks.items()},
         }
 
-    ends = set().union(*ranks.values())
+    ends = suspects.union(*ranks.values())
 
     def choose() -> Iterator[Chosen]:
         for number, row in enumerate(read_rows(manifest, maps=True)):

@@ -168,13 +168,19 @@ function wanted() {
   const position = $("class").value, text = $("search").value.trim().toLowerCase();
   const low = +$("low").value, high = +$("high").value, whole = low <= 0 && high >= 1;
   const warned = $("warned")?.checked, mistaken = $("mistaken")?.checked;
-  return sampled.filter((row) =>
-    (position === "" || row.class === +position) && (!text || row.text.includes(text)) &&
+  const { cluster } = $("cluster")?.checked ? $("cluster").dataset : {};
+  // Of a suspect cluster there are maps on the page that are not in the sample.
+  return (cluster ? rows : sampled).filter((row) =>
+    (!cluster || row.cluster === +cluster) && (position === "" || row.class === +position) && (!text || row.text.includes(text)) &&
     (whole || (row.probability !== null && row.probability >= low && row.probability <= high)) &&
     (!warned || row.warning) && (!mistaken || row.correct === false));
 }
 
 function update() {
+  const chosen = $("cluster");
+  if (chosen && chosen.dataset.class !== $("class").value) chosen.checked = false;
+  const within = Boolean(chosen?.checked);
+  if (chosen) $("cluster-chip").hidden = !within;
   shown = sorted(wanted(), $("sort").value);
   made = 0;
   $("gallery").replaceChildren();
@@ -188,13 +194,17 @@ function update() {
     const middle = (place + 0.5) / bars.length;
     bar.classList.toggle("in", middle >= low && middle <= high);
   }
-  const all = shown.length === sampled.length;
-  $("found").textContent = all ? `${count(shown.length)} ${shown.length === 1 ? "map" : "maps"}`
+  const all = !within && shown.length === sampled.length;
+  $("found").textContent = within
+    ? `${count(shown.length)} of the cluster’s ${count(+chosen.dataset.maps)} maps`
+    : all ? `${count(shown.length)} ${shown.length === 1 ? "map" : "maps"}`
     : `${count(shown.length)} of ${count(sampled.length)} maps`;
   $("everything").hidden = all && !$("sort").value;
   $("nothing").hidden = shown.length > 0;
   for (const each of document.querySelectorAll(".portrait")) {
-    each.setAttribute("aria-pressed", each.dataset.class === $("class").value);
+    const { cluster } = within ? chosen.dataset : {};
+    each.setAttribute("aria-pressed",
+      each.dataset.class === $("class").value && each.dataset.cluster === cluster);
   }
 }
 
@@ -222,6 +232,11 @@ if ($("tools")) {
     portrait.onclick = () => {
       $("tools").reset();
       $("class").value = portrait.dataset.class;
+      if (portrait.dataset.cluster) {
+        Object.assign($("cluster").dataset, portrait.dataset);
+        $("cluster").checked = true;
+        $("cluster-name").textContent = `cluster ${portrait.dataset.cluster} only`;
+      }
       update();
       $("maps").scrollIntoView();
     };

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from cam.clusters.grid import FINEST, on_one_grid
+from cam.clusters.grid import FINEST, on_one_grid, reduced
 from cam.drawing.heatmap import Float
 from cam.errors import InvalidImages
 
@@ -65,3 +65,13 @@ def test_maps_that_show_nothing_are_left_out() -> None:
 def test_what_is_no_map(shape: tuple[int, ...]) -> None:
     with pytest.raises(InvalidImages, match=r"map 1 has the shape \(.*\); \(h, w\) is needed"):
         on_one_grid([COARSE, np.zeros(shape, np.float32)])
+
+
+def test_maps_may_be_reduced_before() -> None:
+    """The longer side becomes 14: 20 × 28 positions become 10 × 14."""
+    random = np.random.default_rng(0)
+    maps = [random.random(shape, np.float32) for shape in ((20, 28), (20, 28), (7, 7))]
+    small = [reduced(each) for each in maps]
+    assert [each.shape for each in small] == [(10, 14), (10, 14), (7, 7)]
+    assert small[2] is maps[2]
+    np.testing.assert_array_equal(on_one_grid(small).maps, on_one_grid(maps).maps)

@@ -120,7 +120,7 @@ def test_thumbnails_load_as_they_come_into_view(page: Page) -> None:
     # The flat map has no picture.
     assert sorted(widths) == [128, *[192] * 71]
     assert page.locator("#gallery .frame.none").all_inner_texts() == ["no picture"]
-    means = page.locator(".portrait img").evaluate_all(
+    means = page.locator("#classes .portrait img").evaluate_all(
         "(all) => all.map((img) => img.naturalWidth)"
     )
     assert means == [128, 128]
@@ -258,8 +258,33 @@ def test_hostile_names_are_shown_as_they_are(page: Page) -> None:
     link = page.get_by_role("link", name="Open the full picture")
     assert link.get_attribute("href") == "pictures/a%20%23green.jpg"
     scripts = page.locator("script").evaluate_all("(all) => all.map((each) => each.type)")
-    assert set(scripts) == {"application/json", ""}
-    assert scripts.count("") == 1
+    assert scripts == ["application/json", "application/json", ""]  # terms, classes
+
+
+def test_a_cluster_filters_the_maps(page: Page) -> None:
+    """The maps of all cats are equal, so that they are one cluster."""
+    page.locator("#clusters summary").click()
+    cluster = page.locator(".cluster")
+    expect(cluster).to_contain_text("70 maps, 100 % of the class")
+    only = page.get_by_label("cluster 0 only")
+    expect(only).to_be_hidden()
+    cluster.click()
+    expect(cluster).to_have_attribute("aria-pressed", "true")
+    expect(page.locator("#classes .portrait").first).to_have_attribute("aria-pressed", "false")
+    assert found(page) == "70 of the cluster’s 70 maps"
+    page.get_by_label("Search").fill("cats/6")
+    assert found(page) == "11 of the cluster’s 70 maps"  # 6, and 60 … 69
+    page.locator("#class").select_option("")
+    expect(only).to_be_hidden()  # the cluster is one of cats
+    assert found(page) == "11 of 73 maps"
+    cluster.click()
+    only.uncheck()
+    expect(cluster).to_have_attribute("aria-pressed", "false")
+    assert found(page) == "70 of 73 maps"
+    cluster.click()
+    page.get_by_role("button", name="Show all").click()
+    expect(only).to_be_hidden()
+    assert found(page) == "73 maps"
 
 
 def test_a_phone_need_not_scroll_sideways(page: Page) -> None:

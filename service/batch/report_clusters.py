@@ -1,0 +1,279 @@
+"""The clusters of each class's maps, the suspect ones first, as the report shows them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+
+from cam.clusters import FEWEST, Cluster, Clusters, find_clusters
+from cam.drawing.heatmap import Box
+from service.batch.inputs import Inputs
+from service.batch.report_census import ClassCount, ClassKey, class_of
+from service.batch.report_means import scaled_map
+from service.batch.report_photos import Photos
+from service.batch.report_pictures import show
+from service.batch.report_sample import Sample
+from service.core.errors import Problem
+from service.core.files import written_whole
+from service.core.page import draw_map
+from service.pipeline.class_maps import ClassMaps, write_table
+from service.pipeline.rows import Row
+
+DOTS: Final = 2000
+"""Largest number of maps in the scatter plot of a class, and at least one of each cluster."""
+MEMBERS: Final = 200
+"""Largest number of maps of a suspect cluster that are shown in addition to the sample."""
+COLOURS: Final = 8
+"""Number of colours of clusters in report_style.css."""
+FULL: Final = 24
+"""Number of classes whose clusters have pictures of photos; suspect clusters always have them."""
+
+
+@dataclass(eq=False)
+class ClassRows(ClassMaps):
+    """The maps of one class, and what the page needs of their rows."""
+
+    rows: list[int] = field(default_factory=list)
+    """Number of each map's row in the manifest."""
+    pictures: list[str | None] = field(default_factory=list)
+    boxes: list[Box | None] = field(default_factory=list)
+    """The part of the photo that each map covers."""
+
+    def take(self, row: Row, at: int) -> None:
+        values = scaled_map(row)
+        if values is not None:
+            self.add(row.id, row.number, values)
+            self.rows.append(at)
+            self.pictures.append(row.picture)
+            self.boxes.append(_covers(row))
+
+
+@dataclass(frozen=True, eq=False)
+class ClassClusters:
+    """The clusters of one class."""
+
+    position: int
+    """Index of the class in the census."""
+    count: ClassCount
+    maps: ClassRows
+    found: Clusters
+    looked: bool
+    """Whether the photos could be read."""
+
+    @property
+    def suspects(self) -> int:
+        return sum(each.suspect for each in self.found.clusters)
+
+
+@dataclass(frozen=True)
+class ClusterPortrait:
+    """A cluster as the page shows it."""
+
+    number: int
+    """Number of the cluster in its class, from 0."""
+    maps: int
+    share: float
+    """Its maps as a share of those of the class that were clustered."""
+    suspect: bool
+    why: str
+    """Its reasons as one sentence; empty if there are none."""
+    mean: str
+    """The mean map as a data URI."""
+    prototypes: tuple[tuple[str, str], ...]
+    """Id of the image, and its thumbnail as a data URI, of the most typical maps."""
+
+    @property
+    def colour(self) -> int:
+        return self.number % COLOURS
+
+
+@dataclass(frozen=True)
+class ClustersPortrait:
+    """A class's clusters as the page shows them."""
+
+    position: int
+    name: str
+    maps: int
+    """Number of maps that were clustered."""
+    note: str | None
+    clusters: tuple[ClusterPortrait, ...]
+    dots: tuple[tuple[int, str], ...]
+    """Colour of a cluster, and an SVG path with a dot for each of its maps, in 0 … 100."""
+
+    @property
+    def suspects(self) -> list[ClusterPortrait]:
+        return [each for each in self.clusters if each.suspect]
+
+    @property
+    def others(self) -> list[ClusterPortrait]:
+        return [each for each in self.clusters if not each.suspect]
+
+
+def cluster_classes(
+    rows: Iterable[Row], classes: Sequence[ClassCount], inputs: Inputs | None, most: int
+) -> list[ClassClusters]:
+    """Find the clusters of each class with at least `cam.clusters.FEWEST` maps.
+
+    Args:
+        rows: rows of the manifest with their maps, read once.
+        classes: the classes, as the census has them.
+        inputs: the images of the batch; None if they cannot be read. If a photo of a class cannot
+            be read, the class's clusters are found without photos.
+        most: largest number of maps in total. Of more maps, as many of each class are taken as
+            there is room for, evenly spaced.
+
+    Returns:
+        The classes, those with the most suspicious clusters first, then in the given order.
+    """
+    large = {each.key: each for each in classes if each.maps >= FEWEST}
+    sample = Sample({key: each.maps for key, each in large.items()}, most)
+    kept = _collected(rows, large, sample)
+    found = []
+    for position, count in enumerate(classes):
+        if count.key in kept:
+            maps = kept[count.key]
+            photos = None if inputs is None else Photos(inputs, maps.ids, maps.boxes)
+            found.append(_clustered(position, count, maps, photos))
+    # The first cluster of a class is the most suspicious one.
+    return sorted(
+        found, key=lambda each: -each.found.clusters[0].suspicion if each.suspects else 0.0
+    )
+
+
+def _collected(
+    rows: Iterable[Row], classes: Mapping[ClassKey, ClassCount], sample: Sample
+) -> dict[ClassKey, ClassRows]:
+    kept = {key: ClassRows(key.name) for key in classes}
+    for at, row in enumerate(rows):
+        key = class_of(row)
+        if row.error is None and key in kept and not kept[key].has(row.id) and sample.takes(key):
+            kept[key].take(row, at)
+    return kept
+
+
+def _clustered(
+    position: int, count: ClassCount, maps: ClassRows, photos: Photos | None
+) -> ClassClusters:
+    if photos is not None:
+        try:
+            return ClassClusters(position, count, maps, find_clusters(maps.maps, photos), True)
+        except Problem:  # a photo was removed or replaced after it was explained
+            pass
+    return ClassClusters(position, count, maps, find_clusters(maps.maps), False)
+
+
+def _covers(row: Row) -> Box | None:
+    edges = (row.covers_left, row.covers_top, row.covers_right, row.covers_bottom)
+    left, top, right, bottom = edges
+    if left is None or top is None or right is None or bottom is None:
+        return None
+    return Box(left, top, right, bottom) if left < right and top < bottom else None
+
+
+def labels_of(classes: Iterable[ClassClusters]) -> dict[int, int]:
+    """Return the cluster of each clustered map: number of its row in the manifest → number of the
+    cluster in its class."""
+    return {
+        row: label
+        for each in classes
+        for row, label in zip(each.maps.rows, each.found.labels.tolist(), strict=True)
+        if label >= 0
+    }
+
+
+def suspect_rows(classes: Iterable[ClassClusters], most: int) -> set[int]:
+    """Return the row numbers of members of suspect clusters, at most `MEMBERS` of each, evenly
+    spaced, and at most `most` in total, those of the most suspicious clusters first."""
+    suspects = sorted(
+        ((each, cluster) for each in classes for cluster in each.found.clusters if cluster.suspect),
+        key=lambda pair: -pair[1].suspicion,
+    )
+    chosen: list[int] = []
+    for each, cluster in suspects:
+        chosen += [each.maps.rows[number] for number in _spaced(cluster.members, MEMBERS)]
+    return set(chosen[:most])
+
+
+def write_clusters(classes: Iterable[ClassClusters], file: Path) -> None:
+    """Write the table of all clustered maps. The file appears only when it is complete.
+
+    Raises:
+        OSError: if it cannot be written.
+    """
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with (
+        written_whole(file) as temporary,
+        temporary.open("w", encoding="utf-8", errors="replace", newline="") as written,
+    ):
+        write_table(((each.maps, each.found) for each in classes), written)
+
+
+def portray(classes: Sequence[ClassClusters], output: Path, page: Path) -> list[ClustersPortrait]:
+    """Draw the clusters of the classes.
+
+    Args:
+        output: the folder that contains the batch's pictures.
+        page: the HTML file.
+    """
+    portraits = []
+    for place, each in enumerate(classes):
+        clusters = tuple(
+            _portrait(number, cluster, each.maps, output, page, cluster.suspect or place < FULL)
+            for number, cluster in enumerate(each.found.clusters)
+        )
+        portraits.append(
+            ClustersPortrait(
+                position=each.position,
+                name=each.count.key.name,
+                maps=len(each.maps.ids),
+                note=each.found.note,
+                clusters=clusters,
+                dots=() if each.found.note else tuple(_dots(each.found)),
+            )
+        )
+    return portraits
+
+
+def _portrait(
+    number: int, cluster: Cluster, maps: ClassRows, output: Path, page: Path, pictures: bool
+) -> ClusterPortrait:
+    shown = cluster.prototypes.tolist() if pictures else []
+    why = "; ".join(cluster.sentences)
+    return ClusterPortrait(
+        number=number,
+        maps=len(cluster.members),
+        share=cluster.evidence.share,
+        suspect=cluster.suspect,
+        why=f"{why[:1].upper()}{why[1:]}." if why else "",
+        mean=draw_map(cluster.mean),
+        prototypes=tuple((maps.ids[each], _picture(maps, each, output, page)) for each in shown),
+    )
+
+
+def _picture(maps: ClassRows, number: int, output: Path, page: Path) -> str:
+    """Return the thumbnail of a map's picture; of the map alone if the batch has no pictures."""
+    return show(maps.pictures[number], output, page).thumbnail or draw_map(maps.maps[number])
+
+
+def _dots(found: Clusters) -> Iterable[tuple[int, str]]:
+    """Yield the dots of each cluster. Suspect clusters come last, so that they lie on top."""
+    shown = np.flatnonzero(found.labels >= 0)
+    positions = found.embedding
+    low, high = positions[shown].min(0), positions[shown].max(0)
+    places = 2 + 96 * (positions - low) / np.maximum(high - low, 1e-9)
+    room = min(DOTS / len(shown), 1)
+    for number, cluster in reversed([*enumerate(found.clusters)]):
+        members = _spaced(cluster.members, max(int(len(cluster.members) * room), 1))
+        path = "".join(f"M{x:.1f} {y:.1f}h0" for x, y in places[members])
+        yield number % COLOURS, path
+
+
+def _spaced(members: np.ndarray[tuple[int], np.dtype[np.int64]], most: int) -> list[int]:
+    """Return at most `most` members, evenly spaced."""
+    if len(members) <= most:
+        return [int(each) for each in members]
+    return [int(members[each * len(members) // most]) for each in range(most)]

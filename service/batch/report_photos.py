@@ -1,0 +1,100 @@
+"""Thumbnails of the photos that a batch explained, read from its source when they are needed."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+from typing import Final, overload
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+from cam.drawing.heatmap import Box
+from service.batch.configuration import RECORD
+from service.batch.inputs import Inputs, open_inputs
+from service.batch.report_pictures import MOST_PIXELS
+from service.core.errors import ConfigError
+from service.pipeline.images import EncodedPhoto
+
+SIDE: Final = 32
+"""Height and width of a thumbnail in pixels: enough to compare what lies under the heat."""
+
+Photo = NDArray[np.uint8]
+
+
+@contextmanager
+def source_of(output: Path) -> Iterator[Inputs | None]:
+    """Open the images of the batch in the folder `output`, as its run.json names them; None if
+    there is no such record, or the images are not there any more."""
+    with ExitStack() as scope:
+        found = None
+        with suppress(OSError, ValueError, KeyError, TypeError, ConfigError):
+            source = json.loads((output / RECORD).read_text(encoding="utf-8"))["source"]
+            found = scope.enter_context(open_inputs(str(source), output))
+        yield found
+
+
+class Photos(Sequence[Photo]):
+    """The parts of photos that maps cover, uint8 (SIDE, SIDE, 3) each, read one at a time.
+
+    Args:
+        inputs: the images of the batch.
+        ids: the id of each map's image.
+        boxes: the part of the photo that each map covers; None for all of it.
+    """
+
+    def __init__(self, inputs: Inputs, ids: Sequence[str], boxes: Sequence[Box | None]) -> None:
+        self._inputs, self._ids, self._boxes = inputs, ids, boxes
+
+    def __len__(self) -> int:
+        return len(self._ids)
+
+    @overload
+    def __getitem__(self, number: int) -> Photo: ...
+    @overload
+    def __getitem__(self, number: slice) -> list[Photo]: ...
+    def __getitem__(self, number: int | slice) -> Photo | list[Photo]:
+        """Read a photo.
+
+        Raises:
+            Problem: if it cannot be read.
+        """
+        if isinstance(number, slice):
+            return [self[each] for each in range(*number.indices(len(self)))]
+        data = self._inputs.read(self._ids[number])
+        return thumbnail(data, self._boxes[number])
+
+
+def thumbnail(data: bytes, box: Box | None) -> Photo:
+    """Return the part of a photo inside a box, uint8 (SIDE, SIDE, 3), black beyond the photo's
+    edges.
+
+    Args:
+        data: the encoded photo.
+        box: in the photo's pixels; None for the whole photo.
+
+    Raises:
+        Problem: if the photo cannot be decoded.
+    """
+    encoded = EncodedPhoto(data, max_pixels=MOST_PIXELS)
+    pixels = encoded.pixels  # of the full size, which decoding may change
+    photo = encoded.decode(least_side=4 * SIDE)
+    # A large JPEG is decoded at a fraction of its size, the same on both axes.
+    scale = math.sqrt(photo.width * photo.height / pixels)
+    edges = (0.0, 0.0, float(photo.width), float(photo.height))
+    if box is not None:
+        edges = (scale * box.left, scale * box.top, scale * box.right, scale * box.bottom)
+    # Averaging first: the transform reads single pixels.
+    factor = max(round(min(edges[2] - edges[0], edges[3] - edges[1]) / (2 * SIDE)), 1)
+    small = photo.reduce(factor)
+    found = small.transform(
+        (SIDE, SIDE),
+        Image.Transform.EXTENT,
+        tuple(each / factor for each in edges),
+        Image.Resampling.BILINEAR,
+    )
+    return np.asarray(found)
