@@ -1,7 +1,7 @@
 """Clusters of maps: how long they take, and whether suspects are found where a cheat is planted and
 nowhere else.
 
-    python -m bench.clusters [--only speed planting clean] [--seeds 5] [--crops 2000] [--write]
+    python -m bench.clusters [--only speed planting …] [--seeds 5] [--crops 2000] [--write]
 
 - `speed`: 10,000 maps of 14 × 14 positions with thumbnails, as one class and as 10 classes of
   1,000: seconds, seconds of CPU time and peak memory of a process of its own, with the embedding,
@@ -12,6 +12,8 @@ nowhere else.
 - `clean`: maps in suspect clusters when there is no cheat: maps of such classifiers and of ones
   trained without a watermark, on clean photos; synthetic blobs; the embedded model on `--crops`
   crops of photos, by predicted class
+- `report`: the clusters of a batch's report with its photos, 10,000 maps of 14 × 14 positions:
+  seconds and peak memory of a process of its own, and the memory that it had before
 
 Prints JSON; `--write` stores it in bench/results/clusters.json.
 """
@@ -24,8 +26,11 @@ import json
 import resource
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
@@ -48,19 +53,25 @@ Named = tuple[str, Sequence[Float], Sequence[Photos] | None]
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parts = ("speed", "planting", "clean")
+    parts = ("speed", "planting", "clean", "report")
     parser.add_argument("--only", nargs="*", choices=parts, default=parts)
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--crops", type=int, default=2000)
     parser.add_argument("--write", action="store_true")
     parser.add_argument("--inside", nargs=2, help=argparse.SUPPRESS)
+    parser.add_argument("--manifest", type=Path, help=argparse.SUPPRESS)
     asked = parser.parse_args()
+    if asked.manifest:
+        print(json.dumps(clusters_of(asked.manifest)))
+        return
     if asked.inside:
         print(json.dumps(inside(int(asked.inside[0]), asked.inside[1] == "reversed")))
         return
     found: dict[str, Any] = {}
     if "speed" in asked.only:
         found["speed"] = {f"{count} classes": speed(count) for count in (1, 10)}
+    if "report" in asked.only:
+        found["report"] = {f"{count} classes": of_report(count) for count in (1, 10)}
     # The embedding takes most of the time and changes no cluster.
     with patch.object(find, "embed", lambda points, *_: np.zeros((len(points), 2), np.float32)):
         if "planting" in asked.only:
@@ -116,6 +127,64 @@ def inside(classes: int, backwards: bool) -> dict[str, Any]:
         "in suspect clusters": suspects,
         "digests": digests,
     }
+
+
+def of_report(classes: int) -> dict[str, Any]:
+    from PIL import Image
+
+    from tests.service.batch.report_stage import map_row, write_manifest
+
+    random = np.random.default_rng(0)
+    covers = {"covers_left": 0, "covers_top": 0, "covers_right": 224, "covers_bottom": 224}
+    with tempfile.TemporaryDirectory() as name:
+        output, photos = Path(name, "batch"), Path(name, "photos")
+        output.mkdir()
+        photos.mkdir()
+        (output / "run.json").write_text(json.dumps({"source": str(photos)}))
+        rows = []
+        for kind in range(classes):
+            for number, values in enumerate(blobs(MAPS // classes, kind)):
+                pixels = random.integers(0, 256, (8, 8, 3), np.uint8).repeat(28, 0).repeat(28, 1)
+                if number < MAPS // classes // 100:
+                    values *= 0.3
+                    values[-3:, -3:] = 0.9 + 0.1 * random.random((3, 3))
+                    pixels[-48:, -48:] = (255, 0, 255)
+                row = map_row(f"{kind}-{number}.jpg", values.tolist(), **covers)
+                rows.append(replace(row, target=f"class {kind}", target_index=kind))
+                Image.fromarray(pixels).save(photos / row.id)
+        manifest = write_manifest(output, rows)
+        command = [sys.executable, "-m", "bench.clusters", "--manifest", str(manifest)]
+        done = subprocess.run(command, check=True, capture_output=True, text=True)  # noqa: S603
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+def clusters_of(manifest: Path) -> dict[str, Any]:
+    """Find the clusters of a batch in this process, as its report does."""
+    from service.batch.report_census import take_census
+    from service.batch.report_clusters import cluster_classes, portray, write_clusters
+    from service.batch.report_manifest import read_rows
+    from service.batch.report_photos import source_of
+
+    census = take_census(read_rows(manifest))
+    before = peak()
+    begun, worked = time.perf_counter(), time.process_time()
+    with source_of(manifest.parent) as inputs:
+        found = cluster_classes(read_rows(manifest, maps=True), census.classes, inputs, MAPS)
+    write_clusters(found, manifest.with_suffix(".csv"))
+    portray(found, manifest.parent, manifest)
+    return {
+        "seconds": round(time.perf_counter() - begun, 1),
+        "CPU seconds": round(time.process_time() - worked, 1),
+        "peak MB": peak(),
+        "peak MB before": before,
+        "with photos": all(each.looked for each in found),
+        "suspect clusters": sum(each.suspects for each in found),
+    }
+
+
+def peak() -> int:
+    return round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1000)
 
 
 def digest(found: Clusters) -> str:

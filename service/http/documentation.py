@@ -51,6 +51,10 @@ RESULT: Final[dict[str, Any]] = {
     "explanations": [EXPLANATION],
 }
 RESULT_LINE: Final = json.dumps(RESULT) + "\n"
+CLUSTER_LINES: Final = (
+    "id,number,class,cluster,suspect,reasons,x,y\r\n"
+    "cats/a.jpg,0,Egyptian cat,0,true,same pattern; border; isolated,15.4,7.15\r\n"
+)
 
 _INSTANCE: Final = {"image": {"b64": TINY_PNG}}
 PREDICT: Final = takes(

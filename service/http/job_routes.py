@@ -18,8 +18,8 @@ from service.http import documentation
 from service.http.contract import READING_JOBS, answers, takes, worked_example
 from service.http.job_queries import ArchiveQuery, CancelQuery, ListQuery, ResultsQuery
 from service.http.negotiation import choose
-from service.jobs.documents import ItemResult, JobDocument, JobList
-from service.jobs.errors import NotFinished, UnknownItem, UnknownJob
+from service.jobs.documents import ItemResult, JobClusters, JobDocument, JobList
+from service.jobs.errors import NoMaps, NotFinished, UnknownItem, UnknownJob
 from service.jobs.export import parquet, zipped
 from service.jobs.host import Jobs, JobService
 from service.jobs.records import Job, Kind, storable
@@ -27,6 +27,7 @@ from service.jobs.result_store import line_of, picture_of_line
 from service.pipeline.rendering import EXTENSIONS
 
 JSON, NDJSON, EVENTS = "application/json", "application/x-ndjson", "text/event-stream"
+CSV = "text/csv"
 MOST_LISTED = 200
 MOST_LINES = 10_000
 PAGE = 100
@@ -48,6 +49,8 @@ class ItemId(PathConvertor):
 def make_jobs_router(*, jobs: Jobs, manager: Backend) -> APIRouter:
     register_url_convertor("item", ItemId())
     router = APIRouter(tags=["jobs"])
+    # Clusters take a core for up to a minute; other requests need the pool's other threads.
+    clustering = asyncio.Lock()
 
     @router.post(
         "/v1/jobs",
@@ -242,13 +245,7 @@ def make_jobs_router(*, jobs: Jobs, manager: Backend) -> APIRouter:
         media_type = "application/zip" if form == "zip" else "application/vnd.apache.parquet"
         choose(request.headers.get("accept"), [media_type])
         found = await find_job(place, job, request)
-        if not found.ended:
-            document = await place.describe(found)
-            raise NotFinished(
-                f"job {job} is {found.state}, {found.settled} of {found.total} are done; try "
-                f"again, or read /v1/jobs/{job}/results",
-                retry_after=_wait(document),
-            )
+        await _must_have_ended(place, found)
         if found.kind == "audit" and form == "parquet":
             raise InvalidParameter(
                 "an audit has no maps to put in a Parquet file; take format=zip, or "
@@ -259,6 +256,39 @@ def make_jobs_router(*, jobs: Jobs, manager: Backend) -> APIRouter:
         headers = {"Content-Disposition": f'attachment; filename="{job}.{form}"'}
         body = pack(place.result_store, place.folder, found)
         return StreamingResponse(body, media_type=media_type, headers=headers)
+
+    @router.get(
+        "/v1/jobs/{job}/clusters",
+        summary="Clusters of the maps of a job that has ended, the suspect ones first",
+        description=(
+            "The maps of each class, grouped by where their heat lies; a cluster is suspect if its "
+            "maps have one pattern at one place of their own, as those of photos with a watermark "
+            "do. Only the maps are evidence, because the photos may be gone; the report of "
+            "`gradcam batch` looks at the photos, too. Ten thousand maps take about half a minute, "
+            "one job at a time. `text/csv` has a line for each map."
+        ),
+        response_model=JobClusters,
+        responses=answers(
+            JobClusters, {CSV: documentation.CLUSTER_LINES}, problems=[*READING_JOBS, 406, 409]
+        ),
+    )
+    async def get_clusters(job: str, request: Request) -> Response:
+        place = jobs.place
+        form = choose(request.headers.get("accept"), [JSON, CSV])
+        found = await find_job(place, job, request)
+        if found.kind == "audit":
+            raise NoMaps(
+                f"job {job} is an audit, which has no maps to cluster; /v1/audits/{job}/report "
+                "shows it"
+            )
+        await _must_have_ended(place, found)
+        async with clustering:
+            if form == JSON:
+                body = await place.pool.run(lambda: dump(place.clusterings.document(found)))
+            else:
+                table = await place.pool.run(lambda: place.clusterings.table(found))
+                body = table.encode("utf-8", "replace")
+        return Response(body, media_type=form, headers={"Vary": "Accept"})
 
     async def _events(
         place: JobService, document: JobDocument, request: Request
@@ -300,6 +330,16 @@ async def accepted(place: JobService, request: Request, kind: Kind) -> Response:
 def retry_after(document: JobDocument) -> dict[str, str]:
     """Return the header that says when to ask again for a job that has not ended."""
     return {} if _ended(document) else {"Retry-After": str(_wait(document))}
+
+
+async def _must_have_ended(place: JobService, job: Job) -> None:
+    """Raise NotFinished if the job waits or runs."""
+    if not job.ended:
+        raise NotFinished(
+            f"job {job.id} is {job.state}, {job.settled} of {job.total} are done; try again, or "
+            f"read /v1/jobs/{job.id}/results",
+            retry_after=_wait(await place.describe(job)),
+        )
 
 
 async def _lines(place: JobService, job: Job, after: int, last: int) -> AsyncIterator[bytes]:

@@ -1,7 +1,7 @@
 """The problems that only requests about jobs can be answered with.
 
 - Problem
-  - 404 UnknownJob, UnknownItem, NotAnAudit
+  - 404 UnknownJob, UnknownItem, NotAnAudit, NoMaps
   - 409 NotFinished           the result does not exist yet, or never will
   - 422 ItemFailed, DuplicateId, IdempotencyConflict, InvalidArchive
   - 429 TooManyJobs           with Retry-After
@@ -26,6 +26,11 @@ class UnknownItem(Problem):
 class NotAnAudit(Problem):
     status = 404
     title = "The job is no audit"
+
+
+class NoMaps(Problem):
+    status = 404
+    title = "The job has no maps"
 
 
 class ItemFailed(Problem):

@@ -18,6 +18,7 @@ from service.core.errors import ConfigError, InsufficientStorage, Unavailable
 from service.core.pool import Pool
 from service.core.settings import Settings
 from service.jobs.audits import Audits
+from service.jobs.clusters import Clusterings
 from service.jobs.database import Database
 from service.jobs.documents import JobDocument, describe_job
 from service.jobs.executor import ItemExecutor
@@ -48,6 +49,7 @@ class JobService:
     listing: Listing
     result_store: ResultStore
     audits: Audits
+    clusterings: Clusterings
     folder: Folder
     intake: Intake
     runner: Runner
@@ -228,6 +230,7 @@ class Jobs:
                     listing,
                     results,
                     Audits(results, folder),
+                    Clusterings(results, folder),
                     folder,
                     intake,
                     runner,

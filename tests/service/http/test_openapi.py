@@ -37,7 +37,7 @@ def test_what_a_client_is_generated_from_has_names() -> None:
         *("listModels", "addModel", "getModel", "removeModel", "listLayers", "getDrift"),
         *("predict", "explain", "evaluate", "showActivations"),
         *("submitJob", "listJobs", "getJob", "cancelJob", "followJob"),
-        *("listResults", "getResult", "downloadArchive"),
+        *("listResults", "getResult", "downloadArchive", "getClusters"),
         *("submitAudit", "getAudit", "getReport"),
     ]
 

@@ -93,6 +93,8 @@ def test_an_audit_is_a_job(client: TestClient, audit: str) -> None:
     assert client.get(f"/v1/jobs/{audit}/archive").status_code == 200
     refused = client.get(f"/v1/jobs/{audit}/archive?format=parquet")
     assert (refused.status_code, "no maps" in refused.text) == (422, True)
+    refused = client.get(f"/v1/jobs/{audit}/clusters")
+    assert (refused.status_code, "has no maps" in refused.text) == (404, True)
     picture = client.get(f"/v1/jobs/{audit}/results/0.png", headers={"Accept": "image/png"})
     assert picture.status_code == 406
 
