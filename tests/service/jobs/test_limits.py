@@ -296,4 +296,5 @@ def test_the_contract_is_one() -> None:
         "/v1/jobs/{job}/results",
         "/v1/jobs/{job}/results/{item}",
         "/v1/jobs/{job}/archive",
+        "/v1/jobs/{job}/clusters",
     ]
