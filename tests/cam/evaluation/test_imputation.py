@@ -40,7 +40,9 @@ def imputed(image: Numbers, *removed: NDArray[np.bool_]) -> Numbers:
     return impute(tensor(image), torch.from_numpy(np.stack(removed))).numpy().astype(np.float64)
 
 
-@pytest.mark.parametrize("size", [(4, 4), (5, 7), (7, 5), (8, 9), (17, 23), (1, 9), (33, 2)])
+@pytest.mark.parametrize(
+    "size", [(4, 4), (5, 7), (7, 5), (8, 9), (17, 23), (1, 9), (33, 2), (27, 40)]
+)
 @pytest.mark.parametrize("share", [0.1, 0.5, 0.9])
 def test_as_a_direct_solution_has_it(size: tuple[int, int], share: float) -> None:
     image = drawn(3, *size)
@@ -53,6 +55,25 @@ def test_as_a_direct_solution_has_it(size: tuple[int, int], share: float) -> Non
     for mask, one in zip(masks, found, strict=True):
         for plane, expected in zip(one, image, strict=True):
             np.testing.assert_allclose(plane, solved(expected, mask), atol=2e-4)
+
+
+@pytest.mark.parametrize("channels", [1, 2, 4, 5, 9])
+def test_any_number_of_channels(channels: int) -> None:
+    image = drawn(channels, 21, 18)
+    mask = np.random.default_rng(2).random((21, 18)) < 0.5
+    (found,) = imputed(image, mask)
+    for plane, expected in zip(found, image, strict=True):
+        np.testing.assert_allclose(plane, solved(expected, mask), atol=2e-4)
+
+
+def test_large_regions_as_a_direct_solution_has_them() -> None:
+    """Several grids are needed here, of which the sides are even and odd."""
+    image = drawn(2, 75, 90)
+    mask = np.zeros((75, 90), bool)
+    mask[3:20, 40:] = mask[30:70, 2:30] = True
+    (found,) = imputed(image, mask)
+    for plane, expected in zip(found, image, strict=True):
+        np.testing.assert_allclose(plane, solved(expected, mask), atol=2e-5)
 
 
 def test_the_weights_of_direct_and_diagonal_neighbours_are_not_interchangeable() -> None:
@@ -152,7 +173,7 @@ def test_the_authors_noise() -> None:
 
 @pytest.mark.parametrize("size", [(4, 4), (5, 6), (8, 8), (32, 32)])
 def test_a_system_that_is_solved_early_stays_solved(size: tuple[int, int]) -> None:
-    """While others of its group go on, rounding would otherwise grow until it is infinite."""
+    """If it went on, rounding would grow until it is infinite."""
     image = drawn(2, *size)
     random = np.random.default_rng(0)
     for _ in range(10):
