@@ -178,7 +178,9 @@ class ImageRoutes:
         form = choose(_list_of(request, "accept"), [JSON, NDJSON])
 
         async def work(instance: Instance[EvaluateParameters]) -> list[schemas.Evaluation]:
-            return await self._pipeline.evaluate(context.replicas, instance, context.timings)
+            return await self._pipeline.evaluate(
+                context.replicas, instance, context.timings, until=context.passes_until
+            )
 
         async with self._reception.receive(request, model, EvaluateParameters) as context:
             _limit_maps(context.instances)
@@ -275,7 +277,9 @@ class ImageRoutes:
         instance: Instance[EvaluateParameters],
         report: Listener,
     ) -> Sequence[BaseModel]:
-        return await self._pipeline.evaluate(context.replicas, instance, context.timings, report)
+        return await self._pipeline.evaluate(
+            context.replicas, instance, context.timings, report, context.passes_until
+        )
 
     async def _lines(
         self,

@@ -100,7 +100,7 @@ def _region(
     region: RegionObject, photo: Image.Image, seen: ModelInput, max_pixels: int
 ) -> NDArray[np.bool_]:
     if region.mask is not None:
-        white = picture_of(region.mask.b64, "mask", max_pixels=max_pixels)
+        white = picture_of(region.mask.b64, "region's mask", max_pixels=max_pixels)
         return mask_on_input(white, photo, seen)
     assert region.box is not None
     inside = pixels_in(box_on_input(region.box, photo, seen), *seen.pixels.shape[:2])

@@ -283,10 +283,10 @@ def decode_base64(text: str) -> bytes:
 
 
 def picture_of(text: str, what: str, *, max_pixels: int) -> Image.Image:
-    """Decode a picture that is part of a target, as RGB.
+    """Decode a picture that is part of the parameters, as RGB.
 
     Args:
-        what: name of the picture in error messages.
+        what: name of the picture in error messages, such as "target's mask".
 
     Raises:
         InvalidTarget: if the text is not valid base64, or not an allowed image.
@@ -294,6 +294,6 @@ def picture_of(text: str, what: str, *, max_pixels: int) -> Image.Image:
     try:
         return decode(decode_base64(text), max_pixels=max_pixels)
     except ValueError as error:
-        raise InvalidTarget(f"the target's {what} is not valid base64: {error}") from None
+        raise InvalidTarget(f"the {what} is not valid base64: {error}") from None
     except Problem as problem:
-        raise InvalidTarget(f"the target's {what}: {problem.detail}") from None
+        raise InvalidTarget(f"the {what}: {problem.detail}") from None

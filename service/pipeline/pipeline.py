@@ -13,6 +13,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from functools import partial
+from time import monotonic
 from types import TracebackType
 from typing import Final
 
@@ -66,7 +67,7 @@ from service.pipeline.parameters import (
     PredictParameters,
     points_at_photo,
 )
-from service.pipeline.resolve import layers_of, placed, questions_of, target_of
+from service.pipeline.resolve import cheapest, layers_of, placed, questions_of, target_of
 from service.pipeline.result import Result, require_few_numbers
 
 SMALL_JPEG_BYTES: Final = 128 * 1024
@@ -151,27 +152,40 @@ class Pipeline:
             json_of: number of images in the JSON answer that the result is part of, or None without
                 such an answer, whose size is limited.
             until: time of `time.monotonic` at which a method of many passes stops and uses the
-                passes that it has made, unless the parameters set a `budget`.
+                passes that it has made, unless the parameters set a `budget`. Where maps are
+                scored, it stops halfway.
 
         Raises:
             Problem: if this instance cannot be explained.
         """
         timings, model = timings or Timings(), replicas.model
-        async with self._opened(model, instance, timings, priority) as (encoded, pool):
+        metrics = instance.parameters.evaluate or ()
+        scores: tuple[Scores, ...] = ()
+        if metrics:
+            try:
+                require_suited(metrics)
+            except Problem as problem:
+                raise instance.blame(problem) from None
+            until = _halfway(until)
+        async with AsyncExitStack() as scope:
+            opened = self._opened(model, instance, timings, priority)
+            encoded, pool = await scope.enter_async_context(opened)
             if json_of is not None:
                 require_few_numbers(instance, encoded.pixels, json_of)
             photo, seen, questions, outcome = await self._explained(
                 replicas, instance, encoded, pool, timings, progress, priority, until
             )
-            scores: tuple[Scores, ...] = ()
-            if metrics := instance.parameters.evaluate:
-                try:
-                    require_suited(metrics)
-                except Problem as problem:
-                    raise instance.blame(problem) from None
+            if metrics:
+                # Scores take seconds: the photo gives its room back meanwhile, and is decoded again
+                # to be drawn.
+                photo.close()
+                await scope.aclose()
                 scores = await self._scored(
                     replicas, seen, questions, outcome.value, metrics, Options(), timings, progress
                 )
+                opened = self._opened(model, instance, timings, priority)
+                encoded, pool = await scope.enter_async_context(opened)
+                photo, seen = await self._seen(model, instance, encoded, pool, timings)
             yield Result(
                 instance,
                 model,
@@ -191,12 +205,15 @@ class Pipeline:
         instance: Instance[EvaluateParameters],
         timings: Timings,
         progress: Listener | None = None,
+        until: float | None = None,
     ) -> list[schemas.Evaluation]:
         """Return the JSON schema objects of the scores of each map of one image, which the service
         makes or the caller has sent.
 
         Args:
             progress: is called with the number of forward passes that have been made.
+            until: time of `time.monotonic` at which the scores should be there. A method of many
+                passes takes half of the time until then, unless the parameters set a `budget`.
 
         Raises:
             Problem: if this instance cannot be evaluated.
@@ -204,7 +221,7 @@ class Pipeline:
         model, metrics = replicas.model, instance.parameters.metrics
         # The photo is gone by now: what follows takes many passes, and needs the input alone.
         seen, questions, answer, options, judged = await self._judged(
-            replicas, instance, timings, progress
+            replicas, instance, timings, progress, _halfway(until)
         )
         scores = await self._scored(
             replicas, seen, questions, answer, metrics, options, timings, progress, judged
@@ -352,6 +369,8 @@ class Pipeline:
         model = replicas.model
         try:
             questions = questions_of(model, instance.parameters)
+            if isinstance(instance.parameters, EvaluateParameters) and instance.parameters.map:
+                questions = cheapest(model, questions)
             photo, seen = await self._seen(model, instance, encoded, pool, timings)
             targets = await self._placed(replicas, instance, questions[0], photo, seen, priority)
         except Problem as problem:
@@ -369,6 +388,7 @@ class Pipeline:
         instance: Instance[EvaluateParameters],
         timings: Timings,
         progress: Listener | None,
+        until: float | None,
     ) -> tuple[ModelInput, tuple[Question, ...], Answer, Options, Map | None]:
         """Return what scoring an image's maps needs: the model's input, the questions, their answer
         with the maps, the metrics' options, and the map that was sent, on the input's pixels.
@@ -384,7 +404,7 @@ class Pipeline:
             except Problem as problem:
                 raise instance.blame(problem) from None
             photo, seen, questions, outcome = await self._explained(
-                replicas, instance, encoded, pool, timings, progress
+                replicas, instance, encoded, pool, timings, progress, until=until
             )
 
             def prepare() -> tuple[Options, Map | None]:
@@ -487,7 +507,9 @@ class Pipeline:
         fit: Fit = parameters.fit
 
         def look(b64: str) -> ModelInput:
-            return model.preprocessing.apply(picture_of(b64, "like", max_pixels=limit), fit)
+            return model.preprocessing.apply(
+                picture_of(b64, "target's like", max_pixels=limit), fit
+            )
 
         for turn, other in others.items():  # one by one, so that only one photo is in memory
             like = await pool.run(partial(look, other.b64))
@@ -553,6 +575,11 @@ def _same(question: Question, explanation: Explanation) -> Target:
     if isinstance(found, ClassTarget) and isinstance(asked, ClassTarget) and found.box is None:
         return replace(asked, index=found.index)
     return found
+
+
+def _halfway(until: float | None) -> float | None:
+    """Return the time halfway from now: what making a map may take where it is scored as well."""
+    return None if until is None else (monotonic() + until) / 2
 
 
 def _has_quick_header(image: object) -> bool:

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import difflib
 import fnmatch
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 
@@ -62,6 +63,14 @@ def questions_of(model: ModelInfo, parameters: Parameters) -> tuple[Question, ..
             f"{MAX_MAPS} of an image are allowed"
         )
     return tuple(questions)
+
+
+def cheapest(model: ModelInfo, questions: Sequence[Question]) -> tuple[Question, ...]:
+    """Return the question that tells the target's class with the fewest passes, for a map that was
+    sent: the map of the method that the parameters name is not needed."""
+    if "gradcam" in model.unsuited:
+        return tuple(questions)
+    return (Question(questions[0].targets, "gradcam", (model.default_layer,)),)
 
 
 def _audited(model: ModelInfo, parameters: Parameters) -> Parameters:
@@ -158,7 +167,7 @@ def placed(
         elif isinstance(target, ClassTarget) and sent.box is not None:
             targets[turn] = replace(target, box=box_on_input(sent.box, photo, seen))
         elif isinstance(target, ClassTarget) and sent.mask is not None:
-            white = picture_of(sent.mask.b64, "mask", max_pixels=max_pixels)
+            white = picture_of(sent.mask.b64, "target's mask", max_pixels=max_pixels)
             targets[turn] = replace(target, mask=mask_on_input(white, photo, seen))
     return replace(question, targets=tuple(targets)), others
 

@@ -185,6 +185,7 @@ def test_an_explanation_has_its_scores(client: httpx2.Client, small: bytes) -> N
         ("squares=1", 422, "invalid-parameter", "from 2 to 1000"),
         ("region={}", 422, "invalid-parameter", "box or mask"),
         ("region={", 422, "invalid-parameter", "a JSON object"),
+        ('region={"mask":{"b64":"!"}}', 422, "invalid-region", "the region's mask is not"),
         ('region={"box":[0,0,9999,9]}', 422, "invalid-region", "outside the photo"),
         ('region={"box":[9,0,3,9]}', 422, "invalid-parameter", "left < right"),
         ('target={"against":true}', 422, "unexplainable", "probability"),

@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 from collections.abc import AsyncIterator
+from dataclasses import replace
+from io import BytesIO
+from time import monotonic
+from typing import Any
 
 import numpy as np
 import pytest
 from PIL import Image
 
+from cam import Question
+from service.backend.timings import Timings
 from service.core.errors import InvalidParameter, NotAcceptable, Problem, UndecodableImage
 from service.core.metrics import Metrics
 from service.core.pool import PRIORITIES, Priority
@@ -17,6 +24,7 @@ from service.engine.engine import Engine
 from service.engine.replicas import Replicas
 from service.loading.served_model import load
 from service.models.catalog import ModelEntry
+from service.pipeline.evaluate_parameters import EvaluateParameters
 from service.pipeline.instances import Instance
 from service.pipeline.parameters import Parameters
 from service.pipeline.pipeline import Pipeline, make_pipeline
@@ -146,3 +154,80 @@ async def test_what_crosses_into_the_engine_is_pixels(
     assert pixels.shape == (8, 8, 3)
     photo = noise(SIDE, SIDE).resize((8, 8), Image.Resampling.BILINEAR)
     assert np.abs(pixels.astype(int) - np.asarray(photo)).max() <= 1
+
+
+class Scoring:
+    """Records what is asked of the model, and whether the photo has given its room back when its
+    maps are scored."""
+
+    def __init__(self, replicas: Replicas, pipeline: Pipeline, patch: pytest.MonkeyPatch) -> None:
+        self.free = 0
+        self.asked: list[tuple[str, float | None]] = []
+        answer, evaluate = replicas.answer, replicas.evaluate
+
+        async def answered(seen: Any, *questions: Question, **options: Any) -> Any:
+            self.asked += [(each.method, options.get("until")) for each in questions]
+            return await answer(seen, *questions, **options)
+
+        async def evaluated(*given: Any, **options: Any) -> Any:
+            await require_all_room(pipeline)
+            self.free += 1
+            return await evaluate(*given, **options)
+
+        patch.setattr(replicas, "answer", answered)
+        patch.setattr(replicas, "evaluate", evaluated)
+
+
+async def test_a_photo_holds_no_room_while_its_maps_are_scored(
+    pipeline: Pipeline, replicas: Replicas, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scoring = Scoring(replicas, pipeline, monkeypatch)
+    asked = instance(evaluate=["complexity"])
+    async with pipeline.explain(replicas, asked) as result:
+        (scored,) = await result.as_json()
+        assert result.photo.size == (SIDE, SIDE)
+    assert scoring.free == 1
+    assert scored.scores is not None
+    async with pipeline.explain(replicas, instance()) as result:
+        (plain,) = await result.as_json()
+    assert scored.heatmap == plain.heatmap
+    await require_all_room(pipeline)
+
+
+async def test_a_method_of_many_passes_leaves_half_of_the_time_to_the_scores(
+    pipeline: Pipeline, replicas: Replicas, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scoring = Scoring(replicas, pipeline, monkeypatch)
+    now = monotonic()
+    until = now + 60
+    async with pipeline.explain(
+        replicas, instance(method="rise", evaluate=["complexity"]), until=until
+    ):
+        pass
+    asked = replace(
+        instance(), parameters=EvaluateParameters(method=["rise"], metrics=["complexity"])
+    )
+    await pipeline.evaluate(replicas, asked, Timings(), until=until)  # type: ignore[arg-type]
+    async with pipeline.explain(replicas, instance(method="rise"), until=until):
+        pass
+    (_, first), (_, second), (_, alone) = scoring.asked
+    assert first is not None
+    assert second is not None
+    assert now + 29 < first <= second < now + 45
+    assert alone == until
+
+
+async def test_a_map_that_was_sent_costs_no_pass_of_the_method(
+    pipeline: Pipeline, replicas: Replicas, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scoring = Scoring(replicas, pipeline, monkeypatch)
+    file = BytesIO()
+    np.save(file, np.eye(SIDE))
+    sent = {"b64": base64.b64encode(file.getvalue()).decode()}
+    parameters = EvaluateParameters.model_validate(
+        {"method": "rise", "metrics": ["complexity"], "map": sent}
+    )
+    asked = replace(instance(), parameters=parameters)
+    (found,) = await pipeline.evaluate(replicas, asked, Timings())  # type: ignore[arg-type]
+    assert found.method is None
+    assert [method for method, _ in scoring.asked] == ["gradcam"]
