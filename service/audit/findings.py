@@ -8,8 +8,8 @@ from typing import Final
 import numpy as np
 
 from cam.evaluation.verdict import NAMED
-from service.audit.documents import ArmSummary, Audit, Finding, PhotoRecord, Place
 from service.audit.plan import Arm
+from service.core.audit_schemas import ArmSummary, Audit, Finding, PhotoRecord, Place
 
 SAME_PROBABILITY: Final = 1e-5
 """Largest difference of a class's probability between photos at which the model ignores them, as a

@@ -17,11 +17,11 @@ from cam.drawing.heatmap import Float, minmax, shrink
 from cam.evaluation.candidate import Candidate, candidates_of
 from cam.evaluation.metrics import METRICS, Options, Scores
 from cam.evaluation.similarity import similarity
-from service.audit.documents import ArmRecord, Numbers, PhotoRecord, SimilarityRecord
 from service.audit.grids import SURE, Grid, Neighbours, as_input, share_inside
 from service.audit.plan import SIDES, STAGES, Plan, with_target
 from service.backend.answers import Prediction
 from service.backend.interface import NOTHING, ModelBackend
+from service.core.audit_schemas import ArmRecord, Numbers, PhotoRecord, SimilarityRecord
 from service.core.errors import Unexplainable
 from service.models.preprocessing import ModelInput
 

@@ -16,9 +16,9 @@ from PIL import Image
 from cam.drawing.heatmap import Float, resize
 from cam.drawing.overlay import overlay
 from cam.evaluation.verdict import NAMED
-from service.audit.documents import ArmSummary, Audit, PhotoRecord
 from service.audit.plan import Arm
 from service.audit.summary import SHOWS_THE_PHOTO
+from service.core.audit_schemas import ArmSummary, Audit, PhotoRecord
 from service.core.page import data_uri, draw_bar, draw_map, page_template, write_page
 
 SHOWN: Final = 24

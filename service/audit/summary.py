@@ -12,7 +12,10 @@ from numpy.typing import NDArray
 
 from cam.evaluation.metrics import METRICS, Options
 from service.audit.bootstrap import bounds, interval, resamples
-from service.audit.documents import (
+from service.audit.findings import findings_of
+from service.audit.grids import SURE
+from service.audit.plan import SANITY_PHOTOS, SIDES, STAGES, Arm
+from service.core.audit_schemas import (
     ArmRecord,
     ArmSummary,
     Audit,
@@ -21,9 +24,6 @@ from service.audit.documents import (
     PhotoRecord,
     Recommendation,
 )
-from service.audit.findings import findings_of
-from service.audit.grids import SURE
-from service.audit.plan import SANITY_PHOTOS, SIDES, STAGES, Arm
 
 SHOWS_THE_PHOTO: Final = 0.5
 """Rank correlation with the maps of randomised models, the mean over the stages, above which a map

@@ -14,7 +14,6 @@ from pydantic import ValidationError
 from rich.console import Console
 
 from cam import ClassTarget
-from service.audit.documents import Audit, PhotoRecord
 from service.audit.grids import Neighbours
 from service.audit.measurement import Measurement, stored_name
 from service.audit.plan import Plan, plan_of
@@ -26,6 +25,7 @@ from service.batch.inputs import Inputs, open_inputs
 from service.batch.progress import Tally, say, shown
 from service.batch.work import check, made_with, raise_last
 from service.core.allocator import keep_memory
+from service.core.audit_schemas import Audit, PhotoRecord
 from service.core.concurrency import explain_many
 from service.core.errors import (
     ConfigError,

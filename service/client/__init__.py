@@ -24,11 +24,18 @@ from service.client.failures import (
     Unreachable,
 )
 from service.client.job_documents import JobDocument, Result
-from service.client.options import EvaluateOptions, Options, PredictOptions, TargetObject
+from service.client.options import (
+    AuditOptions,
+    EvaluateOptions,
+    Options,
+    PredictOptions,
+    TargetObject,
+)
 
 __all__ = [
     "AsyncClient",
     "AsyncJob",
+    "AuditOptions",
     "Client",
     "ClientError",
     "EvaluateOptions",

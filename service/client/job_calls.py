@@ -29,6 +29,7 @@ FILES = {
     ".jsonl": NDJSON,
 }
 """Suffix of an archive or manifest → media type."""
+AUDITS = "/v1/audits"
 CHUNK_BYTES = 1 << 16
 BROKEN = "the stream of events broke off"
 FIRST_LOOK, LONGEST_LOOK = 0.1, 10.0
@@ -42,12 +43,18 @@ may be any photo."""
 
 
 def submit(
-    photos: Photos, model: str | None, parameters: Mapping[str, Any], key: str | None
+    photos: Photos,
+    model: str | None,
+    parameters: Mapping[str, Any],
+    key: str | None,
+    *,
+    path: str = "/v1/jobs",
 ) -> Call:
     """Return the request that submits a job.
 
     Args:
         key: idempotency key; None for a random one.
+        path: of the collection to which the job is added: jobs or audits.
 
     Raises:
         OSError: if the archive or manifest does not exist.
@@ -57,16 +64,16 @@ def submit(
     query = query_of({"model": model, **parameters})
     headers = {"Accept": JSON, "Idempotency-Key": key or uuid.uuid4().hex}
     if isinstance(photos, (str, PathLike)):
-        path = Path(photos)
-        ending = next((each for each in FILES if path.name.lower().endswith(each)), None)
+        file = Path(photos)
+        ending = next((each for each in FILES if file.name.lower().endswith(each)), None)
         if ending is None:
             raise ValueError(
                 f"{fspath(photos)!r} is neither an archive nor a manifest, which end in "
                 f"{', '.join(FILES)}; of photos, give a list"
             )
-        size = str(path.stat().st_size)
+        size = str(file.stat().st_size)
         headers |= {"Content-Type": FILES[ending], "Content-Length": size}
-        return Call("POST", "/v1/jobs", query, headers, lambda: _chunks(path), bulky=True)
+        return Call("POST", path, query, headers, lambda: _chunks(file), bulky=True)
     if isinstance(photos, (bytes, bytearray, memoryview, np.ndarray, Image.Image)):
         raise TypeError("a job is made of several photos; give a list of them")
     items: list[Any]
@@ -75,7 +82,7 @@ def submit(
     else:
         items = list(photos)
     headers["Content-Type"] = NDJSON
-    return Call("POST", "/v1/jobs", query, headers, lambda: _lines(items), bulky=True)
+    return Call("POST", path, query, headers, lambda: _lines(items), bulky=True)
 
 
 def listed(state: str | None, limit: int) -> Call:
@@ -124,6 +131,21 @@ def archive(job: str, path: Path, form: str | None) -> Call:
             "format='zip' or format='parquet'"
         )
     return Call("GET", f"{_path(job)}/archive", (("format", form),), bulky=True)
+
+
+def clusters(job: str) -> Call:
+    return Call("GET", f"{_path(job)}/clusters", headers={"Accept": JSON}, bulky=True)
+
+
+def audit(job: str) -> Call:
+    require_name("id of the job", job)
+    return get(f"{AUDITS}/{step(job)}")
+
+
+def audit_report(job: str) -> Call:
+    require_name("id of the job", job)
+    path = f"{AUDITS}/{step(job)}/report"
+    return Call("GET", path, headers={"Accept": "text/html"}, bulky=True)
 
 
 def cancel(job: str) -> Call:

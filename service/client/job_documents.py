@@ -12,6 +12,7 @@ from service.client.answers import parsed
 from service.client.explanation import Explanation
 from service.client.failures import ServiceError, failure
 from service.core import schemas
+from service.core.audit_schemas import Audit
 from service.core.schemas import Open
 
 State = Literal["waiting", "running", "done", "cancelled"]
@@ -51,6 +52,12 @@ class JobDocument(Open):
     def ended(self) -> bool:
         """Whether the job has ended, so that no results will be added."""
         return self.state in ENDED
+
+
+class AuditDocument(JobDocument):
+    """The state of a job that is an audit, and the summary of the photos measured by now."""
+
+    audit: Audit
 
 
 class JobList(Open):

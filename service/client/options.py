@@ -70,6 +70,16 @@ class Options(PredictOptions, total=False):
     evaluate: Sequence[str]
 
 
+class AuditOptions(TypedDict, total=False):
+    """Parameters of `audit`: without them, the usual methods, layers and metrics are measured."""
+
+    method: str | Sequence[str]
+    layer: str | Sequence[str]
+    target: Target | Sequence[Target]
+    evaluate: Sequence[str]
+    fit: Literal["crop", "squash", "pad"]
+
+
 class RegionObject(TypedDict, total=False):
     """A part of a photo: a box in the photo's pixels, or a mask of the photo's size."""
 

@@ -12,13 +12,14 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
 from service.backend.interface import Backend
+from service.core.cluster_schemas import JobClusters
 from service.core.errors import InsufficientStorage, InvalidParameter, Unavailable
 from service.core.schemas import dump
 from service.http import documentation
 from service.http.contract import READING_JOBS, answers, takes, worked_example
 from service.http.job_queries import ArchiveQuery, CancelQuery, ListQuery, ResultsQuery
 from service.http.negotiation import choose
-from service.jobs.documents import ItemResult, JobClusters, JobDocument, JobList
+from service.jobs.documents import ItemResult, JobDocument, JobList
 from service.jobs.errors import NoMaps, NotFinished, UnknownItem, UnknownJob
 from service.jobs.export import parquet, zipped
 from service.jobs.host import Jobs, JobService

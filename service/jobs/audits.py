@@ -9,9 +9,9 @@ from cachetools import LRUCache
 
 from cam.evaluation.metrics import DEFAULTS
 from service import __version__
-from service.audit.documents import Audit, PhotoRecord
 from service.audit.report import audit_page
 from service.audit.summary import summarise
+from service.core.audit_schemas import Audit, PhotoRecord
 from service.core.errors import InternalError
 from service.jobs.folder import Folder
 from service.jobs.records import Job, parameters_of

@@ -15,14 +15,14 @@ from PIL import Image
 
 from cam.clusters import FEWEST, Cluster, Clusters, find_clusters
 from cam.drawing.heatmap import Float
-from service.core.schemas import ExplainedTarget
-from service.jobs.documents import (
+from service.core.cluster_schemas import (
     ClusteredClass,
     ClusterPlace,
     ClustersOfClass,
     JobClusters,
     MapCluster,
 )
+from service.core.schemas import ExplainedTarget
 from service.jobs.errors import UnknownJob
 from service.jobs.folder import Folder
 from service.jobs.records import Job

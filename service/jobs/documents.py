@@ -6,11 +6,10 @@ import json
 from datetime import UTC, datetime
 from typing import Any
 
-from pydantic import ConfigDict, Field
+from pydantic import Field
 
-from service.audit.documents import Audit
+from service.core.audit_schemas import Audit
 from service.core.choices import JobKind, JobState
-from service.core.glossary import TERMS
 from service.core.schemas import Explanation, Open, Prediction, ProblemDocument
 from service.jobs.records import Job
 
@@ -80,80 +79,6 @@ class ItemResult(ItemAnswer):
     )
     error: str | None = None
     problem: ProblemDocument | None = None
-
-
-class ClusteredClass(Open):
-    """The class that maps explain."""
-
-    index: int | None = Field(None, description=TERMS["target_index"], examples=[285])
-    label: str = Field(description="The target in words.", examples=["Egyptian cat"])
-
-
-class ClusterPlace(Open):
-    """Centre of a mean map's heat, from the left and the top."""
-
-    x: float = Field(description="Share of the width, 0 … 1.", examples=[0.93])
-    y: float = Field(description="Share of the height, 0 … 1.", examples=[0.93])
-
-
-class MapCluster(Open):
-    """Maps of one class whose heat lies alike."""
-
-    cluster: int = Field(
-        description="Its number in the class, from 0, the most suspicious one first.", examples=[0]
-    )
-    suspect: bool = Field(
-        description=(
-            "Whether the maps suggest that the model looks at something else than the class, such "
-            "as a watermark. It is a reason to look at the photos, and no proof."
-        ),
-        examples=[True],
-    )
-    reasons: list[str] = Field(
-        description="What is true of it, in short.",
-        examples=[["same pattern", "own place", "border", "isolated"]],
-    )
-    sentences: list[str] = Field(
-        description="The same as sentences.",
-        examples=[["the heat has one pattern at one fixed place"]],
-    )
-    items: list[str] = Field(
-        description="The items whose maps are in it.", examples=[["cats/a.jpg", "cats/b.jpg"]]
-    )
-    numbers: list[int] = Field(
-        description="Of each of these items, which of its explanations it is, from 0.",
-        examples=[[0, 0]],
-    )
-    mean: list[list[float]] = Field(
-        description="Mean of the maps, row by row, at most 14 × 14, each value 0 … 1.",
-        examples=[[[0.02, 0.1], [0.1, 0.97]]],
-    )
-    place: ClusterPlace
-    border: float = Field(
-        description="Mean share of the heat near the border, 0 … 1; 0.36 for an even map.",
-        examples=[0.71],
-    )
-    tightness: float = Field(
-        description="Mean share of a map's heat that lies as in all of the cluster, 0 … 1.",
-        examples=[0.86],
-    )
-
-
-class ClustersOfClass(Open):
-    model_config = ConfigDict(frozen=True, serialize_by_alias=True, validate_by_name=True)
-
-    class_: ClusteredClass = Field(alias="class")
-    maps: int = Field(description="Number of its maps, one of each item.", examples=[312])
-    note: str | None = Field(
-        None, description="Why the maps are not split into clusters; absent if they are."
-    )
-    clusters: list[MapCluster]
-
-
-class JobClusters(Open):
-    """The clusters of a job's maps, the classes with suspect clusters first."""
-
-    classes: list[ClustersOfClass]
 
 
 def describe_job(

@@ -17,7 +17,13 @@ from service.client._async.transport import AsyncLine
 from service.client.explanation import Explanation
 from service.client.failures import ClientError, Failure, Overloaded, ServiceError, Unreachable
 from service.client.job_documents import JobDocument, JobList, State
-from service.client.options import EvaluateOptions, MediaType, Options, PredictOptions
+from service.client.options import (
+    AuditOptions,
+    EvaluateOptions,
+    MediaType,
+    Options,
+    PredictOptions,
+)
 from service.client.photos import Photo
 from service.client.retries import Retries
 from service.client.settings import settings
@@ -118,6 +124,13 @@ class AsyncClient:
         path = calls.model_path(await self._named(name))
         answer = await self._line.send(calls.get(f"{path}/layers"))
         return answers.parsed(model_schemas.LayerList, answer.body).layers
+
+    async def drift(self, name: str | None = None) -> model_schemas.DriftDescription:
+        """Whether a model's maps still look as those of its reference; `made` is None if it has
+        none."""
+        path = calls.model_path(await self._named(name))
+        answer = await self._line.send(calls.get(f"{path}/drift"))
+        return answers.parsed(model_schemas.DriftDescription, answer.body)
 
     async def predict(
         self, photo: Photo, *, model: str | None = None, **parameters: Unpack[PredictOptions]
@@ -276,6 +289,28 @@ class AsyncClient:
             ClientError: if there is no answer, or it is an error.
         """
         call = job_calls.submit(photos, model or self._model, parameters, idempotency_key)
+        return self._job(await self._line.send(call))
+
+    async def audit(
+        self,
+        photos: job_calls.Photos,
+        *,
+        model: str | None = None,
+        idempotency_key: str | None = None,
+        **parameters: Unpack[AuditOptions],
+    ) -> AsyncJob:
+        """Have the service measure which methods and layers explain a model. The audit is a job:
+        `AsyncJob.audit` has its summary, and `AsyncJob.report` its page.
+
+        Args:
+            photos: at least twenty, as `submit` takes them.
+            idempotency_key: as in `submit`.
+
+        Raises:
+            As `submit`.
+        """
+        named = model or self._model
+        call = job_calls.submit(photos, named, parameters, idempotency_key, path=job_calls.AUDITS)
         return self._job(await self._line.send(call))
 
     async def job(self, name: str) -> AsyncJob:

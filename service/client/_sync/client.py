@@ -19,7 +19,13 @@ from service.client._sync.transport import Line
 from service.client.explanation import Explanation
 from service.client.failures import ClientError, Failure, Overloaded, ServiceError, Unreachable
 from service.client.job_documents import JobDocument, JobList, State
-from service.client.options import EvaluateOptions, MediaType, Options, PredictOptions
+from service.client.options import (
+    AuditOptions,
+    EvaluateOptions,
+    MediaType,
+    Options,
+    PredictOptions,
+)
 from service.client.photos import Photo
 from service.client.retries import Retries
 from service.client.settings import settings
@@ -120,6 +126,13 @@ class Client:
         path = calls.model_path(self._named(name))
         answer = self._line.send(calls.get(f"{path}/layers"))
         return answers.parsed(model_schemas.LayerList, answer.body).layers
+
+    def drift(self, name: str | None = None) -> model_schemas.DriftDescription:
+        """Whether a model's maps still look as those of its reference; `made` is None if it has
+        none."""
+        path = calls.model_path(self._named(name))
+        answer = self._line.send(calls.get(f"{path}/drift"))
+        return answers.parsed(model_schemas.DriftDescription, answer.body)
 
     def predict(
         self, photo: Photo, *, model: str | None = None, **parameters: Unpack[PredictOptions]
@@ -282,6 +295,28 @@ class Client:
             ClientError: if there is no answer, or it is an error.
         """
         call = job_calls.submit(photos, model or self._model, parameters, idempotency_key)
+        return self._job(self._line.send(call))
+
+    def audit(
+        self,
+        photos: job_calls.Photos,
+        *,
+        model: str | None = None,
+        idempotency_key: str | None = None,
+        **parameters: Unpack[AuditOptions],
+    ) -> Job:
+        """Have the service measure which methods and layers explain a model. The audit is a job:
+        `Job.audit` has its summary, and `Job.report` its page.
+
+        Args:
+            photos: at least twenty, as `submit` takes them.
+            idempotency_key: as in `submit`.
+
+        Raises:
+            As `submit`.
+        """
+        named = model or self._model
+        call = job_calls.submit(photos, named, parameters, idempotency_key, path=job_calls.AUDITS)
         return self._job(self._line.send(call))
 
     def job(self, name: str) -> Job:

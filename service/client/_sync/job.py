@@ -16,10 +16,19 @@ from service.client import job_calls
 from service.client._sync.transport import Line
 from service.client.answers import Answer, parsed
 from service.client.calls import Call
-from service.client.job_documents import Counts, JobDocument, Result, State, result_of
+from service.client.job_documents import (
+    AuditDocument,
+    Counts,
+    JobDocument,
+    Result,
+    State,
+    result_of,
+)
 from service.client.options import MediaType
 from service.client.retries import FAILURES, Tries
 from service.client.threads import sleep
+from service.core.audit_schemas import Audit
+from service.core.cluster_schemas import ClustersOfClass, JobClusters
 
 
 class Job:
@@ -137,6 +146,37 @@ class Job:
         """
         answer = self._line.send(job_calls.result(self.id, item))
         return result_of(answer.body)
+
+    def clusters(self) -> list[ClustersOfClass]:
+        """The clusters of the maps of each class, the classes with suspect clusters first.
+
+        Raises:
+            NotFinished: if the job has not ended.
+        """
+        answer = self._line.send(job_calls.clusters(self.id))
+        return parsed(JobClusters, answer.body).classes
+
+    def audit(self) -> Audit:
+        """The summary of the photos that an audit has measured by now.
+
+        Raises:
+            ServiceError: if the job is no audit.
+        """
+        answer = self._look(job_calls.audit(self.id))
+        return parsed(AuditDocument, answer.body).audit
+
+    def report(self, path: str | PathLike[str]) -> Path:
+        """Write the report of an audit, a page of HTML, to `path`.
+
+        Raises:
+            OSError: if the file cannot be written.
+            NotFinished: if no photo has been measured.
+            ServiceError: if the job is no audit.
+        """
+        target = Path(path)
+        with job_calls.arriving(target) as file:
+            self._line.send(job_calls.audit_report(self.id), into=file)
+        return target
 
     def picture(self, item: str, media_type: MediaType = "image/png") -> bytes:
         """The picture of an item that has one map.

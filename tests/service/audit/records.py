@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from service.audit.documents import ArmRecord, PhotoRecord, SimilarityRecord
+from service.core.audit_schemas import ArmRecord, PhotoRecord, SimilarityRecord
 
 MAP = [[0.0, 0.5], [0.5, 1.0]]
 

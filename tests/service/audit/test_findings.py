@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from service.audit.documents import Audit, Finding, PhotoRecord
 from service.audit.findings import place_of
 from service.audit.summary import summarise
+from service.core.audit_schemas import Audit, Finding, PhotoRecord
 from tests.service.audit.records import arm, record
 
 

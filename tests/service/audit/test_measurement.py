@@ -10,11 +10,11 @@ import pytest
 
 from cam import ClassTarget
 from cam.evaluation.metrics import Options
-from service.audit.documents import PhotoRecord
 from service.audit.grids import Neighbours, as_input
 from service.audit.measurement import MAP_SIDE, Measurement
 from service.audit.plan import STAGES, plan_of
 from service.backend.interface import ModelBackend
+from service.core.audit_schemas import PhotoRecord
 from service.core.settings import Settings
 from service.local.session import LocalSession, local_session
 from service.models.preprocessing import ModelInput

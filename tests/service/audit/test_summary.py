@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from service.audit.bootstrap import interval
-from service.audit.documents import ArmRecord, ArmSummary, Audit, PhotoRecord
 from service.audit.summary import summarise
+from service.core.audit_schemas import ArmRecord, ArmSummary, Audit, PhotoRecord
 from tests.service.audit.records import arm, record
 
 METRICS = ("deletion", "insertion", "stability")
