@@ -98,6 +98,7 @@ GRAPH = {module_name(file): imports(file) for file in FILES}
 def test_cam_knows_nothing_of_the_service_http_environment_or_logging() -> None:
     allowed = {"cam", "numpy", "torch", "cv2", "PIL", "torchvision", "__future__"}
     standard = {
+        "concurrent",
         "math",
         "threading",
         "time",
