@@ -120,26 +120,60 @@ def _colours(photos: Photos, heat: Float) -> Float:
     return colours
 
 
-def drawn(numbers: Numbers, most: int, seed: int) -> Numbers:
-    """Return the numbers, or `most` of them, drawn with the seed, ascending."""
-    if len(numbers) <= most:
-        return numbers
-    return np.sort(np.random.default_rng(seed).choice(numbers, most, replace=False))
+class Thumbnails:
+    """The thumbnails of a class, each of which is read at most once.
 
-
-def stacked(photos: Sequence[Photos], numbers: Numbers, shape: tuple[int, ...]) -> Photos:
-    """Return some of the photos, uint8 (len(numbers), H, W, 3).
-
-    Raises:
-        InvalidImages: if one of them is not uint8 or not of the shape.
+    Args:
+        photos: uint8 (H, W, 3) each; None for a photo that cannot be read.
+        seed: of the order in which photos are drawn. It is the same for all clusters, so that
+            clusters with common members read the same photos.
     """
-    found = np.empty((len(numbers), *shape), np.uint8)
-    for place, number in enumerate(numbers):
-        photo = np.asarray(photos[int(number)])
-        if photo.dtype != np.uint8 or photo.shape != shape:
+
+    def __init__(self, photos: Sequence[Photos | None], seed: int) -> None:
+        self._photos = photos
+        self._order = np.random.default_rng(seed).permutation(len(photos))
+        self._read: dict[int, Photos | None] = {}
+        self._shape: tuple[int, ...] | None = None
+
+    def __len__(self) -> int:
+        return len(self._photos)
+
+    @property
+    def unreadable(self) -> int:
+        """Number of photos that could not be read."""
+        return sum(each is None for each in self._read.values())
+
+    def some(self, numbers: Numbers, most: int) -> tuple[Numbers, Photos]:
+        """Return at most `most` of the photos that can be read: their numbers, ascending, and their
+        pixels, uint8 (m, H, W, 3).
+
+        Raises:
+            InvalidImages: if one of them is not uint8 (H, W, 3), or not of the first one's size.
+        """
+        wanted = np.zeros(len(self._photos), bool)
+        wanted[numbers] = True
+        chosen = np.sort(self._order[wanted[self._order]][:most])
+        found = [
+            (int(each), photo) for each in chosen if (photo := self._photo(int(each))) is not None
+        ]
+        shape = (0, *(self._shape or (1, 1, 3)))
+        pixels = np.stack([photo for _, photo in found]) if found else np.empty(shape, np.uint8)
+        return np.array([number for number, _ in found], np.int64), pixels
+
+    def _photo(self, number: int) -> Photos | None:
+        if number not in self._read:
+            photo = self._photos[number]
+            self._read[number] = None if photo is None else self._checked(number, photo)
+        return self._read[number]
+
+    def _checked(self, number: int, photo: Photos) -> Photos:
+        found = np.asarray(photo)
+        if self._shape is None and found.ndim == 3 and found.shape[2] == 3:
+            self._shape = found.shape
+        if found.dtype != np.uint8 or found.shape != self._shape:
+            needed = self._shape or "(H, W, 3)"
             raise InvalidImages(
-                f"thumbnail {number} is {photo.dtype} {photo.shape}; all must be uint8 and of one "
-                f"shape (H, W, 3), here {shape}"
+                f"thumbnail {number} is {found.dtype} {found.shape}; all must be uint8 and of one "
+                f"shape, here {needed}"
             )
-        found[place] = photo
-    return found
+        return found

@@ -14,11 +14,10 @@ from cam.clusters.appearance import (
     OTHERS,
     Appearance,
     Photos,
+    Thumbnails,
     alike,
     appearance,
-    drawn,
     hot_place,
-    stacked,
 )
 from cam.clusters.embedding import embed
 from cam.clusters.graph import affinity, distributions, neighbour_count
@@ -49,6 +48,10 @@ COUNTS: Final = (4, 8, 16, 32)
 LEAST_MEAN: Final = 15
 """Least mean number of members at these numbers of clusters."""
 PROTOTYPES: Final = 6
+LEAST_PHOTOS: Final = 8
+"""Least number of photos of a cluster, and of others, that are compared: fewer prove nothing."""
+MOST_COMPARED: Final = 512
+"""Largest number of members whose photos are all read, to leave out those that lack the thing."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -102,10 +105,12 @@ class Clusters:
     """Number of clusters at the eigengap; suspects that it does not show are added to them."""
     note: str | None
     """Why the maps were not split, as a sentence; None if they were."""
+    unreadable: int = 0
+    """Number of photos that were needed and could not be read."""
 
 
 def find_clusters(
-    maps: Iterable[Float], photos: Sequence[Photos] | None = None, seed: int = 0
+    maps: Iterable[Float], photos: Sequence[Photos | None] | None = None, seed: int = 0
 ) -> Clusters:
     """Cluster the maps of one class by spectral relevance analysis (SpRAy; Lapuschkin et al.,
     Nature Communications 2019) and find the clusters that suggest a cheat: a model that looks at a
@@ -120,10 +125,12 @@ def find_clusters(
     The result is the same in every run, on any number of threads.
 
     Args:
-        maps: float32 (h, w), each ≥ 0; sizes may differ. Read once, one at a time.
+        maps: float32 (h, w); sizes may differ. Read once, one at a time. Numbers below 0, which
+            speak against the class, count as 0.
         photos: thumbnails aligned with the maps, uint8 (H, W, 3), all of one size, 24 to 64 pixels
-            a side. Only those that are needed are read, so that the sequence may make them when it
-            is asked. Without photos only the maps are evidence, and fewer cheats are found.
+            a side; None for a photo that cannot be read. Only those that are needed are read, and
+            each once, so that the sequence may make them when it is asked. Without photos only the
+            maps are evidence, and fewer cheats are found.
         seed: of k-means, of t-SNE and of the choice of photos.
 
     Raises:
@@ -153,11 +160,11 @@ class _Search:
         maps: Float,
         kept: Numbers,
         count: int,
-        photos: Sequence[Photos] | None,
+        photos: Sequence[Photos | None] | None,
         seed: int,
     ) -> None:
         self.maps, self.kept, self.count, self.seed = maps, kept, count, seed
-        self.photos = photos
+        self.photos = None if photos is None else Thumbnails(photos, seed)
         self.points = distributions(maps)
         self.shares = maps / maps.sum((1, 2), keepdims=True)
         self.borders = border_shares(maps)
@@ -211,20 +218,24 @@ class _Search:
         return combined, found
 
     def _with_the_thing(self, members: NDArray[np.bool_]) -> NDArray[np.bool_]:
-        """Return the members whose photos show what most members show under the heat."""
-        photos = self.photos
-        assert photos is not None
-        numbers = np.flatnonzero(members)
-        shape = np.asarray(photos[int(self.kept[numbers[0]])]).shape
-        others = drawn(np.flatnonzero(~members), OTHERS, self.seed)
-        shows = alike(
-            self.maps[numbers],
-            stacked(photos, self.kept[numbers], shape),
-            stacked(photos, self.kept[others], shape),
-        )
-        found = np.zeros_like(members)
-        found[numbers[shows]] = True
+        """Return the members but for those whose photos lack what most members show under the
+        heat. If there are more than `MOST_COMPARED`, or too few photos can be read, all stay."""
+        if members.sum() > MOST_COMPARED:
+            return members
+        numbers, mine = self._photos_of(members, MOST_COMPARED)
+        _, others = self._photos_of(~members, OTHERS)
+        if min(len(mine), len(others)) < LEAST_PHOTOS:
+            return members
+        found = members.copy()
+        found[numbers[~alike(self.maps[numbers], mine, others)]] = False
         return found if found.sum() >= LEAST_MEMBERS else members
+
+    def _photos_of(self, chosen: NDArray[np.bool_], most: int) -> tuple[Numbers, Photos]:
+        """Return at most `most` photos of the maps that are chosen, bool (m,), and whose they are:
+        positions among the maps that show something."""
+        assert self.photos is not None
+        numbers, photos = self.photos.some(self.kept[chosen], most)
+        return np.searchsorted(self.kept, numbers), photos
 
     def _evidence(
         self, graph: csr_array | None, labels: Numbers, count: int
@@ -252,21 +263,14 @@ class _Search:
                 found[number] = replace(found[number], appearance=self._look(members))
         return found
 
-    def _look(self, members: NDArray[np.bool_]) -> Appearance:
-        """Read the photos of some members and of some other maps, and compare them."""
-        photos = self.photos
-        assert photos is not None
-        shape = np.asarray(photos[int(self.kept[0])]).shape
-        if len(shape) != 3 or shape[2] != 3:
-            raise InvalidImages(f"a thumbnail has the shape {shape}; (H, W, 3) is needed")
-        mine = drawn(np.flatnonzero(members), MEMBERS, self.seed)
-        others = drawn(np.flatnonzero(~members), OTHERS, self.seed)
-        return appearance(
-            self.maps[mine],
-            stacked(photos, self.kept[mine], shape),
-            self.maps[others],
-            stacked(photos, self.kept[others], shape),
-        )
+    def _look(self, members: NDArray[np.bool_]) -> Appearance | None:
+        """Read the photos of some members and of some other maps, and compare them; None if too
+        few of them can be read."""
+        mine, photos = self._photos_of(members, MEMBERS)
+        others, other_photos = self._photos_of(~members, OTHERS)
+        if min(len(mine), len(others)) < LEAST_PHOTOS:
+            return None
+        return appearance(self.maps[mine], photos, self.maps[others], other_photos)
 
     def _whole(self, note: str) -> Clusters:
         labels = np.zeros(len(self.maps), np.int64)
@@ -292,7 +296,8 @@ class _Search:
         first = np.searchsorted(self.kept, np.concatenate(suspects)) if suspects else None
         embedding = np.full((self.count, 2), np.nan, np.float32)
         embedding[self.kept] = embed(self.points, self.seed, first)
-        return Clusters(found, clusters, embedding, eigenvalues, chosen, note)
+        unreadable = 0 if self.photos is None else self.photos.unreadable
+        return Clusters(found, clusters, embedding, eigenvalues, chosen, note, unreadable)
 
     def _cluster(self, members: NDArray[np.bool_], evidence: Evidence) -> Cluster:
         mean = self.maps[members].mean(0)

@@ -18,6 +18,13 @@ POWER: Final = 2
 """Power of a map's values before maps are compared. It weighs the places with the most heat: a
 watermark that decides must not drown in the weak heat that lies all over a map."""
 
+LEAST_SCALE: Final = 0.01
+"""Least scale of a map, as a share of its heat. Maps that differ by less count as copies: with a
+scale of 0, copies of one map would have no affinity to a map that differs from them in nothing that
+can be seen."""
+LEAST_WEIGHT: Final = 1e-6
+"""Least weight of a neighbour, because the Laplacian divides by the sum of a map's weights."""
+
 
 def distributions(maps: Float) -> Float:
     """Return each map as a distribution of its heat over the positions: its values to the power
@@ -49,7 +56,8 @@ def affinity(points: Float, neighbours: int) -> csr_array:
 
     If j is one of i's neighbours, a_ij = exp(−d_ij² / (s_i s_j)), where d is the total variation
     and s_i the distance from i to its last neighbour (Zelnik-Manor and Perona, "Self-tuning
-    spectral clustering", NIPS 2004); otherwise a_ij = 0. The affinity is (a + aᵀ) / 2. So a map
+    spectral clustering", NIPS 2004), at least `LEAST_SCALE`; the weight is at least `LEAST_WEIGHT`.
+    Otherwise a_ij = 0. The affinity is (a + aᵀ) / 2. So a map
     far away from a tight group adds little weight to the group, even if its nearest neighbours are
     in it.
 
@@ -58,13 +66,15 @@ def affinity(points: Float, neighbours: int) -> csr_array:
         neighbours: 1 … n − 1.
 
     Returns:
-        float64 (n, n), sparse, with zeros on the diagonal, values 0 … 1.
+        float64 (n, n), sparse, with zeros on the diagonal, values 0 … 1. Each row has a positive
+        sum.
     """
     from scipy.sparse import csr_array
 
     distances, nearest = _nearest(points, neighbours)
-    scale = np.maximum(distances[:, -1], np.finfo(np.float32).eps)
+    scale = np.maximum(distances[:, -1], LEAST_SCALE)
     weights = np.exp(-(distances**2) / (scale[:, None] * scale[nearest]))
+    weights = np.maximum(weights, LEAST_WEIGHT)
     rows = np.repeat(np.arange(len(points)), neighbours)
     shape = (len(points), len(points))
     directed = csr_array((weights.ravel(), (rows, nearest.ravel())), shape=shape)

@@ -34,8 +34,9 @@ def on_one_grid(maps: Iterable[Float]) -> Gridded:
 
     A grid whose longer side exceeds `FINEST` is reduced to that side. A map that is finer than the
     common grid on both axes is averaged over areas, any other one is interpolated bilinearly.
-    Each map is then min-max scaled, because averaging lowers the peak. Constant maps and maps with
-    non-finite numbers show nothing and are left out.
+    Each map is then min-max scaled, because averaging lowers the peak. Of a map with numbers below
+    0, only the positive part is heat. Constant maps and maps with non-finite numbers show nothing
+    and are left out.
 
     Args:
         maps: float32 (h, w), read once, one at a time.
@@ -50,8 +51,9 @@ def on_one_grid(maps: Iterable[Float]) -> Gridded:
         values = np.asarray(each, np.float32)
         if values.ndim != 2 or not values.size:
             raise InvalidImages(f"map {count} has the shape {values.shape}; (h, w) is needed")
-        if np.isfinite(values).all() and values.min() < values.max():
-            small.append(reduced(values))
+        heat = np.maximum(values, 0)
+        if np.isfinite(values).all() and heat.min() < heat.max():
+            small.append(reduced(heat))
             kept.append(count)
         count += 1
     if not small:
@@ -64,16 +66,14 @@ def on_one_grid(maps: Iterable[Float]) -> Gridded:
 
 
 def reduced(values: Float) -> Float:
-    """Return a map whose longer side is at most `FINEST`. `on_one_grid` does the same to each map,
-    so that a caller that keeps many may reduce each one when it is read.
+    """Return a map whose longer side is at most `FINEST`, with 0 in place of numbers below it.
+    `on_one_grid` does the same to each map, so that a caller that keeps many may reduce each one
+    when it is read.
 
     Args:
         values: float32 (h, w), at least one position.
-
-    Returns:
-        float32, the same map if it is small enough.
     """
-    return _onto(values, *_bounded(*values.shape))
+    return _onto(np.maximum(values, 0), *_bounded(*values.shape))
 
 
 def _bounded(height: int, width: int) -> tuple[int, int]:

@@ -18,6 +18,10 @@ DENSE: Final = 1500
 is exact and takes about a second."""
 MOST: Final = 10
 """Largest number of clusters that the eigengap may choose."""
+ZERO: Final = 1e-6
+"""Eigenvalues up to this are zeros, one of each group of nodes that is cut off from the others."""
+ITERATIONS: Final = 5000
+"""Largest number of iterations for the eigenpairs of one component."""
 STARTS: Final = 10
 """Number of starts of k-means."""
 
@@ -55,7 +59,7 @@ def spectrum(affinity: csr_array, count: int) -> Spectrum:
     """
     from scipy.linalg import eigh
     from scipy.sparse.csgraph import connected_components
-    from scipy.sparse.linalg import eigsh
+    from scipy.sparse.linalg import ArpackNoConvergence, eigsh
 
     matrix = laplacian(affinity)
     size = matrix.shape[0]
@@ -74,11 +78,24 @@ def spectrum(affinity: csr_array, count: int) -> Spectrum:
             # the iteration converges without a factorisation.
             turned = -part
             turned.setdiag(turned.diagonal() + 2)
-            found, inside = eigsh(
-                turned, wanted, which="LA", v0=start, tol=1e-6, ncv=4 * wanted, maxiter=5000
-            )
-            found, inside = 2 - found[::-1], inside[:, ::-1]
-        whole = np.zeros((size, wanted))
+            try:
+                found, inside = eigsh(
+                    turned,
+                    wanted,
+                    which="LA",
+                    v0=start,
+                    tol=1e-6,
+                    ncv=4 * wanted,
+                    maxiter=ITERATIONS,
+                )
+            except ArpackNoConvergence as error:  # fewer pairs divide the maps more coarsely
+                found, inside = error.eigenvalues, error.eigenvectors
+            order = np.argsort(-found)
+            found, inside = 2 - found[order], inside[:, order]
+            if not len(found):  # the first pair is known
+                roots = np.sqrt(affinity.sum(axis=1)[nodes])
+                found, inside = np.zeros(1), (roots / np.linalg.norm(roots))[:, None]
+        whole = np.zeros((size, len(found)))
         whole[nodes] = inside
         values.append(found)
         vectors.append(whole)
@@ -91,7 +108,12 @@ def spectrum(affinity: csr_array, count: int) -> Spectrum:
 
 def eigengap(eigenvalues: Double) -> int:
     """Return the number of clusters k, 1 … `MOST`, at which λ_{k+1} − λ_k is largest, the smallest
-    such k (von Luxburg 2007, section 8.3); 1 if there is only one eigenvalue."""
+    such k (von Luxburg 2007, section 8.3); 1 if there is only one eigenvalue. If more than `MOST`
+    eigenvalues are zeros, it is their number: each is of a group that is cut off from the others,
+    and differences between zeros are rounding errors."""
+    zeros = int((eigenvalues <= ZERO).sum())
+    if zeros > MOST:
+        return min(zeros, max(len(eigenvalues) - 1, 1))
     gaps = np.diff(eigenvalues[: MOST + 1])
     return int(gaps.argmax()) + 1 if gaps.size else 1
 

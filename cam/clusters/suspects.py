@@ -12,7 +12,8 @@ things come together:
   be translucent, the maps alone are extraordinary: they have the same pattern there, much more
   alike than those of the class's other clusters (`STEADY`, `STEADIER`), at the border
   (`AT_BORDER`), and are nearly cut off from other maps (`CUT_OFF`). An object that lies here and
-  there by a few pixels makes patterns that differ.
+  there by a few pixels makes patterns that differ. Maps of photos that are known to be copies or
+  crops of one photo are no evidence.
 
 Of a cluster whose photos show the same thing, members whose photos lack it are left out.
 
@@ -114,7 +115,12 @@ class Evidence:
     @property
     def same_thing(self) -> bool:
         seen = self.appearance
-        return seen is not None and seen.outside >= DIFFERENT and seen.inside <= SAME * seen.outside
+        return seen is not None and not self.copies and seen.inside <= SAME * seen.outside
+
+    @property
+    def copies(self) -> bool:
+        """Whether the photos are known to be copies or crops of one photo."""
+        return self.appearance is not None and self.appearance.outside < DIFFERENT
 
     @property
     def at_border(self) -> bool:
@@ -123,7 +129,7 @@ class Evidence:
     @property
     def suspect(self) -> bool:
         extraordinary = self.same_pattern and self.at_border and self.conductance <= CUT_OFF
-        return self.worth_a_look and (self.same_thing or extraordinary)
+        return self.worth_a_look and (self.same_thing or (extraordinary and not self.copies))
 
     @property
     def suspicion(self) -> float:
@@ -132,7 +138,7 @@ class Evidence:
         cluster is suspect, so that suspects come first."""
         steady = max(1 - self.unsteadiness, 0.0) if self.hot >= LEAST_HOT else 0.0
         seen, same = self.appearance, 0.0
-        if seen is not None and seen.outside >= DIFFERENT:
+        if seen is not None and not self.copies:
             same = max(1 - seen.inside / seen.outside, 0.0)
         own = max(1 - self.foreign, 0.0)
         found = (1 - self.conductance) * own * max(steady, same)
@@ -150,9 +156,7 @@ class Evidence:
             "same pattern": self.same_pattern,
             "own place": self.foreign <= OWN,
             "border": self.at_border,
-            "one colour": seen is not None
-            and seen.outside >= DIFFERENT
-            and seen.colour <= ONE_COLOUR,
+            "one colour": seen is not None and not self.copies and seen.colour <= ONE_COLOUR,
             "isolated": self.conductance <= ISOLATED,
         }
         return tuple(reason for reason, true in holds.items() if true)

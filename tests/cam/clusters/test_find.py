@@ -179,6 +179,58 @@ def test_several_kinds_of_equal_maps() -> None:
         assert len({int(each) % 3 for each in cluster.members}) == 1
 
 
+@pytest.mark.parametrize("kinds", [12, 20])
+def test_many_groups_that_have_nothing_in_common(kinds: int) -> None:
+    """More of them than the eigengap would look at."""
+    random = np.random.default_rng(0)
+    maps = []
+    for number in range(30 * kinds):
+        values = np.zeros((8, 8), np.float32)
+        values.flat[3 * (number % kinds)] = 1
+        maps.append(values + random.uniform(0, 0.02, (8, 8)).astype(np.float32))
+    found = find_clusters(maps)
+    assert found.chosen == kinds
+    assert [len(each.members) for each in found.clusters] == [30] * kinds
+
+
+@pytest.mark.parametrize("others", [1, 5])
+def test_copies_and_others(others: int) -> None:
+    copy, *rest = blobs(1 + others, 0)
+    found = find_clusters([copy] * 100 + rest)
+    assert len(set(found.labels[:100].tolist())) == 1
+    assert np.isfinite(found.embedding).all()
+
+
+def test_copies_with_a_hundredth_of_noise_are_one_cluster() -> None:
+    copy = blobs(1, 0)[0]
+    noise = np.random.default_rng(0).uniform(0, 0.01, (8, *copy.shape)).astype(np.float32)
+    found = find_clusters([copy] * 30 + [copy + each for each in noise] + blobs(200, 1))
+    assert len(set(found.labels[:38].tolist())) == 1
+
+
+def test_what_speaks_against_the_class_is_no_heat() -> None:
+    maps, _ = planted()
+    signed = [np.where(each < 0.3, -each, each).astype(np.float32) for each in maps]
+    plain = [np.where(each < 0.3, 0, each).astype(np.float32) for each in maps]
+    assert find_clusters(signed).labels.tolist() == find_clusters(plain).labels.tolist()
+    assert (find_clusters([-each for each in maps]).labels == -1).all()
+
+
+def test_one_photo_that_cannot_be_read_does_not_matter() -> None:
+    maps, photos = planted()
+    some: list[Photos | None] = list(photos)
+    some[3] = some[100] = None
+    found = find_clusters(maps, some)
+    assert found.clusters[0].members.tolist() == list(range(MARKED))
+    assert "same thing" in found.clusters[0].reasons
+    assert 1 <= found.unreadable <= 2
+    assert find_clusters(maps, list(photos)).unreadable == 0
+    none: list[Photos | None] = [None] * len(maps)
+    without = find_clusters(maps, none)
+    assert without.labels.tolist() == find_clusters(maps).labels.tolist()
+    assert without.unreadable > 8
+
+
 def test_maps_of_many_sizes() -> None:
     maps, _ = planted()
     large = [np.kron(each, np.ones((5, 5), np.float32)) for each in maps[1::3]]
@@ -199,7 +251,7 @@ def test_photos_that_cannot_be() -> None:
     maps, photos = planted()
     with pytest.raises(InvalidImages, match="there are 299 photos for 300 maps"):
         find_clusters(maps, list(photos[1:]))
-    with pytest.raises(InvalidImages, match=r"a thumbnail has the shape \(16, 16\)"):
+    with pytest.raises(InvalidImages, match=r"thumbnail \d+ is uint8 \(16, 16\)"):
         find_clusters(maps, list(photos[..., 0]))
 
 

@@ -78,7 +78,10 @@ def test_eigenpairs_by_hand() -> None:
         ([0, 0.25, 0.5, 1], 3),
         ([0, 0.25, 0.5], 1),  # of equal gaps the first
         ([0], 1),
-        ([0.0] * 11 + [1.0], 1),  # the gap after eleven is beyond the largest number
+        ([0.0] * 11 + [1.0], 11),  # eleven groups that are cut off
+        ([1e-9 * each for each in range(20)] + [0.3, 0.9], 20),  # rounding errors are no gaps
+        ([0.0] * 33, 32),  # there may be more of them
+        ([0, 0.1, *(0.11 + each / 100 for each in range(11)), 0.9], 1),  # the gap is too far off
         ([0.0] * 10 + [1.0], 10),
     ],
 )
@@ -130,6 +133,32 @@ def test_the_iteration_finds_what_the_dense_matrix_has(monkeypatch: pytest.Monke
     np.testing.assert_allclose(moved, found.vectors * (1 - found.eigenvalues), atol=1e-5)
     again = spectrum(graph, 8)
     assert again.vectors.tobytes() == found.vectors.tobytes()
+
+
+def test_an_iteration_that_does_not_converge_finds_less(monkeypatch: pytest.MonkeyPatch) -> None:
+    points, _ = groups((60, 60), 0)
+    graph = affinity(points, 6)
+    monkeypatch.setattr(spectral, "DENSE", 10)
+    monkeypatch.setattr(spectral, "ITERATIONS", 1)
+    found = spectrum(graph, 12)
+    assert 1 <= len(found.eigenvalues) <= 12
+    assert found.vectors.shape == (120, len(found.eigenvalues))
+    assert np.isfinite(found.vectors).all()
+    assert found.eigenvalues[0] < 1e-6
+
+
+def test_copies_and_another_map_have_finite_vectors() -> None:
+    """All of the other map's neighbours are copies, whose own neighbours are at no distance."""
+    copies = np.tile(np.array([[1.0, 0, 0]], np.float32), (40, 1))
+    graph = affinity(np.concatenate([copies, [[0, 0, 1]]]).astype(np.float32), 4)
+    assert (graph.sum(axis=1) > 0).all()
+    assert np.isfinite(spectrum(graph, 8).vectors).all()
+
+
+def test_a_copy_that_differs_by_less_than_a_hundredth_is_a_copy() -> None:
+    copies = np.tile(np.array([[0.6, 0.4]], np.float32), (40, 1))
+    graph = affinity(np.concatenate([copies, [[0.603, 0.397]]]).astype(np.float32), 4).toarray()
+    assert graph[-1].max() > 0.4  # exp(−0.003² / 0.01²), one way
 
 
 def test_fewer_different_rows_than_clusters() -> None:

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from cam.clusters.appearance import (
     Appearance,
+    Thumbnails,
     alike,
     appearance,
-    drawn,
     hot_place,
     spreads,
-    stacked,
 )
 from cam.clusters.suspects import (
     SENTENCES,
@@ -27,6 +29,8 @@ from cam.clusters.suspects import (
 )
 from cam.drawing.heatmap import Float
 from cam.errors import InvalidImages
+
+Photo = NDArray[np.uint8]
 
 
 def of(*maps: list[list[float]]) -> Float:
@@ -122,18 +126,50 @@ def test_the_same_thing_under_the_heat() -> None:
     assert appearance(moved, photos, elsewhere, others).inside > 0.5
 
 
-def test_photos_are_drawn_and_checked() -> None:
-    numbers = np.arange(0, 20, 2)
-    assert drawn(numbers, 10, 0) is numbers
-    few = drawn(numbers, 4, 0)
-    assert len(few) == 4
-    assert set(few.tolist()) <= set(numbers.tolist())
-    assert few.tolist() == sorted(few.tolist()) == drawn(numbers, 4, 0).tolist()
+class Counted(list[Photo | None]):
+    """Photos that count how often each is read."""
+
+    def __init__(self, photos: list[Photo | None]) -> None:
+        super().__init__(photos)
+        self.reads: Counter[int] = Counter()
+
+    def __getitem__(self, number: int) -> Photo | None:  # type: ignore[override]
+        self.reads[number] += 1
+        return super().__getitem__(number)
+
+
+def test_photos_are_drawn_in_one_order_and_read_once() -> None:
+    photos = Counted([np.full((2, 2, 3), each, np.uint8) for each in range(20)])
+    thumbnails = Thumbnails(photos, 0)
+    numbers, pixels = thumbnails.some(np.arange(0, 20, 2), 4)
+    assert len(numbers) == 4
+    assert set(numbers.tolist()) <= set(range(0, 20, 2))
+    assert pixels[:, 0, 0, 0].tolist() == numbers.tolist() == sorted(numbers.tolist())
+    fewer, _ = thumbnails.some(np.arange(0, 20, 2), 3)
+    assert set(fewer.tolist()) < set(numbers.tolist())
+    assert len(thumbnails.some(np.arange(20), 30)[0]) == 20
+    assert set(photos.reads.values()) == {1}
+    again = Thumbnails(photos, 0).some(np.arange(0, 20, 2), 4)[0]
+    assert again.tolist() == numbers.tolist()
+
+
+def test_photos_that_cannot_be_read_are_left_out_and_counted() -> None:
+    good = np.zeros((2, 2, 3), np.uint8)
+    thumbnails = Thumbnails([good, None, good, None], 0)
+    numbers, pixels = thumbnails.some(np.arange(4), 4)
+    assert numbers.tolist() == [0, 2]
+    assert pixels.shape == (2, 2, 2, 3)
+    assert thumbnails.some(np.array([1]), 4)[1].shape == (0, 2, 2, 3)
+    assert thumbnails.unreadable == 2
+
+
+@pytest.mark.parametrize(
+    "bad", [np.zeros((4, 5, 3), np.float32), np.zeros((5, 4, 3), np.uint8), np.zeros((4, 5))]
+)
+def test_photos_are_checked(bad: Any) -> None:
     good = np.zeros((4, 5, 3), np.uint8)
-    assert stacked([good, good + 1], np.array([1]), (4, 5, 3)).tolist() == [(good + 1).tolist()]
-    for bad in (np.zeros((4, 5, 3), np.float32), np.zeros((5, 4, 3), np.uint8)):
-        with pytest.raises(InvalidImages, match="thumbnail 1 is "):
-            stacked([good, bad], np.array([0, 1]), (4, 5, 3))  # type: ignore[list-item]
+    with pytest.raises(InvalidImages, match=r"thumbnail \d is "):
+        Thumbnails([good, bad], 0).some(np.arange(2), 2)
 
 
 SAME = Appearance(inside=0.1, outside=0.5, colour=0.2)
@@ -190,17 +226,16 @@ def test_photos_that_lack_the_thing_are_told_apart() -> None:
     assert alike(heat, photos, others).tolist() == [True] * 12
 
 
-@pytest.mark.parametrize(
-    "seen",
-    [
-        None,
-        Appearance(inside=0.17, outside=0.5, colour=0.2),
-        Appearance(inside=0.0, outside=0.39, colour=0.2),
-    ],
-)
+@pytest.mark.parametrize("seen", [None, Appearance(inside=0.17, outside=0.5, colour=0.2)])
 def test_photos_that_are_no_evidence(seen: Appearance | None) -> None:
     assert not replace(SUSPECT, appearance=seen).suspect
     assert replace(STEADY, appearance=seen).suspect
+
+
+def test_copies_of_one_photo_are_not_suspect_however_steady_their_maps() -> None:
+    seen = Appearance(inside=0.0, outside=0.39, colour=0.2)
+    assert not replace(SUSPECT, appearance=seen).suspect
+    assert not replace(STEADY, appearance=seen).suspect
 
 
 @pytest.mark.parametrize(
