@@ -155,7 +155,7 @@ def _portraits(manifest: Path, census: Census) -> list[ClassPortrait]:
 
 def _clusters(manifest: Path, output: Path, census: Census) -> list[ClassClusters]:
     classes = census.classes[:CLASSES]
-    if not any(each.maps >= FEWEST for each in classes):
+    if not any(each.images >= FEWEST for each in classes):
         return []
     with source_of(output) as inputs:
         return cluster_classes(read_rows(manifest, maps=True), classes, inputs, MOST)

@@ -62,6 +62,10 @@ class Mean:
 class ClassCount:
     key: ClassKey
     maps: int = 0
+    images: int = 0
+    """Number of images that have maps of the class. An image's maps come one after the other."""
+    latest: str | None = None
+    """Id of the image of the latest map."""
     probability: Mean = field(default_factory=Mean)
     concentration: Mean = field(default_factory=Mean)
     grids: Counter[Grid] = field(default_factory=Counter)
@@ -209,6 +213,8 @@ def _count_map(census: Census, classes: dict[ClassKey, ClassCount], row: Row) ->
     if counted is None:
         counted = classes[key] = ClassCount(key)
     counted.maps += 1
+    counted.images += row.id != counted.latest
+    counted.latest = row.id
     counted.probability.add(row.target_probability)
     counted.concentration.add(row.concentration)
     if row.map_height and row.map_width:

@@ -13,11 +13,10 @@ from cam.clusters import FEWEST, Cluster, Clusters, find_clusters
 from cam.drawing.heatmap import Box
 from service.batch.inputs import Inputs
 from service.batch.report_census import ClassCount, ClassKey, class_of
-from service.batch.report_means import scaled_map
+from service.batch.report_means import map_of
 from service.batch.report_photos import Photos
 from service.batch.report_pictures import show
 from service.batch.report_sample import Sample
-from service.core.errors import Problem
 from service.core.files import written_whole
 from service.core.page import draw_map
 from service.pipeline.class_maps import ClassMaps, write_table
@@ -44,12 +43,12 @@ class ClassRows(ClassMaps):
     """The part of the photo that each map covers."""
 
     def take(self, row: Row, at: int) -> None:
-        values = scaled_map(row)
-        if values is not None:
-            self.add(row.id, row.number, values)
-            self.rows.append(at)
-            self.pictures.append(row.picture)
-            self.boxes.append(_covers(row))
+        values = map_of(row)
+        # A map that is missing shows nothing, as a constant one.
+        self.add(row.id, row.number, np.zeros((1, 1), np.float32) if values is None else values)
+        self.rows.append(at)
+        self.pictures.append(row.picture)
+        self.boxes.append(_covers(row))
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,7 +61,7 @@ class ClassClusters:
     maps: ClassRows
     found: Clusters
     looked: bool
-    """Whether the photos could be read."""
+    """Whether photos could be read, but for `found.unreadable` of them."""
 
     @property
     def suspects(self) -> int:
@@ -116,21 +115,21 @@ class ClustersPortrait:
 def cluster_classes(
     rows: Iterable[Row], classes: Sequence[ClassCount], inputs: Inputs | None, most: int
 ) -> list[ClassClusters]:
-    """Find the clusters of each class with at least `cam.clusters.FEWEST` maps.
+    """Find the clusters of each class of at least `cam.clusters.FEWEST` images. Of an image, only
+    the first map of the class counts.
 
     Args:
         rows: rows of the manifest with their maps, read once.
         classes: the classes, as the census has them.
-        inputs: the images of the batch; None if they cannot be read. If a photo of a class cannot
-            be read, the class's clusters are found without photos.
-        most: largest number of maps in total. Of more maps, as many of each class are taken as
-            there is room for, evenly spaced.
+        inputs: the images of the batch; None if they cannot be read.
+        most: largest number of images in total. Of more, as many of each class are taken as there
+            is room for, evenly spaced.
 
     Returns:
         The classes, those with the most suspicious clusters first, then in the given order.
     """
-    large = {each.key: each for each in classes if each.maps >= FEWEST}
-    sample = Sample({key: each.maps for key, each in large.items()}, most)
+    large = {each.key: each for each in classes if each.images >= FEWEST}
+    sample = Sample({key: each.images for key, each in large.items()}, most)
     kept = _collected(rows, large, sample)
     found = []
     for position, count in enumerate(classes):
@@ -148,9 +147,13 @@ def _collected(
     rows: Iterable[Row], classes: Mapping[ClassKey, ClassCount], sample: Sample
 ) -> dict[ClassKey, ClassRows]:
     kept = {key: ClassRows(key.name) for key in classes}
+    latest: dict[ClassKey, str] = {}
     for at, row in enumerate(rows):
         key = class_of(row)
-        if row.error is None and key in kept and not kept[key].has(row.id) and sample.takes(key):
+        if row.error is not None or key not in kept or latest.get(key) == row.id:
+            continue
+        latest[key] = row.id
+        if sample.takes(key):
             kept[key].take(row, at)
     return kept
 
@@ -158,12 +161,9 @@ def _collected(
 def _clustered(
     position: int, count: ClassCount, maps: ClassRows, photos: Photos | None
 ) -> ClassClusters:
-    if photos is not None:
-        try:
-            return ClassClusters(position, count, maps, find_clusters(maps.maps, photos), True)
-        except Problem:  # a photo was removed or replaced after it was explained
-            pass
-    return ClassClusters(position, count, maps, find_clusters(maps.maps), False)
+    found = find_clusters(maps.maps, photos)
+    looked = photos is not None and (photos.any_read or not found.unreadable)
+    return ClassClusters(position, count, maps, found, looked)
 
 
 def _covers(row: Row) -> Box | None:
@@ -229,7 +229,7 @@ def portray(classes: Sequence[ClassClusters], output: Path, page: Path) -> list[
             ClustersPortrait(
                 position=each.position,
                 name=each.count.key.name,
-                maps=len(each.maps.ids),
+                maps=int((each.found.labels >= 0).sum()),
                 note=each.found.note,
                 clusters=clusters,
                 dots=() if each.found.note else tuple(_dots(each.found)),

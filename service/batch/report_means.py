@@ -64,14 +64,20 @@ def mean_maps(rows: Iterable[Row], grids: Mapping[ClassKey, Grid]) -> dict[Class
 def scaled_map(row: Row) -> Float | None:
     """Return a row's map, float32 (h, w), scaled to 0 … 1; None if it is missing, invalid or
     constant."""
+    values = map_of(row)
+    if values is None:
+        return None
+    scaled = minmax(values)
+    return scaled if scaled.any() else None
+
+
+def map_of(row: Row) -> Float | None:
+    """Return a row's map, float32 (h, w), as it is stored; None if it is missing or invalid."""
     height, width = row.map_height or 0, row.map_width or 0
     if row.map is None or height <= 0 or width <= 0 or len(row.map) != 4 * height * width:
         return None
     values = np.frombuffer(row.map, "<f4").reshape(height, width)
-    if not np.isfinite(values).all():
-        return None
-    scaled = minmax(values)
-    return scaled if scaled.any() else None
+    return values if np.isfinite(values).all() else None
 
 
 def _bounded(grid: Grid) -> Grid:

@@ -17,13 +17,14 @@ from cam.drawing.heatmap import Box
 from service.batch.configuration import RECORD
 from service.batch.inputs import Inputs, open_inputs
 from service.batch.report_pictures import MOST_PIXELS
-from service.core.errors import ConfigError
+from service.core.errors import ConfigError, Problem
 from service.pipeline.images import EncodedPhoto
 
 SIDE: Final = 32
 """Height and width of a thumbnail in pixels: enough to compare what lies under the heat."""
 
 Photo = NDArray[np.uint8]
+"""RGB, (height, width, 3)."""
 
 
 @contextmanager
@@ -38,8 +39,9 @@ def source_of(output: Path) -> Iterator[Inputs | None]:
         yield found
 
 
-class Photos(Sequence[Photo]):
-    """The parts of photos that maps cover, uint8 (SIDE, SIDE, 3) each, read one at a time.
+class Photos(Sequence[Photo | None]):
+    """The parts of photos that maps cover, uint8 (SIDE, SIDE, 3) each, read one at a time; None for
+    a photo that was removed or replaced after it was explained.
 
     Args:
         inputs: the images of the batch.
@@ -49,24 +51,25 @@ class Photos(Sequence[Photo]):
 
     def __init__(self, inputs: Inputs, ids: Sequence[str], boxes: Sequence[Box | None]) -> None:
         self._inputs, self._ids, self._boxes = inputs, ids, boxes
+        self.any_read = False
+        """Whether at least one photo could be read."""
 
     def __len__(self) -> int:
         return len(self._ids)
 
     @overload
-    def __getitem__(self, number: int) -> Photo: ...
+    def __getitem__(self, number: int) -> Photo | None: ...
     @overload
-    def __getitem__(self, number: slice) -> list[Photo]: ...
-    def __getitem__(self, number: int | slice) -> Photo | list[Photo]:
-        """Read a photo.
-
-        Raises:
-            Problem: if it cannot be read.
-        """
+    def __getitem__(self, number: slice) -> list[Photo | None]: ...
+    def __getitem__(self, number: int | slice) -> Photo | list[Photo | None] | None:
         if isinstance(number, slice):
             return [self[each] for each in range(*number.indices(len(self)))]
-        data = self._inputs.read(self._ids[number])
-        return thumbnail(data, self._boxes[number])
+        try:
+            found = thumbnail(self._inputs.read(self._ids[number]), self._boxes[number])
+        except Problem:
+            return None
+        self.any_read = True
+        return found
 
 
 def thumbnail(data: bytes, box: Box | None) -> Photo:

@@ -79,4 +79,9 @@ class ClustersOfClass(Open):
 class JobClusters(Open):
     """The clusters of a job's maps, the classes with suspect clusters first."""
 
+    explained: int = Field(description="Number of items that are explained.", examples=[480])
+    read: int = Field(description="Number of these whose maps were read.", examples=[480])
+    note: str | None = Field(
+        None, description="Why not all of them were read; absent if they were."
+    )
     classes: list[ClustersOfClass]

@@ -13,11 +13,18 @@ from starlette.responses import Response, StreamingResponse
 
 from service.backend.interface import Backend
 from service.core.cluster_schemas import JobClusters
-from service.core.errors import InsufficientStorage, InvalidParameter, Unavailable
+from service.core.errors import (
+    InsufficientStorage,
+    InternalError,
+    InvalidParameter,
+    QueueFull,
+    Unavailable,
+)
 from service.core.schemas import dump
 from service.http import documentation
 from service.http.contract import READING_JOBS, answers, takes, worked_example
 from service.http.job_queries import ArchiveQuery, CancelQuery, ListQuery, ResultsQuery
+from service.http.middleware import CLIENT_LEFT
 from service.http.negotiation import choose
 from service.jobs.documents import ItemResult, JobDocument, JobList
 from service.jobs.errors import NoMaps, NotFinished, UnknownItem, UnknownJob
@@ -37,6 +44,8 @@ LOOK_SECONDS = 0.5
 QUIET_SECONDS = 10.0
 """Time after which an idle event stream sends a comment, so that no proxy closes it as dead."""
 LONGEST_WAIT = 60
+CLUSTERS_AT_ONCE = 8
+"""Number of requests for clusters that wait or are computed in one process."""
 Result = TypeVar("Result")
 State = Literal["waiting", "running", "done", "cancelled"]
 
@@ -51,7 +60,7 @@ def make_jobs_router(*, jobs: Jobs, manager: Backend) -> APIRouter:
     register_url_convertor("item", ItemId())
     router = APIRouter(tags=["jobs"])
     # Clusters take a core for up to a minute; other requests need the pool's other threads.
-    clustering = asyncio.Lock()
+    clustering, places = asyncio.Lock(), asyncio.Semaphore(CLUSTERS_AT_ONCE)
 
     @router.post(
         "/v1/jobs",
@@ -265,12 +274,15 @@ def make_jobs_router(*, jobs: Jobs, manager: Backend) -> APIRouter:
             "The maps of each class, grouped by where their heat lies; a cluster is suspect if its "
             "maps have one pattern at one place of their own, as those of photos with a watermark "
             "do. Only the maps are evidence, because the photos may be gone; the report of "
-            "`gradcam batch` looks at the photos, too. Ten thousand maps take about half a minute, "
-            "one job at a time. `text/csv` has a line for each map."
+            "`gradcam batch` looks at the photos, too. Ten thousand small maps take about half a "
+            "minute; a process clusters one job at a time. `text/csv` has a line for each map of "
+            "the classes with at least 30."
         ),
         response_model=JobClusters,
         responses=answers(
-            JobClusters, {CSV: documentation.CLUSTER_LINES}, problems=[*READING_JOBS, 406, 409]
+            JobClusters,
+            {CSV: documentation.CLUSTER_LINES},
+            problems=[*READING_JOBS, 406, 409, 429],
         ),
     )
     async def get_clusters(job: str, request: Request) -> Response:
@@ -283,12 +295,24 @@ def make_jobs_router(*, jobs: Jobs, manager: Backend) -> APIRouter:
                 "shows it"
             )
         await _must_have_ended(place, found)
-        async with clustering:
-            if form == JSON:
-                body = await place.pool.run(lambda: dump(place.clusterings.document(found)))
-            else:
-                table = await place.pool.run(lambda: place.clusterings.table(found))
-                body = table.encode("utf-8", "replace")
+        if places.locked():
+            raise QueueFull(
+                f"{CLUSTERS_AT_ONCE} requests for clusters are waiting or computed, as many as "
+                "may; try again",
+                retry_after=LONGEST_WAIT,
+            )
+        async with places, clustering:
+            if await request.is_disconnected():
+                return Response(status_code=CLIENT_LEFT)
+            try:
+                if form == JSON:
+                    body = await place.pool.run(lambda: dump(place.clusterings.document(found)))
+                else:
+                    table = await place.pool.run(lambda: place.clusterings.table(found))
+                    body = table.encode("utf-8", "replace")
+            except InternalError:
+                await find_job(place, job, request)  # it may have been removed meanwhile
+                raise
         return Response(body, media_type=form, headers={"Vary": "Accept"})
 
     async def _events(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import io
 import json
-from collections.abc import Iterator
+import math
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -13,7 +13,7 @@ import numpy as np
 from cachetools import LRUCache
 from PIL import Image
 
-from cam.clusters import FEWEST, Cluster, Clusters, find_clusters
+from cam.clusters import FEWEST, Cluster, Clusters, find_clusters, reduced
 from cam.drawing.heatmap import Float
 from service.core.cluster_schemas import (
     ClusteredClass,
@@ -23,14 +23,16 @@ from service.core.cluster_schemas import (
     MapCluster,
 )
 from service.core.schemas import ExplainedTarget
-from service.jobs.errors import UnknownJob
+from service.jobs.errors import NoMaps, UnknownJob
 from service.jobs.folder import Folder
-from service.jobs.records import Job
+from service.jobs.records import Finished, Job, parameters_of
 from service.jobs.result_store import ResultStore, line_of
 from service.pipeline.class_maps import MOST, ClassMaps, write_table
 from service.pipeline.json_records import title_of
 
 PAGE: Final = 100
+MOST_PIXELS: Final = 4_000_000_000
+"""Largest number of pixels of all maps that are read, in about 40 s."""
 KEPT: Final = 2
 """Largest number of jobs whose clusters are kept in memory, about 20 MB each."""
 DIGITS: Final = 4
@@ -52,6 +54,17 @@ class Found:
     """None if the class has too few maps."""
 
 
+@dataclass(frozen=True, eq=False)
+class Clustering:
+    """The clusters of a job."""
+
+    classes: list[Found]
+    explained: int
+    """Number of items that are explained."""
+    read: int
+    """Number of these whose maps were read."""
+
+
 class Clusterings:
     """Finds the clusters of jobs. Each method blocks, for a minute if there are many maps.
 
@@ -61,69 +74,135 @@ class Clusterings:
     def __init__(self, results: ResultStore, folder: Folder) -> None:
         self._results = results
         self._folder = folder
-        self._known: LRUCache[str, list[Found]] = LRUCache(KEPT)
+        self._known: LRUCache[str, Clustering] = LRUCache(KEPT)
 
     def document(self, job: Job) -> JobClusters:
         """Return the clusters of a job of kind "explain" that has ended.
 
         Raises:
+            NoMaps: if no item was explained.
             InternalError: if a result is gone from the disk.
             UnknownJob: if the job was removed meanwhile.
         """
-        return JobClusters(classes=[_describe(each) for each in self._found(job)])
+        found = self._found(job)
+        note = None
+        if found.read < found.explained:
+            note = (
+                f"{found.read} of {found.explained} items were read, evenly spaced: at most "
+                f"{MOST:,} maps are clustered, of at most {MOST_PIXELS:,} pixels in total; with "
+                "size=layer a job's maps are small"
+            )
+        classes = [_describe(each) for each in found.classes]
+        return JobClusters(explained=found.explained, read=found.read, note=note, classes=classes)
 
     def table(self, job: Job) -> str:
-        """Return the table of the clustered maps in CSV; see `write_table`. It raises the same."""
-        file = io.StringIO(newline="")
+        """Return the table of the clustered maps in CSV; see `write_table`.
+
+        Raises:
+            NoMaps: also if no class has enough maps.
+            InternalError, UnknownJob: as `document`.
+        """
         found = self._found(job)
-        write_table(((each.maps, each.clusters) for each in found if each.clusters), file)
+        if not any(each.clusters for each in found.classes):
+            largest = max(found.classes, key=lambda each: len(each.maps.ids))
+            raise NoMaps(
+                f"no class of job {job.id} has the {FEWEST} maps that clusters need; the largest, "
+                f"{largest.key.label[:80]!r}, has {len(largest.maps.ids)}"
+            )
+        file = io.StringIO(newline="")
+        write_table(((each.maps, each.clusters) for each in found.classes if each.clusters), file)
         return file.getvalue()
 
-    def _found(self, job: Job) -> list[Found]:
+    def _found(self, job: Job) -> Clustering:
         found = self._known.get(job.id)
         if found is None:
-            found = [_clustered(key, maps) for key, maps in self._maps(job).items()]
-            found.sort(key=_rank)
-            self._known[job.id] = found
+            maps, explained, read = self._maps(job)
+            if not maps:
+                why = f"{job.failed} of its {job.total} items failed" if job.failed else "no item"
+                raise NoMaps(f"job {job.id} has no maps: {why}, and none is explained")
+            classes = sorted((_clustered(key, each) for key, each in maps.items()), key=_rank)
+            found = self._known[job.id] = Clustering(classes, explained, read)
         return found
 
-    def _maps(self, job: Job) -> dict[Key, ClassMaps]:
-        """Return the maps of each class, one of each item: of several methods the first. Of more
-        than `MOST` items, as many are read, evenly spaced."""
-        step = max(-(-job.done // MOST), 1)
-        classes: dict[Key, ClassMaps] = {}
-        for line in self._lines(job, step):
+    def _maps(self, job: Job) -> tuple[dict[Key, ClassMaps], int, int]:
+        """Return the maps of each class, one of each item: of several methods the first. Then the
+        number of items that are explained, and of those that were read.
+
+        Of more than `MOST` maps or `MOST_PIXELS` pixels, as many are read, evenly spaced.
+        """
+        explained = self._explained(job)
+        over_photo = parameters_of(job.parameters, {}).size == "image"
+        maps = pixels = 0
+        taken: dict[int, list[tuple[Key, int, Float]]] = {}
+        for rank in spread(len(explained)):
+            if maps >= MOST or pixels >= MOST_PIXELS:
+                break
+            line = json.loads(line_of(self._folder, job, explained[rank]))
+            found: dict[Key, tuple[Key, int, Float]] = {}
             for number, explanation in enumerate(line["explanations"]):
                 target = ExplainedTarget.model_validate(explanation["target"])
                 key = Key(target.index, title_of(target))
-                maps = classes.setdefault(key, ClassMaps(key.label))
-                if not maps.has(line["item"]):
-                    maps.add(line["item"], number, map_of(explanation["heatmap"]))
-        return classes
+                if key not in found:
+                    heat = heat_of(explanation, over_photo=over_photo)
+                    found[key] = (key, number, heat)
+                pixels += math.prod(explanation["heatmap"]["shape"])
+            taken[rank] = list(found.values())
+            maps += len(found)
+        classes: dict[Key, ClassMaps] = {}
+        for rank in sorted(taken):
+            for key, number, heat in taken[rank]:
+                of_class = classes.setdefault(key, ClassMaps(key.label))
+                of_class.add(explained[rank].id, number, heat)
+        return classes, len(explained), len(taken)
 
-    def _lines(self, job: Job, step: int) -> Iterator[dict[str, Any]]:
-        """Yield the results of every `step`-th item that is explained, in the order of the
-        items."""
-        after, told, explained = -1, 0, 0
+    def _explained(self, job: Job) -> list[Finished]:
+        """Return the items that are explained, in their order."""
+        after, told, explained = -1, 0, []
         while page := self._results.in_order(job, after, PAGE):
-            for each in page:
-                if each.problem is None:
-                    if explained % step == 0:
-                        yield json.loads(line_of(self._folder, job, each))
-                    explained += 1
+            explained += [each for each in page if each.problem is None]
             after, told = page[-1].number, told + len(page)
         if told < job.settled:
             raise UnknownJob(f"job {job.id} was removed while its results were read")
+        return explained
 
 
-def map_of(heatmap: dict[str, Any]) -> Float:
-    """Return the map of a result as float32 (h, w). An 8-bit map is 0 … 255; where the clusters are
-    found, each map is scaled."""
+def spread(count: int) -> list[int]:
+    """Return the numbers 0 … count − 1 in an order of which every beginning is evenly spaced: that
+    of their reversed binary digits (van der Corput's sequence)."""
+    digits = max(count - 1, 1).bit_length()
+    return sorted(range(count), key=lambda number: int(f"{number:0{digits}b}"[::-1], 2))
+
+
+def heat_of(explanation: dict[str, Any], *, over_photo: bool) -> Float:
+    """Return the map of a stored explanation as the model saw it, reduced as `ClassMaps` does it.
+    An 8-bit map is −128 … 255; where the clusters are found, each map is scaled.
+
+    Args:
+        over_photo: whether the map has the photo's pixels. What the model did not see is cut off
+            then: else maps would be alike because their photos have one shape.
+    """
+    heatmap = explanation["heatmap"]
     data = base64.b64decode(heatmap["data"])
     if heatmap["encoding"] == "float32":
-        return np.frombuffer(data, "<f4").reshape(heatmap["shape"])
-    with Image.open(io.BytesIO(data)) as drawn:  # the service drew it, in gray
-        return np.asarray(drawn, np.float32)
+        values = np.frombuffer(data, "<f4").reshape(heatmap["shape"])
+    else:
+        with Image.open(io.BytesIO(data)) as drawn:  # the service drew it, in gray
+            values = np.asarray(drawn, np.float32)
+        if explanation.get("signed"):
+            values = values - 128
+    covers = explanation.get("covers")
+    if over_photo and covers:
+        height, width = values.shape
+        top, bottom = _inside(covers["top"], covers["bottom"], height)
+        left, right = _inside(covers["left"], covers["right"], width)
+        values = values[top:bottom, left:right]
+    return reduced(values)
+
+
+def _inside(start: float, end: float, size: int) -> tuple[int, int]:
+    """Return the pixels between two edges, at least one."""
+    first = min(max(round(start), 0), size - 1)
+    return first, max(min(round(end), size), first + 1)
 
 
 def _clustered(key: Key, maps: ClassMaps) -> Found:

@@ -29,12 +29,7 @@ class ClassMaps:
     numbers: list[int] = field(default_factory=list)
     """Number of each map among the maps of its image."""
     maps: list[Float] = field(default_factory=list)
-    """Each float32 (h, w), 0 … 1, with a longer side of at most 14."""
-
-    def has(self, image: str) -> bool:
-        """Return whether the latest map is of this image. An image's maps come one after the
-        other."""
-        return bool(self.ids) and self.ids[-1] == image
+    """Each float32 (h, w), at least 0, with a longer side of at most 14."""
 
     def add(self, image: str, number: int, values: Float) -> None:
         self.ids.append(image)

@@ -163,7 +163,8 @@ def test_few_maps_make_no_clusters(tmp_path: Path) -> None:
     more = [*few, map_row("flat", [[0.0]]), map_row("gone", map=None)]
     write_report(write_manifest(tmp_path, more), tmp_path, file, title="Photos")
     assert "29 maps are too few to be split into clusters; 30 are needed." in read_page(file).words
-    assert len(table(tmp_path / "report.clusters.csv")) == 29
+    rows = table(tmp_path / "report.clusters.csv")
+    assert [each["cluster"] for each in rows] == ["0"] * 29 + ["", ""]
 
 
 def test_a_class_without_maps_has_no_clusters(tmp_path: Path) -> None:
@@ -171,7 +172,8 @@ def test_a_class_without_maps_has_no_clusters(tmp_path: Path) -> None:
     file = tmp_path / "report.html"
     write_report(write_manifest(tmp_path, rows), tmp_path, file, title="Photos")
     assert "0 maps are too few" in read_page(file).words
-    assert table(tmp_path / "report.clusters.csv") == []
+    told = table(tmp_path / "report.clusters.csv")
+    assert [(each["cluster"], each["x"]) for each in told] == [("", "")] * 30
 
 
 def test_hostile_names_are_text(tmp_path: Path) -> None:
@@ -210,6 +212,49 @@ def test_of_many_maps_a_sample_is_clustered() -> None:
     [found] = cluster_classes(rows, take_census(rows).classes, None, 40)
     # Map r is taken where (r · 40 + 40) // 80 grows from r to r + 1: at every even r.
     assert found.maps.rows == list(range(0, 80, 2))
+
+
+@pytest.mark.parametrize("room", [1000, 30])
+def test_methods_are_not_mixed(room: int) -> None:
+    """Also if a sample is taken, or the first method's map shows nothing."""
+    rows = []
+    for at, each in enumerate(blobs(60, 4, grid=7)):
+        first = np.zeros((7, 7)) if at % 2 else each
+        for number, method in enumerate(("gradcam", "layercam", "eigencam")):
+            values = each.T if number else first
+            rows.append(map_row(named(at), values.tolist(), number=number, method=method))
+    [found] = cluster_classes(rows, take_census(rows).classes, None, room)
+    assert set(found.maps.numbers) == {0}
+    assert len(found.maps.ids) == min(room, 60)
+    nothing = [int(name.partition(".")[0]) % 2 == 1 for name in found.maps.ids]
+    assert [label < 0 for label in found.found.labels.tolist()] == nothing
+
+
+def test_images_count_and_not_maps() -> None:
+    rows = [
+        map_row(named(at), each.tolist(), number=number)
+        for at, each in enumerate(blobs(29, 4, grid=7))
+        for number in range(3)
+    ]
+    assert cluster_classes(rows, take_census(rows).classes, None, 1000) == []
+
+
+def test_one_photo_that_is_gone_leaves_the_others_as_evidence() -> None:
+    random = np.random.default_rng(5)
+    photos = {named(at): encoded(photo_of(random, at < MARKED)) for at in range(CLEAN + MARKED)}
+    gone = named(3)
+
+    def read(name: str) -> bytes:
+        if name == gone:
+            raise UndecodableImage(f"{name} is not there any more")
+        return photos[name]
+
+    rows = planted_rows()
+    [found] = cluster_classes(rows, take_census(rows).classes, Inputs([], read), 1000)
+    assert found.looked
+    assert found.found.unreadable == 1
+    assert "same thing" in found.found.clusters[0].reasons
+    assert found.found.clusters[0].members.tolist() == list(range(MARKED))
 
 
 def test_maps_are_reduced_when_they_are_kept() -> None:
@@ -301,6 +346,6 @@ def test_photos_are_read_when_they_are_asked_for() -> None:
 
     photos = Photos(Inputs([], data), ["10", "20", "30"], [None, None, None])
     assert (len(photos), read) == (3, [])
-    assert (photos[1] == 20).all()
-    assert [int(each[0, 0, 0]) for each in photos[1:]] == [20, 30]
+    assert np.all(photos[1] == np.full((SIDE, SIDE, 3), 20))
+    assert [int(each[0, 0, 0]) for each in photos[1:] if each is not None] == [20, 30]
     assert read == ["20", "20", "30"]

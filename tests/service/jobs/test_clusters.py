@@ -6,6 +6,7 @@ import base64
 import csv
 import io
 import json
+from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
@@ -14,15 +15,17 @@ from PIL import Image
 from starlette.testclient import TestClient
 
 from cam.drawing.heatmap import Float
+from service.core.settings import Settings
+from service.http import job_routes
 from service.jobs import clusters
-from service.jobs.clusters import Clusterings, map_of
-from service.jobs.errors import UnknownJob
+from service.jobs.clusters import Clusterings, heat_of, spread
+from service.jobs.errors import NoMaps, UnknownJob
 from service.jobs.folder import Folder
 from service.jobs.records import Finished, Job
 from service.jobs.result_store import ResultStore
 from tests.cam.clusters.synthetic import blobs
 from tests.service.conftest import encoded, noise
-from tests.service.jobs.conftest import SLOW
+from tests.service.jobs.conftest import SLOW, TINY, app_with
 from tests.service.jobs.forms import accepted, check, ended, form_of
 
 COUNT, MARKED = 300, 12
@@ -99,7 +102,8 @@ def test_a_planted_corner_is_one_suspect_cluster(encoding: str) -> None:
     shelf = Shelf(*planted(), encoding=encoding)
     clusterings, job = shelf.clusterings(), shelf.job()
     found = json.loads(clusterings.document(job).model_dump_json(exclude_none=True))
-    assert list(found) == ["classes"]
+    assert list(found) == ["explained", "read", "classes"]
+    assert found["explained"] == found["read"] == COUNT + MARKED + 3
     cats, dogs = found["classes"]
     assert cats["class"] == {"index": ord("c"), "label": "cat"}
     assert cats["maps"] == COUNT + MARKED
@@ -137,14 +141,46 @@ def test_of_one_item_one_map_of_a_class_counts() -> None:
     assert {number for each in found[1].clusters for number in each.numbers} == {1}
 
 
-def test_of_many_items_some_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    """7 items of which one failed, and room for 2: every third of those that did not."""
-    monkeypatch.setattr(clusters, "MOST", 2)
-    results: list[list[tuple[str, Float]] | None] = [[("cat", each)] for each in blobs(6, 3)]
+@pytest.mark.parametrize("limit", ["MOST", "MOST_PIXELS"])
+def test_of_many_items_some_are_read(monkeypatch: pytest.MonkeyPatch, limit: str) -> None:
+    """7 items of which one failed, and room for 2 or 3 maps, of two classes each time."""
+    most = {"MOST": 3, "MOST_PIXELS": 3 * 14 * 14}[limit]
+    monkeypatch.setattr(clusters, limit, most)
+    results: list[list[tuple[str, Float]] | None] = [
+        [("cat", each), ("dog", each)] for each in blobs(6, 3)
+    ]
     results.insert(1, None)
     shelf = Shelf(*results)
-    assert shelf.clusterings().document(shelf.job()).classes[0].maps == 2
-    assert shelf.read == [0, 4]
+    found = shelf.clusterings().document(shelf.job())
+    assert [each.maps for each in found.classes] == [2, 2]
+    assert (found.explained, found.read) == (6, 2)
+    assert found.note is not None
+    assert found.note.startswith("2 of 6 items were read, evenly spaced")
+    assert shelf.read == [0, 5]
+
+
+@pytest.mark.parametrize("count", [0, 1, 2, 3, 8, 1000])
+def test_every_beginning_is_evenly_spaced(count: int) -> None:
+    order = spread(count)
+    assert sorted(order) == list(range(count))
+    if count == 8:
+        assert order == [0, 4, 2, 6, 1, 5, 3, 7]
+    if count == 1000:
+        gaps = np.diff(sorted(order[:100]))
+        assert gaps.min() >= 5
+        assert gaps.max() <= 16
+
+
+def test_a_job_without_maps_says_why() -> None:
+    shelf = Shelf(None, None)
+    with pytest.raises(NoMaps, match="2 of its 2 items failed"):
+        shelf.clusterings().document(shelf.job())
+    few = Shelf([("cat", blobs(1, 0)[0])])
+    assert few.clusterings().document(few.job()).classes[0].maps == 1
+    with pytest.raises(
+        NoMaps, match="has the 30 maps that clusters need; the largest, 'cat', has 1"
+    ):
+        few.clusterings().table(few.job())
 
 
 def test_a_job_that_is_removed_meanwhile_is_unknown() -> None:
@@ -155,10 +191,40 @@ def test_a_job_that_is_removed_meanwhile_is_unknown() -> None:
         shelf.clusterings().document(gone)
 
 
+def explanation_of(values: Float, encoding: str = "float32", **more: Any) -> dict[str, Any]:
+    return {"heatmap": heatmap_of(values, encoding), **more}
+
+
 def test_maps_are_read_in_both_encodings() -> None:
     values = np.array([[0, 1, 0.2], [0.4, 0.6, 0.8]], np.float32)
-    np.testing.assert_array_equal(map_of(heatmap_of(values, "float32")), values)
-    np.testing.assert_array_equal(map_of(heatmap_of(values, "png")), 255 * values)
+    found = [heat_of(explanation_of(values, form), over_photo=False) for form in ("float32", "png")]
+    np.testing.assert_array_equal(found[0], values)
+    np.testing.assert_array_equal(found[1], 255 * values)
+
+
+def test_of_a_signed_map_the_positive_part_is_heat() -> None:
+    """In a picture, 128 is 0."""
+    picture = np.array([[0, 128, 255]], np.float32) / np.float32(255)
+    found = heat_of(explanation_of(picture, "png", signed=True), over_photo=False)
+    np.testing.assert_array_equal(found, [[0, 0, 127]])
+    numbers = np.array([[-1, 0, 0.5]], np.float32)
+    found = heat_of(explanation_of(numbers, signed=True), over_photo=False)
+    np.testing.assert_array_equal(found, [[0, 0, 0.5]])
+
+
+def test_what_the_model_did_not_see_is_cut_off() -> None:
+    """A photo of 10 × 4 pixels, of which the model saw the middle."""
+    values = np.zeros((4, 10), np.float32)
+    values[:, 3:7] = np.arange(1, 5)
+    covers = {"left": 3.0, "top": 0.0, "right": 7.0, "bottom": 4.0}
+    cut = heat_of(explanation_of(values, covers=covers), over_photo=True)
+    np.testing.assert_array_equal(cut, values[:, 3:7])
+    whole = heat_of(explanation_of(values, covers=covers), over_photo=False)
+    np.testing.assert_array_equal(whole, values)
+    # Padding lies beyond the photo.
+    padded = {"left": 0.0, "top": -3.0, "right": 10.0, "bottom": 7.0}
+    same = heat_of(explanation_of(values, covers=padded), over_photo=True)
+    np.testing.assert_array_equal(same, values)
 
 
 def test_a_job_has_clusters(jobs: TestClient) -> None:
@@ -173,8 +239,9 @@ def test_a_job_has_clusters(jobs: TestClient) -> None:
     assert answer.headers["vary"] == "Accept"
     [found] = answer.json()["classes"]
     assert found["class"] == {"index": 0, "label": "class 0"}
+    assert found["maps"] == 36
     items = [each for cluster in found["clusters"] for each in cluster["items"]]
-    assert len(items) == len({*items})
+    assert len(items) == len({*items}) >= 30
     assert {*items} <= {*images}
     table = jobs.get(f"/v1/jobs/{job}/clusters", headers={"Accept": "text/csv"})
     assert table.headers["content-type"] == "text/csv; charset=utf-8"
@@ -184,6 +251,18 @@ def test_a_job_has_clusters(jobs: TestClient) -> None:
     refused = jobs.get(f"/v1/jobs/{job}/clusters", headers={"Accept": "image/png"})
     check(refused, 406, "not-acceptable", "application/json, text/csv")
     check(jobs.get("/v1/jobs/none/clusters"), 404, "unknown-job")
+
+
+def test_more_requests_than_may_wait(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(job_routes, "CLUSTERS_AT_ONCE", 0)
+    with app_with((TINY,), Settings(jobs=tmp_path)) as client:
+        form = form_of("json", {"a.png": encoded(noise(12, 10))})
+        form["json"] |= {"model": "tiny"}
+        job = accepted(client.post("/v1/jobs", **form))["id"]
+        ended(client, job)
+        answer = client.get(f"/v1/jobs/{job}/clusters")
+        check(answer, 429, "queue-full", "as many as may")
+        assert answer.headers["Retry-After"] == "60"
 
 
 def test_a_job_that_runs_has_no_clusters_yet(jobs: TestClient) -> None:
