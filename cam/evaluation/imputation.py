@@ -34,9 +34,11 @@ COARSEST: Final = 64
 """Number of pixels of a grid whose system is solved directly."""
 CHANNELS: Final = 4
 """Maximum number of channels that OpenCV's scaling takes at once."""
-# Along both axes: 2/12 for direct neighbours, 1/12 for diagonal ones, 4/12 for the pixel itself.
-KERNEL: Final = np.array([1, 2, 1], np.float32) / np.sqrt(np.float32(12))
-ITSELF: Final = np.float32(4 / 12)
+KERNEL: Final = np.array([1, 2, 1], np.float32)
+"""Along both axes, it weighs direct neighbours by 2, diagonal ones by 1 and the pixel itself by 4.
+The equations are multiplied by 12 so that all sums of weights are exact: a rounding error that is
+the same at all pixels would add up over a large region."""
+ITSELF: Final = np.float32(4)
 
 
 def impute(image: Tensor, removed: Tensor, noise: Tensor | None = None) -> Tensor:
@@ -79,8 +81,8 @@ def _imputed(planes: Planes, mask: NDArray[np.bool_]) -> Planes:
 
 
 def _with_neighbours(values: Planes, out: Planes | None = None) -> Planes:
-    """Return the weighted sum of each pixel's eight neighbours and a third of itself; those beyond
-    the edge are 0."""
+    """Return the weighted sum of each pixel's eight neighbours and of itself; those beyond the edge
+    are 0."""
     border = cv2.BORDER_CONSTANT
     return _planes(cv2.sepFilter2D(values, -1, KERNEL, KERNEL, dst=out, borderType=border))
 
@@ -101,7 +103,7 @@ class _Grid:
     def __init__(self, free: Planes) -> None:
         self.free = free
         self.diagonal = _with_neighbours(np.ones_like(free))
-        """Sum of the weights of each pixel's neighbours, and a third, which `_with_neighbours`
+        """Sum of the weights of each pixel's neighbours, and its own, which `_with_neighbours`
         counts as well."""
         self.weight = free / (self.diagonal - ITSELF)
         self._product = np.empty_like(free)
@@ -154,7 +156,7 @@ def _grids(free: Planes) -> tuple[list[_Grid], Planes]:
     loose = np.flatnonzero(free[..., 0])
     # 2 for the same row or column, 1 for the next one: KERNEL along both axes.
     rows, columns = (np.subtract.outer(each, each) for each in np.divmod(loose, free.shape[1]))
-    weights = np.maximum(2 - np.abs(rows), 0) * np.maximum(2 - np.abs(columns), 0) / 12
+    weights = np.maximum(2 - np.abs(rows), 0) * np.maximum(2 - np.abs(columns), 0)
     system = np.diag(grids[-1].diagonal[..., 0].flat[loose]) - weights
     inverse = np.zeros((free[..., 0].size, free[..., 0].size), np.float32)
     inverse[np.ix_(loose, loose)] = np.linalg.inv(system)

@@ -139,6 +139,15 @@ def test_a_slope_stays_a_slope_inside() -> None:
     np.testing.assert_allclose(found[0], slope, atol=2e-3)
 
 
+def test_rounding_does_not_add_up_over_a_large_region() -> None:
+    """An error of 1e-7 of each pixel's weights would be one of 4e-4 in the middle."""
+    slope = np.add.outer(np.arange(224.0), 2 * np.arange(224.0)) / 672
+    mask = np.zeros((224, 224), bool)
+    mask[5:219, 5:219] = True
+    (found,) = imputed(np.stack([slope, 1 - slope]), mask)
+    np.testing.assert_allclose(found, np.stack([slope, 1 - slope]), atol=3e-5)
+
+
 def test_masks_do_not_affect_each_other() -> None:
     image = drawn(2, 9, 8)
     masks = [np.random.default_rng(turn).random((9, 8)) < 0.6 for turn in range(11)]
