@@ -300,7 +300,7 @@ REASONS = {
     "road_morf, 10 * quantus *": "at 10, 20, 30, 40, 60 and 80 % quantus removes one pixel fewer "
     "from 224 × 224 pixels: int(n p / 100). pytorch-grad-cam and cam remove what is not below the "
     "percentile. At 50, 70 and 90 % all three remove the same pixels, and agree.",
-    "imputed pixels* * *": "cam solves the equations iteratively in float32, to a residual of 1e-6 "
+    "imputed pixels* * *": "cam solves the equations iteratively in float32, to a residual of 1e-7 "
     "of the right-hand side. The peers solve them directly in float64. The pixels are in units of "
     "the preprocessed image, to which ROAD otherwise adds noise of σ = 0.01.",
     "confidence_drop grad-cam *": "its drop is the difference of the probabilities. The authors of "

@@ -25,8 +25,10 @@ Planes = NDArray[np.float32]
 
 NOISE: Final = 0.01
 """Standard deviation of the noise, in units of the preprocessed image, as the authors have it."""
-TOLERANCE: Final = 1e-6
+TOLERANCE: Final = 1e-7
 """Residual, as a share of the right-hand side, at which a system is solved."""
+STALLED: Final = 1e-5
+"""Residual below which a step that does not make it smaller is the last one: rounding is left."""
 MOST_ITERATIONS: Final = 60
 STEPS_AFTER: Final = 2
 """Steps of Jacobi's method after the correction by the coarser grid; there is one before it."""
@@ -178,11 +180,13 @@ def _solved(system: tuple[list[_Grid], Planes], right: Planes) -> Planes:
     found = np.zeros_like(right)
     residual, last = right.copy(), np.empty_like(right)
     direction, product, step = np.zeros_like(right), np.empty_like(right), np.empty_like(right)
-    enough = TOLERANCE**2 * _dot(right, right)
-    before = 0.0
+    whole = _dot(right, right)
+    size, before = whole, 0.0
     for _ in range(MOST_ITERATIONS):
-        if _dot(residual, residual) <= enough:
+        smaller = _dot(residual, residual)
+        if smaller <= TOLERANCE**2 * whole or size <= smaller <= STALLED**2 * whole:
             break
+        size = smaller
         corrected = _cycle(*system, residual, 0)
         now = _dot(residual, corrected)
         # Polak and Ribière's formula: the preconditioner is not symmetric.
