@@ -276,7 +276,9 @@ def make_jobs_router(*, jobs: Jobs, manager: Backend) -> APIRouter:
             "do. Only the maps are evidence, because the photos may be gone; the report of "
             "`gradcam batch` looks at the photos, too. Ten thousand small maps take about half a "
             "minute; a process clusters one job at a time. `text/csv` has a line for each map of "
-            "the classes with at least 30."
+            "the classes with at least 30; there, an id or a class that begins with =, +, -, @, a "
+            "tab or a carriage return has an apostrophe before it, so that a spreadsheet does not "
+            "take it for a formula."
         ),
         response_model=JobClusters,
         responses=answers(

@@ -15,6 +15,8 @@ MOST: Final = 20_000
 """Largest number of maps of a batch or a job that are clustered. Their time, about 3 ms each, is a
 tenth of the time in which a processor explains them."""
 COLUMNS: Final = ("id", "number", "class", "cluster", "suspect", "reasons", "x", "y")
+FORMULA: Final = ("=", "+", "-", "@", "\t", "\r")
+"""Characters with which a formula begins in a spreadsheet."""
 
 
 @dataclass(eq=False)
@@ -46,7 +48,10 @@ class Written(Protocol):
 def write_table(classes: Iterable[tuple[ClassMaps, Clusters]], file: Written) -> None:
     """Write a CSV table (RFC 4180) with the columns `COLUMNS` and a row for each map: whose it is,
     the number of its cluster in the class, whether this is suspect and why, and the map's position
-    in two dimensions. A map that shows nothing has no cluster and no position."""
+    in two dimensions. A map that shows nothing has no cluster and no position.
+
+    An id or a class that begins with one of `FORMULA` has an apostrophe before it. Ids are names of
+    files, which anybody may have chosen; a spreadsheet would compute one that is a formula."""
     table = csv.writer(file)
     table.writerow(COLUMNS)
     for maps, found in classes:
@@ -59,4 +64,9 @@ def write_table(classes: Iterable[tuple[ClassMaps, Clusters]], file: Written) ->
         ):
             of_cluster = ("", "", "") if label < 0 else told[label]
             x, y = (f"{each:.6g}" if math.isfinite(each) else "" for each in place)
-            table.writerow((image, number, maps.name, *of_cluster, x, y))
+            table.writerow((_text(image), number, _text(maps.name), *of_cluster, x, y))
+
+
+def _text(cell: str) -> str:
+    """Return what a spreadsheet takes for this text."""
+    return f"'{cell}" if cell.startswith(FORMULA) else cell
