@@ -7,12 +7,14 @@ and to show maps. The page is written to the file while it is produced.
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import islice
 from pathlib import Path
 from typing import Any, Final
+from urllib.parse import quote
 
 from cam.clusters import FEWEST
 from cam.evaluation.metrics import METRICS, Options
@@ -131,6 +133,7 @@ def write_report(
         fewest=FEWEST,
         all_looked=all(each.looked for each in clusters),
         table=table.name,
+        table_link=quote(os.fsencode(table.name)),  # the name need not be UTF-8
         blocks=_blocks(shown),
         options=[
             {"name": each.key.name, "index": each.key.index, "maps": each.maps}

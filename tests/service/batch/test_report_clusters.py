@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import csv
 import json
+import os
 import re
+import sys
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -191,6 +193,15 @@ def test_hostile_names_are_text(tmp_path: Path) -> None:
     # Each begins as a formula does; the apostrophe makes it text in a spreadsheet.
     written = [each["id"] for each in table(tmp_path / "a<b> #1.clusters.csv")]
     assert written == [f"'{name}" for name in names]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="names of files are bytes on Linux only")
+def test_the_name_of_the_page_need_not_be_text(tmp_path: Path) -> None:
+    rows = [map_row(named(at), each.tolist()) for at, each in enumerate(blobs(30, 2))]
+    file = tmp_path / os.fsdecode(b"p\xff.html")
+    write_report(write_manifest(tmp_path, rows), tmp_path, file, title="Photos")
+    assert 'href="p%FF.clusters.csv"' in section(file)
+    assert len(table(tmp_path / os.fsdecode(b"p\xff.clusters.csv"))) == 30
 
 
 def test_of_one_image_one_map_of_a_class_counts() -> None:
