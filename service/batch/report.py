@@ -99,8 +99,9 @@ def write_report(
             Counts and mean maps always cover all maps.
 
     If a class has enough maps for clusters, their table is written beside the page, with the suffix
-    .clusters.csv in place of the page's own. The batch's source is read if the record in `output`
-    names it and it is there.
+    .clusters.csv in place of the page's own; otherwise a table of that name is removed, because it
+    is an earlier page's. The batch's source is read if the record in `output` names it and it is
+    there.
 
     Raises:
         ConfigError: if the manifest cannot be read.
@@ -141,6 +142,8 @@ def write_report(
         ],
     )
     write_page(page, file)
+    if not clusters:
+        table.unlink(missing_ok=True)  # an earlier page's, which is gone
 
 
 def _portraits(manifest: Path, census: Census) -> list[ClassPortrait]:

@@ -169,6 +169,16 @@ def test_few_maps_make_no_clusters(tmp_path: Path) -> None:
     assert [each["cluster"] for each in rows] == ["0"] * 29 + ["", ""]
 
 
+def test_a_page_without_clusters_has_no_former_table(tmp_path: Path) -> None:
+    rows = [map_row(named(at), each.tolist()) for at, each in enumerate(blobs(30, 2))]
+    file = tmp_path / "report.html"
+    write_report(write_manifest(tmp_path, rows), tmp_path, file, title="Photos")
+    assert (tmp_path / "report.clusters.csv").exists()
+    (tmp_path / "other.clusters.csv").write_text("another page's")
+    write_report(write_manifest(tmp_path, rows[:29]), tmp_path, file, title="Photos")
+    assert [each.name for each in tmp_path.glob("*.csv")] == ["other.clusters.csv"]
+
+
 def test_a_class_without_maps_has_no_clusters(tmp_path: Path) -> None:
     rows = [map_row(named(at), map=None) for at in range(30)]
     file = tmp_path / "report.html"
