@@ -99,9 +99,15 @@ class ClustersPortrait:
     maps: int
     """Number of maps that were clustered."""
     note: str | None
+    """Why the maps were not split, so that no cluster was tested; None if they were."""
     clusters: tuple[ClusterPortrait, ...]
     dots: tuple[tuple[int, str], ...]
     """Colour of a cluster, and an SVG path with a dot for each of its maps, in 0 … 100."""
+
+    @property
+    def grouped(self) -> int:
+        """Number of maps in clusters. A map that shows nothing is in none."""
+        return sum(each.maps for each in self.clusters)
 
     @property
     def suspects(self) -> list[ClusterPortrait]:

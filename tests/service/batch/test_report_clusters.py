@@ -148,6 +148,7 @@ def test_clean_maps_have_no_suspect(tmp_path: Path) -> None:
     file = tmp_path / "report.html"
     write_report(write_manifest(tmp_path, rows), tmp_path, file, title="Photos")
     words = read_page(file).words
+    assert "Clusters of maps The maps of each class" in words
     assert "No cluster is suspect." in words
     # There is no record of the batch, so its photos cannot be found.
     assert "The original photos could not be read" in words
@@ -164,9 +165,26 @@ def test_few_maps_make_no_clusters(tmp_path: Path) -> None:
     assert not (tmp_path / "report.clusters.csv").exists()
     more = [*few, map_row("flat", [[0.0]]), map_row("gone", map=None)]
     write_report(write_manifest(tmp_path, more), tmp_path, file, title="Photos")
-    assert "29 maps are too few to be split into clusters; 30 are needed." in read_page(file).words
+    words = read_page(file).words
+    assert "29 maps are too few to be split into clusters; 30 are needed." in words
+    assert "No class has enough maps to be tested." in words
+    assert "No cluster is suspect." not in words
+    assert "fewer suspects are found. 29 maps of 31 are in clusters" in words
     rows = table(tmp_path / "report.clusters.csv")
     assert [each["cluster"] for each in rows] == ["0"] * 29 + ["", ""]
+
+
+def test_a_class_of_equal_maps_is_not_tested(tmp_path: Path) -> None:
+    equal = [map_row(named(at)) for at in range(30)]
+    file = tmp_path / "report.html"
+    write_report(write_manifest(tmp_path, equal), tmp_path, file, title="Photos")
+    words = read_page(file).words
+    assert "No class could be tested; why not is below. cat 1 cluster 30 maps All 30 maps are" in words
+    more = [map_row(named(at), each.tolist(), target="b") for at, each in enumerate(blobs(30, 1))]
+    write_report(write_manifest(tmp_path, [*equal, *more]), tmp_path, file, title="Photos")
+    words = read_page(file).words
+    assert "No cluster is suspect." in words
+    assert "could be tested" not in words
 
 
 def test_a_page_without_clusters_has_no_former_table(tmp_path: Path) -> None:
