@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import os
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from playwright.sync_api import Browser, Locator, Page, expect, sync_playwright
+from playwright.sync_api import Browser, Locator, Page, expect
 
 from service.batch.report import write_report
+from tests.service.batch.report_browser import CHROMIUM, found, launched, opened
 from tests.service.batch.report_stage import (
     HOSTILE,
     failed,
@@ -20,17 +19,8 @@ from tests.service.batch.report_stage import (
     write_picture,
 )
 
-CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="there is no chromium on this machine")
 
-ARGUMENTS = [
-    "--disable-gpu",
-    "--disable-quic",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-]
 CATS = 70
 """More than are made at once."""
 
@@ -68,35 +58,14 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
-    # A sandbox within a container's root is refused.
-    unboxed = ["--no-sandbox"] if hasattr(os, "geteuid") and os.geteuid() == 0 else []
-    with (
-        sync_playwright() as playwright,
-        playwright.chromium.launch(
-            executable_path=CHROMIUM, args=[*ARGUMENTS, *unboxed]
-        ) as browser,
-    ):
+    with launched() as browser:
         yield browser
 
 
 @pytest.fixture
 def page(browser: Browser, file: Path) -> Iterator[Page]:
-    """The page, which at the end of the test has complained of nothing and asked for nothing."""
-    complaints: list[str] = []
-    asked: list[str] = []
-    with browser.new_page(viewport={"width": 1200, "height": 800}) as page:
-        page.on("console", lambda message: complaints.append(message.text))
-        page.on("pageerror", lambda error: complaints.append(str(error)))
-        page.on("dialog", lambda dialog: complaints.append(dialog.message))
-        page.on("request", lambda request: asked.append(request.url))
-        page.goto(file.as_uri())
+    with opened(browser, file) as page:
         yield page
-        assert complaints == []
-        assert {url for url in asked if not url.startswith("data:")} == {file.as_uri()}
-
-
-def found(page: Page) -> str:
-    return page.locator("#found").inner_text()
 
 
 def cards(page: Page) -> Locator:

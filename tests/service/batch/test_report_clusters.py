@@ -179,7 +179,9 @@ def test_a_class_of_equal_maps_is_not_tested(tmp_path: Path) -> None:
     file = tmp_path / "report.html"
     write_report(write_manifest(tmp_path, equal), tmp_path, file, title="Photos")
     words = read_page(file).words
-    assert "No class could be tested; why not is below. cat 1 cluster 30 maps All 30 maps are" in words
+    assert (
+        "No class could be tested; why not is below. cat 1 cluster 30 maps All 30 maps are" in words
+    )
     more = [map_row(named(at), each.tolist(), target="b") for at, each in enumerate(blobs(30, 1))]
     write_report(write_manifest(tmp_path, [*equal, *more]), tmp_path, file, title="Photos")
     words = read_page(file).words
