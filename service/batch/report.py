@@ -32,6 +32,7 @@ from service.batch.report_clusters import (
     cluster_classes,
     labels_of,
     portray,
+    prototype_rows,
     suspect_rows,
     write_clusters,
 )
@@ -95,8 +96,8 @@ def write_report(
         title: title of the page.
         model: name of the model; None to leave it out.
         most: largest number of maps in the page's sample, which is spread evenly over the classes.
-            Maps that are extreme in some respect, or in a suspect cluster, are shown in addition.
-            Counts and mean maps always cover all maps.
+            Maps that are extreme in some respect, in a suspect cluster, or typical of a cluster are
+            shown in addition. Counts and mean maps always cover all maps.
 
     If a class has enough maps for clusters, their table is written beside the page, with the suffix
     .clusters.csv in place of the page's own; otherwise a table of that name is removed, because it
@@ -114,9 +115,8 @@ def write_report(
     if clusters:
         write_clusters(clusters, table)
     sample = Sample({each.key: each.maps for each in census.classes}, most)
-    shown = _shown(
-        manifest, output, file, census, sample, labels_of(clusters), suspect_rows(clusters, most)
-    )
+    members = suspect_rows(clusters, most) | prototype_rows(clusters)
+    shown = _shown(manifest, output, file, census, sample, labels_of(clusters), members)
     template = page_template(Path(__file__).parent, "report")
     page = template.generate(
         title=title,
@@ -174,13 +174,13 @@ def _shown(
     census: Census,
     sample: Sample,
     labels: Mapping[int, int],
-    suspects: set[int],
+    members: set[int],
 ) -> Iterator[dict[str, Any]]:
     """Yield the maps on the page in the manifest's order, as dictionaries for the page's script.
 
     Args:
         labels: row number → number of the map's cluster in its class.
-        suspects: row numbers of maps that are shown even if they are not in the sample.
+        members: row numbers of maps of clusters that are shown even if they are not in the sample.
     """
     positions = {each.key: position for position, each in enumerate(census.classes)}
     strips = {
@@ -208,7 +208,7 @@ def _shown(
             **{name: of_strip.get(chosen.number) for name, of_strip in ranks.items()},
         }
 
-    ends = suspects.union(*ranks.values())
+    ends = members.union(*ranks.values())
 
     def choose() -> Iterator[Chosen]:
         for number, row in enumerate(read_rows(manifest, maps=True)):

@@ -26,6 +26,8 @@ DOTS: Final = 2000
 """Largest number of maps in the scatter plot of a class, and at least one of each cluster."""
 MEMBERS: Final = 200
 """Largest number of maps of a suspect cluster that are shown in addition to the sample."""
+PROTOTYPES: Final = 2000
+"""Largest number of prototypes that are shown in addition to the sample, over all clusters."""
 COLOURS: Final = 8
 """Number of colours of clusters in report_style.css."""
 FULL: Final = 24
@@ -202,6 +204,19 @@ def suspect_rows(classes: Iterable[ClassClusters], most: int) -> set[int]:
     for each, cluster in suspects:
         chosen += [each.maps.rows[number] for number in _spaced(cluster.members, MEMBERS)]
     return set(chosen[:most])
+
+
+def prototype_rows(classes: Iterable[ClassClusters]) -> set[int]:
+    """Return the row numbers of the clusters' prototypes, so that no cluster is without a map on
+    the page. Of more than `PROTOTYPES`, the most typical one of each cluster comes first."""
+    ranked = [
+        (rank, each.maps.rows[number])
+        for each in classes
+        for cluster in each.found.clusters
+        for rank, number in enumerate(cluster.prototypes.tolist())
+    ]
+    ranked.sort(key=lambda pair: pair[0])
+    return {row for _, row in ranked[:PROTOTYPES]}
 
 
 def write_clusters(classes: Iterable[ClassClusters], file: Path) -> None:

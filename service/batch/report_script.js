@@ -169,7 +169,8 @@ function wanted() {
   const low = +$("low").value, high = +$("high").value, whole = low <= 0 && high >= 1;
   const warned = $("warned")?.checked, mistaken = $("mistaken")?.checked;
   const { cluster } = $("cluster")?.checked ? $("cluster").dataset : {};
-  // Of a suspect cluster there are maps on the page that are not in the sample.
+  // Of a cluster there are maps on the page that are not in the sample: its prototypes, and members
+  // of a suspect one.
   return (cluster ? rows : sampled).filter((row) =>
     (!cluster || row.cluster === +cluster) && (position === "" || row.class === +position) && (!text || row.text.includes(text)) &&
     (whole || (row.probability !== null && row.probability >= low && row.probability <= high)) &&
@@ -199,6 +200,13 @@ function update() {
     ? `${count(shown.length)} of the cluster’s ${count(+chosen.dataset.maps)} maps`
     : all ? `${count(shown.length)} ${shown.length === 1 ? "map" : "maps"}`
     : `${count(shown.length)} of ${count(sampled.length)} maps`;
+  if (chosen) {
+    const here = rows.filter((row) =>
+      row.class === +chosen.dataset.class && row.cluster === +chosen.dataset.cluster).length;
+    const missing = within ? chosen.dataset.maps - here : 0;
+    $("missing").textContent = `${count(missing)} ${missing === 1 ? "is" : "are"}`;
+    $("rest").hidden = missing <= 0;
+  }
   $("everything").hidden = all && !$("sort").value;
   $("nothing").hidden = shown.length > 0;
   for (const each of document.querySelectorAll(".portrait")) {

@@ -21,7 +21,7 @@ from service.batch import report_clusters
 from service.batch.inputs import Inputs
 from service.batch.report import write_report
 from service.batch.report_census import take_census
-from service.batch.report_clusters import ClassRows, cluster_classes, suspect_rows
+from service.batch.report_clusters import ClassRows, cluster_classes, prototype_rows, suspect_rows
 from service.batch.report_photos import SIDE, Photos, source_of, thumbnail
 from service.core.errors import UndecodableImage
 from service.pipeline.rows import Row
@@ -112,9 +112,9 @@ def test_a_watermark_is_one_suspect_cluster(page: Page, planted: Path) -> None:
 
 def test_the_table_says_of_each_map_which_cluster_it_is_in(page: Page, planted: Path) -> None:
     file = planted.with_name("page.clusters.csv")
-    assert [facts["href"] for _, facts in page.tags if str(facts.get("href")).endswith("csv")] == [
-        "page.clusters.csv"
-    ]
+    links = [facts.get("href") for tag, facts in page.tags if tag == "a"]
+    # In the section of clusters, and where a cluster was chosen that is not on the page as a whole.
+    assert [each for each in links if each and each[0] != "#"] == ["page.clusters.csv"] * 2
     rows = table(file)
     assert list(rows[0]) == ["id", "number", "class", "cluster", "suspect", "reasons", "x", "y"]
     assert [each["id"] for each in rows] == [named(each) for each in range(CLEAN + MARKED)]
@@ -132,6 +132,25 @@ def test_suspect_maps_are_on_the_page_beside_the_sample(page: Page) -> None:
     assert sum(each["sampled"] for each in page.rows) == 20
     suspects = [each["id"] for each in page.rows if each["cluster"] == 0]
     assert suspects == [named(each) for each in range(MARKED)]
+
+
+def test_the_most_typical_maps_of_each_cluster_are_on_the_page(page: Page, planted: Path) -> None:
+    """Although the sample has 20 of 312 maps."""
+    clusters = {each["cluster"] for each in table(planted.with_name("page.clusters.csv"))}
+    typical = [facts["alt"] for tag, facts in page.tags if tag == "img" and facts.get("title")]
+    assert len(typical) == 6 * len(clusters)
+    assert {*typical} <= {*page.names}
+    assert len(page.names) < 20 + MARKED + len(typical) + 24  # 24 are extreme
+
+
+def test_prototypes_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The most typical map of each cluster comes before the second one of any."""
+    rows = planted_rows()
+    found = cluster_classes(rows, take_census(rows).classes, None, 1000)
+    typical = [each.prototypes.tolist() for each in found[0].found.clusters]
+    assert prototype_rows(found) == {row for each in typical for row in each}
+    monkeypatch.setattr(report_clusters, "PROTOTYPES", len(typical) + 1)
+    assert prototype_rows(found) == {typical[0][1], *(each[0] for each in typical)}
 
 
 def test_the_same_manifest_makes_the_same_section(planted: Path, tmp_path: Path) -> None:

@@ -1,0 +1,78 @@
+"""Clusters in the page of a batch, opened in a browser."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from playwright.sync_api import Browser, Page, expect
+
+from service.batch.report import write_report
+from tests.cam.clusters.synthetic import blobs
+from tests.service.batch.report_browser import CHROMIUM, found, launched, opened
+from tests.service.batch.report_stage import map_row, write_manifest
+
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="there is no chromium on this machine")
+
+CLEAN, MARKED, SAMPLE = 300, 12, 20
+
+
+@pytest.fixture(scope="module")
+def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """312 cats, of which the first 12 are hot in one corner; a dog that the model takes for a cat,
+    with a warning. The page's sample has 20 maps."""
+    folder = tmp_path_factory.mktemp("batch")
+    random = np.random.default_rng(5)
+    values = blobs(CLEAN + MARKED, 0)
+    for each in values[:MARKED]:
+        each *= 0.3
+        each[-3:, -3:] = 0.9 + 0.1 * random.random((3, 3))
+    dog: dict[str, Any] = {"target_index": 1, "target": "dog", "correct": False}
+    rows = [
+        *(map_row(f"{at}.png", each.tolist()) for at, each in enumerate(values)),
+        map_row("dog.png", **dog, predicted_label="cat", warning="truncated"),
+    ]
+    page = folder / "report.html"
+    write_report(write_manifest(folder, rows), folder, page, title="Photos", most=SAMPLE)
+    return page
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with launched() as browser:
+        yield browser
+
+
+@pytest.fixture
+def page(browser: Browser, file: Path) -> Iterator[Page]:
+    with opened(browser, file) as page:
+        page.locator("#clusters summary").evaluate_all(
+            "(all) => all.forEach((each) => { each.parentElement.open = true; })"
+        )
+        yield page
+
+
+def test_a_cluster_that_is_not_on_the_page_as_a_whole_says_so(page: Page) -> None:
+    rest = page.locator("#rest")
+    expect(rest).to_be_hidden()
+    suspect, *others = page.locator(".cluster").all()
+    assert others
+    suspect.click()
+    assert found(page) == "12 of the cluster’s 12 maps"
+    expect(rest).to_be_hidden()
+    for each in others:
+        each.click()
+        counts = re.fullmatch(r"(\d+) of the cluster’s (\d+) maps", found(page))
+        assert counts
+        here, all_ = map(int, counts.groups())
+        assert 6 <= here == page.locator("#gallery .map").count() < all_
+        assert rest.inner_text() == f"{all_ - here} are only in the table"
+        assert rest.locator("a").get_attribute("href") == "report.clusters.csv"
+    page.get_by_label("Search").fill("no such thing")
+    assert rest.inner_text().startswith(f"{all_ - here} are")
+    page.get_by_role("button", name="Show all").click()
+    expect(rest).to_be_hidden()
