@@ -178,6 +178,7 @@ function wanted() {
 }
 
 function update() {
+  const held = document.activeElement;
   const chosen = $("cluster");
   if (chosen && chosen.dataset.class !== $("class").value) chosen.checked = false;
   const within = Boolean(chosen?.checked);
@@ -209,6 +210,8 @@ function update() {
   }
   $("everything").hidden = all && !$("sort").value;
   $("nothing").hidden = shown.length > 0;
+  // What is hidden loses the focus, and the keyboard would start again at the page's top.
+  if (held?.closest("#tools [hidden]")) $("class").focus({ preventScroll: true });
   for (const each of document.querySelectorAll(".portrait")) {
     const { cluster } = within ? chosen.dataset : {};
     each.setAttribute("aria-pressed",
@@ -247,6 +250,7 @@ if ($("tools")) {
       }
       update();
       $("maps").scrollIntoView();
+      $("found").focus({ preventScroll: true });
     };
   }
   update();

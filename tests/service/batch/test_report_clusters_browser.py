@@ -76,3 +76,28 @@ def test_a_cluster_that_is_not_on_the_page_as_a_whole_says_so(page: Page) -> Non
     assert rest.inner_text().startswith(f"{all_ - here} are")
     page.get_by_role("button", name="Show all").click()
     expect(rest).to_be_hidden()
+
+
+def test_the_keyboard_is_not_lost(page: Page) -> None:
+    """A cluster is chosen, then its maps are reached by the next keys."""
+    page.locator(".cluster").first.focus()
+    page.keyboard.press("Enter")
+    expect(page.locator("#found")).to_be_focused()
+    expect(page.locator("#gallery .map").first).to_be_in_viewport()
+    page.keyboard.press("Tab")
+    expect(page.get_by_role("button", name="Show all")).to_be_focused()
+    only = page.get_by_label("cluster 0 only")
+    only.focus()
+    page.keyboard.press("Space")
+    expect(only).to_be_hidden()
+    choice = page.get_by_role("combobox", name="Class")
+    expect(choice).to_be_focused()
+    expect(choice).to_be_in_viewport()
+    everything = page.get_by_role("button", name="Show all")
+    everything.focus()
+    page.keyboard.press("Enter")
+    expect(everything).to_be_hidden()
+    expect(choice).to_be_focused()
+    page.locator("#classes .portrait").first.focus()
+    page.keyboard.press("Enter")
+    expect(page.locator("#found")).to_be_focused()
