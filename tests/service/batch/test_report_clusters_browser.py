@@ -101,3 +101,18 @@ def test_the_keyboard_is_not_lost(page: Page) -> None:
     page.locator("#classes .portrait").first.focus()
     page.keyboard.press("Enter")
     expect(page.locator("#found")).to_be_focused()
+
+
+def test_the_checkboxes_are_in_one_row(page: Page) -> None:
+    page.locator(".cluster").first.click()
+    # All at once, because the page is still scrolling.
+    middles = page.locator("#tools input[type=checkbox], #found").evaluate_all(
+        """(all) => all.map((each) => {
+          const { top, bottom } = each.getBoundingClientRect();
+          return (top + bottom) / 2;
+        })"""
+    )
+    assert len(middles) == 4
+    assert max(middles) - min(middles) < 2
+    page.set_viewport_size({"width": 360, "height": 640})
+    assert page.evaluate("document.documentElement.scrollWidth") == 360
