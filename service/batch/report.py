@@ -199,6 +199,7 @@ def _shown(
         # If the batch has no pictures, the page shows the map alone.
         alone = scaled_map(chosen.row) if shown.thumbnail is None else None
         return {
+            "row": chosen.number,
             **_facts(chosen.row, positions),
             "thumbnail": shown.thumbnail if alone is None else draw_map(alone),
             "alone": alone is not None,

@@ -71,6 +71,18 @@ class ClassClusters:
 
 
 @dataclass(frozen=True)
+class Prototype:
+    """One of the most typical maps of a cluster, as the page shows it."""
+
+    row: int
+    """Number of its row in the manifest."""
+    id: str
+    """Id of the image."""
+    thumbnail: str
+    """As a data URI."""
+
+
+@dataclass(frozen=True)
 class ClusterPortrait:
     """A cluster as the page shows it."""
 
@@ -84,8 +96,7 @@ class ClusterPortrait:
     """Its reasons as one sentence; empty if there are none."""
     mean: str
     """The mean map as a data URI."""
-    prototypes: tuple[tuple[str, str], ...]
-    """Id of the image, and its thumbnail as a data URI, of the most typical maps."""
+    prototypes: tuple[Prototype, ...]
 
     @property
     def colour(self) -> int:
@@ -271,7 +282,10 @@ def _portrait(
         suspect=cluster.suspect,
         why=f"{why[:1].upper()}{why[1:]}." if why else "",
         mean=draw_map(cluster.mean),
-        prototypes=tuple((maps.ids[each], _picture(maps, each, output, page)) for each in shown),
+        prototypes=tuple(
+            Prototype(maps.rows[each], maps.ids[each], _picture(maps, each, output, page))
+            for each in shown
+        ),
     )
 
 

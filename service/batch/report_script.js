@@ -145,6 +145,22 @@ const disputed = rows.filter((row) => row.disputed !== null)
   .sort((a, b) => a.disputed - b.disputed);
 $("disputed")?.append(...disputed.map((row) => card(row, disputed, "agreement")));
 
+/* The prototypes of each cluster, which are pictures in the page already. */
+const byRow = new Map(rows.map((row) => [row.row, row]));
+for (const prototypes of document.querySelectorAll(".prototypes")) {
+  const pictures = [...prototypes.querySelectorAll("img")]
+    .filter((picture) => byRow.has(+picture.dataset.row));
+  const list = pictures.map((picture) => byRow.get(+picture.dataset.row));
+  for (const [index, picture] of pictures.entries()) {
+    const button = element("button", "map");
+    button.type = "button";
+    button.setAttribute("aria-haspopup", "dialog");
+    button.onclick = () => open(list, index);
+    picture.replaceWith(button);
+    button.append(picture);
+  }
+}
+
 /* All maps, as they are filtered and sorted; made as they come into view. */
 let shown = [], made = 0;
 

@@ -116,3 +116,29 @@ def test_the_checkboxes_are_in_one_row(page: Page) -> None:
     assert max(middles) - min(middles) < 2
     page.set_viewport_size({"width": 360, "height": 640})
     assert page.evaluate("document.documentElement.scrollWidth") == 360
+
+
+def test_a_prototype_opens_as_a_map_of_the_gallery_does(page: Page) -> None:
+    suspect = page.locator(".prototypes").first
+    names = suspect.locator("img").evaluate_all("(all) => all.map((each) => each.alt)")
+    assert len(names) == 6
+    assert suspect.locator("img").first.evaluate("(img) => img.clientWidth") >= 112  # 7 rem
+    large = page.get_by_role("dialog")
+    suspect.locator("img").first.click()
+    expect(large.locator("#large-id")).to_have_text(names[0])
+    expect(large.locator("#large-place")).to_have_text("1 of 6")
+    page.keyboard.press("Escape")
+    last = suspect.get_by_role("button", name=names[5], exact=True)
+    last.focus()
+    page.keyboard.press("Enter")
+    expect(large.locator("#large-id")).to_have_text(names[5])
+    page.keyboard.press("ArrowLeft")
+    expect(large.locator("#large-id")).to_have_text(names[4])
+    page.keyboard.press("Escape")
+    expect(last).to_be_focused()
+    other = page.locator(".prototypes").nth(1).locator("img").first
+    assert other.evaluate("(img) => img.clientWidth") >= 72  # 4.5 rem
+    page.set_viewport_size({"width": 360, "height": 640})
+    widths = page.locator(".prototypes img").evaluate_all("(all) => all.map((i) => i.clientWidth)")
+    assert min(widths) >= 72
+    assert page.evaluate("document.documentElement.scrollWidth") == 360
