@@ -271,3 +271,6 @@ if ($("tools")) {
   }
   update();
 }
+
+// What speaks of buttons that would be dead without this script is shown now.
+document.documentElement.classList.add("scripted");

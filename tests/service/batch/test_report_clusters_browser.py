@@ -142,3 +142,21 @@ def test_a_prototype_opens_as_a_map_of_the_gallery_does(page: Page) -> None:
     widths = page.locator(".prototypes img").evaluate_all("(all) => all.map((i) => i.clientWidth)")
     assert min(widths) >= 72
     assert page.evaluate("document.documentElement.scrollWidth") == 360
+
+
+def test_without_javascript_no_sentence_needs_it(browser: Browser, page: Page, file: Path) -> None:
+    needing = ("Choose a class to see", "Choose a cluster to see", "of 313 maps are shown")
+    for each in needing:
+        expect(page.get_by_text(each)).to_be_visible()
+    with opened(browser, file, script=False) as still:
+        for each in needing:
+            expect(still.get_by_text(each)).to_have_count(1)
+            expect(still.get_by_text(each)).to_be_hidden()
+        told = still.locator("noscript p")
+        expect(told).to_be_visible()
+        expect(told).to_contain_text("the choice of a class or a cluster need JavaScript")
+        expect(told).to_contain_text("mean maps, clusters and failures do not")
+        prototypes = still.locator(".prototypes").first
+        expect(prototypes.locator("img")).to_have_count(6)
+        expect(prototypes.locator("img").first).to_be_visible()
+        expect(prototypes.locator("button")).to_have_count(0)
