@@ -132,7 +132,8 @@ def write_report(
         sample_size=sample.size,
         clusters=portray(clusters, output, file),
         fewest=FEWEST,
-        all_looked=all(each.looked for each in clusters),
+        blind=[each.count.key.name for each in clusters if not each.looked],
+        unreadable=sum(each.found.unreadable for each in clusters if each.looked),
         table=table.name,
         table_link=quote(os.fsencode(table.name)),  # the name need not be UTF-8
         blocks=_blocks(shown),
