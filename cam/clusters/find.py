@@ -219,7 +219,8 @@ class _Search:
 
     def _with_the_thing(self, members: NDArray[np.bool_]) -> NDArray[np.bool_]:
         """Return the members but for those whose photos lack what most members show under the
-        heat. If there are more than `MOST_COMPARED`, or too few photos can be read, all stay."""
+        heat. If there are more than `MOST_COMPARED`, or too few photos can be read, or fewer than
+        half of the least number would be left, all stay."""
         if members.sum() > MOST_COMPARED:
             return members
         numbers, mine = self._photos_of(members, MOST_COMPARED)
@@ -228,7 +229,7 @@ class _Search:
             return members
         found = members.copy()
         found[numbers[~alike(self.maps[numbers], mine, others)]] = False
-        return found if found.sum() >= LEAST_MEMBERS else members
+        return found if found.sum() >= LEAST_MEMBERS // 2 else members
 
     def _photos_of(self, chosen: NDArray[np.bool_], most: int) -> tuple[Numbers, Photos]:
         """Return at most `most` photos of the maps that are chosen, bool (m,), and whose they are:
