@@ -173,7 +173,7 @@ def _description(metadata: dict[bytes, bytes] | None) -> tuple[Origin, datetime]
         told: dict[str, Any] = json.loads((metadata or {})[KEY])
         words = [told[name] for name in ("model", "weights", "method", "layer")]
         made = datetime.fromisoformat(told["made"])
-    except (KeyError, TypeError, ValueError):
+    except (KeyError, TypeError, ValueError, RecursionError):  # deep lists are a RecursionError
         return None
     if not all(isinstance(each, str) for each in words) or made.tzinfo is None:
         return None

@@ -168,6 +168,14 @@ def test_metadata_that_does_not_say_it(told: object, tmp_path: Path) -> None:
         read_reference(written(tmp_path / "bad.parquet", [ROW], told))
 
 
+def test_metadata_that_is_nested_too_deeply(tmp_path: Path) -> None:
+    file = tmp_path / "bad.parquet"
+    schema = SCHEMA.with_metadata({KEY: "[" * 200_000})
+    pq.write_table(pa.Table.from_pylist([ROW], schema=schema), file)
+    with pytest.raises(InvalidReference, match=r"bad.parquet is no reference: its metadata"):
+        read_reference(file)
+
+
 def test_too_many_photos_are_not_unpacked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("cam.drift.reference.MOST", 2)
     file = written(tmp_path / "bad.parquet", [ROW] * 3)
