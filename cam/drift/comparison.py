@@ -58,8 +58,8 @@ def compare(reference: Reference, snapshot: Snapshot) -> Comparison:
     - Of all classes together the reference is weighted to the live mix of classes, so that a
       change of the mix moves nothing. The classes with fewer than `STRATUM` photos in the reference
       count as one.
-    - Photos that follow each other, such as frames of a video, count for fewer: see
-      `measures.independent`.
+    - Photos that follow each other, such as frames of a video or of several that take turns, count
+      for fewer: see `measures.independent`. Those of a few scenes in no order do not.
     - A statistic has moved if two conditions hold: the probability of its D, corrected by Holm for
       all tests of this comparison, is below `ALPHA`, and its population stability index, less what
       chance gives it, is above `GREAT`. The first is about chance, the second about importance.
@@ -139,7 +139,8 @@ def _counted(weights: Numbers) -> int:
 def _tests(series: _Series) -> Iterator[Shift | TooFew]:
     """Compare each statistic of a series; p is not yet corrected."""
     flat = [np.isnan(rows[:, 0]).astype(np.float64) for rows in (series.reference, series.live)]
-    yield _test(series.index, FLAT, flat[0], series.weights, flat[1])
+    share = independent(_columns(series.live)) / len(series.live)
+    yield _test(series.index, FLAT, flat[0], series.weights, flat[1], share)
     for number, name in enumerate(STATISTICS):
         before, after = series.reference[:, number], series.live[:, number]
         defined = ~np.isnan(before)
@@ -149,14 +150,34 @@ def _tests(series: _Series) -> Iterator[Shift | TooFew]:
         if min(counts) < LEAST:
             yield TooFew(series.index, name, *counts)
         else:
-            yield _test(series.index, name, before[defined].astype(np.float64), weights, live)
+            values = before[defined].astype(np.float64)
+            yield _test(series.index, name, values, weights, live, share)
+
+
+def _columns(rows: Rows) -> Numbers:
+    """Return rows with a column that says which maps are flat; what is missing is a column's
+    mean, which correlates with nothing."""
+    values = rows.astype(np.float64)
+    missing = np.isnan(values)
+    counts = np.maximum((~missing).sum(axis=0), 1)
+    means = np.where(missing, 0, values).sum(axis=0) / counts
+    return np.column_stack([np.where(missing, means, values), missing[:, 0]])
 
 
 def _test(
-    index: int | None, name: str, reference: Numbers, weights: Numbers, live: Numbers
+    index: int | None,
+    name: str,
+    reference: Numbers,
+    weights: Numbers,
+    live: Numbers,
+    share: float,
 ) -> Shift:
-    """Compare one statistic."""
-    count, live_count = effective(weights), independent(live)
+    """Compare one statistic.
+
+    Args:
+        share: how many independent photos each live one is worth.
+    """
+    count, live_count = effective(weights), max(share * len(live), 1.0)
     distance = kolmogorov_smirnov(reference, weights, live)
     return Shift(
         index,

@@ -89,7 +89,8 @@ def test_the_numbers_are_those_of_the_measures(rng: np.random.Generator) -> None
     expected = stats.ks_2samp(before, after)
     assert found.distance == pytest.approx(expected.statistic)
     # Holm: 18 tests, and this is the least p, twice: of the class and of all classes.
-    p = kolmogorov_probability(found.distance, 300, independent(np.array(after)))
+    rows = np.array([astuple(each) for _, each in live if each])
+    p = kolmogorov_probability(found.distance, 300, independent(rows))
     assert found.p == pytest.approx(18 * p)
     assert found.before == pytest.approx(
         np.quantile(before, [0.25, 0.5, 0.75], method="inverted_cdf"), abs=1e-6
@@ -150,8 +151,8 @@ def test_weighted_photos_count_for_fewer(rng: np.random.Generator) -> None:
     live = shuffled(rng, drawn(rng, 100, 1, border=0.43), drawn(rng, 300, 2, border=0.43))
     found = one(compared(good, live), None, "border")
     # Weights 1/3 and 3: 400² / (300 / 9 + 100 * 9) = 171.43 photos. It is the least p of 27.
-    row = np.array([each.border for _, each in live if each])
-    p = kolmogorov_probability(found.distance, 171.428571, independent(row))
+    rows = np.array([astuple(each) for _, each in live if each])
+    p = kolmogorov_probability(found.distance, 171.428571, independent(rows))
     assert found.p == pytest.approx(27 * p, rel=1e-6)
     assert found.reference == 400
 
@@ -225,8 +226,31 @@ def test_frames_of_videos_count_for_fewer(rng: np.random.Generator) -> None:
         assert not compare(good, window_of(live).snapshot()).moved
 
 
+@pytest.mark.parametrize("scenes", [2, 5, 10])
+def test_scenes_that_take_turns_move_nothing(rng: np.random.Generator, scenes: int) -> None:
+    """Nearly static scenes, such as those of fixed cameras whose pictures come one after the
+    other: a window has as many different photos as there are scenes."""
+    good = reference_of(drawn(rng, 1000), ORIGIN)
+    for _ in range(20):
+        seen = [astuple(each) for _, each in drawn(rng, scenes) if each]
+        rows = np.tile(np.array(seen), (500 // scenes, 1))
+        rows = (rows + rng.normal(0, 0.003, rows.shape)).clip(0, 1)
+        live: Maps = [(0, MapStatistics(*row)) for row in rows.tolist()]
+        result = compare(good, window_of(live).snapshot())
+        assert one(result, 0, "border").live > 490
+        assert not result.moved
+
+
+def test_a_change_is_found_before_the_window_has_forgotten_what_was_before_it(
+    rng: np.random.Generator,
+) -> None:
+    """Rows before and after a change are alike among each other, but are no frames of a video."""
+    live = [*drawn(rng, 250), *drawn(rng, 250, border=0.5)]
+    assert (0, "border") in names(compared(drawn(rng, 1000), live).moved)
+
+
 def test_flat_maps_are_found(rng: np.random.Generator) -> None:
-    live = [(0, None) if number % 2 else each for number, each in enumerate(drawn(rng, 500))]
+    live = shuffled(rng, drawn(rng, 250), [(0, None)] * 250)
     result = compared(drawn(rng, 500), live)
     assert names(result.moved) == {(None, "flat"), (0, "flat")}
     assert one(result, None, "flat").sentence() == (
@@ -246,9 +270,10 @@ def test_a_fall_and_another_spread_in_words(rng: np.random.Generator) -> None:
     assert one(result, None, "centroid_x").sentence() == (
         "all classes: the mean column of the heat, of the width, fell from 0.39 to 0.20 (median)"
     )
+    values = rng.permutation(np.tile([0.2, 0.4, 0.6], 167))
     wide: Maps = [
         (0, each and replace(each, border=float(value)))
-        for (_, each), value in zip(drawn(rng, 500), np.tile([0.2, 0.4, 0.6], 167), strict=False)
+        for (_, each), value in zip(drawn(rng, 500), values, strict=False)
     ]
     found = one(compared(drawn(rng, 500), wide), 0, "border")
     assert found.moved

@@ -34,27 +34,46 @@ def test_effective_by_hand() -> None:
 @pytest.mark.parametrize(
     ("values", "expected"),
     [
-        ((1, 2, 3, 9), 2.4),  # ranks less their mean -1.5 … 1.5: ρ = 1.25 / 5; 4 * 0.75 / 1.25
-        ((1, 1, 2, 2), 2.4),  # -1, -1, 1, 1: ρ = (1 - 1 + 1) / 4
-        ((1, 1, 1, 2), 4),  # -0.5, -0.5, -0.5, 1.5: ρ is below 0
+        ((1, 2, 3, 4), 2.4),  # less their mean -1.5 … 1.5: ρ = 1.25 / 5; 4 * 0.75 / 1.25
+        ((1, 1, 2, 2), 2.4),  # -0.5, -0.5, 0.5, 0.5: ρ = (1 - 1 + 1) / 4
+        ((1, 1, 1, 2), 4),  # -0.25, -0.25, -0.25, 0.75: ρ is below 0
         ((5, 5, 5), 3),  # no order: nothing tells that they depend on each other
         ((7,), 1),
     ],
 )
 def test_independent_by_hand(values: tuple[float, ...], expected: float) -> None:
-    assert independent(numbers(*values)) == pytest.approx(expected)
+    assert independent(numbers(*values)[:, None]) == pytest.approx(expected)
+
+
+def test_independent_of_rows_that_take_turns_by_hand() -> None:
+    # -1, 1, -1, 1, … of 100: two places apart are 98 of the 100 products, so ρ is 0.98, and 0.98 is
+    # above 4 / 10. Of three rows in turn, ρ is 0.97.
+    turns = np.tile([-1.0, 1.0], 50)[:, None]
+    assert independent(turns) == pytest.approx(100 * 0.02 / 1.98)
+    # 2 * 0.5 / 1.5: of four, 2 / 4 is not above 4 / 2, and one place apart ρ is below 0.
+    assert independent(turns[:4]) == 4
+    assert independent(np.tile([-1.0, 0, 1], 33)[:, None]) == pytest.approx(99 * 1 / 65)
+
+
+def test_the_column_that_is_most_alike_counts() -> None:
+    rng = np.random.default_rng(0)
+    turns = np.tile([-1.0, 1.0], 250)
+    noise = rng.random(500)
+    both = independent(np.column_stack([noise, turns, np.ones(500)]))
+    assert both == pytest.approx(independent(turns[:, None]))
+    assert independent(noise[:, None]) > 400
 
 
 def test_frames_count_for_about_their_photos() -> None:
     rng = np.random.default_rng(0)
-    photos = rng.random(100)
-    assert independent(rng.random(1000)) > 900
+    photos = rng.random((100, 1))
+    assert independent(rng.random((1000, 1))) > 900
     # Of 100 photos with 10 frames each, ρ is 0.9: a tenth would be right, and a nineteenth is safe.
-    assert 40 < independent(photos.repeat(10)) < 100
+    assert 40 < independent(photos.repeat(10, axis=0)) < 100
 
 
 def test_independent_is_at_least_one() -> None:
-    assert independent(np.arange(100_000.0)) >= 1
+    assert independent(np.arange(100_000.0)[:, None]) >= 1
 
 
 def test_quantiles_by_hand() -> None:
