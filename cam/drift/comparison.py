@@ -22,7 +22,7 @@ from cam.drift.measures import (
 from cam.drift.reference import Reference
 from cam.drift.shift import FLAT, Comparison, Quartiles, Shift, TooFew
 from cam.drift.statistics import STATISTICS
-from cam.drift.window import NO_CLASS, Rows, Snapshot
+from cam.drift.window import Rows, Snapshot
 
 ALPHA: Final = 1e-6
 """Greatest probability of a small p in one comparison where nothing has changed. The comparison is
@@ -33,8 +33,6 @@ GREAT: Final = 0.25
 """Least population stability index of a statistic that has moved."""
 LEAST: Final = 50
 """Least number of photos of a series, on each side."""
-STRATUM: Final = 10
-"""Least number of photos of a class in the reference to be weighted alone."""
 DIGITS: Final = 3
 """Maps whose statistics are equal to this number of decimals are maps of the same photo."""
 QUARTILES: Final = np.array([0.25, 0.5, 0.75])
@@ -56,8 +54,9 @@ def compare(reference: Reference, snapshot: Snapshot) -> Comparison:
 
     - A map of the same photo counts once, if it repeats: rows equal to `DIGITS` decimals.
     - Of all classes together the reference is weighted to the live mix of classes, so that a
-      change of the mix moves nothing. The classes with fewer than `STRATUM` photos in the reference
-      count as one.
+      change of the mix moves nothing: each photo of a class counts as often as the class has live
+      maps for each of its photos. Live maps of classes that the reference lacks are left out. If
+      few photos bear most of the weight, they count for few, and there may be too few of them.
     - Photos that follow each other, such as frames of a video or of several that take turns, count
       for fewer: see `measures.independent`. Those of a few scenes in no order do not.
     - A statistic has moved if two conditions hold: the probability of its D, corrected by Holm for
@@ -68,7 +67,7 @@ def compare(reference: Reference, snapshot: Snapshot) -> Comparison:
     """
     too_few: list[TooFew] = []
     found: list[Shift] = []
-    known, unknown = _strata(reference, snapshot)
+    known, unknown = _known(reference, snapshot)
     classes = [_series_of(reference, index, rows) for index, rows in snapshot.by_class.items()]
     for series in [known, *classes]:
         counts = _counted(series.weights), len(series.live)
@@ -95,26 +94,19 @@ def _series_of(reference: Reference, index: int, live: Rows) -> _Series:
     return _Series(index, rows, np.ones(len(rows)), live[_distinct(live)])
 
 
-def _strata(reference: Reference, snapshot: Snapshot) -> tuple[_Series, float]:
-    """Return the series of all classes, whose reference has the live mix of classes, and the share
-    of live maps that it leaves out."""
+def _known(reference: Reference, snapshot: Snapshot) -> tuple[_Series, float]:
+    """Return the series of all classes that the reference has, whose reference has the live mix of
+    classes; and the share of live maps that it leaves out."""
     kept = _distinct(snapshot.latest)
     live, classes = snapshot.latest[kept], snapshot.classes[kept]
-    indices, counts = np.unique(reference.classes, return_counts=True)
-    alone = indices[counts >= STRATUM]
-    strata, live_strata = (
-        np.where(np.isin(each, alone), each, NO_CLASS - 1) for each in (reference.classes, classes)
-    )
-    weights = np.zeros(len(strata))
-    covered = np.zeros(len(live), bool)
-    for stratum in np.unique(live_strata):
-        here, there = live_strata == stratum, strata == stratum
-        if there.sum() >= STRATUM:
-            weights[there] = here.sum() / there.sum()
-            covered |= here
-    used = weights > 0
-    left_out = float(1 - covered.mean()) if len(live) else 0.0
-    return _Series(None, reference.rows[used], weights[used], live[covered]), left_out
+    known = np.isin(classes, reference.classes)
+    indices, counts = np.unique(classes[known], return_counts=True)
+    used = np.isin(reference.classes, indices)
+    # Where in `indices` the class of each photo is.
+    places = np.searchsorted(indices, reference.classes[used])
+    weights = (counts / np.bincount(places, minlength=len(indices)))[places]
+    unknown = float(1 - known.mean()) if len(live) else 0.0
+    return _Series(None, reference.rows[used], weights, live[known]), unknown
 
 
 def _distinct(rows: Rows) -> NDArray[np.intp]:

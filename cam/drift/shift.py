@@ -91,8 +91,8 @@ class Comparison:
     too_few: tuple[TooFew, ...]
     """What was not compared."""
     unknown: float
-    """Share of the latest maps, 0 … 1, that "all classes together" leaves out, because the
-    reference has too few photos of their classes, and too few of all rare classes together."""
+    """Share of the latest maps, 0 … 1, whose classes the reference lacks. "All classes together"
+    leaves them out."""
 
     @property
     def moved(self) -> tuple[Shift, ...]:

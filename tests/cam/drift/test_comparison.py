@@ -157,14 +157,44 @@ def test_weighted_photos_count_for_fewer(rng: np.random.Generator) -> None:
     assert found.reference == 400
 
 
-def test_rare_classes_count_as_one(rng: np.random.Generator) -> None:
-    good, live = mixed(rng, 400, 100, 120), mixed(rng, 200, 100, 200)
-    assert not compared(good, live).moved
-    strange = [
-        (index, each and replace(each, border=0.05)) for index, each in mixed(rng, 0, 0, 200)
-    ]
-    result = compared(good, shuffled(rng, mixed(rng, 200, 100), strange))
-    assert (None, "border") in names(result.moved)
+def many_classes(
+    rng: np.random.Generator, indices: Sequence[int], count: int, **more: float
+) -> Maps:
+    """Maps of each of some classes, whose statistics depend on the class; `more` is added."""
+    found: Maps = []
+    for index in indices:
+        means = np.random.default_rng(index).uniform(0.2, 0.7, len(STATISTICS))
+        named = dict(zip(STATISTICS, means.tolist(), strict=True))
+        found += drawn(rng, count, index, **{k: v + more.get(k, 0) for k, v in named.items()})
+    return shuffled(rng, found)
+
+
+def test_few_of_many_rare_classes_move_nothing(rng: np.random.Generator) -> None:
+    """Traffic from 3 of 200 classes with 5 photos each: 15 photos are too few to say anything."""
+    for _ in range(20):
+        good, live = many_classes(rng, range(200), 5), many_classes(rng, [3, 90, 150], 160)
+        result = compared(good, live)
+        assert not result.moved
+        assert result.unknown == 0
+        assert result.too_few[0] == TooFew(None, None, 15, 480)
+
+
+def test_many_rare_classes_are_compared_together(rng: np.random.Generator) -> None:
+    """Traffic from a third of 200 classes: nothing has moved, until something has."""
+    good, some = many_classes(rng, range(200), 5), range(0, 200, 3)
+    for _ in range(20):
+        result = compared(good, many_classes(rng, some, 7))
+        assert not result.moved
+        assert one(result, None, "border").reference == 5 * len(some)
+    result = compared(good, many_classes(rng, some, 7, border=0.2))
+    assert names(result.moved) == {(None, "border")}
+
+
+def test_classes_that_the_reference_lacks_altogether(rng: np.random.Generator) -> None:
+    result = compared(many_classes(rng, [0, 1], 300), many_classes(rng, [2, 3], 250))
+    assert result.unknown == 1
+    assert not result.shifts
+    assert result.too_few[0] == TooFew(None, None, 0, 0)
 
 
 def test_classes_that_the_reference_lacks_are_left_out_and_told(rng: np.random.Generator) -> None:
