@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
 from cam.drift.measures import (
     Numbers,
@@ -22,7 +21,7 @@ from cam.drift.measures import (
 from cam.drift.reference import Reference
 from cam.drift.shift import FLAT, Comparison, Quartiles, Shift, TooFew
 from cam.drift.statistics import STATISTICS
-from cam.drift.window import Rows, Snapshot
+from cam.drift.window import Rows, Snapshot, distinct
 
 ALPHA: Final = 1e-6
 """Greatest probability of a small p in one comparison where nothing has changed. The comparison is
@@ -33,8 +32,6 @@ GREAT: Final = 0.25
 """Least population stability index of a statistic that has moved."""
 LEAST: Final = 50
 """Least number of photos of a series, on each side."""
-DIGITS: Final = 3
-"""Maps whose statistics are equal to this number of decimals are maps of the same photo."""
 QUARTILES: Final = np.array([0.25, 0.5, 0.75])
 
 
@@ -52,7 +49,7 @@ def compare(reference: Reference, snapshot: Snapshot) -> Comparison:
     """Compare the maps in a window with those of the reference, for each class in the window and
     for all classes together.
 
-    - A map of the same photo counts once, if it repeats: rows equal to `DIGITS` decimals.
+    - A map of the same photo counts once, if it repeats: see `window.distinct`.
     - Of all classes together the reference is weighted to the live mix of classes, so that a
       change of the mix moves nothing: each photo of a class counts as often as the class has live
       maps for each of its photos. Live maps of classes that the reference lacks are left out. If
@@ -91,13 +88,13 @@ def compare(reference: Reference, snapshot: Snapshot) -> Comparison:
 def _series_of(reference: Reference, index: int, live: Rows) -> _Series:
     """Return the series of one class."""
     rows = reference.rows[reference.classes == index]
-    return _Series(index, rows, np.ones(len(rows)), live[_distinct(live)])
+    return _Series(index, rows, np.ones(len(rows)), live[distinct(live)])
 
 
 def _known(reference: Reference, snapshot: Snapshot) -> tuple[_Series, float]:
     """Return the series of all classes that the reference has, whose reference has the live mix of
     classes; and the share of live maps that it leaves out."""
-    kept = _distinct(snapshot.latest)
+    kept = distinct(snapshot.latest)
     live, classes = snapshot.latest[kept], snapshot.classes[kept]
     known = np.isin(classes, reference.classes)
     indices, counts = np.unique(classes[known], return_counts=True)
@@ -107,20 +104,6 @@ def _known(reference: Reference, snapshot: Snapshot) -> tuple[_Series, float]:
     weights = (counts / np.bincount(places, minlength=len(indices)))[places]
     unknown = float(1 - known.mean()) if len(live) else 0.0
     return _Series(None, reference.rows[used], weights, live[known]), unknown
-
-
-def _distinct(rows: Rows) -> NDArray[np.intp]:
-    """Return the numbers of the rows of different photos, in their order: of equal rows the last.
-
-    Maps without statistics are all equal and are kept, for nothing tells their photos apart.
-    """
-    flat = np.isnan(rows[:, 0])
-    # A confidence may be missing; NaN equals nothing, not even itself.
-    rounded = np.nan_to_num(rows.astype(np.float64), nan=-1).round(DIGITS)
-    _, last = np.unique(rounded[::-1], axis=0, return_index=True)
-    chosen = np.zeros(len(rows), bool)
-    chosen[len(rows) - 1 - last] = True
-    return np.flatnonzero(chosen | flat)
 
 
 def _counted(weights: Numbers) -> int:

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from cam.drift.statistics import STATISTICS, MapStatistics, row_of
-from cam.drift.window import NO_CLASS, Classes, Rows
+from cam.drift.window import NO_CLASS, Classes, Rows, distinct
 from cam.errors import InvalidReference
 
 KEY: Final = b"gradcam-reference"
@@ -71,7 +71,8 @@ def reference_of(
     maps: Iterable[tuple[int | None, MapStatistics | None]], origin: Origin
 ) -> Reference:
     """Make a reference of the maps of good photos: at least 50 of each class to be watched, taken
-    as the live ones are, no photo twice.
+    as the live ones are. A photo that repeats counts once, as it does among the live ones: see
+    `window.distinct`.
 
     Args:
         maps: the explained class of each photo, None for a target that is no class; and the
@@ -85,7 +86,9 @@ def reference_of(
         classes.append(NO_CLASS if index is None else index)
         rows.append(row_of(statistics))
     shaped = np.array(rows, np.float32).reshape(len(rows), len(STATISTICS))
-    if problem := _problem(np.array(classes, np.int32), shaped):
+    kept = distinct(shaped)
+    shaped, indices = shaped[kept], np.array(classes, np.int32)[kept]
+    if problem := _problem(indices, shaped):
         raise InvalidReference(f"a reference cannot be made: {problem}")
     return Reference(origin, datetime.now(UTC), np.array(classes, np.int32), shaped)
 

@@ -17,6 +17,8 @@ Classes = NDArray[np.int32]
 """Explained classes: int32 (n)."""
 NO_CLASS: Final = -1
 """Stands for the class of a target that is no class."""
+DIGITS: Final = 3
+"""Maps whose statistics are equal to this number of decimals are maps of the same photo."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -83,3 +85,17 @@ class Window:
             classes=classes[-self.size :].copy(),
             by_class={int(each): rows[classes == each][-self.size :] for each in frequent},
         )
+
+
+def distinct(rows: Rows) -> NDArray[np.intp]:
+    """Return the numbers of the rows of different photos, in their order: of equal rows the last.
+
+    Maps without statistics are all equal and are kept, for nothing tells their photos apart.
+    """
+    flat = np.isnan(rows[:, 0])
+    # A confidence may be missing; NaN equals nothing, not even itself.
+    rounded = np.nan_to_num(rows.astype(np.float64), nan=-1).round(DIGITS)
+    _, last = np.unique(rounded[::-1], axis=0, return_index=True)
+    chosen = np.zeros(len(rows), bool)
+    chosen[len(rows) - 1 - last] = True
+    return np.flatnonzero(chosen | flat)

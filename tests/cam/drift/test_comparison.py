@@ -241,6 +241,14 @@ def test_a_photo_that_repeats_counts_once(rng: np.random.Generator) -> None:
     assert one(result, None, "border").live == 251
 
 
+def test_a_reference_of_photos_that_repeat_is_no_false_alarm(rng: np.random.Generator) -> None:
+    """Twenty photos of a thousand make half of the reference: they are twenty photos."""
+    good = [*drawn(rng, 500), *(drawn(rng, 20, border=0.6) * 25)]
+    result = compared(good, shuffled(rng, drawn(rng, 480), drawn(rng, 20, border=0.6)))
+    assert not result.moved
+    assert one(result, 0, "border").reference == 520
+
+
 def test_a_camera_that_stands_still_has_too_few_photos(rng: np.random.Generator) -> None:
     result = compared(drawn(rng, 800), drawn(rng, 1) * 500)
     assert result.too_few == (TooFew(None, None, 800, 1), TooFew(0, None, 800, 1))

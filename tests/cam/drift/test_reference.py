@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from contextlib import suppress
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -72,7 +73,15 @@ def test_the_file_has_no_nan_and_tells_its_origin(tmp_path: Path) -> None:
     assert table.column("entropy").null_count == 1
     told = json.loads(table.schema.metadata[KEY])
     assert told.pop("made")
-    assert told == {**{name: TOLD[name] for name in list(TOLD)[:4]}, "photos": 3}
+    assert told == {**{name: TOLD[name] for name in list(TOLD)[:5]}, "photos": 3}
+
+
+def test_a_photo_that_repeats_counts_once() -> None:
+    """In another batch the last digits of its map differ. Flat maps are all kept."""
+    again = replace(SOME, entropy=SOME.entropy + 1e-6)
+    found = reference_of([(3, SOME), (4, None), (3, again), (4, None)], ORIGIN)
+    assert found.classes.tolist() == [4, 3, 4]
+    assert found.rows[1, 0] == np.float32(again.entropy)
 
 
 @pytest.mark.parametrize(
