@@ -165,8 +165,8 @@ async def test_metrics_are_brought_up_to_date_now_and_then(
     monkeypatch.setattr(module, "monotonic", lambda: now[0])
 
     async def note(count: int) -> None:
-        for number in range(count):
-            watch.note([watch.question], answer(model.default_layer, 0, number / count))
+        for heat in np.random.default_rng(0).random(count).tolist():
+            watch.note([watch.question], answer(model.default_layer, 0, heat))
         await asyncio.sleep(0)
         await asyncio.gather(*watch._tasks)
 
