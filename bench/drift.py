@@ -51,7 +51,7 @@ from service.core.metrics import Metrics
 from service.engine.watch import Watch
 from service.loading.served_model import ServedModel
 
-ORIGIN = Origin("efficientnet-lite0", "", "gradcam", "")
+ORIGIN = Origin("efficientnet-lite0", "", "gradcam", "", "crop")
 EVERY = 50
 """Number of requests between two comparisons."""
 BEFORE, AFTER = 500, 500

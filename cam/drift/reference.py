@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
@@ -38,6 +38,8 @@ class Origin:
     """Fingerprint of the model's weights and settings."""
     method: str
     layer: str
+    fit: str
+    """How photos were fitted to the model's input: "crop", "squash" or "pad"."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -90,7 +92,7 @@ def reference_of(
     shaped, indices = shaped[kept], np.array(classes, np.int32)[kept]
     if problem := _problem(indices, shaped):
         raise InvalidReference(f"a reference cannot be made: {problem}")
-    return Reference(origin, datetime.now(UTC), np.array(classes, np.int32), shaped)
+    return Reference(origin, datetime.now(UTC), indices, shaped)
 
 
 def read_reference(file: Path) -> Reference:
@@ -115,7 +117,8 @@ def read_reference(file: Path) -> Reference:
     if told is None:
         raise InvalidReference(
             f"{file} is no reference: its metadata {KEY.decode()!r} does not tell the model, "
-            "weights, method, layer and time of a reference"
+            "weights, method, layer, fit and time of a reference; make it anew with `gradcam "
+            "reference`"
         )
     classes, *columns = (table.column(name) for name in SCHEMA.names)
     if any(_has_nan(each) for each in columns):
@@ -174,7 +177,7 @@ def _description(metadata: dict[bytes, bytes] | None) -> tuple[Origin, datetime]
     """Return what a file's metadata says of the reference; None if it does not say it."""
     try:
         told: dict[str, Any] = json.loads((metadata or {})[KEY])
-        words = [told[name] for name in ("model", "weights", "method", "layer")]
+        words = [told[each.name] for each in fields(Origin)]
         made = datetime.fromisoformat(told["made"])
     except (KeyError, TypeError, ValueError, RecursionError):  # deep lists are a RecursionError
         return None

@@ -119,7 +119,9 @@ async def _found(
                         else:
                             maps.append(result)
                         show()
-            origin = Origin(served.name, served.weights, question.method, question.layers[0])
+            origin = Origin(
+                served.name, served.weights, question.method, question.layers[0], parameters.fit
+            )
     try:
         return reference_of(maps, origin), tally.failed
     except CamError as error:

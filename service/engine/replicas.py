@@ -178,6 +178,8 @@ class Replicas:
         async def explain(question: Question) -> Answer:
             return (await self.answer(seen, question, priority="background")).value
 
+        if not self.watch.watches(seen):
+            return
         self.watch.note(questions, answer)
         self.watch.sample(questions, explain)
 

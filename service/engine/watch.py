@@ -8,6 +8,7 @@ import random
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from time import monotonic
 from typing import Final
 
@@ -23,6 +24,7 @@ from service.backend.interface import NOTHING
 from service.core.errors import Problem
 from service.core.metrics import Metrics
 from service.loading.served_model import ServedModel
+from service.models.preprocessing import ModelInput
 
 CLASSES: Final = 20
 """Largest number of classes that have a series of their own."""
@@ -45,23 +47,24 @@ class Watch:
     model's reference.
 
     Only maps of interactive requests that ask for the predicted class, by one method at one layer,
-    are recorded: others are about something else and cannot be compared. An answer from the cache
+    of photos that were fitted to the input in one way, are recorded: others are about something
+    else and cannot be compared. An answer from the cache
     is not recorded, because the photo would count twice.
     """
 
     def __init__(self, model: ServedModel, metrics: Metrics, *, sample: float = 0.0) -> None:
         reference = model.reference
         if reference is None:
-            method, layers = "gradcam", model.layers_of("gradcam")
-            layer = layers[0]
+            layer = model.layers_of("gradcam")[0]
+            origin = Origin(model.name, model.weights, "gradcam", layer, fit="crop")
         else:
-            method, layer = reference.origin.method, reference.origin.layer
+            origin = replace(reference.origin, model=model.name)
         self.question: Final = Question(
-            (ClassTarget(background=model.background),), method, (layer,)
+            (ClassTarget(background=model.background),), origin.method, (origin.layer,)
         )
         """The question whose answers are recorded."""
         self.reference: Final[Reference | None] = reference
-        self._origin = Origin(model.name, model.weights, method, layer)
+        self._origin = origin
         self._metrics = metrics
         self._sample = sample
         self._window = Window(classes=CLASSES)
@@ -72,10 +75,15 @@ class Watch:
         self._next = 0.0
         self._tasks: set[asyncio.Task[None]] = set()
 
+    def watches(self, seen: ModelInput) -> bool:
+        """Return whether maps of an input can be compared: whether its photo was fitted to the
+        model's input as those of the reference were, or in the usual way without a reference."""
+        return seen.fit == self._origin.fit
+
     def note(self, questions: Sequence[Question], answer: Answer) -> None:
         """Record the maps of an answer that was computed for interactive questions."""
         for question in questions:
-            if self._watches(question):
+            if self._asks(question):
                 for each in answer.explanations:
                     if each.method == question.method and each.layer == question.layers[0]:
                         index = each.target.index
@@ -120,7 +128,7 @@ class Watch:
             comparison=comparison,
         )
 
-    def _watches(self, question: Question) -> bool:
+    def _asks(self, question: Question) -> bool:
         """Return whether the maps of a question can be compared with the recorded ones."""
         masked = any(
             isinstance(each, ClassTarget) and each.mask is not None for each in question.targets

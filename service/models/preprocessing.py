@@ -27,12 +27,14 @@ class ModelInput:
     the photo."""
     digest: bytes
     """Digest of `pixels`: equal for photos that look the same to the model."""
+    fit: Fit = "crop"
+    """How the photo was asked to be fitted to the model's input."""
 
     @staticmethod
-    def of(pixels: NDArray[np.uint8], box: Box) -> ModelInput:
+    def of(pixels: NDArray[np.uint8], box: Box, fit: Fit = "crop") -> ModelInput:
         """Return pixels with their digest."""
         digest = hashlib.blake2b(np.ascontiguousarray(pixels).data, digest_size=16).digest()
-        return ModelInput(pixels, box, digest)
+        return ModelInput(pixels, box, digest, fit)
 
 
 @dataclass(frozen=True)
@@ -67,15 +69,14 @@ class Preprocessing:
         `crop` is the model's own evaluation preprocessing; `squash` resizes the whole photo to
         the input's shape; `pad` fits the whole photo in and fills the rest with the mean colour.
         """
-        if fit == "crop":
-            fit = self.crop_fit
-        if fit == "squash":
+        meant = self.crop_fit if fit == "crop" else fit
+        if meant == "squash":
             box = Box(0, 0, photo.width, photo.height)
-        elif fit == "pad":
+        elif meant == "pad":
             box = self._padded(photo.width, photo.height)
         else:
             box = self._cropped(photo.width, photo.height)
-        return ModelInput.of(self._pixels(photo, box), box)
+        return ModelInput.of(self._pixels(photo, box), box, fit)
 
     def _cropped(self, width: int, height: int) -> Box:
         """Return the box of the centre crop. Sizes are rounded as in torchvision's Resize and

@@ -17,7 +17,7 @@ from cam.drift.shift import Comparison, Shift, TooFew
 from cam.drift.statistics import STATISTICS, MapStatistics
 from cam.drift.window import Window
 
-ORIGIN = Origin("model", "weights", "gradcam", "layer")
+ORIGIN = Origin("model", "weights", "gradcam", "layer", "crop")
 Maps = list[tuple[int | None, MapStatistics | None]]
 
 

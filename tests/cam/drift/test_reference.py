@@ -26,13 +26,14 @@ from cam.drift.statistics import STATISTICS, MapStatistics
 from cam.drift.window import NO_CLASS
 from cam.errors import InvalidReference
 
-ORIGIN = Origin("lite0", "d1ce", "gradcam", "conv_head")
+ORIGIN = Origin("lite0", "d1ce", "gradcam", "conv_head", "pad")
 SOME = MapStatistics(0.9, 0.5, 0.25, 0.4, 0.125, 0.375, 0.3, 0.8)
 TOLD = {
     "model": "lite0",
     "weights": "d1ce",
     "method": "gradcam",
     "layer": "conv_head",
+    "fit": "pad",
     "photos": 1,
     "made": "2026-01-02T03:04:05+00:00",
 }
@@ -167,14 +168,19 @@ def test_a_foreign_table(tmp_path: Path) -> None:
         [],
         {},
         {**TOLD, "model": 3},
+        {name: value for name, value in TOLD.items() if name != "fit"},
         {**TOLD, "made": "yesterday"},
         {**TOLD, "made": "2026-01-02"},
         {**TOLD, "made": 7},
     ],
 )
 def test_metadata_that_does_not_say_it(told: object, tmp_path: Path) -> None:
-    with pytest.raises(InvalidReference, match="its metadata 'gradcam-reference' does not tell"):
+    with pytest.raises(InvalidReference) as raised:
         read_reference(written(tmp_path / "bad.parquet", [ROW], told))
+    assert "bad.parquet is no reference: its metadata 'gradcam-reference' does not tell" in str(
+        raised.value
+    )
+    assert str(raised.value).endswith("make it anew with `gradcam reference`")
 
 
 def test_metadata_that_is_nested_too_deeply(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ import pytest
 from PIL import Image
 from starlette.testclient import TestClient
 
-from cam.drift.reference import read_reference
+from cam.drift.reference import Origin, read_reference
 from service.cli.main import main
 from service.core.errors import ConfigError
 from service.core.settings import Settings
@@ -92,12 +92,8 @@ def test_a_reference_has_a_row_for_each_photo(folder: Path) -> None:
     found = read_reference(folder / "reference.parquet")
     assert found.rows.shape == (COUNT, 8)
     assert set(found.classes.tolist()) == set(range(6))
-    assert (found.origin.model, found.origin.method, found.origin.layer) == (
-        "corner",
-        "gradcam",
-        "features",
-    )
-    assert found.origin.weights == load(entry(folder)).weights
+    weights = load(entry(folder)).weights
+    assert found.origin == Origin("corner", weights, "gradcam", "features", "crop")
 
 
 @pytest.mark.slow
@@ -105,11 +101,12 @@ def test_a_reference_is_written_to_the_standard_output(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capfdbinary: pytest.CaptureFixture[bytes]
 ) -> None:
     words = (str(folder / "photos" / "0[0-5]*.png"), "--models", str(folder / "models.toml"))
-    assert run(monkeypatch, *words, "--method", "layercam") == 0
+    assert run(monkeypatch, *words, "--method", "layercam", "--fit", "pad") == 0
     written = capfdbinary.readouterr().out
     file = folder / "printed.parquet"
     file.write_bytes(written)
-    assert read_reference(file).origin.method == "layercam"
+    origin = read_reference(file).origin
+    assert (origin.method, origin.fit) == ("layercam", "pad")
 
 
 @pytest.mark.slow

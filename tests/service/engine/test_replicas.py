@@ -6,6 +6,8 @@ import asyncio
 import os
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
+from dataclasses import replace
+from datetime import UTC, datetime
 from typing import Any
 
 import numpy as np
@@ -15,6 +17,7 @@ from PIL import Image
 from starlette.testclient import TestClient
 
 from cam import ClassTarget, Question
+from cam.drift.reference import Origin, Reference
 from service.core.errors import ConfigError, Unexplainable
 from service.core.metrics import Metrics
 from service.core.settings import Settings
@@ -83,6 +86,24 @@ async def test_work_goes_to_whichever_has_least(replicas: Replicas) -> None:
         for one, other in zip(outcome.value.explanations, alone.value.explanations, strict=True):
             np.testing.assert_allclose(one.map, other.map, atol=1e-5 * float(other.map.max()))
     assert all(hook_count(engine.model.module) == 0 for engine in replicas.engines)
+
+
+async def test_photos_that_are_fitted_in_another_way_are_not_watched() -> None:
+    """Their maps are others, though the model and the question are the same."""
+    model = load(TWO.copies[0])
+    origin = Origin("tiny", model.weights, "gradcam", "relu2", "pad")
+    reference = Reference(
+        origin, datetime.now(UTC), np.zeros(1, np.int32), np.full((1, 8), 0.5, np.float32)
+    )
+    for watched, recorded in ((model, [0, 0, 1]), (replace(model, reference=reference), [0, 1, 1])):
+        async with Engine(watched, max_queue=64, metrics=Metrics()) as engine:
+            replicas = Replicas([engine], cache_bytes=0, metrics=Metrics())
+            found = []
+            for fit in ("squash", "pad", "crop"):
+                given = watched.preprocessing.apply(photo(1), fit)
+                await replicas.answer(given, GRADCAM)
+                found.append((await replicas.drift()).recorded)
+            assert found == recorded
 
 
 async def test_the_same_question_is_answered_once(replicas: Replicas) -> None:

@@ -150,7 +150,7 @@ async def test_metrics_are_brought_up_to_date_now_and_then(
     """A comparison after fifty new maps, but not again within ten seconds."""
     rows = np.full((200, 8), 0.5, np.float32)
     rows += np.linspace(0, 0.1, 200, dtype=np.float32)[:, None]
-    origin = Origin("m", model.weights, "gradcam", model.default_layer)
+    origin = Origin("m", model.weights, "gradcam", model.default_layer, "crop")
     reference = Reference(origin, datetime.now(UTC), np.zeros(200, np.int32), rows)
     metrics = Metrics()
     watch = Watch(replace(model, reference=reference), metrics)

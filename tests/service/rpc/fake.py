@@ -54,7 +54,7 @@ def info(name: str = "m", fingerprint: str = "one") -> ModelInfo:
 
 
 DRIFT = Drift(
-    Origin("m", "w", "gradcam", "layer"),
+    Origin("m", "w", "gradcam", "layer", "crop"),
     recorded=7,
     size=500,
     made="2026-01-02T03:04:05+00:00",
