@@ -101,6 +101,7 @@ class ModelBackend(Protocol):
         progress: Listener | None = None,
         priority: Priority = "interactive",
         until: float | None = None,
+        watched: bool = False,
     ) -> Outcome[Answer]:
         """Answer one or more questions about one image. An answer from the cache has times and a
         batch size of 0.
@@ -115,6 +116,8 @@ class ModelBackend(Protocol):
                 answers are not cached.
             until: deadline on the clock of `time.monotonic`. After it, a method of many passes
                 that has no budget of its own stops and uses the passes that it has made.
+            watched: whether the photo is live traffic, by which the model is watched for drift: an
+                ordinary explanation or prediction. What is made to be scored, or by jobs, is not.
 
         Returns:
             One answer, with its explanations in the order of the questions.

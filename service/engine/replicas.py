@@ -114,19 +114,24 @@ class Replicas:
         progress: Listener | None = None,
         priority: Priority = "interactive",
         until: float | None = None,
+        watched: bool = False,
     ) -> Outcome[Answer]:
         """Answer one or more questions about one image: see `ModelBackend.answer`."""
         if len(questions) == 1:
-            return await self._answer(seen, questions, progress, priority, until)
+            return await self._answer(
+                seen, questions, progress, priority, until, questions if watched else ()
+            )
         outcomes: list[Outcome[Answer]] = []
         found: dict[str, list[Explanation]] = {}
         for group in self._groups(questions):
+            # What is watched depends on what the caller asked, not on the order of its methods.
+            asked = group if watched else ()
             if outcomes:  # passes in different precisions might choose different classes
                 explained = outcomes[0].value.explanations
                 targets = tuple({each.turn: each.target for each in explained}.values())
                 group = tuple(replace(each, targets=targets) for each in group)
             told = progress and naming(group[0].method, progress)
-            outcomes.append(await self._answer(seen, group, told, priority, until))
+            outcomes.append(await self._answer(seen, group, told, priority, until, asked))
             for each in outcomes[-1].value.explanations:
                 found.setdefault(each.method, []).append(each)
         explanations = [each for question in questions for each in found.get(question.method, [])]
@@ -152,9 +157,14 @@ class Replicas:
         progress: Listener | None,
         priority: Priority,
         until: float | None,
+        asked: tuple[Question, ...],
     ) -> Outcome[Answer]:
         """Answer one group of questions: those of one-pass methods, or a single question of a
-        method of many passes."""
+        method of many passes.
+
+        Args:
+            asked: the questions as the caller asked them, if the photo is live traffic.
+        """
         if priority == "background":
             idlest = self._idlest()
             return await idlest.answer(
@@ -168,18 +178,16 @@ class Replicas:
             progress,
         )
         self._metrics.answers.labels(model=self.model.name, how=how).inc()
-        if how == "made":
-            self._observe(seen, questions, outcome.value)
+        if how == "made" and asked and self.watch.watches(seen):
+            self._watch(seen, asked, outcome.value)
         return Outcome(outcome.value, 0.0, 0.0, 0) if how == "remembered" else outcome
 
-    def _observe(self, seen: ModelInput, questions: tuple[Question, ...], answer: Answer) -> None:
-        """Record an answer to an interactive question for the watch."""
+    def _watch(self, seen: ModelInput, questions: tuple[Question, ...], answer: Answer) -> None:
+        """Record an answer to live traffic."""
 
         async def explain(question: Question) -> Answer:
             return (await self.answer(seen, question, priority="background")).value
 
-        if not self.watch.watches(seen):
-            return
         self.watch.note(questions, answer)
         self.watch.sample(questions, explain)
 

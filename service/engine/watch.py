@@ -46,7 +46,7 @@ class Watch:
     """Records the maps of one model in a window and in metrics, and compares the window with the
     model's reference.
 
-    Only maps of interactive requests that ask for the predicted class, by one method at one layer,
+    Only maps of ordinary explanations that ask for the predicted class, by one method at one layer,
     of photos that were fitted to the input in one way, are recorded: others are about something
     else and cannot be compared. An answer from the cache
     is not recorded, because the photo would count twice.
@@ -81,7 +81,11 @@ class Watch:
         return seen.fit == self._origin.fit
 
     def note(self, questions: Sequence[Question], answer: Answer) -> None:
-        """Record the maps of an answer that was computed for interactive questions."""
+        """Record the maps of an answer that was computed for live traffic.
+
+        Args:
+            questions: the questions as they were asked.
+        """
         for question in questions:
             if self._asks(question):
                 for each in answer.explanations:

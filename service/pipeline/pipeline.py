@@ -173,7 +173,15 @@ class Pipeline:
             if json_of is not None:
                 require_few_numbers(instance, encoded.pixels, json_of)
             photo, seen, questions, outcome = await self._explained(
-                replicas, instance, encoded, pool, timings, progress, priority, until
+                replicas,
+                instance,
+                encoded,
+                pool,
+                timings,
+                progress,
+                priority,
+                until,
+                watched=priority == "interactive",
             )
             if metrics:
                 # Scores take seconds: the photo gives its room back meanwhile, and is decoded again
@@ -250,7 +258,7 @@ class Pipeline:
         model = replicas.model
         async with self._opened(model, instance, timings) as (encoded, pool):
             _, seen = await self._seen(model, instance, encoded, pool, timings)
-            outcome = await replicas.answer(seen, NOTHING)
+            outcome = await replicas.answer(seen, NOTHING, watched=True)
         timings.note_outcome(outcome)
         return predict(outcome.value, model, seen, instance)
 
@@ -359,9 +367,14 @@ class Pipeline:
         progress: Listener | None = None,
         priority: Priority = "interactive",
         until: float | None = None,
+        *,
+        watched: bool = False,
     ) -> tuple[Image.Image, ModelInput, tuple[Question, ...], Outcome[Answer]]:
         """Return the decoded photo, the model's input, the questions that the parameters ask, and
         their answer.
+
+        Args:
+            watched: see `ModelBackend.answer`.
 
         Raises:
             Problem: if this instance cannot be explained.
@@ -377,7 +390,7 @@ class Pipeline:
             raise instance.blame(problem) from None
         questions = tuple(replace(each, targets=targets) for each in questions)
         outcome = await replicas.answer(
-            seen, *questions, progress=progress, priority=priority, until=until
+            seen, *questions, progress=progress, priority=priority, until=until, watched=watched
         )
         timings.note_outcome(outcome)
         return photo, seen, questions, outcome

@@ -352,10 +352,11 @@ class RemoteModel:
         progress: Listener | None = None,
         priority: Priority = "interactive",
         until: float | None = None,
+        watched: bool = False,
     ) -> Outcome[Answer]:
         """See `ModelBackend.answer`. The clock of `until` is the same in all processes of a
         machine."""
-        options = {"priority": priority, "until": until}
+        options = {"priority": priority, "until": until, "watched": watched}
         found = await self._call("answer", seen, *questions, options=options, listener=progress)
         return cast(Outcome[Answer], found)
 

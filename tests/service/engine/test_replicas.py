@@ -101,9 +101,33 @@ async def test_photos_that_are_fitted_in_another_way_are_not_watched() -> None:
             found = []
             for fit in ("squash", "pad", "crop"):
                 given = watched.preprocessing.apply(photo(1), fit)
-                await replicas.answer(given, GRADCAM)
+                await replicas.answer(given, GRADCAM, watched=True)
                 found.append((await replicas.drift()).recorded)
             assert found == recorded
+
+
+async def test_only_live_traffic_is_watched(replicas: Replicas) -> None:
+    given = replicas.model.preprocessing.apply(photo(1), "crop")
+    await replicas.answer(given, GRADCAM)
+    assert (await replicas.drift()).recorded == 0
+    given = replicas.model.preprocessing.apply(photo(2), "crop")
+    await replicas.answer(given, GRADCAM, watched=True)
+    assert (await replicas.drift()).recorded == 1
+
+
+@pytest.mark.parametrize("first", ["gradcam", "scorecam"])
+async def test_what_is_watched_does_not_depend_on_the_order_of_methods(
+    replicas: Replicas, first: str
+) -> None:
+    """The methods of later groups are asked for the class that the first one explained."""
+    given = replicas.model.preprocessing.apply(photo(1), "crop")
+    other = replace(GRADCAM, method="scorecam", budget=4)
+    questions = sorted([GRADCAM, other], key=lambda each: each.method != first)
+    for number, target in enumerate([ClassTarget(), ClassTarget(1)]):
+        asked = [replace(each, targets=(target,)) for each in questions]
+        outcome = await replicas.answer(given, *asked, watched=True)
+        assert outcome.value.explanations[0].method == first
+        assert (await replicas.drift()).recorded == 1, number
 
 
 async def test_the_same_question_is_answered_once(replicas: Replicas) -> None:

@@ -231,3 +231,19 @@ async def test_a_map_that_was_sent_costs_no_pass_of_the_method(
     (found,) = await pipeline.evaluate(replicas, asked, Timings())  # type: ignore[arg-type]
     assert found.method is None
     assert [method for method, _ in scoring.asked] == ["gradcam"]
+
+
+async def test_ordinary_explanations_are_watched_and_what_is_scored_is_not(
+    pipeline: Pipeline, replicas: Replicas
+) -> None:
+    async def recorded() -> int:
+        return (await replicas.drift()).recorded
+
+    parameters = EvaluateParameters.model_validate({"metrics": ["complexity"]})
+    asked = replace(instance(encoded(noise(SIDE, SIDE, seed=1))), parameters=parameters)
+    await pipeline.evaluate(replicas, asked, Timings())  # type: ignore[arg-type]
+    assert await recorded() == 0
+    priorities: list[Priority] = ["background", "interactive"]
+    for turn, priority in enumerate(priorities):
+        async with pipeline.explain(replicas, instance(), priority=priority):
+            assert await recorded() == turn

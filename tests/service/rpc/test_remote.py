@@ -51,7 +51,13 @@ async def test_an_answer_of_the_other_process(pair: tuple[FakeBackend, RemoteBac
     assert not model.is_fast("scorecam")
     told: list[Progress] = []
     outcome = await model.answer(
-        SEEN, QUESTION, QUESTION, progress=told.append, priority="background", until=7.5
+        SEEN,
+        QUESTION,
+        QUESTION,
+        progress=told.append,
+        priority="background",
+        until=7.5,
+        watched=True,
     )
     assert (outcome.queued_seconds, outcome.run_seconds, outcome.batch_size) == (0.1, 0.2, 3)
     (explanation,) = outcome.value.explanations
@@ -60,7 +66,7 @@ async def test_an_answer_of_the_other_process(pair: tuple[FakeBackend, RemoteBac
     seen, questions, options = fake.models["m"].asked[0]
     np.testing.assert_array_equal(seen.pixels, SEEN.pixels)
     assert questions == (QUESTION, QUESTION)
-    assert options == {"priority": "background", "until": 7.5}
+    assert options == {"priority": "background", "until": 7.5, "watched": True}
 
 
 async def test_the_other_methods(pair: tuple[FakeBackend, RemoteBackend]) -> None:
