@@ -93,6 +93,8 @@ class _Item:
     """Generator of the item's own work, of which the worker runs one step each time that the item
     is submitted; None for an item that is answered as part of a batch."""
     priority: Priority = "interactive"
+    repeatable: bool = False
+    """Whether the last bits of the answer must not depend on what else is in the batch."""
 
 
 class Engine:
@@ -273,6 +275,7 @@ class Engine:
         progress: Listener | None = None,
         priority: Priority = "interactive",
         until: float | None = None,
+        repeatable: bool | None = None,
     ) -> Outcome[Answer]:
         """Answer one or more questions about one image.
 
@@ -283,6 +286,9 @@ class Engine:
             priority: background questions run at lower priority than interactive ones.
             until: deadline on the clock of `time.monotonic`. After it, a method of many passes
                 that has no budget of its own stops and uses the passes that it has made.
+            repeatable: whether the answer is the same to the last bit if it is made again, in
+                another batch. On a CPU, one image then costs as much as `BACKGROUND_GROUP`. By
+                default, answers of background priority are, because jobs continue after a crash.
 
         Raises:
             QueueFull: if the model's queue is full.
@@ -303,7 +309,9 @@ class Engine:
             return until is not None and only.budget is None and monotonic() > until
 
         only = questions[0]
-        item = _Item(pixels, questions, in_steps() if only.in_steps else None, priority)
+        steps = in_steps() if only.in_steps else None
+        again = priority == "background" if repeatable is None else repeatable
+        item = _Item(pixels, questions, steps, priority, repeatable=again)
         outcome = await self._finished(item, progress)
         answer, queued = cast(Answer, outcome.value), outcome.queued_seconds
         self._metrics.phase_seconds.labels(phase="queue").observe(queued)
@@ -493,7 +501,7 @@ class Engine:
                     return [next(items[0].steps)]
                 except StopIteration as stop:
                     return [stop.value]
-            if items[0].priority == "interactive":
+            if not any(item.repeatable for item in items):
                 return self._explained(items)
             # The last bits of a map depend on the number of images in the batch, not on which
             # images they are. Batches of a fixed size give a job the same maps if it continues

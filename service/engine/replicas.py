@@ -186,7 +186,11 @@ class Replicas:
         """Record an answer to live traffic."""
 
         async def explain(question: Question) -> Answer:
-            return (await self.answer(seen, question, priority="background")).value
+            # Statistics need no repeatable last bits, which would cost the passes of four images.
+            outcome = await self._idlest().answer(
+                seen.pixels, question, priority="background", repeatable=False
+            )
+            return outcome.value
 
         self.watch.note(questions, answer)
         self.watch.sample(questions, explain)

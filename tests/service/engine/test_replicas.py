@@ -18,6 +18,7 @@ from starlette.testclient import TestClient
 
 from cam import ClassTarget, Question
 from cam.drift.reference import Origin, Reference
+from service.backend.interface import NOTHING
 from service.core.errors import ConfigError, Unexplainable
 from service.core.metrics import Metrics
 from service.core.settings import Settings
@@ -113,6 +114,24 @@ async def test_only_live_traffic_is_watched(replicas: Replicas) -> None:
     given = replicas.model.preprocessing.apply(photo(2), "crop")
     await replicas.answer(given, GRADCAM, watched=True)
     assert (await replicas.drift()).recorded == 1
+
+
+async def test_a_sample_for_the_watch_costs_the_passes_of_one_image() -> None:
+    """Unlike an answer of a job, whose passes have four images, so that it is repeatable."""
+    model = replace(load(TWO.copies[0]), explain_sample=1.0)
+    sizes: list[int] = []
+    model.module.register_forward_pre_hook(lambda _, given: sizes.append(len(given[0])))
+    async with Engine(model, max_queue=64, metrics=Metrics()) as engine:
+        replicas = Replicas([engine], cache_bytes=0, metrics=Metrics())
+        given = model.preprocessing.apply(photo(1), "crop")
+        await replicas.answer(given, GRADCAM, priority="background")
+        assert sizes == [4]
+        sizes.clear()
+        await replicas.answer(given, NOTHING, watched=True)
+        async with asyncio.timeout(5):
+            while not (await replicas.drift()).recorded:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+    assert sizes == [1, 1]
 
 
 @pytest.mark.parametrize("first", ["gradcam", "scorecam"])
