@@ -132,6 +132,8 @@ class ModelLifecycle:
         """Refuse new items, finish the queued items and end the workers. Workers that are not done
         after `seconds` are abandoned."""
         self.leaving = True
+        if self.replicas is not None:
+            await self.replicas.close()
         leaving = {asyncio.create_task(scope.aclose()): e for e, scope in self._open.items()}
         late = (await asyncio.wait(leaving, timeout=seconds))[1] if leaving else set()
         for task in late:

@@ -52,6 +52,10 @@ class Replicas:
         """Replace the engine at the index `turn` with another engine of the same model."""
         self.engines = (*self.engines[:turn], engine, *self.engines[turn + 1 :])
 
+    async def close(self) -> None:
+        """End what is done in the background, such as explaining samples; the engines go on."""
+        await self.watch.close()
+
     @property
     def model(self) -> ServedModel:
         """The model's copy on the first device."""

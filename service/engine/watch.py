@@ -35,9 +35,8 @@ OTHER: Final = "other"
 ALL: Final = "all"
 """Label of all classes together in the metrics."""
 PAUSE_SECONDS: Final = 10.0
-"""Least time between two comparisons for the metrics, which take some 20 ms each."""
-LEAST_NEW: Final = 50
-"""Least number of new maps for another comparison."""
+"""Least time between two comparisons for the metrics, which take some 20 ms each. A caller who asks
+for the drift may have one at any time."""
 SAMPLED_AT_ONCE: Final = 2
 """Largest number of predictions that are explained for the watch at a time."""
 
@@ -72,8 +71,28 @@ class Watch:
         self._labels: dict[int, str] = {}
         self._names = model.labels
         self._compared = 0
+        """Number of maps recorded when the latest comparison began."""
         self._next = 0.0
-        self._tasks: set[asyncio.Task[None]] = set()
+        """Time of `monotonic` from which on there may be another one for the metrics."""
+        self._sampling: set[asyncio.Task[None]] = set()
+        self._comparing: asyncio.Task[Drift] | None = None
+        """The comparison that is being made, whose result all who ask meanwhile are given."""
+        self._later: asyncio.TimerHandle | None = None
+        """The next comparison for the metrics."""
+        self._closed = False
+
+    async def close(self) -> None:
+        """End all work of the watch."""
+        self._closed = True
+        if self._later is not None:
+            self._later.cancel()
+        for each in self._sampling:
+            each.cancel()
+        # A comparison takes milliseconds in a thread that cannot be stopped, and callers may wait
+        # for it.
+        working = [*self._sampling, *([self._comparing] if self._comparing else [])]
+        if working:
+            await asyncio.wait(working)
 
     def watches(self, seen: ModelInput) -> bool:
         """Return whether maps of an input can be compared: whether its photo was fitted to the
@@ -105,7 +124,8 @@ class Watch:
         """
         if tuple(questions) != (NOTHING,) or not self._sample:
             return
-        if random.random() >= self._sample or len(self._tasks) >= SAMPLED_AT_ONCE:  # noqa: S311
+        full = len(self._sampling) >= SAMPLED_AT_ONCE
+        if random.random() >= self._sample or full or self._closed:  # noqa: S311
             return
 
         async def work() -> None:
@@ -113,19 +133,38 @@ class Watch:
                 self.note([self.question], await explain(self.question))
 
         task = asyncio.create_task(work(), name="explain a sample")
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        self._sampling.add(task)
+        task.add_done_callback(self._sampling.discard)
 
     async def drift(self) -> Drift:
-        """Return what has moved since the reference was made."""
-        comparison = None
+        """Return what has moved since the reference was made. Callers who ask while a comparison is
+        being made are given its result."""
+        comparing = self._compare()
+        # Unlike awaiting the task, waiting for it does not cancel it if this caller is cancelled.
+        await asyncio.wait([comparing])
+        return comparing.result()
+
+    def _compare(self) -> asyncio.Task[Drift]:
+        """Begin a comparison unless one is being made."""
+        if self._comparing is None or self._comparing.done():
+            self._comparing = asyncio.create_task(
+                self._compared_now(), name="compare with the reference"
+            )
+        return self._comparing
+
+    async def _compared_now(self) -> Drift:
+        recorded, comparison = self._window.recorded, None
         if self.reference is not None:
+            self._compared, self._next = recorded, monotonic() + PAUSE_SECONDS
             snapshot = self._window.snapshot()
             comparison = await asyncio.to_thread(compare, self.reference, snapshot)
-            self._tell(comparison)
+            if not self._closed:
+                self._tell(comparison)
+            if self._window.recorded > recorded:
+                self._plan()
         return Drift(
             origin=self._origin,
-            recorded=self._window.recorded,
+            recorded=recorded,
             size=self._window.size,
             made=None if self.reference is None else self.reference.made.isoformat(),
             photos=0 if self.reference is None else len(self.reference.rows),
@@ -149,15 +188,20 @@ class Watch:
                     self._metrics.map_statistics.labels(
                         model=self._origin.model, label=label, statistic=name
                     ).observe(value)
-        due = self._window.recorded - self._compared >= LEAST_NEW and monotonic() >= self._next
-        if self.reference is not None and due and not self._tasks:
-            self._compared, self._next = self._window.recorded, monotonic() + PAUSE_SECONDS
-            task = asyncio.create_task(self._compare(), name="compare with the reference")
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+        self._plan()
 
-    async def _compare(self) -> None:
-        await self.drift()
+    def _plan(self) -> None:
+        """Have the metrics brought up to date: now, or when the pause since the latest comparison
+        is over. A map that comes in a pause may be the last one for a long time."""
+        if self.reference is None or self._closed or self._later is not None:
+            return
+        wait = max(self._next - monotonic(), 0.0)
+        self._later = asyncio.get_running_loop().call_later(wait, self._catch_up)
+
+    def _catch_up(self) -> None:
+        self._later = None
+        if self._window.recorded > self._compared:
+            self._compare()
 
     def _label(self, index: int | None) -> str:
         """Return the label of a class in the metrics. At most `CLASSES` classes have their own: the

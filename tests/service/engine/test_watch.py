@@ -6,7 +6,6 @@ import asyncio
 import random
 from dataclasses import replace
 from datetime import UTC, datetime
-from typing import Any
 
 import numpy as np
 import pytest
@@ -14,6 +13,8 @@ import pytest
 from cam import ClassTarget, Explanation, Question
 from cam.drift.comparison import compare
 from cam.drift.reference import Origin, Reference
+from cam.drift.shift import Comparison
+from cam.drift.window import Snapshot
 from service.backend.answers import Answer, Prediction
 from service.backend.interface import NOTHING
 from service.core.errors import Unavailable
@@ -22,6 +23,7 @@ from service.engine import watch as module
 from service.engine.watch import CLASSES, FREQUENT, SAMPLED_AT_ONCE, Watch
 from service.loading.served_model import ServedModel, load
 from service.models.catalog import ModelEntry
+from tests.service.rpc.fake import until
 
 pytestmark = pytest.mark.anyio
 
@@ -141,47 +143,114 @@ async def test_nothing_is_sampled_unless_it_is_asked_for(model: ServedModel) -> 
 
     for _ in range(100):
         watch.sample([NOTHING], explain)
-    assert not watch._tasks
+    await asyncio.sleep(0)
 
 
-async def test_metrics_are_brought_up_to_date_now_and_then(
-    model: ServedModel, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A comparison after fifty new maps, but not again within ten seconds."""
+@pytest.fixture
+def watched(model: ServedModel) -> ServedModel:
+    """The model with a reference whose maps have their heat elsewhere."""
     rows = np.full((200, 8), 0.5, np.float32)
     rows += np.linspace(0, 0.1, 200, dtype=np.float32)[:, None]
     origin = Origin("m", model.weights, "gradcam", model.default_layer, "crop")
     reference = Reference(origin, datetime.now(UTC), np.zeros(200, np.int32), rows)
-    metrics = Metrics()
-    watch = Watch(replace(model, reference=reference), metrics)
-    calls: list[Any] = []
+    return replace(model, reference=reference)
 
-    def compared(*arguments: Any) -> Any:
-        calls.append(arguments)
-        return compare(*arguments)
+
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The number of maps in the window of each comparison."""
+    calls: list[int] = []
+
+    def compared(reference: Reference, snapshot: Snapshot) -> Comparison:
+        calls.append(len(snapshot.latest))
+        return compare(reference, snapshot)
 
     monkeypatch.setattr(module, "compare", compared)
-    now = [100.0]
-    monkeypatch.setattr(module, "monotonic", lambda: now[0])
+    return calls
 
-    async def note(count: int) -> None:
-        for heat in np.random.default_rng(0).random(count).tolist():
-            watch.note([watch.question], answer(model.default_layer, 0, heat))
-        await asyncio.sleep(0)
-        await asyncio.gather(*watch._tasks)
 
-    await note(49)
-    assert not calls
-    await note(1)
-    assert len(calls) == 1
-    await note(100)
-    assert len(calls) == 1
-    now[0] += 11
-    await note(1)
-    assert len(calls) == 2
+def note(watch: Watch, count: int, seed: int = 0) -> None:
+    for heat in np.random.default_rng(seed).random(count).tolist():
+        watch.note([watch.question], answer(watch.question.layers[0], 0, heat))
+
+
+async def test_metrics_catch_up_after_a_burst(
+    watched: ServedModel, calls: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A comparison at once and, for the maps of the pause, one when it is over: no more maps are
+    needed for it."""
+    monkeypatch.setattr(module, "PAUSE_SECONDS", 0.5)
+    metrics = Metrics()
+    watch = Watch(watched, metrics)
+    note(watch, 60)
+    await until(lambda: 'gradcam_drift_moved{model="m"}' in text(metrics))
+    assert calls == [60]
+    note(watch, 30, seed=1)
+    note(watch, 30, seed=2)
+    await asyncio.sleep(0.02)
+    assert calls == [60]
+    await until(lambda: calls == [60, 120])
+    await asyncio.sleep(0.6)
+    assert calls == [60, 120]  # nothing is new
     found = await watch.drift()
     assert found.comparison is not None
     moved = len(found.comparison.moved)
     assert moved > 0
     assert f'gradcam_drift_moved{{model="m"}} {moved}.0' in text(metrics)
     assert 'gradcam_drift_psi{label="all",model="m",statistic="border"}' in text(metrics)
+
+
+async def test_samples_alone_bring_the_metrics_up_to_date(watched: ServedModel) -> None:
+    metrics = Metrics()
+    watch = Watch(watched, metrics, sample=1.0)
+    heats = iter(np.random.default_rng(0).random(60).tolist())
+
+    async def explain(question: Question) -> Answer:
+        return answer(question.layers[0], 0, next(heats))
+
+    watch.sample([NOTHING], explain)
+    await until(lambda: 'gradcam_drift_moved{model="m"} 0.0' in text(metrics))
+
+
+async def test_callers_share_a_comparison(watched: ServedModel, calls: list[int]) -> None:
+    """One who gives up does not take it from the others."""
+    watch = Watch(watched, Metrics())
+    note(watch, 70)
+    impatient, *others = (asyncio.create_task(watch.drift()) for _ in range(3))
+    await asyncio.sleep(0)
+    impatient.cancel()
+    first, second = await asyncio.gather(*others)
+    assert first is second
+    assert first.recorded == 70
+    assert calls == [70]
+
+
+async def test_a_closed_watch_does_nothing_more(
+    watched: ServedModel, calls: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither samples nor a comparison that was to come, nor one for a map that comes late."""
+    monkeypatch.setattr(module, "PAUSE_SECONDS", 0.05)
+    watch = Watch(watched, Metrics(), sample=1.0)
+    note(watch, 60)
+    await until(lambda: calls == [60])
+    ended: list[str] = []
+
+    async def explain(question: Question) -> Answer:
+        try:
+            await asyncio.sleep(60)
+        except asyncio.CancelledError:
+            ended.append("cancelled")
+            raise
+        raise AssertionError
+
+    watch.sample([NOTHING], explain)
+    await asyncio.sleep(0)
+    note(watch, 60)
+    await watch.close()
+    assert ended == ["cancelled"]
+    watch.sample([NOTHING], explain)
+    note(watch, 60)
+    await asyncio.sleep(0.1)
+    assert calls == [60]
+    left = {task.get_name() for task in asyncio.all_tasks()}
+    assert not left & {"explain a sample", "compare with the reference"}
