@@ -7,8 +7,10 @@ that has ended.
 
 from __future__ import annotations
 
+import math
 import os
-from collections.abc import Callable, Collection, Iterator
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -27,6 +29,11 @@ from prometheus_client.registry import Collector
 
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
 TENTHS = tuple(number / 10 for number in range(1, 11))
+CLEARED = math.nan
+"""Value of a gauge's series that has none any more. `Gauge.remove` would do where one process has
+the metrics in memory; but where they are in files, of several processes, prometheus_client cannot
+remove a series, and its last value would be shown for ever. NaN works in both, and is left out of
+what is shown."""
 FOLDER = "PROMETHEUS_MULTIPROC_DIR"
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -72,7 +79,8 @@ class Metrics:
         )
         self.map_statistics = Histogram(
             "gradcam_map",
-            "Statistics of the maps that are served, each 0 to 1, of the classes with most maps",
+            "Statistics of the maps that are served, each 0 to 1, of the first classes that are "
+            "frequent; flat is 1 of a map that is the same everywhere, else 0",
             ["model", "label", "statistic"],
             buckets=TENTHS,
             registry=self._registry,
@@ -91,6 +99,18 @@ class Metrics:
             registry=self._registry,
             multiprocess_mode="livemostrecent",
         )
+        self.drift_unknown = Gauge(
+            "gradcam_drift_unknown_ratio",
+            "Share of the latest maps whose classes the model's reference lacks",
+            ["model"],
+            registry=self._registry,
+            multiprocess_mode="livemostrecent",
+        )
+        self.map_labels: defaultdict[str, set[str]] = defaultdict(set)
+        """Model → labels of classes that its maps have been counted with. A series of a histogram
+        stays, also when the model is unloaded and another one takes its name."""
+        self._drift_told: defaultdict[str, set[tuple[str, str]]] = defaultdict(set)
+        """Model → labels and statistics of `drift` that have a value."""
         self.queue_depth = Gauge(
             "gradcam_queue_depth",
             "Images waiting",
@@ -126,11 +146,38 @@ class Metrics:
         if self._folder is None:
             ProcessCollector(registry=self._registry)
 
+    def tell_drift(
+        self, model: str, psi: Mapping[tuple[str, str], float], *, moved: int, unknown: float
+    ) -> None:
+        """Show a comparison of a model's maps with its reference, in place of the former one.
+
+        Args:
+            psi: label and statistic → population stability index.
+            moved: number of statistics that have moved.
+            unknown: share of the maps whose classes the reference lacks.
+        """
+        for label, statistic in self._drift_told[model] - psi.keys():
+            self.drift.labels(model=model, label=label, statistic=statistic).set(CLEARED)
+        for (label, statistic), value in psi.items():
+            self.drift.labels(model=model, label=label, statistic=statistic).set(value)
+        self._drift_told[model] = set(psi)
+        self.drift_moved.labels(model=model).set(moved)
+        self.drift_unknown.labels(model=model).set(unknown)
+
+    def clear_drift(self, model: str) -> None:
+        """Show no comparison of a model's maps any more."""
+        if model in self._drift_told:
+            self.tell_drift(model, {}, moved=0, unknown=0)
+            self.drift_moved.labels(model=model).set(CLEARED)
+            self.drift_unknown.labels(model=model).set(CLEARED)
+            del self._drift_told[model]
+
     def render(self, models: Collection[str]) -> bytes:
         """Return the metrics in Prometheus' text format.
 
         Args:
-            models: names of the models. Series of other models, which were removed, are left out.
+            models: names of the models. Series of other models, which were removed, are left out,
+                and so are those that were cleared.
         """
         self.connections.set(self.count_connections())
         registry = self._registry
@@ -142,7 +189,8 @@ class Metrics:
 
 
 class _OfModels:
-    """A registry without the series of models that no longer exist."""
+    """A registry without the series of models that no longer exist, and without those that were
+    cleared."""
 
     def __init__(self, registry: CollectorRegistry, models: Collection[str]) -> None:
         self._registry = registry
@@ -153,7 +201,8 @@ class _OfModels:
             metric.samples = [
                 each
                 for each in metric.samples
-                if "model" not in each.labels or each.labels["model"] in self._models
+                if ("model" not in each.labels or each.labels["model"] in self._models)
+                and not math.isnan(each.value)
             ]
             yield metric
 

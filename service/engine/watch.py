@@ -4,6 +4,7 @@ reference of good photos."""
 from __future__ import annotations
 
 import asyncio
+import math
 import random
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
@@ -15,8 +16,8 @@ from typing import Final
 from cam import ClassTarget, Question
 from cam.drift.comparison import compare
 from cam.drift.reference import Origin, Reference
-from cam.drift.shift import Comparison
-from cam.drift.statistics import STATISTICS, MapStatistics, statistics_of
+from cam.drift.shift import FLAT, Comparison
+from cam.drift.statistics import STATISTICS, MapStatistics, row_of, statistics_of
 from cam.drift.window import Window
 from service.backend.answers import Answer
 from service.backend.drift import Drift
@@ -70,6 +71,9 @@ class Watch:
         self._counts: Counter[int] = Counter()
         self._labels: dict[int, str] = {}
         self._names = model.labels
+        often = Counter(model.labels.names)
+        self._ambiguous = {ALL, OTHER} | {name for name, count in often.items() if count > 1}
+        metrics.clear_drift(model.name)  # what another model of this name has left
         self._compared = 0
         """Number of maps recorded when the latest comparison began."""
         self._next = 0.0
@@ -93,6 +97,7 @@ class Watch:
         working = [*self._sampling, *([self._comparing] if self._comparing else [])]
         if working:
             await asyncio.wait(working)
+        self._metrics.clear_drift(self._origin.model)
 
     def watches(self, seen: ModelInput) -> bool:
         """Return whether maps of an input can be compared: whether its photo was fitted to the
@@ -180,14 +185,14 @@ class Watch:
 
     def _record(self, index: int | None, statistics: MapStatistics | None) -> None:
         self._window.record(index, statistics)
-        if statistics is not None:
-            label = self._label(index)
-            for name in STATISTICS:
-                value = getattr(statistics, name)
-                if value is not None:
-                    self._metrics.map_statistics.labels(
-                        model=self._origin.model, label=label, statistic=name
-                    ).observe(value)
+        values = dict(zip(STATISTICS, row_of(statistics), strict=True))
+        values[FLAT] = float(statistics is None)
+        model, label = self._origin.model, self._label(index)
+        for name, value in values.items():
+            if not math.isnan(value):
+                self._metrics.map_statistics.labels(
+                    model=model, label=label, statistic=name
+                ).observe(value)
         self._plan()
 
     def _plan(self) -> None:
@@ -205,27 +210,41 @@ class Watch:
 
     def _label(self, index: int | None) -> str:
         """Return the label of a class in the metrics. At most `CLASSES` classes have their own: the
-        first ones with `FREQUENT` maps."""
+        first ones with `FREQUENT` maps. A model that takes the name of another one has the labels
+        that are left."""
         if index is None:
             return OTHER
         if index not in self._labels:
-            if len(self._labels) >= CLASSES:
-                return OTHER
-            self._counts[index] += 1
-            if self._counts[index] < FREQUENT:
-                return OTHER
-            self._labels[index] = self._names.name(index) or str(index)
-            self._counts.pop(index)
+            name, known = self._called(index), self._metrics.map_labels[self._origin.model]
+            if name not in known:
+                if len(known) >= CLASSES:
+                    return OTHER
+                self._counts[index] += 1
+                if self._counts[index] < FREQUENT:
+                    return OTHER
+                known.add(name)
+            self._labels[index] = name
+            self._counts.pop(index, None)
         return self._labels[index]
+
+    def _called(self, index: int) -> str:
+        """Return the name of a class, with its index if the name alone means something else too."""
+        name = self._names.name(index)
+        if name is None:
+            return str(index)
+        return f"{name} ({index})" if name in self._ambiguous else name
 
     def _tell(self, comparison: Comparison) -> None:
         """Show a comparison in the metrics: of the classes that have a label of their own, and of
         all together."""
-        model = self._origin.model
-        for each in comparison.shifts:
-            label = ALL if each.index is None else self._labels.get(each.index)
-            if label is not None:
-                self._metrics.drift.labels(model=model, label=label, statistic=each.statistic).set(
-                    each.psi
-                )
-        self._metrics.drift_moved.labels(model=model).set(len(comparison.moved))
+        found = {
+            (self._labels[each.index] if each.index is not None else ALL, each.statistic): each.psi
+            for each in comparison.shifts
+            if each.index is None or each.index in self._labels
+        }
+        self._metrics.tell_drift(
+            self._origin.model,
+            found,
+            moved=len(comparison.moved),
+            unknown=comparison.unknown,
+        )

@@ -23,6 +23,7 @@ from service.engine import watch as module
 from service.engine.watch import CLASSES, FREQUENT, SAMPLED_AT_ONCE, Watch
 from service.loading.served_model import ServedModel, load
 from service.models.catalog import ModelEntry
+from service.models.labels import Labels
 from tests.service.rpc.fake import until
 
 pytestmark = pytest.mark.anyio
@@ -102,6 +103,80 @@ def test_labels_are_bounded(model: ServedModel) -> None:
         if line.startswith("gradcam_map_count{") and 'statistic="border"' in line
     ]
     assert sum(counts) == FREQUENT * (CLASSES + 5)
+
+
+def of_metric(metrics: Metrics, name: str, **labels: str) -> dict[str, float]:
+    """Series of a metric that have these labels → value."""
+    given = [f'{key}="{value}"' for key, value in labels.items()]
+    lines = [line.rpartition(" ") for line in text(metrics).splitlines()]
+    return {
+        series: float(value)
+        for series, _, value in lines
+        if series.startswith(f"{name}{{") and all(each in series for each in given)
+    }
+
+
+def test_labels_are_bounded_though_the_model_is_replaced(model: ServedModel) -> None:
+    """Series of a histogram stay when a model leaves: another one of its name gets no new ones."""
+    metrics = Metrics()
+    for first in (0, 10):
+        watch = Watch(model, metrics)
+        for index in range(first, first + CLASSES):
+            for _ in range(FREQUENT):
+                watch.note([watch.question], answer(model.default_layer, index))
+    assert len(of_metric(metrics, "gradcam_map_count", statistic="flat")) == CLASSES + 1
+
+
+def test_names_that_mean_something_else_have_an_index(model: ServedModel) -> None:
+    metrics = Metrics()
+    labels = Labels.of(["all", "other", "cat", "dog", "cat"])
+    watch = Watch(replace(model, labels=labels), metrics)
+    for index in range(6):
+        for _ in range(FREQUENT):
+            watch.note([watch.question], answer(model.default_layer, index))
+    found = of_metric(metrics, "gradcam_map_count", statistic="flat")
+    names = {series.split('label="')[1].split('"')[0] for series in found}
+    assert names == {"all (0)", "other (1)", "cat (2)", "dog", "cat (4)", "5", "other"}
+
+
+def test_flat_maps_are_counted(model: ServedModel) -> None:
+    """As 1 among zeros, of which the mean is the share; they have no other statistic."""
+    metrics = Metrics()
+    watch = Watch(model, metrics)
+    said = answer(model.default_layer)
+    flat = replace(said.explanations[0], map=np.ones((4, 4), np.float32))
+    for each in (said, said, said, replace(said, explanations=(flat,))):
+        watch.note([watch.question], each)
+    assert [*of_metric(metrics, "gradcam_map_count", statistic="flat").values()] == [4]
+    assert [*of_metric(metrics, "gradcam_map_sum", statistic="flat").values()] == [1]
+    assert [*of_metric(metrics, "gradcam_map_bucket", statistic="flat", le="0.1").values()] == [3]
+    assert [*of_metric(metrics, "gradcam_map_count", statistic="border").values()] == [3]
+
+
+async def test_a_watch_shows_its_latest_comparison_alone(watched: ServedModel) -> None:
+    """Not what was compared before, and nothing before and after it."""
+    metrics = Metrics()
+    watch = Watch(watched, metrics)
+    note(watch, 100)
+    await watch.drift()
+    assert len(of_metric(metrics, "gradcam_drift_psi", label="all")) == 9
+    assert [*of_metric(metrics, "gradcam_drift_unknown_ratio").values()] == [0]
+    for heat in np.random.default_rng(1).random(500).tolist():
+        watch.note([watch.question], answer(watch.question.layers[0], 3, heat))
+    await watch.drift()
+    assert not of_metric(metrics, "gradcam_drift_psi", label="all")
+    assert [*of_metric(metrics, "gradcam_drift_unknown_ratio").values()] == [1]
+    await watch.close()
+    assert "gradcam_drift_moved{" not in text(metrics)
+    assert "gradcam_drift_unknown_ratio{" not in text(metrics)
+    note(watch, 1)
+    await watch.drift()
+    assert "gradcam_drift_moved{" not in text(metrics)
+    other = Watch(watched, metrics)
+    await other.drift()
+    assert "gradcam_drift_moved{" in text(metrics)
+    Watch(watched, metrics)
+    assert "gradcam_drift_moved{" not in text(metrics)
 
 
 async def test_a_sample_of_predictions_is_explained(
