@@ -182,8 +182,22 @@ def test_alerts_ask_for_what_is_there() -> None:
         assert names <= families.keys(), rule["alert"]
         asked |= names
         there = set().union(*(own[families[name]] for name in names)) | OF_ALL_TARGETS
+        # What labels the result has is said by what it is grouped by, if it is grouped.
+        kept = [
+            {each.strip() for each in found.split(",")}
+            for found in re.findall(r"\bby \(([^)]*)\)", rule["expr"])
+        ]
+        assert all(each <= there for each in kept), rule["alert"]
+        matched = re.findall(r"\bon \(([^)]*)\)", rule["expr"])
+        for each in matched:
+            assert {name.strip() for name in each.split(",")} <= set.intersection(*kept)
         told = " ".join(rule["annotations"].values())
-        assert set(re.findall(r"\$labels\.(\w+)", told)) <= there, rule["alert"]
+        shown = kept[0] if kept else there
+        assert set(re.findall(r"\$labels\.(\w+)", told)) <= shown, rule["alert"]
         assert rule["labels"]["severity"] in ("warning", "critical")
         assert rule["annotations"]["summary"].endswith(".")
-    assert {"gradcam_drift_moved", "gradcam_drift_psi"} <= asked
+    assert {
+        "gradcam_drift_moved",
+        "gradcam_drift_psi",
+        "gradcam_drift_unknown_ratio",
+    } <= asked
