@@ -16,7 +16,10 @@ WORDS: Final = {
     "centre": "the share of the heat in the central half of both sides",
     "concentration": "the share of the heat in the hottest tenth",
     "confidence": "the probability of the target",
+    FLAT: "the share of flat maps",
 }
+MOST_DIGITS: Final = 6
+"""Largest number of decimals in a sentence. Statistics are float32."""
 Quartiles = tuple[float, float, float]
 
 
@@ -46,26 +49,42 @@ class Shift:
     """Whether p and psi are beyond the bounds of `cam.drift.comparison`."""
 
     def sentence(self, label: str | None = None) -> str:
-        """Return what has moved, and by how much, in one sentence.
+        """Return what has moved, and by how much, in one sentence; or that it is as before.
 
         Args:
             label: what the class is called.
         """
         name = repr(label) if label is not None else str(self.index)
         who = "all classes" if self.index is None else f"class {name}"
-        before, after = self.before[1], self.after[1]
-        verb = "rose" if after > before else "fell"
-        if self.statistic == FLAT:
-            return f"{who}: the share of flat maps {verb} from {before:.0%} to {after:.0%}"
         what = WORDS[self.statistic]
+        if not self.moved:
+            return f"{who}: {what} is as before"
+        (low, middle, high), (lower, after, higher) = self.before, self.after
+        verb = "rose" if after > middle else "fell"
+        if self.statistic == FLAT:
+            digits = _digits((middle, after), 0, 100)
+            return f"{who}: {what} {verb} from {middle:.{digits}%} to {after:.{digits}%}"
         moves = [abs(one - other) for one, other in zip(self.before, self.after, strict=True)]
+        if not any(moves):
+            return f"{who}: {what} lies differently beyond its quartiles, which are as before"
         if 2 * moves[1] >= max(moves):
-            return f"{who}: {what} {verb} from {before:.2f} to {after:.2f} (median)"
-        (low, _, high), (lower, _, higher) = self.before, self.after
+            digits = _digits((middle, after), 2)
+            return f"{who}: {what} {verb} from {middle:.{digits}f} to {after:.{digits}f} (median)"
+        digits = min(_digits(pair, 2) for pair in ((low, lower), (high, higher)))
         return (
-            f"{who}: {what} lies differently, half of the photos were between {low:.2f} and "
-            f"{high:.2f} and are between {lower:.2f} and {higher:.2f}"
+            f"{who}: {what} lies differently, half of the photos were between {low:.{digits}f} and "
+            f"{high:.{digits}f} and are between {lower:.{digits}f} and {higher:.{digits}f}"
         )
+
+
+def _digits(values: tuple[float, float], least: int, unit: float = 1.0) -> int:
+    """Return the number of decimals by which two values differ when they are rounded, at least
+    `least` and at most `MOST_DIGITS`."""
+    one, other = (value * unit for value in values)
+    for digits in range(least, MOST_DIGITS):
+        if f"{one:.{digits}f}" != f"{other:.{digits}f}":
+            return digits
+    return MOST_DIGITS
 
 
 @dataclass(frozen=True)

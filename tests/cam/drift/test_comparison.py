@@ -13,7 +13,7 @@ from scipy import stats
 from cam.drift.comparison import ALPHA, GREAT, LEAST, compare
 from cam.drift.measures import independent, kolmogorov_probability
 from cam.drift.reference import Origin, Reference, read_reference, reference_of
-from cam.drift.shift import Comparison, Shift, TooFew
+from cam.drift.shift import Comparison, Quartiles, Shift, TooFew
 from cam.drift.statistics import STATISTICS, MapStatistics
 from cam.drift.window import Window
 
@@ -319,6 +319,43 @@ def test_a_fall_and_another_spread_in_words(rng: np.random.Generator) -> None:
         "class 0: the share of the heat on the border lies differently, half of the photos were "
         "between 0.37 and 0.43 and are between 0.20 and 0.60"
     )
+
+
+def shift(statistic: str, before: Quartiles, after: Quartiles, moved: bool = True) -> Shift:
+    return Shift(None, statistic, 1.0, 0.5, 1e-9, before, after, 100, 100, moved)
+
+
+@pytest.mark.parametrize(
+    ("found", "sentence"),
+    [
+        (shift("flat", (0, 0, 0), (0, 0, 0), moved=False), "the share of flat maps is as before"),
+        (
+            shift("border", (0.1, 0.2, 0.3), (0.1, 0.201, 0.3), moved=False),
+            "the share of the heat on the border is as before",
+        ),
+        (
+            shift("flat", (0.001,) * 3, (0.004,) * 3),
+            "the share of flat maps rose from 0.1% to 0.4%",
+        ),
+        (
+            shift("entropy", (0.9, 0.9912, 0.999), (0.9, 0.9931, 0.999)),
+            "the entropy of the heat rose from 0.991 to 0.993 (median)",
+        ),
+        (
+            shift("spread", (0.1001, 0.2, 0.3), (0.1002, 0.2, 0.3)),
+            (
+                "the spread of the heat lies differently, half of the photos were between 0.1001 "
+                "and 0.3000 and are between 0.1002 and 0.3000"
+            ),
+        ),
+        (
+            shift("spread", (0.1, 0.2, 0.3), (0.1, 0.2, 0.3)),
+            "the spread of the heat lies differently beyond its quartiles, which are as before",
+        ),
+    ],
+)
+def test_sentences(found: Shift, sentence: str) -> None:
+    assert found.sentence() == f"all classes: {sentence}"
 
 
 def test_a_reference_that_was_read_compares_alike(
