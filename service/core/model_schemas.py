@@ -177,8 +177,8 @@ class LayerList(Open):
 class ShiftDescription(Open):
     """How far one statistic of a class's maps has moved."""
 
-    index: int | None = Field(None, description="The class; absent for all classes together.")
-    label: str | None = None
+    index: int | None = Field(None, description="The class; null for all classes together.")
+    label: str | None = Field(None, description="Its name; null if it has none.")
     statistic: str = Field(examples=["border"])
     psi: float = Field(
         description="Population stability index, less what chance gives it.", examples=[1.2]
@@ -207,10 +207,14 @@ class ShiftDescription(Open):
 class TooFewDescription(Open):
     """What has too few photos to be compared."""
 
-    index: int | None = Field(None, description="The class; absent for all classes together.")
-    label: str | None = None
-    statistic: str | None = Field(None, description="Absent for all statistics.")
-    reference: int = Field(description="Photos in the reference.", examples=[12])
+    index: int | None = Field(None, description="The class; null for all classes together.")
+    label: str | None = Field(None, description="Its name; null if it has none.")
+    statistic: str | None = Field(None, description="Null for all statistics.")
+    reference: int = Field(
+        description="Photos in the reference; of all classes together, as many as their weights "
+        "make them worth.",
+        examples=[12],
+    )
     live: int = Field(description="Different photos in the window.", examples=[3])
 
 
@@ -224,14 +228,20 @@ class DriftDescription(Open):
         description="Time when the reference was made; null without one.",
         examples=["2026-11-24T03:33:14+00:00"],
     )
-    photos: int = Field(description="Photos in the reference.", examples=[1000])
+    photos: int = Field(
+        description="Photos of the reference that are compared, at most 2,000 of a class.",
+        examples=[1000],
+    )
     recorded: int = Field(
-        description="Maps of this method and layer since the model was loaded.", examples=[5210]
+        description="Maps that could be compared since the model was loaded.", examples=[5210]
     )
     window: int = Field(description="Latest maps of a series that are compared.", examples=[500])
     moved: bool = Field(description="Whether any statistic has moved.", examples=[True])
     unknown: float | None = Field(
-        None, description="Share of the maps whose classes the reference lacks.", examples=[0.02]
+        None,
+        description="Share of the latest maps whose classes the reference lacks, which are left "
+        "out of all classes together; null without a reference.",
+        examples=[0.02],
     )
     shifts: list[ShiftDescription] = Field(description="Those that moved most first.")
     too_few: list[TooFewDescription]
