@@ -290,7 +290,7 @@ def _reference(entry: ModelEntry, fingerprint: str, layers: tuple[Layer, ...]) -
     if found.origin.method not in METHODS:
         raise entry.mistake("reference", f"there is no method {found.origin.method!r:.60}")
     _usable(entry, "reference", found.origin.layer, layers)
-    return found
+    return found.thinned()
 
 
 def _usable(entry: ModelEntry, key: str, name: str, layers: tuple[Layer, ...]) -> str:

@@ -85,6 +85,20 @@ def test_a_photo_that_repeats_counts_once() -> None:
     assert found.rows[1, 0] == np.float32(again.entropy)
 
 
+def test_a_large_reference_is_thinned_evenly() -> None:
+    """Of each class, in the order of the photos; a class of few photos keeps them all."""
+    maps = [
+        (index, replace(SOME, entropy=number / 1000, border=index / 10))
+        for number in range(100)
+        for index in ((7, 2) if number < 3 else (7,))
+    ]
+    found = reference_of(maps, ORIGIN).thinned(10)
+    assert found.classes.tolist() == [7, 2, 2, 2, *[7] * 9]
+    entropies = found.rows[found.classes == 7, 0]
+    np.testing.assert_allclose(entropies, np.arange(0, 100, 10) / 1000, atol=1e-6)
+    assert found.origin == ORIGIN
+
+
 @pytest.mark.parametrize(
     ("maps", "sentence"),
     [
