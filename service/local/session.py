@@ -49,6 +49,7 @@ async def local_session(
     settings: Settings, model: str | None, *, spread: bool = False
 ) -> AsyncIterator[LocalSession]:
     """Load a model of the catalog, by default the first one. Leaving the block finishes its work.
+    The model is not watched, so that its reference is not read, which may not be there yet.
 
     Args:
         spread: whether the model uses the whole machine, unless its catalog entry names a device:
@@ -64,6 +65,9 @@ async def local_session(
     entries = read_catalog(settings.models)
     wanted = model or entries[0].name
     chosen = [entry for entry in entries if entry.name == wanted] or list(entries)
+    chosen = [
+        entry.model_copy(update={"reference": None, "explain_sample": 0.0}) for entry in chosen
+    ]
     if spread:
         chosen = [_spread(entry) for entry in chosen]
     metrics = Metrics()

@@ -215,3 +215,42 @@ def test_mistakes_are_told(
     assert run(monkeypatch, *given, *words) == 2
     assert sentence in capsys.readouterr().err
     assert not (tmp_path / "r.parquet").exists()
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"method": "scorecam"}, "has maps of scorecam, which are not watched: it needs passes of"),
+        ({"method": "rise"}, "has maps of rise, which are not watched: its maps are at the input"),
+        ({"method": "odam"}, "has maps of odam, which are not watched: "),
+        ({"method": "magic"}, "has maps of 'magic', which is no method; it can be gradcam, "),
+        ({"fit": "stretch"}, "has maps of fit 'stretch'; it can be crop, squash, pad"),
+        ({"layer": "nowhere"}, "the model has no layer 'nowhere'"),
+    ],
+)
+def test_a_reference_of_what_cannot_be_watched_stops_the_start(
+    folder: Path, change: dict[str, str], sentence: str
+) -> None:
+    good = read_reference(folder / "reference.parquet")
+    file = folder / "strange.parquet"
+    replace(good, origin=replace(good.origin, **change)).write(file)
+    with pytest.raises(ConfigError) as raised:
+        load(entry(folder, reference=str(file)))
+    assert sentence in str(raised.value)
+
+
+@pytest.mark.slow
+def test_the_reference_that_the_catalog_names_can_be_made_and_remade(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The entry names a file that is not there yet, or is none."""
+    file, models = tmp_path / "reference.parquet", tmp_path / "models.toml"
+    first = (folder / "models.toml").read_text().replace("[[models]]", "", 1)
+    models.write_text(f'[[models]]\nreference = "{file}"\n{first}')
+    words = (str(folder / "photos" / "00*.png"), "--models", str(models), "--output", str(file))
+    for before in (None, b"no reference"):
+        if before:
+            file.write_bytes(before)
+        assert run(monkeypatch, *words) == 0
+        assert len(read_reference(file).rows) == 10
+
+
