@@ -29,6 +29,8 @@ from service.pipeline.instances import Instance
 from service.pipeline.parameters import Parameters
 from service.pipeline.resolve import questions_of
 from service.pipeline.validation import parameter_problem
+from service.models.info import unwatchable, watchable
+from service.models.labels import Labels
 
 Found = tuple[int | None, MapStatistics | None]
 
@@ -98,7 +100,15 @@ async def _found(
         async with local_session(settings, model, spread=True) as session:
             served = session.replicas.model
             (question, *others) = questions_of(served, parameters)
-            if others or len(question.layers) != 1 or question.in_steps:
+            if others:
+                named = ", ".join(parameters.methods)
+                raise InvalidParameter(f"a reference has the maps of one method, not of {named}")
+            if reason := unwatchable(question.method, served.unsuited):
+                raise InvalidParameter(
+                    f"a reference cannot have maps of {question.method}: {reason}; it can have "
+                    f"those of {', '.join(watchable(served.unsuited))}"
+                )
+            if len(question.layers) != 1:
                 raise InvalidParameter(
                     "a reference has the maps of one method of one pass at one layer; name one each"
                 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass, fields
+from typing import get_args
 
 import torch
 from torch import nn
@@ -32,8 +33,9 @@ from service.loading.seeding import seeded
 from service.loading.sources import Built, build
 from service.models.audited import Audited, read_audited
 from service.models.catalog import EMBEDDED, MEASURED, ModelEntry
-from service.models.info import LayerInfo, ModelInfo
+from service.models.info import LayerInfo, ModelInfo, unwatchable, watchable
 from service.models.labels import Labels, read_labels
+from service.models.preprocessing import Fit
 
 log = logging.getLogger(__name__)
 
@@ -172,7 +174,7 @@ def load(entry: ModelEntry) -> ServedModel:
         exact=entry.mode == "auto" and device.type == "cpu",
         fingerprint=f"{fingerprint}-{audited.digest[:8]}" if audited else fingerprint,
         audited=audited,
-        reference=_reference(entry, fingerprint, layers),
+        reference=_reference(entry, fingerprint, layers, cannot),
         explain_sample=entry.explain_sample,
     )
 
@@ -273,7 +275,9 @@ def _audited(entry: ModelEntry, fingerprint: str, layers: tuple[Layer, ...]) -> 
     return found
 
 
-def _reference(entry: ModelEntry, fingerprint: str, layers: tuple[Layer, ...]) -> Reference | None:
+def _reference(
+    entry: ModelEntry, fingerprint: str, layers: tuple[Layer, ...], cannot: dict[str, str]
+) -> Reference | None:
     if entry.reference is None:
         return None
     file = entry.path(entry.reference)
@@ -287,8 +291,21 @@ def _reference(entry: ModelEntry, fingerprint: str, layers: tuple[Layer, ...]) -
             f"{file} was made with other weights or settings: its fingerprint is "
             f"{found.origin.weights!r:.60}, and the model's is {fingerprint}; make it again",
         )
-    if found.origin.method not in METHODS:
-        raise entry.mistake("reference", f"there is no method {found.origin.method!r:.60}")
+    method, able = found.origin.method, ", ".join(watchable(cannot))
+    if method not in METHODS:
+        raise entry.mistake(
+            "reference", f"{file} has maps of {method!r:.60}, which is no method; it can be {able}"
+        )
+    if reason := unwatchable(method, cannot):
+        raise entry.mistake(
+            "reference",
+            f"{file} has maps of {method}, which are not watched: {reason}; it can be {able}",
+        )
+    if found.origin.fit not in get_args(Fit):
+        fits = ", ".join(get_args(Fit))
+        raise entry.mistake(
+            "reference", f"{file} has maps of fit {found.origin.fit!r:.60}; it can be {fits}"
+        )
     _usable(entry, "reference", found.origin.layer, layers)
     return found.thinned()
 

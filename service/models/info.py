@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from cam import METHODS
@@ -91,3 +92,23 @@ class ModelInfo:
         if levels and method not in self.method_layers:
             return self.stages if levels == "stages" else self.levels
         return (self.method_layers.get(method, self.default_layer),)
+
+
+def unwatchable(method: str, unsuited: Mapping[str, str]) -> str | None:
+    """Return the reason why maps of a method cannot be watched for drift, as a clause; None if they
+    can: if the method makes maps at a layer in the pass that explains a batch.
+
+    Args:
+        method: a name in `METHODS`.
+        unsuited: see `ModelInfo.unsuited`.
+    """
+    if METHODS[method].at == "input":
+        return "its maps are at the input and not at a layer"
+    if METHODS[method].formula == "steps":
+        return "it needs passes of its own"
+    return unsuited.get(method)
+
+
+def watchable(unsuited: Mapping[str, str]) -> list[str]:
+    """Return the methods whose maps can be watched for drift: see `unwatchable`."""
+    return [name for name in METHODS if unwatchable(name, unsuited) is None]

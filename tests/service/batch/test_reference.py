@@ -195,26 +195,6 @@ def test_a_reference_that_does_not_fit_stops_the_start(
     assert sentence in str(raised.value)
 
 
-@pytest.mark.parametrize(
-    ("words", "sentence"),
-    [
-        (("--method", "scorecam"), "a reference has the maps of one method of one pass"),
-        (("--method", "nothing"), "there is no method 'nothing'"),
-        (("--layer", "nowhere"), "has no layer 'nowhere'"),
-    ],
-)
-def test_mistakes_are_told(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    words: tuple[str, ...],
-    sentence: str,
-) -> None:
-    source = photos(tmp_path / "photos", 1)
-    given = (str(source), "--models", catalog(tmp_path), "--output", str(tmp_path / "r.parquet"))
-    assert run(monkeypatch, *given, *words) == 2
-    assert sentence in capsys.readouterr().err
-    assert not (tmp_path / "r.parquet").exists()
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("change", "sentence"),
@@ -254,3 +234,30 @@ def test_the_reference_that_the_catalog_names_can_be_made_and_remade(
         assert len(read_reference(file).rows) == 10
 
 
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (
+            ("--method", "scorecam"),
+            "cannot have maps of scorecam: it needs passes of its own; it can have those of",
+        ),
+        (
+            ("--method", "gradient"),
+            "cannot have maps of gradient: its maps are at the input and not at a layer; it can",
+        ),
+        (("--method", "nothing"), "there is no method 'nothing'"),
+        (("--layer", "nowhere"), "has no layer 'nowhere'"),
+    ],
+)
+def test_mistakes_are_told(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    words: tuple[str, ...],
+    sentence: str,
+) -> None:
+    source = photos(tmp_path / "photos", 1)
+    given = (str(source), "--models", catalog(tmp_path), "--output", str(tmp_path / "r.parquet"))
+    assert run(monkeypatch, *given, *words) == 2
+    assert sentence in capsys.readouterr().err
+    assert not (tmp_path / "r.parquet").exists()
