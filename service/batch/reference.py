@@ -5,15 +5,20 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, Final
 
+import numpy as np
 from pydantic import ValidationError
 from rich.console import Console
 
+from cam.drift.comparison import LEAST
 from cam.drift.reference import Origin, Reference, reference_of
 from cam.drift.statistics import MapStatistics, statistics_of
+from cam.drift.window import NO_CLASS
 from cam.errors import CamError
 from service.batch.inputs import Inputs, open_inputs
 from service.batch.progress import Tally, say, shown
@@ -24,15 +29,29 @@ from service.core.errors import ConfigError, InvalidParameter, Problem
 from service.core.files import written_whole
 from service.core.settings import Settings
 from service.local.session import LocalSession, local_session
+from service.models.info import unwatchable, watchable
+from service.models.labels import Labels
 from service.pipeline.images import decoders_heard
 from service.pipeline.instances import Instance
 from service.pipeline.parameters import Parameters
 from service.pipeline.resolve import questions_of
 from service.pipeline.validation import parameter_problem
-from service.models.info import unwatchable, watchable
-from service.models.labels import Labels
 
 Found = tuple[int | None, MapStatistics | None]
+NAMED: Final = 20
+"""Largest number of classes that a warning names."""
+
+
+@dataclass(frozen=True, eq=False)
+class _Made:
+    """A reference, and how it was made."""
+
+    reference: Reference
+    labels: Labels
+    failed: int
+    """Number of photos that could not be explained."""
+    repeated: int
+    """Number of photos that were left out because they repeat."""
 
 
 def make_reference(
@@ -68,15 +87,35 @@ def make_reference(
         raise parameter_problem(error, Parameters) from None
     settings = settings.model_copy(update={"cache_bytes": 0})
     with decoders_heard():
-        found, failed = asyncio.run(_found(source, settings, parameters, model, console))
+        made = asyncio.run(_found(source, settings, parameters, model, console))
+    found, failed = made.reference, made.failed
     try:
         _write(found, output)
     except OSError as error:
         where = output or "the standard output"
         raise ConfigError(f"{where} cannot be written: {error.strerror}") from None
-    photos = len(found.rows)
-    say(f"{photos} photos of {len(set(found.classes.tolist()))} classes, {failed} failed", console)
+    for sentence in _told(made):
+        say(sentence, console)
     return 1 if failed else 0
+
+
+def _told(made: _Made) -> Iterator[str]:
+    """Tell what the reference has, and what in it is too little to be compared."""
+    indices, counts = np.unique(made.reference.classes, return_counts=True)
+    photos = len(made.reference.rows)
+    again = f", {made.repeated} repeated ones left out" if made.repeated else ""
+    yield f"{photos} photos of {len(indices)} classes, {made.failed} failed{again}"
+    if photos < LEAST:
+        yield f"warning: nothing will be compared, for that takes {LEAST} photos"
+        return
+    few = indices[counts < LEAST].tolist()
+    names = [made.labels.name(index) or f"class {index}" for index in few if index != NO_CLASS]
+    if names:
+        more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
+        yield (
+            f"warning: {len(names)} classes will be compared only together with all others, for "
+            f"they have fewer than {LEAST} photos: {', '.join(names[:NAMED])}{more}"
+        )
 
 
 def _write(reference: Reference, output: Path | None) -> None:
@@ -94,8 +133,7 @@ def _write(reference: Reference, output: Path | None) -> None:
 
 async def _found(
     source: str, settings: Settings, parameters: Parameters, model: str | None, console: Console
-) -> tuple[Reference, int]:
-    """Return the reference, and the number of photos that failed."""
+) -> _Made:
     with open_inputs(source) as inputs:
         async with local_session(settings, model, spread=True) as session:
             served = session.replicas.model
@@ -110,7 +148,8 @@ async def _found(
                 )
             if len(question.layers) != 1:
                 raise InvalidParameter(
-                    "a reference has the maps of one method of one pass at one layer; name one each"
+                    f"a reference has maps at one layer, not at {len(question.layers)}: "
+                    f"{', '.join(question.layers)}; name one of them"
                 )
             maps: list[Found] = []
             tally = Tally(len(inputs.ids))
@@ -133,9 +172,10 @@ async def _found(
                 served.name, served.weights, question.method, question.layers[0], parameters.fit
             )
     try:
-        return reference_of(maps, origin), tally.failed
+        found = reference_of(maps, origin)
     except CamError as error:
         raise ConfigError(str(error)) from None
+    return _Made(found, served.labels, tally.failed, len(maps) - len(found.rows))
 
 
 async def _map_of(

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import io
 import os
+import re
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -107,6 +109,41 @@ def test_a_reference_is_written_to_the_standard_output(
     file.write_bytes(written)
     origin = read_reference(file).origin
     assert (origin.method, origin.fit) == ("layercam", "pad")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("pattern", "again", "sentences"),
+    [
+        ("000.png", 0, ["1 photos of 1 classes, 0 failed", "warning: nothing will be compared"]),
+        (
+            "0[0-5]*.png",
+            3,
+            [
+                "60 photos of 6 classes, 0 failed, 3 repeated ones left out",
+                "warning: 6 classes will be compared only together",
+                "have fewer than 50 photos: class 0, class 1, class 2, class 3, class 4, class 5\n",
+            ],
+        ),
+    ],
+)
+def test_what_a_reference_lacks_is_told(
+    folder: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    pattern: str,
+    again: int,
+    sentences: list[str],
+) -> None:
+    for file in (folder / "photos").glob(pattern):
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    for number in range(again):
+        (tmp_path / f"again{number}.png").write_bytes(photo(7))
+    words = (str(tmp_path), "--models", str(folder / "models.toml"))
+    assert run(monkeypatch, *words, "--output", str(tmp_path / "made.parquet")) == 0
+    told = capsys.readouterr().err
+    assert all(each in told for each in sentences), told
 
 
 @pytest.mark.slow
