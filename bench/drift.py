@@ -19,13 +19,14 @@ Streams that change after 500 requests of the ordinary kind, and then go on for 
 - `logo in a corner`: the face of a cat is pasted into each photo
 - `centre covered`: a grey square lies on each photo
 
-And: the cost of one map, the cost of one comparison, and how often p alone, at a level of 0.01, is
+And: the cost of one map, of a sampled prediction and of one comparison, and how often p alone, at a level of 0.01, is
 wrong about random numbers.
 """
 
 from __future__ import annotations
 
 import argparse
+import asyncio
 import json
 import statistics
 import timeit
@@ -39,7 +40,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from bench.drift_photos import BATCH, CHANGES, Explained, explained, load_model
+from bench.drift_photos import BATCH, CHANGES, SIDE, Explained, explained, load_model
 from bench.record import record
 from cam import ClassTarget, Explanation, Question, explain_batch
 from cam.drift.comparison import compare
@@ -47,7 +48,10 @@ from cam.drift.reference import Origin, Reference, reference_of
 from cam.drift.statistics import MapStatistics, statistics_of
 from cam.drift.window import Window
 from service.backend.answers import Answer, Prediction
+from service.backend.interface import NOTHING
 from service.core.metrics import Metrics
+from service.core.pool import Priority
+from service.engine.engine import Engine
 from service.engine.watch import Watch
 from service.loading.served_model import ServedModel
 
@@ -58,6 +62,8 @@ BEFORE, AFTER = 500, 500
 """Numbers of requests before and after a change."""
 FRAMES = 10
 LEVEL = 0.01
+REPEATS, AT_ONCE = 20, 5
+"""How often each kind of answer is measured, and the number of answers each time."""
 Pools = dict[str, list[Explained]]
 
 
@@ -71,7 +77,7 @@ def main() -> None:
     asked = parser.parse_args()
     served = load_model()
     if asked.only_cost:
-        print(json.dumps(cost(served), indent=2))
+        print(json.dumps({**cost(served), **asyncio.run(cost_of_samples(served))}, indent=2))
         return
     pools: Pools = {
         "ordinary": explained(served, asked.ordinary, seed=0),
@@ -87,7 +93,11 @@ def main() -> None:
         told = [str(row.get(key, "")) for key in ("median", "worst", "rule")]
         table.add_row(name, str(asked.runs), str(row["found"]), *told)
     Console().print(table)
-    costs = {**cost(served), **cost_of_comparison(pools["ordinary"])}
+    costs = {
+        **cost(served),
+        **asyncio.run(cost_of_samples(served)),
+        **cost_of_comparison(pools["ordinary"]),
+    }
     chance = calibrated()
     Console().print(costs, chance)
     if asked.write:
@@ -224,6 +234,31 @@ def cost(served: ServedModel) -> dict[str, float]:
         "with_metrics_share": round(noting / explaining, 5),
         "threads": torch.get_num_threads(),
     }
+
+
+async def cost_of_samples(served: ServedModel) -> dict[str, float]:
+    """Measure what the engine does for one photo, in milliseconds of the CPU on all threads: a
+    prediction, an explanation, the explanation of a sampled prediction, and for comparison one of
+    a job, whose passes have four images so that it is repeatable."""
+    question = Question((ClassTarget(),), "gradcam", (served.default_layer,))
+    rng = np.random.default_rng(0)
+    pixels = rng.integers(0, 256, (SIDE, SIDE, 3), np.uint8)
+    kinds: dict[str, tuple[Question, Priority, bool]] = {
+        "predict_ms": (NOTHING, "interactive", False),
+        "explain_ms": (question, "interactive", False),
+        "sampled_ms": (question, "background", False),
+        "job_ms": (question, "background", True),
+    }
+    found: dict[str, list[float]] = {name: [] for name in kinds}
+    async with Engine(served, max_queue=64, metrics=Metrics()) as engine:
+        await engine.warm()
+        for _ in range(REPEATS):  # in turn, so that what slows the machine slows all alike
+            for name, (asked, priority, repeatable) in kinds.items():
+                started = process_time()
+                for _ in range(AT_ONCE):
+                    await engine.answer(pixels, asked, priority=priority, repeatable=repeatable)
+                found[name].append((process_time() - started) / AT_ONCE)
+    return {name: round(min(each) * 1e3, 2) for name, each in found.items()}
 
 
 def cost_of_comparison(pool: Sequence[Explained]) -> dict[str, float]:
