@@ -19,8 +19,8 @@ Streams that change after 500 requests of the ordinary kind, and then go on for 
 - `logo in a corner`: the face of a cat is pasted into each photo
 - `centre covered`: a grey square lies on each photo
 
-And: the cost of one map, of a sampled prediction and of one comparison, and how often p alone, at a level of 0.01, is
-wrong about random numbers.
+And: the cost of one map, of a sampled prediction and of one comparison, and how often p alone, at a
+level of 0.01, is wrong about random numbers.
 """
 
 from __future__ import annotations

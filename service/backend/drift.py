@@ -15,12 +15,12 @@ class Drift:
     origin: Origin
     """The model, method and layer whose maps are watched."""
     recorded: int
-    """Number of maps recorded since the model was loaded."""
+    """Number of maps recorded since the model was loaded, until the comparison."""
     size: int
     """Number of the latest maps of each series that are compared."""
     made: str | None
     """When the reference was made, in ISO 8601; None without a reference."""
     photos: int
-    """Number of photos in the reference."""
+    """Number of photos of the reference that are compared; 0 without one."""
     comparison: Comparison | None
     """None without a reference."""
