@@ -21,7 +21,7 @@ from cam.drift.measures import (
 from cam.drift.reference import Reference
 from cam.drift.shift import FLAT, Comparison, Quartiles, Shift, TooFew
 from cam.drift.statistics import STATISTICS
-from cam.drift.window import Rows, Snapshot, distinct
+from cam.drift.window import Rows, Snapshot, distinct, evenly
 
 ALPHA: Final = 1e-6
 """Greatest probability of a small p in one comparison where nothing has changed. The comparison is
@@ -32,6 +32,10 @@ GREAT: Final = 0.25
 """Least population stability index of a statistic that has moved."""
 LEAST: Final = 50
 """Least number of photos of a series, on each side."""
+PER_MAP: Final = 20
+"""Largest number of photos of a class in the reference that are compared with each live map of the
+class, of all classes together. More tell next to nothing: 20 photos for each map make a distance
+2.5 % more uncertain than any number does."""
 QUARTILES: Final = np.array([0.25, 0.5, 0.75])
 
 
@@ -98,9 +102,12 @@ def _known(reference: Reference, snapshot: Snapshot) -> tuple[_Series, float]:
     live, classes = snapshot.latest[kept], snapshot.classes[kept]
     known = np.isin(classes, reference.classes)
     indices, counts = np.unique(classes[known], return_counts=True)
-    used = np.isin(reference.classes, indices)
+    used = np.flatnonzero(np.isin(reference.classes, indices))
     # Where in `indices` the class of each photo is.
     places = np.searchsorted(indices, reference.classes[used])
+    if counts.sum() >= LEAST:  # else nothing is compared, and all photos are told
+        few = evenly(places, counts * PER_MAP)
+        used, places = used[few], places[few]
     weights = (counts / np.bincount(places, minlength=len(indices)))[places]
     unknown = float(1 - known.mean()) if len(live) else 0.0
     return _Series(None, reference.rows[used], weights, live[known]), unknown

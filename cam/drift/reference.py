@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from cam.drift.statistics import STATISTICS, MapStatistics, row_of
-from cam.drift.window import NO_CLASS, Classes, Rows, distinct
+from cam.drift.window import NO_CLASS, Classes, Rows, distinct, evenly
 from cam.errors import InvalidReference
 
 KEY: Final = b"gradcam-reference"
@@ -63,13 +63,8 @@ class Reference:
         A comparison with 500 live maps gains next to nothing from more, and its time grows with
         their number.
         """
-        order = np.argsort(self.classes, kind="stable")
-        _, starts, counts = np.unique(self.classes[order], return_index=True, return_counts=True)
-        kept = [
-            order[start + np.arange(min(count, most)) * count // min(count, most)]
-            for start, count in zip(starts.tolist(), counts.tolist(), strict=True)
-        ]
-        chosen = np.sort(np.concatenate(kept))
+        indices, groups = np.unique(self.classes, return_inverse=True)
+        chosen = evenly(groups, np.full(len(indices), most))
         return replace(self, classes=self.classes[chosen], rows=self.rows[chosen])
 
     def write(self, file: Path) -> None:

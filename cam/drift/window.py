@@ -87,6 +87,23 @@ class Window:
         )
 
 
+def evenly(groups: NDArray[np.integer], most: NDArray[np.integer]) -> NDArray[np.intp]:
+    """Return the numbers of evenly spaced members of each group, in their order.
+
+    Args:
+        groups: the group of each member, 0 … g − 1.
+        most: the largest number of members of each group to keep, 1 or more: (g).
+    """
+    order = np.argsort(groups, kind="stable")
+    counts = np.bincount(groups, minlength=len(most))
+    group = groups[order]
+    place = np.arange(len(groups)) - (np.cumsum(counts) - counts)[group]
+    kept = np.minimum(counts, most)[group]
+    # A member is kept where place · kept ÷ count reaches the next whole number.
+    chosen = place * kept % counts[group] < kept
+    return np.sort(order[chosen])
+
+
 def distinct(rows: Rows) -> NDArray[np.intp]:
     """Return the numbers of the rows of different photos, in their order: of equal rows the last.
 

@@ -190,6 +190,15 @@ def test_many_rare_classes_are_compared_together(rng: np.random.Generator) -> No
     assert names(result.moved) == {(None, "border")}
 
 
+def test_of_many_photos_some_are_compared_with_all_classes(rng: np.random.Generator) -> None:
+    """As many as tell something about the live maps: 20 for each."""
+    good = [*drawn(rng, 3000, 1), *drawn(rng, 500, 2), *drawn(rng, 500, 3)]
+    result = compared(good, shuffled(rng, drawn(rng, 100, 1), drawn(rng, 50, 2)))
+    assert one(result, None, "border").reference == 2000 + 500
+    assert one(result, 1, "border").reference == 3000
+    assert not result.moved
+
+
 def test_classes_that_the_reference_lacks_altogether(rng: np.random.Generator) -> None:
     result = compared(many_classes(rng, [0, 1], 300), many_classes(rng, [2, 3], 250))
     assert result.unknown == 1

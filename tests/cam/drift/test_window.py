@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from cam.drift.statistics import MapStatistics
-from cam.drift.window import NO_CLASS, Window
+from cam.drift.window import NO_CLASS, Window, evenly
 
 
 def numbered(number: float) -> MapStatistics:
@@ -101,3 +101,14 @@ def test_memory_does_not_grow_with_classes_or_requests() -> None:
 def test_sizes_are_checked(size: int, classes: int) -> None:
     with pytest.raises(ValueError, match="must be 1 or more"):
         Window(size, classes)
+
+
+def test_evenly_spaced_members_by_hand() -> None:
+    groups = np.array([1, 0, 1, 1, 0, 1, 1, 1, 2])
+    # Of group 1, at 0, 2, 3, 5, 6 and 7, every other one; of group 0 the first; of 2 all there are.
+    assert evenly(groups, np.array([1, 3, 9])).tolist() == [0, 1, 3, 6, 8]
+    for count in range(1, 40):
+        for most in range(1, 40):
+            found = evenly(np.zeros(count, int), np.array([most]))
+            assert len(found) == min(count, most)
+            assert np.ptp(np.diff(found)) <= 1 if len(found) > 1 else found.tolist() == [0]
