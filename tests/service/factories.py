@@ -54,7 +54,7 @@ class Paced(Small):
 
 def paced() -> nn.Module:
     """Images cost nothing together that they do not cost alone, nearly."""
-    return Paced(20)
+    return Paced(40)
 
 
 def bulky() -> nn.Module:

@@ -231,7 +231,7 @@ async def test_a_fleet_reports_the_model_that_cannot_be_loaded_and_closes_the_ot
 
 @pytest.mark.parametrize(("factory", "largest"), [("paced", 4), ("bulky", 8)])
 async def test_a_batch_is_only_as_large_as_pays(factory: str, largest: int) -> None:
-    """Of 2 ms and 20 ms an image: alone one takes 22 ms, among eight 20.25 ms, so eight do not pay.
+    """Of 2 ms and 40 ms an image: alone one takes 42 ms, among eight 40.25 ms, so eight do not pay.
     Where a batch costs what an image costs, eight do."""
     source = f"factory:tests.service.factories:{factory}"
     entry = ModelEntry(name="m", source=source, weights="none", input_size=32, max_batch=8)
