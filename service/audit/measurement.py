@@ -125,7 +125,7 @@ class Measurement:
     ) -> tuple[dict[str, tuple[Explanation, ...]], dict[str, str]]:
         """Return the explanations of each method, and the reasons of those methods that have
         none."""
-        with suppress(Unexplainable):  # one of them; which one is found out below
+        with suppress(Unexplainable):  # one of them; which one is found out one by one
             outcome = await self._replicas.answer(seen, *questions, priority="background")
             found = {
                 question.method: tuple(
@@ -134,6 +134,12 @@ class Measurement:
                 for question in questions
             }
             return found, {}
+        return await self._explained_singly(seen, questions)
+
+    async def _explained_singly(
+        self, seen: ModelInput, questions: Sequence[Question]
+    ) -> tuple[dict[str, tuple[Explanation, ...]], dict[str, str]]:
+        """Return the same as `_explained`, by a question at a time."""
         explained: dict[str, tuple[Explanation, ...]] = {}
         problems = {}
         for question in questions:
@@ -253,7 +259,9 @@ class Measurement:
     async def _in_grid(
         self, grid: Grid, questions: Sequence[Question]
     ) -> list[tuple[Question, tuple[Explanation, ...]]]:
-        found, _ = await self._explained(as_input(grid.pixels), questions)
+        # All methods together would be one step of the engine, for which requests wait: a grid
+        # takes up to nine times as long as a photo.
+        found, _ = await self._explained_singly(as_input(grid.pixels), questions)
         return [(each, found[each.method]) for each in questions if each.method in found]
 
     async def _spent(self, seen: ModelInput, question: Question) -> dict[str, object]:

@@ -132,6 +132,8 @@ class Engine:
                 len(item.questions),
                 len(item.questions[0].targets),
                 item.steps,
+                # Each is a step of its own, so that interactive items wait for one of them alone.
+                None if self._of_usual_size(item.pixels) else item,
                 # The layers that targets look at are recorded for the whole batch.
                 item.questions[0].looks_at,
                 self._is_fast(item),
@@ -263,8 +265,8 @@ class Engine:
         )
 
     def _of_usual_size(self, pixels: Pixels) -> bool:
-        """Return whether the fast path was made for images of this size; audits have larger ones
-        beside them."""
+        """Return whether an image has the size of the model's input. The grids of audits are
+        larger: the fast path was not made for them, and a batch of them takes seconds."""
         size = self.model.preprocessing
         return pixels.shape[:2] == (size.height, size.width)
 
@@ -501,7 +503,8 @@ class Engine:
                     return [next(items[0].steps)]
                 except StopIteration as stop:
                     return [stop.value]
-            if not any(item.repeatable for item in items):
+            repeatable = any(item.repeatable for item in items)
+            if not repeatable or not self._of_usual_size(items[0].pixels):
                 return self._explained(items)
             # The last bits of a map depend on the number of images in the batch, not on which
             # images they are. Batches of a fixed size give a job the same maps if it continues

@@ -16,6 +16,7 @@ from PIL import Image
 from torch import Tensor
 
 from cam import METHODS, ClassTarget, Question
+from service.backend.interface import NOTHING
 from service.core.errors import (
     ConfigError,
     Problem,
@@ -26,7 +27,7 @@ from service.core.errors import (
 )
 from service.core.metrics import Metrics
 from service.core.settings import Settings
-from service.engine.engine import Engine
+from service.engine.engine import BACKGROUND_GROUP, Engine
 from service.engine.manager import ModelManager
 from service.loading.served_model import ServedModel, load
 from service.models.catalog import EMBEDDED, ModelEntry
@@ -122,6 +123,29 @@ async def test_an_image_larger_than_the_input_is_answered_by_the_model_itself(
         await engine.warm()
         (found,) = (await engine.answer(large, asked)).value.explanations
     assert found.map.shape == (14, 14)
+
+
+async def test_large_background_images_run_one_by_one_and_are_not_padded(
+    model: ServedModel,
+) -> None:
+    """Interactive requests wait for the batch that runs, so one of an audit's grids must be small;
+    images of the usual size fill a group, so that jobs can be reproduced."""
+    sizes: list[tuple[int, int]] = []
+    hook = model.module.register_forward_pre_hook(
+        lambda module, args: sizes.append((len(args[0]), args[0].shape[-1]))
+    )
+    try:
+        async with Engine(model, max_queue=64, metrics=Metrics()) as engine:
+            asked = [np.tile(image(seed), (2, 2, 1)) for seed in range(3)]
+            outcomes = await asyncio.gather(
+                *(engine.answer(each, NOTHING, priority="background") for each in asked)
+            )
+            assert sizes == [(1, 448)] * 3
+            await engine.answer(image(0), NOTHING, priority="background")
+    finally:
+        hook.remove()
+    assert [outcome.batch_size for outcome in outcomes] == [1, 1, 1]
+    assert sizes[3:] == [(BACKGROUND_GROUP, 224)]
 
 
 async def test_a_poisoned_image_fails_alone_and_the_model_is_left_as_found(
