@@ -6,6 +6,7 @@ require a single thread.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import math
 from collections.abc import Callable, Generator, Sequence
@@ -54,6 +55,7 @@ from service.core.errors import (
     QueueFull,
     Unavailable,
     Unexplainable,
+    one_line,
 )
 from service.core.metrics import Metrics
 from service.core.pool import Priority
@@ -120,6 +122,10 @@ class Engine:
         group = BACKGROUND_GROUP if model.device.type == "cpu" else model.max_batch
         self._group = min(group, model.max_batch)
         self._metrics = metrics
+        self._randomising = asyncio.Lock()
+        self.randomising = 0
+        """Number of images for which the weights are randomised, or will be, one at a time: each
+        holds a second copy of the weights."""
         self._fast: CompiledPath | None = None
         self.fidelities: dict[str, Fidelity] = {}
         """Method name → fidelity of its fast maps to the exact maps; empty without a fast path."""
@@ -361,7 +367,8 @@ class Engine:
     async def randomised(
         self, pixels: Pixels, questions: Sequence[Question], *, stages: int, seed: int
     ) -> Outcome[list[Stage]]:
-        """Explain one image by models with random weights: see `ModelBackend.randomised`.
+        """Explain one image by models with random weights: see `ModelBackend.randomised`. One image
+        waits for the other.
 
         Raises:
             The same errors as `answer`.
@@ -383,8 +390,13 @@ class Engine:
                 )
             )
 
-        item = _Item(pixels, (NOTHING,), in_steps(), "background")
-        outcome = await self._finished(item, None)
+        self.randomising += 1
+        try:
+            async with self._randomising:
+                item = _Item(pixels, (NOTHING,), in_steps(), "background")
+                outcome = await self._finished(item, None)
+        finally:
+            self.randomising -= 1
         maps = cast(list[Stage], outcome.value)
         return Outcome(maps, outcome.queued_seconds, outcome.run_seconds, outcome.batch_size)
 
@@ -477,9 +489,14 @@ class Engine:
             ) from None
         except CamError as error:
             raise Unexplainable(f"model {self.model.name!r} cannot explain it: {error}") from None
-        except (MemoryError, RuntimeError) as error:
+        except Exception as error:
             if not is_of_memory(error):
-                raise
+                if self._of_usual_size(item.pixels):
+                    raise
+                raise Unexplainable(
+                    f"model {self.model.name!r} takes no image of {item.pixels.shape[1]} × "
+                    f"{item.pixels.shape[0]} pixels: {type(error).__name__}: {one_line(error)}"
+                ) from None
             self._metrics.rejected.labels(reason="out of memory").inc()
             raise OutOfMemory(
                 f"model {self.model.name!r} has no memory left for this image, even alone; try "

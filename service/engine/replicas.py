@@ -222,7 +222,10 @@ class Replicas:
         self, pixels: Pixels, questions: Sequence[Question], *, stages: int, seed: int
     ) -> Outcome[list[Stage]]:
         """See `ModelBackend.randomised`."""
-        return await self._idlest().randomised(pixels, questions, stages=stages, seed=seed)
+        engine = min(
+            self.engines, key=lambda each: (not each.alive, each.randomising, each.load)
+        )
+        return await engine.randomised(pixels, questions, stages=stages, seed=seed)
 
     async def observe(
         self, pixels: Pixels, layers: tuple[str, ...], target: Target

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 import threading
+from collections.abc import Generator
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from PIL import Image
 from torch import Tensor
 
 from cam import METHODS, ClassTarget, Question
+from cam.methods.progress import Progress
 from service.backend.interface import NOTHING
 from service.core.errors import (
     ConfigError,
@@ -146,6 +148,45 @@ async def test_large_background_images_run_one_by_one_and_are_not_padded(
         hook.remove()
     assert [outcome.batch_size for outcome in outcomes] == [1, 1, 1]
     assert sizes[3:] == [(BACKGROUND_GROUP, 224)]
+
+
+async def test_a_size_that_the_model_refuses_is_a_problem_and_no_defect(
+    model: ServedModel, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refuse(module: object, args: tuple[Tensor, ...]) -> None:
+        assert args[0].shape[-1] == 224, "the input's side is not 224"
+
+    hook = model.module.register_forward_pre_hook(refuse)
+    try:
+        async with Engine(model, max_queue=64, metrics=Metrics()) as engine:
+            with pytest.raises(Unexplainable, match="takes no image of 448 × 448 pixels: Assert"):
+                await engine.answer(np.tile(image(0), (2, 2, 1)), NOTHING, priority="background")
+    finally:
+        hook.remove()
+    assert not caplog.records
+
+
+async def test_the_weights_are_randomised_for_one_image_at_a_time(
+    model: ServedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each holds a second copy of the weights."""
+    now, most = 0, 0
+
+    def steps(*args: object, **options: object) -> Generator[Progress, None, list[object]]:
+        nonlocal now, most
+        now += 1
+        most = max(most, now)
+        for done in range(3):
+            yield Progress(done, 3)
+        now -= 1
+        return []
+
+    monkeypatch.setattr("service.engine.engine.randomised_in_steps", steps)
+    async with Engine(model, max_queue=64, metrics=Metrics()) as engine:
+        work = [engine.randomised(image(seed), [mixed(1)], stages=1, seed=0) for seed in range(3)]
+        await asyncio.gather(*work)
+        assert most == 1
+        assert engine.randomising == 0
 
 
 async def test_a_poisoned_image_fails_alone_and_the_model_is_left_as_found(
