@@ -13,6 +13,7 @@
     - NotLogits           the model's output holds neither logits nor detections
     - UnsuitedActivation  the activation does not fit the model's output or does not exist
     - NoTargetLayer       no layer of the model has a spatial output
+    - NotRandomisable     weights of the model cannot be replaced by random ones
   - LayerError            a layer that was named cannot be used
     - UnknownLayer        the model has no such module
     - LayerDidNotRun      the layer did not run in this forward pass
@@ -89,6 +90,10 @@ class UnsuitedActivation(ModelError):
 
 class NoTargetLayer(ModelError):
     """No layer of the model has a spatial output that its logits depend on."""
+
+
+class NotRandomisable(ModelError):
+    """The model has no weights that can be replaced by random ones, or others beside them."""
 
 
 class LayerError(CamError):

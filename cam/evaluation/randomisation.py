@@ -7,14 +7,14 @@ model has lost what it learned does not show what the model does.
 from __future__ import annotations
 
 from collections.abc import Generator, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Final
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from cam.errors import CamError, InvalidOption
+from cam.errors import CamError, InvalidOption, NotRandomisable
 from cam.evaluation.scorer import Answering
 from cam.explanation import Answer, Map, Question
 from cam.hooks.inference import alone, evaluating
@@ -28,6 +28,10 @@ Stage = list[Map | None]
 Pair = tuple[Tensor, Tensor]
 RANDOMISATION: Final = 20181003
 """Part of the seed of all random weights."""
+STATISTICS: Final = ("running_mean", "running_var", "num_batches_tracked")
+"""Names of buffers that normalisation layers have counted, and that stay as they are."""
+PACKED: Final = (torch.int8, torch.quint8, torch.qint8, torch.qint32)
+"""Types of buffers that hold quantised weights. Indices and masks have others."""
 
 
 def randomised_in_steps(
@@ -45,10 +49,11 @@ def randomised_in_steps(
 
     The modules with weights are ordered by their first run. At the first stage the last module,
     which computes the logits, is randomised; at the last stage all are; the stages between are
-    evenly spaced. A weight tensor is drawn from the normal distribution with the tensor's own mean
-    and standard deviation, so that activations keep their order of magnitude; running statistics of
-    normalisation layers stay. The model has its own weights back after each pass, and other passes
-    may run between two steps.
+    evenly spaced. Weights are the parameters and the buffers of real numbers. A weight tensor is
+    drawn from the normal distribution with the tensor's own mean and standard deviation, so that
+    activations keep their order of magnitude; running statistics of normalisation layers stay, and
+    so do tensors whose values are all the same. The model has its own weights back after each pass,
+    and other passes may run between two steps.
 
     Args:
         image: float (C, H, W), preprocessed, on the model's device and in its dtype.
@@ -63,6 +68,9 @@ def randomised_in_steps(
 
     Raises:
         InvalidOption: if `stages` is below 1.
+        NotRandomisable: if a module that runs has weights that cannot be replaced, such as
+            quantised ones, or if no module has weights. Maps that stay because the weights do would
+            say nothing.
     """
     if stages < 1:
         raise InvalidOption(f"stages is {stages}; it can be 1 or more")
@@ -110,17 +118,29 @@ def replaced(model: nn.Module, pairs: Sequence[Pair]) -> Iterator[None]:
     afterwards. Other threads that use the model through `cam` wait.
 
     Args:
-        pairs: a parameter, and the tensor of the same shape and dtype whose contents it gets.
+        pairs: a parameter or buffer, and the tensor of the same shape and dtype whose contents it
+            gets.
     """
-    with alone(model):
-        own = [parameter.data for parameter, _ in pairs]
-        try:
-            for parameter, other in pairs:
-                parameter.data = other
-            yield
-        finally:
-            for (parameter, _), mine in zip(pairs, own, strict=True):
-                parameter.data = mine
+    with alone(model), ExitStack() as scope:
+        others = {}
+        for tensor, other in pairs:
+            if tensor.is_inference():
+                others[id(tensor)] = other
+            else:
+                # The tensor itself stays, because some modules, such as `nn.LSTM`, also keep it
+                # elsewhere.
+                scope.callback(setattr, tensor, "data", tensor.data)
+                tensor.data = other
+        # A tensor that was made in inference mode takes no other contents, so that the other tensor
+        # stands in its place.
+        for module in model.modules() if others else ():
+            own = vars(module)
+            for kept in (own["_parameters"], own["_buffers"]):
+                for name, tensor in kept.items():
+                    if id(tensor) in others:
+                        scope.callback(kept.__setitem__, name, tensor)
+                        kept[name] = others[id(tensor)]
+        yield
 
 
 def _count(question: Question) -> int:
@@ -138,10 +158,43 @@ def _counts(units: int, stages: int) -> list[int]:
     return sorted({1 + round(number * step) for number in range(stages)})
 
 
-def _units(model: nn.Module, image: Tensor) -> list[list[nn.Parameter]]:
+def _units(model: nn.Module, image: Tensor) -> list[list[Tensor]]:
     """Return the weights of each module that runs, the last module first. A module's weights
     include those of the modules below it that do not run themselves, as in
-    `nn.MultiheadAttention`."""
+    `nn.MultiheadAttention`.
+
+    Raises:
+        NotRandomisable: if there are none, or some that cannot be replaced.
+    """
+    order = _order(model, image)
+    units: dict[str, list[Tensor]] = {}
+    for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
+        if name.rpartition(".")[2] in STATISTICS:
+            continue
+        owner = name.rpartition(".")[0]
+        while owner and owner not in order:
+            owner = owner.rpartition(".")[0]
+        if _is_packed(tensor):
+            raise NotRandomisable(
+                f"the weights {name!r} are of type {str(tensor.dtype).removeprefix('torch.')}, "
+                "which cannot be replaced by random ones"
+            )
+        if tensor.is_floating_point() and _varies(tensor):
+            units.setdefault(owner, []).append(tensor)
+    if not units:
+        raise NotRandomisable(
+            f"{type(model).__name__} has no weights that can be replaced by random ones"
+        )
+    return [units[name] for name in sorted(units, key=lambda name: -order.get(name, 0))]
+
+
+def _order(model: nn.Module, image: Tensor) -> dict[str, int]:
+    """Return the names of the modules that run, each with its place in the order of their first
+    runs.
+
+    Raises:
+        NotRandomisable: if one of them has weights that are no tensors.
+    """
     order: dict[str, int] = {}
 
     def note(name: str) -> None:
@@ -157,26 +210,39 @@ def _units(model: nn.Module, image: Tensor) -> list[list[nn.Parameter]]:
     finally:
         for hook in hooks:
             hook.remove()
-    units: dict[str, list[nn.Parameter]] = {}
-    for name, parameter in model.named_parameters():
-        if not parameter.is_floating_point():
-            continue
-        owner = name.rpartition(".")[0]
-        while owner and owner not in order:
-            owner = owner.rpartition(".")[0]
-        units.setdefault(owner, []).append(parameter)
-    return [units[name] for name in sorted(units, key=lambda name: -order.get(name, 0))]
+    for name in order:
+        module = model.get_submodule(name)
+        if hasattr(module, "_packed_params"):  # of quantised layers; for linear ones, a module
+            raise NotRandomisable(
+                f"the weights of module {name!r} ({type(module).__name__}) are packed, so that "
+                "they cannot be replaced by random ones"
+            )
+    return order
 
 
-def _drawn(parameters: Sequence[nn.Parameter], seed: int, number: int) -> list[Pair]:
-    """Return each of a module's parameters with its random contents."""
+def _is_packed(tensor: Tensor) -> bool:
+    """Return whether a tensor holds quantised weights."""
+    if isinstance(tensor, nn.Parameter):
+        return not (tensor.is_floating_point() or tensor.is_complex())
+    return tensor.dtype in PACKED
+
+
+def _varies(tensor: Tensor) -> bool:
+    """Return whether a tensor has different values, all of them finite. Others, such as masks of
+    zero and minus infinity, cannot be drawn anew."""
+    values = tensor.detach().float()
+    return bool(values.numel() and values.isfinite().all() and values.min() < values.max())
+
+
+def _drawn(weights: Sequence[Tensor], seed: int, number: int) -> list[Pair]:
+    """Return each of a module's weights with its random contents."""
     # Not the plain seed: a model with random weights may have been drawn from the same one.
     (state,) = np.random.SeedSequence([RANDOMISATION, seed, number]).generate_state(1, np.uint64)
     generator = torch.Generator().manual_seed(int(state >> np.uint64(1)))
     pairs: list[Pair] = []
-    for parameter in parameters:
-        values = parameter.detach().float()
+    for tensor in weights:
+        values = tensor.detach().float()
         std = values.std(correction=0).item()
         drawn = torch.empty(values.shape).normal_(values.mean().item(), std, generator=generator)
-        pairs.append((parameter, drawn.to(parameter)))
+        pairs.append((tensor, drawn.to(tensor)))
     return pairs

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from cam import ClassTarget, Question, explain_batch, explain_in_steps
-from cam.errors import CamError, InvalidOption, NonFinite
+from cam.errors import CamError, InvalidOption, NonFinite, NotRandomisable
 from cam.evaluation.randomisation import Stage, randomised_in_steps, replaced
 from cam.explanation import Answer
 from cam.methods.progress import finish
@@ -177,6 +177,100 @@ def test_weights_of_modules_below_one_that_runs_are_random_too(image: Tensor) ->
     asked = [question("gradcam", "conv")]
     finish(randomised_in_steps(model, image, asked, stages=3, seed=0, answer=answer))
     assert changed == [False, True, True]
+
+
+class Fixed(nn.Module):
+    """A convolution whose weights are a buffer, as a frozen one may have them."""
+
+    def __init__(self, *, constant: bool = False) -> None:
+        super().__init__()
+        weights = torch.ones(4, 3, 2, 2) if constant else torch.randn(4, 3, 2, 2)
+        self.register_buffer("weights", weights)
+        self.register_buffer("running_mean", torch.randn(4))
+        self.register_buffer("mask", torch.tensor([0.0, -torch.inf, 0.0, -torch.inf]))
+        self.register_buffer("order", torch.arange(4))
+        self.relu = nn.ReLU()
+
+    def forward(self, x: Tensor) -> Tensor:
+        assert isinstance(self.weights, Tensor)
+        found: Tensor = self.relu(nn.functional.conv2d(x, self.weights))
+        return found.mean((2, 3))
+
+
+def test_buffers_are_weights_but_for_statistics_masks_and_indices(image: Tensor) -> None:
+    torch.manual_seed(0)
+    model = Fixed().eval()
+    own = {name: each.clone() for name, each in model.state_dict().items()}
+    changed: list[set[str]] = []
+
+    def answer(images: Tensor, questions: Sequence[Question]) -> Sequence[Answer | CamError]:
+        now = model.state_dict()
+        changed.append({name for name, each in own.items() if not torch.equal(each, now[name])})
+        return explain_batch(model, images, questions)
+
+    asked = [question("gradcam", "relu")]
+    finish(randomised_in_steps(model, image, asked, stages=4, seed=0, answer=answer))
+    assert changed == [{"weights"}]
+    assert all(torch.equal(own[name], each) for name, each in model.state_dict().items())
+
+
+@pytest.mark.parametrize(
+    "model", [nn.Sequential(nn.AvgPool2d(8), nn.Flatten()), Fixed(constant=True)]
+)
+def test_a_model_without_weights_is_named(model: nn.Module, image: Tensor) -> None:
+    with pytest.raises(NotRandomisable, match=f"{type(model).__name__} has no weights that can"):
+        run(model.eval(), image, question("gradcam", "relu"))
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_packed_weights_are_named_with_their_module(model: Small, image: Tensor) -> None:
+    """A map that stays because the weights do would seem to show the photo."""
+    quantised = torch.ao.quantization.quantize_dynamic(  # type: ignore[no-untyped-call]
+        model, {nn.Linear}
+    )
+    with pytest.raises(NotRandomisable, match=r"weights of module 'head' .* are packed"):
+        run(quantised, image, question())
+
+
+def test_integer_weights_are_named(model: Small, image: Tensor) -> None:
+    whole = nn.Parameter(torch.ones(3, dtype=torch.int8), requires_grad=False)
+    model.head.register_parameter("packed", whole)
+    with pytest.raises(NotRandomisable, match=r"'head.packed' are of type int8"):
+        run(model, image, question())
+
+
+@pytest.mark.parametrize("ended", ["done", "raises"])
+def test_a_model_of_inference_mode_gets_its_own_tensors_back(image: Tensor, ended: str) -> None:
+    torch.manual_seed(0)
+    with torch.inference_mode():
+        model = Small().eval()
+        model.register_buffer("alias", model.head.weight)  # shared, as tied weights are
+    own = dict([*model.named_parameters(), *model.named_buffers()])
+    seen: list[bool] = []
+
+    def answer(images: Tensor, questions: Sequence[Question]) -> Sequence[Answer | CamError]:
+        seen.append(
+            model.head.weight is not own["head.weight"] and model.alias is model.head.weight
+        )
+        if ended == "raises":
+            raise ValueError("no")
+        return explain_batch(model, images, questions)
+
+    steps = randomised_in_steps(model, image, [question()], stages=2, seed=0, answer=answer)
+    if ended == "raises":
+        with pytest.raises(ValueError, match="no"):
+            finish(steps)
+    else:
+        found = finish(steps)
+        assert isinstance(found, list)
+        (plain,) = explain_batch(model, image[None], [question()])
+        assert isinstance(plain, Answer)
+        assert found[-1][0] is None or not np.allclose(found[-1][0], plain.explanations[0].map)
+    assert all(seen)
+    now = dict([*model.named_parameters(), *model.named_buffers()])
+    assert now.keys() == own.keys()
+    assert all(now[name] is each for name, each in own.items())
 
 
 def test_a_model_without_a_map_has_none(model: Small, image: Tensor) -> None:
