@@ -27,6 +27,7 @@ def findings_of(audit: Audit, records: Sequence[PhotoRecord]) -> list[Finding]:
     if not found:
         found += _one_place(audit)
     found += _methods(audit)
+    found += _unchecked(records)
     if records and not any(arm.grids for record in records for arm in record.arms.values()):
         found.append(
             Finding(
@@ -54,6 +55,23 @@ def _ignoring(records: Sequence[PhotoRecord]) -> list[Finding]:
                 f"The model ignores the photo: it gives class {records[0].predicted} the "
                 f"probability {sure[0]:.3g} for each of the {len(records)} photos, and no map can "
                 "show a reason."
+            ),
+        )
+    ]
+
+
+def _unchecked(records: Sequence[PhotoRecord]) -> list[Finding]:
+    """Find a model whose weights could not be replaced."""
+    problems = [each.sanity_problem for each in records if each.sanity_problem]
+    checked = any(arm.sanity for record in records for arm in record.arms.values())
+    if not problems or checked:
+        return []
+    return [
+        Finding(
+            kind="sanity not measured",
+            sentence=(
+                "Whether the maps change when the model's weights are random could not be "
+                f"measured: {problems[0]}."
             ),
         )
     ]

@@ -92,9 +92,13 @@ class Measurement:
         for name, numbers in scores.items():
             updates[name]["scores"] = numbers
         able = [each for each in asked if each.method in found]
+        sanity_problem = None
         if plan.is_for_sanity(number) and able:
-            for name, stages in (await self._sanity(number, seen, able, names)).items():
-                updates[name]["sanity"] = stages
+            try:
+                for name, stages in (await self._sanity(number, seen, able, names)).items():
+                    updates[name]["sanity"] = stages
+            except Unexplainable as problem:
+                sanity_problem = problem.detail
         if wanted == predicted and likely[wanted] >= SURE:
             for name, shares in (await self._localised(number, seen, able, names)).items():
                 updates[name]["grids"] = shares
@@ -115,6 +119,7 @@ class Measurement:
             confidence=float(likely.max()),
             arms={name: arm.model_copy(update=updates[name]) for name, arm in arms.items()},
             baselines=baselines,
+            sanity_problem=sanity_problem,
             enlarged=self._neighbours.enlarged,
             thumbnail=_thumbnail(seen),
             warnings=list(warnings),
@@ -202,7 +207,11 @@ class Measurement:
         questions: Sequence[Question],
         names: dict[str, list[str]],
     ) -> dict[str, list[SimilarityRecord]]:
-        """Return how alike each map is to the maps of the randomised models, a stage each."""
+        """Return how alike each map is to the maps of the randomised models, a stage each.
+
+        Raises:
+            Unexplainable: if the model's weights cannot be replaced.
+        """
         signed = [_signed(each) for each in questions]
         arms = [name for each in questions for name in names[each.method]]
         own = (await self._replicas.answer(seen, *signed, priority="background")).value

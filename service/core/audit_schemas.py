@@ -57,6 +57,8 @@ class PhotoRecord(Open):
     arms: dict[str, ArmRecord]
     baselines: dict[str, Numbers] = Field(default_factory=dict)
     """Name of a baseline → its scores."""
+    sanity_problem: str | None = None
+    """Why the maps of randomised models could not be compared, if that was tried."""
     enlarged: bool | None = None
     """Whether grids are larger than the model's input; None if no grid was made."""
     thumbnail: str | None = None

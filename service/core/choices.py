@@ -32,6 +32,7 @@ FindingKind = TypeAliasType(
         "looks at one place",
         "shows the photo, not the model",
         "hardly depends on the class",
+        "sanity not measured",
         "no photo for grids",
         "no map",
         "worse than a baseline",

@@ -222,9 +222,7 @@ class Replicas:
         self, pixels: Pixels, questions: Sequence[Question], *, stages: int, seed: int
     ) -> Outcome[list[Stage]]:
         """See `ModelBackend.randomised`."""
-        engine = min(
-            self.engines, key=lambda each: (not each.alive, each.randomising, each.load)
-        )
+        engine = min(self.engines, key=lambda each: (not each.alive, each.randomising, each.load))
         return await engine.randomised(pixels, questions, stages=stages, seed=seed)
 
     async def observe(

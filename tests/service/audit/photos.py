@@ -27,12 +27,12 @@ device = "cpu"
 mode = "exact"
 layout = "contiguous"
 """
-    for name in ("corner", "ignoring")
+    for name in ("corner", "ignoring", "packed")
 )
 
 
 def catalog(folder: Path) -> str:
-    """Return a file with the models `corner` and `ignoring`."""
+    """Return a file with the models `corner`, `ignoring` and `packed`."""
     file = folder / "models.toml"
     file.write_text(CATALOG)
     return str(file)

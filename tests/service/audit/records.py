@@ -52,6 +52,7 @@ def record(
     predicted: int | None = None,
     baselines: Mapping[str, Mapping[str, float | None]] | None = None,
     item: str | None = None,
+    sanity_problem: str | None = None,
 ) -> PhotoRecord:
     sure = 0.6 + 0.01 * number if confidence is None else confidence
     best = number % 3 if predicted is None else predicted
@@ -63,5 +64,6 @@ def record(
         predicted=best,
         confidence=sure,
         arms=dict(arms),
+        sanity_problem=sanity_problem,
         baselines={name: dict(each) for name, each in (baselines or {}).items()},
     )

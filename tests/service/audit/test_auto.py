@@ -24,7 +24,7 @@ PHOTO = {"Content-Type": "image/png"}
 
 def audited(folder: Path, method: str = "hirescam", layer: str = "features") -> ModelEntry:
     """The entry of `corner` with an audit beside it."""
-    (entry, _) = read_catalog(Path(catalog(folder)))
+    (entry, *_) = read_catalog(Path(catalog(folder)))
     entry = entry.model_copy(update={"runtime": Settings().runtime})
     document: dict[str, Any] = {
         "version": 1,
@@ -42,7 +42,7 @@ def audited(folder: Path, method: str = "hirescam", layer: str = "features") -> 
 @pytest.fixture(scope="module")
 def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TestClient]:
     folder = tmp_path_factory.mktemp("auto")
-    (_, ignoring) = read_catalog(Path(catalog(folder)))
+    (_, ignoring, _) = read_catalog(Path(catalog(folder)))
     app = create_app(Settings(jobs=folder / "jobs"), [audited(folder), ignoring])
     with TestClient(app) as client:
         wait_until_ready(client)

@@ -115,6 +115,17 @@ def test_a_recommended_method_that_is_worse_than_a_baseline_says_so() -> None:
     )
 
 
+def test_weights_that_cannot_be_replaced_are_told_and_no_method_shows_the_photo() -> None:
+    arms = {"a@l": arm(), "b@l": arm()}
+    records = [record(0, arms, sanity_problem="the weights of 'fc' are packed"), record(1, arms)]
+    audit = summary(records)
+    finding = found(audit, "sanity not measured")
+    assert finding is not None
+    assert finding.sentence.endswith("could not be measured: the weights of 'fc' are packed.")
+    assert [each.shows_the_model for each in audit.arms] == [None, None]
+    assert found(summary([record(0, arms)]), "sanity not measured") is None
+
+
 def test_grids_without_photos_are_told() -> None:
     arms = {"a@l": arm(), "b@l": arm()}
     assert found(summary([record(0, arms)]), "no photo for grids") is not None

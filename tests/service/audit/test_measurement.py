@@ -26,7 +26,7 @@ pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 TOTAL = 30
 
 
-@pytest.fixture(scope="module", params=["corner", "ignoring"])
+@pytest.fixture(scope="module", params=["corner", "ignoring", "packed"])
 async def session(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> AsyncIterator[LocalSession]:
@@ -61,7 +61,7 @@ async def measured(
 
 async def test_a_record_has_what_was_measured(session: LocalSession) -> None:
     if session.replicas.model.name != "corner":
-        pytest.skip("the other model has no maps")
+        pytest.skip("the other models have no maps, or no randomised ones")
     metrics = ["deletion", "complexity", "stability"]
     found = await measured(session, 0, method=["hirescam", "occlusion"], evaluate=metrics)
     assert (found.index, found.item, found.target, found.predicted) == (0, "0.png", 0, 0)
@@ -84,10 +84,20 @@ async def test_a_record_has_what_was_measured(session: LocalSession) -> None:
     assert PhotoRecord.model_validate_json(found.model_dump_json()) == found
 
 
+async def test_packed_weights_leave_sanity_out(session: LocalSession) -> None:
+    if session.replicas.model.name != "packed":
+        pytest.skip("the other models have weights that can be replaced")
+    found = await measured(session, 0, method=["hirescam"])
+    assert found.sanity_problem is not None
+    assert "the weights 'head.weight' are of type int8" in found.sanity_problem
+    assert found.arms["hirescam@features"].sanity is None
+    assert found.arms["hirescam@features"].scores["deletion"] is not None
+
+
 async def test_equal_maps_are_scored_alike(session: LocalSession) -> None:
     """They are scored once, so their values are the same to the last bit."""
     if session.replicas.model.name != "corner":
-        pytest.skip("the other model has no maps")
+        pytest.skip("the other models have no maps, or no randomised ones")
     found = await measured(session, 1, method=["elementwise", "layercam"])
     one, other = found.arms.values()
     assert one.map == other.map
