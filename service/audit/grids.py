@@ -134,20 +134,20 @@ class Neighbours:
         return self._sure[number]
 
 
-def share_inside(values: Float, grid: Grid) -> float | None:
+def share_inside(values: Float, grid: Grid) -> float:
     """Return the share of a map's heat above 0 that lies in the cell of the photo, 0 … 1.
 
     Args:
         values: the map of the grid, float32 (h, w), of any size.
 
     Returns:
-        The share at the size of the grid; None if there is no heat above 0.
+        The share at the size of the grid; 0 if there is no heat above 0, as in Böhle et al.
     """
     height, width = grid.pixels.shape[:2]
     heat = resize(values, height, width).clip(min=0).astype(np.float64)
     total = float(heat.sum())
     if not total:
-        return None
+        return 0.0
     high, wide = height / grid.side, width / grid.side
     top, bottom = round(grid.row * high), round((grid.row + 1) * high)
     left, right = round(grid.column * wide), round((grid.column + 1) * wide)

@@ -110,20 +110,17 @@ def _name(arm: ArmSummary) -> str:
 def _summarised(arm: Arm, records: Sequence[PhotoRecord], metrics: Sequence[str]) -> ArmSummary:
     mine = [each.arms[arm.name] for each in records if arm.name in each.arms]
     with_map = [each for each in mine if each.map is not None]
-    checked = [each.sanity for each in mine if each.sanity]
+    # Without a map of the model itself there is nothing to compare.
+    checked = [each.sanity for each in with_map if each.sanity]
     stages = [
         {
-            measure: interval([getattr(photo[stage], measure) for photo in checked])
+            # A map that is gone, or the same everywhere, has changed.
+            measure: interval([getattr(photo[stage], measure) or 0.0 for photo in checked])
             for measure in ("spearman", "absolute", "ssim", "hog")
         }
         for stage in range(max(map(len, checked), default=0))
     ]
-    per_photo = [
-        fmean(known)
-        for photo in checked
-        if (known := [each.absolute for each in photo if each.absolute is not None])
-    ]
-    mean = interval(per_photo)
+    mean = interval([fmean(each.absolute or 0.0 for each in photo) for photo in checked])
     first = stages[0]["absolute"] if stages else None
     spent = [each.milliseconds for each in mine if each.milliseconds is not None]
     forwards = [each.forwards for each in mine if each.forwards is not None]
@@ -301,9 +298,10 @@ def _conventions(records: Sequence[PhotoRecord]) -> dict[str, str]:
             "standard deviation, and running statistics stay; similarity of the maps to those of "
             "the unchanged model: Spearman's rank correlation with and without the sign at the "
             "layer's size, structural similarity and correlation of histograms of oriented "
-            f"gradients at 64 × 64 pixels; on {sanity} photos (at most {SANITY_PHOTOS}); a map "
-            f"whose rank correlation without sign is above {SHOWS_THE_PHOTO:g}, as the mean over "
-            "the stages and with the lower end of its interval, shows the photo, not the model"
+            f"gradients at 64 × 64 pixels, and 0 for a map that is gone; on {sanity} photos (at "
+            f"most {SANITY_PHOTOS}); a map whose rank correlation without sign is above "
+            f"{SHOWS_THE_PHOTO:g}, as the mean over the stages and with the lower end of its "
+            "interval, shows the photo, not the model"
         ),
         "localisation": (
             "Böhle et al., CVPR 2021, and Rao et al., CVPR 2022 (grid pointing game): share of the "

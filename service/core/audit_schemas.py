@@ -15,7 +15,7 @@ Numbers = dict[str, float | None]
 
 class SimilarityRecord(Open):
     """How alike the map of a randomised model is to the model's own map: see
-    `cam.evaluation.similarity`."""
+    `cam.evaluation.similarity`. All are None if the randomised model has no map."""
 
     spearman: float | None = None
     absolute: float | None = None

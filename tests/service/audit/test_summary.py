@@ -117,19 +117,26 @@ def test_a_map_that_stays_shows_the_photo() -> None:
     assert of(found, "unknown").shows_the_model is None
     assert photo.sanity_mean is not None
     assert photo.sanity_mean.mean == pytest.approx(0.7)
-    # The mean of the stages that have a map: (0.95 + 0.1) / 2.
+    # A map that is gone has changed: (0.95 + 0.1 + 0) / 3.
     assert other.sanity_mean is not None
-    assert other.sanity_mean.mean == pytest.approx(0.525)
-    assert other.shows_the_model is False
+    assert other.sanity_mean.mean == pytest.approx(0.35)
+    assert other.shows_the_model is True
     assert [each["absolute"] and each["absolute"].mean for each in other.sanity] == [
         pytest.approx(0.95),
         pytest.approx(0.1),
-        None,
+        0,
     ]
     # Methods that show the photo are not compared with the others.
-    assert points(found) == {"photo": None, "model": 1, "other": None, "unknown": 0}
+    assert points(found) == {"photo": None, "model": 1, "other": 0.5, "unknown": 0}
     assert found.recommendation is not None
     assert found.recommendation.method == "model"
+
+
+def test_without_a_map_of_the_model_itself_nothing_was_checked() -> None:
+    arms = {"none@l": arm(sanity=[None, None], heat=None), "some@l": arm(sanity=[None, None])}
+    found = summary(alike(arms))
+    assert of(found, "none").shows_the_model is None
+    assert of(found, "some").shows_the_model is True
 
 
 def test_only_the_lower_end_of_the_interval_above_the_limit_counts() -> None:
