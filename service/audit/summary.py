@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cam.evaluation.metrics import METRICS, Options
-from service.audit.bootstrap import bounds, interval, resamples
+from service.audit.bootstrap import interval, least_difference
 from service.audit.findings import findings_of
 from service.audit.grids import SURE
 from service.audit.plan import SANITY_PHOTOS, SIDES, STAGES, Arm
@@ -38,6 +38,8 @@ FAITHFULNESS: Final = (
     *("confidence_increase", "adcc", "infidelity"),
 )
 """Metrics that tell whether the map shows what the model uses."""
+SHARES: Final = ("confidence_increase", "confidence_drop")
+"""Metrics whose values are shares, and can be 0 or 1 for all photos."""
 PERCENTS: Final = tuple(range(101))
 Points = NDArray[np.float64]
 
@@ -67,12 +69,12 @@ def summarise(
     arms = [_summarised(Arm.of(name), ordered, metrics) for name in known]
     showing = [each for each in arms if each.shows_the_model is not False and each.photos]
     names = {_name(each): each for each in showing}
-    points, groups = _points(ordered, list(names), metrics)
+    points, photos = _points(ordered, list(names), metrics)
     arms = [
         each.model_copy(update={"points": points[_name(each)]}) if _name(each) in points else each
         for each in arms
     ]
-    chosen = _recommended([each for each in arms if _name(each) in points], groups)
+    chosen = _recommended([each for each in arms if _name(each) in points], photos)
     baselines = sorted({name for record in ordered for name in record.baselines})
     summary = Audit(
         model=model,
@@ -133,9 +135,13 @@ def _summarised(arm: Arm, records: Sequence[PhotoRecord], metrics: Sequence[str]
         sanity_mean=mean,
         class_blind=first is not None and first.mean > BLIND,
         localisation={
-            str(side): interval([each.grids.get(str(side)) for each in mine]) for side in SIDES
+            str(side): interval([each.grids.get(str(side)) for each in mine], proportion=True)
+            for side in SIDES
         },
-        scores={name: interval([each.scores.get(name) for each in mine]) for name in metrics},
+        scores={
+            name: interval([each.scores.get(name) for each in mine], proportion=name in SHARES)
+            for name in metrics
+        },
         forwards=round(median(forwards)) if forwards else None,
         milliseconds=median(spent) if spent else None,
         points=None,
@@ -181,12 +187,11 @@ def _points(
     each = each[:, known]
     if not each.size:
         return {}, {}
-    sample = resamples(each.shape[1])
     found = {}
     for name, values in zip(names, each, strict=True):
-        low, high = bounds(np.nanmean(values[sample], 1))
-        mean = float(np.nanmean(values))
-        found[name] = Interval(mean=mean, low=low, high=high, photos=each.shape[1])
+        mine = interval(values.tolist(), proportion=True)
+        assert mine is not None
+        found[name] = mine
     return found, dict(zip(names, each, strict=True))
 
 
@@ -224,7 +229,12 @@ def _mean(stacked: Points) -> Points:
 
 def _recommended(arms: Sequence[ArmSummary], points: Mapping[str, Points]) -> Recommendation | None:
     """Return the method to use: of those whose points do not differ from the best ones beyond
-    chance, the cheapest one; of equally cheap ones, the one with the most points."""
+    chance, the cheapest one; of equally cheap ones, the one with the most points.
+
+    Args:
+        arms: the methods that are compared.
+        points: the points of each method for each photo.
+    """
     if not arms:
         return None
     scored = [each for each in arms if each.points is not None]
@@ -235,16 +245,10 @@ def _recommended(arms: Sequence[ArmSummary], points: Mapping[str, Points]) -> Re
         return round(arm.points.mean, 6) if arm.points else 0
 
     best = max(scored, key=worth)
-    best_points = points[_name(best)]
-    sample = resamples(len(best_points))
-    alike = []
-    for each in scored:
-        difference = best_points - points[_name(each)]
-        low, _ = bounds(np.nanmean(difference[sample], 1))
-        if each is best or low <= 0:
-            alike.append(each)
-    least = min(each.forwards or 1 for each in alike)
-    cheap = [each for each in alike if (each.forwards or 1) == least]
+    least = least_difference(np.stack([points[_name(each)] for each in scored]))
+    alike = [each for each in scored if worth(best) - worth(each) <= least]
+    passes = min(each.forwards or 1 for each in alike)
+    cheap = [each for each in alike if (each.forwards or 1) == passes]
     chosen = max(cheap, key=worth)
     assert chosen.points is not None
     others = [_name(each) for each in alike if each is not chosen]
@@ -319,5 +323,15 @@ def _conventions(records: Sequence[PhotoRecord]) -> dict[str, str]:
             f"faithfulness ({', '.join(FAITHFULNESS)}), then of the two; stability gives no "
             "points, because the most stable map is one that does not depend on the model"
         ),
-        "interval": "95 % of 2000 bootstrap samples of the photos (percentile interval)",
+        "interval": (
+            "95 % of 2000 bootstrap samples of the photos (percentile interval); of shares that "
+            "are 0 or 1 for all photos, Wilson's interval"
+        ),
+        "recommendation": (
+            "a method differs from the best one beyond chance if its points are fewer by more than "
+            "the difference that 95 % of the bootstrap samples have at most between any two "
+            "methods; the comparison is simultaneous, so that of equally good methods one is "
+            "called worse than the best in about 5 % of the audits, however many methods there "
+            "are (Hsu, Multiple Comparisons, 1996); of the others, the cheapest is recommended"
+        ),
     }

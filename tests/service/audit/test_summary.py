@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 import numpy as np
 import pytest
@@ -45,6 +45,61 @@ def test_an_interval_is_of_the_values_that_there_are() -> None:
     same = interval([0.25] * 5)
     assert same is not None
     assert (same.low, same.mean, same.high) == (0.25, 0.25, 0.25)
+
+
+@pytest.mark.parametrize(("value", "low", "high"), [(1.0, 0.8389, 1), (0.0, 0, 0.1611)])
+def test_a_share_of_all_photos_is_not_certain(value: float, low: float, high: float) -> None:
+    """Wilson's interval of 20 of 20: 20 / (20 + 1.96²) = 0.8389."""
+    found = interval([value] * 20, proportion=True)
+    assert found is not None
+    assert (found.low, found.mean, found.high) == pytest.approx((low, value, high), abs=1e-4)
+    some = interval([value] * 19 + [0.5], proportion=True)
+    assert some is not None
+    assert some.low < some.high
+
+
+def audits_of(
+    count: int, scores: Callable[[np.random.Generator, int], list[float]]
+) -> Iterator[Audit]:
+    """Audits of 22 methods on 20 photos.
+
+    Args:
+        scores: returns the deletion of each method on a photo.
+    """
+    for seed in range(count):
+        rng = np.random.default_rng(seed)
+        yield summary(
+            [
+                record(
+                    number,
+                    {f"m{n}@l": arm({"deletion": each}) for n, each in enumerate(scores(rng, 22))},
+                )
+                for number in range(20)
+            ],
+            ("deletion",),
+        )
+
+
+@pytest.mark.slow
+def test_of_many_equal_methods_few_audits_call_one_worse() -> None:
+    """An interval for each pair calls one of 22 methods worse in nearly all audits."""
+    worse = 0
+    for found in audits_of(100, lambda rng, count: rng.random(count).tolist()):
+        assert found.recommendation is not None
+        worse += len(found.recommendation.alike) < 21
+    assert worse <= 10
+
+
+def test_a_method_that_is_really_better_is_found_among_many() -> None:
+    """It is better by its own spread; the others are equal to each other."""
+
+    def scores(rng: np.random.Generator, count: int) -> list[float]:
+        return [float(rng.normal(-2 if n == 13 else 0)) for n in range(count)]
+
+    for found in audits_of(5, scores):
+        assert found.recommendation is not None
+        assert found.recommendation.method == "m13"
+        assert len(found.recommendation.alike) < 8
 
 
 def test_an_interval_is_as_wide_as_the_normal_one() -> None:
