@@ -8,7 +8,7 @@ from typing import Final
 import numpy as np
 
 from cam.evaluation.verdict import NAMED
-from service.audit.plan import Arm
+from service.audit.plan import LEAST_PHOTOS, Arm
 from service.core.audit_schemas import ArmSummary, Audit, Finding, PhotoRecord, Place
 
 SAME_PROBABILITY: Final = 1e-5
@@ -23,9 +23,8 @@ PLACE: Final = 0.15
 
 def findings_of(audit: Audit, records: Sequence[PhotoRecord]) -> list[Finding]:
     """Return what a reader should know, the gravest first."""
-    found = _ignoring(records)
-    if not found:
-        found += _one_place(audit)
+    ignoring = _ignoring(records)
+    found = _too_few(audit) + (ignoring or _one_place(audit))
     found += _methods(audit)
     found += _unchecked(records)
     if records and not any(arm.grids for record in records for arm in record.arms.values()):
@@ -39,6 +38,25 @@ def findings_of(audit: Audit, records: Sequence[PhotoRecord]) -> list[Finding]:
             )
         )
     return found
+
+
+def _too_few(audit: Audit) -> list[Finding]:
+    """Find that too few photos could be measured, or none."""
+    if audit.photos >= LEAST_PHOTOS:
+        return []
+    if audit.photos:
+        were = "photo was" if audit.photos == 1 else "photos were"
+        sentence = (
+            f"Only {audit.photos} {were} measured; {LEAST_PHOTOS} or more are needed to recommend "
+            "a method."
+        )
+    elif audit.failed:
+        first, *others = audit.failed
+        more = f" (and {len(others)} more photos failed)" if others else ""
+        sentence = f"No photo could be measured. {first.item}: {first.reason}{more}."
+    else:
+        sentence = "No photo was measured."
+    return [Finding(kind="too few photos", sentence=sentence)]
 
 
 def _ignoring(records: Sequence[PhotoRecord]) -> list[Finding]:
@@ -79,11 +97,7 @@ def _unchecked(records: Sequence[PhotoRecord]) -> list[Finding]:
 
 def _one_place(audit: Audit) -> list[Finding]:
     """Find a place where all photos have their heat."""
-    best = audit.recommendation
-    arm = next(
-        (each for each in audit.arms if best and _name(each) == Arm(best.method, best.layer).name),
-        None,
-    )
+    arm = _best(audit)
     if arm is None or not arm.mean_map:
         return []
     place = place_of(arm.mean_map)
@@ -102,6 +116,20 @@ def _one_place(audit: Audit) -> list[Finding]:
             place=Place(left=left, top=top, right=right, bottom=bottom),
         )
     ]
+
+
+def _best(audit: Audit) -> ArmSummary | None:
+    """Return the recommended method, or else the best one that has maps and does not show the
+    photo: that with the most points, or with the most maps."""
+    best = audit.recommendation
+    if best is not None:
+        return next(each for each in audit.arms if _name(each) == Arm(best.method, best.layer).name)
+    able = [each for each in audit.arms if each.mean_map and each.shows_the_model is not False]
+    return max(
+        able,
+        key=lambda each: (each.points.mean if each.points else -1, each.photos),
+        default=None,
+    )
 
 
 def place_of(mean_map: list[list[float]]) -> tuple[float, float, float, float] | None:

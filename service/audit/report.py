@@ -46,9 +46,9 @@ def write_audit(audit: Audit, records: Sequence[PhotoRecord], file: Path) -> Non
 def audit_page(audit: Audit, records: Sequence[PhotoRecord]) -> Iterator[str]:
     """Yield the report of an audit piece by piece."""
     ordered = sorted(records, key=lambda each: each.index)
-    chosen = [ordered[n * len(ordered) // SHOWN] for n in range(SHOWN)]
-    if len(ordered) <= SHOWN:
-        chosen = ordered
+    chosen = ordered
+    if len(ordered) > SHOWN:
+        chosen = [ordered[n * len(ordered) // SHOWN] for n in range(SHOWN)]
     best = audit.recommendation
     name = Arm(best.method, best.layer).name if best else None
     arms = sorted(audit.arms, key=_order)

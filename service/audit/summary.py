@@ -14,7 +14,7 @@ from cam.evaluation.metrics import METRICS, Options
 from service.audit.bootstrap import interval, least_difference
 from service.audit.findings import findings_of
 from service.audit.grids import SURE
-from service.audit.plan import SANITY_PHOTOS, SIDES, STAGES, Arm
+from service.audit.plan import LEAST_PHOTOS, SANITY_PHOTOS, SIDES, STAGES, Arm
 from service.core.audit_schemas import (
     ArmRecord,
     ArmSummary,
@@ -74,7 +74,10 @@ def summarise(
         each.model_copy(update={"points": points[_name(each)]}) if _name(each) in points else each
         for each in arms
     ]
-    chosen = _recommended([each for each in arms if _name(each) in points], photos)
+    why_none = _why_none(len(ordered), arms, list(names), points)
+    chosen = (
+        None if why_none else _recommended([each for each in arms if _name(each) in points], photos)
+    )
     baselines = sorted({name for record in ordered for name in record.baselines})
     summary = Audit(
         model=model,
@@ -100,6 +103,7 @@ def summarise(
         chance={str(side): 1 / side**2 for side in SIDES},
         findings=[],
         recommendation=chosen,
+        why_none=why_none,
         quantiles=_quantiles(ordered, list(names), metrics),
     )
     return summary.model_copy(update={"findings": findings_of(summary, ordered)})
@@ -227,7 +231,34 @@ def _mean(stacked: Points) -> Points:
     return np.where(counts > 0, sums / np.maximum(counts, 1), np.nan)
 
 
-def _recommended(arms: Sequence[ArmSummary], points: Mapping[str, Points]) -> Recommendation | None:
+def _why_none(
+    measured: int, arms: Sequence[ArmSummary], showing: list[str], points: Mapping[str, Interval]
+) -> str | None:
+    """Return why no method can be recommended, as a clause; None if one can.
+
+    Args:
+        measured: number of photos that were measured.
+        showing: names of the methods that have maps and do not show the photo.
+    """
+    needed = f"a recommendation needs {LEAST_PHOTOS} or more"
+    if measured < LEAST_PHOTOS:
+        photos = "1 photo was" if measured == 1 else f"{measured or 'no'} photos were"
+        return f"{photos} measured, and {needed}"
+    if len(arms) == 1:
+        return f"only {_name(arms[0])} was measured, and there is nothing to compare it with"
+    if not showing:
+        return "no method has maps that show the model"
+    if len(showing) == 1:
+        return f"only {showing[0]} has maps that show the model"
+    if not points:
+        return "neither localisation nor a metric of faithfulness could be measured"
+    compared = min(each.photos for each in points.values())
+    if compared < LEAST_PHOTOS:
+        return f"the methods could be compared on {compared} photos, and {needed}"
+    return None
+
+
+def _recommended(arms: Sequence[ArmSummary], points: Mapping[str, Points]) -> Recommendation:
     """Return the method to use: of those whose points do not differ from the best ones beyond
     chance, the cheapest one; of equally cheap ones, the one with the most points.
 
@@ -235,8 +266,6 @@ def _recommended(arms: Sequence[ArmSummary], points: Mapping[str, Points]) -> Re
         arms: the methods that are compared.
         points: the points of each method for each photo.
     """
-    if not arms:
-        return None
     scored = [each for each in arms if each.points is not None]
 
     def worth(arm: ArmSummary) -> float:

@@ -90,6 +90,8 @@ def audit(
         say(finding.sentence, console)
     if best := found.recommendation:
         say(f"Recommended: {best.method} at {best.layer}: {best.reason}.", console)
+    else:
+        say(f"No method can be recommended: {found.why_none}.", console)
     say(f"Report: {configuration.output / REPORT}", console)
     return 1 if found.failed else 0
 

@@ -201,7 +201,12 @@ class Audit(Open):
     )
     findings: list[Finding]
     recommendation: Recommendation | None = Field(
-        description="Null if no two methods have maps that show the model."
+        description="Null if no method can be recommended; `why_none` then says why."
+    )
+    why_none: str | None = Field(
+        None,
+        description="Why no method is recommended, as a clause; null if one is.",
+        examples=["12 photos were measured, and a recommendation needs 20 or more"],
     )
     quantiles: dict[str, list[float]] = Field(
         default_factory=dict,

@@ -28,6 +28,7 @@ JobKind = TypeAliasType("JobKind", Literal["explain", "audit"])
 FindingKind = TypeAliasType(
     "FindingKind",
     Literal[
+        "too few photos",
         "ignores the photo",
         "looks at one place",
         "shows the photo, not the model",

@@ -73,7 +73,7 @@ def make_audits_router(*, jobs: Jobs) -> APIRouter:
         place = jobs.place
         choose(request.headers.get("accept"), [HTML])
         found = await _audit(place, job, request)
-        if not found.done:
+        if not found.done and not found.ended:
             raise NotFinished(f"no photo of audit {job} is measured yet; try again", retry_after=1)
         page = await place.pool.run(lambda: place.audits.report(found))
         return HTMLResponse(

@@ -81,6 +81,35 @@ def test_a_model_that_looks_at_one_place_is_named_with_the_place() -> None:
     assert "between 88% and 100% of the height" in finding.sentence
 
 
+@pytest.mark.parametrize("photos", [4, 20])
+def test_a_place_is_told_of_the_best_method_though_none_is_recommended(photos: int) -> None:
+    corner = [[1.0, *[0.0] * 7], *[[0.0] * 8 for _ in range(7)]]
+    centre = [[1.0 if (y, x) == (4, 4) else 0.0 for x in range(8)] for y in range(8)]
+    arms = {
+        "photo@l": arm(heat=centre, sanity=[1.0]),
+        "model@l": arm(heat=corner, sanity=[0.0]),
+    }
+    audit = summary([record(number, arms) for number in range(photos)])
+    assert audit.recommendation is None
+    finding = found(audit, "looks at one place")
+    assert finding is not None
+    assert finding.arms == ["model@l"]
+
+
+@pytest.mark.parametrize(
+    ("photos", "sentence"),
+    [
+        (0, "No photo was measured."),
+        (1, "Only 1 photo was measured; 20 or more are needed to recommend a method."),
+        (19, "Only 19 photos were measured; 20 or more are needed to recommend a method."),
+        (20, None),
+    ],
+)
+def test_too_few_photos_are_told(photos: int, sentence: str | None) -> None:
+    finding = found(summary([record(n, {"a@l": arm()}) for n in range(photos)]), "too few photos")
+    assert (finding and finding.sentence) == sentence
+
+
 def test_methods_are_named_with_their_fault() -> None:
     arms = {
         "photo@l": arm({"deletion": 0.2}, sanity=[1.0, 1.0]),
@@ -106,7 +135,7 @@ def test_a_recommended_method_that_is_worse_than_a_baseline_says_so() -> None:
     arms = {"a@l": arm({"deletion": 0.3}), "b@l": arm({"deletion": 0.4})}
     baselines = {"edges": {"deletion": 0.2}, "uniform": {"deletion": 0.3}}
     baselines["random"] = {"deletion": 0.5}
-    audit = summary([record(number, arms, baselines=baselines) for number in range(4)])
+    audit = summary([record(number, arms, baselines=baselines) for number in range(20)])
     finding = found(audit, "worse than a baseline")
     assert finding is not None
     assert finding.sentence == (

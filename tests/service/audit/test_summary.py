@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from service.audit.bootstrap import interval
+from service.audit.report import audit_page
 from service.audit.summary import summarise
 from service.core.audit_schemas import ArmRecord, ArmSummary, Audit, PhotoRecord
 from tests.service.audit.records import arm, record
@@ -31,7 +32,7 @@ def points(audit: Audit) -> dict[str, float | None]:
     }
 
 
-def alike(arms: Mapping[str, ArmRecord], photos: int = 4) -> list[PhotoRecord]:
+def alike(arms: Mapping[str, ArmRecord], photos: int = 20) -> list[PhotoRecord]:
     return [record(number, arms) for number in range(photos)]
 
 
@@ -217,7 +218,7 @@ def test_the_cheapest_of_those_that_are_as_good_is_recommended() -> None:
     dear = arm({"deletion": 0.1}, forwards=100)
     cheap = arm({"deletion": 0.1 + 1e-7}, forwards=1)
     worse = arm({"deletion": 0.5}, forwards=1)
-    found = summary(alike({"dear@l": dear, "worse@l": worse, "cheap@l": cheap}, 8))
+    found = summary(alike({"dear@l": dear, "worse@l": worse, "cheap@l": cheap}))
     best = found.recommendation
     assert best is not None
     assert (best.method, best.layer, best.alike) == ("cheap", "l", ["dear@l"])
@@ -225,7 +226,7 @@ def test_the_cheapest_of_those_that_are_as_good_is_recommended() -> None:
 
 def test_a_better_method_is_recommended_though_it_costs_more() -> None:
     arms = {"dear@l": arm({"deletion": 0.1}, forwards=100), "cheap@l": arm({"deletion": 0.2})}
-    best = summary(alike(arms, 8)).recommendation
+    best = summary(alike(arms)).recommendation
     assert best is not None
     assert (best.method, best.alike) == ("dear", [])
 
@@ -261,16 +262,52 @@ def test_a_difference_that_depends_on_the_photo_is_chance() -> None:
     assert "dear@l does not differ from it beyond chance and takes more passes" in best.reason
 
 
-@pytest.mark.parametrize("arms", [{}, {"a@l": arm({"deletion": 0.1})}])
-def test_one_method_cannot_be_compared(arms: dict[str, ArmRecord]) -> None:
-    found = summary(alike(arms))
+PHOTO = arm({"deletion": 0.1}, sanity=[1.0])
+MODEL = arm({"deletion": 0.2}, sanity=[0.0])
+
+
+@pytest.mark.parametrize(
+    ("arms", "photos", "reason"),
+    [
+        ({"a@l": MODEL, "b@l": MODEL}, 19, "19 photos were measured, and a recommendation needs"),
+        ({"a@l": MODEL, "b@l": MODEL}, 1, "1 photo was measured, and a recommendation needs 20"),
+        ({}, 0, "no photos were measured"),
+        ({"a@l": MODEL}, 20, "only a@l was measured, and there is nothing to compare it with"),
+        ({"a@l": MODEL, "b@l": PHOTO}, 20, "only a@l has maps that show the model"),
+        ({"a@l": PHOTO, "b@l": PHOTO}, 20, "no method has maps that show the model"),
+        ({"a@l": arm(), "b@l": arm()}, 20, "neither localisation nor a metric of faithfulness"),
+    ],
+)
+def test_without_a_recommendation_the_cause_is_named(
+    arms: dict[str, ArmRecord], photos: int, reason: str
+) -> None:
+    found = summary(alike(arms, photos))
     assert found.recommendation is None
-    assert all(each.points is None for each in found.arms)
+    assert found.why_none is not None
+    assert found.why_none.startswith(reason)
 
 
-def test_an_audit_without_photos_has_no_numbers() -> None:
-    found = summary([])
+def test_methods_that_are_compared_on_few_photos_are_not_recommended() -> None:
+    arms, none = {"a@l": MODEL, "b@l": MODEL}, {"a@l": arm(), "b@l": arm()}
+    records = [record(number, arms if number < 7 else none) for number in range(30)]
+    found = summary(records)
+    assert found.recommendation is None
+    assert found.why_none is not None
+    assert found.why_none.startswith("the methods could be compared on 7 photos")
+
+
+def test_a_recommendation_has_no_cause_of_its_absence() -> None:
+    found = summary(alike({"a@l": MODEL, "b@l": MODEL}, 20))
+    assert found.recommendation is not None
+    assert found.why_none is None
+
+
+def test_an_audit_without_photos_has_no_numbers_and_a_page() -> None:
+    found = summarise([], model="m", weights="w", metrics=METRICS, failed={"a.png": "it is torn"})
     assert (found.photos, found.arms, found.recommendation) == (0, [], None)
+    page = "".join(audit_page(found, []))
+    assert "No method can be recommended: no photos were measured" in page
+    assert "No photo could be measured. a.png: it is torn." in page
 
 
 def test_costs_are_medians() -> None:

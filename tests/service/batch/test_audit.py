@@ -146,7 +146,24 @@ def test_labels_broken_photos_and_hostile_names(
     text = (output / REPORT).read_text()
     assert "<script" not in text
     assert "&lt;script&gt;" in text
-    assert found["recommendation"] is None  # there is nothing to compare one method with
+    assert found["recommendation"] is None
+    assert "only hirescam@features was measured, and there is nothing to compare it with" in text
+
+
+@pytest.mark.slow
+def test_photos_that_all_fail_have_a_report(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, output = photos(tmp_path / "photos", 20), tmp_path / "audit"
+    for each in source.iterdir():
+        each.write_bytes(b"broken")
+    words = (str(source), "--output", str(output), "--model", "corner", *methods())
+    code, said = audit(capsys, monkeypatch, *words, "--models", catalog(tmp_path))
+    assert code == 1
+    told = " ".join(said.split())
+    assert "No photo could be measured. 000.png: " in told
+    assert "No method can be recommended: no photos were measured" in told
+    assert "No photo could be measured. 000.png: " in (output / REPORT).read_text()
 
 
 @pytest.mark.parametrize(

@@ -83,6 +83,17 @@ def test_an_audit_has_a_report(client: TestClient, audit: str) -> None:
 
 
 @pytest.mark.slow
+def test_an_audit_of_broken_photos_has_a_report(client: TestClient) -> None:
+    images = {f"{number}.png": b"broken" for number in range(COUNT)}
+    job = client.post(f"/v1/audits{ASKED}", content=zipped(images), headers=ZIP).json()["id"]
+    ended(client, job)
+    page = client.get(f"/v1/audits/{job}/report")
+    assert page.status_code == 200
+    assert "No photo could be measured. 0.png: " in page.text
+    assert "No method can be recommended" in page.text
+
+
+@pytest.mark.slow
 def test_an_audit_is_a_job(client: TestClient, audit: str) -> None:
     assert client.get(f"/v1/jobs/{audit}").json()["kind"] == "audit"
     assert audit in [each["id"] for each in client.get("/v1/jobs").json()["jobs"]]
