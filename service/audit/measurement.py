@@ -6,6 +6,8 @@ import base64
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
+from datetime import UTC, datetime
+from importlib.metadata import version
 from io import BytesIO
 from typing import Final
 
@@ -17,6 +19,7 @@ from cam.drawing.heatmap import Float, minmax, shrink
 from cam.evaluation.candidate import Candidate, candidates_of
 from cam.evaluation.metrics import METRICS, Options, Scores
 from cam.evaluation.similarity import similarity
+from service import __version__
 from service.audit.grids import SURE, Grid, Neighbours, as_input, share_inside
 from service.audit.plan import SIDES, STAGES, Plan, with_target
 from service.backend.answers import Prediction
@@ -123,7 +126,21 @@ class Measurement:
             enlarged=self._neighbours.enlarged,
             thumbnail=_thumbnail(seen),
             warnings=list(warnings),
+            measured=datetime.now(UTC).isoformat(timespec="seconds"),
+            made_with=self._made_with(),
         )
+
+    def _made_with(self) -> dict[str, str]:
+        """Return what the numbers depend on, beside the weights and the parameters that the plan
+        was made of. Several photos may be measured by different versions."""
+        devices = dict.fromkeys(self._replicas.devices.split(", "))
+        return {
+            "gradcam-service": __version__,
+            "torch": version("torch"),
+            "device": ", ".join(devices),
+            "dtype": self._replicas.model.precision,
+            "fit": self._plan.fit,
+        }
 
     async def _explained(
         self, seen: ModelInput, questions: Sequence[Question]

@@ -9,6 +9,7 @@ from typing import Final
 from cam import METHODS, ClassTarget, Question
 from cam.evaluation.metrics import DEFAULTS
 from cam.methods import INPUT
+from service.core.choices import Fit
 from service.core.errors import InvalidParameter, InvalidTarget
 from service.models.info import ModelInfo
 from service.pipeline.evaluation import require_suited
@@ -64,6 +65,8 @@ class Plan:
     metrics: tuple[str, ...]
     total: int
     """Number of photos."""
+    fit: Fit
+    """How a photo is fitted to the model's input."""
     seed: int = 0
 
     @property
@@ -124,7 +127,7 @@ def plan_of(model: ModelInfo, parameters: Parameters, total: int) -> Plan:
             f"{len(methods)} methods at these layers are more than {MAX_MAPS} maps of a photo; "
             "name fewer"
         )
-    return Plan(tuple(questions), metrics, total)
+    return Plan(tuple(questions), metrics, total, parameters.fit)
 
 
 def usual_layers(model: ModelInfo) -> list[str]:

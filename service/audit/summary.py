@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from statistics import fmean, median
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -51,7 +51,6 @@ def summarise(
     weights: str,
     metrics: Sequence[str],
     failed: Mapping[str, str] | None = None,
-    made_with: Mapping[str, Any] | None = None,
 ) -> Audit:
     """Return the summary of an audit.
 
@@ -61,7 +60,6 @@ def summarise(
         weights: digest of the model's weights and settings.
         metrics: the metrics by which maps were scored.
         failed: photo → reason why it could not be measured.
-        made_with: further facts that the numbers depend on.
     """
     ordered = sorted(records, key=lambda each: each.index)
     options = Options()
@@ -82,8 +80,9 @@ def summarise(
     summary = Audit(
         model=model,
         fingerprint=weights,
-        made=datetime.now(UTC).isoformat(timespec="seconds"),
-        made_with=dict(made_with or {}),
+        made=max((each.measured for each in ordered if each.measured), default=None)
+        or datetime.now(UTC).isoformat(timespec="seconds"),
+        made_with=_made_with(ordered),
         photos=len(ordered),
         failed=[
             PhotoFailure(item=item, reason=reason)
@@ -107,6 +106,18 @@ def summarise(
         quantiles=_quantiles(ordered, list(names), metrics),
     )
     return summary.model_copy(update={"findings": findings_of(summary, ordered)})
+
+
+def _made_with(records: Sequence[PhotoRecord]) -> dict[str, str]:
+    """Return what the photos were measured with. An audit that went on with another version has
+    both."""
+    names = dict.fromkeys(name for each in records for name in each.made_with)
+    return {
+        name: " and ".join(
+            dict.fromkeys(each.made_with[name] for each in records if name in each.made_with)
+        )
+        for name in names
+    }
 
 
 def _name(arm: ArmSummary) -> str:
@@ -321,18 +332,23 @@ def _conventions(records: Sequence[PhotoRecord]) -> dict[str, str]:
         False: "the model takes no larger images, so the grid is reduced to its input",
         None: "the grid is n times as large as the model's input, where the model takes that",
     }[enlarged]
-    sanity = sum(any(arm.sanity for arm in each.arms.values()) for each in records)
+    checked = [
+        max(len(arm.sanity or ()) for arm in each.arms.values()) for each in records if each.arms
+    ]
+    sanity, stages = sum(map(bool, checked)), max(checked, default=0)
+    count = "1 stage" if stages == 1 else f"{stages} stages"
     cost = sum(any(arm.milliseconds for arm in each.arms.values()) for each in records)
     return {
         "sanity": (
             "Adebayo et al., Sanity Checks for Saliency Maps, NeurIPS 2018: cascading "
-            f"randomisation in {STAGES} stages, from the layer of the logits alone to all layers; "
-            "each weight tensor is drawn from the normal distribution with its own mean and "
-            "standard deviation, and running statistics stay; similarity of the maps to those of "
-            "the unchanged model: Spearman's rank correlation with and without the sign at the "
-            "layer's size, structural similarity and correlation of histograms of oriented "
-            f"gradients at 64 × 64 pixels, and 0 for a map that is gone; on {sanity} photos (at "
-            f"most {SANITY_PHOTOS}); a map whose rank correlation without sign is above "
+            f"randomisation in {count}, from the layer of the logits alone to all layers "
+            f"({STAGES} stages, if as many modules have weights); each weight tensor is drawn from "
+            "the normal distribution with its own mean and standard deviation, and running "
+            "statistics stay; similarity of the maps to those of the unchanged model: Spearman's "
+            "rank correlation with and without the sign at the layer's size, structural similarity "
+            "and correlation of histograms of oriented gradients at 64 × 64 pixels, and 0 for a "
+            f"map that is gone; on {sanity} of the {len(records)} photos, evenly spaced, at most "
+            f"{SANITY_PHOTOS}; a map whose rank correlation without sign is above "
             f"{SHOWS_THE_PHOTO:g}, as the mean over the stages and with the lower end of its "
             "interval, shows the photo, not the model"
         ),

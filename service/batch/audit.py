@@ -133,7 +133,6 @@ async def _audit(
                 weights=served.weights,
                 metrics=plan.metrics,
                 failed=failed,
-                made_with=made_with(served),
             )
     file = configuration.output / SUMMARY
     try:

@@ -64,6 +64,10 @@ class PhotoRecord(Open):
     thumbnail: str | None = None
     """What the model saw, as a small JPEG in base64."""
     warnings: list[str] = Field(default_factory=list)
+    measured: str | None = None
+    """Time at which it was measured, in UTC."""
+    made_with: dict[str, str] = Field(default_factory=dict)
+    """What the numbers depend on: versions, the device, the type of numbers, and `fit`."""
 
 
 class Interval(Open):
@@ -174,7 +178,9 @@ class Audit(Open):
         description="Digest of the weights and of everything else that maps depend on.",
         examples=["5b1f0c9e0d6c4f5e8a7b6c5d4e3f2a1b"],
     )
-    made: str = Field(description="Time in UTC.", examples=["2026-11-24T03:33:14+00:00"])
+    made: str = Field(
+        description="Time of the last measurement, in UTC.", examples=["2026-11-24T03:33:14+00:00"]
+    )
     made_with: dict[str, Any] = Field(
         default_factory=dict, description="Versions and settings that the numbers depend on."
     )

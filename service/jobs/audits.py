@@ -8,7 +8,6 @@ from typing import Final
 from cachetools import LRUCache
 
 from cam.evaluation.metrics import DEFAULTS
-from service import __version__
 from service.audit.report import audit_page
 from service.audit.summary import summarise
 from service.core.audit_schemas import Audit, PhotoRecord
@@ -59,7 +58,6 @@ class Audits:
             weights=job.weights.partition("-")[0],
             metrics=tuple(parameters_of(job.parameters, {}).evaluate) or DEFAULTS,
             failed=failed,
-            made_with={"gradcam-service": __version__},
         )
 
     def _records(self, job: Job) -> tuple[list[PhotoRecord], dict[str, str]]:

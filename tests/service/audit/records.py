@@ -53,6 +53,8 @@ def record(
     baselines: Mapping[str, Mapping[str, float | None]] | None = None,
     item: str | None = None,
     sanity_problem: str | None = None,
+    measured: str | None = None,
+    made_with: Mapping[str, str] | None = None,
 ) -> PhotoRecord:
     sure = 0.6 + 0.01 * number if confidence is None else confidence
     best = number % 3 if predicted is None else predicted
@@ -65,5 +67,7 @@ def record(
         confidence=sure,
         arms=dict(arms),
         sanity_problem=sanity_problem,
+        measured=measured,
+        made_with=dict(made_with or {}),
         baselines={name: dict(each) for name, each in (baselines or {}).items()},
     )

@@ -81,6 +81,10 @@ async def test_a_record_has_what_was_measured(session: LocalSession) -> None:
     assert arm.milliseconds is not None
     assert (arm.forwards, at_input.forwards) == (1, 196)
     assert found.thumbnail is not None
+    facts = {"gradcam-service", "torch", "device", "dtype", "fit"}
+    assert found.made_with.keys() == facts
+    assert (found.made_with["device"], found.made_with["fit"]) == ("cpu", "crop")
+    assert found.measured is not None
     assert PhotoRecord.model_validate_json(found.model_dump_json()) == found
 
 

@@ -310,6 +310,24 @@ def test_an_audit_without_photos_has_no_numbers_and_a_page() -> None:
     assert "No photo could be measured. a.png: it is torn." in page
 
 
+def test_the_procedure_is_told_as_it_was() -> None:
+    """The time of the last measurement, the versions of all photos, and the stages there were."""
+    records = [
+        record(
+            number,
+            {"a@l": arm(sanity=[0.1, 0.2] if number < 3 else None)},
+            measured=f"2026-11-24T0{number}:00:00+00:00",
+            made_with={"torch": "2.9" if number else "2.8", "fit": "pad"},
+        )
+        for number in range(5)
+    ]
+    found = summary(records)
+    assert found.made == "2026-11-24T04:00:00+00:00"
+    assert found.made_with == {"torch": "2.8 and 2.9", "fit": "pad"}
+    assert "cascading randomisation in 2 stages" in found.conventions["sanity"]
+    assert "on 3 of the 5 photos" in found.conventions["sanity"]
+
+
 def test_costs_are_medians() -> None:
     spent = [5.0, 1.0, None, 9.0]
     records = [

@@ -68,6 +68,7 @@ def test_an_audit_is_summed_up(client: TestClient, audit: str) -> None:
     assert found["recommendation"]["method"] == "hirescam"
     assert "looks at one place" in [each["kind"] for each in found["findings"]]
     assert list(found["metrics"]) == ["deletion"]
+    assert {"torch", "device", "dtype", "fit"} < found["made_with"].keys()
     assert found["fingerprint"] == client.get("/v1/models/corner").json()["fingerprint"]
 
 
