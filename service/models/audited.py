@@ -29,12 +29,15 @@ class Audited:
     """Metric → the convention by which the audit computed it."""
     quantiles: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
     """Metric → its 101 percentiles over the audit's photos and methods, ascending."""
+    fit: str | None = None
+    """How the audit's photos were fitted to the model's input; None if the file does not say."""
 
-    def percentile(self, metric: str, value: float, convention: str) -> int | None:
+    def percentile(self, metric: str, value: float, convention: str, fit: str) -> int | None:
         """Return the share of the audit's maps that are worse by a metric, in percent; of equal
-        ones half are counted. None if the audit did not measure it by the same convention."""
+        ones half are counted. None if the audit did not measure it by the same convention, on
+        photos that were fitted to the input in the same way."""
         known = self.quantiles.get(metric)
-        if not known or self.conventions.get(metric) != convention:
+        if not known or self.conventions.get(metric) != convention or self.fit != fit:
             return None
         below, above = bisect_left(known, value), bisect_right(known, value)
         if METRICS[metric].better == "lower":
@@ -54,21 +57,27 @@ def read_audited(file: Path, fingerprint: str) -> Audited:
     try:
         data = file.read_bytes()
         document = json.loads(data)
+    except OSError as error:
+        raise ValueError(f"{file} cannot be read: {error.strerror}") from None
+    except ValueError:  # also of other bytes than text, and of numbers that are too long
+        raise ValueError(f"{file} is not JSON") from None
+    except RecursionError:
+        raise ValueError(f"{file} is nested too deeply to be the audit.json of an audit") from None
+    try:
         if document["version"] != VERSION:
             raise ValueError(f"{file} has version {document['version']!r:.20}, not {VERSION}")
-        found, best = document["fingerprint"], document["recommendation"]
+        found = document["fingerprint"]
         quantiles = {
-            metric: tuple(float(each) for each in values)
+            metric: tuple(map(_number, values))
             for metric, values in document["quantiles"].items()
             if metric in METRICS
         }
         conventions = {str(name): str(each) for name, each in document["metrics"].items()}
+        # Answers over HTTP once left out what is null.
+        best, why_none = document.get("recommendation"), document.get("why_none")
         method = None if best is None else str(best["method"])
         layer = "" if best is None else str(best["layer"])
-    except OSError as error:
-        raise ValueError(f"{file} cannot be read: {error.strerror}") from None
-    except (json.JSONDecodeError, UnicodeDecodeError):
-        raise ValueError(f"{file} is not JSON") from None
+        fit = document.get("made_with", {}).get("fit")
     except (KeyError, TypeError, AttributeError):
         raise ValueError(f"{file} is not the audit.json of an audit") from None
     if found != fingerprint:
@@ -77,8 +86,20 @@ def read_audited(file: Path, fingerprint: str) -> Audited:
             f"and the model's is {fingerprint}; audit the model again"
         )
     if method is None:
-        raise ValueError(f"{file} recommends no method; leave the key out")
+        reason = f": {why_none!s:.200}" if why_none else ""
+        raise ValueError(f"{file} recommends no method{reason}; leave the key out")
     if method not in METHODS:
         raise ValueError(f"{file} recommends {method!r:.60}; there is no such method")
     digest = hashlib.blake2b(data, digest_size=16).hexdigest()
-    return Audited(method, layer, digest, conventions, quantiles)
+    return Audited(method, layer, digest, conventions, quantiles, fit)
+
+
+def _number(value: object) -> float:
+    """Return a number of a file.
+
+    Raises:
+        TypeError: if it is none, or not finite.
+    """
+    if not isinstance(value, int | float) or not abs(value) < 1e300:
+        raise TypeError(f"{value!r:.20} is no number")
+    return float(value)

@@ -16,6 +16,7 @@ from cam.evaluation.metrics import METRICS, Metric, Options, Score, Scores, harm
 from cam.evaluation.verdict import verdict
 from cam.targets import pixels_in
 from service.core import schemas
+from service.core.choices import Fit
 from service.core.errors import InvalidMap, InvalidRegion, Problem, UnsuitedMetric
 from service.models.audited import Audited
 from service.models.preprocessing import ModelInput
@@ -191,17 +192,20 @@ def _shape_of(file: bytes) -> tuple[int, ...]:
 
 
 def describe_scores(
-    scores: Scores, options: Options, audited: Audited | None = None
+    scores: Scores, options: Options, audited: Audited | None = None, fit: Fit = "crop"
 ) -> dict[str, schemas.Score]:
     """Return the JSON schema objects of a map's scores.
 
     Args:
         audited: what an audit of the model found, if there was one.
+        fit: how the photo was fitted to the model's input.
     """
-    return {name: _describe(name, score, options, audited) for name, score in scores.items()}
+    return {name: _describe(name, score, options, audited, fit) for name, score in scores.items()}
 
 
-def _describe(name: str, score: Score, options: Options, audited: Audited | None) -> schemas.Score:
+def _describe(
+    name: str, score: Score, options: Options, audited: Audited | None, fit: Fit
+) -> schemas.Score:
     metric = METRICS[name]
     value, warning = _finite(score.value), score.warning
     if value is None and warning is None:
@@ -211,7 +215,7 @@ def _describe(name: str, score: Score, options: Options, audited: Audited | None
         better=metric.better,
         convention=metric.convention(options),
         baselines={each: _finite(other) for each, other in score.baselines.items()},
-        verdict=_verdict(name, score, options, audited) if value is not None else None,
+        verdict=_verdict(name, score, options, audited, fit) if value is not None else None,
         details={
             each: list(other) if isinstance(other, tuple) else _finite(other)
             for each, other in score.details.items()
@@ -220,11 +224,13 @@ def _describe(name: str, score: Score, options: Options, audited: Audited | None
     )
 
 
-def _verdict(name: str, score: Score, options: Options, audited: Audited | None) -> str | None:
+def _verdict(
+    name: str, score: Score, options: Options, audited: Audited | None, fit: Fit
+) -> str | None:
     words = verdict(name, score)
     if audited is None or score.value is None:
         return words
-    rank = audited.percentile(name, score.value, METRICS[name].convention(options))
+    rank = audited.percentile(name, score.value, METRICS[name].convention(options), fit)
     if rank is None:
         return words
     told = f"{_ordinal(rank)} percentile of the audit"

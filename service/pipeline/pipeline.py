@@ -241,7 +241,7 @@ class Pipeline:
                 method=explanation.method if judged is None else None,
                 layer=explanation.layer if judged is None else None,
                 target=describe_target(explanation, model.labels, seen),
-                scores=describe_scores(each, options, model.audited),
+                scores=describe_scores(each, options, model.audited, instance.parameters.fit),
                 warnings=list(explanation.warnings) if judged is None else [],
             )
             for explanation, each in zip(answer.explanations, scores, strict=True)

@@ -12,6 +12,7 @@ from cam.evaluation.metrics import Options, Scores
 from service.backend.answers import Answer
 from service.backend.timings import Timings
 from service.core import schemas
+from service.core.choices import Fit
 from service.core.errors import InvalidParameter, NotAcceptable
 from service.core.metrics import Metrics
 from service.limits.pixel_budget import PhotoPool
@@ -114,7 +115,8 @@ class Result:
     def _scores_of(self, number: int) -> dict[str, schemas.Score] | None:
         if not self.scores:
             return None
-        return describe_scores(self.scores[number], Options(), self.model.audited)
+        fit: Fit = self.instance.parameters.fit
+        return describe_scores(self.scores[number], Options(), self.model.audited, fit)
 
     async def _drawn(self, work: Callable[[Drawing], T]) -> list[T]:
         """Return the results of `work` on each map's drawing. One drawing is held at a time."""

@@ -30,6 +30,7 @@ def audited(folder: Path, method: str = "hirescam", layer: str = "features") -> 
         "version": 1,
         "fingerprint": load(entry).weights,
         "recommendation": {"method": method, "layer": layer},
+        "made_with": {"fit": "crop"},
         "metrics": {"deletion": METRICS["deletion"].convention(Options())},
         "quantiles": {"deletion": [0.9] * 101},
     }
@@ -82,6 +83,8 @@ def test_a_score_is_compared_with_the_audit(client: TestClient) -> None:
     score = found["scores"]["deletion"]
     assert score["value"] < 0.9
     assert score["verdict"].endswith("; 100th percentile of the audit")
+    (other,) = explain(client, "method=auto&evaluate=deletion&fit=pad").json()["explanations"]
+    assert "of the audit" not in other["scores"]["deletion"]["verdict"]
 
 
 def test_without_an_audit_auto_is_refused(client: TestClient) -> None:

@@ -15,6 +15,7 @@ GOOD: dict[str, Any] = {
     "version": 1,
     "fingerprint": "abc",
     "recommendation": {"method": "layercam", "layer": "blocks.6"},
+    "made_with": {"fit": "crop"},
     "metrics": {"deletion": METRICS["deletion"].convention(Options()), "insertion": "other"},
     "quantiles": {"deletion": [0.1, 0.2, 0.3, 0.4], "insertion": [0.0, 1.0]},
 }
@@ -42,7 +43,20 @@ def test_an_audit_names_the_method_and_the_layer(tmp_path: Path) -> None:
         ({**GOOD, "version": 2}, "has version 2, not 1"),
         ({**GOOD, "quantiles": 7}, "is not the audit.json of an audit"),
         ({**GOOD, "fingerprint": "other"}, "is the audit of other weights or settings"),
-        ({**GOOD, "recommendation": None}, "recommends no method"),
+        ({**GOOD, "recommendation": None}, "recommends no method; leave the key out"),
+        (
+            {**GOOD, "recommendation": None, "why_none": "12 photos were measured"},
+            "recommends no method: 12 photos were measured; leave the key out",
+        ),
+        (
+            {name: each for name, each in GOOD.items() if name != "recommendation"},
+            "recommends no method",
+        ),
+        ("9" * 5000, "audit.json is not JSON"),
+        ("[" * 100_000, "is nested too deeply"),
+        ({**GOOD, "quantiles": {"deletion": ["many"]}}, "audit.json is not the audit.json of"),
+        ({**GOOD, "quantiles": {"deletion": [10**400]}}, "audit.json is not the audit.json of"),
+        ({**GOOD, "made_with": []}, "is not the audit.json of an audit"),
         ({**GOOD, "recommendation": {"method": "x", "layer": ""}}, "recommends 'x'"),
     ],
 )
@@ -65,16 +79,27 @@ def test_a_missing_file_is_refused(tmp_path: Path) -> None:
 def test_a_percentile_by_hand(tmp_path: Path, value: float, percentile: int) -> None:
     found = read_audited(written(tmp_path, GOOD), "abc")
     convention = METRICS["deletion"].convention(Options())
-    assert found.percentile("deletion", value, convention) == percentile
+    assert found.percentile("deletion", value, convention, "crop") == percentile
 
 
 def test_higher_is_better_where_the_metric_says_so() -> None:
-    found = Audited("gradcam", "l", "", {"insertion": "c"}, {"insertion": (0.1, 0.2, 0.3, 0.4)})
-    assert found.percentile("insertion", 0.35, "c") == 75
+    found = Audited(
+        "gradcam", "l", "", {"insertion": "c"}, {"insertion": (0.1, 0.2, 0.3, 0.4)}, "pad"
+    )
+    assert found.percentile("insertion", 0.35, "c", "pad") == 75
 
 
 def test_another_convention_has_no_percentile(tmp_path: Path) -> None:
     found = read_audited(written(tmp_path, GOOD), "abc")
     other = METRICS["deletion"].convention(Options(steps=10))
-    assert found.percentile("deletion", 0.2, other) is None
-    assert found.percentile("road", 0.2, "any") is None
+    assert found.percentile("deletion", 0.2, other, "crop") is None
+    assert found.percentile("road", 0.2, "any", "crop") is None
+
+
+def test_photos_that_are_fitted_otherwise_have_no_percentile(tmp_path: Path) -> None:
+    convention = METRICS["deletion"].convention(Options())
+    found = read_audited(written(tmp_path, GOOD), "abc")
+    assert found.percentile("deletion", 0.2, convention, "pad") is None
+    unsaid = {name: each for name, each in GOOD.items() if name != "made_with"}
+    found = read_audited(written(tmp_path, unsaid), "abc")
+    assert found.percentile("deletion", 0.2, convention, "crop") is None
