@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Final
 
 from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 
-from service.core.schemas import dump
 from service.http import documentation
 from service.http.contract import READING_JOBS, answers
 from service.http.job_routes import accepted, find_job, retry_after
@@ -24,6 +24,9 @@ JSON: Final = "application/json"
 
 def make_audits_router(*, jobs: Jobs) -> APIRouter:
     router = APIRouter(tags=["audits"])
+    # A summary of hundreds of photos takes a core for seconds; other requests need the pool's other
+    # threads.
+    summing = asyncio.Lock()
 
     @router.post(
         "/v1/audits",
@@ -59,9 +62,13 @@ def make_audits_router(*, jobs: Jobs) -> APIRouter:
         place = jobs.place
         found = await _audit(place, job, request)
         document = await place.describe(found)
-        summary = await place.pool.run(lambda: place.audits.summary(found))
+        async with summing:
+            summary = await place.pool.run(lambda: place.audits.summary(found))
         whole = AuditDocument(**document.model_dump(), audit=summary)
-        return Response(dump(whole), media_type=JSON, headers=retry_after(document))
+        # Of the job what is null is left out; in the summary it says that a number does not exist.
+        absent = {name for name in JobDocument.model_fields if getattr(document, name) is None}
+        body = whole.model_dump_json(exclude=absent)
+        return Response(body, media_type=JSON, headers=retry_after(document))
 
     @router.get(
         "/v1/audits/{job}/report",
@@ -75,7 +82,8 @@ def make_audits_router(*, jobs: Jobs) -> APIRouter:
         found = await _audit(place, job, request)
         if not found.done and not found.ended:
             raise NotFinished(f"no photo of audit {job} is measured yet; try again", retry_after=1)
-        page = await place.pool.run(lambda: place.audits.report(found))
+        async with summing:
+            page = await place.pool.run(lambda: place.audits.report(found))
         return HTMLResponse(
             page.encode("utf-8", "replace"), headers={"X-Content-Type-Options": "nosniff"}
         )

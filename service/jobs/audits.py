@@ -18,16 +18,20 @@ from service.jobs.result_store import ResultStore
 
 PAGE: Final = 100
 KEPT: Final = 8
-"""Largest number of summaries that are kept in memory."""
+"""Largest number of summaries, and of reports, that are kept in memory."""
+Moment = tuple[str, int]
+"""A job, and the number of its photos that were settled."""
 
 
 class Audits:
-    """Summarises the records of audits. Each method blocks."""
+    """Summarises the records of audits. Each method blocks, for seconds if the audit is large and
+    has measured more photos since the last call; call one at a time."""
 
     def __init__(self, results: ResultStore, folder: Folder) -> None:
         self._results = results
         self._folder = folder
-        self._known: LRUCache[str, Audit] = LRUCache(KEPT)
+        self._summaries: LRUCache[Moment, Audit] = LRUCache(KEPT)
+        self._reports: LRUCache[Moment, str] = LRUCache(KEPT)
 
     def summary(self, job: Job) -> Audit:
         """Return the summary of the photos that are measured by now.
@@ -35,12 +39,10 @@ class Audits:
         Raises:
             InternalError: if a record is gone from the disk.
         """
-        found = self._known.get(job.id)
-        if found is None:
-            found = self._summarised(job, *self._records(job))
-            if job.ended:
-                self._known[job.id] = found
-        return found
+        moment = job.id, job.settled
+        if moment not in self._summaries:
+            self._summaries[moment] = self._summarised(job, *self._records(job))
+        return self._summaries[moment]
 
     def report(self, job: Job) -> str:
         """Return the report of the photos that are measured by now as an HTML page.
@@ -48,8 +50,12 @@ class Audits:
         Raises:
             InternalError: if a record is gone from the disk.
         """
-        records, failed = self._records(job)
-        return "".join(audit_page(self._summarised(job, records, failed), records))
+        moment = job.id, job.settled
+        if moment not in self._reports:
+            records, failed = self._records(job)
+            summary = self._summaries[moment] = self._summarised(job, records, failed)
+            self._reports[moment] = "".join(audit_page(summary, records))
+        return self._reports[moment]
 
     def _summarised(self, job: Job, records: list[PhotoRecord], failed: Mapping[str, str]) -> Audit:
         return summarise(

@@ -14,6 +14,7 @@ from starlette.testclient import TestClient
 
 from service.core.settings import Settings
 from service.jobs.database import FILE
+from service.jobs.documents import AuditDocument
 from service.jobs.tables import VERSION
 from service.models.catalog import read_catalog
 from tests.service.audit.photos import catalog, photo
@@ -92,6 +93,41 @@ def test_an_audit_of_broken_photos_has_a_report(client: TestClient) -> None:
     assert page.status_code == 200
     assert "No photo could be measured. 0.png: " in page.text
     assert "No method can be recommended" in page.text
+
+
+@pytest.mark.slow
+def test_a_summary_has_all_fields_of_its_schema(client: TestClient, audit: str) -> None:
+    """Null says that a number does not exist; a field that is left out would break the contract."""
+    broken = client.post(
+        f"/v1/audits{ASKED}",
+        content=zipped({f"{number}.png": b"broken" for number in range(COUNT)}),
+        headers=ZIP,
+    ).json()["id"]
+    ended(client, broken)
+    schemas = client.get("/openapi.json").json()["components"]["schemas"]
+    for job in (audit, broken):
+        document = client.get(f"/v1/audits/{job}").json()
+        assert set(schemas["AuditDocument"]["required"]) <= document.keys()
+        assert set(schemas["Audit"]["required"]) <= document["audit"].keys()
+        for arm in document["audit"]["arms"]:
+            assert set(schemas["ArmSummary"]["required"]) <= arm.keys()
+        AuditDocument.model_validate(document)
+    assert document["audit"]["recommendation"] is None
+
+
+@pytest.mark.slow
+def test_a_summary_is_computed_once_for_as_many_photos(
+    client: TestClient, audit: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    page = client.get(f"/v1/audits/{audit}/report").text
+    document = client.get(f"/v1/audits/{audit}").json()
+
+    def again(*arguments: object, **options: object) -> None:
+        raise AssertionError("it was computed again")
+
+    monkeypatch.setattr("service.jobs.audits.summarise", again)
+    assert client.get(f"/v1/audits/{audit}/report").text == page
+    assert client.get(f"/v1/audits/{audit}").json() == document
 
 
 @pytest.mark.slow
