@@ -18,21 +18,17 @@ from cachetools import LRUCache
 
 from cam.drawing.heatmap import Box, Float, resize
 from service.backend.interface import NOTHING, ModelBackend, Pixels
-from service.core.errors import Problem
+from service.core.errors import ModelFailed, Problem, Unexplainable, UnknownModel
 from service.models.preprocessing import ModelInput
+from service.pipeline.retries import PASSING
 
 SURE: Final = 0.5
 """Least probability of a class of which the model counts as sure."""
 KEPT: Final = 256
-"""Largest number of photos that are kept in memory to stand in grids."""
-
-
-@dataclass(frozen=True, eq=False)
-class Neighbour:
-    """A photo of which the model is sure."""
-
-    pixels: Pixels
-    predicted: int
+"""Largest number of photos that are kept in memory to stand in grids. Of the others only the class
+is kept, and they are read again."""
+MENDABLE: Final = (*PASSING, ModelFailed, UnknownModel)
+"""Problems that are none of the photo, so that they say nothing about it."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,8 +61,10 @@ class Neighbours:
         self._total = total
         self._read = read
         self._seed = seed
-        self._sure: LRUCache[int, Neighbour] = LRUCache(KEPT)
-        self._unsure: set[int] = set()
+        self._known: dict[int, int | None] = {}
+        """Photo → its predicted class; None if the model is not sure of it, or it cannot be
+        read."""
+        self._pixels: LRUCache[int, Pixels] = LRUCache(KEPT)
         self.enlarged: bool | None = None
         """Whether the model takes images that are larger than its input, so that grids are; None
         until the first grid. If not, grids are reduced to its input."""
@@ -82,16 +80,18 @@ class Neighbours:
             pixels: what the model sees of the photo, RGB (H, W, 3).
         """
         rng = np.random.default_rng([self._seed, number, side])
+        self._known[number], self._pixels[number] = predicted, pixels
         classes, cells = {predicted}, [pixels]
-        for other in rng.permutation(self._total):
-            if len(cells) == side * side:
+        for other in map(int, rng.permutation(self._total)):
+            if len(cells) == side * side or self._too_few(side * side):
                 break
-            if other == number:
+            found = await self._class(replicas, other)
+            if found is None or found in classes:
                 continue
-            found = await self._neighbour(replicas, int(other))
-            if found and found.predicted not in classes:
-                classes.add(found.predicted)
-                cells.append(found.pixels)
+            seen = await self._seen(other)
+            if seen is not None:
+                classes.add(found)
+                cells.append(seen)
         if len(cells) < side * side:
             return None
         place = int(rng.integers(side * side))
@@ -111,27 +111,53 @@ class Neighbours:
                     as_input(np.tile(pixels, (2, 2, 1))), NOTHING, priority="background"
                 )
                 self.enlarged = True
-            except Exception:  # whatever a model raises about the size of its input
+            except Unexplainable:  # the model refuses the size
                 self.enlarged = False
         return self.enlarged
 
-    async def _neighbour(self, replicas: ModelBackend, number: int) -> Neighbour | None:
-        if number in self._unsure:
-            return None
-        if number not in self._sure:
+    def _too_few(self, count: int) -> bool:
+        """Return whether all photos are known, and those of which the model is sure have fewer than
+        `count` classes."""
+        return len(self._known) == self._total and len({*self._known.values()} - {None}) < count
+
+    async def _class(self, replicas: ModelBackend, number: int) -> int | None:
+        """Return the predicted class of a photo; None if the model is not sure of it.
+
+        Raises:
+            Problem: if another try may succeed.
+        """
+        if number not in self._known:
+            seen = await self._seen(number)
+            if seen is None:
+                return None
             try:
-                seen = await self._read(number)
-                outcome = await replicas.answer(seen, NOTHING, priority="background")
+                outcome = await replicas.answer(as_input(seen), NOTHING, priority="background")
+            except MENDABLE:
+                raise
             except Problem:  # the photo's own record says why
-                self._unsure.add(number)
+                self._known[number] = None
                 return None
             likely = outcome.value.prediction.probabilities
             assert likely is not None  # only classifiers are audited
-            if likely.max() < SURE:
-                self._unsure.add(number)
+            sure = bool(likely.max() >= SURE)
+            self._known[number] = int(likely.argmax()) if sure else None
+        return self._known[number]
+
+    async def _seen(self, number: int) -> Pixels | None:
+        """Return what the model sees of a photo; None if it cannot be read.
+
+        Raises:
+            Problem: if another try may succeed.
+        """
+        if number not in self._pixels:
+            try:
+                self._pixels[number] = (await self._read(number)).pixels
+            except MENDABLE:
+                raise
+            except Problem:
+                self._known[number] = None
                 return None
-            self._sure[number] = Neighbour(seen.pixels, int(likely.argmax()))
-        return self._sure[number]
+        return self._pixels[number]
 
 
 def share_inside(values: Float, grid: Grid) -> float:

@@ -11,7 +11,17 @@ import pytest
 from cam.drawing.heatmap import Box, Float
 from service.audit.grids import Grid, Neighbours, share_inside
 from service.backend.interface import ModelBackend, Pixels
-from service.core.errors import UndecodableImage
+from service.core.errors import (
+    InternalError,
+    ModelFailed,
+    OutOfMemory,
+    Problem,
+    QueueFull,
+    Unavailable,
+    UndecodableImage,
+    Unexplainable,
+    UnknownModel,
+)
 from service.models.preprocessing import ModelInput
 
 pytestmark = pytest.mark.anyio
@@ -23,12 +33,19 @@ class Flat:
 
     def __init__(self, *, enlarges: bool = True) -> None:
         self.enlarges = enlarges
-        self.refused = 0
+        self.refused = self.asked = 0
+        self.trouble: list[Problem] = []
+        """Problems of the next answers."""
+        self.trouble_with_large: bool | None = None
+        """Whether these are about images of the usual size or about larger ones; None for all."""
 
     async def answer(self, seen: ModelInput, *questions: object, **options: object) -> Any:
         if seen.pixels.shape[0] > 4 and not self.enlarges:
             self.refused += 1
-            raise AssertionError("the size of the input is not 4")
+            raise Unexplainable("model 'flat' takes no image of 8 × 8 pixels")
+        self.asked += 1
+        if self.trouble and self.trouble_with_large in (None, seen.pixels.shape[0] > 4):
+            raise self.trouble.pop()
         likely = np.zeros(100, np.float32)
         likely[seen.pixels[0, 0, 0]] = seen.pixels[0, 0, 1] / 100
         return SimpleNamespace(
@@ -109,6 +126,56 @@ async def test_each_photo_is_read_once() -> None:
     for number in range(20):
         await found.grid(backend(), number, photo(number), number % 5, 2)
     assert len(read) == len(set(read))
+
+
+async def test_many_photos_of_few_classes_are_read_once_and_then_given_up() -> None:
+    """More photos than are kept in memory, and too few classes for any grid: the search over all
+    photos is made once."""
+    photos: list[Pixels | None] = [photo(n % 2) for n in range(300)]
+    found, read = neighbours(photos)
+    model = backend()
+    for number in range(300):
+        for side in (2, 3):
+            assert await found.grid(model, number, photo(number % 2), number % 2, side) is None
+    assert len(read) <= 300
+    assert cast(Flat, model).asked <= 300
+
+
+async def test_of_photos_that_are_not_kept_only_those_in_the_grid_are_read_again() -> None:
+    photos: list[Pixels | None] = [photo(n % 4) for n in range(600)]
+    found, read = neighbours(photos)
+    model = backend()
+    for number in range(600):
+        assert await found.grid(model, number, photo(number % 4), number % 4, 2) is not None
+    assert cast(Flat, model).asked <= 600 + 1  # and whether the model takes larger images
+    assert len(read) <= 600 + 3 * 600
+
+
+@pytest.mark.parametrize("large", [False, True])
+@pytest.mark.parametrize(
+    "problem", [QueueFull, Unavailable, OutOfMemory, ModelFailed, UnknownModel]
+)
+async def test_trouble_that_may_pass_says_nothing_about_a_photo_or_the_model(
+    problem: type[Problem], large: bool
+) -> None:
+    photos: list[Pixels | None] = [photo(n) for n in range(4)]
+    found, _ = neighbours(photos)
+    model = backend()
+    flat = cast(Flat, model)
+    flat.trouble, flat.trouble_with_large = [problem("not now")], large
+    with pytest.raises(problem):
+        await found.grid(model, 0, photo(0), 0, 2)
+    assert found.enlarged is None
+    assert await found.grid(model, 0, photo(0), 0, 2) is not None
+    assert found.enlarged is True
+
+
+async def test_a_photo_that_fails_for_itself_stands_in_no_grid() -> None:
+    photos: list[Pixels | None] = [photo(n) for n in range(4)]
+    found, _ = neighbours(photos)
+    model = backend()
+    cast(Flat, model).trouble = [InternalError("a defect")]
+    assert await found.grid(model, 0, photo(0), 0, 2) is None
 
 
 async def test_a_model_of_one_size_gets_a_grid_of_its_size() -> None:
