@@ -25,7 +25,7 @@ from service.audit.plan import SIDES, STAGES, Plan, with_target
 from service.backend.answers import Prediction
 from service.backend.interface import NOTHING, ModelBackend
 from service.core.audit_schemas import ArmRecord, Numbers, PhotoRecord, SimilarityRecord
-from service.core.errors import Unexplainable
+from service.core.errors import OutOfMemory, Unexplainable
 from service.models.preprocessing import ModelInput
 
 MAP_SIDE: Final = 14
@@ -102,9 +102,12 @@ class Measurement:
                     updates[name]["sanity"] = stages
             except Unexplainable as problem:
                 sanity_problem = problem.detail
+        told = list(warnings)
         if wanted == predicted and likely[wanted] >= SURE:
-            for name, shares in (await self._localised(number, seen, able, names)).items():
+            grids, trouble = await self._localised(number, seen, able, names)
+            for name, shares in grids.items():
                 updates[name]["grids"] = shares
+            told += trouble
         if plan.is_for_cost(number):
             for question in able:
                 mine = names[question.method]
@@ -125,7 +128,7 @@ class Measurement:
             sanity_problem=sanity_problem,
             enlarged=self._neighbours.enlarged,
             thumbnail=_thumbnail(seen),
-            warnings=list(warnings),
+            warnings=told,
             measured=datetime.now(UTC).isoformat(timespec="seconds"),
             made_with=self._made_with(),
         )
@@ -255,24 +258,29 @@ class Measurement:
         seen: ModelInput,
         questions: Sequence[Question],
         names: dict[str, list[str]],
-    ) -> dict[str, Numbers]:
-        """Return the share of the positive heat in the photo's cell, of each map and grid."""
+    ) -> tuple[dict[str, Numbers], list[str]]:
+        """Return the share of the positive heat in the photo's cell, of each map and grid, and
+        warnings."""
         shares: dict[str, Numbers] = {}
+        target = questions[0].targets[0] if questions else None
+        if not isinstance(target, ClassTarget) or target.index is None:
+            return shares, []
         for side in SIDES:
-            target = questions[0].targets[0] if questions else None
-            if not isinstance(target, ClassTarget) or target.index is None:
-                break
-            grid = await self._neighbours.grid(
-                self._replicas, number, seen.pixels, target.index, side
-            )
-            if grid is None:
-                break
-            if not await self._finds(grid, target.index):
-                continue
-            for question, explanations in await self._in_grid(grid, questions):
+            try:
+                grid = await self._neighbours.grid(
+                    self._replicas, number, seen.pixels, target.index, side
+                )
+                if grid is None:
+                    break
+                if not await self._finds(grid, target.index):
+                    continue
+                found = await self._in_grid(grid, questions)
+            except OutOfMemory as problem:  # for n² photos at once; the record has the rest
+                return shares, [f"no grid of {side} × {side}: {problem.detail}"]
+            for question, explanations in found:
                 for name, each in zip(names[question.method], explanations, strict=True):
                     shares.setdefault(name, {})[str(side)] = share_inside(each.map, grid)
-        return shares
+        return shares, []
 
     async def _finds(self, grid: Grid, target: int) -> bool:
         """Return whether the model finds the class in the grid: it is one of the n² most probable

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
-from cam import ClassTarget
+from cam import ClassTarget, Question
 from cam.evaluation.metrics import Options
 from service.audit.grids import Neighbours, as_input
 from service.audit.measurement import MAP_SIDE, Measurement
 from service.audit.plan import STAGES, plan_of
 from service.backend.interface import ModelBackend
 from service.core.audit_schemas import PhotoRecord
+from service.core.errors import OutOfMemory
 from service.core.settings import Settings
 from service.local.session import LocalSession, local_session
 from service.models.preprocessing import ModelInput
@@ -125,6 +127,27 @@ async def test_a_method_without_a_map_is_only_noted(session: LocalSession) -> No
         assert found.arms["gradcam@features"].problem
         assert found.arms["gradcam@features"].scores == {}
         assert found.predicted == found.target
+
+
+async def test_without_memory_for_a_grid_the_rest_of_the_record_is_kept(
+    session: LocalSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if session.replicas.model.name != "corner":
+        pytest.skip("one model is enough")
+    answer = session.replicas.answer
+
+    async def small(seen: ModelInput, *questions: Question, **options: Any) -> Any:
+        if seen.pixels.shape[0] > 32:
+            raise OutOfMemory("no memory left for this image")
+        return await answer(seen, *questions, **options)
+
+    monkeypatch.setattr(session.replicas, "answer", small)
+    found = await measured(session, 0, method=["hirescam"])
+    assert found.warnings == ["no grid of 2 × 2: no memory left for this image"]
+    arm = found.arms["hirescam@features"]
+    assert arm.grids == {}
+    assert arm.scores["deletion"] is not None
+    assert arm.sanity
 
 
 async def test_a_record_does_not_depend_on_other_photos(session: LocalSession) -> None:
