@@ -40,9 +40,6 @@ from service.pipeline.targets import MAX_MAPS
 
 AUDITS: Final = 4
 """Largest number of audits whose photos are kept in memory."""
-MEASURED_AT_ONCE: Final = 4
-"""Largest number of photos of audits that are measured at the same time. Each takes thousands of
-passes, and a photo that is not finished starts anew after a restart."""
 
 
 class ItemExecutor:
@@ -68,7 +65,6 @@ class ItemExecutor:
         self._store = store
         self._failed: Counter[tuple[str, int]] = Counter()
         self._neighbours: LRUCache[str, Neighbours] = LRUCache(AUDITS)
-        self._measuring = asyncio.Semaphore(MEASURED_AT_ONCE)
 
     async def answer(self, item: Leased) -> bytes | Problem:
         """Return the item's answer, as the bytes of its file, or the problem that prevents one.
@@ -144,8 +140,7 @@ class ItemExecutor:
         assert not isinstance(sent, list)  # `plan_of` accepts one class
         target = None if sent is None else target_of(model, sent)
         assert target is None or isinstance(target, ClassTarget)
-        async with self._measuring:
-            record = await measurement.measure(item.number, item.id, seen, target, warnings)
+        record = await measurement.measure(item.number, item.id, seen, target, warnings)
         return await self._pool.run(lambda: dump(record))
 
     async def _seen(self, item: Leased, number: int) -> ModelInput:

@@ -7,16 +7,21 @@ from dataclasses import dataclass
 from typing import Final
 
 from service.core.errors import Problem
-from service.jobs.records import Leased
+from service.jobs.records import Kind, Leased
 
 AT_ONCE: Final = 32
 """Largest number of items of each model at once: enough for full batches while other items are
 decoded and drawn. The limit is per model, so that no model waits for a slow one."""
 
+MEASURED_AT_ONCE: Final = 4
+"""Largest number of photos of audits at once, of all models. Each takes thousands of passes, and a
+photo that is not finished starts anew after a restart."""
+
 
 @dataclass
 class Item:
     model: str
+    kind: Kind
     task: asyncio.Task[bytes | Problem] | None = None
     """The task that computes the answer, once it is started."""
 
@@ -28,7 +33,7 @@ class InFlight:
         self._none.set()
 
     def begin(self, item: Leased) -> None:
-        self._items[item.job, item.number] = Item(item.model)
+        self._items[item.job, item.number] = Item(item.model, item.kind)
         self._none.clear()
 
     def answer(self, item: Leased, task: asyncio.Task[bytes | Problem]) -> None:
@@ -48,8 +53,15 @@ class InFlight:
         return (item.job, item.number) in self._items
 
     def room(self, model: str) -> int:
-        """Return how many more items of a model may be started."""
-        return AT_ONCE - sum(each.model == model for each in self._items.values())
+        """Return how many more images of a model may be explained at once. Photos of audits do not
+        count, so that a long audit leaves other jobs their room."""
+        explained = [each for each in self._items.values() if each.kind == "explain"]
+        return AT_ONCE - sum(each.model == model for each in explained)
+
+    @property
+    def room_for_audits(self) -> int:
+        """How many more photos of audits may be measured at once."""
+        return MEASURED_AT_ONCE - sum(each.kind == "audit" for each in self._items.values())
 
     def held(self) -> list[tuple[str, int]]:
         """Return the job and the number of each item."""

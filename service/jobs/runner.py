@@ -167,7 +167,10 @@ class Runner:
         if ready and not self._manager.draining:
             models = [(name, self._manager.replicas(name).model.fingerprint) for name in ready]
             try:
-                leased = await self._run(lambda: self._store.lease(self.name, models, LEASE_ITEMS))
+                photos = self._in_flight.room_for_audits
+                leased = await self._run(
+                    lambda: self._store.lease(self.name, models, LEASE_ITEMS, photos)
+                )
                 if not leased:
                     self.stalled = None
             except Problem as problem:
@@ -217,7 +220,7 @@ class Runner:
             await self._release(item)
         finally:
             self._in_flight.end(item)
-            if self._in_flight.room(item.model) == LEASE_ITEMS:
+            if item.kind == "audit" or self._in_flight.room(item.model) == LEASE_ITEMS:
                 self.wake()  # there was not enough room for a lease before
 
     async def _answered(self, item: Leased) -> bytes | Problem:

@@ -13,7 +13,7 @@ import time
 from collections.abc import Collection, Sequence
 from typing import Any, Final
 
-from sqlalchemy import Connection, Row, delete, func, insert, or_, select, update
+from sqlalchemy import Connection, Row, delete, func, insert, or_, select, true, update
 
 from service.core.errors import Blamed, InternalError, Problem
 from service.jobs.database import Database
@@ -57,11 +57,19 @@ class Store:
         self._database = database
         self._most_bytes = most_bytes
 
-    def lease(self, runner: str, models: Sequence[tuple[str, str]], most: int) -> list[Leased]:
+    def lease(
+        self,
+        runner: str,
+        models: Sequence[tuple[str, str]],
+        most: int,
+        most_measured: int | None = None,
+    ) -> list[Leased]:
         """Lease up to `most` items of the job that has waited longest for its turn.
 
         Args:
             models: names and fingerprints of the models that are ready.
+            most_measured: largest number of items if the job is an audit, which is passed over at
+                0; None for `most`.
 
         Raises:
             InsufficientStorage: if there is no room for results.
@@ -69,9 +77,11 @@ class Store:
         with self._database.write() as connection:
             if (size := bytes_of_jobs(connection)) > self._most_bytes:
                 raise no_room(size, self._most_bytes)
-            job = connection.execute(_next_job(models)).one_or_none()
+            job = connection.execute(_next_job(models, audits=most_measured != 0)).one_or_none()
             if job is None:
                 return []
+            if job.kind == "audit" and most_measured is not None:
+                most = min(most, most_measured)
             found = connection.execute(
                 select(items)
                 .where(items.c.job == job.id, items.c.state == FREE)
@@ -226,12 +236,12 @@ def _time(connection: Connection) -> float:
     return float(connection.execute(select(epoch)).scalar_one())
 
 
-def _next_job(models: Sequence[tuple[str, str]]) -> Any:
+def _next_job(models: Sequence[tuple[str, str]], *, audits: bool) -> Any:
     ready = or_(*((jobs.c.model == name) & (jobs.c.weights == marked) for name, marked in models))
     free = select(items.c.number).where(items.c.job == jobs.c.id, items.c.state == FREE).exists()
     return (
         select(jobs)
-        .where(jobs.c.state.in_(OPEN), ready, free)
+        .where(jobs.c.state.in_(OPEN), ready, free, true() if audits else jobs.c.kind != "audit")
         .order_by(jobs.c.turn, jobs.c.created)
         .limit(1)
         .with_for_update()  # else a job that is cancelled, done or removed meanwhile might rerun

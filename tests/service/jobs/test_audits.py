@@ -19,7 +19,7 @@ from service.jobs.tables import VERSION
 from service.models.catalog import read_catalog
 from tests.service.audit.photos import catalog, photo
 from tests.service.jobs.conftest import TINY, app_with
-from tests.service.jobs.forms import ZIP, ended, form_of, zipped
+from tests.service.jobs.forms import ZIP, ended, form_of, until_settled, zipped
 
 COUNT = 20
 ASKED = "?model=corner&method=gradcam&method=hirescam&evaluate=deletion"
@@ -128,6 +128,21 @@ def test_a_summary_is_computed_once_for_as_many_photos(
     monkeypatch.setattr("service.jobs.audits.summarise", again)
     assert client.get(f"/v1/audits/{audit}/report").text == page
     assert client.get(f"/v1/audits/{audit}").json() == document
+
+
+@pytest.mark.slow
+def test_a_small_job_beside_a_long_audit_has_results_soon(client: TestClient) -> None:
+    """An audit leases few photos at a time. Once it had as many as there was room for, and a job
+    waited until half of them were measured."""
+    audit = submitted(client, 60).json()["id"]
+    until_settled(client, audit, 1)
+    images = {f"{number}.png": photo(number) for number in range(3)}
+    job = client.post("/v1/jobs?model=corner", **form_of("zip", images)).json()["id"]
+    before = client.get(f"/v1/jobs/{audit}").json()["counts"]["done"]
+    assert ended(client, job)["counts"]["done"] == 3
+    after = client.get(f"/v1/jobs/{audit}").json()["counts"]["done"]
+    assert after - before <= 8
+    client.delete(f"/v1/jobs/{audit}?purge=true")
 
 
 @pytest.mark.slow
