@@ -5,9 +5,16 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import Counter
+from collections.abc import Collection
 from typing import Any, Final
 
-from service.core.errors import ImageTooLarge, MalformedRequest, Problem, TooManyInstances
+from service.core.errors import (
+    ImageTooLarge,
+    InvalidParameter,
+    MalformedRequest,
+    Problem,
+    TooManyInstances,
+)
 from service.jobs.folder import Blob
 from service.jobs.records import LONGEST_ID, MOST_ID_BYTES, NewItem, Source, storable
 from service.jobs.submission import Submissions
@@ -25,6 +32,7 @@ class Collector:
         blob: file for the images that are part of the request.
         max_items: largest number of items in the job.
         max_image_bytes: largest size of one image. If an image is larger, only its item fails.
+        shared: parameters that are the same for all items, so that no item may have its own.
     """
 
     def __init__(
@@ -35,12 +43,14 @@ class Collector:
         *,
         max_items: int,
         max_image_bytes: int,
+        shared: Collection[str] = (),
     ) -> None:
         self._job = job
         self._blob = blob
         self._submissions = submissions
         self._max_items = max_items
         self.max_image_bytes = max_image_bytes
+        self._shared = shared
         self._waiting: list[NewItem] = []
         self.held = 0
         """Bytes of the items that are not written yet, without their images."""
@@ -128,6 +138,13 @@ class Collector:
                 f"the job has more than {self._max_items} instances, as many as are allowed; send "
                 "several jobs"
             )
+        for parameter in own or ():
+            if parameter in self._shared:
+                raise InvalidParameter(
+                    f"instance {self.count} names its own {parameter}; an audit compares the same "
+                    "methods at the same layers on all photos, so name them once, for the whole "
+                    "audit"
+                )
         name = str(self.count) if name is None else name
         if not name or len(name) > LONGEST_ID:
             raise MalformedRequest(

@@ -124,6 +124,7 @@ class Intake:
                 self._submissions,
                 max_items=self._settings.max_job_items,
                 max_image_bytes=self._settings.max_body_bytes,
+                shared=("method", "layer") if draft.kind == "audit" else (),
             )
             reader = self._reader(request, collector, scope)
             hold = scope.enter_context(self._body_budget.share())

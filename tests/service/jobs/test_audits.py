@@ -19,7 +19,16 @@ from service.jobs.tables import VERSION
 from service.models.catalog import read_catalog
 from tests.service.audit.photos import catalog, photo
 from tests.service.jobs.conftest import TINY, app_with
-from tests.service.jobs.forms import ZIP, ended, form_of, until_settled, zipped
+from tests.service.jobs.forms import (
+    NDJSON,
+    ZIP,
+    ended,
+    form_of,
+    instances,
+    lines,
+    until_settled,
+    zipped,
+)
 
 COUNT = 20
 ASKED = "?model=corner&method=gradcam&method=hirescam&evaluate=deletion"
@@ -193,6 +202,24 @@ def test_what_cannot_be_audited_is_refused(
     assert answer.status_code == 422, answer.text
     assert sentence in answer.json()["detail"]
     assert client.get("/v1/jobs").json()["jobs"] == before
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["method", "layer"])
+@pytest.mark.parametrize("form", ["json", "ndjson"])
+def test_a_photo_with_its_own_method_or_layer_is_refused(
+    client: TestClient, name: str, form: str
+) -> None:
+    """Its numbers would be of another comparison. A class of its own is allowed."""
+    sent = instances({f"{number}.png": photo(number) for number in range(COUNT)})
+    sent[0]["target"] = 1
+    sent[3][name] = {"method": "layercam", "layer": "relu"}[name]
+    given: dict[str, Any] = {"json": {"instances": sent}}
+    if form == "ndjson":
+        given = {"content": lines(sent), "headers": NDJSON}
+    answer = client.post(f"/v1/audits{ASKED}", **given)
+    assert answer.status_code == 422, answer.text
+    assert f"instance 3 names its own {name}; an audit compares" in answer.json()["detail"]
 
 
 @pytest.mark.slow
