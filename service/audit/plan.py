@@ -14,7 +14,7 @@ from service.core.errors import InvalidParameter, InvalidTarget
 from service.models.info import ModelInfo
 from service.pipeline.evaluation import require_suited
 from service.pipeline.parameters import Parameters
-from service.pipeline.resolve import questions_of
+from service.pipeline.resolve import methods_of, questions_of
 from service.pipeline.targets import MAX_MAPS, TargetObject
 
 LEAST_PHOTOS: Final = 20
@@ -104,16 +104,16 @@ def plan_of(model: ModelInfo, parameters: Parameters, total: int) -> Plan:
         raise InvalidParameter(
             f"model {model.name!r} is no classifier; only classifiers can be audited"
         )
-    if isinstance(parameters.target, list | TargetObject):
-        raise InvalidTarget("an audit explains one class of each photo; name one, or none")
+    require_one_class(parameters)
     refused = [name for name in ("fuse", "smooth") if getattr(parameters, name) != "none"]
     if refused:
         raise InvalidParameter(f"an audit compares methods at layers; leave out {refused[0]}")
     metrics = tuple(parameters.evaluate) or DEFAULTS
     require_suited(metrics)
     given = parameters.model_fields_set
-    methods = parameters.methods
-    if "method" not in given:
+    if "method" in given:
+        methods = methods_of(model, parameters)
+    else:
         methods = [name for name in USUAL if name not in model.unsuited]
     automatic = "layer" not in given or parameters.layer == "auto"
     questions: list[Question] = []
@@ -128,6 +128,16 @@ def plan_of(model: ModelInfo, parameters: Parameters, total: int) -> Plan:
             "name fewer"
         )
     return Plan(tuple(questions), metrics, total, parameters.fit)
+
+
+def require_one_class(parameters: Parameters) -> None:
+    """Check that the parameters name one class, or none.
+
+    Raises:
+        InvalidTarget: if they name several classes, or more about the target than its class.
+    """
+    if isinstance(parameters.target, list | TargetObject):
+        raise InvalidTarget("an audit explains one class of each photo; name one, or none")
 
 
 def usual_layers(model: ModelInfo) -> list[str]:

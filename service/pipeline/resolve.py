@@ -73,25 +73,41 @@ def cheapest(model: ModelInfo, questions: Sequence[Question]) -> tuple[Question,
     return (Question(questions[0].targets, "gradcam", (model.default_layer,)),)
 
 
-def _audited(model: ModelInfo, parameters: Parameters) -> Parameters:
-    """Return the parameters with the method that the model's audit recommends in place of `auto`,
-    and with its layer if no other one is named.
+def methods_of(model: ModelInfo, parameters: Parameters) -> list[str]:
+    """Return the names of the methods, without duplicates, with the one that the model's audit
+    recommends in place of `auto`.
 
     Raises:
-        UnsuitedMethod: if the model has no audit.
+        UnsuitedMethod: if `auto` is among them, and the model has no audit.
     """
     if AUDITED not in parameters.methods:
-        return parameters
-    found = model.audited
-    if found is None:
+        return parameters.methods
+    if model.audited is None:
         raise UnsuitedMethod(
             f"model {model.name!r} has no audit, so method 'auto' means none; name a method, or "
             "let `gradcam audit` find one and name its audit.json in the model's entry"
         )
-    methods = [found.method if name == AUDITED else name for name in parameters.methods]
-    alone = len(methods) == 1 and parameters.layer == "auto"
+    recommended = model.audited.method
+    names = [recommended if name == AUDITED else name for name in parameters.methods]
+    return list(dict.fromkeys(names))
+
+
+def _audited(model: ModelInfo, parameters: Parameters) -> Parameters:
+    """Return the parameters with the method that the model's audit recommends in place of `auto`,
+    and with its layer if there is no other method and no other layer is named. Several methods are
+    compared, so they share the default layer.
+
+    Raises:
+        UnsuitedMethod: if the model has no audit.
+    """
+    methods = methods_of(model, parameters)
+    if AUDITED not in parameters.methods:
+        return parameters
+    found = model.audited
+    assert found is not None  # `methods_of` raises
     change: dict[str, object] = {"method": methods}
-    if alone and METHODS[found.method].at == "layer":
+    automatic = len(methods) == 1 and parameters.layer == "auto"
+    if automatic and METHODS[found.method].at == "layer":
         change["layer"] = found.layer.split(" + ")  # of several layers, one map
     return parameters.model_copy(update=change)
 

@@ -71,6 +71,11 @@ def test_auto_stands_beside_other_methods(client: TestClient) -> None:
     assert [each["method"] for each in found] == ["gradcam", "hirescam"]
 
 
+def test_the_method_that_auto_means_can_be_named_beside_it(client: TestClient) -> None:
+    (found,) = explain(client, "method=auto&method=hirescam").json()["explanations"]
+    assert (found["method"], found["layer"]) == ("hirescam", "features")
+
+
 def test_the_model_says_what_auto_is(client: TestClient) -> None:
     document = client.get("/v1/models/corner").json()
     assert document["audited"] == {"method": "hirescam", "layer": "features"}

@@ -9,6 +9,7 @@ import pytest
 
 from service.audit.plan import LEAST_PHOTOS, SANITY_PHOTOS, Arm, plan_of, usual_layers
 from service.core.errors import Problem
+from service.models.audited import Audited
 from service.models.info import LayerInfo, ModelInfo
 from service.pipeline.parameters import Parameters
 from tests.service.rpc.fake import info
@@ -62,6 +63,17 @@ def test_a_method_of_several_layers_has_one_map(model: ModelInfo) -> None:
 def test_methods_and_layers_can_be_named(model: ModelInfo) -> None:
     found = plan(model, method=["scorecam", "fullgrad"], layer=["stem", "last"])
     assert found == ["scorecam@stem", "scorecam@last", "fullgrad"]
+
+
+def test_the_recommended_method_is_measured_once(model: ModelInfo) -> None:
+    audited = replace(model, audited=Audited("gradcam", "stem", ""))
+    assert plan(audited, method=["auto", "gradcam"]) == ["gradcam@last", "gradcam@blocks.0"]
+    assert plan(audited, method=["layercam", "auto"], layer="last") == [
+        "layercam@last",
+        "gradcam@last",
+    ]
+    with pytest.raises(Problem, match="has no audit, so method 'auto' means none"):
+        plan(model, method=["auto", "gradcam"])
 
 
 @pytest.mark.parametrize("name", ["gradcam@a.b", "fullgrad"])
