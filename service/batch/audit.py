@@ -16,7 +16,7 @@ from rich.console import Console
 from cam import ClassTarget
 from service.audit.grids import Neighbours
 from service.audit.measurement import Measurement, stored_name
-from service.audit.plan import Plan, plan_of
+from service.audit.plan import LEAST_PHOTOS, Plan, plan_of, require_one_class
 from service.audit.report import write_audit
 from service.audit.summary import summarise
 from service.batch.command import GO_ON, INTERRUPTED
@@ -72,9 +72,12 @@ def audit(
         run.
 
     Raises:
-        ConfigError: if the configuration is invalid, or results cannot be written.
+        ConfigError: if the configuration is invalid, `most` is below `LEAST_PHOTOS`, or results
+            cannot be written.
         Problem: if the model cannot be audited.
     """
+    if most < LEAST_PHOTOS:
+        raise ConfigError(f"--most is {most}; an audit needs {LEAST_PHOTOS} photos or more")
     keep_memory()
     settings = settings.model_copy(update={"cache_bytes": 0})
     console = Console(stderr=True)
@@ -113,6 +116,7 @@ async def _audit(
             served = session.replicas.model
             names = chosen(inputs.ids, most)
             plan = plan_of(served, configuration.parameters(), len(names))
+            _check_targets(configuration, inputs, names)
             check(session, configuration, [inputs.targets.get(name) for name in names])
             configuration.open(
                 source, served.name, served.weights, made_with(served), photos=len(names)
@@ -142,6 +146,19 @@ async def _audit(
     except OSError as error:
         raise ConfigError(f"{configuration.output} cannot be written: {error.strerror}") from None
     return summary
+
+
+def _check_targets(configuration: RunConfiguration, inputs: Inputs, names: list[str]) -> None:
+    """Check that each photo's own target is one class.
+
+    Raises:
+        ConfigError: if one is not; the message names the photo.
+    """
+    for name in names:
+        try:
+            require_one_class(configuration.parameters(inputs.targets.get(name)))
+        except Problem as problem:
+            raise ConfigError(f"the row of {name[:200]!r}: {problem.detail}") from None
 
 
 async def _measure(
@@ -209,10 +226,11 @@ class _Reader:
     def target(self, name: str) -> ClassTarget | None:
         """Return the class of a photo; None if none is named."""
         sent = self._configuration.parameters(self._inputs.targets.get(name)).target
-        if sent is None or isinstance(sent, list):
+        if sent is None:
             return None
+        assert not isinstance(sent, list)  # `_check_targets` accepts one class
         found = target_of(self._session.replicas.model, sent)
-        assert isinstance(found, ClassTarget)  # `plan_of` accepts no other
+        assert isinstance(found, ClassTarget)  # `_check_targets` accepts no other
         return found
 
 

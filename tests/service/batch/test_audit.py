@@ -173,6 +173,7 @@ def test_photos_that_all_fail_have_a_report(
         (("--method", "gradcamm"), "there is no method 'gradcamm'"),
         (("--evaluate", "beauty"), "there is no metric 'beauty'"),
         (("--model", "none"), "there is no model 'none'"),
+        (("--most", "5"), "--most is 5; an audit needs 20 photos or more"),
     ],
 )
 def test_mistakes_are_told_before_the_first_photo(
@@ -188,6 +189,35 @@ def test_mistakes_are_told_before_the_first_photo(
     assert code == 2
     assert sentence in said
     assert not output.exists()
+
+
+@pytest.mark.parametrize(
+    ("target", "sentence"),
+    [
+        ('{"class": 1, "against": true}', "an audit explains one class of each photo"),
+        ('{"class": 1, "minus": 2}', "an audit explains one class of each photo"),
+        ('{"layer": "features", "channel": 1}', "an audit explains one class of each photo"),
+        ("{", "target"),
+    ],
+)
+def test_a_row_whose_target_is_more_than_a_class_is_named(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    target: str,
+    sentence: str,
+) -> None:
+    photos(tmp_path / "photos", 20)
+    quoted = target.replace('"', '""')
+    rows = [f'photos/{n:03}.png,"{quoted if n == 7 else 1}"' for n in range(20)]
+    table = tmp_path / "photos.csv"
+    table.write_text("path,target\n" + "\n".join(rows) + "\n")
+    given = (str(table), "--output", str(tmp_path / "audit"), "--models", catalog(tmp_path))
+    code, said = audit(capsys, monkeypatch, *given)
+    assert code == 2
+    told = " ".join(said.split())
+    assert "the row of 'photos/007.png': " in told
+    assert sentence in told
 
 
 def test_a_folder_of_a_batch_is_not_used(
