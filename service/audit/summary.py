@@ -10,6 +10,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from cam import METHODS
 from cam.evaluation.metrics import METRICS, Options
 from service.audit.bootstrap import interval, least_difference
 from service.audit.findings import findings_of
@@ -31,6 +32,9 @@ shows the photo and not the model."""
 BLIND: Final = 0.9
 """Rank correlation with the map of a model whose logits alone are random, above which a map hardly
 depends on the class."""
+AS_CHEAP: Final = 1.25
+"""Largest ratio of two methods' costs at which they count as equally cheap. Times of equal work
+differ by less on an idle machine."""
 ROUNDING: Final = 1e-5
 """Largest difference of two values that rounding in float32 may cause."""
 FAITHFULNESS: Final = (
@@ -287,9 +291,7 @@ def _recommended(arms: Sequence[ArmSummary], points: Mapping[str, Points]) -> Re
     best = max(scored, key=worth)
     least = least_difference(np.stack([points[_name(each)] for each in scored]))
     alike = [each for each in scored if worth(best) - worth(each) <= least]
-    passes = min(each.forwards or 1 for each in alike)
-    cheap = [each for each in alike if (each.forwards or 1) == passes]
-    chosen = max(cheap, key=worth)
+    chosen = max(_cheapest(alike), key=worth)
     assert chosen.points is not None
     others = [_name(each) for each in alike if each is not chosen]
     reason = (
@@ -297,9 +299,9 @@ def _recommended(arms: Sequence[ArmSummary], points: Mapping[str, Points]) -> Re
         f"({chosen.points.low:.0%} to {chosen.points.high:.0%})"
     )
     if len(alike) == len(scored) and len(scored) > 1:
-        reason = "no method differs from the others beyond chance, and no other takes fewer passes"
+        reason = "no method differs from the others beyond chance, and no other is cheaper"
     elif chosen is not best:
-        reason += f"; {_name(best)} does not differ from it beyond chance and takes more passes"
+        reason += f"; {_name(best)} does not differ from it beyond chance and takes longer"
     return Recommendation(
         method=chosen.method,
         layer=chosen.layer,
@@ -307,6 +309,25 @@ def _recommended(arms: Sequence[ArmSummary], points: Mapping[str, Points]) -> Re
         alike=others,
         lines='audit = "audit.json"  # the path of this audit, from the folder of models.toml',
     )
+
+
+def _cheapest(arms: Sequence[ArmSummary]) -> list[ArmSummary]:
+    """Return the methods that cost the least: by their times if some are measured, else by their
+    passes. A method whose cost is not known is none of them, unless that of none is."""
+    times = [(each.milliseconds, each) for each in arms if each.milliseconds is not None]
+    passes = [(_passes(each), each) for each in arms if each.forwards is not None]
+    known = times or passes
+    if not known:
+        return list(arms)
+    least = min(cost for cost, _ in known)
+    return [each for cost, each in known if cost <= AS_CHEAP * least]
+
+
+def _passes(arm: ArmSummary) -> float:
+    """Return the cost of a map in forward passes; a pass backwards takes about two of them."""
+    cost = METHODS[arm.method].cost if arm.method in METHODS else "one forward"
+    each = {"one backward": 3, "N backwards": 3, "two backwards": 5}.get(cost, 1)
+    return each * (arm.forwards or 1)
 
 
 def _quantiles(
@@ -377,6 +398,8 @@ def _conventions(records: Sequence[PhotoRecord]) -> dict[str, str]:
             "the difference that 95 % of the bootstrap samples have at most between any two "
             "methods; the comparison is simultaneous, so that of equally good methods one is "
             "called worse than the best in about 5 % of the audits, however many methods there "
-            "are (Hsu, Multiple Comparisons, 1996); of the others, the cheapest is recommended"
+            "are (Hsu, Multiple Comparisons, 1996); of the others, the cheapest is recommended: by "
+            f"time, where up to {AS_CHEAP:g} times the least counts as equal; by passes, of which "
+            "one backwards counts as two, if no time is known"
         ),
     }

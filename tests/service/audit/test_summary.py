@@ -224,6 +224,33 @@ def test_the_cheapest_of_those_that_are_as_good_is_recommended() -> None:
     assert (best.method, best.layer, best.alike) == ("cheap", "l", ["dear@l"])
 
 
+@pytest.mark.parametrize(
+    ("arms", "cheapest"),
+    [
+        # Times decide where they are known; times that are nearly the same are the same.
+        ({"a": (1, 30.0), "b": (100, 10.0)}, "b"),
+        ({"a": (1, 11.0), "b": (1, 10.0)}, "a"),
+        ({"a": (1, None), "b": (9, 10.0)}, "b"),
+        # A pass backwards counts as two forwards.
+        ({"gradcam": (1, None), "b": (1, None)}, "b"),
+        ({"gradcam": (1, None), "b": (4, None)}, "gradcam"),
+        # What is not known comes last.
+        ({"a": (None, None), "b": (9, None)}, "b"),
+        ({"a": (None, None), "b": (None, None)}, "a"),
+    ],
+)
+def test_cost_is_time_or_else_passes(
+    arms: dict[str, tuple[int | None, float | None]], cheapest: str
+) -> None:
+    equal = {
+        f"{name}@l": arm({"deletion": 0.1}, forwards=forwards, milliseconds=milliseconds)
+        for name, (forwards, milliseconds) in arms.items()
+    }
+    best = summary(alike(equal)).recommendation
+    assert best is not None
+    assert best.method == cheapest
+
+
 def test_a_better_method_is_recommended_though_it_costs_more() -> None:
     arms = {"dear@l": arm({"deletion": 0.1}, forwards=100), "cheap@l": arm({"deletion": 0.2})}
     best = summary(alike(arms)).recommendation
@@ -259,7 +286,7 @@ def test_a_difference_that_depends_on_the_photo_is_chance() -> None:
     best = summary(records).recommendation
     assert best is not None
     assert (best.method, best.alike) == ("cheap", ["dear@l"])
-    assert "dear@l does not differ from it beyond chance and takes more passes" in best.reason
+    assert "dear@l does not differ from it beyond chance and takes longer" in best.reason
 
 
 PHOTO = arm({"deletion": 0.1}, sanity=[1.0])
