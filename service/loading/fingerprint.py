@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from cam import Reading
 from service.models.catalog import ModelEntry
@@ -28,7 +28,14 @@ def fingerprint_of(
         f"{entry.mode}|{entry.runtime}|{layer}|{entry.detections}|{entry.min_score}|{labels.names}|"
         f"{reading}".encode()
     )
-    for name, tensor in module.state_dict().items():
-        digest.update(f"|{name}|{tensor.dtype}|{tuple(tensor.shape)}|".encode())
-        digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
+    for name, value in module.state_dict().items():
+        # Quantised layers keep a tuple of tensors, and their type, which is no tensor.
+        for each in value if isinstance(value, tuple) else (value,):
+            if not isinstance(each, Tensor):
+                digest.update(f"|{name}|{each!r}|".encode())
+                continue
+            digest.update(f"|{name}|{each.dtype}|{tuple(each.shape)}|".encode())
+            plain = each.detach().cpu()
+            plain = plain.dequantize() if plain.is_quantized else plain
+            digest.update(plain.contiguous().flatten().view(torch.uint8).numpy().data)
     return digest.hexdigest()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import time
+import warnings
 from pathlib import Path
 
 import torch
@@ -19,6 +20,23 @@ __all__ = ["detector", "segmenter"]
 
 def tiny() -> Small:
     return small(seed=4)
+
+
+def quantised(change: float = 0.0) -> nn.Module:
+    """The linear layer has 8-bit weights, of which one is changed."""
+    model = small(seed=4)
+    with torch.no_grad():
+        model.head.weight[0, 0] += change
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch.ao is old
+        made: nn.Module = torch.ao.quantization.quantize_dynamic(  # type: ignore[no-untyped-call]
+            model, {nn.Linear}, dtype=torch.qint8
+        )
+    return made
+
+
+def quantised_otherwise() -> nn.Module:
+    return quantised(change=0.1)
 
 
 def no_module() -> str:

@@ -44,6 +44,16 @@ def test_the_embedded_model() -> None:
     assert load(EMBEDDED).fingerprint == model.fingerprint
 
 
+def test_a_quantised_model_is_served_and_its_weights_are_told_apart() -> None:
+    factories = "factory:tests.service.factories:"
+    one, same, other, plain = (
+        load(entry(factories + name)).fingerprint
+        for name in ("quantised", "quantised", "quantised_otherwise", "tiny")
+    )
+    assert one == same
+    assert len({one, other, plain}) == 3
+
+
 @pytest.mark.slow
 def test_seeded_random_weights_are_reproducible() -> None:
     one, same, other = (
