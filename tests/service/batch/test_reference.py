@@ -51,7 +51,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def entry(folder: Path, **more: Any) -> ModelEntry:
-    (corner, _) = read_catalog(folder / "models.toml")
+    corner, *_ = read_catalog(folder / "models.toml")
     given = {
         "reference": str(folder / "reference.parquet"),
         "runtime": os.environ["GRADCAM_RUNTIME"],
@@ -202,7 +202,7 @@ def test_a_sample_of_predictions_is_explained(folder: Path, tmp_path: Path) -> N
 
 @pytest.mark.slow
 def test_without_a_reference_maps_are_counted(folder: Path, tmp_path: Path) -> None:
-    (corner, _) = read_catalog(folder / "models.toml")
+    corner, *_ = read_catalog(folder / "models.toml")
     app = create_app(Settings(jobs=tmp_path), [corner])
     with TestClient(app) as client:
         wait_until_ready(client)
