@@ -27,17 +27,30 @@ def findings_of(audit: Audit, records: Sequence[PhotoRecord]) -> list[Finding]:
     found = _too_few(audit) + (ignoring or _one_place(audit))
     found += _methods(audit)
     found += _unchecked(records)
-    if records and not any(arm.grids for record in records for arm in record.arms.values()):
-        found.append(
+    found += _grids(records)
+    return found
+
+
+def _grids(records: Sequence[PhotoRecord]) -> list[Finding]:
+    """Find that no photo, or too few photos, could be put into grids."""
+    count = sum(any(arm.grids for arm in record.arms.values()) for record in records)
+    if not records or count >= LEAST_PHOTOS:
+        return []
+    why = "there are not enough photos of different classes of which the model is sure"
+    if not count:
+        return [
             Finding(
                 kind="no photo for grids",
-                sentence=(
-                    "Localisation could not be measured: there are not enough photos of different "
-                    "classes of which the model is sure."
-                ),
+                sentence=f"Localisation could not be measured: {why}.",
             )
+        ]
+    photos = "1 photo" if count == 1 else f"{count} photos"
+    return [
+        Finding(
+            kind="few photos for grids",
+            sentence=f"Localisation was measured on only {photos} of {len(records)}: {why}.",
         )
-    return found
+    ]
 
 
 def _too_few(audit: Audit) -> list[Finding]:

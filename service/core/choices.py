@@ -35,6 +35,7 @@ FindingKind = TypeAliasType(
         "hardly depends on the class",
         "sanity not measured",
         "no photo for grids",
+        "few photos for grids",
         "no map",
         "worse than a baseline",
     ],

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from service.audit.findings import place_of
+from service.audit.plan import LEAST_PHOTOS
 from service.audit.summary import summarise
 from service.core.audit_schemas import Audit, Finding, PhotoRecord
 from tests.service.audit.records import arm, record
@@ -160,3 +161,9 @@ def test_grids_without_photos_are_told() -> None:
     assert found(summary([record(0, arms)]), "no photo for grids") is not None
     arms["a@l"] = arm(grids={"2": 0.5})
     assert found(summary([record(0, arms)]), "no photo for grids") is None
+    fewer = summary([record(each, arms) for each in range(LEAST_PHOTOS - 1)])
+    few = found(fewer, "few photos for grids")
+    assert few is not None
+    assert few.sentence.startswith("Localisation was measured on only 19 photos of 19: ")
+    enough = summary([record(each, arms) for each in range(LEAST_PHOTOS)])
+    assert found(enough, "few photos for grids") is None
