@@ -1,6 +1,6 @@
 """Clusters of one class's maps, to find photos for which the model looks at something else."""
 
-from cam.clusters.find import FEWEST, Cluster, Clusters, find_clusters
+from cam.clusters.find import FEWEST, Cluster, Clusters, find_clusters, too_few
 from cam.clusters.grid import reduced
 
-__all__ = ["FEWEST", "Cluster", "Clusters", "find_clusters", "reduced"]
+__all__ = ["FEWEST", "Cluster", "Clusters", "find_clusters", "reduced", "too_few"]

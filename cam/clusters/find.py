@@ -152,6 +152,12 @@ def find_clusters(
         return _Search(gridded.maps, gridded.kept, gridded.count, photos, seed).run()
 
 
+def too_few(count: int) -> str:
+    """Return why as many maps are not split, as a sentence without a full stop."""
+    maps = "1 map is" if count == 1 else f"{count} maps are"
+    return f"{maps} too few to be split into clusters; {FEWEST} are needed"
+
+
 class _Search:
     """One class's maps on one grid, with what is computed from them once."""
 
@@ -174,8 +180,7 @@ class _Search:
     def run(self) -> Clusters:
         size = len(self.maps)
         if size < FEWEST:
-            note = f"{size} maps are too few to be split into clusters; {FEWEST} are needed"
-            return self._whole(note)
+            return self._whole(too_few(size))
         if not np.ptp(self.points, axis=0).any():
             return self._whole(f"all {size} maps are equal")
         graph = affinity(self.points, neighbour_count(size))

@@ -13,7 +13,7 @@ import numpy as np
 from cachetools import LRUCache
 from PIL import Image
 
-from cam.clusters import FEWEST, Cluster, Clusters, find_clusters, reduced
+from cam.clusters import FEWEST, Cluster, Clusters, find_clusters, reduced, too_few
 from cam.drawing.heatmap import Float
 from service.core.cluster_schemas import (
     ClusteredClass,
@@ -218,7 +218,7 @@ def _rank(found: Found) -> tuple[float, int, str]:
 
 def _describe(found: Found) -> ClustersOfClass:
     count = len(found.maps.ids)
-    note: str | None = f"{count} maps are too few to be split into clusters; {FEWEST} are needed"
+    note: str | None = too_few(count)
     clusters: tuple[Cluster, ...] = ()
     if found.clusters is not None:
         note, clusters = found.clusters.note, found.clusters.clusters

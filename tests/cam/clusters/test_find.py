@@ -149,7 +149,8 @@ def test_photos_are_read_only_where_maps_are_worth_a_look() -> None:
 @pytest.mark.parametrize("count", [0, 1, 2, 3, 4, 5, 29])
 def test_too_few_maps_are_one_cluster(count: int) -> None:
     found = find_clusters(blobs(count, 0))
-    assert found.note == f"{count} maps are too few to be split into clusters; 30 are needed"
+    maps = "1 map is" if count == 1 else f"{count} maps are"
+    assert found.note == f"{maps} too few to be split into clusters; 30 are needed"
     assert found.labels.tolist() == [0] * count
     assert len(found.clusters) == found.chosen == min(count, 1)
     assert found.embedding.shape == (count, 2)
