@@ -23,14 +23,13 @@ from service.core.cluster_schemas import (
     MapCluster,
 )
 from service.core.schemas import ExplainedTarget
-from service.jobs.errors import NoMaps, UnknownJob
+from service.jobs.errors import NoMaps
 from service.jobs.folder import Folder
-from service.jobs.records import Finished, Job, parameters_of
-from service.jobs.result_store import ResultStore, line_of
+from service.jobs.records import Job, parameters_of
+from service.jobs.result_store import ResultStore, all_finished, line_of
 from service.pipeline.class_maps import MOST, ClassMaps, write_table
 from service.pipeline.json_records import title_of
 
-PAGE: Final = 100
 MOST_PIXELS: Final = 4_000_000_000
 """Largest number of pixels of all maps that are read, in about 40 s."""
 KEPT: Final = 2
@@ -130,40 +129,28 @@ class Clusterings:
 
         Of more than `MOST` maps or `MOST_PIXELS` pixels, as many are read, evenly spaced.
         """
-        explained = self._explained(job)
+        explained = [each for each in all_finished(self._results, job) if each.problem is None]
         over_photo = parameters_of(job.parameters, {}).size == "image"
         maps = pixels = 0
-        taken: dict[int, list[tuple[Key, int, Float]]] = {}
+        taken: dict[int, dict[Key, tuple[int, Float]]] = {}
         for rank in spread(len(explained)):
             if maps >= MOST or pixels >= MOST_PIXELS:
                 break
             line = json.loads(line_of(self._folder, job, explained[rank]))
-            found: dict[Key, tuple[Key, int, Float]] = {}
+            found = taken[rank] = {}
             for number, explanation in enumerate(line["explanations"]):
                 target = ExplainedTarget.model_validate(explanation["target"])
                 key = Key(target.index, title_of(target))
                 if key not in found:
-                    heat = heat_of(explanation, over_photo=over_photo)
-                    found[key] = (key, number, heat)
+                    found[key] = number, heat_of(explanation, over_photo=over_photo)
                 pixels += math.prod(explanation["heatmap"]["shape"])
-            taken[rank] = list(found.values())
             maps += len(found)
         classes: dict[Key, ClassMaps] = {}
         for rank in sorted(taken):
-            for key, number, heat in taken[rank]:
+            for key, (number, heat) in taken[rank].items():
                 of_class = classes.setdefault(key, ClassMaps(key.label))
                 of_class.add(explained[rank].id, number, heat)
         return classes, len(explained), len(taken)
-
-    def _explained(self, job: Job) -> list[Finished]:
-        """Return the items that are explained, in their order."""
-        after, told, explained = -1, 0, []
-        while page := self._results.in_order(job, after, PAGE):
-            explained += [each for each in page if each.problem is None]
-            after, told = page[-1].number, told + len(page)
-        if told < job.settled:
-            raise UnknownJob(f"job {job.id} was removed while its results were read")
-        return explained
 
 
 def spread(count: int) -> list[int]:

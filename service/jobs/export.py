@@ -19,10 +19,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from service.core.schemas import ExplainedTarget
-from service.jobs.errors import UnknownJob
 from service.jobs.folder import Folder
 from service.jobs.records import Job
-from service.jobs.result_store import ResultStore, line_of, picture_of_explanation
+from service.jobs.result_store import ResultStore, all_finished, line_of, picture_of_explanation
 from service.pipeline.facts import agreement_mean
 from service.pipeline.json_records import title_of
 from service.pipeline.rendering import encode_values
@@ -91,13 +90,8 @@ class _Sink(io.RawIOBase):
 
 
 def _documents(result_store: ResultStore, folder: Folder, job: Job) -> Iterator[dict[str, Any]]:
-    after, told = -1, 0
-    while page := result_store.in_order(job, after, PAGE):
-        for finished in page:
-            yield json.loads(line_of(folder, job, finished))
-        after, told = page[-1].number, told + len(page)
-    if told < job.settled:
-        raise UnknownJob(f"job {job.id} was removed while its results were read")
+    for finished in all_finished(result_store, job):
+        yield json.loads(line_of(folder, job, finished))
 
 
 class _Names:

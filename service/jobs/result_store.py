@@ -5,8 +5,9 @@ from __future__ import annotations
 import base64
 import json
 import time
+from collections.abc import Iterator
 from io import BytesIO
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 from PIL import Image
@@ -16,11 +17,14 @@ from service.core.errors import InternalError, NotAcceptable
 from service.core.schemas import ProblemDocument, dump
 from service.jobs.database import Database
 from service.jobs.documents import ItemResult
-from service.jobs.errors import ItemFailed
+from service.jobs.errors import ItemFailed, UnknownJob
 from service.jobs.folder import Folder
 from service.jobs.records import Finished, Job
 from service.jobs.tables import items, results
 from service.pipeline.rendering import encode
+
+PAGE: Final = 100
+"""Number of finished items that are read in one transaction."""
 
 
 class ResultStore:
@@ -95,6 +99,20 @@ def _results() -> Any:
 def _finished(row: Row[Any]) -> Finished:
     problem = json.loads(row.problem) if row.problem else None
     return Finished(row.cursor, row.number, row.id, problem)
+
+
+def all_finished(result_store: ResultStore, job: Job) -> Iterator[Finished]:
+    """Yield the items that were finished when `job` was read, in the order of the items.
+
+    Raises:
+        UnknownJob: at the end, if the job was removed meanwhile and items are missing.
+    """
+    after, told = -1, 0
+    while page := result_store.in_order(job, after, PAGE):
+        yield from page
+        after, told = page[-1].number, told + len(page)
+    if told < job.settled:
+        raise UnknownJob(f"job {job.id} was removed while its results were read")
 
 
 def line_of(folder: Folder, job: Job, finished: Finished) -> bytes:
