@@ -29,7 +29,7 @@ FILES = {
     ".jsonl": NDJSON,
 }
 """Suffix of an archive or manifest → media type."""
-AUDITS = "/v1/audits"
+JOBS, AUDITS = "/v1/jobs", "/v1/audits"
 CHUNK_BYTES = 1 << 16
 BROKEN = "the stream of events broke off"
 FIRST_LOOK, LONGEST_LOOK = 0.1, 10.0
@@ -48,7 +48,7 @@ def submit(
     parameters: Mapping[str, Any],
     key: str | None,
     *,
-    path: str = "/v1/jobs",
+    path: str = JOBS,
 ) -> Call:
     """Return the request that submits a job.
 
@@ -86,13 +86,13 @@ def submit(
 
 
 def listed(state: str | None, limit: int) -> Call:
-    return get("/v1/jobs", state=state, limit=limit)
+    return get(JOBS, state=state, limit=limit)
 
 
 def listed_next(address: str) -> Call:
     """Return the request for the next page of a list. Only the query of the address is used, so
     that the request always goes to the same service."""
-    return Call("GET", "/v1/jobs", tuple(parse_qsl(urlsplit(address).query)))
+    return Call("GET", JOBS, tuple(parse_qsl(urlsplit(address).query)))
 
 
 def document(job: str) -> Call:
@@ -138,14 +138,12 @@ def clusters(job: str) -> Call:
 
 
 def audit(job: str) -> Call:
-    require_name("id of the job", job)
-    return get(f"{AUDITS}/{step(job)}")
+    return get(_path(job, AUDITS))
 
 
 def audit_report(job: str) -> Call:
-    require_name("id of the job", job)
-    path = f"{AUDITS}/{step(job)}/report"
-    return Call("GET", path, headers={"Accept": "text/html"}, bulky=True)
+    headers = {"Accept": "text/html"}
+    return Call("GET", f"{_path(job, AUDITS)}/report", headers=headers, bulky=True)
 
 
 def cancel(job: str) -> Call:
@@ -192,9 +190,9 @@ def not_yet(seen: JobDocument, seconds: float) -> str:
     )
 
 
-def _path(job: str) -> str:
+def _path(job: str, collection: str = JOBS) -> str:
     require_name("id of the job", job)
-    return f"/v1/jobs/{step(job)}"
+    return f"{collection}/{step(job)}"
 
 
 def _chunks(path: Path) -> Iterator[bytes]:

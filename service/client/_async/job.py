@@ -171,10 +171,7 @@ class AsyncJob:
             NotFinished: if no photo has been measured.
             ServiceError: if the job is no audit.
         """
-        target = Path(path)
-        with job_calls.arriving(target) as file:
-            await self._line.send(job_calls.audit_report(self.id), into=file)
-        return target
+        return await self._download(job_calls.audit_report(self.id), Path(path))
 
     async def picture(self, item: str, media_type: MediaType = "image/png") -> bytes:
         """The picture of an item that has one map.
@@ -198,10 +195,7 @@ class AsyncJob:
             NotFinished: if the job has not ended.
         """
         target = Path(path)
-        call = job_calls.archive(self.id, target, format)
-        with job_calls.arriving(target) as file:
-            await self._line.send(call, into=file)
-        return target
+        return await self._download(job_calls.archive(self.id, target, format), target)
 
     async def cancel(self) -> JobDocument:
         """Stop it; what is finished stays. One that has ended stays as it is."""
@@ -211,6 +205,12 @@ class AsyncJob:
     async def purge(self) -> None:
         """Stop it, and have its results deleted."""
         await self._line.send(job_calls.purge(self.id))
+
+    async def _download(self, call: Call, target: Path) -> Path:
+        """Write the answer to a call to a file, which is there once it is whole."""
+        with job_calls.arriving(target) as file:
+            await self._line.send(call, into=file)
+        return target
 
     async def _look(self, call: Call) -> Answer:
         answer = await self._line.send(call)

@@ -173,10 +173,7 @@ class Job:
             NotFinished: if no photo has been measured.
             ServiceError: if the job is no audit.
         """
-        target = Path(path)
-        with job_calls.arriving(target) as file:
-            self._line.send(job_calls.audit_report(self.id), into=file)
-        return target
+        return self._download(job_calls.audit_report(self.id), Path(path))
 
     def picture(self, item: str, media_type: MediaType = "image/png") -> bytes:
         """The picture of an item that has one map.
@@ -200,10 +197,7 @@ class Job:
             NotFinished: if the job has not ended.
         """
         target = Path(path)
-        call = job_calls.archive(self.id, target, format)
-        with job_calls.arriving(target) as file:
-            self._line.send(call, into=file)
-        return target
+        return self._download(job_calls.archive(self.id, target, format), target)
 
     def cancel(self) -> JobDocument:
         """Stop it; what is finished stays. One that has ended stays as it is."""
@@ -213,6 +207,12 @@ class Job:
     def purge(self) -> None:
         """Stop it, and have its results deleted."""
         self._line.send(job_calls.purge(self.id))
+
+    def _download(self, call: Call, target: Path) -> Path:
+        """Write the answer to a call to a file, which is there once it is whole."""
+        with job_calls.arriving(target) as file:
+            self._line.send(call, into=file)
+        return target
 
     def _look(self, call: Call) -> Answer:
         answer = self._line.send(call)
