@@ -135,9 +135,6 @@ class Thumbnails:
         self._read: dict[int, Photos | None] = {}
         self._shape: tuple[int, ...] | None = None
 
-    def __len__(self) -> int:
-        return len(self._photos)
-
     @property
     def unreadable(self) -> int:
         """Number of photos that could not be read."""

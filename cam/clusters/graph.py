@@ -57,9 +57,8 @@ def affinity(points: Float, neighbours: int) -> csr_array:
     If j is one of i's neighbours, a_ij = exp(−d_ij² / (s_i s_j)), where d is the total variation
     and s_i the distance from i to its last neighbour (Zelnik-Manor and Perona, "Self-tuning
     spectral clustering", NIPS 2004), at least `LEAST_SCALE`; the weight is at least `LEAST_WEIGHT`.
-    Otherwise a_ij = 0. The affinity is (a + aᵀ) / 2. So a map
-    far away from a tight group adds little weight to the group, even if its nearest neighbours are
-    in it.
+    Otherwise a_ij = 0. The affinity is (a + aᵀ) / 2. So a map far away from a tight group adds
+    little weight to the group, even if its nearest neighbours are in it.
 
     Args:
         points: float32 (n, d), rows of `distributions`.

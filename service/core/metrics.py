@@ -30,10 +30,9 @@ from prometheus_client.registry import Collector
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
 TENTHS = tuple(number / 10 for number in range(1, 11))
 CLEARED = math.nan
-"""Value of a gauge's series that has none any more. `Gauge.remove` would do where one process has
-the metrics in memory; but where they are in files, of several processes, prometheus_client cannot
-remove a series, and its last value would be shown for ever. NaN works in both, and is left out of
-what is shown."""
+"""Value of a gauge's series that no longer has a value; `render` leaves such series out.
+`Gauge.remove` works only if one process keeps the metrics in memory. If several processes keep them
+in files, prometheus_client cannot remove a series and would show its last value for ever."""
 FOLDER = "PROMETHEUS_MULTIPROC_DIR"
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 

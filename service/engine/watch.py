@@ -48,8 +48,8 @@ class Watch:
 
     Only maps of ordinary explanations that ask for the predicted class, by one method at one layer,
     of photos that were fitted to the input in one way, are recorded: others are about something
-    else and cannot be compared. An answer from the cache
-    is not recorded, because the photo would count twice.
+    else and cannot be compared. An answer from the cache is not recorded, because the photo would
+    count twice.
     """
 
     def __init__(self, model: ServedModel, metrics: Metrics, *, sample: float = 0.0) -> None:

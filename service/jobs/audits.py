@@ -53,7 +53,8 @@ class Audits:
         moment = job.id, job.settled
         if moment not in self._reports:
             records, failed = self._records(job)
-            summary = self._summaries[moment] = self._summarised(job, records, failed)
+            summary = self._summaries.get(moment) or self._summarised(job, records, failed)
+            self._summaries[moment] = summary
             self._reports[moment] = "".join(audit_page(summary, records))
         return self._reports[moment]
 
