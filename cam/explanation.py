@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Literal, get_args
 import numpy as np
 from numpy.typing import NDArray
 
+from cam.drawing.placement import Placement
 from cam.errors import CamError, InvalidOption, MethodUnsuited, NonFinite, UnknownLayer
 from cam.methods import METHODS, method_named
 from cam.methods.progress import Completeness, Passes, Progress
@@ -133,8 +134,8 @@ class Explanation:
     layer: str
     """Name of the layer; for a fused map the layers' names, joined by " + "."""
     map: Map
-    """float32 (h, w) at the layer's resolution, ≥ 0 unless signed, not normalised: see
-    `cam.drawing.heatmap`."""
+    """float32 (h, w), ≥ 0 unless signed, not normalised: see `cam.drawing.heatmap`. It covers the
+    model's input. It has the layer's resolution, or the input's with a `placement`."""
     signed: bool = False
     completeness: Completeness | None = None
     """The sum of the attributions and the sum that they should have; only for methods whose
@@ -150,6 +151,10 @@ class Explanation:
     passes: Passes | None = None
     """Number of passes made; only for methods that can make a map of fewer passes than their
     formula takes."""
+    placement: Placement | None = None
+    """Where the layer's positions lie on the model's input, for a model that resizes, crops, pads,
+    mirrors or transposes its input itself. The map has been put there, and is 0 where the model
+    does not look. None if the positions cover the input evenly and upright."""
 
 
 @dataclass(frozen=True, eq=False)

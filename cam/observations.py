@@ -36,7 +36,8 @@ class Observation:
     gradient: NDArray[np.float32] | None
     """∂score/∂output; None if the target does not depend on the layer."""
     maps: NDArray[np.float32] | None
-    """The output as feature maps (K, h, w); None if it does not lie on the image."""
+    """The output as feature maps (K, h, w), upright as the image is; None if it does not lie on the
+    image."""
     weights: NDArray[np.float32] | None
     """The mean gradient of each channel, (K,), which is its weight in Grad-CAM; None if the output
     does not lie on the image, or there is no gradient."""
@@ -62,7 +63,8 @@ class Concept:
     """A pattern of channels that a layer shows at several positions of an image."""
 
     map: NDArray[np.float32]
-    """Strength of the concept at each position: float32 (h, w), ≥ 0."""
+    """Strength of the concept at each position: float32 (h, w), ≥ 0; on the pixels of the model's
+    input if the positions do not cover it evenly: see `Explanation.placement`."""
     share: float
     """Share of the concept in the sum of the activations, 0 … 1."""
     logits: NDArray[np.float32] | None

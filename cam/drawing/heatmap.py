@@ -204,6 +204,15 @@ def overlaps(cells: int, start: float, stop: float) -> NDArray[np.float64]:
     return np.diff(edges)
 
 
+def interpolation(cells: int, start: float, stop: float, pixels: int) -> Float:
+    """Return the weights (pixels, cells) by which `place` interpolates along one axis, on which
+    `cells` cells lie between `start` and `stop`. Outside these edges they are 0."""
+    weights, first = _interpolation(cells, start, stop, pixels)
+    whole = np.zeros((pixels, cells), np.float32)
+    whole[first : first + len(weights)] = weights
+    return whole
+
+
 def _interpolation(cells: int, start: float, stop: float, pixels: int) -> tuple[Float, int]:
     """Return the interpolation weights along one axis, and the first pixel that they are for.
 

@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import torch
 from torch import Tensor
+from torch.nn.functional import interpolate
 
+from cam.drawing.heatmap import interpolation
+from cam.drawing.placement import Placement
 from cam.errors import LayerNotSpatial, MethodUnsuited
 
 Kind = Literal["channels first", "channels last", "tokens", "custom"]
@@ -29,7 +32,8 @@ stem)."""
 
 @dataclass(frozen=True)
 class Grid:
-    """The arrangement of the positions in a layer's output."""
+    """The arrangement of the positions in a layer's output. Rows and columns are counted upright,
+    as they lie on the image."""
 
     kind: Kind
     height: int
@@ -41,17 +45,40 @@ class Grid:
     row after the prefix."""
     reshape: Callable[[Tensor], Tensor] | None = None
     """Function of a custom grid, from the output (B, …) to (B, K, height, width)."""
+    placement: Placement | None = None
+    """Where the positions lie on the model's input; None if they cover it evenly and upright."""
 
     def apply(self, output: Tensor) -> Tensor:
-        """Return an output, or its gradient, as (batch, channels, height, width)."""
+        """Return an output, or its gradient, as (batch, channels, height, width), upright."""
         if self.reshape:
             return self.reshape(output)
         if self.kind == "channels last":
-            return output.movedim(3, 1)
-        if self.kind == "tokens":
+            output = output.movedim(3, 1)
+        elif self.kind == "tokens":
             patches = output[:, self._tokens(output)].transpose(1, 2)
-            return patches.reshape(*patches.shape[:2], self.height, self.width)
-        return output
+            sides = self.height, self.width
+            if self.placement and self.placement.transposed:
+                sides = sides[::-1]
+            output = patches.reshape(*patches.shape[:2], *sides)
+        return self.placement.turn(output) if self.placement else output
+
+    def enlarge(self, maps: Tensor, size: Size) -> Tensor:
+        """Resize maps (n, channels, height, width) bilinearly to images of `size`, each position at
+        its place on the images: (n, channels, *size), 0 where the model does not look."""
+        if self.placement is None:
+            return interpolate(maps, size=size, mode="bilinear")
+        box = self.placement.box
+        rows = interpolation(maps.shape[2], box.top, box.bottom, size[0])
+        columns = interpolation(maps.shape[3], box.left, box.right, size[1])
+        return torch.from_numpy(rows).to(maps) @ maps @ torch.from_numpy(columns).to(maps).T
+
+    @property
+    def upright(self) -> Grid:
+        """The grid of the maps that `apply` returns."""
+        placement = self.placement and replace(
+            self.placement, transposed=False, upside_down=False, mirrored=False
+        )
+        return Grid("channels first", self.height, self.width, placement=placement)
 
     def put(self, output: Tensor, values: Tensor) -> Tensor:
         """Return a copy of an output with `values`, (batch, channels, height, width), at its
@@ -63,6 +90,8 @@ class Grid:
         if self.kind == "custom":
             raise MethodUnsuited("it changes the layer, and a reshape of your own has no inverse")
         changed = output.clone()
+        if self.placement:
+            values = self.placement.turn_back(values)
         if self.kind == "channels last":
             changed[:] = values.movedim(1, 3)
         elif self.kind == "tokens":
@@ -87,9 +116,6 @@ class Location:
     grid: Grid | None
     problem: str | None = None
     """Reason why the output has no grid, as a clause that completes an error message."""
-    verified: bool = True
-    """Whether the grid needs no further test. False if it was read from an unambiguous shape,
-    without changing the image."""
 
 
 @dataclass(frozen=True)

@@ -43,7 +43,7 @@ def rollout(subject: Subject) -> Steps:
     # One score, not the sum of all: the gradient of the sum may be zero.
     row = _read(matrices[-1], scores[0]) @ relevance
     yield Progress(1, 1)
-    return Attribution(_on_patches(grid, row.expand(len(subject.targets), -1)))
+    return Attribution(_on_patches(grid, row.expand(len(subject.targets), -1)), grid=grid)
 
 
 def chefer(subject: Subject) -> Steps:
@@ -63,7 +63,7 @@ def chefer(subject: Subject) -> Steps:
         relevance = relevance - torch.eye(len(relevance), device=relevance.device)
         rows.append(_read(matrices[-1], score) @ relevance)
         yield Progress(turn + 1, len(scores))
-    return Attribution(_on_patches(grid, torch.stack(rows)))
+    return Attribution(_on_patches(grid, torch.stack(rows)), grid=grid)
 
 
 def legrad(subject: Subject) -> Steps:
@@ -92,7 +92,7 @@ def legrad(subject: Subject) -> Steps:
                 total += gradient[0].float().relu().mean((0, 1))
             rows.append(total / len(matrices))
     yield Progress(1, 1)
-    return Attribution(_on_patches(grid, torch.stack(rows)))
+    return Attribution(_on_patches(grid, torch.stack(rows)), grid=grid)
 
 
 def attention_problems(model: nn.Module, image: Tensor) -> dict[str, str]:

@@ -14,10 +14,12 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.instancenorm import _InstanceNorm
 
 from cam.errors import MethodUnsuited
+from cam.hooks.grids import Grid, Size
 from cam.hooks.inference import alone
 from cam.hooks.quantised import is_quantised, weights_of
 from cam.methods.progress import Completeness, Progress
 from cam.methods.subject import Attribution, Steps, Subject, gradient_at
+from cam.positions.locate import locate
 
 _EPSILON = 1e-5
 """ε of a frozen batch normalisation without an `eps` attribute, as in Hugging Face's DETR."""
@@ -45,16 +47,20 @@ def fullgrad(subject: Subject) -> Steps:
     with torch.inference_mode(False), torch.enable_grad(), _biased(subject.model) as at:
         probe = subject.image.detach().clone().requires_grad_()
         scores = subject.scores_of(subject.outputs(probe))[0]
+        located = locate(subject.model, subject.image, at)
         for score in scores:
             for _, gradients in at.values():
                 gradients.clear()
             g = gradient_at(probe, score)
-            shares = [(g * subject.image).float()]
-            for bias, gradients in at.values():
-                shares += [(bias * each).float() for each in gradients]
-            spread = [_spread(each, subject.size) for each in shares if each.ndim == 4]
-            maps.append(torch.stack(spread).sum(0))
-            attributed = sum(float(each.sum()) for each in shares)
+            share = (g * subject.image).float()
+            total, attributed = _spread(share, None, subject.size), float(share.sum())
+            for name, (bias, gradients) in at.items():
+                for each in gradients:
+                    share = (bias * each).float()
+                    attributed += float(share.sum())
+                    if share.ndim == 4:
+                        total = total + _spread(share, located.grid(name), subject.size)
+            maps.append(total)
             complete.append(Completeness(attributed, float(score.detach())))
     yield Progress(1, 1)
     return Attribution(torch.stack(maps), tuple(complete))
@@ -77,13 +83,16 @@ def require_biases(model: nn.Module) -> None:
         raise MethodUnsuited("it needs convolutions with biases: this model has none")
 
 
-def _spread(share: Tensor, size: tuple[int, int]) -> Tensor:
+def _spread(share: Tensor, grid: Grid | None, size: Size) -> Tensor:
     """Return Σ_k ψ(|share|)_k: (1, K, h, w) → (H, W)."""
     values = share.abs()
     low, high = values.min(), values.max()
     values = (values - low) / (high - low).clamp(min=1e-20)
     # Summing and resizing are both linear. To sum first is cheaper.
-    return interpolate(values.sum(1, keepdim=True), size=size, mode="bilinear")[0, 0]
+    total = values.sum(1, keepdim=True)
+    if grid is None:
+        return interpolate(total, size=size, mode="bilinear")[0, 0]
+    return grid.enlarge(grid.apply(total), size)[0, 0]
 
 
 @contextmanager

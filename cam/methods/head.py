@@ -55,7 +55,7 @@ class HeadSignals:
 
     def __init__(self, head: PooledHead, output: Tensor, logits: Tensor) -> None:
         self._head = head
-        self.grids = {head.layer: Grid("channels first", head.grid.height, head.grid.width)}
+        self.grids = {head.layer: head.grid.upright}
         self._activations = head.grid.apply(output)
         self.logits = logits.float().clone().requires_grad_()
         """float32 (B, C), a copy of the head's logits: the leaf of every score's graph."""

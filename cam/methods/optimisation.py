@@ -6,7 +6,6 @@ from typing import Final
 
 import torch
 from torch import Tensor
-from torch.nn.functional import interpolate
 
 from cam.methods.progress import Passes, Progress
 from cam.methods.subject import Attribution, Steps, Subject, gradient_at
@@ -43,7 +42,7 @@ def opticam(subject: Subject) -> Steps:
                 break
             with torch.inference_mode(False), torch.enable_grad():
                 small = torch.einsum("k,khw->hw", weights.softmax(0), a)
-                mask = interpolate(small[None, None], size=subject.size, mode="bilinear")
+                mask = subject.grid.enlarge(small[None, None], subject.size)
                 low, high = mask.amin(), mask.amax()
                 scaled = (mask - low) / (high - low).clamp(min=1e-8)
                 (output,) = subject.outputs(subject.image.clone() * scaled.to(subject.image))

@@ -82,7 +82,7 @@ def _masked(subject: Subject, samples: int, shape: Callable[[Tensor, int], Tenso
     for channels in torch.split(chosen, subject.chunk):
         if stopped := bool(scores) and subject.stop():
             break
-        masks = interpolate(a[:, channels], size=subject.size, mode="bilinear").transpose(0, 1)
+        masks = subject.grid.enlarge(a[:, channels], subject.size).transpose(0, 1)
         mean = torch.zeros(len(channels), len(subject.targets), device=a.device)
         for sample in range(1, samples + 1):
             seen = subject.image * shape(masks, sample).to(subject.image)

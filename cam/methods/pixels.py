@@ -9,7 +9,6 @@ from collections.abc import Iterator
 
 import torch
 from torch import Tensor
-from torch.nn.functional import interpolate
 
 from cam.errors import MethodUnsuited
 from cam.hooks.guidance import GuidedRectifiers
@@ -106,7 +105,7 @@ def guidedgradcam(subject: Subject) -> Steps:
             capture.backward(score, retain_graph=True)
             g = subject.grid.apply(capture.gradients[subject.layer])
             maps.append(weighted_sum(gradcam(a, g), a).relu())
-    coarse = interpolate(torch.stack(maps), size=subject.size, mode="bilinear")[:, 0]
+    coarse = subject.grid.enlarge(torch.stack(maps), subject.size)[:, 0]
     yield Progress(2, 2)
     return Attribution(coarse * fine)
 

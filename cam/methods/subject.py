@@ -45,6 +45,8 @@ class Attribution:
     completeness: tuple[Completeness, ...] | None = None
     """For each target, if the method guarantees completeness."""
     passes: Passes | None = None
+    grid: Grid | None = None
+    """Grid of the maps; None for the layer's own, or for maps of the image's size."""
 
 
 Steps = Generator[Progress, None, Attribution]

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from torch import Tensor
 
 from cam.drawing.heatmap import fuse
+from cam.drawing.placement import Placement
 from cam.errors import CamError
 from cam.explanation import Answer, Explanation, Map, Question
 from cam.methods import INPUT, METHODS
@@ -33,6 +34,21 @@ class Found:
     """Whether the score has a gradient at the layer that is not all zero."""
     passes: Passes | None = None
     """See `Explanation.passes`."""
+    placement: Placement | None = None
+    """See `Explanation.placement`; `map` is still at the layer's resolution."""
+
+    @property
+    def placed(self) -> Map:
+        """The map at the place of its positions on the model's input."""
+        return self.placement.on_input(self.map) if self.placement else self.map
+
+
+def alike(found: Sequence[Found]) -> Sequence[Found]:
+    """Return maps of several layers that lie on the model's input in the same way: unchanged if
+    they do already, else each at its place."""
+    if len({each.placement for each in found}) == 1:
+        return found
+    return [replace(each, map=each.placed, placement=None) for each in found]
 
 
 def _incomplete(question: Question, found: Completeness | None) -> tuple[str, ...]:
@@ -96,11 +112,13 @@ def compose(
                 return each
         good = [each for each in maps if isinstance(each, Found)]
         if question.fuse != "none" and len(good) > 1:
+            good = list(alike(good))
             told = tuple(warning for each in good for warning in each.warnings)
             fused = fuse([each.map for each in good], question.fuse, question.signed)
             reached = any(each.reached for each in good)
             passes = _together([each.passes for each in good if each.passes is not None])
-            good = [Found(fused, warnings=told, reached=reached, passes=passes)]
+            placement = good[0].placement
+            good = [Found(fused, None, told, reached, passes, placement)]
             names = [" + ".join(names)]
         explanations += [
             Explanation(
@@ -109,7 +127,8 @@ def compose(
                 probability=target.probability(output),
                 method=question.method,
                 layer=name,
-                map=each.map,
+                map=each.placed,
+                placement=each.placement,
                 signed=question.signed,
                 completeness=each.completeness,
                 warnings=(

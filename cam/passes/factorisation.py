@@ -8,7 +8,9 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from cam.errors import MethodUnsuited
+from cam.explanation import Map
 from cam.hooks.capture import Capture
+from cam.hooks.grids import Grid
 from cam.hooks.inference import evaluating
 from cam.hooks.replay import Replay
 from cam.observations import Concept
@@ -68,13 +70,17 @@ def factorise(
             alone = detached(outputs_of(raw, size=size_of(image), reading=reading, batch=count))
     return [
         Concept(
-            map=h[index].reshape(height, width).float().numpy(),
+            map=_placed(h[index].reshape(height, width).float().numpy(), grid),
             share=float(sizes[index] / sizes.sum().clamp(min=1e-12)),
             logits=_array(alone[turn].logits),
             probabilities=_array(alone[turn].probabilities),
         )
         for turn, index in enumerate(order.tolist())
     ]
+
+
+def _placed(values: Map, grid: Grid) -> Map:
+    return grid.placement.on_input(values) if grid.placement else values
 
 
 def _array(values: Tensor | None) -> NDArray[np.float32] | None:

@@ -16,7 +16,7 @@ from cam.hooks.grids import Grid
 from cam.methods import METHODS
 from cam.methods.components import LEAST_GAP
 from cam.methods.formulas import FUSIONS, apply
-from cam.passes.composition import Found
+from cam.passes.composition import Found, alike
 from cam.positions.levels import ancestors, ends
 
 
@@ -94,7 +94,14 @@ def maps_of(
             members, maps.cpu().numpy(), finite.tolist(), told, some, strict=True
         ):
             found[item][layer] = (
-                Found(values, warnings=warnings, reached=any_there) if good else problem
+                Found(
+                    values,
+                    warnings=warnings,
+                    reached=any_there,
+                    placement=grids[layer].placement,
+                )
+                if good
+                else problem
             )
     return found
 
@@ -114,7 +121,7 @@ def of_levels(
     if failed:
         return failed
     reached = {
-        name: each.map for name, each in found.items() if isinstance(each, Found) and each.reached
+        name: each for name, each in found.items() if isinstance(each, Found) and each.reached
     }
     if not reached:
         names = ", ".join(map(repr, found))
@@ -126,7 +133,10 @@ def of_levels(
         }
     last = ends(set(reached), ancestors({name: signals.outputs[name] for name in reached}))
     chosen = {name: each for name, each in reached.items() if name in last}
-    return {" + ".join(chosen): Found(FUSIONS[method](chosen))}
+    maps = dict(zip(chosen, alike(list(chosen.values())), strict=True))
+    fused = FUSIONS[method]({name: each.map for name, each in maps.items()})
+    placement = next(iter(maps.values())).placement
+    return {" + ".join(chosen): Found(fused, placement=placement)}
 
 
 def _of_stages(method: str, found: dict[str, Found | CamError]) -> dict[str, Found | CamError]:
@@ -136,11 +146,13 @@ def _of_stages(method: str, found: dict[str, Found | CamError]) -> dict[str, Fou
     }
     if failed:
         return failed
-    good = {name: each for name, each in found.items() if isinstance(each, Found)}
+    some = {name: each for name, each in found.items() if isinstance(each, Found)}
+    good = dict(zip(some, alike(list(some.values())), strict=True))
     told = tuple(warning for each in good.values() for warning in each.warnings)
     fused = FUSIONS[method]({name: each.map for name, each in good.items()})
     reached = all(each.reached for each in good.values())
-    return {" + ".join(good): Found(fused, warnings=told, reached=reached)}
+    placement = next(iter(good.values())).placement
+    return {" + ".join(good): Found(fused, None, told, reached, None, placement)}
 
 
 def _close(way: str, layer: str, ratio: float, dtype: torch.dtype) -> tuple[str, ...]:

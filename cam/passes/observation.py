@@ -95,7 +95,7 @@ def _observed(
     maps, weights = None, None
     if grid is not None:
         # Feature maps that the output holds as they are share its memory.
-        plain = grid.kind == "channels first"
+        plain = grid.kind == "channels first" and grid.placement is None
         maps = shown if plain else _of_one(grid.apply(output))
         if gradient is not None:
             weights = _of_one(grid.apply(gradient)).mean(axis=(1, 2))

@@ -107,10 +107,13 @@ def explain_in_steps(
         found = yield from steps_in_full_precision(STEPS[method.name](subject))
         values = found.maps if question.signed else found.maps.relu()
         sums = found.completeness or [None] * len(targets)
+        grid = found.grid or subject.grid
+        at_grid = values.shape[1:] == (grid.height, grid.width)
+        placement = grid.placement if at_grid else None
         for each, complete, kept in zip(values.cpu(), sums, maps, strict=True):
             good = bool(each.isfinite().all())
             kept[layer] = (
-                Found(each.numpy(), complete, passes=found.passes)
+                Found(each.numpy(), complete, passes=found.passes, placement=placement)
                 if good
                 else NonFinite(f"a score at {layer!r} is not finite")
             )

@@ -13,9 +13,10 @@ from __future__ import annotations
 
 import fnmatch
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, Final
 from weakref import WeakKeyDictionary
 
 import torch
@@ -29,26 +30,35 @@ from cam.hooks.grids import (
     Size,
     candidates,
     grid_in_words,
-    grid_of_map,
 )
 from cam.hooks.inference import evaluating
-from cam.positions.responses import Fit, Patch, fit, outputs_at, patches_of, responses
+from cam.positions.judgement import Measured, located_by
+from cam.positions.responses import Patch, outputs_at, patches_of, responses, seen_part
 from cam.positions.stated import Stated, stated_by
 
 Reshape = str | Callable[[Tensor], Tensor]
 """A user's function from a layer's output (B, …) to (B, K, h, w), or words: see `grid_in_words`."""
 CELLS = (7, 7)
 """Rows and columns of the patches for feature maps, if the model states no token grid."""
-TELLING = 25
-"""Least number of positions of a feature map whose grid is taken from the test. With fewer
-positions, each position sees the whole image many times over, and padding decides where the output
-changes most. The grid then follows from the shape, if the shape is unambiguous."""
+SETTINGS: Final = (bool, int, str, tuple)
+"""Types of the attributes of modules that may be settings. Numbers that a model counts in a forward
+pass are tensors."""
 
 
-Key = tuple[str, Size, Reshape | None]
-_FOUND: WeakKeyDictionary[nn.Module, dict[Key, Location | None]] = WeakKeyDictionary()
-"""Model → the known locations. A layer that does not run exactly once, or does not return a
-tensor, has None."""
+@dataclass
+class Known:
+    """The known locations of a model, as it was when they were found."""
+
+    state: Hashable
+    """What `_state` returned for the model."""
+    found: dict[Size, dict[str, Location]] = field(default_factory=dict)
+    """Size of the image → layer → location. Layers that do not run exactly once, or do not return a
+    tensor, are left out."""
+    reshaped: dict[tuple[str, Size, Reshape], Location | None] = field(default_factory=dict)
+    """The locations of layers with a declared reshape."""
+
+
+_KNOWN: WeakKeyDictionary[nn.Module, Known] = WeakKeyDictionary()
 _DECLARED: WeakKeyDictionary[nn.Module, dict[str, Reshape]] = WeakKeyDictionary()
 """Model → the reshapes that the user declared, by layer name or pattern."""
 
@@ -86,47 +96,55 @@ def declared(model: nn.Module, reshape: Mapping[str, Reshape]) -> Iterator[None]
 
 def inherit(model: nn.Module, copy: nn.Module) -> None:
     """Give `copy`, a copy of a model, the locations and the declarations of the model."""
-    _FOUND[copy] = dict(_FOUND.get(model, {}))
+    known = _KNOWN.get(model)
+    if known:
+        _KNOWN[copy] = Known(_state(copy), dict(known.found), dict(known.reshaped))
     _DECLARED[copy] = dict(_DECLARED.get(model, {}))
 
 
 def locate(model: nn.Module, image: Tensor, layers: Iterable[str] | None = None) -> Located:
     """Find out where the outputs of layers lie on images of the size of `image`.
 
-    The function runs the model once, and once more for each patch unless all shapes are
-    unambiguous. If the locations of all the layers are known, it does not run the model. The model
-    is left in its original state.
+    The function runs the model once, and once more for each patch: all layers are located
+    together, so that the location of a layer does not depend on which layers are asked for. If the
+    locations are known, it does not run the model, unless its modules or their settings have
+    changed since. The model is left in its original state.
 
     Args:
         image: float (1, C, H, W), preprocessed, on the model's device and in its dtype.
-        layers: names. If None, all layers of the model are located, and every grid is tested, even
-            if its shape is unambiguous.
+        layers: names. If None, all layers of the model are located.
     """
     size = (int(image.shape[-2]), int(image.shape[-1]))
-    known = _FOUND.setdefault(model, {})
-    modules = {
-        name: module
-        for name, module in model.named_modules()
-        if name and not isinstance(module, torch.jit.ScriptModule)  # runs no hooks
-    }
-    names = [name for name in (modules if layers is None else layers) if name in modules]
-    reshapes = {name: _reshape(model, name) for name in names}
-    missing = {}
-    for name in names:
-        key = (name, size, reshapes[name])
-        before = known.get(key)
-        if key not in known or (before and not before.verified and layers is None):
-            missing[name] = modules[name]
+    state = _state(model)
+    known = _KNOWN.get(model)
+    if known is None or known.state != state:
+        known = _KNOWN[model] = Known(state)
+    names = dict.fromkeys(name for name, _ in model.named_modules() if name)
+    asked = list(names) if layers is None else [name for name in layers if name in names]
+    reshapes = {name: each for name in asked if (each := _reshape(model, name)) is not None}
+    missing = [name for name, each in reshapes.items() if (name, size, each) not in known.reshaped]
     if missing:
-        if not image.isfinite().all():  # layers can be located with noise instead
-            noise = torch.randn(image.shape, generator=torch.Generator().manual_seed(0))
-            image = noise.to(image)
-        with evaluating(model), torch.inference_mode(False), torch.no_grad():
-            outputs = outputs_at(model, missing, image)
-            locations = _locations(model, outputs, reshapes, image, layers)
-        known |= {(name, size, reshapes[name]): locations.get(name) for name in missing}
-    found = {name: known[name, size, reshapes[name]] for name in names}
-    return Located({name: each for name, each in found.items() if each})
+        outputs = _outputs(model, image, missing)
+        for name in missing:
+            found = _reshaped(reshapes[name], outputs[name]) if name in outputs else None
+            known.reshaped[name, size, reshapes[name]] = found
+    if size not in known.found and len(reshapes) < len(asked):
+        known.found[size] = _locations(model, image)
+    located = {}
+    for name in asked:
+        if name in reshapes:
+            found = known.reshaped[name, size, reshapes[name]]
+        else:
+            found = known.found[size].get(name)
+        if found:
+            located[name] = found
+    return Located(located)
+
+
+def _state(model: nn.Module) -> Hashable:
+    """Return what tells whether a model's layers may lie otherwise than before: its modules and
+    their settings, such as `grad_checkpointing` or an image size, without `training`."""
+    return tuple((id(module), type(module), *_settings(module)) for module in model.modules())
 
 
 def token_grid(model: nn.Module, image: Tensor, count: int) -> Grid | None:
@@ -139,43 +157,73 @@ def token_grid(model: nn.Module, image: Tensor, count: int) -> Grid | None:
     return votes.most_common(1)[0][0] if votes else None
 
 
-def _locations(
-    model: nn.Module,
-    outputs: dict[str, Tensor],
-    reshapes: Mapping[str, Reshape | None],
-    image: Tensor,
-    layers: Iterable[str] | None,
-) -> dict[str, Location]:
-    """Return the locations of layers that returned `outputs` for the image."""
+def _settings(module: nn.Module) -> Iterator[tuple[str, Hashable]]:
+    for name, value in vars(module).items():
+        if type(value) in SETTINGS and name != "training":
+            yield name, value
+
+
+def _outputs(model: nn.Module, image: Tensor, layers: Iterable[str]) -> dict[str, Tensor]:
+    """Return the outputs for the image of those layers that run once and return a tensor."""
+    modules = dict(model.named_modules())
+    hooked = {
+        name: modules[name]
+        for name in layers
+        if not isinstance(modules[name], torch.jit.ScriptModule)  # runs no hooks
+    }
+    with evaluating(model), torch.inference_mode(False), torch.no_grad():
+        return outputs_at(model, hooked, image)
+
+
+def _locations(model: nn.Module, image: Tensor) -> dict[str, Location]:
+    """Return the locations of all layers of the model that run once and return a tensor."""
+    if not image.isfinite().all():  # layers can be located with noise instead
+        noise = torch.randn(image.shape, generator=torch.Generator().manual_seed(0))
+        image = noise.to(image)
     size = (int(image.shape[-2]), int(image.shape[-1]))
+    modules = {name: module for name, module in model.named_modules() if name}
+    outputs = _outputs(model, image, modules)
     stated = stated_by(model, size)
     found: dict[str, Location] = {}
     doubtful: dict[str, list[Grid]] = {}
     for name, output in outputs.items():
-        shape, reshape = tuple(output.shape), reshapes[name]
-        if reshape is not None:
-            found[name] = _reshaped(reshape, output)
-            continue
-        clear = None if layers is None else grid_of_map(shape, size)
-        if clear:
-            found[name] = Location(shape[1:], clear, verified=False)
-            continue
+        shape = tuple(output.shape)
+        grids = []
         if shape[0] == 1 and output.is_floating_point():
             grids = candidates(shape, size, sides=stated.sides, orders=stated.orders)
-            if grids:
-                doubtful[name] = grids
-                continue
-        found[name] = Location(shape[1:], None, f"its output {shape[1:]} is {NO_GRID}")
-    if doubtful:
-        shapes = {name: tuple(outputs[name].shape[1:]) for name in doubtful}
-        modules = dict(model.named_modules())
+        if grids:
+            doubtful[name] = grids
+        else:
+            found[name] = Location(shape[1:], None, f"its output {shape[1:]} is {NO_GRID}")
+    if not doubtful:
+        return found
+    shapes = {name: tuple(outputs[name].shape[1:]) for name in doubtful}
+    part: Patch | None = None
+    measured: dict[str, Measured] = {}
+    with evaluating(model), torch.inference_mode(False), torch.no_grad():
         for cells, names in _by_cells(doubtful, shapes, stated).items():
-            patches = patches_of(size, cells)
             before = {name: outputs[name] for name in names}
+            patches = patches_of(size, cells, part)
             moved = responses(model, modules, image, before, patches)
-            grids_of = {name: doubtful[name] for name in names}
-            found |= _judged(grids_of, shapes, moved, patches, size)
-    return found
+            if part is None and not _all_move(moved, len(patches)):
+                everything = {name: outputs[name] for name in doubtful}
+                part = seen_part(model, modules, image, everything) or Patch(0, 0, *size)
+                patches = patches_of(size, cells, part)
+                moved = responses(model, modules, image, before, patches)
+            for name in names:
+                measured[name] = Measured(doubtful[name], moved.get(name, {}), patches)
+    # In the order of execution, which `_by_cells` does not keep.
+    ordered = {name: measured[name] for name in doubtful}
+    return found | located_by(ordered, shapes, size)
+
+
+def _all_move(moved: Mapping[str, Mapping[str, Tensor]], count: int) -> bool:
+    """Return whether each of `count` patches moves a layer."""
+    moving = torch.zeros(count, dtype=torch.bool)
+    for kinds in moved.values():
+        for each in kinds.values():
+            moving |= each.flatten(1).any(1)
+    return bool(moving.all())
 
 
 def _by_cells(
@@ -196,74 +244,6 @@ def _by_cells(
     for name in doubtful:
         groups[sides[shapes[name][0]] if len(shapes[name]) == 2 else usual].append(name)
     return groups
-
-
-def _judged(
-    doubtful: Mapping[str, Sequence[Grid]],
-    shapes: Mapping[str, tuple[int, ...]],
-    moved: Mapping[str, Mapping[str, Tensor]],
-    patches: Sequence[Patch],
-    size: Size,
-) -> dict[str, Location]:
-    """Choose for each layer one of its possible grids.
-
-    Layers with the same number of tokens get the same grid. The early layers show it better than
-    the late layers, in which every token has seen all others.
-    """
-    fits: dict[str, dict[Grid, Fit]] = {}
-    votes: dict[int, dict[Grid, list[float]]] = defaultdict(lambda: defaultdict(list))
-    for name, grids in doubtful.items():
-        moves = moved.get(name, {})
-        fits[name] = {
-            grid: each
-            for grid in grids
-            if moves and (each := fit(grid, moves[grid.kind], patches, size)).good
-        }
-        for grid, each in fits[name].items():
-            if grid.kind == "tokens":
-                votes[shapes[name][0]][grid].append(each.distance)
-    likely = {shapes[name][0]: grids for name, grids in doubtful.items()}
-    elected = {_elected(of_count, likely[count]) for count, of_count in votes.items()}
-    found = {}
-    for name, good in fits.items():
-        shape = shapes[name]
-        # The order of tokens may change between layers: then the fit of a layer must be exact.
-        usable = [
-            grid
-            for grid, each in good.items()
-            if grid.kind != "tokens" or grid in elected or each.exact
-        ]
-        usable.sort(key=lambda grid: (grid not in elected, good[grid].distance))
-        best = usable[0] if usable else None
-        clear = grid_of_map((1, *shape), size)
-        if clear and clear.height * clear.width < TELLING:
-            best = clear
-        found[name] = Location(shape, best, None if best else _why_not(shape, moved.get(name)))
-    return found
-
-
-def _elected(votes: Mapping[Grid, Sequence[float]], likely: Sequence[Grid]) -> Grid:
-    """Choose a grid among those that fit at least half as many layers as any other grid.
-
-    The chosen grid has the likeliest rows and columns, which leave the fewest tokens over, and
-    among these the arrangement that fits best. Fewer rows and columns can always be placed among
-    more tokens, and one of the many ways to place them fits by chance.
-    """
-    most = max(map(len, votes.values()))
-    often = {grid: sum(each) / len(each) for grid, each in votes.items() if 2 * len(each) >= most}
-    first = next(grid for grid in likely if grid in often)
-    alike = [grid for grid in often if (grid.height, grid.width) == (first.height, first.width)]
-    return min(alike, key=lambda grid: often[grid])
-
-
-def _why_not(shape: tuple[int, ...], moved: Mapping[str, Tensor] | None) -> str:
-    """Return the reason why a layer has no grid, as a clause."""
-    if moved is None or not any(bool(each.any()) for each in moved.values()):
-        return f"its output {shape} does not change with the image"
-    return (
-        f"its output {shape} does not lie on the image: a change at one place of the image does "
-        "not show at one place of the output"
-    )
 
 
 def _reshape(model: nn.Module, layer: str) -> Reshape | None:

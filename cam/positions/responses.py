@@ -6,7 +6,7 @@ The image is changed in one patch after another.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from cam.hooks.grids import Grid, Size, covers
+from cam.positions.views import View
 
 FRACTIONS = (
     (0.10, 0.25), (0.20, 0.75), (0.30, 0.45), (0.42, 0.95), (0.50, 0.10),
@@ -35,6 +36,7 @@ LEAST_FOLLOWS = 0.7
 chance if the positions have seen all others, or if a grid has few columns."""
 FEW = 9
 """Number of tokens below which all patches must hit."""
+PLAIN = View()
 AXES = {4: {"channels first": 1, "channels last": 3}, 3: {"tokens": 2}}
 """Number of dimensions of an output → each possible kind of grid and its channel dimension."""
 
@@ -47,6 +49,10 @@ class Patch:
     left: int
     bottom: int
     right: int
+
+    def centre(self, size: Size) -> tuple[float, float]:
+        """Return the centre, as shares of the height and width of an image of `size`."""
+        return (self.top + self.bottom) / 2 / size[0], (self.left + self.right) / 2 / size[1]
 
 
 @dataclass(frozen=True)
@@ -82,19 +88,22 @@ class Fit:
         return hits or (self.follows >= FOLLOWS and self.hits >= HITS / 2)
 
 
-def patches_of(size: Size, cells: Size) -> list[Patch]:
-    """Return patches of an image of `size`. The image is divided into `cells` (rows, columns), and
-    a patch is one cell, or several neighbours if cells are small."""
-    rows, columns = min(cells[0], size[0]), min(cells[1], size[1])
-    rows = max(rows // max(-(-LEAST_PATCH * rows // size[0]), 1), min(4, rows))
-    columns = max(columns // max(-(-LEAST_PATCH * columns // size[1]), 1), min(4, columns))
+def patches_of(size: Size, cells: Size, within: Patch | None = None) -> list[Patch]:
+    """Return patches of an image of `size`, or of the part `within` of it. The image or the part is
+    divided into `cells` (rows, columns), and a patch is one cell, or several neighbours if cells
+    are small."""
+    part = within or Patch(0, 0, *size)
+    height, width = part.bottom - part.top, part.right - part.left
+    rows, columns = min(cells[0], height), min(cells[1], width)
+    rows = max(rows // max(-(-LEAST_PATCH * rows // height), 1), min(4, rows))
+    columns = max(columns // max(-(-LEAST_PATCH * columns // width), 1), min(4, columns))
     places = dict.fromkeys((int(y * rows), int(x * columns)) for y, x in FRACTIONS)
     return [
         Patch(
-            round(row * size[0] / rows),
-            round(column * size[1] / columns),
-            round((row + 1) * size[0] / rows),
-            round((column + 1) * size[1] / columns),
+            part.top + round(row * height / rows),
+            part.left + round(column * width / columns),
+            part.top + round((row + 1) * height / rows),
+            part.left + round((column + 1) * width / columns),
         )
         for row, column in places
     ]
@@ -142,16 +151,10 @@ def responses(
             for kind, axis in AXES[change.ndim].items():
                 moved[name][kind].append(change.norm(dim=axis)[0].cpu())
 
-    rng = torch.Generator().manual_seed(0)
-    contrast = float(image.float().std(correction=0)) or 1.0
     with ExitStack() as scope:
         for name in before:
             scope.callback(modules[name].register_forward_hook(partial(note, name)).remove)
-        for patch in patches:
-            changed = image.clone()
-            part = changed[..., patch.top : patch.bottom, patch.left : patch.right]
-            # The patch becomes brighter and rougher: some layers do not respond to one of the two.
-            part += ((2 + 2 * torch.randn(part.shape, generator=rng)) * contrast).to(part)
+        for changed in _changed(image, patches):
             model(changed)
     return {
         name: {kind: torch.stack(each) for kind, each in kinds.items()}
@@ -160,9 +163,54 @@ def responses(
     }
 
 
-def fit(grid: Grid, moved: Tensor, patches: Sequence[Patch], size: Size) -> Fit:
+def seen_part(
+    model: nn.Module, modules: Mapping[str, nn.Module], image: Tensor, before: Mapping[str, Tensor]
+) -> Patch | None:
+    """Return the part of the image that any of the layers looks at, or None if they look at
+    nothing. Each edge is found by changing strips along it, to about a hundredth of the side.
+
+    Args:
+        before: the outputs of the layers for the image.
+    """
+    height, width = int(image.shape[-2]), int(image.shape[-1])
+
+    def moves(patch: Patch) -> bool:
+        found = responses(model, modules, image, before, [patch])
+        return any(bool(each.any()) for kinds in found.values() for each in kinds.values())
+
+    if not moves(Patch(0, 0, height, width)):
+        return None
+    edges = []
+    for strip, side in (
+        (lambda n: Patch(0, 0, n, width), height),
+        (lambda n: Patch(0, 0, height, n), width),
+        (lambda n: Patch(height - n, 0, height, width), height),
+        (lambda n: Patch(0, width - n, height, width), width),
+    ):
+        unseen, seen = 0, side  # a strip of `unseen` pixels moves nothing, one of `seen` does
+        while seen - unseen > max(side // 100, 1):
+            middle = (unseen + seen) // 2
+            unseen, seen = (unseen, middle) if moves(strip(middle)) else (middle, seen)
+        edges.append(unseen)
+    return Patch(edges[0], edges[1], height - edges[2], width - edges[3])
+
+
+def _changed(image: Tensor, patches: Sequence[Patch]) -> Iterator[Tensor]:
+    """Yield a copy of the image for each patch, with the patch changed. The noise has a fixed
+    seed."""
+    rng = torch.Generator().manual_seed(0)
+    contrast = float(image.float().std(correction=0)) or 1.0
+    for patch in patches:
+        changed = image.clone()
+        part = changed[..., patch.top : patch.bottom, patch.left : patch.right]
+        # The patch becomes brighter and rougher: some layers do not respond to one of the two.
+        part += ((2 + 2 * torch.randn(part.shape, generator=rng)) * contrast).to(part)
+        yield changed
+
+
+def fit(grid: Grid, moved: Tensor, patches: Sequence[Patch], size: Size, view: View = PLAIN) -> Fit:
     """Return how well the grid explains the responses `moved` of a layer, (patches, h, w) or
-    (patches, N)."""
+    (patches, N), if the layer has that view of the image. `grid` has no placement."""
     if grid.kind == "tokens":
         moved = grid.apply(moved[..., None])[:, 0]
     moving = moved.flatten(1).any(1)
@@ -173,26 +221,26 @@ def fit(grid: Grid, moved: Tensor, patches: Sequence[Patch], size: Size) -> Fit:
     # A change that every patch causes does not show where the patch is, so it is subtracted.
     more = shares - (shares.sum(0) - shares) / (len(shares) - 1)
     height, width = moved.shape[1:]
-    y, x = size[0] / height, size[1] / width
     # Rounding in strides and padding may shift feature maps by one position.
     slack = 0.51 if grid.kind == "tokens" else 1.0
-    distances = []
+    distances, wanted = [], []
     for patch, each in zip(places, more, strict=True):
         row, column = divmod(int(each.argmax()), width)
-        down = max(patch.top / y - row - 0.5, row + 0.5 - patch.bottom / y, 0.0)
-        across = max(patch.left / x - column - 0.5, column + 0.5 - patch.right / x, 0.0)
+        first = view.shares(patch.top / size[0], patch.left / size[1])
+        last = view.shares(patch.bottom / size[0], patch.right / size[1])
+        down = _outside(row + 0.5, first[0] * height, last[0] * height)
+        across = _outside(column + 0.5, first[1] * width, last[1] * width)
         distances.append(max(down, across))
+        wanted.append(view.shares(*patch.centre(size)))
     weights = more.clamp(min=0)
     weights = weights / weights.sum((1, 2), keepdim=True).clamp(min=1e-30)
     rows = (weights.sum(2) * torch.arange(height)).sum(1)
     columns = (weights.sum(1) * torch.arange(width)).sum(1)
     follows = []
     if height > 1:
-        wanted = torch.tensor([float(patch.top + patch.bottom) for patch in places])
-        follows.append(_correlation(rows, wanted))
+        follows.append(_correlation(rows, torch.tensor([each[0] for each in wanted])))
     if width > 1:
-        wanted = torch.tensor([float(patch.left + patch.right) for patch in places])
-        follows.append(_correlation(columns, wanted))
+        follows.append(_correlation(columns, torch.tensor([each[1] for each in wanted])))
     return Fit(
         # A patch that changes nothing does not count as a hit, but counts as a patch: a few
         # patches that do change the output are little evidence.
@@ -202,6 +250,11 @@ def fit(grid: Grid, moved: Tensor, patches: Sequence[Patch], size: Size) -> Fit:
         unlikely=grid.kind == "tokens" or not covers(height, width, size),
         few=grid.kind == "tokens" and height * width < FEW,
     )
+
+
+def _outside(position: float, one: float, other: float) -> float:
+    """Return how far a position lies outside the interval between two edges: 0 inside."""
+    return max(min(one, other) - position, position - max(one, other), 0.0)
 
 
 def _correlation(one: Tensor, other: Tensor) -> float:

@@ -35,6 +35,12 @@ TERMS: Final = {
         "Why `auto` means this layer, where the method takes another one by default than most "
         "methods do; absent otherwise."
     ),
+    "placement": (
+        "The edges of the layer's positions on the photo, in its pixels, and how they are turned, "
+        "of a model that resizes, crops, pads, mirrors or transposes its input itself; the map is "
+        "put there, and is 0 where the model does not look. Absent where the positions cover the "
+        "model's input evenly and upright."
+    ),
     "peak": (
         "The hottest pixel, counted from the top left one, (0, 0), in pixels of the picture that "
         "`size` asks for; absent where nothing is hot."

@@ -151,6 +151,12 @@ class Score(Open):
     warning: str | None = Field(None, description="Why there is no value.")
 
 
+class Placement(Box):
+    transposed: bool = Field(description="Whether the rows of the layer follow the columns.")
+    upside_down: bool = Field(description="Whether the layer's first row lies at the bottom.")
+    mirrored: bool = Field(description="Whether the layer's first column lies at the right.")
+
+
 class Explanation(Open):
     instance: int = Field(description="Index of the instance in the request, from 0.", examples=[0])
     id: str | None = None
@@ -160,6 +166,7 @@ class Explanation(Open):
     layer_reason: str | None = Field(None, description=TERMS["layer_reason"])
     region: Region = Field(description=TERMS["region"])
     covers: Box | None = Field(None, description=TERMS["covers"])
+    placement: Placement | None = Field(None, description=TERMS["placement"])
     heatmap: Heatmap
     overlay: Overlay | None = Field(
         None,

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from cam import METHODS, ClassTarget, Explanation, SimilarityTarget, UnitTarget
 from cam.drawing.heatmap import Box, Region, hot_region
+from cam.drawing.placement import Placement
 from cam.methods import INPUT
 from service.backend.answers import Answer
 from service.core import model_schemas, schemas
@@ -61,6 +62,7 @@ def describe(
         layer_reason=_layer_reason(explanation, model, parameters),
         region=_region(drawing.region),
         covers=_edges(facts.covers),
+        placement=_placement(explanation.placement, seen),
         heatmap=schemas.Heatmap(
             shape=(height, width),
             encoding="png" if encoding == "png" else "float32",
@@ -244,6 +246,19 @@ def _region(region: Region) -> schemas.Region:
 
 def _box(box: Edges, seen: ModelInput) -> schemas.Box:
     return _edges(box_on_photo(box, seen))
+
+
+def _placement(found: Placement | None, seen: ModelInput) -> schemas.Placement | None:
+    if found is None:
+        return None
+    box = found.box
+    on_photo = box_on_photo((box.left, box.top, box.right, box.bottom), seen)
+    return schemas.Placement(
+        **_edges(on_photo).model_dump(),
+        transposed=found.transposed,
+        upside_down=found.upside_down,
+        mirrored=found.mirrored,
+    )
 
 
 def _edges(box: Box) -> schemas.Box:

@@ -13,6 +13,7 @@ from PIL import Image
 from cam import Concept, Explanation, Observation, Question, Target
 from cam.agreement import Fidelity
 from cam.drawing.heatmap import Box
+from cam.drawing.placement import Placement
 from cam.drift.reference import Origin
 from cam.drift.shift import Comparison, Shift, TooFew
 from cam.evaluation.candidate import Candidate
@@ -146,7 +147,8 @@ CODEC = Codec(
         *(Call, Cancelled, Idle, Progressed, Returned, Raised, ModelState, State),
         *(Answer, Boxes, Prediction, Outcome, ModelInput, Box),
         *(ModelInfo, LayerInfo, Audited, Labels, Preprocessing, Image.Resampling),
-        *(Question, Explanation, Passes, Completeness, Progress, Observation, Statistics, Concept),
+        *(Question, Explanation, Placement, Passes, Completeness, Progress),
+        *(Observation, Statistics, Concept),
         *(Fidelity, Candidate, Options, Score),
         *(Drift, Comparison, Shift, TooFew, Origin),
         *get_args(Target),

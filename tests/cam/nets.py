@@ -42,20 +42,30 @@ class Small(nn.Module):
         return out
 
 
-class Tokens(nn.Module):
-    """Patches of 8 pixels, other tokens among them, and a head on the mean of all."""
+def order(count: int) -> Tensor:
+    """An order of patches that nobody can guess."""
+    return torch.randperm(count, generator=torch.Generator().manual_seed(0))
 
-    def __init__(self, *, extra: int = 0, at: str = "front", turned: bool = False) -> None:
+
+class Tokens(nn.Module):
+    """Patches of 8 pixels, other tokens among them, and a head on the mean of all. The patches lie
+    row by row, column by column (`turned`), or in no order (`shuffled`)."""
+
+    def __init__(
+        self, *, extra: int = 0, at: str = "front", turned: bool = False, shuffled: bool = False
+    ) -> None:
         super().__init__()
         self.embed = nn.Conv2d(3, 16, 8, 8)
         self.other = nn.Parameter(torch.randn(1, extra, 16))
         self.block = nn.Sequential(nn.Linear(16, 16), nn.GELU(), nn.Linear(16, 16))
         self.head = nn.Linear(16, 5)
-        self.at, self.turned = at, turned
+        self.at, self.turned, self.shuffled = at, turned, shuffled
 
     def forward(self, x: Tensor) -> Tensor:
         grid = self.embed(x)
         tokens = (grid.transpose(2, 3) if self.turned else grid).flatten(2).transpose(1, 2)
+        if self.shuffled:
+            tokens = tokens[:, order(tokens.shape[1])]
         count = {"front": 0, "middle": tokens.shape[1] // 2, "behind": tokens.shape[1]}[self.at]
         other = self.other.expand(len(x), -1, -1)
         tokens = torch.cat([tokens[:, :count], other, tokens[:, count:]], 1)

@@ -163,7 +163,7 @@ def lethal() -> nn.Module:
 
 def turned() -> nn.Module:
     """Tokens column by column behind another one: nobody can find out where they lie."""
-    return Tokens(extra=1, turned=True)
+    return Tokens(extra=1, shuffled=True)
 
 
 def pyramid_detector() -> nn.Module:

@@ -1,0 +1,237 @@
+"""Models that resize, crop, pad, mirror or turn their input themselves: the map lies where they
+look, and what no placement explains is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from itertools import pairwise
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.nn.functional import interpolate, pad
+
+from cam import ClassTarget, default_layer, explain, factorise, observe, survey
+from cam.drawing.heatmap import Box, place
+from cam.drawing.placement import Placement
+from cam.errors import LayerNotSpatial
+from cam.hooks.grids import Grid
+from cam.positions.locate import locate
+from cam.positions.views import Axis, View
+
+Change = Callable[[Tensor], Tensor]
+
+
+@pytest.fixture(autouse=True)
+def _seed() -> Iterator[None]:
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        yield
+
+
+def network() -> nn.Module:
+    """A network that looks for what is bright: all its weights are positive."""
+    channels = (3, 8, 12, 16)
+    convolutions = [
+        layer
+        for before, after in pairwise(channels)
+        for layer in (nn.Conv2d(before, after, 3, 2, 1), nn.ReLU())
+    ]
+    net = nn.Sequential(*convolutions, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(16, 5))
+    for weights in net.parameters():
+        nn.init.uniform_(weights, 0, 0.1)
+    return net
+
+
+class Changing(nn.Module):
+    """A network behind preprocessing of its own."""
+
+    def __init__(self, change: Change) -> None:
+        super().__init__()
+        self.change = change
+        self.net = network()
+        self.eval().requires_grad_(False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.net(self.change(x))
+        return out
+
+
+def letterboxed(x: Tensor) -> Tensor:
+    """(72, 96) → 64 × 64, with 8 rows of padding above and below."""
+    return pad(interpolate(x, size=(48, 64), mode="bilinear"), (0, 0, 8, 8))
+
+
+def resized_and_cropped(x: Tensor) -> Tensor:
+    """(72, 96) → 80 × 106, of which the centre, 64 × 64, is cropped."""
+    return interpolate(x, size=(80, 106), mode="bilinear")[..., 8:72, 21:85]
+
+
+CHANGES: dict[str, tuple[Change, tuple[int, int], Box, tuple[bool, bool, bool]]] = {
+    "letterbox": (letterboxed, (72, 96), Box(0, -12, 96, 84), (False, False, False)),
+    "resize, crop": (
+        resized_and_cropped,
+        (72, 96),
+        Box(21 * 96 / 106, 7.2, 85 * 96 / 106, 64.8),
+        (False, False, False),
+    ),
+    "pad": (lambda x: pad(x, (16, 0, 0, 16)), (64, 64), Box(-16, 0, 64, 80), (False, False, False)),
+    "crop": (lambda x: x[..., 24:, 8:72], (88, 96), Box(8, 24, 72, 88), (False, False, False)),
+    "mirror": (lambda x: x.flip(3), (64, 64), Box(0, 0, 64, 64), (False, False, True)),
+    "upside down": (lambda x: x.flip(2), (64, 64), Box(0, 0, 64, 64), (False, True, False)),
+    "transpose": (lambda x: x.mT, (64, 96), Box(0, 0, 96, 64), (True, False, False)),
+    "rotate": (lambda x: x.rot90(1, (2, 3)), (64, 64), Box(0, 0, 64, 64), (True, False, True)),
+}
+
+
+def photo(size: tuple[int, int]) -> Tensor:
+    """Noise with a bright square, above and left of the middle."""
+    x = 0.1 * torch.randn(1, 3, *size, generator=torch.Generator().manual_seed(1))
+    x[..., size[0] // 2 - 14 : size[0] // 2, size[1] // 2 - 20 : size[1] // 2 - 6] += 3
+    return x
+
+
+def expected(model: Changing, name: str, layer: str, x: Tensor) -> NDArray[np.float32]:
+    """The map of the network alone, put where it belongs by hand."""
+    change, size, box, (transposed, upside_down, mirrored) = CHANGES[name]
+    (inner,) = explain(model.net, change(x), target=1, layer=layer, signed=True)
+    upright = inner.map.T if transposed else inner.map
+    upright = upright[::-1] if upside_down else upright
+    upright = upright[:, ::-1] if mirrored else upright
+    return place(np.ascontiguousarray(upright), box, *size)[0]
+
+
+@pytest.mark.parametrize("layer", ["1", "4"])
+@pytest.mark.parametrize("name", CHANGES)
+def test_the_map_lies_where_the_model_looks(name: str, layer: str) -> None:
+    change, size, box, turned = CHANGES[name]
+    model = Changing(change)
+    x = photo(size)
+    (found,) = explain(model, x, target=1, layer=f"net.{layer}", signed=True)
+    wanted = expected(model, name, layer, x)
+    assert found.placement
+    placement = found.placement
+    assert (placement.transposed, placement.upside_down, placement.mirrored) == turned
+    edges = (placement.box.left, placement.box.top, placement.box.right, placement.box.bottom)
+    assert edges == pytest.approx((box.left, box.top, box.right, box.bottom), abs=2)
+    assert found.map.shape == size
+    correlation = np.corrcoef(found.map.ravel(), wanted.ravel())[0, 1]
+    assert correlation > 0.97
+    outside = np.ones(size, bool)
+    _, region = place(np.ones((2, 2), np.float32), box, *size)
+    rows, columns = region.slices
+    outside[
+        max(rows.start - 2, 0) : rows.stop + 2, max(columns.start - 2, 0) : columns.stop + 2
+    ] = False
+    assert not found.map[outside].any()
+
+
+def test_the_place_of_a_layer_does_not_depend_on_what_was_asked_before() -> None:
+    x = photo((64, 64))
+    asked_alone = Changing(lambda x: x.flip(3))
+    before = locate(asked_alone, x, ["net.4"])
+    assert locate(asked_alone, x).grid("net.4") == before.grid("net.4")
+    surveyed = Changing(lambda x: x.flip(3))
+    surveyed.load_state_dict(asked_alone.state_dict())
+    assert default_layer(survey(surveyed, x)) == "net.5"
+    assert locate(surveyed, x, ["net.4"]).grid("net.4") == before.grid("net.4")
+    assert before.grid("net.4") != Grid("channels first", 8, 8)
+
+
+@pytest.mark.parametrize("by", [(16, 16), (0, 32), (24, 0)])
+def test_rolled_positions_are_refused(by: tuple[int, int]) -> None:
+    model = Changing(lambda x: x.roll(by, (2, 3)))
+    with pytest.raises(LayerNotSpatial, match="have another order, such as window by window or"):
+        explain(model, photo((64, 64)), layer="net.1")
+
+
+def test_windows_in_another_order_are_refused() -> None:
+    """Four quarters of the image in the order 3, 0, 1, 2."""
+
+    def shuffled(x: Tensor) -> Tensor:
+        (one, two), (three, four) = (row.chunk(2, 3) for row in x.chunk(2, 2))
+        return torch.cat([torch.cat([four, one], 3), torch.cat([two, three], 3)], 2)
+
+    with pytest.raises(LayerNotSpatial, match="have another order"):
+        explain(Changing(shuffled), photo((64, 64)), layer="net.1")
+
+
+def test_a_model_that_turns_its_features_between_two_layers() -> None:
+    class Turning(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first = nn.Conv2d(3, 8, 3, 2, 1)
+            self.second = nn.Conv2d(8, 8, 3, 2, 1)
+            self.head = nn.Linear(8, 5)
+
+        def forward(self, x: Tensor) -> Tensor:
+            out: Tensor = self.head(self.second(self.first(x).relu().flip(3)).mean((2, 3)))
+            return out
+
+    located = locate(Turning().eval(), photo((64, 64)))
+    assert located.grid("first") == Grid("channels first", 32, 32)
+    second = located.grid("second")
+    assert second
+    assert second.placement
+    assert second.placement.mirrored
+    assert not second.placement.upside_down
+
+
+def on_input(small: NDArray[np.float32]) -> NDArray[np.float32]:
+    """A map of the mirrored image on the pixels of the image."""
+    return place(small, Box(0, 0, 64, 64), 64, 64)[0][:, ::-1]
+
+
+@pytest.mark.parametrize(
+    "method", ["scorecam", "ablationcam", "opticam", "eigencam", "fullgrad", "guidedgradcam"]
+)
+def test_methods_of_many_passes(method: str) -> None:
+    """They look where the model looks: mirrored photos have mirrored maps."""
+    plain, mirrored = Changing(lambda x: x), Changing(lambda x: x.flip(3))
+    mirrored.load_state_dict(plain.state_dict())
+    x = photo((64, 64))
+    ask = {"target": 1, "method": method, "layer": "net.4"}
+    (wanted,) = explain(plain, x.flip(3), **ask)  # type: ignore[arg-type]
+    (found,) = explain(mirrored, x, **ask)  # type: ignore[arg-type]
+    # Opti-CAM's optimisation adds up what rounding does to each of its steps.
+    tolerance = (1e-2 if method == "opticam" else 1e-4) * wanted.map.max()
+    np.testing.assert_allclose(found.map, on_input(wanted.map), rtol=1e-4, atol=tolerance)
+
+
+def test_concepts_and_feature_maps_are_upright() -> None:
+    plain, mirrored = Changing(lambda x: x), Changing(lambda x: x.flip(3))
+    mirrored.load_state_dict(plain.state_dict())
+    x = photo((64, 64))
+    (one,) = observe(plain, x.flip(3), ["net.4"], ClassTarget(1))
+    (other,) = observe(mirrored, x, ["net.4"], ClassTarget(1))
+    assert one.maps is not None
+    assert other.maps is not None
+    np.testing.assert_allclose(other.maps, one.maps[..., ::-1], atol=1e-6)
+    wanted = factorise(plain, x.flip(3), "net.4", 1)[0].map
+    found = factorise(mirrored, x, "net.4", 1)[0].map
+    np.testing.assert_allclose(found, on_input(wanted), atol=1e-5)
+
+
+def test_locations_are_dropped_when_the_model_changes() -> None:
+    model = Changing(lambda x: x)
+    x = photo((64, 64))
+    assert locate(model, x).grid("net.1") == Grid("channels first", 32, 32)
+    model.net[0] = nn.Conv2d(3, 8, 3, 4, 1)
+    assert locate(model, x).grid("net.1") == Grid("channels first", 16, 16)
+
+
+def test_views_by_hand() -> None:
+    """A crop of the right half, mirrored: column 0 is the image's right edge."""
+    view = View(Axis(), Axis(-2, 2))
+    assert view.shares(0.25, 1.0) == (0.25, 0.0)
+    assert view.shares(0.25, 0.5) == (0.25, 1.0)
+    assert view.placement((10, 40)) == Placement(Box(20, 0, 40, 10), 10, 40, mirrored=True)
+    turned = view.turned()
+    assert len(set(turned)) == 7
+    assert View(Axis(-2, 2), Axis(), transposed=True) in turned
+    assert View().placement((10, 40)) is None
+    # A 2 × 2 map on the right half: the pixels' centres are held at the edges.
+    placed = Placement(Box(2, 0, 4, 2), 2, 4).on_input(np.array([[1, 2], [3, 4]], np.float32))
+    assert placed.tolist() == [[0, 0, 1, 2], [0, 0, 3, 4]]
