@@ -35,12 +35,6 @@ TERMS: Final = {
         "Why `auto` means this layer, where the method takes another one by default than most "
         "methods do; absent otherwise."
     ),
-    "placement": (
-        "The edges of the layer's positions on the photo, in its pixels, and how they are turned, "
-        "of a model that resizes, crops, pads, mirrors or transposes its input itself; the map is "
-        "put there, and is 0 where the model does not look. Absent where the positions cover the "
-        "model's input evenly and upright."
-    ),
     "peak": (
         "The hottest pixel, counted from the top left one, (0, 0), in pixels of the picture that "
         "`size` asks for; absent where nothing is hot."
@@ -83,6 +77,12 @@ TERMS: Final = {
         "corner: the whole photo where `size` is `image`, else what the model saw, which may be a "
         "part of the photo (`fit=crop`) or reach beyond it (`fit=pad`). In a folder's manifest "
         "always what the model saw, for the map there is the layer's."
+    ),
+    "placement": (
+        "The edges of the layer's positions on the photo, in its pixels, and how they are turned, "
+        "of a model that resizes, crops, pads, mirrors or transposes its input itself; the map is "
+        "put there, and is 0 where the model does not look. Absent where the positions cover the "
+        "model's input evenly and upright."
     ),
     "map": (
         "The map as `normalize` asks for it: scaled to 0 … 1 (a signed one to −1 … 1), or the "
