@@ -1,6 +1,6 @@
 """Whether a change of the maps of a live model is found, and how often one is found that is none.
 
-    python -m bench.drift [--runs 20] [--write]
+    python -m bench.drift [--runs 20] [--only STREAM …] [--write]
 
 Random parts of nine photos, explained by the embedded model with Grad-CAM of the predicted class.
 In each run 1,000 of them make the reference, and others make the stream; none is drawn twice. After
@@ -18,6 +18,8 @@ Streams that change after 500 requests of the ordinary kind, and then go on for 
 
 - `logo in a corner`: the face of a cat is pasted into each photo
 - `centre covered`: a grey square lies on each photo
+- `blur`: each photo is blurred, by a Gaussian of 2 pixels
+- `slow blur`: each photo is blurred more than the one before it, from nothing to 2 pixels
 
 And: the cost of one map, of a sampled prediction and of one comparison, and how often p alone, at a
 level of 0.01, is wrong about random numbers.
@@ -74,25 +76,31 @@ def main() -> None:
     parser.add_argument("--changed", type=int, default=700)
     parser.add_argument("--write", action="store_true")
     parser.add_argument("--only-cost", action="store_true", help="print what watching costs")
+    parser.add_argument("--only", nargs="*", choices=tuple(STREAMS), help="streams to watch")
     asked = parser.parse_args()
+    names = asked.only or list(STREAMS)
     served = load_model()
     if asked.only_cost:
         print(json.dumps({**cost(served), **asyncio.run(cost_of_samples(served))}, indent=2))
         return
     pools: Pools = {
         "ordinary": explained(served, asked.ordinary, seed=0),
-        "frames": explained(served, 150 * FRAMES, seed=1, frames=FRAMES),
         **{
             name: explained(served, asked.changed, change, seed=2)
             for name, change in CHANGES.items()
+            if name in names
         },
     }
-    rows = {name: watched(pools, name, asked.runs) for name in STREAMS}
+    if "frames" in names:
+        pools["frames"] = explained(served, 150 * FRAMES, seed=1, frames=FRAMES)
+    rows = {name: watched(pools, name, asked.runs) for name in names}
     table = Table("stream", "runs", "found", "requests, median", "worst", "what, as a rule")
     for name, row in rows.items():
         told = [str(row.get(key, "")) for key in ("median", "worst", "rule")]
         table.add_row(name, str(asked.runs), str(row["found"]), *told)
     Console().print(table)
+    if asked.only:
+        return
     costs = {
         **cost(served),
         **asyncio.run(cost_of_samples(served)),
@@ -159,7 +167,8 @@ def watched(pools: Pools, name: str, runs: int, size: int = 1000) -> dict[str, A
         if name == "other mix, one class":
             good = [replace(each, index=0) for each in good]
         if draw is None:
-            stream, start = rest[:BEFORE] + shuffled(pools[name], rng)[:AFTER], BEFORE
+            changed = pools[name] if name == "slow blur" else shuffled(pools[name], rng)
+            stream, start = rest[:BEFORE] + changed[:AFTER], BEFORE
         else:
             stream, start = draw(pools, rest, rng), 0
         requests, sentences, left_out = first_found(reference(good), stream)
@@ -202,12 +211,12 @@ def cost(served: ServedModel) -> dict[str, float]:
     seconds of the CPU, which other programs on the machine change less than the time of day."""
     rng = np.random.default_rng(0)
     values, window = rng.random((7, 7), np.float32), Window()
+    pixels = rng.integers(0, 256, (BATCH, SIDE, SIDE, 3), np.uint8)
 
     def watch() -> None:
-        window.record(3, statistics_of(values, 0.5))
+        window.record(3, statistics_of(values, 0.5, pixels[0]))
 
     watching = min(timeit.repeat(watch, timer=process_time, number=2000, repeat=9)) / 2000
-    pixels = rng.integers(0, 256, (BATCH, 224, 224, 3), np.uint8)
     images = served.normalise(pixels).contiguous()
     question = Question((ClassTarget(),), "gradcam", (served.default_layer,))
 
@@ -221,7 +230,7 @@ def cost(served: ServedModel) -> dict[str, float]:
     said = Answer(Prediction(), (found,))
 
     def note() -> None:
-        served_watch.note([served_watch.question], said)
+        served_watch.note([served_watch.question], said, pixels[0])
 
     noting = min(timeit.repeat(note, timer=process_time, number=2000, repeat=9)) / 2000
     explain()
@@ -313,7 +322,7 @@ def calibrated(windows: int = 1000) -> dict[str, float]:
 
 def random_maps(rng: np.random.Generator, count: int) -> list[Explained]:
     """Draw maps of no class whose statistics are independent of each other."""
-    return [Explained(0, MapStatistics(*each)) for each in rng.random((count, 8)).tolist()]
+    return [Explained(0, MapStatistics(*each)) for each in rng.random((count, 9)).tolist()]
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ from itertools import chain, cycle, islice
 import numpy as np
 import skimage.data
 from numpy.typing import NDArray
-from PIL import Image
+from PIL import Image, ImageFilter
 from sklearn.datasets import load_sample_image
 
 from bench.evaluation_scenes import loaded
@@ -85,10 +85,29 @@ def with_covered_centre(pixels: Pixels) -> Pixels:
     return changed
 
 
+def blurred(pixels: Pixels, radius: float = 2.0) -> Pixels:
+    """Blur, as a lens that is out of focus does."""
+    return np.asarray(Image.fromarray(pixels).filter(ImageFilter.GaussianBlur(radius)))
+
+
+class Fogging:
+    """Blurs each photo more than the one before it, up to a radius of 2 after 500."""
+
+    def __init__(self) -> None:
+        self._photos = 0
+
+    def __call__(self, pixels: Pixels) -> Pixels:
+        self._photos += 1
+        return blurred(pixels, min(self._photos / 250, 2.0))
+
+
 CHANGES: dict[str, Callable[[Pixels], Pixels]] = {
     "logo in a corner": with_logo,
     "centre covered": with_covered_centre,
+    "blur": blurred,
+    "slow blur": Fogging(),
 }
+"""Name → what a stream's photos are like after its change."""
 
 
 def load_model() -> ServedModel:
@@ -118,12 +137,13 @@ def explained(
     found = []
     while batch := list(islice(changed, BATCH)):
         images = served.normalise(np.stack(batch)).contiguous()
-        for answer in explain_batch(served.module, images, [question] * len(images)):
+        answers = explain_batch(served.module, images, [question] * len(images))
+        for seen, answer in zip(batch, answers, strict=True):
             assert isinstance(answer, Answer)
             (explanation,) = answer.explanations
             target = explanation.target
             assert isinstance(target, ClassTarget)
             assert target.index is not None
-            statistics = statistics_of(explanation.map, explanation.probability)
+            statistics = statistics_of(explanation.map, explanation.probability, seen)
             found.append(Explained(target.index, statistics))
     return found

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from cam.drift.measures import (
     Numbers,
@@ -19,7 +21,7 @@ from cam.drift.measures import (
     quantiles,
 )
 from cam.drift.reference import Reference
-from cam.drift.shift import FLAT, Comparison, Quartiles, Shift, TooFew
+from cam.drift.shift import FLAT, LEAST, Comparison, Quartiles, Shift, TooFew
 from cam.drift.statistics import STATISTICS
 from cam.drift.window import Rows, Snapshot, distinct, evenly
 
@@ -30,8 +32,6 @@ year, and comparing windows that overlap adds a few times as many. The second co
 makes them rarer still."""
 GREAT: Final = 0.25
 """Least population stability index of a statistic that has moved."""
-LEAST: Final = 50
-"""Least number of photos of a series, on each side."""
 PER_MAP: Final = 20
 """Largest number of photos of a class in the reference that are compared with each live map of the
 class, of all classes together. More tell next to nothing: 20 photos for each map make a distance
@@ -89,15 +89,38 @@ def compare(reference: Reference, snapshot: Snapshot) -> Comparison:
     return Comparison(tuple(shifts), tuple(too_few), unknown)
 
 
+def expected_worth(counts: NDArray[np.integer], live: int = 500) -> float:
+    """Return how many photos a reference is worth on average in a comparison of all classes
+    together with live maps of its own mix of classes: R ÷ (1 + C/R + C/n) for R photos of C classes
+    and n live maps.
+
+    It is `effective` of the weights k ÷ r of the r photos of each class with k live maps. A class
+    whose share of the photos is only known from these r, as r ± √r, has n·r/R ± √(n·r/R) live maps
+    if its share is right: the mean of Σ k²/r is n²/R² · (R + C) + n·C/R.
+
+    Args:
+        counts: the number of photos of each class, 1 or more: (C).
+        live: the number n of live maps.
+    """
+    photos, classes = int(counts.sum()), len(counts)
+    return photos / (1 + classes / photos + classes / live)
+
+
+def needed_photos(classes: int, live: int = 500) -> int:
+    """Return how many photos of so many classes have an `expected_worth` of `LEAST`."""
+    half = LEAST * (1 + classes / live) / 2
+    return math.ceil(half + math.sqrt(half**2 + LEAST * classes))
+
+
 def _series_of(reference: Reference, index: int, live: Rows) -> _Series:
     """Return the series of one class."""
     rows = reference.rows[reference.classes == index]
     return _Series(index, rows, np.ones(len(rows)), live[distinct(live)])
 
 
-def _known(reference: Reference, snapshot: Snapshot) -> tuple[_Series, float]:
+def _known(reference: Reference, snapshot: Snapshot) -> tuple[_Series, float | None]:
     """Return the series of all classes that the reference has, whose reference has the live mix of
-    classes; and the share of live maps that it leaves out."""
+    classes; and the share of live maps that it leaves out, None of no maps."""
     kept = distinct(snapshot.latest)
     live, classes = snapshot.latest[kept], snapshot.classes[kept]
     known = np.isin(classes, reference.classes)
@@ -109,7 +132,7 @@ def _known(reference: Reference, snapshot: Snapshot) -> tuple[_Series, float]:
         few = evenly(places, counts * PER_MAP)
         used, places = used[few], places[few]
     weights = (counts / np.bincount(places, minlength=len(indices)))[places]
-    unknown = float(1 - known.mean()) if len(live) else 0.0
+    unknown = float(1 - known.mean()) if len(live) else None
     return _Series(None, reference.rows[used], weights, live[known]), unknown
 
 

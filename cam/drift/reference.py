@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from cam.drift.statistics import STATISTICS, MapStatistics, row_of
+from cam.drift.statistics import OPTIONAL, STATISTICS, MapStatistics, row_of
 from cam.drift.window import NO_CLASS, Classes, Rows, distinct, evenly
 from cam.errors import InvalidReference
 
@@ -22,6 +22,9 @@ KEY: Final = b"gradcam-reference"
 SCHEMA: Final = pa.schema(
     [("class", pa.int32()), *((name, pa.float32()) for name in STATISTICS)],
 )
+NEWER: Final = ("sharpness",)
+"""Columns that files lack which were written before there was such a statistic. It is then not
+compared."""
 MOST: Final = 1_000_000
 """Largest number of photos in a file: 40 MB in memory."""
 ENOUGH: Final = 2_000
@@ -54,8 +57,8 @@ class Reference:
     classes: Classes
     """Explained class of each photo: int32 (n), `NO_CLASS` for a target that is no class."""
     rows: Rows
-    """float32 (n, 8), in the order of `STATISTICS`. A photo whose map has no statistics has NaN in
-    all columns, and a target without probability has NaN for its confidence."""
+    """float32 (n, 9), in the order of `STATISTICS`. A photo whose map has no statistics has NaN in
+    all columns, and one that lacks a statistic in `OPTIONAL` has NaN there."""
 
     def thinned(self, most: int = ENOUGH) -> Reference:
         """Return a reference with at most `most` photos of each class, evenly spaced ones of more.
@@ -119,7 +122,8 @@ def read_reference(file: Path) -> Reference:
         with pq.ParquetFile(file) as opened:
             schema, count = opened.schema_arrow, opened.metadata.num_rows
             problem = _foreign(schema) or _miscounted(count)
-            table = None if problem else opened.read(columns=SCHEMA.names)
+            names = [name for name in SCHEMA.names if name in schema.names]
+            table = None if problem else opened.read(columns=names)
     except (pa.ArrowException, OSError, ValueError) as error:
         said = " ".join(str(error).split())
         raise InvalidReference(f"{file} cannot be read as a reference: {said:.200}") from None
@@ -132,6 +136,9 @@ def read_reference(file: Path) -> Reference:
             "weights, method, layer, fit and time of a reference; make it anew with `gradcam "
             "reference`"
         )
+    for name in SCHEMA.names:
+        if name not in names:  # of a file that is older than the statistic
+            table = table.append_column(name, pa.nulls(len(table), pa.float32()))
     classes, *columns = (table.column(name) for name in SCHEMA.names)
     if any(_has_nan(each) for each in columns):
         raise InvalidReference(f"{file} is no reference: it has a NaN; a missing value is null")
@@ -146,6 +153,8 @@ def read_reference(file: Path) -> Reference:
 def _foreign(schema: pa.Schema) -> str | None:
     """Return what is wrong with the columns of a file."""
     for field in SCHEMA:
+        if field.name in NEWER and field.name not in schema.names:
+            continue
         if schema.names.count(field.name) != 1:
             return f"it has {schema.names.count(field.name)} columns {field.name!r}, not one"
         if (kind := schema.field(field.name).type) != field.type:
@@ -168,8 +177,8 @@ def _problem(classes: Classes, rows: Rows) -> str | None:
     flat = missing.all(axis=1)
     if flat.all():
         return "none of its maps has statistics"
-    # The last column is the confidence, which a target may lack.
-    if (half := (missing[:, :-1].any(axis=1) & ~flat)).any():
+    needed = missing[:, : -len(OPTIONAL)]
+    if (half := (needed.any(axis=1) & ~flat)).any():
         return f"its row {int(half.argmax())} lacks some of the statistics of a map"
     for name, column in zip(STATISTICS, rows.T, strict=True):
         outside = (column < -ROUNDING) | (column > 1 + ROUNDING)

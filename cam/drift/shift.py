@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Final
 
 FLAT: Final = "flat"
-"""Name of the ninth statistic: 1 of a map that has no statistics because it is constant, else 0."""
+"""Name of the tenth statistic: 1 of a map that has no statistics because it is constant, else 0."""
 WORDS: Final = {
     "entropy": "the entropy of the heat",
     "centroid_x": "the mean column of the heat, of the width,",
@@ -16,8 +16,11 @@ WORDS: Final = {
     "centre": "the share of the heat in the central half of both sides",
     "concentration": "the share of the heat in the hottest tenth",
     "confidence": "the probability of the target",
+    "sharpness": "the sharpness of the photo",
     FLAT: "the share of flat maps",
 }
+LEAST: Final = 50
+"""Least number of photos of a series, on each side."""
 MOST_DIGITS: Final = 6
 """Largest number of decimals in a sentence. Statistics are float32."""
 Quartiles = tuple[float, float, float]
@@ -54,8 +57,7 @@ class Shift:
         Args:
             label: what the class is called.
         """
-        name = repr(label) if label is not None else str(self.index)
-        who = "all classes" if self.index is None else f"class {name}"
+        who = _who(self.index, label)
         what = WORDS[self.statistic]
         if not self.moved:
             return f"{who}: {what} is as before"
@@ -75,6 +77,13 @@ class Shift:
             f"{who}: {what} lies differently, half of the photos were between {low:.{digits}f} and "
             f"{high:.{digits}f} and are between {lower:.{digits}f} and {higher:.{digits}f}"
         )
+
+
+def _who(index: int | None, label: str | None) -> str:
+    """Return what a series is called."""
+    if index is None:
+        return "all classes"
+    return f"class {label!r}" if label is not None else f"class {index}"
 
 
 def _digits(values: tuple[float, float], least: int, unit: float = 1.0) -> int:
@@ -100,6 +109,25 @@ class TooFew:
     live: int
     """Number of different photos in the window."""
 
+    def sentence(self, label: str | None = None) -> str:
+        """Return what was not compared, how many photos that needs, and which side has fewer, in
+        one sentence.
+
+        Args:
+            label: what the class is called.
+        """
+        what = "nothing was"
+        if self.statistic is not None:
+            what = f"{WORDS[self.statistic].rstrip(',')} was not"
+        weighted = ", weighted to the live mix of classes" if self.index is None else ""
+        sides = [f"the reference has {self.reference}{weighted}"] if self.reference < LEAST else []
+        if self.live < LEAST:
+            sides.append(f"the window of live maps has {self.live}")
+        return (
+            f"{_who(self.index, label)}: {what} compared, because {LEAST} different photos are "
+            f"needed on each side and {' and '.join(sides)}"
+        )
+
 
 @dataclass(frozen=True)
 class Comparison:
@@ -109,11 +137,26 @@ class Comparison:
     """Every test that was made, the greatest population stability index first."""
     too_few: tuple[TooFew, ...]
     """What was not compared."""
-    unknown: float
-    """Share of the latest maps, 0 … 1, whose classes the reference lacks. "All classes together"
-    leaves them out."""
+    unknown: float | None
+    """Share of the latest maps, 0 … 1, whose classes the reference lacks; None if there are no
+    maps. "All classes together" leaves them out."""
 
     @property
     def moved(self) -> tuple[Shift, ...]:
         """The shifts that are worth telling a person."""
         return tuple(each for each in self.shifts if each.moved)
+
+    @property
+    def has_moved(self) -> bool | None:
+        """Whether a statistic has moved. None if that is not known: none of those that were
+        compared has moved, and all classes together were not compared. See `missing`."""
+        if self.moved:
+            return True
+        return False if any(each.index is None for each in self.shifts) else None
+
+    @property
+    def missing(self) -> str | None:
+        """What a comparison of all classes together lacks, in one sentence; None if it was
+        made."""
+        lacking = [each for each in self.too_few if each.index is None and each.statistic is None]
+        return lacking[0].sentence() if lacking else None

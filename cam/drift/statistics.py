@@ -1,4 +1,4 @@
-"""What one map is like, in eight numbers that are compared over time."""
+"""What one map and its photo are like, in nine numbers that are compared over time."""
 
 from __future__ import annotations
 
@@ -18,14 +18,16 @@ BORDER: Final = 0.1
 FARTHEST: Final = 0.5
 """Largest mean squared distance from the centroid, where the height and the width are 1: half of
 the heat in each of two opposite corners."""
+APART: Final = 4
+"""Number of pixels between those whose difference `sharpness` compares with adjoining ones."""
 SMALLEST: Final = 1e-300
 """What a share of 0 is replaced by in a logarithm, whose product with the share is 0 then."""
 
 
 @dataclass(frozen=True, slots=True)
 class MapStatistics:
-    """Eight numbers about a map, each 0 … 1. The heat of a position is the absolute value of the
-    map there, as in `cam.drawing.heatmap`."""
+    """Nine numbers about a map and its photo, each 0 … 1. The heat of a position is the absolute
+    value of the map there, as in `cam.drawing.heatmap`."""
 
     entropy: float
     """Shannon's entropy (1948, section 6) of the heat as a distribution over the positions, divided
@@ -49,14 +51,23 @@ class MapStatistics:
     `heatmap.concentration`."""
     confidence: float | None
     """Probability of the explained target; None if the target has none."""
+    sharpness: float | None = None
+    """Mean difference between adjoining pixels, divided by that between pixels `APART` apart: about
+    1 ÷ `APART` for a blurred photo, 1 for noise. Brightness and contrast cancel out. None if the
+    photo is not known, or is of one colour. Blur hardly moves a map, so no other number shows
+    it."""
 
 
 STATISTICS: Final = tuple(each.name for each in fields(MapStatistics))
 """Names of the statistics, in the order of the columns of a row."""
+OPTIONAL: Final = ("confidence", "sharpness")
+"""Names of the statistics that a map may lack: the last ones."""
 _in_order: Final = attrgetter(*STATISTICS)
 
 
-def statistics_of(values: Float, confidence: float | None = None) -> MapStatistics | None:
+def statistics_of(
+    values: Float, confidence: float | None = None, pixels: NDArray[np.uint8] | None = None
+) -> MapStatistics | None:
     """Return the statistics of a map, before it is scaled or resized.
 
     Only maps of one model, method and layer can be compared, and only those of the same kind of
@@ -65,6 +76,7 @@ def statistics_of(values: Float, confidence: float | None = None) -> MapStatisti
     Args:
         values: float32 (h, w). Up to 200 positions take some 15 µs; 224 × 224 take 1 ms.
         confidence: the target's probability, 0 … 1.
+        pixels: what the model saw of the photo, uint8 (H, W, 3).
 
     Returns:
         The statistics; None for a map that is constant, or is not finite.
@@ -89,15 +101,42 @@ def statistics_of(values: Float, confidence: float | None = None) -> MapStatisti
         centre=centre,
         concentration=concentration(values),
         confidence=confidence,
+        sharpness=None if pixels is None else sharpness_of(pixels),
     )
+
+
+def sharpness_of(pixels: NDArray[np.uint8]) -> float | None:
+    """Return `MapStatistics.sharpness`. 224 × 224 pixels take 0.3 ms.
+
+    Args:
+        pixels: uint8 (H, W, 3), more than `APART` high and wide.
+
+    Returns:
+        The ratio, at most 1; None for a photo of one colour, or one that is too small.
+    """
+    if min(pixels.shape[:2]) <= APART:
+        return None
+    brightness = pixels[..., 0].astype(np.int16)
+    brightness += pixels[..., 1]
+    brightness += pixels[..., 2]
+    far = _contrast(brightness, APART)
+    return min(_contrast(brightness, 1) / far, 1.0) if far else None
+
+
+def _contrast(brightness: NDArray[np.int16], apart: int) -> float:
+    """Return the mean absolute differences of pixels so far apart in a column and in a row, added
+    up."""
+    down = brightness[apart:] - brightness[:-apart]
+    across = brightness[:, apart:] - brightness[:, :-apart]
+    return float(np.abs(down).mean() + np.abs(across).mean())
 
 
 def row_of(statistics: MapStatistics | None) -> tuple[float, ...]:
     """Return the statistics in the order of `STATISTICS`, NaN where there is none."""
     if statistics is None:
         return EMPTY
-    found: tuple[float, ...] = _in_order(statistics)
-    return found if statistics.confidence is not None else (*found[:-1], math.nan)
+    found: tuple[float | None, ...] = _in_order(statistics)
+    return tuple(math.nan if each is None else each for each in found)
 
 
 EMPTY: Final = (math.nan,) * len(STATISTICS)

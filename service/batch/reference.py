@@ -15,8 +15,9 @@ import numpy as np
 from pydantic import ValidationError
 from rich.console import Console
 
-from cam.drift.comparison import LEAST
+from cam.drift.comparison import expected_worth, needed_photos
 from cam.drift.reference import Origin, Reference, reference_of
+from cam.drift.shift import LEAST
 from cam.drift.statistics import MapStatistics, statistics_of
 from cam.drift.window import NO_CLASS
 from cam.errors import CamError
@@ -74,7 +75,8 @@ def make_reference(
         The exit code: 0 on success, 1 if a photo could not be explained.
 
     Raises:
-        ConfigError: if there are no photos, or the file cannot be written.
+        ConfigError: if there are fewer photos than a comparison needs, or the file cannot be
+            written.
         Problem: if the model cannot explain in this way.
     """
     keep_memory()
@@ -105,9 +107,14 @@ def _told(made: _Made) -> Iterator[str]:
     photos = len(made.reference.rows)
     again = f", {made.repeated} repeated ones left out" if made.repeated else ""
     yield f"{photos} photos of {len(indices)} classes, {made.failed} failed{again}"
-    if photos < LEAST:
-        yield f"warning: nothing will be compared, for that takes {LEAST} photos"
-        return
+    worth = round(expected_worth(counts))
+    if worth < LEAST:
+        yield (
+            f"warning: all classes together will hardly ever be compared: of {len(indices)} "
+            f"classes these photos count for about {worth}, and a comparison needs {LEAST}; that "
+            f"takes {needed_photos(len(indices))} photos of these classes, and more if they bring "
+            "other classes"
+        )
     few = indices[counts < LEAST].tolist()
     names = [made.labels.name(index) or f"class {index}" for index in few if index != NO_CLASS]
     if names:
@@ -135,6 +142,8 @@ async def _found(
     source: str, settings: Settings, parameters: Parameters, model: str | None, console: Console
 ) -> _Made:
     with open_inputs(source) as inputs:
+        if (count := len(inputs.ids)) < LEAST:
+            raise ConfigError(_useless(f"{source} has {count}"))
         async with local_session(settings, model, spread=True) as session:
             served = session.replicas.model
             (question, *others) = questions_of(served, parameters)
@@ -175,7 +184,16 @@ async def _found(
         found = reference_of(maps, origin)
     except CamError as error:
         raise ConfigError(str(error)) from None
-    return _Made(found, served.labels, tally.failed, len(maps) - len(found.rows))
+    repeated = len(maps) - len(found.rows)
+    if (count := len(found.rows)) < LEAST:
+        lost = f"{source} has {count}, without {repeated} repeated and {tally.failed} failed ones"
+        raise ConfigError(_useless(lost))
+    return _Made(found, served.labels, tally.failed, repeated)
+
+
+def _useless(found: str) -> str:
+    """Return why a reference of so few photos is not made."""
+    return f"a reference of fewer than {LEAST} different photos can never be compared; {found}"
 
 
 async def _map_of(
@@ -188,4 +206,4 @@ async def _map_of(
     (question,) = questions_of(model, parameters)
     outcome = await session.replicas.answer(seen, question, priority="background")
     (found,) = outcome.value.explanations
-    return found.target.index, statistics_of(found.map, found.probability)
+    return found.target.index, statistics_of(found.map, found.probability, seen.pixels)

@@ -146,29 +146,33 @@ class Metrics:
             ProcessCollector(registry=self._registry)
 
     def tell_drift(
-        self, model: str, psi: Mapping[tuple[str, str], float], *, moved: int, unknown: float
+        self,
+        model: str,
+        psi: Mapping[tuple[str, str], float],
+        *,
+        moved: int | None,
+        unknown: float | None,
     ) -> None:
         """Show a comparison of a model's maps with its reference, in place of the former one.
 
         Args:
             psi: label and statistic → population stability index.
-            moved: number of statistics that have moved.
-            unknown: share of the maps whose classes the reference lacks.
+            moved: number of statistics that have moved; None if that is not known, so that no
+                value is shown.
+            unknown: share of the maps whose classes the reference lacks; None without maps.
         """
         for label, statistic in self._drift_told[model] - psi.keys():
             self.drift.labels(model=model, label=label, statistic=statistic).set(CLEARED)
         for (label, statistic), value in psi.items():
             self.drift.labels(model=model, label=label, statistic=statistic).set(value)
         self._drift_told[model] = set(psi)
-        self.drift_moved.labels(model=model).set(moved)
-        self.drift_unknown.labels(model=model).set(unknown)
+        self.drift_moved.labels(model=model).set(CLEARED if moved is None else moved)
+        self.drift_unknown.labels(model=model).set(CLEARED if unknown is None else unknown)
 
     def clear_drift(self, model: str) -> None:
         """Show no comparison of a model's maps any more."""
         if model in self._drift_told:
-            self.tell_drift(model, {}, moved=0, unknown=0)
-            self.drift_moved.labels(model=model).set(CLEARED)
-            self.drift_unknown.labels(model=model).set(CLEARED)
+            self.tell_drift(model, {}, moved=None, unknown=None)
             del self._drift_told[model]
 
     def render(self, models: Collection[str]) -> bytes:

@@ -216,6 +216,15 @@ class TooFewDescription(Open):
         examples=[12],
     )
     live: int = Field(description="Different photos in the window.", examples=[3])
+    sentence: str = Field(
+        description="How many photos a comparison needs, and which side has fewer.",
+        examples=[
+            (
+                "class 'tabby': nothing was compared, because 50 different photos are needed on "
+                "each side and the reference has 12"
+            )
+        ],
+    )
 
 
 class DriftDescription(Open):
@@ -236,11 +245,20 @@ class DriftDescription(Open):
         description="Maps that could be compared since the model was loaded.", examples=[5210]
     )
     window: int = Field(description="Latest maps of a series that are compared.", examples=[500])
-    moved: bool = Field(description="Whether any statistic has moved.", examples=[True])
+    moved: bool | None = Field(
+        description="Whether any statistic has moved; null if that is not known, because all "
+        "classes together were not compared and nothing else has moved. `missing` has the reason.",
+        examples=[True],
+    )
+    missing: str | None = Field(
+        None,
+        description="What a comparison of all classes together lacks; null if it was made.",
+        examples=[None],
+    )
     unknown: float | None = Field(
         None,
         description="Share of the latest maps whose classes the reference lacks, which are left "
-        "out of all classes together; null without a reference.",
+        "out of all classes together; null without a reference or without maps.",
         examples=[0.02],
     )
     shifts: list[ShiftDescription] = Field(description="Those that moved most first.")

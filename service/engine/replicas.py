@@ -196,8 +196,8 @@ class Replicas:
             )
             return outcome.value
 
-        self.watch.note(questions, answer)
-        self.watch.sample(questions, explain)
+        self.watch.note(questions, answer, seen.pixels)
+        self.watch.sample(questions, explain, seen.pixels)
 
     async def drift(self) -> Drift:
         """See `ModelBackend.drift`."""

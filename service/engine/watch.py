@@ -21,7 +21,7 @@ from cam.drift.statistics import STATISTICS, MapStatistics, row_of, statistics_o
 from cam.drift.window import Window
 from service.backend.answers import Answer
 from service.backend.drift import Drift
-from service.backend.interface import NOTHING
+from service.backend.interface import NOTHING, Pixels
 from service.core.errors import Problem
 from service.core.metrics import Metrics
 from service.loading.served_model import ServedModel
@@ -104,21 +104,28 @@ class Watch:
         model's input as those of the reference were, or in the usual way without a reference."""
         return seen.fit == self._origin.fit
 
-    def note(self, questions: Sequence[Question], answer: Answer) -> None:
+    def note(
+        self, questions: Sequence[Question], answer: Answer, pixels: Pixels | None = None
+    ) -> None:
         """Record the maps of an answer that was computed for live traffic.
 
         Args:
             questions: the questions as they were asked.
+            pixels: what the model saw of the photo, uint8 (H, W, 3).
         """
         for question in questions:
             if self._asks(question):
                 for each in answer.explanations:
                     if each.method == question.method and each.layer == question.layers[0]:
                         index = each.target.index
-                        self._record(index, statistics_of(each.map, each.probability))
+                        found = statistics_of(each.map, each.probability, pixels)
+                        self._record(index, found)
 
     def sample(
-        self, questions: Sequence[Question], explain: Callable[[Question], Awaitable[Answer]]
+        self,
+        questions: Sequence[Question],
+        explain: Callable[[Question], Awaitable[Answer]],
+        pixels: Pixels | None = None,
     ) -> None:
         """Explain a prediction in the background, with the probability that the model's entry
         sets.
@@ -126,6 +133,7 @@ class Watch:
         Args:
             questions: the questions that were answered; only a prediction asks for no map.
             explain: answers a question about the same image, at background priority.
+            pixels: what the model saw of the photo, uint8 (H, W, 3).
         """
         if tuple(questions) != (NOTHING,) or not self._sample:
             return
@@ -135,7 +143,7 @@ class Watch:
 
         async def work() -> None:
             with suppress(Problem):  # nobody waits for it
-                self.note([self.question], await explain(self.question))
+                self.note([self.question], await explain(self.question), pixels)
 
         task = asyncio.create_task(work(), name="explain a sample")
         self._sampling.add(task)
@@ -245,6 +253,6 @@ class Watch:
         self._metrics.tell_drift(
             self._origin.model,
             found,
-            moved=len(comparison.moved),
+            moved=None if comparison.has_moved is None else len(comparison.moved),
             unknown=comparison.unknown,
         )

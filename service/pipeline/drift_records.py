@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from cam.drift.shift import Shift, TooFew
 from service.backend.drift import Drift
 from service.core.model_schemas import DriftDescription, ShiftDescription, TooFewDescription
 from service.models.labels import Labels
+
+NO_REFERENCE: Final = (
+    "the model has no reference to compare its maps with; `gradcam reference` makes one, and "
+    "`reference` in the model's entry names it"
+)
 
 
 def describe_drift(drift: Drift, labels: Labels) -> DriftDescription:
@@ -38,6 +45,7 @@ def describe_drift(drift: Drift, labels: Labels) -> DriftDescription:
             statistic=each.statistic,
             reference=each.reference,
             live=each.live,
+            sentence=each.sentence(label(each.index)),
         )
 
     ordered = sorted(found.shifts, key=lambda each: not each.moved) if found else []
@@ -49,7 +57,8 @@ def describe_drift(drift: Drift, labels: Labels) -> DriftDescription:
         photos=drift.photos,
         recorded=drift.recorded,
         window=drift.size,
-        moved=bool(found and found.moved),
+        moved=None if found is None else found.has_moved,
+        missing=NO_REFERENCE if found is None else found.missing,
         unknown=None if found is None else found.unknown,
         shifts=[shift(each) for each in ordered],
         too_few=[too_few(each) for each in found.too_few] if found else [],

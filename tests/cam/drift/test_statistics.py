@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
+import skimage.data
 from scipy import ndimage, stats
 
 from cam.drawing.heatmap import border, concentration
-from cam.drift.statistics import STATISTICS, MapStatistics, row_of, statistics_of
+from cam.drift.statistics import (
+    STATISTICS,
+    MapStatistics,
+    row_of,
+    sharpness_of,
+    statistics_of,
+)
 
 Map = np.ndarray[tuple[int, int], np.dtype[np.float32]]
 
@@ -21,7 +29,9 @@ def measured(values: object, confidence: float | None = None) -> MapStatistics:
 
 
 def near(found: MapStatistics, expected: tuple[float, ...]) -> None:
-    assert row_of(found) == pytest.approx(expected, abs=1e-6, nan_ok=True)
+    """The photo is not known, so there is no sharpness."""
+    assert row_of(found)[:8] == pytest.approx(expected[:8], abs=1e-6, nan_ok=True)
+    assert found.sharpness is None
 
 
 def test_two_by_two_by_hand() -> None:
@@ -83,7 +93,7 @@ def test_the_ends_of_the_ranges() -> None:
     even[0, 0] += 1e-6  # a map that is the same everywhere has no statistics
     found = measured(even)
     expected = (1, 0.5, 0.5, math.sqrt(1 / 3), 0.36, 0.25, 0.1, math.nan)
-    assert row_of(found) == pytest.approx(expected, abs=1e-3, nan_ok=True)
+    assert row_of(found)[:8] == pytest.approx(expected, abs=1e-3, nan_ok=True)
     corners = np.zeros((100, 100), np.float32)
     corners[0, 0] = corners[99, 99] = 1
     assert measured(corners).spread == pytest.approx(0.99)
@@ -114,8 +124,35 @@ def test_the_map_is_left_as_it_is() -> None:
 
 
 def test_rows_are_in_the_order_of_the_names() -> None:
-    found = measured([[3, 1], [0, 2]], 0.25)
+    found = replace(measured([[3, 1], [0, 2]], 0.25), sharpness=0.5)
     assert dict(zip(STATISTICS, row_of(found), strict=True)) == {
         name: getattr(found, name) for name in STATISTICS
     }
     assert np.isnan(row_of(None)).tolist() == [True] * len(STATISTICS)
+
+
+def test_sharpness_by_hand() -> None:
+    # Stripes one pixel wide: adjoining pixels of a row differ by 3 · 255, those four apart by 0,
+    # and of a column none does. So nothing is left to divide by.
+    stripes = np.zeros((6, 6, 3), np.uint8)
+    stripes[:, ::2] = 255
+    assert sharpness_of(stripes) is None
+    # A ramp: 3 · 10 between adjoining pixels, four times as much between those four apart.
+    ramp = np.repeat(np.arange(0, 80, 10).astype(np.uint8)[None, :, None], 8, 0).repeat(3, 2)
+    assert sharpness_of(ramp) == pytest.approx(1 / 4)
+    assert sharpness_of(np.full((8, 8, 3), 7, np.uint8)) is None
+    assert sharpness_of(np.zeros((4, 9, 3), np.uint8)) is None
+
+
+def test_blur_lowers_the_sharpness_and_light_and_contrast_do_not() -> None:
+    photo = skimage.data.coffee()[:224, :224]
+    sharp = sharpness_of(photo)
+    assert sharp is not None
+    blurred = ndimage.gaussian_filter(photo, (1, 1, 0))
+    assert sharpness_of(blurred) == pytest.approx(0.31, abs=0.03)
+    assert sharp > 0.4
+    assert sharpness_of((photo * 0.5).astype(np.uint8)) == pytest.approx(sharp, abs=0.01)
+    assert sharpness_of(photo // 2 + 90) == pytest.approx(sharp, abs=0.01)
+    found = statistics_of(np.arange(9, dtype=np.float32).reshape(3, 3), 0.5, photo)
+    assert found is not None
+    assert found.sharpness == sharp

@@ -56,14 +56,14 @@ def test_targets_without_class_and_maps_without_statistics() -> None:
     window.record(4, None)
     found = window.snapshot()
     assert found.classes.tolist() == [NO_CLASS, 4]
-    assert np.isnan(found.latest[0]).tolist() == [False] * 7 + [True]
+    assert np.isnan(found.latest[0]).tolist() == [False] * 7 + [True] * 2
     assert np.isnan(found.latest[1]).all()
     assert list(found.by_class) == [4]
 
 
 def test_an_empty_window() -> None:
     found = Window().snapshot()
-    assert found.latest.shape == (0, 8)
+    assert found.latest.shape == (0, 9)
     assert found.classes.shape == (0,)
     assert not found.by_class
 

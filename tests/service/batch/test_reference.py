@@ -15,7 +15,9 @@ import pytest
 from PIL import Image
 from starlette.testclient import TestClient
 
+from cam.drift.comparison import needed_photos
 from cam.drift.reference import Origin, read_reference
+from cam.drift.shift import LEAST
 from service.cli.main import main
 from service.core.errors import ConfigError
 from service.core.settings import Settings
@@ -92,7 +94,7 @@ def drift(client: TestClient) -> dict[str, Any]:
 @pytest.mark.slow
 def test_a_reference_has_a_row_for_each_photo(folder: Path) -> None:
     found = read_reference(folder / "reference.parquet")
-    assert found.rows.shape == (COUNT, 8)
+    assert found.rows.shape == (COUNT, 9)
     assert set(found.classes.tolist()) == set(range(6))
     weights = load(entry(folder)).weights
     assert found.origin == Origin("corner", weights, "gradcam", "features", "crop")
@@ -103,19 +105,18 @@ def test_a_reference_is_written_to_the_standard_output(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capfdbinary: pytest.CaptureFixture[bytes]
 ) -> None:
     words = (str(folder / "photos" / "0[0-5]*.png"), "--models", str(folder / "models.toml"))
-    assert run(monkeypatch, *words, "--method", "layercam", "--fit", "pad") == 0
+    assert run(monkeypatch, *words, "--method", "xgradcam", "--fit", "pad") == 0
     written = capfdbinary.readouterr().out
     file = folder / "printed.parquet"
     file.write_bytes(written)
     origin = read_reference(file).origin
-    assert (origin.method, origin.fit) == ("layercam", "pad")
+    assert (origin.method, origin.fit) == ("xgradcam", "pad")
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("pattern", "again", "sentences"),
     [
-        ("000.png", 0, ["1 photos of 1 classes, 0 failed", "warning: nothing will be compared"]),
         (
             "0[0-5]*.png",
             3,
@@ -147,11 +148,66 @@ def test_what_a_reference_lacks_is_told(
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    ("different", "repeated", "sentence"),
+    [
+        (LEAST - 1, 0, "has 49\n"),
+        (LEAST - 1, 3, "has 49, without 3 repeated and 0 failed ones\n"),
+    ],
+)
+def test_a_reference_that_can_never_be_compared_is_refused(
+    folder: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    different: int,
+    repeated: int,
+    sentence: str,
+) -> None:
+    """Of too few photos before any is explained."""
+    source = photos(tmp_path / "photos", different)
+    for number in range(repeated):
+        (source / f"again{number}.png").write_bytes(photo(7))
+    output = tmp_path / "made.parquet"
+    words = (str(source), "--models", str(folder / "models.toml"), "--output", str(output))
+    assert run(monkeypatch, *words) == 2
+    told = capsys.readouterr().err
+    assert "of fewer than 50 different photos can never be compared" in told
+    assert sentence in told
+    assert not output.exists()
+
+
+@pytest.mark.slow
+def test_a_reference_that_is_hardly_ever_compared_says_how_many_photos_it_needs(
+    folder: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Of 6 classes 50 photos count for 50 ÷ (1 + 6/50 + 6/500) = 44."""
+    source = photos(tmp_path / "photos", LEAST)
+    output = tmp_path / "made.parquet"
+    words = (str(source), "--models", str(folder / "models.toml"), "--output", str(output))
+    assert run(monkeypatch, *words) == 0
+    told = capsys.readouterr().err
+    assert "warning: all classes together will hardly ever be compared: of 6 classes" in told
+    assert f"count for about 44, and a comparison needs 50; that takes {needed_photos(6)}" in told
+    assert output.exists()
+
+
+@pytest.mark.slow
 def test_ordinary_photos_move_nothing_and_others_are_found(client: TestClient) -> None:
     """The change is told by the answer and by the metrics, with the class and the statistic."""
     before = drift(client)
-    assert (before["recorded"], before["moved"], before["photos"]) == (0, False, COUNT)
+    assert (before["recorded"], before["moved"], before["photos"]) == (0, None, COUNT)
+    assert before["missing"] == (
+        "all classes: nothing was compared, because 50 different photos are needed on each side "
+        "and the reference has 0, weighted to the live mix of classes and the window of live maps "
+        "has 0"
+    )
+    assert before["unknown"] is None
     assert [each["live"] for each in before["too_few"]] == [0]
+    assert "gradcam_drift_moved{" not in client.get("/metrics").text
     # In no order: classes that take turns would look like scenes that take turns.
     order = np.random.default_rng(0)
     for number in order.permutation(range(1000, 1120)).tolist():
@@ -161,7 +217,7 @@ def test_ordinary_photos_move_nothing_and_others_are_found(client: TestClient) -
     explain(client, photo(1000), "target=3")  # nor a class that was named
     ordinary = drift(client)
     assert ordinary["recorded"] == 120
-    assert ordinary["moved"] is False
+    assert (ordinary["moved"], ordinary["missing"]) == (False, None)
     assert {each["statistic"] for each in ordinary["shifts"]} > {"entropy", "border", "confidence"}
     text = client.get("/metrics").text
     assert 'gradcam_drift_moved{model="corner"} 0.0' in text
@@ -209,7 +265,8 @@ def test_without_a_reference_maps_are_counted(folder: Path, tmp_path: Path) -> N
         explain(client, photo(1))
         found = drift(client)
     assert (found["recorded"], found["made"], found["shifts"]) == (1, None, [])
-    assert found["moved"] is False
+    assert found["moved"] is None
+    assert found["missing"].startswith("the model has no reference to compare its maps with; ")
 
 
 @pytest.mark.slow
@@ -263,12 +320,12 @@ def test_the_reference_that_the_catalog_names_can_be_made_and_remade(
     file, models = tmp_path / "reference.parquet", tmp_path / "models.toml"
     first = (folder / "models.toml").read_text().replace("[[models]]", "", 1)
     models.write_text(f'[[models]]\nreference = "{file}"\n{first}')
-    words = (str(folder / "photos" / "00*.png"), "--models", str(models), "--output", str(file))
+    words = (str(folder / "photos" / "0[0-5]*.png"), "--models", str(models), "--output", str(file))
     for before in (None, b"no reference"):
         if before:
             file.write_bytes(before)
         assert run(monkeypatch, *words) == 0
-        assert len(read_reference(file).rows) == 10
+        assert len(read_reference(file).rows) == 60
 
 
 @pytest.mark.parametrize(
@@ -293,7 +350,7 @@ def test_mistakes_are_told(
     words: tuple[str, ...],
     sentence: str,
 ) -> None:
-    source = photos(tmp_path / "photos", 1)
+    source = photos(tmp_path / "photos", LEAST)
     given = (str(source), "--models", catalog(tmp_path), "--output", str(tmp_path / "r.parquet"))
     assert run(monkeypatch, *given, *words) == 2
     assert sentence in capsys.readouterr().err

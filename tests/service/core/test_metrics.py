@@ -24,6 +24,8 @@ metrics.tell_drift("m", {("all", "border"): 0.5, ("cat", "border"): 1.5}, moved=
 show()
 metrics.tell_drift("m", {("all", "border"): 0.75}, moved=0, unknown=0)
 show()
+metrics.tell_drift("m", {}, moved=None, unknown=0.5)
+show()
 metrics.clear_drift("m")
 show()
 metrics.tell_drift("m", {("cat", "border"): 2.0}, moved=1, unknown=1)
@@ -59,6 +61,7 @@ def test_a_series_that_was_cleared_is_not_shown(tmp_path: Path, in_files: bool) 
             psi.format("all", 0.75),
             'gradcam_drift_unknown_ratio{model="m"} 0.0',
         ],
+        ['gradcam_drift_unknown_ratio{model="m"} 0.5'],
         [],
         [
             'gradcam_drift_moved{model="m"} 1.0',

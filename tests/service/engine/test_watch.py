@@ -14,6 +14,7 @@ from cam import ClassTarget, Explanation, Question
 from cam.drift.comparison import compare
 from cam.drift.reference import Origin, Reference
 from cam.drift.shift import Comparison
+from cam.drift.statistics import STATISTICS
 from cam.drift.window import Snapshot
 from service.backend.answers import Answer, Prediction
 from service.backend.interface import NOTHING
@@ -159,7 +160,7 @@ async def test_a_watch_shows_its_latest_comparison_alone(watched: ServedModel) -
     watch = Watch(watched, metrics)
     note(watch, 100)
     await watch.drift()
-    assert len(of_metric(metrics, "gradcam_drift_psi", label="all")) == 9
+    assert len(of_metric(metrics, "gradcam_drift_psi", label="all")) == 9  # without photos
     assert [*of_metric(metrics, "gradcam_drift_unknown_ratio").values()] == [0]
     for heat in np.random.default_rng(1).random(500).tolist():
         watch.note([watch.question], answer(watch.question.layers[0], 3, heat))
@@ -173,6 +174,7 @@ async def test_a_watch_shows_its_latest_comparison_alone(watched: ServedModel) -
     await watch.drift()
     assert "gradcam_drift_moved{" not in text(metrics)
     other = Watch(watched, metrics)
+    note(other, 100)
     await other.drift()
     assert "gradcam_drift_moved{" in text(metrics)
     Watch(watched, metrics)
@@ -224,7 +226,7 @@ async def test_nothing_is_sampled_unless_it_is_asked_for(model: ServedModel) -> 
 @pytest.fixture
 def watched(model: ServedModel) -> ServedModel:
     """The model with a reference whose maps have their heat elsewhere."""
-    rows = np.full((200, 8), 0.5, np.float32)
+    rows = np.full((200, len(STATISTICS)), 0.5, np.float32)
     rows += np.linspace(0, 0.1, 200, dtype=np.float32)[:, None]
     origin = Origin("m", model.weights, "gradcam", model.default_layer, "crop")
     reference = Reference(origin, datetime.now(UTC), np.zeros(200, np.int32), rows)
@@ -284,7 +286,8 @@ async def test_samples_alone_bring_the_metrics_up_to_date(watched: ServedModel) 
         return answer(question.layers[0], 0, next(heats))
 
     watch.sample([NOTHING], explain)
-    await until(lambda: 'gradcam_drift_moved{model="m"} 0.0' in text(metrics))
+    await until(lambda: 'gradcam_drift_unknown_ratio{model="m"} 0.0' in text(metrics))
+    assert "gradcam_drift_moved{" not in text(metrics)  # of one map nothing is known
 
 
 async def test_callers_share_a_comparison(watched: ServedModel, calls: list[int]) -> None:
