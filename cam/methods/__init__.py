@@ -106,7 +106,7 @@ METHODS: Final[dict[str, Method]] = {
             "the activations' first principal component, whatever the class",
             "one forward",
             "map",
-            class_specific=False,
+            class_dependence="none",
         ),
         Method(
             "eigengradcam",
@@ -119,14 +119,14 @@ METHODS: Final[dict[str, Method]] = {
             "the activations' first kernel principal component, whatever the class",
             "one forward",
             "map",
-            class_specific=False,
+            class_dependence="none",
         ),
         Method(
             "fem",
             "where channels are two standard deviations above their mean, whatever the class",
             "one forward",
             "map",
-            class_specific=False,
+            class_dependence="none",
         ),
         Method(
             "scorecam",
@@ -232,6 +232,7 @@ METHODS: Final[dict[str, Method]] = {
             "one backward",
             "steps",
             at="input",
+            class_dependence="weak",
         ),
         Method(
             "guidedgradcam",
@@ -245,6 +246,7 @@ METHODS: Final[dict[str, Method]] = {
             "one backward",
             "steps",
             at="input",
+            class_dependence="weak",
         ),
         Method(
             "rollout",
@@ -252,7 +254,7 @@ METHODS: Final[dict[str, Method]] = {
             "one forward",
             "steps",
             at="input",
-            class_specific=False,
+            class_dependence="none",
         ),
         Method(
             "chefer",

@@ -8,6 +8,7 @@ from typing import Final, Literal
 Cost = Literal["one forward", "one backward", "two backwards", "N forwards", "N backwards"]
 Formula = Literal["weights", "map", "steps"]
 Levels = Literal["boxes", "stages"]
+Dependence = Literal["full", "weak", "none"]
 INPUT: Final = "input"
 """Name that stands in place of a layer's name, for methods that explain at the image itself."""
 
@@ -28,8 +29,11 @@ class Method:
     """Whether the method takes a target layer; a method at the `input` takes none."""
     budget: int = 0
     """Maximum number of forward passes of one image, unless the caller sets another."""
-    class_specific: bool = True
-    """Whether the map depends on the target."""
+    class_dependence: Dependence = "full"
+    """How the map depends on the target. `none`: by its formula the map of every target is the
+    same. `weak`: the formula has the target's score, but the maps are almost the same if the
+    weights that compute the logits are random (`bench/randomisation.py`): such a map shows what
+    the model responds to, whatever the class."""
     signed: bool = False
     """Whether the map can have values below 0, which are evidence against the target."""
     replays: bool = False
@@ -41,6 +45,23 @@ class Method:
     None: the method makes one map at each layer."""
 
     @property
+    def class_specific(self) -> bool:
+        """Whether the map shows the evidence for the target, and not for any other as well."""
+        return self.class_dependence == "full"
+
+    @property
+    def warning(self) -> str | None:
+        """What a reader of the method's maps must know, whatever the model; None if nothing."""
+        if self.class_dependence == "none":
+            return f"the map does not depend on the class: {self.name} makes the same map for each"
+        if self.class_dependence == "weak":
+            return (
+                f"the map hardly depends on the class: {self.name} makes almost the same map of a "
+                "model whose last layer is random"
+            )
+        return None
+
+    @property
     def differentiates(self) -> bool:
         """Whether the method needs the layer's gradient, in one pass."""
-        return self.formula != "steps" and self.class_specific
+        return self.formula != "steps" and self.class_dependence != "none"

@@ -66,6 +66,12 @@ def _incomplete(question: Question, found: Completeness | None) -> tuple[str, ..
     return (f"the attributions add up to {sums}: {reason}",)
 
 
+def _blind(question: Question) -> tuple[str, ...]:
+    """Return a warning if the method's map is none of the target alone."""
+    warning = METHODS[question.method].warning
+    return (warning,) if warning else ()
+
+
 def _partial(passes: Passes | None) -> tuple[str, ...]:
     """Return a warning if fewer passes were made than the method's formula takes."""
     warning = passes and passes.warning
@@ -132,6 +138,7 @@ def compose(
                 signed=question.signed,
                 completeness=each.completeness,
                 warnings=(
+                    *_blind(question),
                     *each.warnings,
                     *_incomplete(question, each.completeness),
                     *_partial(each.passes),

@@ -220,11 +220,11 @@ def _answer_one_each(
                 scales = torch.tensor([factors.get(item, 1.0) for item in range(len(questions))])
             keep = retain_graph or turn + 1 < rounds
             signals.backward(torch.stack(list(numbers.values())).sum(), retain_graph=keep)
-        # The map of a method that is not class-specific is the same for every target.
+        # The map of a method that does not depend on the class is the same for every target.
         known = [
             item
             for item in chosen
-            if maps[item] and not METHODS[questions[item].method].class_specific
+            if maps[item] and METHODS[questions[item].method].class_dependence == "none"
         ]
         for item in known:
             maps[item].append(maps[item][0])

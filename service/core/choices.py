@@ -65,3 +65,4 @@ MethodCost = TypeAliasType(
     Literal["one forward", "one backward", "two backwards", "N forwards", "N backwards"],
 )
 MapPlace = TypeAliasType("MapPlace", Literal["layer", "input"])
+ClassDependence = TypeAliasType("ClassDependence", Literal["full", "weak", "none"])

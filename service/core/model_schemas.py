@@ -9,6 +9,7 @@ from pydantic import Field
 from service.core.choices import (
     Activation,
     ChannelOrder,
+    ClassDependence,
     Fit,
     MapPlace,
     MethodCost,
@@ -70,7 +71,14 @@ class MethodDescription(Open):
         description="Whether the map is made at a layer or at the input.", examples=["layer"]
     )
     class_specific: bool = Field(
-        description="Whether the map depends on the target.", examples=[True]
+        description="Whether the map shows the evidence for the target. If not, every explanation "
+        "by this method has a warning.",
+        examples=[True],
+    )
+    class_dependence: ClassDependence = Field(
+        description="How the map depends on the target: `none`, it is the same for every class; "
+        "`weak`, it is almost the same if the model's last layer is random; else `full`.",
+        examples=["full"],
     )
     signed: bool = Field(
         description="Whether the parameter `signed` has an effect.", examples=[True]

@@ -124,6 +124,7 @@ def make_about_router(*, manager: Backend, metrics: Metrics) -> APIRouter:
                     budget=method.budget or None,
                     at=method.at,
                     class_specific=method.class_specific,
+                    class_dependence=method.class_dependence,
                     signed=method.signed,
                     layer=" + ".join(served.layers_of(method.name))
                     if method.at == "layer"

@@ -54,6 +54,24 @@ def test_a_model_describes_itself(client: TestClient) -> None:
     assert (found["ready"], found["dtype"]) == (True, "float32")
 
 
+def test_methods_that_do_not_show_the_class_are_listed_and_warn(
+    client: TestClient, cat: bytes
+) -> None:
+    listed = {each["name"]: each for each in client.get(MODEL).json()["methods"]}
+    for method, dependence, sentence in (
+        ("fem", "none", "the map does not depend on the class"),
+        ("guidedbackprop", "weak", "the map hardly depends on the class"),
+    ):
+        about = listed[method]
+        assert (about["class_specific"], about["class_dependence"]) == (False, dependence)
+        query = {"target": str(CAT), "method": method, "size": "layer"}
+        response = client.post(EXPLAIN, params=query, content=cat, headers=PNG)
+        (explanation,) = response.json()["explanations"]
+        assert any(each.startswith(sentence) for each in explanation["warnings"])
+    gradcam = listed["gradcam"]
+    assert (gradcam["class_specific"], gradcam["class_dependence"]) == (True, "full")
+
+
 def test_layers_in_execution_order_with_the_default_and_reasons(client: TestClient) -> None:
     layers = client.get(f"{MODEL}/layers").json()["layers"]
     names = [layer["name"] for layer in layers]
