@@ -45,7 +45,7 @@ from torch.nn.functional import interpolate
 from cam import CamError, ClassTarget, Layer, Target, default_layer, explain, survey
 from cam.hooks.grids import Grid, grid_of_map
 from cam.methods.abilities import unsuited
-from cam.positions.locate import TELLING
+from cam.positions.judgement import TELLING
 
 TIMM = """
     bat_resnext26ts beit_base_patch16_224 botnet26t_256 caformer_s18 cait_xxs24_224

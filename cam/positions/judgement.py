@@ -99,9 +99,9 @@ def located_by(
         grids = _tokens_under(view, behind, shapes, size)
         found |= {name: Location(shapes[name], _placed(grids[name], view, size)) for name in grids}
     for name in views.keys() - found.keys():
-        grid = _turned_tokens(layers[name], size)
-        why = None if grid else _why_not(layers[name], shapes[name], size)
-        found[name] = Location(shapes[name], grid, why)
+        turned = _turned_tokens(layers[name], size)
+        why = None if turned else _why_not(layers[name], shapes[name], size)
+        found[name] = Location(shapes[name], turned, why)
     return found
 
 
@@ -118,15 +118,15 @@ def _shown_by(
         centres = measured.centres(grid, size)
         own = view_of(centres) if centres else None
         view: View | None = None
-        if own and (not fitting.good or not known or centres.narrow):
+        narrow = centres is not None and centres.narrow
+        if own and (narrow or not fitting.good or not known):
             view = _rounded(own, grid, before, known)
         elif fitting.good:
             view = before
         elif centres is None:
             view = _turned(measured, grid, size, before)
         if view is not None:
-            shown = centres is not None and centres.narrow
-            fits.append((measured.distance(grid, size, view), grid, view, shown))
+            fits.append((measured.distance(grid, size, view), grid, view, narrow))
     return min(fits, key=lambda each: each[0])[1:] if fits else None
 
 
@@ -183,11 +183,13 @@ def _tokens_under(
     found = {}
     for name, good in fits.items():
         # The order of tokens may change between layers: then the fit of a layer must be exact.
-        usable = [grid for grid, each in good.items() if grid in elected or each.exact]
+        usable = [
+            (grid not in elected, each.distance, turn, grid)
+            for turn, (grid, each) in enumerate(good.items())
+            if grid in elected or each.exact
+        ]
         if usable:
-            found[name] = min(
-                usable, key=lambda grid, good=good: (grid not in elected, good[grid].distance)
-            )
+            found[name] = min(usable)[-1]
     return found
 
 

@@ -6,7 +6,7 @@ The image is changed in one patch after another.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
@@ -180,13 +180,14 @@ def seen_part(
 
     if not moves(Patch(0, 0, height, width)):
         return None
-    edges = []
-    for strip, side in (
+    strips: list[tuple[Callable[[int], Patch], int]] = [
         (lambda n: Patch(0, 0, n, width), height),
         (lambda n: Patch(0, 0, height, n), width),
         (lambda n: Patch(height - n, 0, height, width), height),
         (lambda n: Patch(0, width - n, height, width), width),
-    ):
+    ]
+    edges = []
+    for strip, side in strips:
         unseen, seen = 0, side  # a strip of `unseen` pixels moves nothing, one of `seen` does
         while seen - unseen > max(side // 100, 1):
             middle = (unseen + seen) // 2

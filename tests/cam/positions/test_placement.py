@@ -218,7 +218,7 @@ def test_locations_are_dropped_when_the_model_changes() -> None:
     model = Changing(lambda x: x)
     x = photo((64, 64))
     assert locate(model, x).grid("net.1") == Grid("channels first", 32, 32)
-    model.net[0] = nn.Conv2d(3, 8, 3, 4, 1)
+    model.net.set_submodule("0", nn.Conv2d(3, 8, 3, 4, 1))
     assert locate(model, x).grid("net.1") == Grid("channels first", 16, 16)
 
 
