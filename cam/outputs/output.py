@@ -176,7 +176,8 @@ def resolve_reading(
     with evaluating(model), torch.inference_mode(False), torch.enable_grad():
         # The model may change its input in place, which a leaf does not allow: it gets a clone.
         raw = model(image.detach().clone().requires_grad_().clone())
-    (said,) = one_each(outputs_of(raw, reading=reading, batch=len(image)), image)
+    said_of = outputs_of(raw, size=size_of(image), reading=reading, batch=len(image))
+    (said,) = one_each(said_of, image)
     if said.detections is not None:
         return replace(reading, activation="none"), "a detector's scores are probabilities already"
     activation, reason = activation_of(logits_of(raw, reading, batch=len(image)), reading)

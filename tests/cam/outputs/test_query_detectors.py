@@ -123,3 +123,9 @@ def test_maps_of_queries(
         torch.testing.assert_close(
             torch.tensor(each.map), expected, rtol=1e-3, atol=1e-4 * float(expected.abs().max())
         )
+
+
+def test_the_activation_of_query_detectors_is_resolved() -> None:
+    """Their boxes are in 0 … 1, so reading them takes the size of the image."""
+    reading, why = cam.resolve_reading(yolos().eval(), torch.zeros(1, 3, 64, 64))
+    assert (reading.activation, why[:10]) == ("none", "a detector")
