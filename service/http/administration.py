@@ -32,7 +32,8 @@ from service.models.catalog import ModelEntry, NewModel
 MAX_BYTES = 10_000
 WORDS = {
     "name": "it should begin with a letter or a digit and have letters, digits, '.', '_' and '-'",
-    "source": "it should be embedded:NAME, torchvision:NAME, timm:NAME or factory:MODULE:FUNCTION",
+    "source": "it should be embedded:NAME, torchvision:NAME, timm:NAME, hf:NAME or "
+    "factory:MODULE:FUNCTION",
 }
 """Key that has a pattern → a description of what the pattern allows."""
 

@@ -98,7 +98,7 @@ def load(entry: ModelEntry) -> ServedModel:
     except CamError as error:
         raise entry.mistake("reshape", str(error)) from None
     try:
-        reading, reason = _reading(entry, module, image)
+        reading, reason = _reading(entry, built, image)
         layers = tuple(survey(module, image, reading))
         default = _default_layer(entry, built, layers)
         method_layers = _method_layers(entry, layers, default)
@@ -179,10 +179,14 @@ def load(entry: ModelEntry) -> ServedModel:
     )
 
 
-def _reading(entry: ModelEntry, module: nn.Module, image: torch.Tensor) -> tuple[Reading, str]:
+def _reading(entry: ModelEntry, built: Built, image: torch.Tensor) -> tuple[Reading, str]:
     """Return how the model's output is read, and the reason for its activation."""
-    reading, reason = resolve_reading(module, image, Reading(entry.output, entry.activation))
-    return reading, reason if entry.activation == "auto" else "it is set in the model's entry"
+    given = entry.activation if entry.activation != "auto" else built.activation
+    reading, reason = resolve_reading(built.module, image, Reading(entry.output, given))
+    if given != "auto":
+        by_entry = entry.activation != "auto"
+        reason = "it is set in the model's entry" if by_entry else "problem_type in config.json"
+    return reading, reason
 
 
 def _activation(reading: Reading) -> Activation:
@@ -218,17 +222,25 @@ def _checked(
     """Return the labels of the model's classes. For a model with one output, the entry may name
     only the positive class."""
     if labels is None:
-        if built.labels and classes in (None, len(built.labels)):
-            return Labels.of(built.labels)
+        labels = Labels.of(built.labels, [name.split(", ") for name in built.labels])
+        if binary and len(labels) == 1:
+            return _two(labels)
+        if len(labels) and classes in (None, len(labels)):
+            return labels
         return imagenet() if classes == 1000 else Labels.of(())
     if binary and len(labels) == 1:
-        (positive,) = labels.names
-        return Labels.of((f"not {positive}", positive))
+        return _two(labels)
     if classes is not None and len(labels) != classes:
         many = f"{entry.labels} has {len(labels)} labels, but the model has {classes} classes"
         one = ", a negative and a positive one, for its one output; name both, or the positive one"
         raise entry.mistake("labels", many + one * binary)
     return labels
+
+
+def _two(labels: Labels) -> Labels:
+    """Return the labels of a model with one output whose positive class alone is named."""
+    (positive,) = labels.names
+    return Labels.of((f"not {positive}", positive))
 
 
 def _device(entry: ModelEntry) -> torch.device:

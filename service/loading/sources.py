@@ -1,4 +1,4 @@
-"""The sources of models: torchvision, timm, your own function, and the embedded package.
+"""The sources of models: torchvision, timm, Hugging Face, your function, the embedded package.
 
 A source builds the module and states the preprocessing of the model's authors. It does not handle
 devices, labels or layers.
@@ -17,8 +17,18 @@ from typing import Any
 import torch
 from torch import nn
 
+from service.core.choices import WantedActivation
 from service.core.errors import one_line
-from service.loading.transforms import preprocessing_of, with_stated
+from service.loading.huggingface import (
+    activation_of,
+    config_of,
+    is_transformers_model,
+    labels_of,
+    module_of,
+    place_of,
+    prepared,
+)
+from service.loading.transforms import CROP_FITS, preprocessing_of, with_stated
 from service.loading.weights import (
     WeightsError,
     classes_of,
@@ -27,7 +37,7 @@ from service.loading.weights import (
     read_weights,
 )
 from service.models.catalog import ModelEntry
-from service.models.preprocessing import Fit, Preprocessing
+from service.models.preprocessing import Preprocessing
 
 log = logging.getLogger(__name__)
 
@@ -35,7 +45,6 @@ IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
 DETECTOR_SIDE = 640
 """Side of a torchvision detector's input in pixels; the detector resizes the input once more."""
-CROP_FITS: dict[str, Fit] = {"center": "crop", "squash": "squash", "border": "pad"}
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,6 +57,8 @@ class Built:
     """The authors' names of the classes, if the source provides them."""
     trunk: str = ""
     """Name of the submodule that is searched for the default layer; "" for the whole module."""
+    activation: WantedActivation = "auto"
+    """The activation that the source states; `auto` if it states none."""
 
 
 Source = Callable[[ModelEntry, str, int | None], Built]
@@ -168,6 +179,15 @@ def _embedded(entry: ModelEntry, what: str, classes: int | None) -> Built:
     return Built(module, _timm_preprocessing(entry, module))
 
 
+def _huggingface(entry: ModelEntry, what: str, classes: int | None) -> Built:
+    place = place_of(entry, what)
+    config = config_of(entry, place)
+    preprocessing = prepared(entry, place)
+    module = module_of(entry, place, config, classes)
+    labels = labels_of(entry, config) if classes is None else ()
+    return Built(module, preprocessing, labels, activation=activation_of(config))
+
+
 def _factory(entry: ModelEntry, what: str, classes: int | None) -> Built:
     path, _, name = what.partition(":")
     try:
@@ -196,6 +216,14 @@ def _factory(entry: ModelEntry, what: str, classes: int | None) -> Built:
     if not isinstance(made, nn.Module):
         kind = type(made).__name__
         raise entry.mistake("source", f"{what} returned a {kind}, not a torch.nn.Module")
+    if is_transformers_model(made) and (entry.mean is None or entry.std is None):
+        log.warning(
+            "model %s: %s returned a model of transformers and states no mean and std, so those of "
+            "ImageNet are used, which may be others than its image processor's; state them, or set "
+            'source = "hf:FOLDER or NAME", which reads them',
+            entry.name,
+            what,
+        )
     preprocessing = preprocessing_of(
         entry,
         size=(224, 224),
@@ -215,6 +243,7 @@ SOURCES: dict[str, Source] = {
     "embedded": _embedded,
     "torchvision": _torchvision,
     "timm": _timm,
+    "hf": _huggingface,
     "factory": _factory,
 }
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 
 from PIL.Image import Resampling
 from pydantic import ValidationError
@@ -18,6 +18,8 @@ PREPROCESSING = (
     "std",
 )  # fmt: skip
 """Keys of an entry that a factory may state for its model."""
+CROP_FITS: Final[dict[str, Fit]] = {"center": "crop", "squash": "squash", "border": "pad"}
+"""Crop mode of timm → fit."""
 
 
 def preprocessing_of(

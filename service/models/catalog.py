@@ -48,9 +48,13 @@ class ModelEntry(BaseModel):
         pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", description="the model's name in addresses"
     )
     source: str = Field(
-        pattern=r"^(embedded|torchvision|timm):[A-Za-z0-9._-]+$|^factory:[A-Za-z0-9_.]+:[A-Za-z0-9_]+$",
+        pattern=(
+            r"^(embedded|torchvision|timm):[A-Za-z0-9._-]+$|^hf:[^\x00-\x1f]+$|"
+            r"^factory:[A-Za-z0-9_.]+:[A-Za-z0-9_]+$"
+        ),
         description=(
-            "`embedded:efficientnet-lite0`, `torchvision:NAME`, `timm:NAME`, or "
+            "`embedded:efficientnet-lite0`, `torchvision:NAME`, `timm:NAME`, `hf:FOLDER` (from the "
+            "TOML file's folder) or `hf:NAME` (on the hub) of a Hugging Face model, or "
             "`factory:package.module:function`, your own function that returns a module"
         ),
     )
@@ -230,6 +234,11 @@ class ModelEntry(BaseModel):
         """One copy of the entry for each of its devices."""
         devices = self.device if isinstance(self.device, list) else [self.device]
         return tuple(self.model_copy(update={"device": device}) for device in devices)
+
+    @property
+    def is_from_file(self) -> bool:
+        """Whether the entry was read from models.toml, so that the operator has written it."""
+        return self._file is not None
 
     def mistake(self, key: str, sentence: str) -> ConfigError:
         """Return an error about `key` of this entry; its message names the file and the model."""

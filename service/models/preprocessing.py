@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from dataclasses import dataclass
 from typing import Literal
 
@@ -56,7 +57,11 @@ class Preprocessing:
     resampling: Image.Resampling
     crop_fit: Fit = "crop"
     """What the fit `crop` means for this model: a few models were evaluated with squashed or padded
-    photos."""
+    photos. If `shorter_side` is greater than the input's shorter side, a squashed photo is larger
+    than the input in that proportion, and its centre is cropped."""
+    floored: bool = False
+    """Whether the offset of the crop is rounded down, as transformers does; torchvision and timm
+    round it to the nearest even number."""
     reversed: bool = False
     """Whether the model takes the channels in the order blue, green, red. `mean` and `std` are
     always in the order red, green, blue."""
@@ -70,24 +75,31 @@ class Preprocessing:
         the input's shape; `pad` fits the whole photo in and fills the rest with the mean colour.
         """
         meant = self.crop_fit if fit == "crop" else fit
-        if meant == "squash":
+        if fit == "squash":
             box = Box(0, 0, photo.width, photo.height)
         elif meant == "pad":
             box = self._padded(photo.width, photo.height)
         else:
-            box = self._cropped(photo.width, photo.height)
+            box = self._cropped(photo.width, photo.height, squashed=meant == "squash")
         return ModelInput.of(self._pixels(photo, box), box, fit)
 
-    def _cropped(self, width: int, height: int) -> Box:
+    def _cropped(self, width: int, height: int, *, squashed: bool) -> Box:
         """Return the box of the centre crop. Sizes are rounded as in torchvision's Resize and
         CenterCrop; for inputs that are not square, as in timm's ResizeKeepRatio."""
         unit = self.shorter_side / min(self.width, self.height)
-        scale = max(round(self.width * unit) / width, round(self.height * unit) / height)
-        whole = int if self.width == self.height else round
-        # The small addition keeps a side that should be a whole number from being rounded down.
-        resized_width, resized_height = whole(width * scale + 1e-6), whole(height * scale + 1e-6)
-        left = round((resized_width - self.width) / 2)
-        top = round((resized_height - self.height) / 2)
+        if squashed:
+            resized_width, resized_height = (
+                int(side * unit + 1e-6) for side in (self.width, self.height)
+            )
+        else:
+            scale = max(round(self.width * unit) / width, round(self.height * unit) / height)
+            whole = int if self.width == self.height else round
+            # The addition keeps a side that should be a whole number from being rounded down.
+            resized_width = whole(width * scale + 1e-6)
+            resized_height = whole(height * scale + 1e-6)
+        offset = math.floor if self.floored else round
+        left = offset((resized_width - self.width) / 2)
+        top = offset((resized_height - self.height) / 2)
         x, y = width / resized_width, height / resized_height
         return Box(left * x, top * y, (left + self.width) * x, (top + self.height) * y)
 

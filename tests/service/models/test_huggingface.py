@@ -22,11 +22,11 @@ def test_the_example(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         re.findall(rf"```{language}\n(.*?)```", TEXT, re.DOTALL)[0]
         for language in ("python", "toml")
     )
-    (tmp_path / "explained.py").write_text(python)
+    monkeypatch.chdir(tmp_path)
+    exec(python, {})
     (tmp_path / "models.toml").write_text(toml)
-    monkeypatch.syspath_prepend(tmp_path)
     online, offline = read_catalog(tmp_path / "models.toml")
-    assert (online.name, online.source) == ("vit", "factory:explained:vit")
+    assert (online.name, online.source) == ("vit", "hf:google/vit-base-patch16-224")
     with TestClient(create_app(Settings(), [offline])) as client:
         wait_until_ready(client)
         about = client.get("/v1/models/untrained").json()
@@ -45,4 +45,4 @@ def test_the_example(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
             )
             (found,) = response.json()["explanations"]
             assert found["heatmap"]["shape"] == [4, 4]
-            assert found["target"]["index"] == 1
+            assert found["target"]["label"] == "dog"

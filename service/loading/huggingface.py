@@ -1,0 +1,215 @@
+"""Models of Hugging Face transformers, from a folder or by their name on the hub.
+
+No code of the folder or of the hub is run: `trust_remote_code` is False, and weights that are no
+safetensors are read as tensors only.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Final
+
+import torch
+from torch import nn
+
+from service.core.choices import Activation, WantedActivation
+from service.core.errors import ConfigError, one_line
+from service.loading.image_processor import preprocessing_of_processor
+from service.loading.transforms import preprocessing_of
+from service.models.catalog import ModelEntry
+from service.models.preprocessing import Preprocessing
+
+ON_THE_HUB: Final = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?")
+TASKS: Final = ("IMAGE_CLASSIFICATION", "SEMANTIC_SEGMENTATION", "OBJECT_DETECTION")
+"""The tasks whose models are served, as in transformers' names of its tables of models."""
+PLACEHOLDER: Final = re.compile(r"LABEL_\d+")
+"""A label that transformers invents where a model has none."""
+WHOLE: Final = ("input_size", "mean", "std")
+"""Keys of an entry that say all that an image processor says."""
+log = logging.getLogger(__name__)
+
+
+def place_of(entry: ModelEntry, what: str) -> str:
+    """Return the path of the folder that the source names, or the model's name on the hub. Only an
+    entry of models.toml may name a folder; one that came over HTTP may not.
+
+    Raises:
+        ConfigError: if there is no such folder, and the text is no name on the hub.
+    """
+    folder = entry.path(what)
+    if entry.is_from_file and folder.is_dir():
+        if not (folder / "config.json").is_file():
+            raise entry.mistake("source", f"the folder {folder} has no config.json")
+        return str(folder)
+    # transformers would take a folder of the working directory for the name of a model.
+    if not ON_THE_HUB.fullmatch(what) or Path(what).exists():
+        raise entry.mistake("source", f"there is no folder {folder}, and no model is called so")
+    return what
+
+
+def transformers_of(entry: ModelEntry) -> ModuleType:
+    """Return the package transformers.
+
+    Raises:
+        ConfigError: if it is not installed.
+    """
+    try:
+        import transformers
+    except ImportError:
+        raise entry.mistake(
+            "source",
+            "transformers is not installed; install the extra 'hf': "
+            "pip install 'gradcam-service[hf]'",
+        ) from None
+    found: ModuleType = transformers
+    return found
+
+
+def config_of(entry: ModelEntry, place: str) -> Any:
+    """Return the model's config.json.
+
+    Raises:
+        ConfigError: if it cannot be read, or would need code of its own.
+    """
+    with _told(entry, "source", f"the config.json of {place} cannot be used"):
+        config = transformers_of(entry).AutoConfig.from_pretrained(place, trust_remote_code=False)
+    # timm saves the number of classes in two places, and transformers would pass on both of them.
+    (getattr(config, "model_args", None) or {}).pop("num_classes", None)
+    return config
+
+
+def module_of(entry: ModelEntry, place: str, config: Any, classes: int | None) -> nn.Module:
+    """Return the model, with the weights of its place if the entry has `weights = "default"`,
+    otherwise with random ones.
+
+    Args:
+        classes: number of classes of a head with random weights; None for that of the config.
+
+    Raises:
+        ConfigError: if it is no classifier, segmenter or detector, or if weights are missing.
+    """
+    kind = _class_of(entry, config)
+    if entry.weights != "default":
+        if classes is not None:
+            config.num_labels = classes
+        made: nn.Module = kind(config)
+        return made
+    with _told(entry, "weights", f"the weights of {place} cannot be loaded"):
+        module, found = kind.from_pretrained(
+            place, config=config, dtype=torch.float32, weights_only=True, output_loading_info=True
+        )
+    missing = sorted(found["missing_keys"])
+    if missing:
+        raise entry.mistake(
+            "weights",
+            f"{len(missing)} tensors of the {kind.__name__} are not among the weights of {place}, "
+            f"such as {missing[0]!r}, and would be random: train and save the whole model",
+        )
+    loaded: nn.Module = module
+    return loaded
+
+
+def prepared(entry: ModelEntry, place: str) -> Preprocessing:
+    """Return the preprocessing that the model's image processor makes, overridden by the entry. An
+    entry with all of the keys in `WHOLE` replaces the image processor.
+
+    Raises:
+        ConfigError: if there is no image processor, or if it cannot be represented.
+    """
+    if all(getattr(entry, key) is not None for key in WHOLE):
+        size = entry.input_size
+        assert size is not None
+        height, width = (size, size) if isinstance(size, int) else size
+        return preprocessing_of(
+            entry,
+            size=(height, width),
+            shorter_side=min(height, width),
+            mean=(),
+            std=(),
+            interpolation="bilinear",
+            crop_fit="squash",
+        )
+    transformers = transformers_of(entry)
+    # The processors of this backend resize with Pillow, as the service does.
+    new = int(transformers.__version__.partition(".")[0]) >= 5
+    backend: dict[str, Any] = {"backend": "pil"} if new else {"use_fast": False}
+    remedy = f"save it beside the model, or set {', '.join(WHOLE)} in the entry"
+    with _told(entry, "source", f"{place} has no image processor that can be used", remedy):
+        processor = transformers.AutoImageProcessor.from_pretrained(
+            place, trust_remote_code=False, **backend
+        )
+    return preprocessing_of_processor(entry, processor)
+
+
+def labels_of(entry: ModelEntry, config: Any) -> tuple[str, ...]:
+    """Return the labels in the model's config; none if they are only placeholders.
+
+    Raises:
+        ConfigError: if they are not numbered from 0 without gaps.
+    """
+    labels: dict[int, Any] = config.id2label or {}
+    if sorted(labels) != list(range(len(labels))):
+        raise entry.mistake(
+            "source",
+            f"id2label in config.json numbers {len(labels)} labels by {sorted(labels)[:4]} …, not "
+            f"from 0 to {len(labels) - 1}; name a file of labels in the entry",
+        )
+    names = tuple(str(labels[index]) for index in range(len(labels)))
+    return () if all(map(PLACEHOLDER.fullmatch, names)) else names
+
+
+def activation_of(config: Any) -> WantedActivation:
+    """Return the activation that follows from the config's `problem_type`; `auto` without one."""
+    known: dict[str | None, Activation] = {
+        "multi_label_classification": "sigmoid",
+        "regression": "none",
+    }
+    return known.get(config.problem_type, "auto")
+
+
+def is_transformers_model(module: nn.Module) -> bool:
+    """Return whether the module is one of transformers, without importing transformers."""
+    return any(
+        base.__module__ == "transformers.modeling_utils" and base.__name__ == "PreTrainedModel"
+        for base in type(module).__mro__
+    )
+
+
+def _class_of(entry: ModelEntry, config: Any) -> Any:
+    """Return the class of the model that the config names, e.g. ViTForImageClassification."""
+    from transformers.models.auto import modeling_auto
+
+    able: set[str] = set()
+    for task in TASKS:
+        for names in getattr(modeling_auto, f"MODEL_FOR_{task}_MAPPING_NAMES").values():
+            able |= {names} if isinstance(names, str) else set(names)
+    named = list(config.architectures or [])
+    if config.model_type == "timm_wrapper":  # as timm saves it, without this key
+        named = ["TimmWrapperForImageClassification"]
+    for name in named:
+        if name in able:
+            return getattr(transformers_of(entry), name)
+    raise entry.mistake(
+        "source",
+        f"config.json has the architectures {named}, of which none is an image classifier, a "
+        "semantic segmenter or an object detector; save the model with such a head, as a "
+        "…ForImageClassification has it",
+    )
+
+
+@contextmanager
+def _told(entry: ModelEntry, key: str, sentence: str, remedy: str = "") -> Iterator[None]:
+    """Tell an error of transformers, which may be of any type, as a mistake in the entry."""
+    try:
+        yield
+    except ConfigError:
+        raise
+    except Exception as error:
+        log.debug("%s", sentence, exc_info=error)
+        reason = f"{sentence}: {type(error).__name__}: {one_line(error)}"
+        raise entry.mistake(key, f"{reason}; {remedy}" if remedy else reason) from error
