@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 import pickle
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +16,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-SUFFIXES = (".safetensors", ".pt", ".pth", ".bin")
+SUFFIXES = (".safetensors", ".pt", ".pth", ".bin", ".ckpt")
 WRAPPINGS = ("state_dict", "model_state_dict", "model", "net", "ema", "model_ema", "state_dict_ema")
 """Keys under which training checkpoints store a state dict; earlier keys take precedence."""
 PREFIXES = ("module.", "_orig_mod.", "model.", "net.", "ema.")
@@ -105,8 +106,19 @@ def classes_of(module: nn.Module, state: State) -> Counts | None:
 
 def _named_as(own: State, state: State) -> State:
     """Return the state dict without the additions of training: the prefixes of DataParallel,
-    torch.compile, Lightning and averaged models, and the counters of averaged models."""
+    torch.compile and averaged models, the attribute in which a Lightning module keeps the model,
+    and the counters of averaged models.
+
+    Raises:
+        WeightsError: if all of the model's tensors are there under several unknown prefixes.
+    """
     state = {name: value for name, value in state.items() if name not in COUNTERS}
+    whole = _prefixes(own, state)
+    if len(whole) > 1 and not {"", *PREFIXES} & set(whole):
+        names = " and ".join(map(repr, sorted(whole)))
+        raise WeightsError(f"it has the tensors of the model under {names}; save one of them alone")
+    if len(whole) == 1 and whole[0]:
+        return {name: state[whole[0] + name] for name in own}
     while not own.keys() & state.keys():
         prefix = next(
             (each for each in PREFIXES if any(name.startswith(each) for name in state)), None
@@ -120,6 +132,19 @@ def _named_as(own: State, state: State) -> State:
             if name.startswith(prefix)
         }
     return state
+
+
+def _prefixes(own: State, state: State) -> list[str]:
+    """Return the prefixes under which a state dict has every tensor of the model."""
+    first = next(iter(own), None)
+    if first is None:
+        return []
+    ends = [name.removesuffix(first) for name in state if name.endswith(first)]
+    return [
+        prefix
+        for prefix in ends
+        if prefix[-1:] in ("", ".") and all(prefix + name in state for name in own)
+    ]
 
 
 def _sides(shape: torch.Size) -> str:
@@ -157,10 +182,17 @@ def _read(file: Path) -> Mapping[str, Tensor]:
         if file.suffix == ".safetensors":
             return load_file(file)
         found = torch.load(file, map_location="cpu", weights_only=True)
-    except pickle.UnpicklingError:
+    except pickle.UnpicklingError as error:
+        named = re.search(r"GLOBAL ([\w.]+)", str(error))
+        what = f"{named[1]}, which is more than tensors," if named else "more than tensors"
+        remedy = (
+            "where you trust the file, write its torch.load(FILE, weights_only=False)['state_dict']"
+            if file.suffix == ".ckpt"
+            else "save model.state_dict()"
+        )
         raise WeightsError(
-            "it holds more than tensors and would have to run code to load, which is refused; "
-            "save model.state_dict() instead, best as .safetensors"
+            f"it holds {what} and would have to run code to load, which is refused; {remedy} "
+            "instead, best as .safetensors"
         ) from None
     except (OSError, SafetensorError, RuntimeError, EOFError) as error:
         reason = getattr(error, "strerror", None) or " ".join(str(error).split())[:200]

@@ -64,9 +64,10 @@ class ModelEntry(BaseModel):
         description=(
             "`default`: the source's own; `none`: seeded random; both leave a factory's model as "
             "the function returns it; or a path, from the TOML file's folder, to a `.safetensors`, "
-            "or a `.pt`, `.pth` or `.bin` that loads without running code, also as training leaves "
-            "it: under `state_dict`, `model_state_dict`, `model` or `ema` (the first there), with "
-            "prefixes of Lightning, DataParallel or torch.compile; the head has the file's classes"
+            "or a `.pt`, `.pth`, `.bin` or `.ckpt` that loads without running code, also as "
+            "training leaves it: under `state_dict`, `model_state_dict`, `model` or `ema` (the "
+            "first there), with prefixes of Lightning, DataParallel or torch.compile; the head has "
+            "the file's classes"
         ),
     )
     sha256: str | None = Field(

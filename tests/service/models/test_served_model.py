@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import re
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -104,7 +105,7 @@ def test_hub_weights_of_timm_come_from_its_cache(
         torch.testing.assert_close(state[name], tensor, rtol=0, atol=0)
 
 
-@pytest.mark.parametrize("suffix", [".safetensors", ".pt", ".pth", ".bin"])
+@pytest.mark.parametrize("suffix", [".safetensors", ".pt", ".pth", ".bin", ".ckpt"])
 @pytest.mark.parametrize("wrapping", ["", "state_dict", "model", "model_state_dict", "ema"])
 def test_weights_and_labels_from_files_beside_the_catalog(
     tmp_path: Path, suffix: str, wrapping: str
@@ -152,6 +153,46 @@ def test_the_prefixes_of_training_are_left_out(
     torch.testing.assert_close(
         model.module.get_parameter("conv1.weight"), small(seed=9).conv1.weight
     )
+
+
+def lightning(path: Path, attribute: str, **more: Any) -> dict[str, Any]:
+    """Arguments of an entry whose weights are a checkpoint as Lightning's Trainer writes it."""
+    state = {f"{attribute}.{name}": value for name, value in small(seed=9).state_dict().items()}
+    checkpoint = {
+        "epoch": 3,
+        "pytorch-lightning_version": "2.5.0",
+        "state_dict": {**state, "criterion.weight": torch.ones(2)},
+        "callbacks": {"ModelCheckpoint": {"best_model_score": torch.tensor(0.9)}},
+        "hyper_parameters": {"lr": 1e-3},
+    }
+    torch.save({**checkpoint, **more}, path / "last.ckpt")
+    return {"weights": str(path / "last.ckpt")}
+
+
+@pytest.mark.parametrize("attribute", ["model", "backbone", "classifier.net"])
+def test_a_checkpoint_of_lightning(tmp_path: Path, attribute: str) -> None:
+    model = load(entry(**lightning(tmp_path, attribute)))
+    for name, tensor in small(seed=9).state_dict().items():
+        torch.testing.assert_close(model.module.state_dict()[name], tensor)
+
+
+def test_a_checkpoint_with_objects_says_which_and_what_to_save(tmp_path: Path) -> None:
+    given = lightning(tmp_path, "model", hyper_parameters=argparse.Namespace(lr=1e-3))
+    words = (
+        r"it holds argparse.Namespace, .* is refused; .*FILE, weights_only=False\)\['state_dict'\]"
+    )
+    with pytest.raises(ConfigError, match=words):
+        load(entry(**given))
+
+
+def test_a_checkpoint_of_two_models_is_refused(tmp_path: Path) -> None:
+    both = {
+        f"{who}.{name}": value
+        for who in ("student", "teacher")
+        for name, value in small().state_dict().items()
+    }
+    with pytest.raises(ConfigError, match=r"under 'student\.' and 'teacher\.'; save one"):
+        load(entry(**lightning(tmp_path, "model", state_dict=both)))
 
 
 @pytest.mark.parametrize("source", ["torchvision:squeezenet1_1", "timm:test_resnet"])
