@@ -4,22 +4,25 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
 from time import perf_counter
+from typing import TypeVar
 
-from service.core.errors import one_line
+from service.core.errors import ConfigError, one_line
 from service.core.metrics import Metrics
 from service.engine.engine import Engine
 from service.engine.replicas import Replicas
 from service.loading.devices import bind, usable
-from service.loading.served_model import ServedModel, load
+from service.loading.served_model import ServedModel, check, load
 from service.models.catalog import ModelEntry
 
 LOOK_SECONDS = 0.25
 AGAIN_SECONDS = 5.0
 """Seconds between a failed attempt to replace a worker and the next one."""
 log = logging.getLogger(__name__)
+T = TypeVar("T")
 
 
 class ModelLifecycle:
@@ -75,6 +78,18 @@ class ModelLifecycle:
         if self.leaving:
             return "being unloaded"
         return "still loading" if self.replicas is None else "getting a new worker"
+
+    async def check(self) -> None:
+        """Check the model's entry, without building the model.
+
+        Raises:
+            ConfigError: if the entry cannot be right; the message names its key.
+        """
+        try:
+            await self._in_thread(check, self.entry)
+        except ConfigError as error:
+            self.failure = one_line(error)
+            raise
 
     async def load(self) -> None:
         """Load the model on each of its devices, one after the other, and warm it.
@@ -144,14 +159,7 @@ class ModelLifecycle:
         self.replicas = None
 
     async def _engine(self, turn: int, copy: ModelEntry) -> Engine:
-        # The thread must end when the model is loaded. OpenMP keeps the threads that it has started
-        # for a thread of ours; while they and those of the worker are more than the cores, each of
-        # them sleeps after every operation, and a small model takes three times as long.
-        loader = ThreadPoolExecutor(1, thread_name_prefix=f"load {self.entry.name}")
-        try:
-            model = await asyncio.get_running_loop().run_in_executor(loader, self._load, copy)
-        finally:
-            loader.shutdown(wait=False)
+        model = await self._in_thread(self._load, copy)
         engine = Engine(
             model,
             max_queue=self._queue,
@@ -167,6 +175,16 @@ class ModelLifecycle:
             await self._open.pop(engine).aclose()
             raise
         return engine
+
+    async def _in_thread(self, function: Callable[[ModelEntry], T], entry: ModelEntry) -> T:
+        # The thread must end when the model is loaded. OpenMP keeps the threads that it has started
+        # for a thread of ours; while they and those of the worker are more than the cores, each of
+        # them sleeps after every operation, and a small model takes three times as long.
+        loader = ThreadPoolExecutor(1, thread_name_prefix=f"load {self.entry.name}")
+        try:
+            return await asyncio.get_running_loop().run_in_executor(loader, function, entry)
+        finally:
+            loader.shutdown(wait=False)
 
     def _load(self, copy: ModelEntry) -> ServedModel:
         kind = _kind(copy)

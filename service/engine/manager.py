@@ -228,6 +228,13 @@ class ModelManager:
         )
 
     async def _load(self) -> None:
+        # One that cannot be right must not wait until those before it are loaded.
+        for lifecycle in list(self._lifecycles.values()):
+            try:
+                await lifecycle.check()
+            except ConfigError:
+                if not lifecycle.leaving:  # a failure does not matter after a removal
+                    raise
         for name, lifecycle in list(self._lifecycles.items()):
             async with self._one_at_a_time:
                 if not lifecycle.leaving:

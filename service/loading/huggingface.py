@@ -52,6 +52,18 @@ def place_of(entry: ModelEntry, what: str) -> str:
     return what
 
 
+def check_place(entry: ModelEntry, what: str) -> None:
+    """Check that transformers is installed, and the config.json of a folder; the hub is not asked.
+
+    Raises:
+        ConfigError: if the model of a folder is not one that can be served.
+    """
+    place = place_of(entry, what)
+    transformers_of(entry)
+    if Path(place).is_dir():
+        _class_of(entry, config_of(entry, place))
+
+
 def transformers_of(entry: ModelEntry) -> ModuleType:
     """Return the package transformers.
 

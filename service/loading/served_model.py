@@ -12,6 +12,7 @@ from torch import nn
 from cam import METHODS, CamError, Layer, Reading, default_layer, resolve_reading, survey
 from cam.drift.reference import Reference, read_reference
 from cam.errors import UnsuitedActivation
+from cam.hooks.grids import grid_in_words
 from cam.layers import stage_layers
 from cam.methods.abilities import unsuited
 from cam.methods.head import PooledHead, pooled_head
@@ -30,7 +31,7 @@ from service.loading.fingerprint import fingerprint_of
 from service.loading.imagenet import imagenet
 from service.loading.normalisation import Normalisation
 from service.loading.seeding import seeded
-from service.loading.sources import Built, build
+from service.loading.sources import Built, build, check_source
 from service.models.audited import Audited, read_audited
 from service.models.catalog import EMBEDDED, MEASURED, ModelEntry
 from service.models.info import LayerInfo, ModelInfo, unwatchable, watchable
@@ -179,6 +180,28 @@ def load(entry: ModelEntry) -> ServedModel:
     )
 
 
+def check(entry: ModelEntry) -> None:
+    """Check what can be known of an entry without building its model: the source, the files that it
+    names, the labels, the devices, the methods and the words of `reshape`.
+
+    Raises:
+        ConfigError: as `load` would raise it.
+    """
+    check_source(entry)
+    _labels(entry)
+    for copy in entry.copies:
+        _device(copy)
+    _check_methods(entry)
+    for words in [entry.reshape] if isinstance(entry.reshape, str) else entry.reshape.values():
+        try:
+            grid_in_words(words)
+        except CamError as error:
+            raise entry.mistake("reshape", str(error)) from None
+    for key, name in (("audit", entry.audit), ("reference", entry.reference)):
+        if name is not None and not entry.path(name).is_file():
+            raise entry.mistake(key, f"{entry.path(name)} cannot be read: there is no such file")
+
+
 def _reading(entry: ModelEntry, built: Built, image: torch.Tensor) -> tuple[Reading, str]:
     """Return how the model's output is read, and the reason for its activation."""
     given = entry.activation if entry.activation != "auto" else built.activation
@@ -264,14 +287,19 @@ def _default_layer(entry: ModelEntry, built: Built, layers: tuple[Layer, ...]) -
 def _method_layers(entry: ModelEntry, layers: tuple[Layer, ...], default: str) -> dict[str, str]:
     measured = entry.source == EMBEDDED.source and entry.layer == "auto"
     found = dict(MEASURED) if measured else {}
+    _check_methods(entry)
     for method, layer in entry.method_layers.items():
+        found[method] = _usable(entry, "method_layers", layer, layers)
+    return {method: layer for method, layer in found.items() if layer != default}
+
+
+def _check_methods(entry: ModelEntry) -> None:
+    for method in entry.method_layers:
         if method not in METHODS:
             names = ", ".join(METHODS)
             raise entry.mistake(
                 "method_layers", f"there is no method {method!r}; the methods are {names}"
             )
-        found[method] = _usable(entry, "method_layers", layer, layers)
-    return {method: layer for method, layer in found.items() if layer != default}
 
 
 def _audited(entry: ModelEntry, fingerprint: str, layers: tuple[Layer, ...]) -> Audited | None:

@@ -12,6 +12,7 @@ import logging
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -21,6 +22,7 @@ from service.core.choices import WantedActivation
 from service.core.errors import one_line
 from service.loading.huggingface import (
     activation_of,
+    check_place,
     config_of,
     is_transformers_model,
     labels_of,
@@ -31,6 +33,7 @@ from service.loading.huggingface import (
 from service.loading.transforms import CROP_FITS, preprocessing_of, with_stated
 from service.loading.weights import (
     WeightsError,
+    check_file,
     classes_of,
     load_in_order,
     load_weights,
@@ -97,7 +100,28 @@ def _with_weights(entry: ModelEntry, source: Source, what: str, classes: int | N
     return built
 
 
-def _torchvision(entry: ModelEntry, what: str, classes: int | None) -> Built:
+def check_source(entry: ModelEntry) -> None:
+    """Check the entry's source and the name of its weights, without building the model.
+
+    Raises:
+        ConfigError: if the source cannot be found, or if there is no such file of weights.
+    """
+    kind, _, what = entry.source.partition(":")
+    CHECKS[kind](entry, what)
+    if entry.weights not in ("default", "none"):
+        file = entry.path(entry.weights)
+        try:
+            check_file(file)
+        except WeightsError as error:
+            raise entry.mistake("weights", f"{file}: {error}") from None
+
+
+def _dense(entry: ModelEntry, what: str) -> dict[str, ModuleType]:
+    """Return torchvision's segmenters and detectors, with the modules that they are in.
+
+    Raises:
+        ConfigError: if torchvision has no model of that name.
+    """
     from torchvision import models
 
     names = models.list_models(module=models)
@@ -109,6 +133,13 @@ def _torchvision(entry: ModelEntry, what: str, classes: int | None) -> Built:
     }
     if what not in (*names, *dense):
         raise _unknown(entry, what, [*names, *dense], "torchvision has no model for images")
+    return dense
+
+
+def _torchvision(entry: ModelEntry, what: str, classes: int | None) -> Built:
+    from torchvision import models
+
+    dense = _dense(entry, what)
     weights = models.get_model_weights(what).DEFAULT
     head: dict[str, Any] = {}
     if classes is not None and entry.weights != "default":
@@ -150,22 +181,32 @@ def _torchvision(entry: ModelEntry, what: str, classes: int | None) -> Built:
     return Built(module, preprocessing)
 
 
-def _timm(entry: ModelEntry, what: str, classes: int | None) -> Built:
+def _known_to_timm(entry: ModelEntry, what: str) -> None:
     import timm
 
     if not timm.is_model(what.partition(".")[0]):
         raise _unknown(entry, what, timm.list_models(), "timm has no model")
+
+
+def _timm(entry: ModelEntry, what: str, classes: int | None) -> Built:
+    import timm
+
+    _known_to_timm(entry, what)
     hub = entry.weights == "default"
     head = {} if classes is None or hub else {"num_classes": classes}
     module = _download(entry, lambda: timm.create_model(what, pretrained=hub, **head))
     return Built(module, _timm_preprocessing(entry, module))
 
 
+def _is_embedded(entry: ModelEntry, what: str) -> None:
+    if what != "efficientnet-lite0":
+        raise _unknown(entry, what, ["efficientnet-lite0"], "there is no embedded model")
+
+
 def _embedded(entry: ModelEntry, what: str, classes: int | None) -> Built:
     import timm
 
-    if what != "efficientnet-lite0":
-        raise _unknown(entry, what, ["efficientnet-lite0"], "there is no embedded model")
+    _is_embedded(entry, what)
     module = timm.create_model("tf_efficientnet_lite0")
     if entry.weights == "default":
         from pathlib import Path
@@ -188,7 +229,7 @@ def _huggingface(entry: ModelEntry, what: str, classes: int | None) -> Built:
     return Built(module, preprocessing, labels, activation=activation_of(config))
 
 
-def _factory(entry: ModelEntry, what: str, classes: int | None) -> Built:
+def _function(entry: ModelEntry, what: str) -> Callable[[], Any]:
     path, _, name = what.partition(":")
     try:
         module = importlib.import_module(path)
@@ -203,6 +244,11 @@ def _factory(entry: ModelEntry, what: str, classes: int | None) -> Built:
     function: Callable[[], Any] | None = getattr(module, name, None)
     if function is None:
         raise entry.mistake("source", f"module {path!r} has no {name!r}")
+    return function
+
+
+def _factory(entry: ModelEntry, what: str, classes: int | None) -> Built:
+    function = _function(entry, what)
     try:
         made = function()
     except SystemExit as error:
@@ -246,6 +292,14 @@ SOURCES: dict[str, Source] = {
     "hf": _huggingface,
     "factory": _factory,
 }
+CHECKS: dict[str, Callable[[ModelEntry, str], object]] = {
+    "embedded": _is_embedded,
+    "torchvision": _dense,
+    "timm": _known_to_timm,
+    "hf": check_place,
+    "factory": _function,
+}
+"""Kind of source → a function that finds the model without building it, or raises ConfigError."""
 
 
 def _timm_preprocessing(entry: ModelEntry, module: nn.Module) -> Preprocessing:

@@ -44,6 +44,18 @@ def read_weights(file: Path, *, sha256: str | None = None) -> State:
     return _read(file)
 
 
+def check_file(file: Path) -> None:
+    """Check the file's name, and that it exists.
+
+    Raises:
+        WeightsError: if the name has an unknown ending, or if there is no such file.
+    """
+    if file.suffix not in SUFFIXES:
+        raise WeightsError(f"its name must end in {', '.join(SUFFIXES)}")
+    if not file.is_file():
+        raise WeightsError("it cannot be read: No such file or directory")
+
+
 def load_weights(module: nn.Module, state: State) -> None:
     """Load a state dict into a module: every name and shape must match, after the prefixes that
     training adds to names are removed.
@@ -176,8 +188,7 @@ def _check_digest(file: Path, sha256: str) -> None:
 
 
 def _read(file: Path) -> Mapping[str, Tensor]:
-    if file.suffix not in SUFFIXES:
-        raise WeightsError(f"its name must end in {', '.join(SUFFIXES)}")
+    check_file(file)
     try:
         if file.suffix == ".safetensors":
             return load_file(file)
