@@ -20,6 +20,7 @@ from cam.errors import CamError, UnknownLayer
 from cam.explanation import Explanation, Fusion, Question, Smoothing
 from cam.hooks.inference import alone
 from cam.inputs import (
+    Layers,
     Targets,
     budget_of,
     diagnosed,
@@ -45,7 +46,7 @@ def explain(
     *,
     target: Targets = None,
     method: str | Sequence[str] = "gradcam",
-    layer: str | Sequence[str] = "auto",
+    layer: Layers = "auto",
     budget: int | None = None,
     signed: bool = False,
     smooth: Smoothing = "none",
@@ -71,11 +72,12 @@ def explain(
             each image see `explain_batch`.
         method: a name in `cam.METHODS`, or several. Methods that take one pass share it. To compare
             their maps see `cam.spearman`.
-        layer: a module's name, or several. "auto" runs the model once more, on the first image, and
-            takes the last layer with a spatial output; for a detector the last one that every box
-            depends on, for odam all layers that boxes are made from, and for refinecam the last
-            layer of each of the last four stages (resolutions). A pattern such as "blocks.*.norm1"
-            stands for all matching layers at which a map can be made.
+        layer: a module's name, the module itself, or several of these. "auto" runs the model once
+            more, on the first image, and takes the last layer with a spatial output; for a detector
+            the last one that every box depends on, for odam all layers that boxes are made from,
+            and for refinecam the last layer of each of the last four stages (resolutions). A
+            pattern such as "blocks.*.norm1" stands for all matching layers at which a map can be
+            made.
         budget: the largest number of forward passes of each image, for a method that needs many; 1
             or more.
         signed, smooth, fuse: see `Question`.

@@ -39,6 +39,9 @@ cannot process images of this device or dtype.
 Every message is one sentence that names the bad value and, if there is a list, the allowed values.
 """
 
+from collections.abc import Iterable
+from difflib import get_close_matches
+
 
 class CamError(Exception):
     """Base class of the errors that `cam` raises on purpose."""
@@ -102,6 +105,21 @@ class LayerError(CamError):
 
 class UnknownLayer(LayerError):
     """The model has no module of that name."""
+
+
+def unknown_layer(name: str, names: Iterable[str]) -> UnknownLayer:
+    """Return the error of a layer that a model does not have.
+
+    Args:
+        names: the names of the model's layers, of which the nearest is named in the message.
+    """
+    return UnknownLayer(f"the model has no layer {name!r}{did_you_mean(name, names)}")
+
+
+def did_you_mean(name: object, names: Iterable[str]) -> str:
+    """Return "; did you mean 'layer4'?" for the nearest name; "" if none is near."""
+    near = get_close_matches(str(name)[:200], [each for each in names if each], 1)
+    return f"; did you mean {near[0]!r}?" if near else ""
 
 
 class LayerDidNotRun(LayerError):

@@ -30,6 +30,8 @@ from cam.targets import ClassTarget, SimilarityTarget, Target, UnitTarget
 OneTarget = SupportsIndex | Target | None
 Targets = OneTarget | Sequence[OneTarget] | Tensor | NDArray[np.integer[Any]]
 
+Layers = str | nn.Module | Sequence[str | nn.Module]
+
 HOOKLESS: Final = ("rise", "occlusion", "gradient", "smoothgrad", "integratedgradients")
 """Names of the methods that need no hooks in the model."""
 _COMPILED: Final = "_orig_mod."
@@ -161,27 +163,50 @@ def _whole(given: Any) -> int | None:
         return None
 
 
-def layers_of(model: nn.Module, layer: str | Sequence[str]) -> list[str]:
+def layers_of(model: nn.Module, layer: Layers) -> list[str]:
     """Return the names of the layers as in the model. For compiled modules, the part that
     `torch.compile` adds to a name may be left out of `layer`.
 
     Raises:
-        UnknownLayer: if there is no name, if a name appears twice, or if `layer` holds something
-            that is not a string.
+        UnknownLayer: if there is no layer, if one appears twice, if a module is no part of the
+            model, or if `layer` holds something that is neither a name nor a module.
     """
-    asked = [layer] if isinstance(layer, str) else layer
-    if not isinstance(asked, Sequence) or not all(isinstance(name, str) for name in asked):
-        raise UnknownLayer(f"{str(layer)[:80]!r} is no layer's name and no list of names")
+    # A Sequential is a module and a sequence of modules: it is one layer.
+    several = isinstance(layer, Sequence) and not isinstance(layer, str | nn.Module)
+    asked = list(layer) if several else [layer]
+    if not all(isinstance(each, str | nn.Module) for each in asked):
+        raise UnknownLayer(f"{str(layer)[:80]!r} is no layer's name, no module and no list of them")
     if not asked:
         raise UnknownLayer('the list of layers is empty; "auto" chooses one')
-    twice = [name for name in asked if asked.count(name) > 1]
-    if twice:
-        raise UnknownLayer(f"layer {twice[0]!r} is named twice")
     names = [name for name, _ in model.named_modules()]
     plain = {name.replace(_COMPILED, ""): name for name in names}
-    return [
-        name if name in names else plain.get(name.replace(_COMPILED, ""), name) for name in asked
+    found = [
+        _name_of(each, model)
+        if isinstance(each, nn.Module)
+        else each
+        if each in names
+        else plain.get(each.replace(_COMPILED, ""), each)
+        for each in asked
     ]
+    twice = [name for name in found if found.count(name) > 1]
+    if twice:
+        raise UnknownLayer(f"layer {twice[0]!r} is named twice")
+    return found
+
+
+def _name_of(module: nn.Module, model: nn.Module) -> str:
+    """Return the name of a module of the model, its first one if it has several.
+
+    Raises:
+        UnknownLayer: if it is no part of the model, or the model itself.
+    """
+    module = getattr(module, "_orig_mod", module)
+    name = next((name for name, each in model.named_modules() if each is module), None)
+    if name:
+        return name
+    what = f"the {type(module).__name__} that was given as a layer"
+    reason = "is no part of the model" if name is None else "is the whole model and no layer of it"
+    raise UnknownLayer(f"{what} {reason}")
 
 
 def is_pattern(layer: str) -> bool:

@@ -28,7 +28,7 @@ from cam.errors import (
     LayerReused,
     NoGradientPath,
     ScriptedModel,
-    UnknownLayer,
+    unknown_layer,
 )
 from cam.hooks.change import Change, Edit
 from cam.hooks.nested import first_tensor, replaced
@@ -101,7 +101,7 @@ class Capture:
         modules = dict(self._model.named_modules())
         for layer in self._layers:
             if not layer or layer not in modules:
-                raise UnknownLayer(f"the model has no layer {layer!r}")
+                raise unknown_layer(layer, modules)
             if isinstance(modules[layer], torch.jit.ScriptModule):
                 raise ScriptedModel(f"layer {layer!r} is TorchScript, which runs no hooks")
         with ExitStack() as scope:

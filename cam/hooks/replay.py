@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree
 
-from cam.errors import LayerDidNotRun, LayerNotSpatial, LayerReused, UnknownLayer
+from cam.errors import LayerDidNotRun, LayerNotSpatial, LayerReused, unknown_layer
 from cam.hooks.inference import evaluating
 
 
@@ -46,7 +46,7 @@ def recorded(model: nn.Module, layer: str) -> Iterator[Record]:
     """
     modules = dict(model.named_modules())
     if not layer or layer not in modules:
-        raise UnknownLayer(f"the model has no layer {layer!r}")
+        raise unknown_layer(layer, modules)
     record = Record()
 
     def note(name: str, module: nn.Module, args: Any, output: Any) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from cam.errors import UnknownMethod
+from cam.errors import UnknownMethod, did_you_mean
 from cam.methods.method import INPUT as INPUT
 from cam.methods.method import Cost as Cost
 from cam.methods.method import Method as Method
@@ -285,4 +285,5 @@ def method_named(name: str) -> Method:
     except (KeyError, TypeError):  # an unhashable value is not a name
         raise UnknownMethod(
             f"there is no method {name!r}; the methods are {', '.join(METHODS)}"
+            f"{did_you_mean(name, METHODS)}"
         ) from None

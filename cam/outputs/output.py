@@ -12,7 +12,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from cam.errors import LayerDidNotRun, NotLogits, ScriptedModel, UnknownLayer
+from cam.errors import LayerDidNotRun, NotLogits, ScriptedModel, unknown_layer
 from cam.hooks.grids import Located
 from cam.hooks.inference import evaluating
 from cam.outputs.detection import Detections as Detections
@@ -235,7 +235,7 @@ def watching(model: nn.Module, layers: Iterable[str]) -> Iterator[dict[str, Tens
     with ExitStack() as scope:
         for name in names:
             if not name or name not in modules:
-                raise UnknownLayer(f"the model has no layer {name!r}")
+                raise unknown_layer(name, modules)
             if isinstance(modules[name], torch.jit.ScriptModule):
                 raise ScriptedModel(f"layer {name!r} is TorchScript, which runs no hooks")
             scope.callback(modules[name].register_forward_hook(partial(note, name)).remove)

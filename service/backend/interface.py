@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from cam import Concept, Observation, Question, Target
 from cam.agreement import Fidelity
+from cam.errors import did_you_mean
 from cam.evaluation.candidate import Candidate
 from cam.evaluation.metrics import Options, Scores
 from cam.methods.progress import Progress
@@ -57,7 +58,8 @@ def unknown_model(name: str, names: Collection[str]) -> UnknownModel:
     """
     if not names:
         return UnknownModel("the service has no model: each was removed")
-    return UnknownModel(f"there is no model {name[:80]!r}; the models are {', '.join(names)}")
+    known = ", ".join(names) + did_you_mean(name, names)
+    return UnknownModel(f"there is no model {name[:80]!r}; the models are {known}")
 
 
 class ModelBackend(Protocol):

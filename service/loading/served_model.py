@@ -11,7 +11,7 @@ from torch import nn
 
 from cam import METHODS, CamError, Layer, Reading, default_layer, resolve_reading, survey
 from cam.drift.reference import Reference, read_reference
-from cam.errors import UnsuitedActivation
+from cam.errors import UnsuitedActivation, did_you_mean
 from cam.hooks.grids import grid_in_words
 from cam.layers import stage_layers
 from cam.methods.abilities import unsuited
@@ -296,7 +296,7 @@ def _method_layers(entry: ModelEntry, layers: tuple[Layer, ...], default: str) -
 def _check_methods(entry: ModelEntry) -> None:
     for method in entry.method_layers:
         if method not in METHODS:
-            names = ", ".join(METHODS)
+            names = ", ".join(METHODS) + did_you_mean(method, METHODS)
             raise entry.mistake(
                 "method_layers", f"there is no method {method!r}; the methods are {names}"
             )
@@ -358,7 +358,9 @@ def _usable(entry: ModelEntry, key: str, name: str, layers: tuple[Layer, ...]) -
             raise entry.mistake(key, f"no map can be made at {layer.name!r}: {layer.problem}")
     usable = [layer.name for layer in layers if layer.explainable][-5:]
     raise entry.mistake(
-        key, f"the model has no layer {name!r}; among its last are {', '.join(usable)}"
+        key,
+        f"the model has no layer {name!r}; among its last are {', '.join(usable)}"
+        f"{did_you_mean(name, (layer.name for layer in layers))}",
     )
 
 

@@ -10,6 +10,7 @@ from pydantic_core import PydanticCustomError
 from typing_extensions import TypeAliasType
 
 from cam import COLORMAPS, METHODS, METRICS
+from cam.errors import did_you_mean
 from service.core.choices import ChannelRanking, Fit, Fuse, Normalize, Output, Size, Smooth
 from service.pipeline.targets import (
     MAX_MAPS,
@@ -69,7 +70,8 @@ def is_pattern(layer: str) -> bool:
 
 
 def no_method(name: str) -> str:
-    return f"there is no method {name!r}; the methods are {', '.join(METHODS)}"
+    known = ", ".join(METHODS)
+    return f"there is no method {name!r}; the methods are {known}{did_you_mean(name, METHODS)}"
 
 
 def listed(sent: Any) -> Any:
