@@ -14,13 +14,15 @@ from contextlib import nullcontext
 from itertools import chain
 from typing import Literal
 
-from torch import Tensor, nn
+from torch import nn
 
 from cam.errors import CamError, UnknownLayer
 from cam.explanation import Explanation, Fusion, Question, Smoothing
 from cam.hooks.inference import alone
 from cam.inputs import (
+    Images,
     Layers,
+    Preprocess,
     Targets,
     budget_of,
     diagnosed,
@@ -29,6 +31,7 @@ from cam.inputs import (
     layers_of,
     methods_of,
     model_of,
+    photos_of,
     targets_of,
 )
 from cam.layers import Layer, default_layer, level_layers, stage_layers, survey
@@ -42,8 +45,9 @@ from cam.positions.locate import Reshape, declared
 
 def explain(
     model: nn.Module,
-    images: Tensor,
+    images: Images,
     *,
+    preprocess: Preprocess | None = None,
     target: Targets = None,
     method: str | Sequence[str] = "gradcam",
     layer: Layers = "auto",
@@ -102,7 +106,7 @@ def explain(
     for way in ways:
         model = model_of(model, way.name)
     layers = layers_of(model, layer)
-    images = images_of(images)
+    images = images_of(photos_of(model, images, preprocess))
     asked = targets_of(target, len(images))
     reading = Reading(output, activation)
     shapes = reshape if isinstance(reshape, Mapping) else {"*": reshape} if reshape else {}

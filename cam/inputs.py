@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from itertools import chain
@@ -12,6 +12,7 @@ from typing import Any, Final, SupportsIndex
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from PIL import Image
 from torch import Tensor, nn
 
 from cam.errors import (
@@ -30,6 +31,9 @@ from cam.targets import ClassTarget, SimilarityTarget, Target, UnitTarget
 OneTarget = SupportsIndex | Target | None
 Targets = OneTarget | Sequence[OneTarget] | Tensor | NDArray[np.integer[Any]]
 
+Photo = Image.Image | NDArray[np.uint8]
+Images = Tensor | Photo | Sequence[Photo]
+Preprocess = Callable[[Image.Image], Tensor]
 Layers = str | nn.Module | Sequence[str | nn.Module]
 
 HOOKLESS: Final = ("rise", "occlusion", "gradient", "smoothgrad", "integratedgradients")
@@ -101,6 +105,74 @@ def images_of(images: Tensor) -> Tensor:
     if not finite.all():
         raise NonFinite(f"image {int(finite.int().argmin())} has pixels that are NaN or infinite")
     return images.detach()
+
+
+def photos_of(model: nn.Module, images: Any, preprocess: Preprocess | None) -> Any:
+    """Return photos as a batch (B, C, H, W) on the model's device and in its dtype; a tensor as it
+    is, if there is no `preprocess`.
+
+    Raises:
+        InvalidImages: if there is no way to preprocess them, or if what it returns is no batch.
+    """
+    if isinstance(images, Tensor):
+        if preprocess is not None:
+            raise InvalidImages(
+                "the images are a tensor, preprocessed already; leave preprocess out"
+            )
+        return images
+    several = isinstance(images, list | tuple) or (
+        isinstance(images, np.ndarray) and images.ndim == 4
+    )
+    photos = list(images) if several else [images]
+    if not photos or not all(isinstance(each, Image.Image | np.ndarray) for each in photos):
+        of = f" of {type(photos[0]).__name__}" if several and photos else ""
+        raise InvalidImages(
+            f"the images are a {type(images).__name__}{of}, not a torch.Tensor, a PIL image, a "
+            "uint8 array (H, W, 3), or a list of such photos"
+        )
+    pictures = [_photo(each) for each in photos]
+    prepare = preprocess or _timm_transform(model)
+    made = [prepare(each) for each in pictures]
+    shapes = [
+        tuple(each.shape) if isinstance(each, Tensor) else type(each).__name__ for each in made
+    ]
+    if len(set(shapes)) > 1 or not all(
+        isinstance(each, Tensor) and each.ndim == 3 for each in made
+    ):
+        raise InvalidImages(
+            f"preprocess returned {', '.join(map(str, dict.fromkeys(shapes)))} for {len(made)} "
+            "photos; it returns one tensor (C, H, W) for a photo, of the same shape for all"
+        )
+    like = next((each for each in model.parameters() if each.is_floating_point()), torch.zeros(0))
+    return torch.stack(made).to(like.device, like.dtype)
+
+
+def _photo(given: Any) -> Image.Image:
+    if isinstance(given, Image.Image):
+        return given.convert("RGB")
+    if given.dtype != np.uint8 or given.ndim != 3 or given.shape[2] != 3:
+        raise InvalidImages(
+            f"a photo is an array {given.shape} of {given.dtype}, not a uint8 array (H, W, 3)"
+        )
+    return Image.fromarray(given)
+
+
+def _timm_transform(model: nn.Module) -> Preprocess:
+    """Return timm's transform for evaluation of a model of timm.
+
+    Raises:
+        InvalidImages: if the model states no preprocessing as timm's models do.
+    """
+    if not (getattr(model, "pretrained_cfg", None) or getattr(model, "default_cfg", None)):
+        raise InvalidImages(
+            f"how photos are prepared for a {type(model).__name__} is not known; pass preprocess, "
+            "a function from a PIL image to a tensor (C, H, W), such as weights.transforms() of "
+            "torchvision, or pass a preprocessed tensor"
+        )
+    from timm.data import create_transform, resolve_model_data_config
+
+    transform: Preprocess = create_transform(**resolve_model_data_config(model), is_training=False)
+    return transform
 
 
 def targets_of(target: Targets, count: int) -> list[tuple[Target, ...]]:

@@ -140,7 +140,7 @@ def test_a_service_without_a_model_is_not_ready_and_gets_it_back(tmp_path: Path)
         assert "allowed are factory:tests.service.factories:tiny" in refused.json()["detail"]
         for wrong, said in (
             ({"name": "x/../y", "source": "timm:a"}, "name is 'x/../y': it should begin with a"),
-            ({"name": "x", "source": "hf:a"}, "source is 'hf:a': it should be embedded:NAME, "),
+            ({"name": "x", "source": "hub:a"}, "source is 'hub:a': it should be embedded:NAME, "),
         ):
             assert said in client.post("/v1/models", json=wrong).json()["detail"]
         again = {"name": "tiny", "source": entries[0].source, **TINY}
