@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from itertools import chain
 from operator import index
-from typing import Any, Final, SupportsIndex
+from typing import Any, Final, SupportsIndex, cast
 
 import numpy as np
 import torch
@@ -245,7 +245,7 @@ def layers_of(model: nn.Module, layer: Layers) -> list[str]:
     """
     # A Sequential is a module and a sequence of modules: it is one layer.
     several = isinstance(layer, Sequence) and not isinstance(layer, str | nn.Module)
-    asked = list(layer) if several else [layer]
+    asked: list[Any] = list(cast(Sequence[Any], layer)) if several else [layer]
     if not all(isinstance(each, str | nn.Module) for each in asked):
         raise UnknownLayer(f"{str(layer)[:80]!r} is no layer's name, no module and no list of them")
     if not asked:
@@ -273,7 +273,8 @@ def _name_of(module: nn.Module, model: nn.Module) -> str:
         UnknownLayer: if it is no part of the model, or the model itself.
     """
     module = getattr(module, "_orig_mod", module)
-    name = next((name for name, each in model.named_modules() if each is module), None)
+    names = (name for name, each in model.named_modules() if each is module)
+    name: str | None = next(names, None)
     if name:
         return name
     what = f"the {type(module).__name__} that was given as a layer"
