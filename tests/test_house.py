@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import shutil
 import subprocess
 import sys
@@ -182,3 +183,14 @@ def test_a_contract_catches_what_it_should(tmp_path: Path) -> None:
     assert done.returncode == 1, done.stdout + done.stderr
     assert "service.core.files -> service.pipeline.images" in done.stdout
     assert "service.pipeline.facts -> torch" in done.stdout
+
+
+def test_what_the_tests_install_does_not_change_what_serves() -> None:
+    """The service uses OpenVINO where it is installed, so `make test` must not add it to the
+    environment of `make serve`."""
+
+    def pins(lock: str) -> set[str]:
+        return set(re.findall(r"^openvino==.*?(?= \\)", (ROOT / lock).read_text(), re.MULTILINE))
+
+    assert len(pins("requirements.lock")) == 1
+    assert pins("requirements-test.lock") == pins("requirements.lock")
