@@ -26,10 +26,12 @@ RUN apt-get update \
  && apt-get install --yes --no-install-recommends libgl1 libglib2.0-0 libxcb1 \
  && rm -rf /var/lib/apt/lists/* \
  && useradd --system --uid 10001 --no-create-home --shell /usr/sbin/nologin gradcam \
- && install --directory --owner 10001 /jobs
+ && install --directory --owner 10001 /jobs \
+ && install --directory --owner 10001 --mode 700 /cache
 COPY --from=build /opt/gradcam /opt/gradcam
 ENV PATH=/opt/gradcam/bin:$PATH \
     GRADCAM_HOST=0.0.0.0 \
+    GRADCAM_CACHE=/tmp/gradcam-cache \
     PYTHONUNBUFFERED=1 \
     PYTHONDONTWRITEBYTECODE=1
 USER 10001

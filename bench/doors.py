@@ -123,7 +123,7 @@ class Simulated:
 
 def live_engine(rate: float, calls: socket.socket) -> None:
     """Run the simulated engine until killed."""
-    from service.process.server import new_loop
+    from service.process.running import new_loop
 
     async def serve() -> None:
         async with BackendServer(cast(Backend, Simulated(rate)), calls):

@@ -15,5 +15,8 @@ cv2.setNumThreads(2)
 _state = tempfile.TemporaryDirectory(prefix="gradcam-tests-", ignore_cleanup_errors=True)
 os.environ["XDG_STATE_HOME"] = _state.name
 
+# What one test finds out about a model must not be there for the next one.
+os.environ["GRADCAM_CACHE"] = "off"
+
 # Models for tests sleep, hang or die while PyTorch runs them, which OpenVINO would leave out.
 os.environ["GRADCAM_RUNTIME"] = "torch"

@@ -124,7 +124,7 @@ def test_cam_knows_nothing_of_the_service_http_environment_or_logging() -> None:
         "cam.clusters.graph": {"scipy"},
         "cam.clusters.spectral": {"scipy", "sklearn", "warnings"},
         "cam.drift.reference": {"pyarrow", "datetime", "json", "pathlib"},
-        "cam.passes.openvino": {"openvino"},
+        "cam.passes.openvino": {"openvino", "pathlib", "tempfile"},
     }
     for name, imported in GRAPH.items():
         if name.split(".")[0] == "cam":

@@ -11,11 +11,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Final
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Final, Protocol
 
 import torch
 from torch import Tensor, nn
 
+from cam.agreement import EXACT
 from cam.errors import CamError, LayerNotSpatial
 from cam.explanation import Answer, Question
 from cam.hooks.inference import evaluating
@@ -32,6 +35,20 @@ if TYPE_CHECKING:
 HINTS: Final = {torch.float32: "f32", torch.bfloat16: "bf16"}
 """The dtypes that OpenVINO can compute in, with its names for them."""
 LARGEST_BATCH: Final = 4096
+SIZE_BYTES: Final = 8
+ROUNDED: Final = 0.1
+"""Largest difference, as a share of the maximum, between an output of a network in half precision
+and the model's, at which the network counts as the model's."""
+
+
+class Kept(Protocol):
+    """Keeps a model's converted network for the next process."""
+
+    def read(self, what: str) -> bytes | None:
+        """Return what was kept under this name; None if there is nothing."""
+
+    def write(self, what: str, content: bytes) -> None:
+        """Keep a content, if that is possible."""
 
 
 def is_installed() -> bool:
@@ -57,6 +74,8 @@ class OpenVinoPath:
             explained, too.
         head: the model's pooled linear head at that layer, if it has one: see `cam.methods.head`.
         reading: how the model's output is read, with the activation resolved.
+        kept: keeps the converted network of this model. A network that was kept is compared with
+            the model before it is used.
     """
 
     runtime: Runtime = "openvino"
@@ -70,10 +89,12 @@ class OpenVinoPath:
         sizes: Sequence[int],
         head: PooledHead | None = None,
         reading: Reading = AUTO,
+        kept: Kept | None = None,
     ) -> None:
         self.layer, self.dtype = layer, dtype
         self.sizes = tuple(sorted(set(sizes)))
         self._model, self._head, self._reading = model, head, reading
+        self._kept = kept
         self._tail: Tail | None = None
         self._request: openvino.InferRequest | None = None
 
@@ -97,8 +118,6 @@ class OpenVinoPath:
             LayerNotSpatial: if an output that has to be passed from OpenVINO to PyTorch is not a
                 tensor.
         """
-        import openvino
-
         names = [self.layer]
         if self._head is None:
             reading = self._reading
@@ -107,8 +126,38 @@ class OpenVinoPath:
             )
             names += self._tail.inputs
         traced = _Traced(self._model, names, self._reading if self._head else None)
+        what = f"network {names} {tuple(image.shape[1:])} {traced.reading}"
+        if self._kept and self._takes_over(traced, image, self._kept.read(what)):
+            return None
+        network = converted(traced, image)
+        self._request = self._compiled(network)
+        if self._kept:
+            self._kept.write(what, written(network))
+        return None
+
+    def _takes_over(self, traced: _Traced, image: Tensor, content: bytes | None) -> bool:
+        """Compile a network that was kept. Return whether it returns what the model does."""
+        if content is None:
+            return False
+        try:
+            self._request = self._compiled(read(content))
+            found = self._infer(image)
+        except Exception:  # it is not known what is in the file
+            return False
+        with torch.inference_mode(False), torch.no_grad(), evaluating(traced):
+            expected = traced(image.clone())
+        most = EXACT if self.dtype == torch.float32 else ROUNDED
+        return len(found) == len(expected) and all(
+            one.shape == other.shape
+            and float((one - other).abs().max()) <= most * float(other.abs().max())
+            for one, other in zip(found, expected, strict=True)
+        )
+
+    def _compiled(self, network: openvino.Model) -> openvino.InferRequest:
+        import openvino
+
         compiled = openvino.Core().compile_model(
-            converted(traced, image),
+            network,
             "CPU",
             {
                 "INFERENCE_PRECISION_HINT": HINTS[self.dtype],
@@ -117,8 +166,7 @@ class OpenVinoPath:
                 "ENABLE_CPU_PINNING": False,
             },
         )
-        self._request = compiled.create_infer_request()
-        return None
+        return compiled.create_infer_request()
 
     def explain(self, images: Tensor, questions: Sequence[Question]) -> list[Answer | CamError]:
         """Answer one question or several for each image, as `explain_batch` does.
@@ -162,7 +210,7 @@ class _Traced(nn.Module):
 
     def __init__(self, model: nn.Module, layers: Sequence[str], reading: Reading | None) -> None:
         super().__init__()
-        self.model, self._layers, self._reading = model, layers, reading
+        self.model, self._layers, self.reading = model, layers, reading
 
     def forward(self, images: Tensor) -> tuple[Tensor, ...]:
         with watching(self.model, self._layers) as seen:
@@ -171,8 +219,8 @@ class _Traced(nn.Module):
         if missing:
             raise LayerNotSpatial(f"layer {missing[0]!r} does not return a tensor")
         found = [seen[name] for name in self._layers]
-        if self._reading:
-            found.insert(0, logits_of(raw, self._reading))
+        if self.reading:
+            found.insert(0, logits_of(raw, self.reading))
         return tuple(found)
 
 
@@ -200,3 +248,23 @@ def converted(traced: nn.Module, image: Tensor) -> openvino.Model:
         decoder = TorchFXPythonDecoder(program.run_decompositions(table).module())
         front = FrontEndManager().load_by_framework("pytorch")
         return front.convert(front.load(decoder))
+
+
+def written(network: openvino.Model) -> bytes:
+    """Return a network in OpenVINO's form as bytes: the size of its description, that, and its
+    weights."""
+    import openvino
+
+    with TemporaryDirectory() as folder:
+        description, weights = Path(folder) / "network.xml", Path(folder) / "network.bin"
+        openvino.serialize(network, description, weights)
+        head = description.read_bytes()
+        return len(head).to_bytes(SIZE_BYTES) + head + weights.read_bytes()
+
+
+def read(content: bytes) -> openvino.Model:
+    """Return the network that `written` has made the bytes of."""
+    import openvino
+
+    end = SIZE_BYTES + int.from_bytes(content[:SIZE_BYTES])
+    return openvino.Core().read_model(content[SIZE_BYTES:end], content[end:])

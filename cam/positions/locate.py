@@ -102,6 +102,20 @@ def inherit(model: nn.Module, copy: nn.Module) -> None:
     _DECLARED[copy] = dict(_DECLARED.get(model, {}))
 
 
+def remember(model: nn.Module, size: Size, found: Mapping[str, Location]) -> None:
+    """Take over the locations that `locate` has found for all layers of an equal model, so that
+    they are not found again. Layers with a declared reshape are located by that.
+
+    Args:
+        size: height and width of the image.
+        found: `Located.found`.
+    """
+    known = _FOUND.setdefault(model, {})
+    for name, _ in model.named_modules():
+        if name and _reshape(model, name) is None:
+            known[name, size, None] = found.get(name)
+
+
 def locate(model: nn.Module, image: Tensor, layers: Iterable[str] | None = None) -> Located:
     """Find out where the outputs of layers lie on images of the size of `image`.
 

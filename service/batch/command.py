@@ -158,7 +158,8 @@ async def _explain(
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
     parts = Parts(configuration.output)
     with open_inputs(source, configuration.output) as inputs:
-        async with local_session(settings, model, spread=True) as session:
+        count = len(inputs.ids)
+        async with local_session(settings, model, spread=True, images=count) as session:
             served = session.replicas.model
             check(session, configuration, inputs.wanted)
             configuration.open(source, served.name, served.fingerprint, made_with(served))

@@ -144,7 +144,7 @@ async def _found(
     with open_inputs(source) as inputs:
         if (count := len(inputs.ids)) < LEAST:
             raise ConfigError(_useless(f"{source} has {count}"))
-        async with local_session(settings, model, spread=True) as session:
+        async with local_session(settings, model, spread=True, images=count) as session:
             served = session.replicas.model
             (question, *others) = questions_of(served, parameters)
             if others:

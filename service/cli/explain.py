@@ -65,7 +65,7 @@ async def _explain(
     failures = 0
     names = Names()
     console = Console()
-    async with local_session(settings, model) as session:
+    async with local_session(settings, model, images=len(photos)) as session:
         questions_of(session.replicas.model, parameters)  # a mistake in them would fail every photo
         _make(output)
         for index, photo in enumerate(photos):

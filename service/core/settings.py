@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
+import platformdirs
 from pydantic import (
     AfterValidator,
     BaseModel,
@@ -108,6 +109,12 @@ class Settings(BaseModel):
         ge=0,
         description="of answers to remember for each model, so that another colour or size of the "
         "same map costs no forward pass; 0 remembers none",
+    )
+    cache: Path | None = Field(
+        None,
+        description="folder in which converted networks, and what was found out about models, are "
+        "kept for the next start, at most 2 GB; without it `gradcam` in the user's cache folder; "
+        "`off`: nothing is kept",
     )
     deadline_seconds: float = Field(
         30.0,
@@ -212,6 +219,9 @@ def read_settings(environment: Mapping[str, str], **given: Any) -> Settings:
         if key.startswith(PREFIX)
     }
     values |= {name: value for name, value in given.items() if value is not None}
+    values.setdefault("cache", platformdirs.user_cache_path("gradcam", False))
+    if str(values["cache"]) == "off":
+        values["cache"] = None
     try:
         return Settings.model_validate(values)
     except ValidationError as error:

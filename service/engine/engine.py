@@ -107,6 +107,7 @@ class Engine:
     Args:
         cores: numbers of the CPU cores to which the worker thread, and the threads that torch
             starts from it, are bound; None for all cores.
+        images: number of images that will be explained; None if that is not known.
     """
 
     def __init__(
@@ -116,8 +117,10 @@ class Engine:
         max_queue: int,
         metrics: Metrics,
         cores: Sequence[int] | None = None,
+        images: int | None = None,
     ) -> None:
         self.model = model
+        self._images = math.inf if images is None else images
         self._fullest = min(model.max_batch, max_queue)
         group = BACKGROUND_GROUP if model.device.type == "cpu" else model.max_batch
         self._group = min(group, model.max_batch)
@@ -192,12 +195,14 @@ class Engine:
         return self._batcher.load
 
     async def warm(self) -> None:
-        """Run one image and the largest batch, prepare the fast path, so that no request pays the
+        """Run one image, prepare the fast path, run the largest batch, so that no request pays the
         cost of a first run, and choose the size of batches."""
-        for count in {1, self._fullest}:
-            await self._batch(count)
+        await self._batch(1)
         if self.model.paths:
-            await self._submit(_Item(self._sample(), (NOTHING,), self._settle_fast()))
+            worth = self._images * await self._batch(1)
+            await self._submit(_Item(self._sample(), (NOTHING,), self._settle_fast(worth)))
+        log.info("model %s: warming batches of up to %d images", self.model.name, self._fullest)
+        await self._batch(self._fullest)
         await self._choose_batch()
 
     async def _choose_batch(self) -> None:
@@ -245,8 +250,8 @@ class Engine:
         futures = [self._batcher.submit(item) for item in items]
         return max([(await future).run_seconds for future in futures])
 
-    def _settle_fast(self) -> Steps:
-        if warm := warm_paths(self.model):
+    def _settle_fast(self, worth: float) -> Steps:
+        if warm := warm_paths(self.model, worth):
             self._fast, self.fidelities = warm.path, warm.fidelities
         self.model = replace(self.model, paths=())  # frees the paths that are not used
         yield from ()

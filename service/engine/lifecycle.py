@@ -10,6 +10,7 @@ from contextlib import AsyncExitStack
 from time import perf_counter
 from typing import TypeVar
 
+from service.core.disk_cache import OFF, DiskCache
 from service.core.errors import ConfigError, one_line
 from service.core.metrics import Metrics
 from service.engine.engine import Engine
@@ -33,6 +34,8 @@ class ModelLifecycle:
         max_queue: largest number of images that wait for the model, on all devices together.
         cache_bytes: size of the cache of answers, in bytes.
         hang_seconds: seconds after which a batch that still runs counts as hung.
+        cache: keeps what is found out about the model for the next start.
+        images: number of images that will be explained; None if that is not known.
     """
 
     def __init__(
@@ -44,6 +47,8 @@ class ModelLifecycle:
         cache_bytes: int,
         hang_seconds: float,
         metrics: Metrics,
+        cache: DiskCache = OFF,
+        images: int | None = None,
     ) -> None:
         self.entry = entry
         self.essential = essential
@@ -60,6 +65,8 @@ class ModelLifecycle:
         self._cache_bytes = cache_bytes
         self._hang_seconds = hang_seconds
         self._metrics = metrics
+        self._cache = cache
+        self._images = None if entry.runtime == "openvino" else images
         self._open: dict[Engine, AsyncExitStack] = {}
         """Engine → its own exit stack, so that an engine that hangs does not keep the others from
         closing."""
@@ -165,6 +172,7 @@ class ModelLifecycle:
             max_queue=self._queue,
             metrics=self._metrics,
             cores=_cores(self.entry)[turn],
+            images=self._images,
         )
         scope = self._open[engine] = AsyncExitStack()
         await scope.enter_async_context(engine)
@@ -195,7 +203,7 @@ class ModelLifecycle:
         bind(None)  # layout "auto" is measured with all threads of the process
         self.loading = True
         try:
-            model = load(copy)
+            model = load(copy, self._cache)
         finally:
             self.loading = False
         layout = "channels-last" if model.channels_last else "contiguous"

@@ -9,6 +9,7 @@ from time import monotonic
 from types import TracebackType
 
 from service.backend.interface import unknown_model
+from service.core.disk_cache import DiskCache
 from service.core.errors import (
     RETRY_AFTER_SECONDS,
     ConfigError,
@@ -38,15 +39,26 @@ class ModelManager:
     report that models are loading. The task `loaded` is done when the catalog's models are ready,
     or raises the ConfigError of the model that could not be loaded. Leaving drains the models:
     every engine finishes its queued items, within the settings' `drain_seconds`.
+
+    Args:
+        images: number of images that will be explained; None if that is not known. For a few, no
+            model is converted for OpenVINO.
     """
 
     loaded: asyncio.Task[None]
 
     def __init__(
-        self, entries: Sequence[ModelEntry], *, settings: Settings, metrics: Metrics
+        self,
+        entries: Sequence[ModelEntry],
+        *,
+        settings: Settings,
+        metrics: Metrics,
+        images: int | None = None,
     ) -> None:
         self._settings = settings
+        self._images = images
         self._metrics = metrics
+        self._cache = DiskCache(settings.cache)
         self._lifecycles = {entry.name: self._lifecycle(entry, essential=True) for entry in entries}
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._one_at_a_time = asyncio.Lock()
@@ -225,6 +237,8 @@ class ModelManager:
             cache_bytes=self._settings.cache_bytes,
             hang_seconds=self._settings.hang_seconds,
             metrics=self._metrics,
+            cache=self._cache,
+            images=self._images,
         )
 
     async def _load(self) -> None:

@@ -2,24 +2,29 @@
 
 from __future__ import annotations
 
+import json
 import logging
+import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from time import perf_counter
 
 import numpy as np
 import torch
 from PIL import Image
+from pydantic import TypeAdapter
 from torch import Tensor
 
 from cam import METHODS, Answer, CamError, ClassTarget, Question, explain_batch
 from cam.agreement import EXACT, LEAST, Fidelity
+from cam.errors import Unfaithful
 from cam.passes.fast import CompiledPath
 from cam.passes.fidelity import judge
 from cam.passes.layout import MARGIN, fastest
 from cam.passes.samples import samples
 from service.core.errors import one_line
+from service.engine.memory import is_of_memory
 from service.loading.served_model import ServedModel
 
 SAMPLES = 7
@@ -27,6 +32,11 @@ SAMPLES = 7
 change places from batch to batch: every row of a batch gets different images."""
 TIMED = 4
 """Number of images in the batch whose time is measured, if the model takes so many."""
+PREPARATION_SECONDS = 15.0
+"""Time that it takes to convert a model for OpenVINO and to judge it, or more: EfficientNet-Lite0
+takes so long on one core."""
+SAVED = 0.5
+"""Share of the exact path's time that OpenVINO saves, or more, where it is used at all."""
 log = logging.getLogger(__name__)
 
 
@@ -42,18 +52,40 @@ class WarmPath:
     """See `_seconds`."""
 
 
-def warm_paths(model: ServedModel) -> WarmPath | None:
+class TooSlow(Exception):
+    """A path is slower than the exact path."""
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """What was found out about a path by comparing it with the exact path."""
+
+    fidelities: dict[str, Fidelity] = field(default_factory=dict)
+    """See `WarmPath.fidelities`; also of the methods that may not use the path."""
+    seconds: float = 0.0
+    """See `_seconds`."""
+    unfit: str = ""
+    """Why the path cannot be used; "" if it can."""
+
+
+def warm_paths(model: ServedModel, worth: float = math.inf) -> WarmPath | None:
     """Compile the model's paths, compare each with the exact path, log the results, and return the
-    fastest path that may be used; None if none may."""
+    fastest path that may be used; None if none may. What is found out about OpenVINO is kept for
+    the next start, but not that it was too slow, which may be another process's fault.
+
+    Args:
+        worth: seconds that the exact path needs for all the images. If they are few, OpenVINO is
+            used only if an earlier start has converted the model.
+    """
     images = _images(model)
-    found = [warm for path in model.paths if (warm := _warm(model, path, images))]
+    found = [warm for path in model.paths if (warm := _warm(model, path, images, worth))]
     if len(found) > 1:
         told = ", ".join(f"{each.path.runtime} {each.seconds * 1000:.1f}" for each in found)
         log.info("model %s: milliseconds an image: %s; the fastest is used", model.name, told)
     return min(found, key=lambda each: each.seconds, default=None)
 
 
-def _warm(model: ServedModel, path: CompiledPath, images: Tensor) -> WarmPath | None:
+def _warm(model: ServedModel, path: CompiledPath, images: Tensor, worth: float) -> WarmPath | None:
     """Compile a path and compare it with the exact path. Return None if it must not be used."""
     started = perf_counter()
     methods = [
@@ -67,27 +99,42 @@ def _warm(model: ServedModel, path: CompiledPath, images: Tensor) -> WarmPath | 
         # photos that are unlike the samples.
         and (method.formula == "weights" or path.dtype == torch.float32)
     ]
+    record = f"judgement {path.runtime} {path.dtype} {path.layer} {path.sizes} {methods}"
+    known = _recalled(model, record) if path.runtime == "openvino" else None
+    if not known and path.runtime == "openvino" and SAVED * worth < PREPARATION_SECONDS:
+        log.info(
+            "model %s: OpenVINO is left out: all images take %.1f s, less than its conversion",
+            model.name,
+            worth,
+        )
+        return None
+    log.info(
+        "model %s: preparing the fast path by %s%s",
+        model.name,
+        path.runtime,
+        ", which was judged at an earlier start" if known else "",
+    )
     try:
+        if known and known.unfit:
+            raise Unfaithful(known.unfit)
         why = path.settle(images[:1])
         if why and path.dtype == model.dtype:
             raise RuntimeError(why)
         compiled = perf_counter()
-        judged = judge(path, lambda *asked: _exact(model, *asked), images, methods)
-        usable = {name: each for name, each in judged.items() if each.exact or not model.exact}
-        if not any(each.enough for each in usable.values()):
-            raise RuntimeError(_slow(model, methods, judged))
-        seconds = _seconds(model, path.explain, images)
-        if model.exact:
-            plain = _seconds(model, lambda *asked: _exact(model, *asked), images)
-            if seconds > MARGIN * plain:
-                raise RuntimeError(
-                    f"{seconds * 1000:.1f} ms an image, {plain * 1000:.1f} ms without it"
-                )
+        found = known or _judged(model, path, images, methods)
+        usable = {
+            name: each for name, each in found.fidelities.items() if each.exact or not model.exact
+        }
     except Exception as error:  # whatever fails here, the exact path still works
+        passing = isinstance(error, TooSlow | OSError) or is_of_memory(error)
+        if not passing and not known and path.runtime == "openvino":
+            _keep(model, record, Judgement(unfit=one_line(error)))
         log.warning(
             "model %s has no fast path by %s: %s", model.name, path.runtime, one_line(error)
         )
         return None
+    if not known and path.runtime == "openvino":
+        _keep(model, record, found)
     log.info(
         "model %s has a fast path by %s in %s after %.1f s, %.1f s of them to judge it, %s; its "
         "maps correlate %.4f or better with the exact ones and differ by %.0e at most; served "
@@ -100,9 +147,44 @@ def _warm(model: ServedModel, path: CompiledPath, images: Tensor) -> WarmPath | 
         f"not compiled: {why}" if why else "compiled",
         min(each.worst for each in usable.values() if each.enough),
         max(each.difference for each in usable.values() if each.enough),
-        _slow(model, methods, judged) or "none of the methods of one pass",
+        _slow(model, methods, found.fidelities) or "none of the methods of one pass",
     )
-    return WarmPath(path, usable, seconds)
+    return WarmPath(path, usable, found.seconds)
+
+
+def _judged(
+    model: ServedModel, path: CompiledPath, images: Tensor, methods: Sequence[str]
+) -> Judgement:
+    """Compare a path with the exact path.
+
+    Raises:
+        Unfaithful: if it may not be used for any method.
+        TooSlow: if the exact path is faster.
+    """
+    judged = judge(path, partial(_exact, model), images, methods)
+    if not any(each.enough and (each.exact or not model.exact) for each in judged.values()):
+        raise Unfaithful(_slow(model, methods, judged))
+    seconds = _seconds(model, path.explain, images)
+    if model.exact:
+        plain = _seconds(model, partial(_exact, model), images)
+        if seconds > MARGIN * plain:
+            raise TooSlow(f"{seconds * 1000:.1f} ms an image, {plain * 1000:.1f} ms without it")
+    return Judgement(judged, seconds)
+
+
+def _keep(model: ServedModel, record: str, found: Judgement) -> None:
+    model.kept.write(record, json.dumps(asdict(found)).encode())
+
+
+def _recalled(model: ServedModel, record: str) -> Judgement | None:
+    """Return what an earlier start found out about a path; None if that is not known."""
+    content = model.kept.read(record)
+    if content is None:
+        return None
+    try:
+        return TypeAdapter(Judgement).validate_python(json.loads(content))
+    except (ValueError, RecursionError):
+        return None
 
 
 def _seconds(

@@ -1,16 +1,30 @@
-"""The fingerprint of a model: a digest of everything that its maps depend on."""
+"""The fingerprint of a model: a digest of everything that its maps depend on. And the key under
+which what is found out about it is kept for the next start."""
 
 from __future__ import annotations
 
 import hashlib
+import platform
+from contextlib import suppress
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Final, Protocol
 
 import torch
 from torch import Tensor, nn
 
+import cam
 from cam import Reading
+from service.loading.devices import usable
 from service.models.catalog import ModelEntry
 from service.models.labels import Labels
 from service.models.preprocessing import Preprocessing
+
+PACKAGES: Final = ("torch", "torchvision", "timm", "transformers", "openvino")
+"""Packages whose versions decide what a model does and how fast it does it."""
+UNIMPORTANT: Final = {"name", "labels", "audit", "reference", "explain_sample"}
+"""Keys of an entry that do not change what the model does."""
 
 
 def fingerprint_of(
@@ -28,6 +42,50 @@ def fingerprint_of(
         f"{entry.mode}|{entry.runtime}|{layer}|{entry.detections}|{entry.min_score}|{labels.names}|"
         f"{reading}".encode()
     )
+    _add_weights(digest, module)
+    return digest.hexdigest()
+
+
+def key_of(
+    entry: ModelEntry, module: nn.Module, preprocessing: Preprocessing, device: torch.device
+) -> str:
+    """Return a hexadecimal digest of everything that decides what is found out about a model: its
+    entry, modules and weights, the versions of the packages and of this code, and the processor."""
+    digest = hashlib.blake2b(digest_size=16)
+    config = getattr(module, "config", None)  # of Hugging Face: what the modules do not show
+    card = torch.cuda.get_device_name(device) if device.type == "cuda" else ""
+    said = (entry.model_dump_json(exclude=UNIMPORTANT), preprocessing, device, card, str(config))
+    digest.update(f"{said}|{_surroundings()}|".encode())
+    for name, each in module.named_modules():
+        digest.update(f"{name} {type(each).__module__} {type(each).__qualname__}|".encode())
+    _add_weights(digest, module)
+    return digest.hexdigest()
+
+
+@cache
+def _surroundings() -> str:
+    """Return the versions of the packages, a digest of this code, and the processor."""
+    versions = {}
+    for name in PACKAGES:
+        with suppress(PackageNotFoundError):
+            versions[name] = version(name)
+    code = hashlib.blake2b(digest_size=16)
+    ours = Path(__file__).parent.parent
+    for folder in (Path(cam.__file__).parent, *(ours / name for name in ("loading", "engine"))):
+        for file in sorted(folder.rglob("*.py")):
+            code.update(file.read_bytes())
+    processor, lines = platform.processor() or platform.machine(), set[str]()
+    with suppress(OSError):
+        lines = set(Path("/proc/cpuinfo").read_text().splitlines())
+    told = sorted(each for each in lines if each.startswith(("model name", "flags", "Features")))
+    return f"{versions} {code.hexdigest()} {processor} {told} {len(usable())}"
+
+
+class _Digest(Protocol):
+    def update(self, data: bytes | memoryview, /) -> None: ...
+
+
+def _add_weights(digest: _Digest, module: nn.Module) -> None:
     for name, value in module.state_dict().items():
         # Quantised layers keep a tuple of tensors, and their type, which is no tensor.
         for each in value if isinstance(value, tuple) else (value,):
@@ -38,4 +96,3 @@ def fingerprint_of(
             plain = each.detach().cpu()
             plain = plain.dequantize() if plain.is_quantized else plain
             digest.update(plain.contiguous().flatten().view(torch.uint8).numpy().data)
-    return digest.hexdigest()

@@ -8,19 +8,22 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from functools import wraps
-from typing import Final, TypeVar
+from typing import Concatenate, Final, ParamSpec, TypeVar
 
 import torch
 
 from service.models.catalog import ModelEntry
 
 Made = TypeVar("Made")
+Rest = ParamSpec("Rest")
 LONGEST: Final = 600.0
 """Seconds that loading a model waits for another model, which may have to be downloaded."""
 _one_at_a_time = threading.Lock()
 
 
-def seeded(load: Callable[[ModelEntry], Made]) -> Callable[[ModelEntry], Made]:
+def seeded(
+    load: Callable[Concatenate[ModelEntry, Rest], Made],
+) -> Callable[Concatenate[ModelEntry, Rest], Made]:
     """Wrap `load` so that only one wrapped function runs at a time, and so that the random
     generator has the same state afterwards as before.
 
@@ -29,12 +32,12 @@ def seeded(load: Callable[[ModelEntry], Made]) -> Callable[[ModelEntry], Made]:
     """
 
     @wraps(load)
-    def alone(entry: ModelEntry) -> Made:
+    def alone(entry: ModelEntry, *given: Rest.args, **named: Rest.kwargs) -> Made:
         if not _one_at_a_time.acquire(timeout=LONGEST):
             raise entry.mistake("source", "another model has been loading for too long")
         try:
             with torch.random.fork_rng(devices=[]):
-                return load(entry)
+                return load(entry, *given, **named)
         finally:
             _one_at_a_time.release()
 

@@ -4,30 +4,31 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass, fields
-from typing import get_args
+from functools import partial
+from time import perf_counter
+from typing import Any, get_args
 
 import torch
 from torch import nn
 
-from cam import METHODS, CamError, Layer, Reading, default_layer, resolve_reading, survey
+from cam import METHODS, CamError, Layer, Reading, default_layer, resolve_reading
 from cam.drift.reference import Reference, read_reference
 from cam.errors import UnsuitedActivation, did_you_mean
 from cam.hooks.grids import grid_in_words
 from cam.layers import stage_layers
-from cam.methods.abilities import unsuited
 from cam.methods.head import PooledHead, pooled_head
 from cam.outputs.detection import LEAST_SCORE, read_detections
 from cam.outputs.output import Kind, Output, outputs_of, size_of
 from cam.outputs.reading import logits_of
-from cam.passes.batch_dependence import sees_company
 from cam.passes.fast import CompiledPath, FastPath
-from cam.passes.layout import laid_out, lay_out
 from cam.passes.openvino import OpenVinoPath, is_installed
 from cam.positions.locate import declare
 from service.core.choices import Activation
+from service.core.disk_cache import OFF, DiskCache, Kept
 from service.core.errors import ConfigError, one_line
 from service.loading.devices import accelerators
-from service.loading.fingerprint import fingerprint_of
+from service.loading.examination import apply, examine, keep, recalled
+from service.loading.fingerprint import fingerprint_of, key_of
 from service.loading.imagenet import imagenet
 from service.loading.normalisation import Normalisation
 from service.loading.seeding import seeded
@@ -65,6 +66,8 @@ class ServedModel(ModelInfo):
     """Share of predictions that are explained to watch the model."""
     exact: bool
     """Whether only a path may be used whose maps are the exact ones up to rounding."""
+    kept: Kept
+    """Keeps what is found out about the model for the next start."""
 
     @property
     def info(self) -> ModelInfo:
@@ -73,16 +76,19 @@ class ServedModel(ModelInfo):
 
 
 @seeded
-def load(entry: ModelEntry) -> ServedModel:
+def load(entry: ModelEntry, cache: DiskCache = OFF) -> ServedModel:
     """Build the module, load its weights, move it to its device and examine its layers.
 
     Args:
         entry: an entry with a single device.
+        cache: keeps what is found out about the model. The code of a factory may change while its
+            weights do not, so such a model is examined at each start.
 
     Raises:
         ConfigError: if the model cannot be served; the message names the file, the entry, the key
             and the allowed values.
     """
+    started = perf_counter()
     given = _labels(entry)
     built = build(entry, len(given) if given else None)
     device, dtype = _device(entry), getattr(torch, entry.dtype)
@@ -98,11 +104,14 @@ def load(entry: ModelEntry) -> ServedModel:
         declare(module, reshape)
     except CamError as error:
         raise entry.mistake("reshape", str(error)) from None
+    log.info("model %s: built in %.1f s", entry.name, perf_counter() - started)
+    kept = cache.of(key_of(entry, module, preprocessing, device))
+    known = None if entry.source.startswith("factory:") else recalled(kept)
     try:
-        reading, reason = _reading(entry, built, image)
-        layers = tuple(survey(module, image, reading))
-        default = _default_layer(entry, built, layers)
-        method_layers = _method_layers(entry, layers, default)
+        if known:
+            reading, reason = known.reading, known.activation_reason
+        else:
+            reading, reason = _reading(entry, built, image)
         with torch.no_grad():
             raw = module(image)
         (said,) = outputs_of(raw, size=size_of(image), reading=reading, batch=1)
@@ -115,21 +124,22 @@ def load(entry: ModelEntry) -> ServedModel:
                 "fault",
             )
         binary = said.detections is None and logits_of(raw, reading, batch=1).shape[1] == 1
+        if known:
+            log.info("model %s: what is known of its layers was found in the cache", entry.name)
+            found = known
+            apply(found, module, image)
+        else:
+            read, choose = (reading, reason), partial(_default_layer, entry, built)
+            found = examine(entry, module, image, read, choose)
+            keep(found, kept)
+        layers, default, cannot = found.layers, found.default_layer, found.unsuited
+        method_layers = _method_layers(entry, layers, default)
         grid = next(layer.grid for layer in layers if layer.name == default)
         assert grid  # an explainable layer has one
-        cannot = unsuited(module, image, default, grid, reading)
         head = None if "cam" in cannot else pooled_head(module, image, default, grid, reading)
-        batching = None
-        if entry.max_batch > 1:
-            batching = sees_company(module, image, default, reading)
-        if batching:
-            log.warning("model %s is given images one by one: %s", entry.name, batching)
+        if found.batching:
+            log.warning("model %s is given images one by one: %s", entry.name, found.batching)
             entry = entry.model_copy(update={"max_batch": 1})
-        if entry.layout == "auto":
-            channels_last = laid_out(module, image, batch=min(entry.max_batch, 4))
-        else:
-            channels_last = entry.layout == "channels-last"
-            lay_out(module, channels_last=channels_last)
     except ConfigError:
         raise
     except UnsuitedActivation as error:
@@ -168,11 +178,12 @@ def load(entry: ModelEntry) -> ServedModel:
         method_layers=method_layers,
         unsuited=cannot,
         max_batch=entry.max_batch,
-        batching=batching,
-        channels_last=channels_last,
+        batching=found.batching,
+        channels_last=found.channels_last,
         head=head,
-        paths=_paths(entry, module, default, said.kind, device, head, reading),
+        paths=_paths(entry, module, default, said.kind, device, head, reading, kept),
         exact=entry.mode == "auto" and device.type == "cpu",
+        kept=kept,
         fingerprint=f"{fingerprint}-{audited.digest[:8]}" if audited else fingerprint,
         audited=audited,
         reference=_reference(entry, fingerprint, layers, cannot),
@@ -378,6 +389,7 @@ def _paths(
     device: torch.device,
     head: PooledHead | None,
     reading: Reading,
+    kept: Kept,
 ) -> tuple[CompiledPath, ...]:
     """Return the paths that the entry allows on the device.
 
@@ -400,14 +412,13 @@ def _paths(
     fast = entry.mode == "fast" or device.type != "cpu"  # else the maps have to be the exact ones
     if fast and dtype == torch.float32 and _has_bfloat16(device):
         dtype = torch.bfloat16
-    kinds: list[type[FastPath] | type[OpenVinoPath]] = []
+    given: dict[str, Any] = {"dtype": dtype, "sizes": sizes, "head": head, "reading": reading}
+    paths: list[CompiledPath] = []
     if fast and runtime != "openvino":
-        kinds.append(FastPath)
+        paths.append(FastPath(module, layer, **given))
     if openvino and is_installed():
-        kinds.append(OpenVinoPath)
-    return tuple(
-        path(module, layer, dtype=dtype, sizes=sizes, head=head, reading=reading) for path in kinds
-    )
+        paths.append(OpenVinoPath(module, layer, **given, kept=kept))
+    return tuple(paths)
 
 
 def _has_bfloat16(device: torch.device) -> bool:

@@ -46,7 +46,7 @@ class LocalSession:
 
 @asynccontextmanager
 async def local_session(
-    settings: Settings, model: str | None, *, spread: bool = False
+    settings: Settings, model: str | None, *, spread: bool = False, images: int | None = None
 ) -> AsyncIterator[LocalSession]:
     """Load a model of the catalog, by default the first one. Leaving the block finishes its work.
     The model is not watched, so that its reference is not read, which may not be there yet.
@@ -56,6 +56,7 @@ async def local_session(
             with a copy on every accelerator, or several copies on the CPU that share the cores.
             Several copies explain many images faster than one whose threads wait for each other
             after each layer; a single image takes longer.
+        images: number of images that will be explained; None if that is not known.
 
     Raises:
         ConfigError, UnknownModel
@@ -71,7 +72,7 @@ async def local_session(
     if spread:
         chosen = [_spread(entry) for entry in chosen]
     metrics = Metrics()
-    manager = ModelManager(chosen, settings=settings, metrics=metrics)
+    manager = ModelManager(chosen, settings=settings, metrics=metrics, images=images)
     pipeline = make_pipeline(settings, metrics)
     with one_each():
         async with pipeline, manager:

@@ -16,7 +16,7 @@ from service.core.settings import Settings
 from service.engine.manager import ModelManager
 from service.models.catalog import ModelEntry
 from service.process.heartbeat import ALIVE, LISTENING, READY, REPLACE_ME, Heartbeat
-from service.process.server import end_at_once, run_until_done, why_not_loaded
+from service.process.running import end_at_once, run_until_done, why_not_loaded
 from service.rpc.server import BackendServer
 
 LOOK_SECONDS: Final = 0.25

@@ -7,31 +7,25 @@ import asyncio
 import contextlib
 import gc
 import logging
-import os
 import signal
 import socket
-import sys
-from collections.abc import Callable, Coroutine, Iterator
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Any, NoReturn
 
 import uvicorn
 from fastapi import FastAPI
 
-from service import __version__
 from service.backend.interface import Backend
 from service.core.allocator import keep_memory
 from service.core.errors import ConfigError, Problem
-from service.core.logs import logging_set_up
 from service.core.metrics import Metrics
 from service.core.settings import Settings
-from service.core.tracing import tracing
 from service.jobs.host import Jobs
 from service.limits.admission import Admission
-from service.process.heartbeat import ALIVE, LISTENING, MISTAKE, READY, REPLACE_ME, Heartbeat
+from service.process.heartbeat import ALIVE, LISTENING, READY, REPLACE_ME, Heartbeat
 from service.process.listener import accept_no_more, url
 from service.process.protocol import BoundedProtocol, ConnectionLimits, RawHeaders
+from service.process.running import end_at_once, run_until_done, why_not_loaded
 
 KEEP_ALIVE_SECONDS = 5
 LOOK_SECONDS = 0.25
@@ -105,39 +99,6 @@ def run(
     )
 
 
-def run_until_done(
-    settings: Settings, work: Callable[[], Coroutine[Any, Any, int]], heartbeat: Heartbeat | None
-) -> int:
-    """Run a process's coroutine with its log and its traces set up, and return its exit code.
-
-    After a mistake in the configuration, the exit code is 2, and the supervisor is told the
-    mistake; without one, it is printed.
-    """
-    try:
-        with ExitStack() as scope:
-            scope.enter_context(logging_set_up(settings))
-            if settings.traces:
-                scope.enter_context(tracing(__version__))
-            with asyncio.Runner(loop_factory=new_loop) as runner:
-                return runner.run(work())
-    except ConfigError as error:
-        if heartbeat:
-            heartbeat.tell(MISTAKE + str(error).encode())
-        else:
-            print(f"gradcam: {error}", file=sys.stderr)
-        return 2
-
-
-def new_loop() -> asyncio.AbstractEventLoop:
-    """Return an event loop of uvloop, which takes less of the processor for each request; on
-    Windows, which uvloop does not support, asyncio's own."""
-    if sys.platform == "win32":
-        return asyncio.new_event_loop()
-    import uvloop
-
-    return uvloop.new_event_loop()
-
-
 async def _serve(
     app: FastAPI,
     settings: Settings,
@@ -191,14 +152,6 @@ async def _serve(
     return code
 
 
-def end_at_once(code: int) -> NoReturn:
-    """End the process although a thread hangs or loads a model, which would keep it from ending."""
-    for handler in logging.getLogger().handlers:
-        handler.close()
-    sys.stdout.flush()
-    os._exit(code)
-
-
 def _server(settings: Settings, app: FastAPI) -> DrainingServer:
     metrics: Metrics = app.state.metrics
 
@@ -225,15 +178,6 @@ def _server(settings: Settings, app: FastAPI) -> DrainingServer:
         timeout_graceful_shutdown=round(settings.drain_seconds),
     )
     return DrainingServer(config, app.state.manager)
-
-
-def why_not_loaded(loaded: asyncio.Task[None]) -> ConfigError | None:
-    """Return why a model could not be loaded, or None if all were."""
-    error = None if loaded.cancelled() else loaded.exception()
-    if error is None or isinstance(error, ConfigError):
-        return error
-    log.error("a model could not be loaded", exc_info=error)
-    return ConfigError(f"a model could not be loaded: {error}")
 
 
 def turned_away(

@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
+from service.core.disk_cache import DiskCache
 from service.core.metrics import Metrics
 from service.engine import lifecycle as place
 from service.engine.engine import Engine
@@ -59,9 +60,9 @@ async def test_a_worker_that_cannot_be_replaced_is_tried_again(
         before = workers()
         warm = Engine.warm
 
-        def load_at_last(entry: ModelEntry) -> ServedModel:
+        def load_at_last(entry: ModelEntry, cache: DiskCache) -> ServedModel:
             fail()
-            return load(entry)
+            return load(entry, cache)
 
         async def warm_at_last(engine: Engine) -> None:
             await warm(engine)

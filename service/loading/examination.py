@@ -1,0 +1,105 @@
+"""What is found out about a model by running it, which is kept for the next start."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from time import perf_counter
+
+import torch
+from pydantic import TypeAdapter, ValidationError
+from torch import nn
+
+from cam import Layer, Reading, survey
+from cam.hooks.grids import Location
+from cam.methods.abilities import unsuited
+from cam.outputs.output import size_of
+from cam.passes.batch_dependence import sees_company
+from cam.passes.layout import laid_out, lay_out
+from cam.positions.locate import locate, remember
+from service.core.disk_cache import Kept
+from service.models.catalog import ModelEntry
+
+WHAT = "examination"
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Examination:
+    """What a model does with an image, as `examine` has found it out."""
+
+    reading: Reading
+    """How the model's output is read, with its activation resolved."""
+    activation_reason: str
+    layers: tuple[Layer, ...]
+    locations: dict[str, Location]
+    """Where the outputs of the layers lie on the image: see `cam.positions.locate`."""
+    default_layer: str
+    unsuited: dict[str, str]
+    """Method name → the reason why the model does not support it."""
+    batching: str | None
+    """Why images must be passed one by one; None if they may share a batch."""
+    channels_last: bool
+
+
+def examine(
+    entry: ModelEntry,
+    module: nn.Module,
+    image: torch.Tensor,
+    read: tuple[Reading, str],
+    choose: Callable[[tuple[Layer, ...]], str],
+) -> Examination:
+    """Run the model to find out what it does.
+
+    Args:
+        image: (1, 3, H, W), on the model's device and in its dtype.
+        read: how the model's output is read, and the reason for its activation.
+        choose: returns the default layer, of all layers.
+    """
+    started, (reading, reason) = perf_counter(), read
+    log.info("model %s: examining its layers", entry.name)
+    layers = tuple(survey(module, image, reading))
+    default = choose(layers)
+    grid = next(layer.grid for layer in layers if layer.name == default)
+    assert grid  # an explainable layer has one
+    cannot = unsuited(module, image, default, grid, reading)
+    batching = None
+    if entry.max_batch > 1:
+        batching = sees_company(module, image, default, reading)
+    if entry.layout == "auto":
+        most = 1 if batching else entry.max_batch
+        channels_last = laid_out(module, image, batch=min(most, 4))
+    else:
+        channels_last = entry.layout == "channels-last"
+        lay_out(module, channels_last=channels_last)
+    located = locate(module, image).found
+    log.info("model %s: examined in %.1f s", entry.name, perf_counter() - started)
+    return Examination(
+        reading, reason, layers, dict(located), default, cannot, batching, channels_last
+    )
+
+
+def keep(found: Examination, kept: Kept) -> None:
+    """Keep an examination for the next start. One with a function of the caller's own cannot be
+    kept."""
+    if not any(each.grid and each.grid.reshape for each in found.locations.values()):
+        kept.write(WHAT, TypeAdapter(Examination).dump_json(found))
+
+
+def recalled(kept: Kept) -> Examination | None:
+    """Return the examination that was kept; None if there is none."""
+    content = kept.read(WHAT)
+    if content is None:
+        return None
+    try:
+        return TypeAdapter(Examination).validate_json(content)
+    except ValidationError:
+        return None
+
+
+def apply(found: Examination, module: nn.Module, image: torch.Tensor) -> None:
+    """Bring a module into the state in which `examine` has left the one that was examined."""
+    remember(module, size_of(image), found.locations)
+    if found.channels_last:
+        lay_out(module, channels_last=True)

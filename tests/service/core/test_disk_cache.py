@@ -1,0 +1,92 @@
+"""What is kept for the next start: all of it or nothing, and never another user's."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from service.core.disk_cache import OFF, DiskCache
+from service.core.settings import read_settings
+
+
+def test_what_is_written_is_read_by_another_process(tmp_path: Path) -> None:
+    kept = DiskCache(tmp_path / "new" / "folder").of("a model")
+    assert kept.read("network") is None
+    kept.write("network", b"one")
+    kept.write("network", b"two")
+    again = DiskCache(tmp_path / "new" / "folder")
+    assert again.of("a model").read("network") == b"two"
+    assert again.of("a model").read("judgement") is None
+    assert again.of("another").read("network") is None
+    assert (tmp_path / "new" / "folder").stat().st_mode & 0o777 == 0o700
+
+
+@pytest.mark.parametrize("damage", [b"", b"short", b"x" * 40])
+def test_a_damaged_file_is_removed(
+    damage: bytes, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    cache = DiskCache(tmp_path)
+    cache.write("key", b"content")
+    (file,) = tmp_path.iterdir()
+    file.write_bytes(damage)
+    assert cache.read("key") is None
+    assert "is damaged" in caplog.text
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_was_not_used_for_longest_goes_first(tmp_path: Path) -> None:
+    cache = DiskCache(tmp_path, most_bytes=1000)
+    for number, key in enumerate(("first", "second", "third")):
+        cache.write(key, b"x" * 260)
+        names = {file.name for file in tmp_path.iterdir()}
+        for name in names:
+            os.utime(tmp_path / name, (number, number))
+    assert cache.read("first")  # and so it is the one that was used last
+    cache.write("fourth", b"x" * 260)
+    assert cache.read("first")
+    assert cache.read("fourth")
+    assert sum(bool(cache.read(key)) for key in ("second", "third")) == 1
+    cache.write("large", b"x" * 501)  # it would leave no room for others
+    assert cache.read("large") is None
+
+
+def test_a_folder_that_others_can_write_to_is_not_used(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    DiskCache(tmp_path).write("key", b"content")
+    tmp_path.chmod(0o777)
+    cache = DiskCache(tmp_path)
+    assert cache.read("key") is None
+    assert "others can write to it" in caplog.text
+
+
+def test_a_folder_of_another_user_is_not_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    DiskCache(tmp_path).write("key", b"content")
+    owner = tmp_path.stat().st_uid
+    monkeypatch.setattr(os, "geteuid", lambda: owner + 1)
+    assert DiskCache(tmp_path).read("key") is None
+
+
+def test_without_a_disk_nothing_is_kept_and_nothing_fails(tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.write_text("no folder")
+    for cache in (OFF, DiskCache(file), DiskCache(file / "below")):
+        cache.write("key", b"content")
+        assert cache.read("key") is None
+    gone = DiskCache(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    gone.write("key", b"content")
+    assert gone.read("key") is None
+
+
+def test_the_folder_is_the_user_s_unless_a_setting_says_otherwise(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", "/of/the/user")
+    assert read_settings({}).cache == Path("/of/the/user/gradcam")
+    assert read_settings({"GRADCAM_CACHE": "/else"}).cache == Path("/else")
+    assert read_settings({"GRADCAM_CACHE": "off"}).cache is None
