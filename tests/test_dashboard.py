@@ -14,7 +14,8 @@ import yaml
 
 from service.core.metrics import Metrics
 
-DASHBOARD = Path(__file__).parent.parent / "deploy" / "grafana.json"
+ROOT = Path(__file__).parent.parent
+DASHBOARD = ROOT / "deploy" / "grafana.json"
 SELECTOR = re.compile(r"([A-Za-z_:][A-Za-z0-9_:]*)\{([^}]*)\}")
 PARTS = {"histogram": ("_bucket", "_sum", "_count"), "counter": ("",), "gauge": ("",)}
 OF_ALL_TARGETS = {"job", "instance"}
@@ -77,6 +78,17 @@ def test_every_metric_that_is_shown_is_there(board: dict[str, Any]) -> None:
         for name in re.findall(r"\b(?:gradcam|process)_\w+", text)
     }
     assert mentioned <= known
+
+
+@pytest.mark.parametrize(
+    "file",
+    [*sorted(ROOT.glob("docs/*.md")), *sorted(ROOT.glob("deploy/*.*"))],
+    ids=lambda p: p.name,
+)
+def test_every_metric_that_is_named_is_there(file: Path) -> None:
+    known = set().union(*exposed().values(), exposed())
+    named = set(re.findall(r"\bgradcam_[a-z_]+\b(?!\.)", file.read_text(encoding="utf-8")))
+    assert named <= known
 
 
 def test_every_metric_of_the_service_is_shown(board: dict[str, Any]) -> None:

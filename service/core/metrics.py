@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import os
+import platform
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import suppress
@@ -26,6 +27,8 @@ from prometheus_client import (
 )
 from prometheus_client.multiprocess import MultiProcessCollector
 from prometheus_client.registry import Collector
+
+from service import __version__
 
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
 TENTHS = tuple(number / 10 for number in range(1, 11))
@@ -133,6 +136,30 @@ class Metrics:
             ["model"],
             registry=self._registry,
         )
+        self.jobs = Gauge(
+            "gradcam_jobs",
+            "Unfinished jobs, by state: waiting, running",
+            ["state"],
+            registry=self._registry,
+            multiprocess_mode="livemostrecent",
+        )
+        self.job_items = Counter(
+            "gradcam_job_items",
+            "Images of jobs that are finished, by outcome: done, failed",
+            ["outcome"],
+            registry=self._registry,
+        )
+        for outcome in ("done", "failed"):  # a rate has a start only if the series is there before
+            self.job_items.labels(outcome=outcome)
+        build_info = Gauge(
+            "gradcam_build_info",
+            "1, with the versions of the service and of Python",
+            ["version", "python"],
+            registry=self._registry,
+            multiprocess_mode="max",
+        )
+        build_info.labels(version=__version__, python=platform.python_version()).set(1)
+        self.build_info = build_info
         self.connections = Gauge(
             "gradcam_connections",
             "Connections that are open",

@@ -15,6 +15,7 @@ Span = Callable[..., None]
 """Function of (name, begun, ended, **attributes), with times in nanoseconds since 1970."""
 
 _tracer: Any = None
+PROBES = ("/healthz", "/readyz", "/metrics")
 
 
 def _nothing(name: str, begun: int, ended: int, **attributes: int) -> None:
@@ -50,13 +51,16 @@ def tracing(version: str) -> Iterator[None]:
 
 
 @contextmanager
-def request_span(method: str, headers: list[tuple[bytes, bytes]]) -> Iterator[Callable[..., None]]:
+def request_span(
+    method: str, path: str, headers: list[tuple[bytes, bytes]]
+) -> Iterator[Callable[..., None]]:
     """Open the span of a request, as a child of the span that its `traceparent` header names.
+    Probes have none: they come every few seconds, and would hide the requests.
 
     Yields:
         A function (route, status, request_id) → None, to be called when these are known.
     """
-    if _tracer is None:
+    if _tracer is None or path in PROBES:
         yield lambda route, status, request_id: None
         return
     from opentelemetry.trace import SpanKind

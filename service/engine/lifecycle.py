@@ -65,6 +65,8 @@ class ModelLifecycle:
         self._cache_bytes = cache_bytes
         self._hang_seconds = hang_seconds
         self._metrics = metrics
+        # A counter that appears with its first event has no increase, and its alert stays silent.
+        metrics.worker_restarts.labels(model=entry.name)
         self._cache = cache
         self._images = None if entry.runtime == "openvino" else images
         self._open: dict[Engine, AsyncExitStack] = {}

@@ -102,6 +102,7 @@ def make_app(
         admission=admission,
         body_budget=body_budget,
         settings=settings,
+        metrics=metrics,
         works=works_on_jobs,
     )
     reception = Reception(manager=manager, admission=admission, fetcher=fetcher, settings=settings)

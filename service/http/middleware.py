@@ -18,7 +18,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from service.core.errors import BodyTooLarge, Problem, Unavailable, unexpected
 from service.core.metrics import Metrics
-from service.core.tracing import request_span
+from service.core.tracing import PROBES, request_span
 from service.limits.admission import Admission
 from service.limits.body_budget import BodyBudget
 
@@ -27,7 +27,8 @@ access_log = logging.getLogger("service.access")
 REQUEST_ID = re.compile(r"^[A-Za-z0-9._:-]{1,128}$")
 CLIENT_LEFT = 499  # only in metrics and log: the client has disconnected
 METHOD_NOT_ALLOWED = 405
-QUIET = ("/healthz", "/readyz", "/metrics")
+CONVERTER = re.compile(r":\w+\}")
+"""The name of the converter in a route's parameter, such as `:model}`: no part of the address."""
 """Routes that monitoring asks every few seconds; their requests are logged at level debug."""
 SECURITY = {
     "X-Content-Type-Options": "nosniff",
@@ -79,7 +80,7 @@ class Observe:
 
         with (
             structlog.contextvars.bound_contextvars(request_id=request_id),
-            request_span(scope["method"], scope["headers"]) as tell,
+            request_span(scope["method"], scope["path"], scope["headers"]) as tell,
         ):
             try:
                 await self._app(scope, receive, send_named)
@@ -104,7 +105,7 @@ class Observe:
                     send_named,
                 )
             finally:
-                route = getattr(scope.get("route"), "path", "unmatched")
+                route = CONVERTER.sub("}", getattr(scope.get("route"), "path", "unmatched"))
                 tell(route, status, request_id)
                 self._note(scope, route, status, perf_counter() - started)
 
@@ -113,7 +114,7 @@ class Observe:
         method = scope["method"] if answered else "any"  # callers may invent methods
         self._metrics.requests.labels(route=route, method=method, status=str(status)).inc()
         self._metrics.request_seconds.labels(route=route).observe(seconds)
-        level = logging.DEBUG if route in QUIET else logging.INFO
+        level = logging.DEBUG if route in PROBES else logging.INFO
         told = {
             "route": route,
             "method": method,

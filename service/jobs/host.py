@@ -15,6 +15,7 @@ import platformdirs
 
 from service.backend.interface import Backend
 from service.core.errors import ConfigError, InsufficientStorage, Unavailable
+from service.core.metrics import Metrics
 from service.core.pool import Pool
 from service.core.settings import Settings
 from service.jobs.audits import Audits
@@ -96,6 +97,7 @@ class Jobs:
         admission: Admission,
         body_budget: BodyBudget,
         settings: Settings,
+        metrics: Metrics,
         works: bool = True,
     ) -> None:
         self._works = works
@@ -105,6 +107,7 @@ class Jobs:
         self._admission = admission
         self._body_budget = body_budget
         self._settings = settings
+        self._metrics = metrics
         self._scope = AsyncExitStack()
         self._place: JobService | None = None
         self._opening: asyncio.Task[None] | None = None
@@ -200,6 +203,7 @@ class Jobs:
                 manager=self._manager,
                 admission=self._admission,
                 pool=pool,
+                metrics=self._metrics,
             )
             intake = Intake(
                 runner=name,
@@ -220,6 +224,7 @@ class Jobs:
                 pool,
                 retention_seconds=retention,
                 clear_up=intake.clear_up,
+                metrics=self._metrics,
             )
             async with AsyncExitStack() as open_scope:
                 if self._works:

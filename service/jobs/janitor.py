@@ -12,6 +12,7 @@ from time import monotonic
 from typing import Final
 
 from service.core.errors import InsufficientStorage, Problem
+from service.core.metrics import Metrics
 from service.core.pool import Pool
 from service.jobs.folder import Folder
 from service.jobs.listing import Listing
@@ -67,9 +68,10 @@ async def kept(
     *,
     retention_seconds: float,
     clear_up: Callable[[], None] = lambda: None,
+    metrics: Metrics,
 ) -> AsyncIterator[None]:
     """Maintain jobs while the block runs: send the runner's heartbeats, free the items of dead
-    runners, and remove expired jobs.
+    runners, count the unfinished jobs, and remove expired jobs.
 
     Args:
         retention_seconds: seconds after its end at which a job is removed.
@@ -85,6 +87,10 @@ async def kept(
             steady = heard
         silent = heard - steady > LEASE_SECONDS
         bury_dead(runner.name, store, folder, silent=silent)
+
+    def count() -> None:
+        for state, number in listing.unfinished().items():
+            metrics.jobs.labels(state=state).set(number)
 
     def tidy_up() -> None:
         clear_up()
@@ -115,7 +121,12 @@ async def kept(
             await asyncio.sleep(BEAT_SECONDS)
 
     # Tasks of their own, because to remove a million results takes longer than a heartbeat may.
-    duties = (partial(pool.run, look_around), partial(pool.run, tidy_up), withdraw)
+    duties = (
+        partial(pool.run, look_around),
+        partial(pool.run, tidy_up),
+        partial(pool.run, count),
+        withdraw,
+    )
     keeping = [asyncio.create_task(keep(work), name="keep jobs") for work in duties]
     try:
         yield

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import Any, Final
 
-from sqlalchemy import delete, or_, select, update
+from sqlalchemy import delete, func, or_, select, update
 
 from service.jobs.database import Database
 from service.jobs.errors import UnknownJob
@@ -51,6 +51,13 @@ class Listing:
         if row is None:
             raise UnknownJob(f"there is no job {job[:80]!r}; GET /v1/jobs lists them")
         return job_of(row)
+
+    def unfinished(self) -> dict[str, int]:
+        """Return the number of jobs in each state of `OPEN`."""
+        query = select(jobs.c.state, func.count()).where(jobs.c.state.in_(OPEN))
+        with self._database.read() as connection:
+            found = {row[0]: row[1] for row in connection.execute(query.group_by(jobs.c.state))}
+        return {state: found.get(state, 0) for state in OPEN}
 
     def latest(
         self, owner: str | None, *, before: str | None, state: str | None, most: int

@@ -17,6 +17,7 @@ from typing import Final, TypeVar
 from service.backend.interface import Backend
 from service.core.concurrency import explain_many
 from service.core.errors import Blamed, InsufficientStorage, Problem, Unavailable
+from service.core.metrics import Metrics
 from service.core.pool import Pool
 from service.jobs.executor import ItemExecutor, Withdrawn
 from service.jobs.folder import Folder
@@ -64,6 +65,7 @@ class Runner:
         manager: Backend,
         admission: Admission,
         pool: Pool,
+        metrics: Metrics,
     ) -> None:
         self.name = name
         self._store = store
@@ -71,6 +73,7 @@ class Runner:
         self._manager = manager
         self._admission = admission
         self._pool = pool
+        self._metrics = metrics
         self._wake = asyncio.Event()
         self._in_flight = InFlight()
         self._executor = executor
@@ -248,7 +251,9 @@ class Runner:
             self._folder.write_result(item.job, item.number, result)
             return self._store.settle(self.name, item, None, len(result))
 
-        await self._run(keep)
+        if await self._run(keep):
+            outcome = "failed" if isinstance(result, Problem) else "done"
+            self._metrics.job_items.labels(outcome=outcome).inc()
         self.stalled = None
 
     async def _release(self, leased: Leased, *, blamed: Blamed | None = None) -> None:

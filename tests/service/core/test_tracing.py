@@ -111,19 +111,27 @@ def times(span: ReadableSpan) -> tuple[int, int]:
     return span.start_time, span.end_time
 
 
+def test_probes_are_no_spans(client: TestClient, spans: InMemorySpanExporter) -> None:
+    with traced(spans) as found:
+        for path in ("/healthz", "/readyz", "/metrics"):
+            assert client.get(path).status_code == 200
+        assert client.get("/v1/models").status_code == 200
+    assert [span.name for span in server_spans(found)] == ["GET /v1/models"]
+
+
 def test_a_request_is_a_span_of_its_callers_trace(
     client: TestClient, spans: InMemorySpanExporter
 ) -> None:
     with traced(spans) as found:
         named = ask(client, seed=1, **SENT)
     (server,) = server_spans(found)
-    assert server.name == "POST /v1/models/{model:model}:explain"
+    assert server.name == "POST /v1/models/{model}:explain"
     assert f"{server.context.trace_id:032x}" == TRACE
     assert server.parent
     assert f"{server.parent.span_id:016x}" == PARENT
     assert dict(server.attributes or {}) == {
         "http.request.method": "POST",
-        "http.route": "/v1/models/{model:model}:explain",
+        "http.route": "/v1/models/{model}:explain",
         "http.response.status_code": 200,
         "gradcam.request_id": named,
     }
@@ -200,9 +208,9 @@ def test_an_answer_that_others_asked_for_has_no_time_before_its_request(
 @pytest.mark.parametrize(
     ("method", "path", "name", "status"),
     [
-        ("GET", "/healthz", "GET /healthz", 200),
+        ("GET", "/v1/models", "GET /v1/models", 200),
         ("GET", "/nothing/secret", "GET unmatched", 404),
-        ("POST", "/v1/models/other:explain", "POST /v1/models/{model:model}:explain", 404),
+        ("POST", "/v1/models/other:explain", "POST /v1/models/{model}:explain", 404),
         ("DELETE", "/v1/models/fragile", "DELETE unmatched", 403),
     ],
 )
@@ -230,7 +238,7 @@ def test_a_traceparent_that_is_none_begins_a_trace(
 ) -> None:
     with traced(spans) as found:
         headers = [(b"traceparent", sent.encode("latin-1"))]
-        assert client.get("/healthz", headers=headers).status_code == 200
+        assert client.get("/v1/models", headers=headers).status_code == 200
     (server,) = found
     assert server.parent is None
     assert server.context.trace_id

@@ -13,6 +13,7 @@ from PIL import Image
 from starlette.testclient import TestClient
 
 from cam import COLORMAPS, METHODS
+from service import __version__
 from tests.service.conftest import CAT, ESPRESSO, MODEL, encoded, noise
 
 EXPLAIN, PREDICT = f"{MODEL}:explain", f"{MODEL}:predict"
@@ -98,7 +99,10 @@ def test_metrics_count_what_happened(client: TestClient, cat: bytes) -> None:
     client.post(EXPLAIN, content=cat, headers=PNG)
     text = client.get("/metrics").text
     line = 'gradcam_requests_total{method="POST",route="/v1/models/{model}:explain",status="200"}'
-    assert line in text.replace(":model}", "}")
+    assert line in text
+    assert 'gradcam_worker_restarts_total{model="efficientnet-lite0"} 0.0' in text
+    assert 'gradcam_job_items_total{outcome="failed"} 0.0' in text
+    assert f'version="{__version__}"}} 1.0' in text
     assert 'gradcam_model_ready{model="efficientnet-lite0"} 1.0' in text
     for phase in ("decode", "preprocess", "queue", "forward_backward", "render"):
         assert f'gradcam_phase_seconds_count{{phase="{phase}"}}' in text

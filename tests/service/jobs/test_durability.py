@@ -19,6 +19,7 @@ import pytest
 
 from service.core.errors import Unavailable
 from service.core.files import written_whole
+from service.core.metrics import Metrics
 from service.core.pool import Pool
 from service.jobs.database import FILE
 from service.jobs.folder import Folder
@@ -267,6 +268,7 @@ async def looked_after_by(desk: Desk, runner: object) -> AsyncIterator[None]:
             desk.folder,
             pool,
             retention_seconds=3600,
+            metrics=Metrics(),
         ):
             yield
 

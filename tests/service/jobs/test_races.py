@@ -16,6 +16,7 @@ import pytest
 from sqlalchemy import Engine, event
 
 from service.core.errors import Unavailable
+from service.core.metrics import Metrics
 from service.core.pool import Pool
 from service.jobs.errors import UnknownJob
 from service.jobs.export import PAGE, parquet, zipped
@@ -157,7 +158,13 @@ def test_files_that_cannot_be_removed_keep_no_other_job_s(desk: Desk) -> None:
         with Pool("keeper", 1) as pool:
             runner = cast(Runner, SimpleNamespace(name="me", jobs_in_work=set()))
             async with kept(
-                runner, desk.store, desk.listing, desk.folder, pool, retention_seconds=60
+                runner,
+                desk.store,
+                desk.listing,
+                desk.folder,
+                pool,
+                retention_seconds=60,
+                metrics=Metrics(),
             ):
                 while desk.rows(second.id)["jobs"]:  # noqa: ASYNC110
                     await asyncio.sleep(0.05)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import io
 import json
+import re
 import threading
 import time
 from collections.abc import Iterator
@@ -499,3 +500,18 @@ def test_zip_without_seeking(jobs: TestClient) -> None:
     found = done(jobs, params={"model": "tiny"}, content=pipe.getvalue(), headers=ZIP)
     assert list(found) == ["a.png"]
     assert "error" not in found["a.png"]
+
+
+def test_images_of_jobs_and_unfinished_jobs_are_counted(jobs: TestClient) -> None:
+    def counted() -> dict[str, float]:
+        text = jobs.get("/metrics").text
+        found = re.findall(r'^gradcam_job(?:s|_items_total){\w+="(\w+)"} (\S+)$', text, re.M)
+        return {name: float(value) for name, value in found}
+
+    before = counted()
+    sent = instances({"good": DOT, "bad": b"no image"})
+    done(jobs, json={"model": "tiny", "instances": sent})
+    after = counted()
+    assert after["done"] == before["done"] + 1
+    assert after["failed"] == before["failed"] + 1
+    assert {"waiting", "running"} <= after.keys()
