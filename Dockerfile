@@ -5,11 +5,22 @@ FROM ${PYTHON_IMAGE} AS build
 # An index of your own: --build-arg PIP_INDEX_URL=…
 ARG PIP_INDEX_URL
 ARG PIP_EXTRA_INDEX_URL
+# Without the code for NVIDIA's cards, several gigabytes: --build-arg TORCH=cpu, from PyTorch's index or
+# a mirror of it, whose files are other ones than those that the lock has hashes of.
+ARG TORCH
+ARG TORCH_INDEX=https://download.pytorch.org/whl/cpu
 ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1
 RUN python3 -m venv /opt/gradcam
 WORKDIR /src
-COPY requirements.lock ./
-RUN /opt/gradcam/bin/pip install --require-hashes --requirement requirements.lock
+COPY requirements.lock deploy/without-torch.awk ./
+RUN if [ "$TORCH" = cpu ]; then \
+      grep -oE '^torch(vision)?==[^ ]+' requirements.lock > torch.txt \
+      && /opt/gradcam/bin/pip install --no-deps --index-url "$TORCH_INDEX" --requirement torch.txt \
+      && awk -f without-torch.awk requirements.lock > rest.lock \
+      && /opt/gradcam/bin/pip install --no-deps --require-hashes --requirement rest.lock; \
+    else \
+      /opt/gradcam/bin/pip install --require-hashes --requirement requirements.lock; \
+    fi
 COPY pyproject.toml README.md LICENSE ./
 COPY cam cam
 COPY service service
@@ -32,6 +43,7 @@ COPY --from=build /opt/gradcam /opt/gradcam
 ENV PATH=/opt/gradcam/bin:$PATH \
     GRADCAM_HOST=0.0.0.0 \
     GRADCAM_CACHE=/tmp/gradcam-cache \
+    GRADCAM_JOBS=/jobs \
     PYTHONUNBUFFERED=1 \
     PYTHONDONTWRITEBYTECODE=1
 USER 10001

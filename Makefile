@@ -155,8 +155,19 @@ $(BIN)/uv:
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet 'uv>=0.9,<1'
 
+# TORCH=cpu takes PyTorch without the code for NVIDIA's cards from PyTorch's own index or a mirror of
+# it. Its files are other ones than those that the lock has hashes of; the rest is as in the lock.
+TORCH ?=
+TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
 .venv/serve: requirements.lock pyproject.toml | $(BIN)/uv
+ifeq ($(TORCH),cpu)
+	$(UV) install --python $(BIN)/python --no-deps --index-url $(TORCH_INDEX) \
+	  $$(grep -oE '^torch(vision)?==[^ ]+' requirements.lock)
+	awk -f deploy/without-torch.awk requirements.lock > .venv/rest.lock
+	$(INSTALL) --no-deps -r .venv/rest.lock
+else
 	$(INSTALL) -r requirements.lock
+endif
 	$(EDITABLE)
 	@touch $@
 

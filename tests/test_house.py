@@ -194,3 +194,42 @@ def test_what_the_tests_install_does_not_change_what_serves() -> None:
 
     assert len(pins("requirements.lock")) == 1
     assert pins("requirements-test.lock") == pins("requirements.lock")
+
+
+def test_the_build_for_cpus_is_the_lock_without_what_is_for_cards() -> None:
+    """`make serve TORCH=cpu` takes PyTorch from another index, and all else from the lock."""
+    lock = (ROOT / "requirements.lock").read_text()
+    awk = ["awk", "-f", str(ROOT / "deploy" / "without-torch.awk"), str(ROOT / "requirements.lock")]
+    rest = subprocess.run(awk, check=True, capture_output=True, text=True).stdout
+
+    def pinned(text: str) -> dict[str, int]:
+        """Name and version → the number of their hashes."""
+        return {
+            part.split(" ")[0]: part.count("--hash=sha256:")
+            for part in re.split(r"^(?=[A-Za-z0-9])", text, flags=re.MULTILINE)
+            if "==" in part
+        }
+
+    every, kept = pinned(lock), pinned(rest)
+    gone = {name.split("==")[0] for name in every.keys() - kept.keys()}
+    assert {"torch", "torchvision", "triton", "nvidia-cublas", "cuda-bindings"} <= gone
+    assert all(re.fullmatch(r"torch|torchvision|triton|(nvidia|cuda)-.+", name) for name in gone)
+    assert kept == {name: count for name, count in every.items() if name in kept}
+    assert all(kept.values())
+    recipe = subprocess.run(
+        [
+            "make",
+            "-n",
+            "-W",
+            "requirements.lock",
+            ".venv/serve",
+            "TORCH=cpu",
+            "TORCH_INDEX=https://a/cpu",
+        ],
+        cwd=ROOT,
+        check=True,
+        capture_output=True,
+        text=True,
+    ).stdout
+    assert "--index-url https://a/cpu" in recipe
+    assert "--require-hashes --no-deps -r .venv/rest.lock" in recipe
