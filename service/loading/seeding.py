@@ -32,7 +32,7 @@ def seeded(
     """
 
     @wraps(load)
-    def alone(entry: ModelEntry, *given: Rest.args, **named: Rest.kwargs) -> Made:
+    def alone(entry: ModelEntry, /, *given: Rest.args, **named: Rest.kwargs) -> Made:
         if not _one_at_a_time.acquire(timeout=LONGEST):
             raise entry.mistake("source", "another model has been loading for too long")
         try:

@@ -49,7 +49,7 @@ def _dead(folder: Path) -> dict[str, Any]:
     """A model that hangs at a white image, and cannot be loaded a second time."""
     service.local.session.REVIVAL_SECONDS = 0.2  # type: ignore[misc]
     loads = [load]
-    service.engine.lifecycle.load = lambda entry: loads.pop()(entry)  # type: ignore[attr-defined]
+    service.engine.lifecycle.load = lambda entry, cache: loads.pop()(entry)  # type: ignore[attr-defined]
     output = folder / "dead"
     explainers = _explainers(folder, "stuck", output)
     explainers(pa.Table.from_pylist([_photo("black")], DECODED))

@@ -138,6 +138,7 @@ async def test_a_factory_s_code_may_change_while_its_weights_do_not(
         assert replicas.runtime == "openvino"
         question = Question((ClassTarget(1),), "gradcam", (replicas.model.default_layer,))
         found = (await replicas.answer(seen, question)).value
+        assert found.prediction.logits is not None
         with torch.no_grad():
             images = replicas.model.normalise(seen.pixels[None])
             logits = replicas.model.module(images)[0]
