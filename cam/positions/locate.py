@@ -43,6 +43,8 @@ CELLS = (7, 7)
 SETTINGS: Final = (bool, int, str, tuple)
 """Types of the attributes of modules that may be settings. Numbers that a model counts in a forward
 pass are tensors."""
+PASSING: Final = ("training", "_is_full_backward_hook")
+"""Attributes of modules that say nothing of where their outputs lie."""
 
 
 @dataclass
@@ -110,10 +112,8 @@ def remember(model: nn.Module, size: Size, found: Mapping[str, Location]) -> Non
         size: height and width of the image.
         found: `Located.found`.
     """
-    known = _FOUND.setdefault(model, {})
-    for name, _ in model.named_modules():
-        if name and _reshape(model, name) is None:
-            known[name, size, None] = found.get(name)
+    others = {name: each for name, each in found.items() if _reshape(model, name) is None}
+    _KNOWN[model] = Known(_state(model), {size: others})
 
 
 def locate(model: nn.Module, image: Tensor, layers: Iterable[str] | None = None) -> Located:
@@ -173,7 +173,7 @@ def token_grid(model: nn.Module, image: Tensor, count: int) -> Grid | None:
 
 def _settings(module: nn.Module) -> Iterator[tuple[str, Hashable]]:
     for name, value in vars(module).items():
-        if type(value) in SETTINGS and name != "training":
+        if type(value) in SETTINGS and name not in PASSING:
             yield name, value
 
 
