@@ -24,7 +24,8 @@ if TYPE_CHECKING:
     from cam.hooks.change import Change, ablate, clamp, scale
     from cam.hooks.replay import Replay
     from cam.layers import Layer, default_layer, leaves, survey
-    from cam.outputs.output import Detections, Output, resolve_reading
+    from cam.outputs.meaning import resolve_reading
+    from cam.outputs.output import Detections, Output
     from cam.outputs.reading import Reading
     from cam.passes.factorisation import factorise
     from cam.passes.observation import embed, observe
@@ -38,7 +39,8 @@ _HOMES = {
     "cam.hooks.change": ("Change", "ablate", "clamp", "scale"),
     "cam.hooks.replay": ("Replay",),
     "cam.layers": ("Layer", "default_layer", "leaves", "survey"),
-    "cam.outputs.output": ("Detections", "Output", "resolve_reading"),
+    "cam.outputs.meaning": ("resolve_reading",),
+    "cam.outputs.output": ("Detections", "Output"),
     "cam.outputs.reading": ("Reading",),
     "cam.passes.factorisation": ("factorise",),
     "cam.passes.observation": ("embed", "observe"),

@@ -36,7 +36,7 @@ from cam.inputs import (
 )
 from cam.layers import Layer, default_layer, level_layers, stage_layers, survey
 from cam.methods import Method
-from cam.outputs.output import resolve_reading
+from cam.outputs.meaning import resolve_reading
 from cam.outputs.reading import Activation, Reading
 from cam.passes.onepass import explain_batch
 from cam.passes.stepwise import explain_in_steps, finish
@@ -94,7 +94,7 @@ def explain(
         activation: the function that makes probabilities of the logits: "softmax"; "sigmoid" for a
             model with one output, or with labels that do not exclude each other; "none" for outputs
             that are probabilities already. "auto" finds it from the model: see
-            `cam.outputs.reading.activation_of`.
+            `cam.outputs.meaning.resolve_reading`.
 
     Returns:
         Explanations ordered by image, then by method, then by target, then by layer.

@@ -11,6 +11,7 @@
     - NotAModule          the model is not a torch.nn.Module
     - ScriptedModel       the model's code is TorchScript, which runs no hooks
     - NotLogits           the model's output holds neither logits nor detections
+    - NoHead              the model returns features and no scores of classes
     - UnsuitedActivation  the activation does not fit the model's output or does not exist
     - NoTargetLayer       no layer of the model has a spatial output
     - NotRandomisable     weights of the model cannot be replaced by random ones
@@ -85,6 +86,10 @@ class ScriptedModel(ModelError):
 
 class NotLogits(ModelError):
     """The model's output holds neither logits nor detections."""
+
+
+class NoHead(ModelError):
+    """The model has no head: it returns features and no scores of classes."""
 
 
 class UnsuitedActivation(ModelError):

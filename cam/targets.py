@@ -18,6 +18,7 @@ from cam.errors import (
     BoxOutside,
     ClassOutOfRange,
     MaskEmpty,
+    NoHead,
     NothingDetected,
     SelfContrast,
     TargetMismatch,
@@ -46,6 +47,9 @@ class ClassTarget:
 
     A model with one output has two classes, the negative and the positive one. For a logit z their
     logits are −z and z; for a probability p they are 1 − p and p.
+
+    For a regression y is the value of the output `index`, 0 if there is none; `against` explains −y
+    and `minus` the difference of two outputs. A value has no probability.
 
     For a segmenter the score is the same number summed over the pixels of `mask` or `box`. Without
     either, the sum is over the pixels where the class is predicted (Vinogradova et al., "Towards
@@ -91,25 +95,38 @@ class ClassTarget:
             NothingDetected: if there is no such detection.
             MaskEmpty: if no pixel is left to sum over.
             BoxOutside: if the box has no pixel of the image.
+            NoHead: if the model returns features.
         """
+        if output.features is not None:
+            raise NoHead(
+                "the model has no head: it returns features and no scores of classes; explain what "
+                "makes an image like another one by a SimilarityTarget, or take a model with a head"
+            )
         if output.detections is not None:
             return self._detected(output.detections)
+        value = output.kind == "value"
         where = self.box is not None or self.mask is not None
         if output.logits is not None and where:
+            does = "computes values of" if value else "classifies"
             raise TargetMismatch(
-                "the model classifies whole images; a box or mask is for segmenters and detectors"
+                f"the model {does} whole images; a box or mask is for segmenters and detectors"
             )
+        if value and self.of == "probability":
+            raise TargetMismatch("the model's outputs are values, which have no probability")
         values = output.logits if output.segments is None else output.segments
         assert values is not None
         classes = len(values)
         for index in (self.index, self.minus):
             if index is not None and not 0 <= index < classes:
+                what, all_ = ("output", "outputs") if value else ("class index", "classes")
                 raise ClassOutOfRange(
-                    f"class index {index} is out of range; the model has classes 0 to {classes - 1}"
+                    f"{what} {index} is out of range; the model has {all_} 0 to {classes - 1}"
                 )
         found = self._predicted(output) if self.index is None else self.index
         if found == self.minus:
             said = "it is the predicted class" if self.index is None else "name another"
+            if value:
+                raise SelfContrast(f"output {found} cannot be contrasted with itself; name another")
             raise SelfContrast(f"class {found} cannot be contrasted with itself; {said}")
         resolved = replace(self, index=found)
         if output.segments is not None:
@@ -133,16 +150,17 @@ class ClassTarget:
             score = (score * score.new_tensor(self.mask)).sum()
         return -score if self.against else score
 
-    def probability(self, output: Output) -> float:
+    def probability(self, output: Output) -> float | None:
         """Return the probability of the class, 0 … 1, by the model's activation.
 
         For a segmenter this is the mean probability over the mask, for a detector the score of the
-        detection. The target must be resolved.
+        detection. A value has none. The target must be resolved.
         """
         if output.detections is not None:
             return float(self._best(output.detections))
         probabilities = output.probabilities
-        assert probabilities is not None
+        if probabilities is None:
+            return None
         found = probabilities[self.index]
         if output.segments is not None:
             assert self.mask is not None
@@ -150,6 +168,8 @@ class ClassTarget:
         return float(found)
 
     def _predicted(self, output: Output) -> int:
+        if output.kind == "value":
+            return 0
         if output.logits is not None:
             return int(output.logits.argmax())
         assert output.segments is not None

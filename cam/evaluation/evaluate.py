@@ -46,7 +46,7 @@ from cam.evaluation.scorer import OUTPUT, Again, Answering, Forwards, Judged, Sc
 from cam.explanation import Explanation, Map, Question
 from cam.methods import INPUT, METHODS
 from cam.methods.progress import Progress, finish
-from cam.outputs.output import resolve_reading
+from cam.outputs.meaning import resolve_reading
 from cam.outputs.reading import AUTO, Reading
 from cam.passes.onepass import explain_batch
 from cam.targets import ClassTarget, Target
@@ -237,7 +237,10 @@ def evaluate_in_steps(
     scorers: list[Scorer] = []
     for target in targets:
         likely = target.probability(first.output)
-        assert likely is not None  # a class has one
+        if likely is None:
+            return TargetMismatch(
+                "the model's outputs are values, and metrics compare probabilities"
+            )
         scorer = Scorer(
             model, image, target, likely, answer, options, chunk, reading, pixels, normalise
         )

@@ -11,6 +11,7 @@ from cam.hooks.inference import evaluating
 from cam.methods.attention import attention_problems
 from cam.methods.biases import require_biases
 from cam.methods.head import pooled_head
+from cam.methods.perturbation import NO_VALUES
 from cam.outputs.output import outputs_of, size_of
 from cam.outputs.reading import AUTO, Reading
 
@@ -36,8 +37,11 @@ def unsuited(
         found["fullgrad"] = str(error)
     if output.detections is None:
         found |= dict.fromkeys(("odam", "drise"), "it explains a box: it needs a detector")
-    if output.logits is None:
+    if output.kind != "classes":
         found["finercam"] = "it compares a class with others: it needs a classifier"
+    if output.kind == "value":
+        found["rise"] = NO_VALUES
+    if output.logits is None:
         found["cam"] = "it needs a classifier with a linear head"
     else:
         try:

@@ -26,7 +26,7 @@ def finer(target: Target, output: Output) -> Tensor:
         MethodUnsuited: if the target is not a class of a classifier, or if it has `minus` or is of
             something other than the logit.
     """
-    logits = output.logits
+    logits = output.logits if output.kind == "classes" else None
     if not isinstance(target, ClassTarget) or logits is None or len(logits) < 2:
         raise MethodUnsuited("finercam compares a class with others: it needs a classifier's class")
     if target.minus is not None or target.of != "logit":

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator
+from typing import Final
 
 import torch
 from torch import Tensor
@@ -23,6 +24,8 @@ SAMPLES = 10
 """Samples of each channel in SS-CAM and IS-CAM: the N of both papers' experiments."""
 NOISE = 2.0
 """σ of SS-CAM, as in its paper, in units of the activation."""
+NO_VALUES: Final = "it weighs masks by a probability, which the value of a regression does not have"
+"""Reason why `rise` does not explain a value."""
 
 
 def scorecam(subject: Subject) -> Steps:
@@ -182,8 +185,11 @@ def rise(subject: Subject) -> Steps:
     seed, so the same photo gets the same map.
 
     Raises:
-        MethodUnsuited: if a target is against a class, because no probability is below 0.
+        MethodUnsuited: if a target is against a class, because no probability is below 0; or if
+            the model's output is a value, because it has no probability.
     """
+    if subject.reading.meaning == "value":
+        raise MethodUnsuited(f"rise explains no value: {NO_VALUES}")
     if any(getattr(target, "against", False) for target in subject.targets):
         raise MethodUnsuited(
             "rise weighs what speaks for a class, which its probability says; leave out against"

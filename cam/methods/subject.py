@@ -182,7 +182,9 @@ class Subject:
 
     def of_probabilities(self) -> Subject:
         """Return a copy whose class targets have probabilities as scores, for methods that are
-        defined by probabilities."""
+        defined by probabilities. Values of a regression remain the scores."""
+        if self.reading.meaning == "value":
+            return self
         targets = tuple(
             replace(target, of="probability") if isinstance(target, ClassTarget) else target
             for target in self.targets

@@ -14,35 +14,36 @@ from torch import Tensor, nn
 
 from cam.errors import LayerDidNotRun, NotLogits, ScriptedModel, unknown_layer
 from cam.hooks.grids import Located
-from cam.hooks.inference import evaluating
 from cam.outputs.detection import Detections as Detections
 from cam.outputs.detection import detections_of
-from cam.outputs.forms import form_of
 from cam.outputs.reading import (
     AUTO,
     Activation,
+    Meaning,
     Reading,
-    activation_of,
+    activation_for,
     classes_of,
+    features_of,
     probabilities_of,
-    shows_ending,
 )
 from cam.outputs.reading import logits_of as logits_of
 
-Kind = Literal["classes", "segments", "detections"]
+Kind = Literal["classes", "segments", "detections", "value", "features"]
 
 
 @dataclass(frozen=True, eq=False)
 class Output:
-    """The output of a model for one image; exactly one of the first three fields is set."""
+    """The output of a model for one image; exactly one of the first four fields is set."""
 
     logits: Tensor | None = None
     """Logits of a classifier, float32 (C,). A model of one output has two classes: see
-    `cam.outputs.reading.classes_of`."""
+    `cam.outputs.reading.classes_of`. If the meaning is `value`, the values of a regression."""
     segments: Tensor | None = None
     """Logits of a segmenter, float32 (C, h, w): one for each class at each pixel."""
     detections: Detections | None = None
     """Detections of a detector."""
+    features: Tensor | None = None
+    """Features of a model without a head, float32 (…)."""
     size: tuple[int, int] | None = None
     """Height and width of the input, if they are known."""
     layers: Mapping[str, Tensor] = field(default_factory=dict)
@@ -50,24 +51,30 @@ class Output:
     positions on the image."""
     activation: Activation = "softmax"
     """Activation that turns the logits into probabilities."""
+    meaning: Meaning = "classes"
+    """What the outputs are."""
 
     @property
     def probabilities(self) -> Tensor | None:
-        """Probabilities of a classifier, (C,), or a segmenter, (C, h, w); None for a detector."""
+        """Probabilities of a classifier, (C,), or a segmenter, (C, h, w); None for other kinds."""
         values = self.logits if self.segments is None else self.segments
-        return None if values is None else probabilities_of(values, self.activation)
+        if values is None or self.kind == "value":
+            return None
+        return probabilities_of(values, self.activation)
 
     @property
     def kind(self) -> Kind:
         if self.segments is not None:
             return "segments"
-        return "classes" if self.logits is not None else "detections"
+        if self.logits is not None:
+            return "value" if self.meaning == "value" else "classes"
+        return "features" if self.features is not None else "detections"
 
     @property
     def numbers(self) -> list[Tensor]:
-        """Floating-point tensors of the output: its logits, or the scores and boxes of its
-        detections."""
-        found = [self.logits, self.segments]
+        """Floating-point tensors of the output: its logits, its features, or the scores and boxes
+        of its detections."""
+        found = [self.logits, self.segments, self.features]
         if self.detections is not None:
             found += [self.detections.scores, self.detections.boxes]
         return [each for each in found if each is not None]
@@ -88,13 +95,15 @@ def outputs_of(
     """Return a model's output for a batch as one `Output` for each image.
 
     Logits are found by `cam.outputs.reading.logits_of`; detections have one of the forms of
-    `cam.outputs.detection.DetectionForm`.
+    `cam.outputs.detection.DetectionForm`. An output that holds neither may hold features, which are
+    found by `cam.outputs.reading.features_of`.
 
     Args:
         layers: outputs (B, …) of the layers that targets read.
         size: height and width of the input, in whose pixels boxes are given.
-        reading: where the logits are, and which activation turns them into probabilities. If the
-            output has no graph, it is a reading that `resolve_reading` returned.
+        reading: where the logits are, what they mean, and which activation turns them into
+            probabilities. Unless it is a reading that `cam.outputs.meaning.resolve_reading`
+            returned, its activation `auto` is that of logits.
         batch: number of images in the batch, if it is known.
 
     Raises:
@@ -103,27 +112,30 @@ def outputs_of(
         UnsuitedActivation: if the reading's activation does not fit the model.
     """
     looked = layers or {}
+
+    def one(item: int, **fields: Any) -> Output:
+        rows = {name: value[item] for name, value in looked.items()}
+        return Output(**fields, size=size, layers=rows)
+
     found = detections_of(raw, size) if reading.output is None else None
     if found is not None:
-        return [
-            Output(
-                detections=each,
-                size=size,
-                layers={name: value[item] for name, value in looked.items()},
-            )
-            for item, each in enumerate(found)
-        ]
+        return [one(item, detections=each) for item, each in enumerate(found)]
+    features = features_of(raw, batch) if reading.output is None else []
+    if reading.meaning == "features" and isinstance(raw, Tensor):
+        features = [raw]
+    if features:
+        return [one(item, features=row) for item, row in enumerate(features[0].float())]
     logits = logits_of(raw, reading, batch=batch)
-    activation, _ = activation_of(logits, reading)
-    kind = "logits" if logits.ndim == 2 else "segments"
+    activation = activation_for(logits.shape[1], reading)
+    kind, meaning = "logits" if logits.ndim == 2 else "segments", "classes"
+    rows = logits.float()
+    if reading.meaning == "value" and kind == "logits":
+        meaning = "value"
+    else:
+        rows = classes_of(rows, activation)
     return [
-        Output(
-            **{kind: row},
-            size=size,
-            layers={name: value[item] for name, value in looked.items()},
-            activation=activation,
-        )
-        for item, row in enumerate(classes_of(logits.float(), activation))
+        one(item, **{kind: row}, activation=activation, meaning=meaning)
+        for item, row in enumerate(rows)
     ]
 
 
@@ -157,43 +169,6 @@ def one_each(outputs: list[Output], images: Tensor) -> list[Output]:
     return outputs
 
 
-def resolve_reading(
-    model: nn.Module, image: Tensor, reading: Reading = AUTO
-) -> tuple[Reading, str]:
-    """Return the reading with its activation resolved, and the reason as half a sentence.
-
-    If the activation is `auto`, one forward pass with a graph, in eval mode, determines it: see
-    `cam.outputs.reading.activation_of`. The model is restored afterwards.
-
-    Args:
-        image: float (1, C, H, W), on the model's device and in its dtype.
-
-    Raises:
-        NotLogits, UnsuitedActivation: see `outputs_of`.
-    """
-    if reading.activation != "auto":
-        return reading, "it was given"
-    with evaluating(model), torch.inference_mode(False), torch.enable_grad():
-        # The model may change its input in place, which a leaf does not allow: it gets a clone.
-        raw = model(image.detach().clone().requires_grad_().clone())
-    said_of = outputs_of(raw, size=size_of(image), reading=reading, batch=len(image))
-    (said,) = one_each(said_of, image)
-    if said.detections is not None:
-        return replace(reading, activation="none"), "a detector's scores are probabilities already"
-    activation, reason = activation_of(logits_of(raw, reading, batch=len(image)), reading)
-    return replace(reading, activation=activation), reason
-
-
-def tells_activation(raw: Any, reading: Reading, batch: int) -> bool:
-    """Return whether a model's output for a batch is enough to determine its activation.
-
-    It is not enough if the graph must show the activation and does not go back far enough.
-    """
-    if reading.activation != "auto" or form_of(raw) is not None:
-        return True
-    return shows_ending(logits_of(raw, reading, batch=batch))
-
-
 def detached(outputs: list[Output]) -> list[Output]:
     """Return the outputs without a graph, a classifier's logits and a detector's boxes on the CPU.
 
@@ -208,6 +183,7 @@ def detached(outputs: list[Output]) -> list[Output]:
             each,
             logits=row,
             segments=None if each.segments is None else each.segments.detach(),
+            features=None if each.features is None else each.features.detach(),
             detections=each.detections and each.detections.detached(),
             layers={name: value.detach() for name, value in each.layers.items()},
         )

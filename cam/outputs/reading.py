@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Final, Literal, get_args
 
 import torch
 from torch import Tensor
-from torch.autograd.graph import Node
 
 from cam.errors import NotLogits, UnsuitedActivation
 
@@ -16,19 +15,15 @@ Activation = Literal["softmax", "sigmoid", "none"]
 """Function that turns logits into probabilities: `softmax` over the classes; `sigmoid` of each
 class separately; `none` if the outputs are probabilities already."""
 
+Meaning = Literal["classes", "value", "features"]
+"""What a model's outputs for an image are: scores of classes; values, as those of a regression; or
+features of a model that has no head."""
+
 KNOWN: Final = ("logits", "out")
 """Names of the logits in libraries: the first in Hugging Face and timm, the second in torchvision's
 segmenters."""
-RESHAPING: Final = frozenset(
-    {"Alias", "AsStrided", "Clone", "Expand", "Index", "Permute", "ReshapeAlias", "Select", "Slice"}
-    | {"Split", "Squeeze", "T", "ToCopy", "Transpose", "Unbind", "UnsafeView", "Unsqueeze", "View"}
-)
-"""Operations that only select, reorder and copy numbers, by their autograd names."""
-AVERAGING: Final = frozenset(
-    {"Add", "Cat", "Div", "Mean", "Mul", "Rsub", "Stack"}
-    | {"UpsampleBilinear2D", "UpsampleNearest2D"}
-)
-"""Operations that compute the mean of an ensemble, (1 - p, p), or enlarged probabilities."""
+FEATURES: Final = ("pooler_output", "last_hidden_state", "feature_maps")
+"""Names of the features in Hugging Face's outputs, beside those that end in "_embeds"."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +38,9 @@ class Reading:
     """Name or index of the logits in a mapping, an object or a tuple; None if they are the only
     tensor that can be logits, or have the name "logits" or "out"."""
     activation: Activation | Literal["auto"] = "auto"
-    """Activation that turns the logits into probabilities; for `auto`, see `activation_of`."""
+    """Activation that turns the logits into probabilities; for `auto`, see `resolve_reading`."""
+    meaning: Meaning | Literal["auto"] = field(default="auto", repr=False)
+    """What the outputs are; for `auto`, see `resolve_reading`."""
 
     def __post_init__(self) -> None:
         known = ("auto", *get_args(Activation))
@@ -51,6 +48,11 @@ class Reading:
             raise UnsuitedActivation(
                 f"there is no activation {self.activation!r}; it is one of {', '.join(known)}"
             )
+
+    @property
+    def resolved(self) -> bool:
+        """Whether the activation and the meaning of the outputs are known without the model."""
+        return self.meaning != "auto" or self.activation in ("softmax", "sigmoid")
 
     @property
     def of_logits(self) -> Reading:
@@ -66,7 +68,8 @@ def logits_of(raw: Any, reading: Reading = AUTO, *, batch: int | None = None) ->
 
     The logits are the tensor itself, the entry that `reading.output` names, the "logits" or "out"
     entry, or the only entry of a tuple, mapping or object that can be logits. Such an entry is
-    floating-point, 2-D or 4-D, and has `batch` rows if `batch` is given.
+    floating-point, 2-D or 4-D, and has `batch` rows if `batch` is given. A tensor (batch,) is one
+    logit of each image, and (batch, outputs, 1, 1) are those of whole images.
 
     Raises:
         NotLogits: if there are no logits, or if several tensors could be logits and none is named.
@@ -76,17 +79,17 @@ def logits_of(raw: Any, reading: Reading = AUTO, *, batch: int | None = None) ->
             raise NotLogits(
                 f"the model's output is one tensor and has no {reading.output!r}; leave out output"
             )
-        return _checked(raw, raw)
+        return _checked(raw, raw, batch)
     entries = _entries(raw, reading.output)
     if reading.output is not None:
-        return _checked(_named(entries, reading.output, type(raw).__name__), raw)
+        return _checked(_named(entries, reading.output, type(raw).__name__), raw, batch)
     for name in KNOWN:
         if isinstance(entries.get(name), Tensor):
-            return _checked(entries[name], raw)
+            return _checked(entries[name], raw, batch)
     found = {
         name: value
         for name, value in entries.items()
-        if _may_be_logits(value) and batch in (None, len(value))
+        if not _names_features(name) and _may_be_logits(value) and batch in (None, len(value))
     }
     if len(found) > 1:
         shapes = [f"{name} of shape {tuple(value.shape)}" for name, value in found.items()]
@@ -94,41 +97,47 @@ def logits_of(raw: Any, reading: Reading = AUTO, *, batch: int | None = None) ->
             f"the model returns {len(found)} tensors that could be its logits: "
             f"{', '.join(shapes)}; say which with output"
         )
-    return _checked(next(iter(found.values()), None), raw)
+    return _checked(next(iter(found.values()), None), raw, batch)
 
 
-def activation_of(logits: Tensor, reading: Reading = AUTO) -> tuple[Activation, str]:
-    """Return the activation for logits (batch, outputs, …), and the reason as half a sentence.
+def features_of(raw: Any, batch: int | None = None) -> list[Tensor]:
+    """Return the features in the output of a model without a head, (batch, …), those of the fewest
+    dimensions first; none if the output is a single tensor, or if a tensor in it can be logits."""
+    if isinstance(raw, Tensor):
+        return []
+    entries = {
+        name: value
+        for name, value in _entries(raw, None).items()
+        if isinstance(value, Tensor) and value.is_floating_point()
+    }
+    found = [
+        value
+        for name, value in entries.items()
+        if _names_features(name) and value.ndim > 1 and batch in (None, len(value))
+    ]
+    if any(
+        name in KNOWN or (not _names_features(name) and _may_be_logits(value))
+        for name, value in entries.items()
+    ):
+        return []
+    return sorted(found, key=lambda value: value.ndim)
 
-    With `auto`, the activation is `none` if the graph of `logits` ends in a softmax or a sigmoid,
-    else `sigmoid` for one output, else `softmax`. For log-probabilities it is `softmax`, too, which
-    is correct.
+
+def activation_for(outputs: int, reading: Reading) -> Activation:
+    """Return the reading's activation for a number of outputs; `auto` is `sigmoid` for one output,
+    else `softmax`.
 
     Raises:
         UnsuitedActivation: if the reading asks for the softmax of one output, which is always 1.
     """
-    single = logits.shape[1] == 1
-    if reading.activation == "softmax" and single:
+    if reading.activation == "softmax" and outputs == 1:
         raise UnsuitedActivation(
             "the model has one output, and the softmax of one logit is always 1; the activation of "
             "such a model is sigmoid or none"
         )
     if reading.activation != "auto":
-        return reading.activation, "it was given"
-    ending = _ending(logits.grad_fn)
-    if ending:
-        return "none", f"the model ends in a {ending}"
-    if single:
-        return "sigmoid", "the model's output has one logit"
-    return "softmax", "the model has several outputs and ends in no softmax or sigmoid"
-
-
-def shows_ending(logits: Tensor) -> bool:
-    """Return whether the graph of `logits` goes back to the operation in which the model ends."""
-    node = logits.grad_fn
-    while node is not None and _operation(node) in RESHAPING | AVERAGING:
-        node = node.next_functions[0][0]
-    return node is not None and _operation(node) not in ("AccumulateGrad", "CompiledFunction")
+        return reading.activation
+    return "sigmoid" if outputs == 1 else "softmax"
 
 
 def classes_of(logits: Tensor, activation: Activation) -> Tensor:
@@ -154,10 +163,22 @@ def _may_be_logits(value: Any) -> bool:
     return isinstance(value, Tensor) and value.is_floating_point() and value.ndim in (2, 4)
 
 
-def _checked(found: Any, raw: Any) -> Tensor:
+def _is_vector(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.is_floating_point() and value.ndim < 2
+
+
+def _names_features(name: str | int) -> bool:
+    return isinstance(name, str) and (name in FEATURES or name.endswith("_embeds"))
+
+
+def _checked(found: Any, raw: Any, batch: int | None) -> Tensor:
     if _may_be_logits(found):
         logits: Tensor = found
-        return logits
+        return logits.flatten(1) if logits.shape[2:] == (1, 1) else logits
+    # One logit of each image; that of a single image has no axis after `squeeze`.
+    if _is_vector(found) and batch in (None, found.numel()):
+        vector: Tensor = found
+        return vector.reshape(-1, 1)
     shape = tuple(found.shape) if isinstance(found, Tensor) else type(raw).__name__
     raise NotLogits(
         f"the model's output is {shape}, not logits of shape (batch, classes) or (batch, "
@@ -189,24 +210,3 @@ def _named(entries: dict[str | int, Any], asked: str | int, kind: str) -> Any:
         have = ", ".join(map(str, names)) or "no entries"
         raise NotLogits(f"the model's output has no {asked!r}: it is a {kind} with {have}")
     return entries[asked]
-
-
-def _operation(node: Node) -> str:
-    """Return autograd's name of the operation behind a node: "Softmax" for SoftmaxBackward0."""
-    return node.name().rpartition("::")[2].partition("Backward")[0].lstrip("_")
-
-
-def _ending(node: Node | None) -> str | None:
-    """Return `softmax` or `sigmoid` if the graph up to this node ends in one, else None."""
-    if node is None:
-        return None
-    operation = _operation(node)
-    if operation in ("Softmax", "Sigmoid"):
-        return operation.lower()
-    before = [each for each, _ in node.next_functions if each is not None]
-    if operation == "Exp" and before and _operation(before[0]) == "LogSoftmax":
-        return "softmax"
-    if operation in RESHAPING | AVERAGING and before:
-        endings = [_ending(each) for each in before]
-        return None if None in endings else endings[0]
-    return None

@@ -14,7 +14,8 @@ from cam.hooks.grids import Grid
 from cam.hooks.inference import evaluating
 from cam.hooks.replay import Replay
 from cam.observations import Concept
-from cam.outputs.output import Output, detached, outputs_of, resolve_reading, size_of
+from cam.outputs.meaning import resolve_reading
+from cam.outputs.output import Output, detached, outputs_of, size_of
 from cam.outputs.reading import AUTO, Reading
 from cam.positions.locate import locate
 

@@ -14,7 +14,8 @@ from cam.hooks.grids import Grid
 from cam.hooks.inference import evaluating
 from cam.likeness import embedding_of
 from cam.observations import Observation
-from cam.outputs.output import detached, looked_at, outputs_of, resolve_reading, size_of, watching
+from cam.outputs.meaning import resolve_reading
+from cam.outputs.output import detached, looked_at, outputs_of, size_of, watching
 from cam.outputs.reading import AUTO, Reading
 from cam.positions.locate import locate
 from cam.targets import Target

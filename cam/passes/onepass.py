@@ -20,16 +20,15 @@ from cam.hooks.inference import evaluating
 from cam.hooks.precision import full_precision
 from cam.methods import METHODS
 from cam.methods.head import PooledHead
+from cam.outputs.meaning import resolve_reading
 from cam.outputs.output import (
     Output,
     detached,
     looked_at,
     one_each,
     outputs_of,
-    resolve_reading,
     scale_of,
     size_of,
-    tells_activation,
     watching,
 )
 from cam.outputs.reading import AUTO, Reading, logits_of
@@ -61,8 +60,8 @@ def explain_batch(
             options may differ from question to question.
         head: the model's pooled linear head, from `pooled_head`. If the questions are about the
             head's layer alone, there is no backward pass through the model and no graph.
-        reading: how the model's output is read. If its activation is `auto` and the pass does not
-            show the activation, one more pass of one image finds it: see `resolve_reading`.
+        reading: how the model's output is read. If its activation is `auto`, a few more passes of
+            one image find it for this call and later ones: see `resolve_reading`.
 
     Returns:
         For each question its answer, or the error of this question alone: a target that cannot be
@@ -75,8 +74,8 @@ def explain_batch(
         question.check()
         if question.in_steps:
             raise MethodUnsuited(f"{question.method} takes many steps: see explain_in_steps")
+    reading, _ = resolve_reading(model, images[:1], reading)
     if not any(question.targets for question in questions):  # only predictions are asked for
-        reading, _ = resolve_reading(model, images[:1], reading)
         with evaluating(model), torch.inference_mode():
             raw = model(images)
             said = outputs_of(raw, size=size_of(images), reading=reading, batch=len(images))
@@ -107,8 +106,6 @@ def explain_batch(
             if capture.interrupted and not graph:
                 graph = True
                 continue
-            if not tells_activation(raw, reading, len(images)):
-                break
             looked = looked_at(seen, looks, images, located)
             outputs = outputs_of(
                 raw, looked, size=size_of(images), reading=reading, batch=len(images)
@@ -120,8 +117,6 @@ def explain_batch(
             _advised(model, images[turn % len(images)][None], each, reading)
             for turn, each in enumerate(found)
         ]
-    reading, _ = resolve_reading(model, images[:1], reading)
-    return explain_batch(model, images, questions, head=head, reading=reading)
 
 
 def _advised(

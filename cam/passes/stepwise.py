@@ -18,12 +18,12 @@ from cam.methods import INPUT, method_named
 from cam.methods.formulas import STEPS
 from cam.methods.progress import finish as finish
 from cam.methods.subject import Subject, never
+from cam.outputs.meaning import resolve_reading
 from cam.outputs.output import (
     detached,
     looked_at,
     one_each,
     outputs_of,
-    resolve_reading,
     size_of,
     watching,
 )

@@ -145,7 +145,7 @@ def test_every_shape_of_output() -> None:
         found = outputs_of(raw)
         assert [each.kind for each in found] == ["classes"] * 2
     assert outputs_of({"out": torch.ones(1, 3, 4, 4)})[0].kind == "segments"
-    for wrong in (torch.ones(3), {"boxes": 1}, [{"boxes": 1}], None, torch.ones(2, 3).long()):
+    for wrong in (torch.ones(2, 3, 4), {"boxes": 1}, [{"boxes": 1}], None, torch.ones(2, 3).long()):
         with pytest.raises(NotLogits, match="not logits of shape"):
             outputs_of(wrong)
 

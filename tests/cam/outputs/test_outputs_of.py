@@ -84,7 +84,7 @@ def test_where_logits_are(raw: Any) -> None:
 @pytest.mark.parametrize(
     ("raw", "words"),
     [
-        (torch.ones(3), r"^the model's output is \(3,\), not logits"),
+        (torch.ones(3).long(), r"^the model's output is \(3,\), not logits"),
         (torch.ones(2, 3, 4), r"is \(2, 3, 4\), not"),
         (torch.ones(2, 3, 4, 5, 6), r"is \(2, 3, 4, 5, 6\), not"),
         (torch.ones(2, 3).long(), r"is \(2, 3\), not"),

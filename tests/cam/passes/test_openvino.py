@@ -13,7 +13,7 @@ from cam import ClassTarget, Question, explain_batch
 from cam.errors import CamError
 from cam.hooks.grids import Grid
 from cam.methods.head import pooled_head
-from cam.outputs.output import resolve_reading
+from cam.outputs.meaning import resolve_reading
 from cam.passes.fidelity import judge
 from cam.passes.openvino import OpenVinoPath
 from tests.cam.methods.test_attention import of_timm

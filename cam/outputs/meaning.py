@@ -1,0 +1,351 @@
+"""What a model's outputs mean: logits, probabilities, values or features; found out by running it.
+
+    reading, reason = resolve_reading(model, image)
+    reading.activation                                 # "none": the outputs are probabilities
+
+The values of the outputs decide, for several images and for changed layers, because probabilities
+are made in many ways: by a softmax that is clamped, by an ensemble, by thresholds, by a hierarchy.
+The results are stored for as long as the model exists.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from typing import Any, Final
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import Node
+
+from cam.errors import UnsuitedActivation
+from cam.hooks.inference import evaluating
+from cam.outputs.forms import form_of
+from cam.outputs.output import one_each, outputs_of, size_of
+from cam.outputs.reading import (
+    AUTO,
+    Activation,
+    Meaning,
+    Reading,
+    activation_for,
+    features_of,
+    logits_of,
+)
+
+SCALES: Final = (1.0, 0.1, 10.0)
+"""Standard deviations of the images of noise for which the values of the outputs are judged."""
+NOISE: Final = (1.0, 1e2, 1e4)
+"""Standard deviations of the noise that is added to the outputs of layers. One of them is large
+enough to carry logits out of 0 … 1, whatever their temperature."""
+HUGE: Final = (1e2, 1e4, 1e6)
+"""Standard deviations of images of noise that saturate probabilities."""
+RESHAPING: Final = frozenset(
+    {"Alias", "AsStrided", "Clone", "Expand", "Index", "Permute", "ReshapeAlias", "Select", "Slice"}
+    | {"Split", "Squeeze", "T", "ToCopy", "Transpose", "Unbind", "UnsafeView", "Unsqueeze", "View"}
+)
+"""Operations that only select, reorder and copy numbers, by their autograd names."""
+AVERAGING: Final = frozenset(
+    {"Add", "Cat", "Clamp", "ClampMin", "ClampMax", "Cumprod", "Div", "Mean", "Mul", "Rsub"}
+    | {"Stack", "Sub", "UpsampleBilinear2D", "UpsampleNearest2D"}
+)
+"""Operations that compute a mean of an ensemble, (1 - p, p), differences and products of
+probabilities, or that bound and enlarge them."""
+POOLING: Final = frozenset(
+    {"AdaptiveAvgPool2D", "AdaptiveMaxPool2D", "AvgPool2D", "MaxPool2DWithIndices", "Mean"}
+    | {"CudnnBatchNorm", "NativeBatchNorm", "NativeLayerNorm"}
+)
+"""Operations that compute features, and after which a head follows, if there is one."""
+HEADS: Final = ("fc", "head", "heads", "classifier", "last_linear")
+"""Names of the heads of torchvision's and timm's models."""
+
+Known = tuple[Reading, str]
+_KNOWN: WeakKeyDictionary[nn.Module, dict[Any, Known]] = WeakKeyDictionary()
+"""Model → the resolved readings, by the reading that was given and by the model's structure."""
+
+
+def resolve_reading(
+    model: nn.Module, image: Tensor, reading: Reading = AUTO
+) -> tuple[Reading, str]:
+    """Return the reading with its activation and meaning resolved, and the reason as half a
+    sentence.
+
+    An activation other than `auto` is kept; if it is `none`, outputs outside 0 … 1 are values.
+    Otherwise the first of these rules that applies decides:
+
+    - the outputs of a detector are probabilities;
+    - a model without a head has features: an output of Hugging Face's without logits, a tensor
+      that is one of its entries, or that of a model whose head is an identity;
+    - the activation is `none` if the outputs of several images are all in 0 … 1 and there is
+      evidence that they always are: the graph of the outputs ends in softmaxes or sigmoids; they
+      add up to 1 over the classes; or they stay in 0 … 1 if noise is added inside the model;
+    - `config.problem_type` of Hugging Face's classifier: `multi_label_classification` is `sigmoid`,
+      and the outputs of a `regression` are values;
+    - a single output outside 0 … 1 that is made of sigmoids or softmaxes is a value;
+    - the activation is `sigmoid` for one output, else `softmax`. For log-probabilities it is
+      `softmax`, too, which is correct.
+
+    This takes one forward pass with a graph for logits, and up to ten more if the outputs are in
+    0 … 1. The model and torch's random state are restored afterwards, and the result is stored
+    until the model has other modules.
+
+    Args:
+        image: float (1, C, H, W), on the model's device and in its dtype.
+
+    Raises:
+        NotLogits: see `outputs_of`.
+        UnsuitedActivation: if the activation does not fit the outputs.
+    """
+    if reading.resolved:
+        return reading, "it was given"
+    key = (reading, tuple((type(each), _problem_type(each)) for each in model.modules()))
+    known = _KNOWN.setdefault(model, {})
+    if key not in known:
+        devices = [image.device] if image.device.type == "cuda" else []
+        with evaluating(model), torch.inference_mode(False), torch.random.fork_rng(devices):
+            activation, meaning, reason = _Trial(model, image, reading).judge()
+        known[key] = replace(reading, activation=activation, meaning=meaning), reason
+    return known[key]
+
+
+class _Trial:
+    """Forward passes of a model, from which the meaning of its outputs is told."""
+
+    def __init__(self, model: nn.Module, image: Tensor, reading: Reading) -> None:
+        self.model, self.image, self.reading = model, image, reading
+        self.problem: str | None = None
+        """`problem_type` of Hugging Face's classifier whose logits the model returns."""
+
+    def judge(self) -> tuple[Activation, Meaning, str]:
+        with torch.enable_grad(), _returned(self.model) as returned:
+            # The model may change its input in place, which a leaf does not allow: a clone.
+            raw = self.model(self.image.detach().clone().requires_grad_().clone())
+        size, count = size_of(self.image), len(self.image)
+        one_each(outputs_of(raw, size=size, reading=self.reading, batch=count), self.image)
+        if self.reading.output is None and form_of(raw) is not None:
+            return "none", "classes", "a detector's scores are probabilities already"
+        if self.reading.output is None and (found := _headless(self.model, raw, returned)):
+            return "none", "features", found
+        logits = logits_of(raw, self.reading, batch=count)
+        if self.reading.activation != "auto":
+            return self._given(self.reading.activation, logits)
+        ending = _ending(logits.grad_fn)
+        for module, value in returned.items():
+            if _is_like(value, logits):
+                self.problem = _problem_type(module)
+        images = self._in_range(logits.detach())
+        if images and (reason := self._evidence(ending, images)):
+            return "none", "classes", reason
+        told = f"its configuration has problem_type = {self.problem!r}"
+        if self.problem == "multi_label_classification":
+            return "sigmoid", "classes", told
+        if self.problem == "regression":
+            return "none", "value", told
+        single = logits.shape[1] == 1
+        if ending and single and logits.ndim == 2 and not images:
+            return "none", "value", f"its output is outside 0 … 1, though it ends in a {ending}"
+        reason = "the model's output has one logit" if single else _SEVERAL
+        return activation_for(logits.shape[1], self.reading), "classes", reason
+
+    def _given(self, activation: Activation, logits: Tensor) -> tuple[Activation, Meaning, str]:
+        """Return the meaning of outputs whose activation was given as `none`."""
+        if self._in_range(logits.detach()):
+            return activation, "classes", "it was given"
+        if logits.ndim == 2:
+            return activation, "value", "it was given, and the outputs are outside 0 … 1"
+        raise UnsuitedActivation(
+            "the outputs at the pixels are not all in 0 … 1, so they are no probabilities; the "
+            "activation of such a segmenter is softmax or sigmoid"
+        )
+
+    def _in_range(self, first: Tensor) -> list[Tensor]:
+        """Return the finite outputs for several images, if all of them are in 0 … 1; else none.
+
+        Args:
+            first: the outputs for the image that was given.
+        """
+        found: list[Tensor] = []
+        for turn, scale in enumerate((None, *SCALES)):
+            values = first if scale is None else self._outputs(self._noise(scale, turn))
+            if values is None or not values.isfinite().all():
+                continue
+            if not _are_shares(values):
+                return []
+            found.append(values)
+        return found
+
+    def _evidence(self, ending: str | None, images: Sequence[Tensor]) -> str | None:
+        """Return the reason why outputs that are in 0 … 1 for several images always are, as half a
+        sentence; None if there is none."""
+        if ending:
+            return f"the model ends in a {ending}"
+        if images[0].shape[1] > 1 and all(_add_up(each) for each in images):
+            return "its outputs are in 0 … 1 and add up to 1 over the classes"
+        if self._bounded() or self._saturates():
+            return "its outputs stay in 0 … 1, whatever the numbers inside the model are"
+        return None
+
+    def _bounded(self) -> bool:
+        """Return whether the outputs change and stay in 0 … 1 if noise is added to the output of
+        every layer that has parameters."""
+        image = self.image if self.image.isfinite().all() else self._noise(1.0, 0)
+        plain, moved = self._outputs(image), False
+        for turn, scale in enumerate(NOISE):
+            for sign in (1, -1):
+                with _disturbed(self.model, sign * scale):
+                    torch.manual_seed(turn)
+                    values = self._outputs(image)
+                if values is None or plain is None or not values.isfinite().all():
+                    continue
+                if not _are_shares(values):
+                    return False
+                moved |= bool((values - plain).abs().max() > 1e-3)
+        return moved
+
+    def _saturates(self) -> bool:
+        """Return whether the outputs for images of huge values reach both ends of 0 … 1 and do not
+        leave it: the evidence for a model whose layers run no hooks, as TorchScript's."""
+        if any(_is_layer(each) for each in self.model.modules()):
+            return False
+        found = [self._outputs(self._noise(scale, turn)) for turn, scale in enumerate(HUGE)]
+        finite = [each for each in found if each is not None and each.isfinite().all()]
+        if not finite or not all(map(_are_shares, finite)):
+            return False
+        values = torch.cat(finite)
+        return bool(values.min() < 0.01) and bool(values.max() > 0.99)
+
+    def _noise(self, scale: float, seed: int) -> Tensor:
+        """Return an image of noise, which is the same on every device."""
+        rng = torch.Generator().manual_seed(seed)
+        return scale * torch.randn(self.image.shape, generator=rng).to(self.image)
+
+    def _outputs(self, image: Tensor) -> Tensor | None:
+        """Return the outputs for an image, (1, outputs, …); None if the model fails on it."""
+        try:
+            with torch.no_grad():
+                raw = self.model(image.clone())
+            return logits_of(raw, self.reading, batch=len(image)).detach()
+        except Exception:  # a model may raise anything on images that are no photos
+            return None
+
+
+_SEVERAL: Final = "the model has several outputs and ends in no softmax or sigmoid"
+
+
+def _are_shares(values: Tensor) -> bool:
+    """Return whether all values are in 0 … 1, up to rounding."""
+    slack = max(1e-5, 2 * torch.finfo(values.dtype).eps)
+    return bool(((values >= -slack) & (values <= 1 + slack)).all())
+
+
+def _add_up(values: Tensor) -> bool:
+    """Return whether values (1, outputs, …) add up to 1 over the outputs, up to rounding."""
+    slack = max(1e-3, 2 * torch.finfo(values.dtype).eps)
+    return bool(((values.float().sum(1) - 1).abs() <= slack).all())
+
+
+def _is_layer(module: nn.Module) -> bool:
+    """Return whether a module computes with parameters of its own and runs hooks."""
+    return not isinstance(module, torch.jit.ScriptModule) and any(
+        each is not None and each.is_floating_point() for each in module._parameters.values()
+    )
+
+
+@contextmanager
+def _disturbed(model: nn.Module, scale: float) -> Iterator[None]:
+    """Add noise of this standard deviation to the output of every layer, in the block."""
+
+    def disturb(module: nn.Module, args: Any, output: Any) -> Any:
+        if not isinstance(output, Tensor) or not output.is_floating_point():
+            return None
+        return output + scale * torch.randn_like(output)
+
+    with ExitStack() as scope:
+        for module in model.modules():
+            if module is not model and _is_layer(module):
+                scope.callback(module.register_forward_hook(disturb).remove)
+        yield
+
+
+def _problem_type(module: nn.Module) -> str | None:
+    """Return `problem_type` of the configuration of a model of Hugging Face."""
+    found = getattr(vars(module).get("config"), "problem_type", None)
+    return found if isinstance(found, str) else None
+
+
+@contextmanager
+def _returned(model: nn.Module) -> Iterator[dict[nn.Module, Any]]:
+    """Yield a dictionary that a forward pass in the block fills with the outputs of the model's
+    parts that may be whole models: of those that have a configuration, and of the heads."""
+    returned: dict[nn.Module, Any] = {}
+
+    def note(module: nn.Module, args: Any, output: Any) -> None:
+        returned[module] = output
+
+    with ExitStack() as scope:
+        for name, module in model.named_modules():
+            if isinstance(module, torch.jit.ScriptModule):
+                continue
+            if "config" in vars(module) or name.partition(".")[0] in HEADS:
+                scope.callback(module.register_forward_hook(note).remove)
+        yield returned
+
+
+def _is_like(value: Any, logits: Tensor) -> bool:
+    """Return whether what a part of the model returned holds logits of the shape of the model's."""
+    if isinstance(value, Tensor):
+        return False
+    try:
+        return logits_of(value).shape == logits.shape
+    except Exception:  # it may be of any class
+        return False
+
+
+def _headless(model: nn.Module, raw: Any, returned: dict[nn.Module, Any]) -> str | None:
+    """Return the reason why a model's output is features, as half a sentence; None if it is not."""
+    if features_of(raw):
+        return "the output holds features and no logits"
+    if not isinstance(raw, Tensor):
+        return None
+    if getattr(model, "num_classes", None) == 0:
+        return "the model was made with num_classes = 0"
+    for module, value in returned.items():
+        if any(_shares_memory(each, raw) for each in features_of(value)):
+            return f"the output is the features that {type(module).__name__} returns"
+        is_head = isinstance(module, nn.Identity) and isinstance(value, Tensor)
+        if is_head and _shares_memory(value, raw) and _is_pooled(raw.grad_fn):
+            return "its head is an identity"
+    return None
+
+
+def _shares_memory(one: Tensor, other: Tensor) -> bool:
+    return one.untyped_storage().data_ptr() == other.untyped_storage().data_ptr()
+
+
+def _is_pooled(node: Node | None) -> bool:
+    """Return whether the graph up to this node ends in a pooling or a normalisation."""
+    while node is not None and _operation(node) in RESHAPING:
+        node = node.next_functions[0][0]
+    return node is not None and _operation(node) in POOLING
+
+
+def _operation(node: Node) -> str:
+    """Return autograd's name of the operation behind a node: "Softmax" for SoftmaxBackward0."""
+    return node.name().rpartition("::")[2].partition("Backward")[0].lstrip("_")
+
+
+def _ending(node: Node | None) -> str | None:
+    """Return `softmax` or `sigmoid` if the graph up to this node ends in one, else None."""
+    if node is None:
+        return None
+    operation = _operation(node)
+    if operation in ("Softmax", "Sigmoid"):
+        return operation.lower()
+    before = [each for each, _ in node.next_functions if each is not None]
+    if operation == "Exp" and before and _operation(before[0]) == "LogSoftmax":
+        return "softmax"
+    if operation in RESHAPING | AVERAGING and before:
+        endings = [_ending(each) for each in before]
+        return None if None in endings else endings[0]
+    return None
