@@ -26,12 +26,12 @@ class Boxes:
 @dataclass(frozen=True, eq=False)
 class Prediction:
     """The output of a model for one image. A classifier has logits and probabilities, a segmenter
-    has shares, a detector has boxes."""
+    has shares, a detector has boxes; a regression has values, which are in the place of logits."""
 
     logits: NDArray[np.float32] | None = None
-    """Logits of the classes, (C,)."""
+    """Logits of the classes, or the values of a regression, (C,)."""
     probabilities: NDArray[np.float32] | None = None
-    """Probabilities of the classes, (C,)."""
+    """Probabilities of the classes, (C,); None of a regression."""
     shares: NDArray[np.float64] | None = None
     """Share of the pixels where each class is predicted, (C,)."""
     boxes: Boxes | None = None

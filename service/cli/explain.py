@@ -55,18 +55,19 @@ async def _explain(
     parameters: Parameters,
     output: Path,
 ) -> int:
-    table = Table(
-        Column("photo", overflow="fold"),
-        "label",
-        "probability",
-        Column("file", overflow="fold"),
-        *(["scores"] if parameters.evaluate else []),
-    )
     failures = 0
     names = Names()
     console = Console()
     async with local_session(settings, model, images=len(photos)) as session:
-        questions_of(session.replicas.model, parameters)  # a mistake in them would fail every photo
+        served = session.replicas.model
+        table = Table(
+            Column("photo", overflow="fold"),
+            "label",
+            "value" if served.kind == "value" else "probability",
+            Column("file", overflow="fold"),
+            *(["scores"] if parameters.evaluate else []),
+        )
+        questions_of(served, parameters)  # a mistake in them would fail every photo
         _make(output)
         for index, photo in enumerate(photos):
             try:
@@ -74,11 +75,12 @@ async def _explain(
                 async with session.pipeline.explain(session.replicas, instance) as result:
                     save = partial(_save, output / names.of(photo))
                     for row in await result.as_rows(save):
-                        table.add_row(*(_cell(each, console) for each in _told(photo, row)))
+                        told = _told(photo, row, valued=served.kind == "value")
+                        table.add_row(*(_cell(each, console) for each in told))
             except Problem as problem:
                 failures += 1
-                told = _cell(problem.detail, console, "red")
-                table.add_row(_cell(str(photo), console), told, "", "")
+                failed = _cell(problem.detail, console, "red")
+                table.add_row(_cell(str(photo), console), failed, "", "")
     console.print(table)
     return 1 if failures else 0
 
@@ -117,12 +119,14 @@ def _save(start: Path, drawing: Drawing) -> str:
     return str(file)
 
 
-def _told(photo: Path, row: Row) -> list[str]:
-    """Return a map's row of the printed table, with its scores if it has some."""
+def _told(photo: Path, row: Row, *, valued: bool) -> list[str]:
+    """Return a map's row of the printed table, with its scores if it has some. The number of a
+    model of values is the value, otherwise the probability."""
     name = row.target or ""
     if row.target_index is not None and row.target_label:
         name = f"{row.target_index} {name}"
-    sure = "" if row.target_probability is None else f"{row.target_probability:.3f}"
+    shown = row.target_score if valued else row.target_probability
+    sure = "" if shown is None else f"{shown:.4g}" if valued else f"{shown:.3f}"
     scores = [
         f"{metric} {'–' if value is None else f'{value:.3g}'}" for metric, value in row.scores or ()
     ]

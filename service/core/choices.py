@@ -17,6 +17,7 @@ Output = TypeAliasType(
 Normalize = TypeAliasType("Normalize", Literal["minmax", "none"])
 Size = TypeAliasType("Size", Literal["image", "model", "layer"])
 TargetScore = TypeAliasType("TargetScore", Literal["logit", "probability"])
+ExplainedNumber = TypeAliasType("ExplainedNumber", Literal["probability", "value"])
 ChannelRanking = TypeAliasType("ChannelRanking", Literal["activation", "gradient"])
 Baseline = TypeAliasType("Baseline", Literal["random", "gaussian", "edges", "uniform"])
 Replacement = TypeAliasType("Replacement", Literal["zero", "blur", "mean"])
@@ -42,7 +43,7 @@ FindingKind = TypeAliasType(
 )
 ArchiveFormat = TypeAliasType("ArchiveFormat", Literal["zip", "parquet"])
 
-ModelKind = TypeAliasType("ModelKind", Literal["classes", "segments", "detections"])
+ModelKind = TypeAliasType("ModelKind", Literal["classes", "segments", "detections", "value"])
 Mode = TypeAliasType("Mode", Literal["exact", "fast"])
 WantedMode = TypeAliasType("WantedMode", Literal["exact", "fast", "auto"])
 Runtime = TypeAliasType("Runtime", Literal["torch", "openvino"])

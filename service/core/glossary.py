@@ -11,7 +11,8 @@ TERMS: Final = {
     "number": "Which of the image's maps, from 0.",
     "asked": "The target that a table named for this image, as the table says it.",
     "predicted_index": (
-        "The model's best class for the image, from 0; absent of segmenters and detectors."
+        "The model's best class for the image, from 0; absent of segmenters, detectors and "
+        "regressions."
     ),
     "predicted_label": "What the best class is called; absent where the model has no labels.",
     "predicted_probability": "Of the best class, by the model's activation, 0 … 1.",
@@ -20,14 +21,18 @@ TERMS: Final = {
         "class was named."
     ),
     "target": "What the map explains, in words: a class, a unit, or a comparison.",
-    "target_index": "The explained class, from 0; absent where no class is explained.",
+    "target_index": (
+        "The explained class, or the output of a regression, from 0; absent where neither is "
+        "explained."
+    ),
     "target_label": "What the explained class is called; absent where the model has no labels.",
     "target_probability": (
         "Of the explained class, by the model's activation, 0 … 1; of a segmenter the mean over "
-        "its pixels, of a detector the detection's score."
+        "its pixels, of a detector the detection's score; absent of a regression."
     ),
     "target_score": (
-        "The number that is explained: the class's logit, unless the target says otherwise."
+        "The number that is explained: the class's logit, or a regression's value, unless the "
+        "target says otherwise."
     ),
     "method": "The method that made the map.",
     "layer": "The target layer, or `input` of methods that need none.",

@@ -112,13 +112,15 @@ class ModelDescription(Open):
     device: str = Field(examples=["cpu"])
     dtype: str = Field(examples=["float32"])
     kind: ModelKind = Field(
-        description="Kind of prediction: of the image, of each pixel, or boxes.",
+        description="Kind of prediction: classes of the image, classes of each pixel, boxes, or "
+        "values of a regression, which have no probability.",
         examples=["classes"],
     )
     activation: Activation = Field(
         description=(
-            "Function that turns outputs into probabilities; `none`: they are probabilities. A "
-            "model of one output has two classes, the negative one first."
+            "Function that turns outputs into probabilities; `none`: they are probabilities, or "
+            "values if the kind is `value`. A classifier of one output has two classes, the "
+            "negative one first."
         ),
         examples=["softmax"],
     )
@@ -127,7 +129,9 @@ class ModelDescription(Open):
         examples=["the model has several outputs and ends in no softmax or sigmoid"],
     )
     input: InputDescription
-    classes: int = Field(examples=[1000])
+    classes: int = Field(
+        description="Number of classes, or of the values of a regression.", examples=[1000]
+    )
     labels: list[str] = Field(examples=[["tench", "goldfish"]])
     default_layer: str = Field(examples=["bn2"])
     levels: list[str] | None = Field(

@@ -6,7 +6,7 @@ from typing import Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from service.core.choices import Better, HeatmapEncoding
+from service.core.choices import Better, ExplainedNumber, HeatmapEncoding
 from service.core.glossary import TERMS
 
 # A grayscale PNG of 8 × 8 pixels, short enough for examples.
@@ -76,7 +76,10 @@ class ExplainedTarget(Open):
     against: Literal[True] | None = Field(
         None, description="The map shows evidence against the target."
     )
-    of: Literal["probability"] | None = None
+    of: ExplainedNumber | None = Field(
+        None,
+        description="What `score` is if it is no logit: a probability, or a regression's value.",
+    )
 
 
 class Region(Open):
@@ -219,8 +222,15 @@ class Detection(LabelledClass):
     box: Box
 
 
+class Value(LabelledClass):
+    """An output of a regression."""
+
+    value: float
+
+
 class Prediction(Open):
-    """The prediction for an image: classes, segments or detections, by the kind of model."""
+    """The prediction for an image: classes, segments, detections or values, by the kind of
+    model."""
 
     instance: int = Field(examples=[0])
     id: str | None = None
@@ -234,6 +244,9 @@ class Prediction(Open):
     )
     detections: list[Detection] | None = Field(
         None, description="The `top_k` detections of a detector, best first."
+    )
+    values: list[Value] | None = Field(
+        None, description="All outputs of a regression, in their order. They are no probabilities."
     )
 
 

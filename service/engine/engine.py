@@ -574,9 +574,9 @@ def _plain(found: Explained | CamError) -> Answer | CamError:
 
 def _prediction(said: Output) -> Prediction:
     if said.logits is not None:
-        assert said.probabilities is not None
+        likely = None if said.probabilities is None else said.probabilities.numpy()
         # A copy, because a view would keep the logits of the whole batch in memory.
-        return Prediction(said.logits.numpy().copy(), said.probabilities.numpy())
+        return Prediction(said.logits.numpy().copy(), likely)
     if said.segments is not None:
         wins = said.segments.argmax(0).flatten()
         counts = wins.bincount(minlength=len(said.segments)).cpu().numpy()

@@ -40,7 +40,7 @@ def fingerprint_of(
     digest.update(
         f"{entry.source}|{entry.dtype}|{preprocessing}|{entry.method_layers}|{entry.reshape}|"
         f"{entry.mode}|{entry.runtime}|{layer}|{entry.detections}|{entry.min_score}|{labels.names}|"
-        f"{reading}".encode()
+        f"{reading}{'|value' * (reading.meaning == 'value')}".encode()
     )
     _add_weights(digest, module)
     return digest.hexdigest()

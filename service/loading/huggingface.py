@@ -17,7 +17,6 @@ from typing import Any, Final
 import torch
 from torch import nn
 
-from service.core.choices import Activation, WantedActivation
 from service.core.errors import ConfigError, one_line
 from service.loading.image_processor import preprocessing_of_processor
 from service.loading.transforms import preprocessing_of
@@ -173,15 +172,6 @@ def labels_of(entry: ModelEntry, config: Any) -> tuple[str, ...]:
         )
     names = tuple(str(labels[index]) for index in range(len(labels)))
     return () if all(map(PLACEHOLDER.fullmatch, names)) else names
-
-
-def activation_of(config: Any) -> WantedActivation:
-    """Return the activation that follows from the config's `problem_type`; `auto` without one."""
-    known: dict[str | None, Activation] = {
-        "multi_label_classification": "sigmoid",
-        "regression": "none",
-    }
-    return known.get(config.problem_type, "auto")
 
 
 def is_transformers_model(module: nn.Module) -> bool:

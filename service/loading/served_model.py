@@ -111,7 +111,7 @@ def load(entry: ModelEntry, cache: DiskCache = OFF) -> ServedModel:
         if known:
             reading, reason = known.reading, known.activation_reason
         else:
-            reading, reason = _reading(entry, built, image)
+            reading, reason = _reading(entry, module, image)
         with torch.no_grad():
             raw = module(image)
         (said,) = outputs_of(raw, size=size_of(image), reading=reading, batch=1)
@@ -123,7 +123,9 @@ def load(entry: ModelEntry, cache: DiskCache = OFF) -> ServedModel:
                 "the model's outputs for noise are not finite; its weights or its precision are at "
                 "fault",
             )
-        binary = said.detections is None and logits_of(raw, reading, batch=1).shape[1] == 1
+        binary = said.kind in ("classes", "segments") and (
+            logits_of(raw, reading, batch=1).shape[1] == 1
+        )
         if known:
             log.info("model %s: what is known of its layers was found in the cache", entry.name)
             found = known
@@ -152,7 +154,9 @@ def load(entry: ModelEntry, cache: DiskCache = OFF) -> ServedModel:
             "input_size", f"the model fails on an input of shape {shape}: {reason}"
         ) from error
     classes = _class_count(said)
-    labels = _checked(entry, given, built, classes, binary=binary)
+    labels = _checked(entry, given, built, said, binary=binary)
+    kind = said.kind
+    assert kind != "features"  # `_reading` refuses it
     fingerprint = fingerprint_of(entry, module, preprocessing, default, labels, reading)
     audited = _audited(entry, fingerprint, layers)
     return ServedModel(
@@ -164,7 +168,7 @@ def load(entry: ModelEntry, cache: DiskCache = OFF) -> ServedModel:
         precision=entry.dtype,
         preprocessing=preprocessing,
         normalise=Normalisation(preprocessing, device),
-        kind=said.kind,
+        kind=kind,
         reading=reading,
         activation=_activation(reading),
         activation_reason=reason,
@@ -181,7 +185,7 @@ def load(entry: ModelEntry, cache: DiskCache = OFF) -> ServedModel:
         batching=found.batching,
         channels_last=found.channels_last,
         head=head,
-        paths=_paths(entry, module, default, said.kind, device, head, reading, kept),
+        paths=_paths(entry, module, default, kind, device, head, reading, kept),
         exact=entry.mode == "auto" and device.type == "cpu",
         kept=kept,
         fingerprint=f"{fingerprint}-{audited.digest[:8]}" if audited else fingerprint,
@@ -213,14 +217,20 @@ def check(entry: ModelEntry) -> None:
             raise entry.mistake(key, f"{entry.path(name)} cannot be read: there is no such file")
 
 
-def _reading(entry: ModelEntry, built: Built, image: torch.Tensor) -> tuple[Reading, str]:
-    """Return how the model's output is read, and the reason for its activation."""
-    given = entry.activation if entry.activation != "auto" else built.activation
-    reading, reason = resolve_reading(built.module, image, Reading(entry.output, given))
-    if given != "auto":
-        by_entry = entry.activation != "auto"
-        reason = "it is set in the model's entry" if by_entry else "problem_type in config.json"
-    return reading, reason
+def _reading(entry: ModelEntry, module: nn.Module, image: torch.Tensor) -> tuple[Reading, str]:
+    """Return how the model's output is read, and the reason for its activation.
+
+    Raises:
+        ConfigError: if the model has no head.
+    """
+    reading, reason = resolve_reading(module, image, Reading(entry.output, entry.activation))
+    if reading.meaning == "features":
+        raise entry.mistake(
+            "source",
+            f"the model has no head that gives scores of classes: {reason}; take a source with a "
+            "head, or explain what makes images alike in Python, by cam.SimilarityTarget",
+        )
+    return reading, reason if entry.activation == "auto" else "it is set in the model's entry"
 
 
 def _activation(reading: Reading) -> Activation:
@@ -251,11 +261,14 @@ def _labels(entry: ModelEntry) -> Labels | None:
 
 
 def _checked(
-    entry: ModelEntry, labels: Labels | None, built: Built, classes: int | None, *, binary: bool
+    entry: ModelEntry, labels: Labels | None, built: Built, said: Output, *, binary: bool
 ) -> Labels:
-    """Return the labels of the model's classes. For a model with one output, the entry may name
-    only the positive class."""
+    """Return the labels of the model's classes, or of a regression's values. For a classifier with
+    one output, the entry may name only the positive class."""
+    classes = _class_count(said)
     if labels is None:
+        if said.kind == "value" and not built.labels:
+            return Labels.of(("value",) if classes == 1 else ())
         labels = Labels.of(built.labels, [name.split(", ") for name in built.labels])
         if binary and len(labels) == 1:
             return _two(labels)
@@ -265,7 +278,8 @@ def _checked(
     if binary and len(labels) == 1:
         return _two(labels)
     if classes is not None and len(labels) != classes:
-        many = f"{entry.labels} has {len(labels)} labels, but the model has {classes} classes"
+        what = "values" if said.kind == "value" else "classes"
+        many = f"{entry.labels} has {len(labels)} labels, but the model has {classes} {what}"
         one = ", a negative and a positive one, for its one output; name both, or the positive one"
         raise entry.mistake("labels", many + one * binary)
     return labels

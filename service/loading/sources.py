@@ -18,10 +18,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from service.core.choices import WantedActivation
 from service.core.errors import one_line
 from service.loading.huggingface import (
-    activation_of,
     check_place,
     config_of,
     is_transformers_model,
@@ -60,8 +58,6 @@ class Built:
     """The authors' names of the classes, if the source provides them."""
     trunk: str = ""
     """Name of the submodule that is searched for the default layer; "" for the whole module."""
-    activation: WantedActivation = "auto"
-    """The activation that the source states; `auto` if it states none."""
 
 
 Source = Callable[[ModelEntry, str, int | None], Built]
@@ -226,7 +222,7 @@ def _huggingface(entry: ModelEntry, what: str, classes: int | None) -> Built:
     preprocessing = prepared(entry, place)
     module = module_of(entry, place, config, classes)
     labels = labels_of(entry, config) if classes is None else ()
-    return Built(module, preprocessing, labels, activation=activation_of(config))
+    return Built(module, preprocessing, labels)
 
 
 def _function(entry: ModelEntry, what: str) -> Callable[[], Any]:

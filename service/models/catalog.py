@@ -81,8 +81,8 @@ class ModelEntry(BaseModel):
         min_length=1,
         description=(
             "`imagenet`, or a file, one label a line; without it ImageNet's if there are 1000 "
-            "classes, else numbers; of a model with one output the labels of the negative and the "
-            "positive class, or of the positive one alone"
+            "classes, else numbers; of a classifier with one output the labels of the negative and "
+            "the positive class, or of the positive one alone"
         ),
     )
     output: Index | Name | None = Field(
@@ -96,9 +96,9 @@ class ModelEntry(BaseModel):
         "auto",
         description=(
             "what makes probabilities of the logits: `softmax`; `sigmoid` of one output, or of "
-            "labels that do not exclude each other; `none` where they are probabilities already; "
-            "`auto`: `none` of a model that ends in a softmax or a sigmoid, else `sigmoid` of one "
-            "output, else `softmax`"
+            "labels that do not exclude each other; `none` where they are probabilities already, "
+            "or values of a regression; `auto`: found out from the outputs for several images, and "
+            "from `problem_type` of Hugging Face's models"
         ),
     )
     layer: str = Field("auto", min_length=1, description="the default target layer")

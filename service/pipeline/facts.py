@@ -48,8 +48,8 @@ def facts_of(drawing: Drawing, answer: Answer, seen: ModelInput) -> Facts:
 
 def predicted(answer: Answer) -> int | None:
     """Return the index of a classifier's best class, or None if the model is no classifier."""
-    logits = answer.prediction.logits
-    return None if logits is None else int(logits.argmax())
+    likely, logits = answer.prediction.probabilities, answer.prediction.logits
+    return None if likely is None or logits is None else int(logits.argmax())
 
 
 def _correct(answer: Answer, number: int, parameters: Parameters) -> bool | None:

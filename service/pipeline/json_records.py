@@ -129,6 +129,7 @@ def describe_target(
     if isinstance(target, SimilarityTarget):
         return schemas.ExplainedTarget(score=score, like=target.layer, against=against)
     index, minus = target.index or 0, target.minus  # every map's target has an index
+    value = explanation.probability is None  # only a regression's output has none
     return schemas.ExplainedTarget(
         index=index,
         label=labels.name(index),
@@ -139,7 +140,7 @@ def describe_target(
         if minus is None
         else schemas.LabelledClass(index=minus, label=labels.name(minus)),
         against=against,
-        of="probability" if target.of == "probability" else None,
+        of="value" if value else "probability" if target.of == "probability" else None,
     )
 
 
@@ -151,8 +152,9 @@ def caption_of(
 ) -> Caption:
     """Return the words that a panel shows beside an explanation."""
     sure = "" if target.probability is None else f"probability {target.probability:.3f} · "
+    number = "value" if target.of == "value" else "score"
     lines = (
-        f"{sure}score {target.score:.4g}",
+        f"{sure}{number} {target.score:.4g}",
         f"{explanation.method} at {explanation.layer} of {model.name}",
         *score_lines(scores),
     )
@@ -166,17 +168,28 @@ def title_of(target: schemas.ExplainedTarget) -> str:
     elif target.like is not None:
         title = f"like the other photo, at {target.like}"
     else:
-        title = target.label or f"class {target.index}"
+        what = "output" if target.of == "value" else "class"
+        title = target.label or f"{what} {target.index}"
         if target.minus is not None:
-            title += f", not {target.minus.label or f'class {target.minus.index}'}"
+            title += f", not {target.minus.label or f'{what} {target.minus.index}'}"
     return f"against: {title}" if target.against else title
 
 
 def predict(
     answer: Answer, model: ModelInfo, seen: ModelInput, instance: Instance[P]
 ) -> schemas.Prediction:
-    """Return the JSON schema object of a model's `top_k` best classes, segments or detections."""
+    """Return the JSON schema object of a model's `top_k` best classes, segments or detections, or
+    of all values of a regression."""
     said, labels, count = answer.prediction, model.labels, instance.parameters.top_k
+    if said.logits is not None and said.probabilities is None:
+        return schemas.Prediction(
+            instance=instance.index,
+            id=instance.id,
+            values=[
+                schemas.Value(index=index, label=labels.name(index), value=value)
+                for index, value in enumerate(said.logits.tolist())
+            ],
+        )
     if said.logits is not None:
         assert said.probabilities is not None
         classes = top_classes(said.logits, said.probabilities, labels, count)
@@ -229,7 +242,8 @@ def _flat_warning(drawing: Drawing, explanation: Explanation) -> str:
         return "the model saw too few of these pixels to show the map on them; try another size"
     what = "zero" if not drawing.inside.any() else "the same"
     target = explanation.target
-    whom = f"class {target.index}" if isinstance(target, ClassTarget) else "the target"
+    named = "output" if explanation.probability is None else "class"
+    whom = f"{named} {target.index}" if isinstance(target, ClassTarget) else "the target"
     both = METHODS[explanation.method].signed and not explanation.signed
     advice = "; signed=true shows what speaks against it, if anything does" if both else ""
     return (

@@ -244,10 +244,16 @@ def target_of(model: ModelInfo, target: OneTarget | None) -> Target:
             f"class {index} ({model.labels.name(index) or 'no label'}) cannot be contrasted with "
             "itself; name another class in 'minus'"
         )
-    if model.kind == "classes" and (target.box or target.mask):
+    if model.kind in ("classes", "value") and (target.box or target.mask):
+        does = "classifies" if model.kind == "classes" else "computes values of"
         raise InvalidTarget(
-            f"model {model.name!r} classifies whole photos; a box or a mask is for segmenters and "
+            f"model {model.name!r} {does} whole photos; a box or a mask is for segmenters and "
             "detectors"
+        )
+    if model.kind == "value" and target.of == "probability":
+        raise InvalidTarget(
+            f"the outputs of model {model.name!r} are values, which have no probability; leave out "
+            "'of'"
         )
     if model.kind == "detections" and (minus is not None or target.mask or target.of != "logit"):
         raise InvalidTarget(
@@ -264,8 +270,9 @@ def _class(model: ModelInfo, target: int | str | NamedClass | None) -> int | Non
     else:
         index = model.labels.meant(str(target))
     if index >= (model.classes or 2**31):
+        what = ("output", "outputs") if model.kind == "value" else ("class index", "classes")
         raise ClassOutOfRange(
-            f"class index {str(index)[:40]} is out of range; model {model.name!r} has classes "
+            f"{what[0]} {str(index)[:40]} is out of range; model {model.name!r} has {what[1]} "
             f"0 to {(model.classes or 2**31) - 1}"
         )
     return index

@@ -134,6 +134,45 @@ def paired() -> nn.Module:
     return Paired(1, -2, 3, 4)
 
 
+class Above(nn.Module):
+    """40 + 10 z."""
+
+    def forward(self, z: Tensor) -> Tensor:
+        return 40 + 10 * z
+
+
+def age() -> nn.Module:
+    """Of a white picture the value 130, which is no probability."""
+    return Headed(1.5, ending=Above())
+
+
+def pose() -> nn.Module:
+    """Of a white picture the values 130, -80 and 70."""
+    return Headed(1.5, -2, 0.5, ending=Above())
+
+
+def hierarchical() -> nn.Module:
+    """Of a white picture two pairs of probabilities, 0.8 and 0.2; 0.7 and 0.3: the second one of
+    the children of the first."""
+
+    class Hierarchy(nn.Module):
+        def forward(self, z: Tensor) -> Tensor:
+            parents, children = z[:, :2].exp(), z[:, 2:].exp()
+            parents = parents / parents.sum(1, keepdim=True)
+            children = children / children.sum(1, keepdim=True)
+            return torch.cat([parents[:, 1:], parents[:, :1] * children], 1)
+
+    return Headed(*(math.log(p) / 6 for p in (0.8, 0.2, 0.7, 0.3)), ending=Hierarchy())
+
+
+def headless() -> nn.Module:
+    """A backbone: its features are pooled, and there is no head."""
+    torch.manual_seed(0)
+    model: nn.Module = torchvision.models.resnet18(weights=None)
+    model.fc = nn.Identity()
+    return model
+
+
 def foreground() -> nn.Module:
     return Foreground()
 
