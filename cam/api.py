@@ -58,6 +58,7 @@ def explain(
     reshape: Reshape | Mapping[str, Reshape] | None = None,
     output: str | int | None = None,
     activation: Activation | Literal["auto"] = "auto",
+    used: bool = False,
 ) -> list[Explanation]:
     """Explain the output of `model` for `images`.
 
@@ -95,6 +96,8 @@ def explain(
             model with one output, or with labels that do not exclude each other; "none" for outputs
             that are probabilities already. "auto" finds it from the model: see
             `cam.outputs.meaning.resolve_reading`.
+        used: whether each explanation records which channels its map lies on, to group photos by
+            what the model used in them: see `Explanation.used`.
 
     Returns:
         Explanations ordered by image, then by method, then by target, then by layer.
@@ -126,7 +129,7 @@ def explain(
             if known and way.at == "layer":
                 meant = [each for name in layers for each in _meant(name, way, known)]
                 names = list(dict.fromkeys(meant))
-            rest = (way.name, tuple(names), budget_of(budget), signed, smooth, fuse)
+            rest = (way.name, tuple(names), budget_of(budget), signed, smooth, fuse, used)
             questions.append([Question(targets, *rest) for targets in asked])
             questions[-1][0].check()
         if any(each[0].in_steps for each in questions):

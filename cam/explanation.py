@@ -46,6 +46,9 @@ class Question:
     fuse: Fusion = "none"
     """`mean` or `max`: one map instead of one for each layer, see `cam.drawing.heatmap.fuse`. Each
     layer's map is first scaled to 0 … 1, or to −1 … 1 if signed."""
+    used: bool = False
+    """Whether an explanation also records which channels its map lies on: `Explanation.used`. A
+    method of many passes, a map at the input and a map of several layers have no such record."""
 
     @property
     def looks_at(self) -> tuple[str, ...]:
@@ -155,6 +158,11 @@ class Explanation:
     """Where the layer's positions lie on the model's input, for a model that resizes, crops, pads,
     mirrors or transposes its input itself. The map has been put there, and is 0 where the model
     does not look. None if the positions cover the input evenly and upright."""
+    used: NDArray[np.float32] | None = None
+    """What the model used, wherever it lies: each channel of the layer's output, averaged over the
+    positions with the map's positive part as weights, float32 (K,). Photos in which the model uses
+    the same thing at different places have similar numbers. Only if the question asks for it; None
+    if the map has no positive part."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
+import numpy as np
+from numpy.typing import NDArray
 from torch import Tensor
 
 from cam.drawing.heatmap import fuse
@@ -36,6 +38,8 @@ class Found:
     """See `Explanation.passes`."""
     placement: Placement | None = None
     """See `Explanation.placement`; `map` is still at the layer's resolution."""
+    used: NDArray[np.float32] | None = None
+    """See `Explanation.used`."""
 
     @property
     def placed(self) -> Map:
@@ -146,6 +150,7 @@ def compose(
                 reached=each.reached,
                 turn=turn,
                 passes=each.passes,
+                used=each.used,
             )
             for name, each in zip(names, good, strict=True)
         ]

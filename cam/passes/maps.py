@@ -6,7 +6,9 @@ from collections import defaultdict
 from collections.abc import Collection, Sequence
 from typing import Protocol
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from cam.errors import CamError, NoGradientPath, NonFinite
@@ -88,10 +90,12 @@ def maps_of(
         maps = maps if signed else maps.relu()
         finite &= maps.isfinite().flatten(1).all(1)
         problem = NonFinite(f"the gradients or activations at layer {layer!r} are not finite")
+        asks = any(questions[item].used for item in members)
+        used = _used(a, maps) if asks else [None] * len(members)
         way = f"smooth={questions[members[0]].smooth}" if eigen else name
         told = [_close(way, layer, ratio, a.dtype) for ratio in _listed(ratios, len(members))]
-        for item, values, good, warnings, any_there in zip(
-            members, maps.cpu().numpy(), finite.tolist(), told, some, strict=True
+        for item, values, good, warnings, any_there, channels in zip(
+            members, maps.cpu().numpy(), finite.tolist(), told, some, used, strict=True
         ):
             found[item][layer] = (
                 Found(
@@ -99,11 +103,29 @@ def maps_of(
                     warnings=warnings,
                     reached=any_there,
                     placement=grids[layer].placement,
+                    used=channels if questions[item].used else None,
                 )
                 if good
                 else problem
             )
     return found
+
+
+def _used(activations: Tensor, maps: Tensor) -> list[NDArray[np.float32] | None]:
+    """Return `Explanation.used` of each item.
+
+    Args:
+        activations: (n, K, h, w).
+        maps: float32 (n, h, w).
+    """
+    heat = maps.relu().flatten(1)
+    sums = heat.sum(1, keepdim=True)
+    shares = heat / sums.where(sums > 0, 1.0)
+    means = torch.einsum("nkp,np->nk", activations.flatten(2).float(), shares)
+    return [
+        values if some and np.isfinite(values).all() else None
+        for values, some in zip(means.cpu().numpy(), (sums > 0).flatten().tolist(), strict=True)
+    ]
 
 
 def of_levels(

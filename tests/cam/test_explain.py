@@ -77,6 +77,28 @@ def test_several_targets_and_layers_come_image_by_image_target_by_target() -> No
         np.testing.assert_allclose(each.map, alone.map, rtol=1e-4, atol=1e-7)
 
 
+def test_what_the_model_used_by_hand() -> None:
+    """Each channel's mean over the positions, weighted by the map."""
+    model, x = small(), images(2)
+    found = explain(model, x, target=2, layer="relu2", used=True)
+    activation = functional.relu(model.conv2(functional.relu(model.conv1(x)))).detach().numpy()
+    for each, channels in zip(found, activation, strict=True):
+        shares = each.map / each.map.sum()
+        assert each.used is not None
+        np.testing.assert_allclose(each.used, (channels * shares).sum((1, 2)), rtol=1e-5)
+    assert all(each.used is None for each in explain(model, x, target=2, layer="relu2"))
+    (mean,) = explain(model, x[:1], layer=["relu1", "relu2"], fuse="mean", used=True)
+    assert mean.used is None
+
+
+def test_an_empty_map_says_nothing_of_what_was_used() -> None:
+    model, x = small(), images(1)
+    with torch.no_grad():
+        model.head.weight.zero_()
+    (found,) = explain(model, x, target=2, layer="relu2", used=True)
+    assert found.used is None
+
+
 def test_a_batch_of_mixed_questions_equals_each_alone() -> None:
     torch.manual_seed(0)
     model = torchvision.models.resnet18().eval()
