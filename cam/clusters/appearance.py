@@ -1,7 +1,9 @@
-"""What a cluster's photos show under its heat: the same thing at one place, one colour."""
+"""What a cluster's photos show under its heat: the same thing at one place, one colour, something
+that the other photos of the class lack."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -9,7 +11,8 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from cam.drawing.heatmap import Float, resize, shrink
+from cam.clusters.discriminant import separability
+from cam.drawing.heatmap import Float, resize
 from cam.errors import InvalidImages
 
 Photos = NDArray[np.uint8]
@@ -21,6 +24,22 @@ OTHERS: Final = 128
 """Most photos of other clusters with which these are compared."""
 COMMON: Final = 1 / 3
 """Largest spread of a pixel, relative to the others', at which the members show the same there."""
+SAME: Final = 1 / 3
+"""Largest spread of the pixels under the heat, relative to the spread elsewhere, of photos that
+show the same thing."""
+DIFFERENT: Final = 0.4
+"""Least spread of the pixels elsewhere, so that the photos are not copies of one photo."""
+STANDS_OUT: Final = 1.0
+"""Least difference between the shifts of the pixels under the heat and elsewhere, in standard
+deviations, of a place that stands out."""
+ELSEWHERE: Final = 0.75
+"""Largest shift of the pixels elsewhere, in standard deviations, of photos that are as others
+but for what lies under the heat."""
+UNLIKE: Final = 0.85
+"""Least `Appearance.unlike` of a place that stands out."""
+EDGES: Final = 8.0
+"""Factor of the differences between neighbouring pixels: the sum of the weights of Sobel's
+operator."""
 LEAST_SPREAD: Final = 4.0
 """Least spread of the other photos at a pixel, in grey levels 0 … 255. Where they hardly differ,
 such as in black bars, equal pixels prove nothing."""
@@ -38,6 +57,45 @@ class Appearance:
     colour: float
     """Spread of the mean colour under each member's own heat, relative to the same of the other
     photos. 0 if the heat lies on the same colour in most members."""
+    shift: float
+    """How far the members' photos are, under the heat, from the other photos at the same place, in
+    standard deviations: the 95 % quantile of the shifts (see `shifts`) of the hot pixels. A
+    translucent mark shifts pixels that differ as much as before."""
+    shift_outside: float
+    """The 75 % quantile of the other pixels. About as large as `shift` if the photos are of another
+    kind altogether, such as other exposures."""
+    error: float
+    """Two standard errors of a shift."""
+    unlike: float
+    """How well the members are told from the other photos by what lies under each photo's own heat,
+    wherever that is: `discriminant.separability`. 0.5 if the heat lies on the same kind of thing as
+    in other photos, such as the object; 1 if it always lies on something else."""
+
+    @property
+    def copies(self) -> bool:
+        """Whether the photos are copies or crops of one photo."""
+        return self.outside < DIFFERENT
+
+    @property
+    def same_thing(self) -> bool:
+        """Whether the photos show the same thing under the heat and differ elsewhere."""
+        return not self.copies and self.inside <= SAME * self.outside
+
+    @property
+    def another_kind(self) -> bool:
+        """Whether the photos differ from the others elsewhere, too: another kind of photo, such as
+        other exposures, a scanner's photos or another object."""
+        return self.shift_outside > ELSEWHERE
+
+    @property
+    def stands_out(self) -> bool:
+        """Whether the photos differ from the others at this place, more than elsewhere, and under
+        their heat is not what the heat of the others lies on."""
+        return (
+            not self.copies
+            and self.shift - self.error - self.shift_outside >= STANDS_OUT
+            and self.unlike >= UNLIKE
+        )
 
 
 def appearance(heat: Float, photos: Photos, other_heat: Float, other_photos: Photos) -> Appearance:
@@ -49,11 +107,17 @@ def appearance(heat: Float, photos: Photos, other_heat: Float, other_photos: Pho
     """
     place = resize(hot_place(heat).astype(np.float32), *photos.shape[1:3]) >= 0.5
     found = spreads(photos, other_photos)
+    moved = shifts(_with_edges(photos), _with_edges(other_photos))
+    under, other_under = _under(photos, heat), _under(other_photos, other_heat)
     beside = found[~place]
     return Appearance(
         inside=float(np.quantile(found[place], 0.05)) if place.any() else 1.0,
         outside=float(np.quantile(beside, 0.10)) if beside.size else 0.0,
-        colour=float(spreads(_colours(photos, heat), _colours(other_photos, other_heat))),
+        colour=float(spreads(under[:, :3], other_under[:, :3])),
+        shift=float(np.quantile(moved[place], 0.95)) if place.any() else 0.0,
+        shift_outside=float(np.quantile(moved[~place], 0.75)) if beside.size else 0.0,
+        error=2 * math.sqrt(1 / len(photos) + 1 / len(other_photos)),
+        unlike=separability(*_scaled(under, other_under)),
     )
 
 
@@ -62,7 +126,7 @@ def alike(heat: Float, photos: Photos, other_photos: Photos) -> NDArray[np.bool_
 
     Of the hot pixels, those are compared that differ least among the members: at most `COMMON`
     times as much as among the other photos. A photo shows the same if its mean distance there from
-    the members' median is at most half of the median distance of the other photos.
+    the members' median is nearer to the median distance of the members than of the other photos.
 
     Args:
         heat: the maps of the photos, float32 (m, h, w), 0 … 1.
@@ -76,7 +140,7 @@ def alike(heat: Float, photos: Photos, other_photos: Photos) -> NDArray[np.bool_
     middle = np.median(levels, axis=0)
     distances = np.abs(levels - middle).mean((1, 2))
     control = np.abs(other_photos[:, common].astype(np.float32) - middle).mean((1, 2))
-    found: NDArray[np.bool_] = distances <= np.median(control) / 2
+    found: NDArray[np.bool_] = distances <= (np.median(distances) + np.median(control)) / 2
     return found
 
 
@@ -111,13 +175,56 @@ def _deviation(values: Photos | Float) -> Float:
     return np.asarray(np.median(np.abs(levels - middle), axis=0).mean(-1), np.float32)
 
 
-def _colours(photos: Photos, heat: Float) -> Float:
-    """Return the mean colour of each photo, weighted by its heat: float32 (m, 3), 0 … 255."""
-    height, width = heat.shape[1:]
-    small = np.stack([shrink(each, height, width) for each in photos.astype(np.float32)])
-    weights = heat / heat.sum((1, 2), keepdims=True)
-    colours: Float = np.einsum("mhw,mhwc->mc", weights, small)
-    return colours
+def shifts(members: Photos | Float, others: Photos | Float) -> Float:
+    """Return how far the members' mean is from the others' mean: the difference divided by the root
+    of the mean variance of the two groups, of the channel in which this is largest. The variances
+    are at least `LEAST_SPREAD`².
+
+    Args:
+        members, others: (count, …, channels), 0 … 255.
+
+    Returns:
+        float32 (…).
+    """
+    mine, control = (each.astype(np.float32) for each in (members, others))
+    spread = np.maximum((mine.var(0) + control.var(0)) / 2, LEAST_SPREAD**2)
+    return np.asarray(
+        (np.abs(mine.mean(0) - control.mean(0)) / np.sqrt(spread)).max(-1), np.float32
+    )
+
+
+def _scaled(members: Float, others: Float) -> tuple[Float, Float]:
+    """Return the rows with the mean 0 and the standard deviation 1 in each column."""
+    both = np.concatenate([members, others])
+    scaled = (both - both.mean(0)) / np.maximum(both.std(0), 1e-6)
+    return scaled[: len(members)], scaled[len(members) :]
+
+
+def _with_edges(photos: Photos) -> Float:
+    """Return the photos with the strength of their edges as a fourth channel, float32 (m, H, W,
+    4): a pattern of several colours may have the mean colour of what it covers."""
+    return np.concatenate([photos.astype(np.float32), _edges(photos)[..., None]], axis=-1)
+
+
+def _edges(photos: Photos) -> Float:
+    grey = photos.mean(-1, dtype=np.float32)
+    down, across = np.gradient(grey, axis=(1, 2))
+    return np.asarray(EDGES * np.hypot(down, across), np.float32)
+
+
+def _under(photos: Photos, heat: Float) -> Float:
+    """Return what lies under each photo's own heat: the mean colour, the standard deviation of the
+    brightness and the mean strength of the edges, float32 (m, 5)."""
+    size = photos.shape[1:3]
+    weights = np.stack([resize(each**2, *size) for each in heat])
+    weights /= weights.sum((1, 2), keepdims=True)
+    levels = photos.astype(np.float32)
+    grey = levels.mean(-1)
+    colours = np.einsum("mhw,mhwc->mc", weights, levels)
+    means = (weights * grey).sum((1, 2))
+    variances = np.maximum((weights * grey**2).sum((1, 2)) - means**2, 0)
+    edges = (weights * _edges(photos)).sum((1, 2))
+    return np.column_stack([colours, np.sqrt(variances), edges]).astype(np.float32)
 
 
 class Thumbnails:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,9 +19,10 @@ from cam.clusters.appearance import (
     appearance,
     hot_place,
 )
+from cam.clusters.discriminant import separation
 from cam.clusters.embedding import embed
 from cam.clusters.graph import affinity, distributions, neighbour_count
-from cam.clusters.grid import on_one_grid
+from cam.clusters.grid import Gridded, on_one_grid
 from cam.clusters.spectral import conductances, eigengap, partition, spectrum
 from cam.clusters.suspects import (
     LEAST_MEMBERS,
@@ -30,11 +31,11 @@ from cam.clusters.suspects import (
     Reason,
     border_shares,
     foreign_heat,
-    relative,
     unsteadiness,
 )
+from cam.clusters.use import principal, shares_of_use
 from cam.drawing.heatmap import Float
-from cam.errors import InvalidImages
+from cam.errors import InvalidImages, InvalidOption
 
 if TYPE_CHECKING:
     from scipy.sparse import csr_array
@@ -110,7 +111,12 @@ class Clusters:
 
 
 def find_clusters(
-    maps: Iterable[Float], photos: Sequence[Photos | None] | None = None, seed: int = 0
+    maps: Iterable[Float],
+    photos: Sequence[Photos | None] | None = None,
+    seed: int = 0,
+    *,
+    used: Sequence[Float | None] | None = None,
+    by: Literal["place", "use"] = "place",
 ) -> Clusters:
     """Cluster the maps of one class by spectral relevance analysis (SpRAy; Lapuschkin et al.,
     Nature Communications 2019) and find the clusters that suggest a cheat: a model that looks at a
@@ -132,12 +138,22 @@ def find_clusters(
             each once, so that the sequence may make them when it is asked. Without photos only the
             maps are evidence, and fewer cheats are found.
         seed: of k-means, of t-SNE and of the choice of photos.
+        used: `Explanation.used` of each map, float32 (K,), if it was recorded. It is evidence if
+            each map that shows something has one; otherwise it is ignored.
+        by: "place" connects photos whose maps have their heat at the same places; "use" photos in
+            which the model used the same channels, wherever they lie. The latter shows a mark at
+            varying places, a flare or a grey veil, but also kinds of the object.
 
     Raises:
         InvalidImages: if a map is not (h, w), if the numbers of maps and photos differ, or if a
             thumbnail that was read is not uint8 (H, W, 3) of the first one's size.
+        InvalidOption: if `used` has not one vector of the same size for each map, or is missing
+            where the photos are to be grouped by it.
     """
     gridded = on_one_grid(maps)
+    shares = _shares(used, gridded)
+    if by == "use" and shares is None:
+        raise InvalidOption("by is 'use', which needs what was used for each map")
     if photos is not None and len(photos) != gridded.count:
         raise InvalidImages(f"there are {len(photos)} photos for {gridded.count} maps")
     # Sums of several threads are added in another order in every run. Only libraries that are
@@ -149,7 +165,22 @@ def find_clusters(
     from threadpoolctl import threadpool_limits
 
     with threadpool_limits(1):
-        return _Search(gridded.maps, gridded.kept, gridded.count, photos, seed).run()
+        return _Search(gridded, photos, seed, shares, by).run()
+
+
+def _shares(used: Sequence[Float | None] | None, gridded: Gridded) -> Float | None:
+    """Return `shares_of_use` of the maps that show something; None if it is not known for each."""
+    if used is None:
+        return None
+    if len(used) != gridded.count:
+        raise InvalidOption(f"used has {len(used)} vectors for {gridded.count} maps")
+    found = [values for each in gridded.kept if (values := used[each]) is not None]
+    if len(found) < len(gridded.kept) or not found:
+        return None
+    sizes = {np.shape(each) for each in found}
+    if len(sizes) > 1 or len(next(iter(sizes))) != 1:
+        raise InvalidOption(f"used has vectors of the shapes {sorted(sizes)}; one (K,) is needed")
+    return shares_of_use(found)
 
 
 def too_few(count: int) -> str:
@@ -163,19 +194,20 @@ class _Search:
 
     def __init__(
         self,
-        maps: Float,
-        kept: Numbers,
-        count: int,
+        gridded: Gridded,
         photos: Sequence[Photos | None] | None,
         seed: int,
+        use: Float | None,
+        by: Literal["place", "use"],
     ) -> None:
-        self.maps, self.kept, self.count, self.seed = maps, kept, count, seed
+        maps = gridded.maps
+        self.maps, self.kept, self.count, self.seed = maps, gridded.kept, gridded.count, seed
         self.photos = None if photos is None else Thumbnails(photos, seed)
-        self.points = distributions(maps)
+        self.by_use = by == "use"
+        self.points = use if self.by_use and use is not None else distributions(maps)
+        self.use = None if use is None or len(use) < FEWEST else principal(use)
         self.shares = maps / maps.sum((1, 2), keepdims=True)
         self.borders = border_shares(maps)
-        self.usual: list[float] = []
-        """Unsteadiness of the clusters of the finest division."""
 
     def run(self) -> Clusters:
         size = len(self.maps)
@@ -189,8 +221,6 @@ class _Search:
         most = size // LEAST_MEAN
         counts = sorted({chosen, *(each for each in COUNTS if each <= most)})
         divisions = {each: partition(found.vectors, each, self.seed) for each in counts}
-        finest = divisions[counts[-1]]
-        self.usual = [unsteadiness(self.maps[finest == each]) for each in np.unique(finest)]
         labels, evidence = self._with_suspects(graph, divisions, chosen)
         return self._result(labels, graph, found.eigenvalues, chosen, None, evidence)
 
@@ -199,8 +229,8 @@ class _Search:
     ) -> tuple[Numbers, dict[int, Evidence]]:
         """Return the division at the eigengap, in which each suspect cluster of any division is a
         cluster of its own, and the evidence of these. Of suspects that overlap, the one with the
-        highest suspicion counts. Members whose photos lack what the others show under the heat are
-        left out."""
+        lowest conductance counts: a part of a group has the rest of it as neighbours. Members whose
+        photos lack what the others show under the heat are left out."""
         suspects = []
         for count, labels in divisions.items():
             evidence = self._evidence(graph, labels, count)
@@ -211,7 +241,7 @@ class _Search:
         found = {}
         taken = np.zeros(len(combined), bool)
         for number, (each, members) in enumerate(
-            sorted(suspects, key=lambda suspect: -suspect[0].suspicion), chosen
+            sorted(suspects, key=lambda suspect: suspect[0].conductance), chosen
         ):
             if (taken & members).any():
                 continue
@@ -252,7 +282,6 @@ class _Search:
         for number in np.unique(labels).tolist():
             members = labels == number
             hot = hot_place(self.maps[members])
-            spread = unsteadiness(self.maps[members])
             beside = float(self.borders[~members].mean()) if not members.all() else 0.0
             found[number] = Evidence(
                 size=int(members.sum()),
@@ -260,10 +289,13 @@ class _Search:
                 conductance=float(leaving[number]),
                 foreign=foreign_heat(self.shares, members, hot),
                 hot=int(hot.sum()),
-                unsteadiness=spread,
-                relative_unsteadiness=relative(spread, self.usual),
+                unsteadiness=unsteadiness(self.maps[members]),
                 border=float(self.borders[members].mean()) / beside if beside else 1.0,
                 appearance=None,
+                apart=None
+                if self.use is None
+                else separation(self.use[members], self.use[~members]),
+                by_use=self.by_use,
             )
             if self.photos is not None and found[number].worth_a_look:
                 found[number] = replace(found[number], appearance=self._look(members))

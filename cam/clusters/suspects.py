@@ -7,27 +7,37 @@ things come together:
 - it is of a fair size: at least `LEAST_MEMBERS` maps and at most half of the class;
 - it is separate: its conductance in the graph of similar maps is at most `SEPARATE`;
 - its place is its own: at the places where it is hot, other maps have at most `OWN` of its heat;
-- and there is evidence of one cause at one place. Either the photos show the same thing under the
-  heat and differ elsewhere (`SAME`, `DIFFERENT`). Or, as photos may be missing and a watermark may
-  be translucent, the maps alone are extraordinary: they have the same pattern there, much more
-  alike than those of the class's other clusters (`STEADY`, `STEADIER`), at the border
-  (`AT_BORDER`), and are nearly cut off from other maps (`CUT_OFF`). An object that lies here and
-  there by a few pixels makes patterns that differ. Maps of photos that are known to be copies or
-  crops of one photo are no evidence.
+- and there is evidence that one cause lies there, which is not what other maps lie on. There are
+  four kinds, each of which is enough:
+
+  - the photos show the same thing under the heat and differ elsewhere (`Appearance.same_thing`);
+  - the photos differ from others at this place, more than elsewhere, and what lies under their heat
+    is not what lies under the heat of the others (`Appearance.stands_out`): a translucent mark,
+    artefacts of a compression, digits that vary;
+  - the model used something else (`APART`): Fisher's discriminant tells the members from other
+    photos by the channels on which their maps lie (`Explanation.used`), as Anders et al. rank
+    clusters ("Finding and removing Clever Hans", Information Fusion 2022). Objects at one place
+    are not told from the same objects at other places. The photos must be at hand, and as others
+    elsewhere (`Appearance.another_kind`), as kinds of photos are told from each other, too;
+  - the maps alone, as photos may be missing: they are separate and of one pattern at the same time
+    (`REGULAR`). Objects make separate clusters whose patterns differ, or small parts of these with
+    patterns that are alike but have neighbours.
+
+A cluster of photos in which the model used similar channels needs no place of its own, if it is far
+apart (`FAR_APART`): this finds marks at varying places.
+
+Photos that are known to be copies or crops of one photo are no evidence, and neither are their
+maps.
 
 Of a cluster whose photos show the same thing, members whose photos lack it are left out.
 
-The thresholds were set on Grad-CAM's maps of clean photos and of photos with a planted watermark
-(seeds 0 to 5 of `python -m bench.clusters`), and tried on others (seeds 6 to 13). In the
-clusters that were found the pixels' spread is 0.00, and in others 0.5 or more, except among crops
-of one photo; the unsteadiness is 0.02 to 0.08, and of clean clusters that meet the first three
-conditions 0.05 or more.
+The thresholds were set on four kinds of marks (tag, text, tape, offset) and tried on others: see
+`python -m bench.clusters --only shortcuts`. `docs/batch-and-jobs.md` has the figures.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, Literal
 
@@ -37,24 +47,32 @@ from numpy.typing import NDArray
 from cam.clusters.appearance import Appearance, hot_place
 from cam.drawing.heatmap import Float, border
 
-Reason = Literal["isolated", "own place", "same pattern", "same thing", "one colour", "border"]
+Reason = Literal[
+    "isolated",
+    "own place",
+    "same pattern",
+    "same thing",
+    "stands out",
+    "other use",
+    "one colour",
+    "border",
+]
 
 LEAST_MEMBERS: Final = 8
 ISOLATED: Final = 0.1
 SEPARATE: Final = 0.2
 """Largest conductance at which photos that show the same thing are evidence."""
-OWN: Final = 1 / 3
-CUT_OFF: Final = 0.05
-STEADY: Final = 0.08
-STEADIER: Final = 0.5
-"""Largest unsteadiness, relative to the median of the class's clusters in the finest division."""
-LEAST_HOT: Final = 6
+OWN: Final = 0.6
+APART: Final = 3.0
+"""Least separation of what the model used in a cluster of similar maps, in standard deviations."""
+FAR_APART: Final = 6.0
+"""The same of a cluster of similar uses, wherever the maps have their heat. The clusters are chosen
+for their separation, and kinds of objects have up to 5.4."""
+REGULAR: Final = 0.0015
+"""Largest conductance times unsteadiness of maps that are evidence without photos."""
+LEAST_HOT: Final = 3
 """Least number of hot positions of which a pattern can be compared: with one position, every
 pattern is the same."""
-SAME: Final = 1 / 3
-"""Largest spread of the pixels under the heat, relative to the spread of the others."""
-DIFFERENT: Final = 0.4
-"""Least spread of the pixels elsewhere, so that the photos are not copies of one photo."""
 ONE_COLOUR: Final = 1 / 3
 AT_BORDER: Final = 1.4
 """Least share of the heat near the border, relative to the class's other maps."""
@@ -64,6 +82,8 @@ SENTENCES: Final[dict[Reason, str]] = {
     "own place": "the heat lies where other maps of the class have little",
     "same pattern": "the heat has one pattern at one fixed place",
     "same thing": "the photos show the same thing under the heat and differ elsewhere",
+    "stands out": "the photos show something there that other photos of the class lack",
+    "other use": "the model used something there that it uses in no other photo of the class",
     "one colour": "the heat lies on one colour",
     "border": "the heat lies at the border more than in other maps of the class",
 }
@@ -86,13 +106,15 @@ class Evidence:
     """Number of its hot positions, at least 1."""
     unsteadiness: float
     """How much its maps' patterns differ there, at least 0: see `unsteadiness`."""
-    relative_unsteadiness: float
-    """The same, divided by the median of the class's clusters in the finest division; inf if there
-    is no such median."""
     border: float
     """Mean share of its maps' heat near the border, relative to other maps'."""
     appearance: Appearance | None
     """None without photos, or if other conditions are not met, so that no photo was read."""
+    apart: float | None = None
+    """How far what the model used is from what it used in other photos of the class:
+    `discriminant.separation`. None if it is not known."""
+    by_use: bool = False
+    """Whether the cluster is one of similar uses, and not of similar maps."""
 
     @property
     def worth_a_look(self) -> bool:
@@ -101,26 +123,39 @@ class Evidence:
             self.size >= LEAST_MEMBERS
             and self.share <= 0.5
             and self.conductance <= SEPARATE
-            and self.foreign <= OWN
+            and (self.foreign <= OWN or self._far_apart)
         )
+
+    @property
+    def _far_apart(self) -> bool:
+        return self.apart is not None and self.apart >= FAR_APART
 
     @property
     def same_pattern(self) -> bool:
-        return (
-            self.hot >= LEAST_HOT
-            and self.unsteadiness <= STEADY
-            and self.relative_unsteadiness <= STEADIER
-        )
+        """Whether the maps are separate and of one pattern, and not of another kind of photo."""
+        if self.appearance is not None and self.appearance.another_kind:
+            return False
+        return self.hot >= LEAST_HOT and self.conductance * self.unsteadiness <= REGULAR
 
     @property
     def same_thing(self) -> bool:
+        return self.appearance is not None and self.appearance.same_thing
+
+    @property
+    def stands_out(self) -> bool:
+        return self.appearance is not None and self.appearance.stands_out
+
+    @property
+    def other_use(self) -> bool:
         seen = self.appearance
-        return seen is not None and not self.copies and seen.inside <= SAME * seen.outside
+        if self.apart is None or seen is None or seen.another_kind or seen.copies:
+            return False
+        return self.apart >= (FAR_APART if self.by_use else APART)
 
     @property
     def copies(self) -> bool:
         """Whether the photos are known to be copies or crops of one photo."""
-        return self.appearance is not None and self.appearance.outside < DIFFERENT
+        return self.appearance is not None and self.appearance.copies
 
     @property
     def at_border(self) -> bool:
@@ -128,20 +163,24 @@ class Evidence:
 
     @property
     def suspect(self) -> bool:
-        extraordinary = self.same_pattern and self.at_border and self.conductance <= CUT_OFF
-        return self.worth_a_look and (self.same_thing or (extraordinary and not self.copies))
+        caused = self.same_thing or self.stands_out or self.same_pattern
+        own = self.foreign <= OWN and caused and not self.copies
+        return self.worth_a_look and (own or self.other_use)
 
     @property
     def suspicion(self) -> float:
-        """A number to sort clusters by, 0 … 1: (1 − conductance) (1 − foreign) times the stronger
-        evidence of one cause: 1 − unsteadiness, or 1 − inside / outside. Half of it unless the
-        cluster is suspect, so that suspects come first."""
-        steady = max(1 - self.unsteadiness, 0.0) if self.hot >= LEAST_HOT else 0.0
-        seen, same = self.appearance, 0.0
-        if seen is not None and not self.copies:
-            same = max(1 - seen.inside / seen.outside, 0.0)
-        own = max(1 - self.foreign, 0.0)
-        found = (1 - self.conductance) * own * max(steady, same)
+        """A number to sort clusters by, 0 … 1: (1 − conductance) (1 − foreign) times the strongest
+        evidence of one cause: 1 − unsteadiness, 1 − inside / outside, or 2 unlike − 1 of a place
+        that stands out; or (1 − conductance) apart / (3 + apart), if that is more. Half of it
+        unless the cluster is suspect, so that suspects come first."""
+        evidence = [max(1 - self.unsteadiness, 0.0) if self.hot >= LEAST_HOT else 0.0]
+        seen = self.appearance
+        if seen is not None and not seen.copies:
+            evidence.append(max(1 - seen.inside / seen.outside, 0.0))
+            evidence.append(2 * seen.unlike - 1 if seen.stands_out else 0.0)
+        own = max(1 - self.foreign, 0.0) * max(evidence)
+        use = max(self.apart or 0.0, 0.0)
+        found = (1 - self.conductance) * max(own, use / (APART + use))
         return (1 + found) / 2 if self.suspect else found / 2
 
     @property
@@ -153,10 +192,12 @@ class Evidence:
         seen = self.appearance
         holds: dict[Reason, bool] = {
             "same thing": self.same_thing,
+            "stands out": self.stands_out,
+            "other use": self.other_use,
             "same pattern": self.same_pattern,
             "own place": self.foreign <= OWN,
             "border": self.at_border,
-            "one colour": seen is not None and not self.copies and seen.colour <= ONE_COLOUR,
+            "one colour": seen is not None and not seen.copies and seen.colour <= ONE_COLOUR,
             "isolated": self.conductance <= ISOLATED,
         }
         return tuple(reason for reason, true in holds.items() if true)
@@ -205,10 +246,3 @@ def border_shares(maps: Float) -> NDArray[np.float64]:
     """Return the share of each map's heat near its border, float64 (m,): see
     `cam.drawing.heatmap.border`."""
     return np.array([border(each) for each in maps])
-
-
-def relative(value: float, values: Sequence[float]) -> float:
-    """Return an unsteadiness divided by the median of all clusters'; inf with fewer than three
-    clusters, or if the median is 0."""
-    middle = float(np.median(values)) if len(values) > 2 else 0.0
-    return value / middle if middle else math.inf

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
 
 import numpy as np
 
-from cam.clusters import FEWEST, Cluster, Clusters, find_clusters
+from cam.clusters import FEWEST, Cluster, Clusters, OwnPlace, find_clusters, own_places
 from cam.drawing.heatmap import Box
 from service.batch.inputs import Inputs
 from service.batch.report_census import ClassCount, ClassKey, class_of
@@ -64,6 +64,8 @@ class ClassClusters:
     found: Clusters
     looked: bool
     """Whether photos could be read, but for `found.unreadable` of them."""
+    place: OwnPlace | None = None
+    """The place of the frame at which this class alone looks, if there is one."""
 
     @property
     def suspects(self) -> int:
@@ -113,6 +115,8 @@ class ClustersPortrait:
     """Number of maps that were clustered."""
     note: str | None
     """Why the maps were not split, so that no cluster was tested; None if they were."""
+    place: str | None
+    """Sentence about the place of the frame at which this class alone looks, if there is one."""
     clusters: tuple[ClusterPortrait, ...]
     dots: tuple[tuple[int, str], ...]
     """Colour of a cluster, and an SVG path with a dot for each of its maps, in 0 … 100."""
@@ -134,8 +138,8 @@ class ClustersPortrait:
 def cluster_classes(
     rows: Iterable[Row], classes: Sequence[ClassCount], inputs: Inputs | None, most: int
 ) -> list[ClassClusters]:
-    """Find the clusters of each class of at least `cam.clusters.FEWEST` images. Of an image, only
-    the first map of the class counts.
+    """Find the clusters of each class of at least `cam.clusters.FEWEST` images, and the places of
+    the frame at which one class alone looks. Of an image, only the first map of the class counts.
 
     Args:
         rows: rows of the manifest with their maps, read once.
@@ -145,21 +149,32 @@ def cluster_classes(
             is room for, evenly spaced.
 
     Returns:
-        The classes, those with the most suspicious clusters first, then in the given order.
+        The classes, those with a place of their own first, then those with the most suspicious
+        clusters, then in the given order.
     """
     large = {each.key: each for each in classes if each.images >= FEWEST}
     sample = Sample({key: each.images for key, each in large.items()}, most)
     kept = _collected(rows, large, sample)
-    found = []
-    for position, count in enumerate(classes):
-        if count.key in kept:
-            maps = kept[count.key]
-            photos = None if inputs is None else Photos(inputs, maps.ids, maps.boxes)
-            found.append(_clustered(position, count, maps, photos))
+    photos = {
+        key: None if inputs is None else Photos(inputs, maps.ids, maps.boxes)
+        for key, maps in kept.items()
+    }
+    places = own_places([(maps.maps, photos[key]) for key, maps in kept.items()])
+    place_of = {list(kept)[each.class_]: each for each in places}
+    found = [
+        replace(
+            _clustered(position, count, kept[count.key], photos[count.key]),
+            place=place_of.get(count.key),
+        )
+        for position, count in enumerate(classes)
+        if count.key in kept
+    ]
+    return sorted(found, key=_rank)
+
+
+def _rank(found: ClassClusters) -> tuple[bool, float]:
     # The first cluster of a class is the most suspicious one.
-    return sorted(
-        found, key=lambda each: -each.found.clusters[0].suspicion if each.suspects else 0.0
-    )
+    return found.place is None, -found.found.clusters[0].suspicion if found.suspects else 0.0
 
 
 def _collected(
@@ -263,6 +278,7 @@ def portray(classes: Sequence[ClassClusters], output: Path, page: Path) -> list[
                 name=each.count.key.name,
                 maps=int((each.found.labels >= 0).sum()),
                 note=each.found.note,
+                place=each.place and _sentence(each.place.sentence(each.count.key.name)),
                 clusters=clusters,
                 dots=() if each.found.note else tuple(_dots(each.found)),
             )
@@ -274,19 +290,23 @@ def _portrait(
     number: int, cluster: Cluster, maps: ClassRows, output: Path, page: Path, pictures: bool
 ) -> ClusterPortrait:
     shown = cluster.prototypes.tolist() if pictures else []
-    why = "; ".join(cluster.sentences)
     return ClusterPortrait(
         number=number,
         maps=len(cluster.members),
         share=cluster.evidence.share,
         suspect=cluster.suspect,
-        why=f"{why[:1].upper()}{why[1:]}." if why else "",
+        why=_sentence("; ".join(cluster.sentences)),
         mean=draw_map(cluster.mean),
         prototypes=tuple(
             Prototype(maps.rows[each], maps.ids[each], _picture(maps, each, output, page))
             for each in shown
         ),
     )
+
+
+def _sentence(words: str) -> str:
+    """Return words as a sentence; empty if there are none."""
+    return f"{words[:1].upper()}{words[1:]}." if words else ""
 
 
 def _picture(maps: ClassRows, number: int, output: Path, page: Path) -> str:

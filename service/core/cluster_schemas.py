@@ -65,6 +65,24 @@ class MapCluster(Open):
     )
 
 
+class OwnPlace(Open):
+    """A place of the frame at which most maps of one class lie, and hardly any of another class."""
+
+    sentence: str = Field(
+        description="What was found, as a sentence without a full stop.",
+        examples=["all 40 maps of 'triangle' look at the bottom left, where no other class looks"],
+    )
+    where: str = Field(description="The place in words.", examples=["at the bottom left"])
+    place: ClusterPlace
+    items: list[str] = Field(
+        description="The items whose maps lie there.", examples=[["cats/a.jpg", "cats/b.jpg"]]
+    )
+    numbers: list[int] = Field(
+        description="Of each of these items, which of its explanations it is, from 0.",
+        examples=[[0, 0]],
+    )
+
+
 class ClustersOfClass(Open):
     model_config = ConfigDict(frozen=True, serialize_by_alias=True, validate_by_name=True)
 
@@ -72,6 +90,13 @@ class ClustersOfClass(Open):
     maps: int = Field(description="Number of its maps, one of each item.", examples=[312])
     note: str | None = Field(
         None, description="Why the maps are not split into clusters; absent if they are."
+    )
+    own_place: OwnPlace | None = Field(
+        None,
+        description=(
+            "The place of the frame at which this class alone looks, such as a mark on most of its "
+            "photos; absent if there is none. It is a reason to look at the photos, and no proof."
+        ),
     )
     clusters: list[MapCluster]
 

@@ -6,14 +6,23 @@ import base64
 import io
 import json
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import numpy as np
 from cachetools import LRUCache
 from PIL import Image
 
-from cam.clusters import FEWEST, Cluster, Clusters, find_clusters, reduced, too_few
+from cam.clusters import (
+    FEWEST,
+    Cluster,
+    Clusters,
+    OwnPlace,
+    find_clusters,
+    own_places,
+    reduced,
+    too_few,
+)
 from cam.drawing.heatmap import Float
 from service.core.cluster_schemas import (
     ClusteredClass,
@@ -22,6 +31,7 @@ from service.core.cluster_schemas import (
     JobClusters,
     MapCluster,
 )
+from service.core.cluster_schemas import OwnPlace as PlaceSchema
 from service.core.schemas import ExplainedTarget
 from service.jobs.errors import NoMaps
 from service.jobs.folder import Folder
@@ -51,6 +61,8 @@ class Found:
     maps: ClassMaps
     clusters: Clusters | None
     """None if the class has too few maps."""
+    place: OwnPlace | None = None
+    """The place of the frame at which this class alone looks, if there is one."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -119,7 +131,10 @@ class Clusterings:
             if not maps:
                 why = f"{job.failed} of its {job.total} items failed" if job.failed else "no item"
                 raise NoMaps(f"job {job.id} has no maps: {why}, and none is explained")
-            classes = sorted((_clustered(key, each) for key, each in maps.items()), key=_rank)
+            classes = [_clustered(key, each) for key, each in maps.items()]
+            for place in own_places([(each.maps.maps, None) for each in classes]):
+                classes[place.class_] = replace(classes[place.class_], place=place)
+            classes.sort(key=_rank)
             found = self._known[job.id] = Clustering(classes, explained, read)
         return found
 
@@ -196,11 +211,12 @@ def _clustered(key: Key, maps: ClassMaps) -> Found:
     return Found(key, maps, find_clusters(maps.maps) if len(maps.ids) >= FEWEST else None)
 
 
-def _rank(found: Found) -> tuple[float, int, str]:
-    """Return what classes are sorted by: the most suspicious one first, then the largest."""
+def _rank(found: Found) -> tuple[bool, float, int, str]:
+    """Return what classes are sorted by: those with a place of their own first, then the most
+    suspicious one, then the largest."""
     clusters = found.clusters.clusters if found.clusters else ()
     suspicion = max((each.suspicion for each in clusters if each.suspect), default=0.0)
-    return -suspicion, -len(found.maps.ids), found.key.label
+    return found.place is None, -suspicion, -len(found.maps.ids), found.key.label
 
 
 def _describe(found: Found) -> ClustersOfClass:
@@ -213,7 +229,20 @@ def _describe(found: Found) -> ClustersOfClass:
         class_=ClusteredClass(index=found.key.index, label=found.key.label),
         maps=count,
         note=note,
+        own_place=None if found.place is None else _place(found.place, found),
         clusters=[_cluster(number, each, found.maps) for number, each in enumerate(clusters)],
+    )
+
+
+def _place(place: OwnPlace, of: Found) -> PlaceSchema:
+    members = place.members.tolist()
+    x, y = place.place
+    return PlaceSchema(
+        sentence=place.sentence(of.key.label),
+        where=place.where,
+        place=ClusterPlace(x=round(x, DIGITS), y=round(y, DIGITS)),
+        items=[of.maps.ids[each] for each in members],
+        numbers=[of.maps.numbers[each] for each in members],
     )
 
 

@@ -17,6 +17,7 @@ from cam.clusters.appearance import (
     alike,
     appearance,
     hot_place,
+    shifts,
     spreads,
 )
 from cam.clusters.suspects import (
@@ -24,7 +25,6 @@ from cam.clusters.suspects import (
     Evidence,
     border_shares,
     foreign_heat,
-    relative,
     unsteadiness,
 )
 from cam.drawing.heatmap import Float
@@ -70,14 +70,6 @@ def test_unsteadiness_without_heat() -> None:
     assert unsteadiness(of([[0, 0]], [[0, 0]], [[1, 1]])) == math.inf
 
 
-@pytest.mark.parametrize(
-    ("value", "values", "expected"),
-    [(0.1, [0.1, 0.2, 0.4], 0.5), (0.1, [0.1, 0.2], math.inf), (0.0, [0.0, 0, 1], math.inf)],
-)
-def test_relative_unsteadiness(value: float, values: list[float], expected: float) -> None:
-    assert relative(value, values) == expected
-
-
 def test_border_shares() -> None:
     even = np.ones((10, 10), np.float32)
     inner = np.zeros((10, 10), np.float32)
@@ -95,6 +87,39 @@ def test_spreads_by_hand() -> None:
     more = np.array([[10, 0], [10, 0], [13, 0], [13, 2]], np.uint8)
     assert spreads(more, others) == pytest.approx(0.75 / 55)
     assert spreads(more, members) == pytest.approx(0.75 / 4)  # others that do not differ
+
+
+def test_shifts_by_hand() -> None:
+    """Two pixels with one channel. The members' values 10 and 30 have the mean 20 and the variance
+    100, the others' 60 and 80 the mean 70 and the variance 100: the shift is 50 / 10. Equal values
+    have the least standard deviation, 4: (20 − 12) / 4."""
+    members = np.array([[[10], [20]], [[30], [20]]], np.uint8)
+    others = np.array([[[60], [12]], [[80], [12]]], np.uint8)
+    assert shifts(members, others).tolist() == [5, 2]
+
+
+def test_a_translucent_mark_stands_out() -> None:
+    """Five eighths of the brightness of a corner are white: its pixels differ from photo to photo,
+    so it is not the same thing. Where the heat of the others lies, there is no white."""
+    maps, photos = planted()
+    maps = np.repeat(maps, 6, axis=0)
+    random = np.random.default_rng(1)
+    photos = random.integers(0, 256, (60, 16, 16, 3), dtype=np.uint8)
+    others = random.integers(0, 256, (90, 16, 16, 3), dtype=np.uint8)
+    elsewhere = random.random((90, 4, 4)).astype(np.float32)
+    photos[:, 8:, 8:] = photos[:, 8:, 8:] // 8 * 3 + 159
+    found = appearance(maps, photos, elsewhere, others)
+    assert not found.same_thing
+    assert found.stands_out
+    # The same on all of the photo is another kind of photo.
+    veil = photos // 8 * 3 + 159
+    assert appearance(maps, veil, elsewhere, others).another_kind
+    assert not appearance(maps, veil, elsewhere, others).stands_out
+    # What lies under the heat of others, too, is the object of the class.
+    others[:, :8, :8] = others[:, :8, :8] // 8 * 3 + 159
+    there = np.zeros((90, 4, 4), np.float32)
+    there[:, :2, :2] = 1
+    assert not appearance(maps, photos, there, others).stands_out
 
 
 def planted() -> tuple[Float, np.ndarray[tuple[int, ...], np.dtype[np.uint8]]]:
@@ -119,7 +144,7 @@ def test_the_same_thing_under_the_heat() -> None:
     # A tenth of all pixels is alike under the heat, and that says nothing of the others.
     photos[:, 8:, 8:] = (255, 0, 0)
     assert appearance(maps, photos, elsewhere, others).outside > 0.5
-    assert appearance(maps, photos, elsewhere, others).colour < 0.01
+    assert appearance(maps, photos, elsewhere, others).colour < 0.25
     copies = np.repeat(photos[:1], 10, axis=0)
     assert appearance(maps, copies, elsewhere, others).outside == 0
     moved = maps[:, ::-1].copy()  # the heat is not where the photos are alike
@@ -172,34 +197,34 @@ def test_photos_are_checked(bad: Any) -> None:
         Thumbnails([good, bad], 0).some(np.arange(2), 2)
 
 
-SAME = Appearance(inside=0.1, outside=0.5, colour=0.2)
+def seen(**changes: float) -> Appearance:
+    """Photos that show the same thing at the threshold, and do not stand out."""
+    values = {"inside": 0.25, "outside": 0.75, "colour": 0.2, "shift": 1.0, "shift_outside": 0.5}
+    return Appearance(**{**values, "error": 0.25, "unlike": 0.5, **changes})
+
+
 SUSPECT = Evidence(
     size=8,
     share=0.5,
     conductance=0.2,
-    foreign=1 / 3,
+    foreign=0.6,
     hot=1,
     unsteadiness=0.5,
-    relative_unsteadiness=1,
     border=1,
-    appearance=SAME,
+    appearance=seen(),
 )
 """Suspect for what the photos show, at the thresholds."""
-STEADY = replace(
-    SUSPECT,
-    conductance=0.05,
-    hot=6,
-    unsteadiness=0.08,
-    relative_unsteadiness=0.5,
-    border=1.4,
-    appearance=None,
-)
+STANDS_OUT = replace(SUSPECT, appearance=seen(inside=0.5, shift=1.75, unlike=0.85))
+"""Suspect for a place that stands out, at the thresholds."""
+OTHER_USE = replace(SUSPECT, appearance=seen(inside=0.5, shift_outside=0.75), apart=3.0)
+"""Suspect for what the model used, at the thresholds."""
+STEADY = replace(SUSPECT, conductance=0.01, hot=3, unsteadiness=0.15, border=1.4, appearance=None)
 """Suspect for the maps alone, at the thresholds."""
 
 
-@pytest.mark.parametrize("evidence", [SUSPECT, STEADY])
+@pytest.mark.parametrize("evidence", [SUSPECT, STANDS_OUT, OTHER_USE, STEADY])
 @pytest.mark.parametrize(
-    "change", [{"size": 7}, {"share": 0.51}, {"conductance": 0.21}, {"foreign": 0.34}]
+    "change", [{"size": 7}, {"share": 0.51}, {"conductance": 0.21}, {"foreign": 0.61}]
 )
 def test_conditions_of_every_suspect(evidence: Evidence, change: dict[str, float]) -> None:
     assert evidence.suspect
@@ -226,39 +251,61 @@ def test_photos_that_lack_the_thing_are_told_apart() -> None:
     assert alike(heat, photos, others).tolist() == [True] * 12
 
 
-@pytest.mark.parametrize("seen", [None, Appearance(inside=0.17, outside=0.5, colour=0.2)])
-def test_photos_that_are_no_evidence(seen: Appearance | None) -> None:
-    assert not replace(SUSPECT, appearance=seen).suspect
-    assert replace(STEADY, appearance=seen).suspect
-
-
-def test_copies_of_one_photo_are_not_suspect_however_steady_their_maps() -> None:
-    seen = Appearance(inside=0.0, outside=0.39, colour=0.2)
-    assert not replace(SUSPECT, appearance=seen).suspect
-    assert not replace(STEADY, appearance=seen).suspect
+@pytest.mark.parametrize("shown", [None, seen(inside=0.26)])
+def test_photos_that_are_no_evidence(shown: Appearance | None) -> None:
+    assert not replace(SUSPECT, appearance=shown).suspect
+    assert replace(STEADY, appearance=shown).suspect
 
 
 @pytest.mark.parametrize(
-    "change",
+    ("evidence", "change"),
     [
-        {"conductance": 0.06},
-        {"hot": 5},
-        {"unsteadiness": 0.081},
-        {"relative_unsteadiness": 0.51},
-        {"border": 1.39},
+        (STANDS_OUT, {"shift": 1.74}),
+        (STANDS_OUT, {"shift_outside": 0.51}),
+        (STANDS_OUT, {"unlike": 0.84}),
+        (OTHER_USE, {"shift_outside": 0.76}),
     ],
 )
+def test_places_that_do_not_stand_out(evidence: Evidence, change: dict[str, float]) -> None:
+    """A place at which photos differ as much as elsewhere is another kind of photo, and one under
+    whose heat lies what lies under the others' is the object."""
+    assert evidence.appearance
+    assert not replace(evidence, appearance=replace(evidence.appearance, **change)).suspect
+
+
+def test_what_the_model_used_is_evidence_beside_photos_alone() -> None:
+    assert not replace(OTHER_USE, apart=2.9).suspect
+    assert not replace(OTHER_USE, appearance=None).suspect
+
+
+def test_a_cluster_of_uses_needs_no_place_and_has_to_be_far_apart() -> None:
+    uses = replace(OTHER_USE, by_use=True, foreign=1.1, apart=6.0)
+    assert uses.suspect
+    assert not replace(uses, apart=5.9).suspect
+    assert not replace(uses, by_use=False, foreign=0.6, apart=2.0).suspect
+
+
+def test_copies_of_one_photo_are_not_suspect_however_steady_their_maps() -> None:
+    copies = seen(inside=0.0, outside=0.39, shift=3, unlike=1)
+    for evidence in (SUSPECT, STANDS_OUT, OTHER_USE, STEADY):
+        assert not replace(evidence, appearance=copies).suspect
+
+
+@pytest.mark.parametrize("change", [{"conductance": 0.011}, {"hot": 2}, {"unsteadiness": 0.151}])
 def test_maps_that_are_no_evidence(change: dict[str, float]) -> None:
     assert not replace(STEADY, **change).suspect  # type: ignore[arg-type]
 
 
 def test_suspicion_by_hand() -> None:
-    """(1 − 0.2)(1 − 1/3)(1 − 0.1 / 0.5) = 0.42667, and (1 − 0.05)(1 − 1/3)(1 − 0.08) = 0.58267."""
-    assert SUSPECT.suspicion == pytest.approx((1 + 0.8 * 2 / 3 * 0.8) / 2)
-    assert replace(SUSPECT, size=7).suspicion == pytest.approx(0.8 * 2 / 3 * 0.8 / 2)
-    assert STEADY.suspicion == pytest.approx((1 + 0.95 * 2 / 3 * 0.92) / 2)
-    assert replace(STEADY, appearance=SAME).suspicion == STEADY.suspicion  # the stronger one
-    copies = Appearance(inside=0.0, outside=0.1, colour=0.0)
+    """(1 − 0.2)(1 − 0.6)(1 − 0.25 / 0.75) = 0.21333, (1 − 0.01)(1 − 0.6)(1 − 0.15) = 0.3366,
+    (1 − 0.2)(1 − 0.6)(2 · 0.85 − 1) = 0.224 and (1 − 0.2) 3 / (3 + 3) = 0.4."""
+    assert SUSPECT.suspicion == pytest.approx((1 + 0.8 * 0.4 * 2 / 3) / 2)
+    assert replace(SUSPECT, size=7).suspicion == pytest.approx(0.8 * 0.4 * 2 / 3 / 2)
+    assert STEADY.suspicion == pytest.approx((1 + 0.99 * 0.4 * 0.85) / 2)
+    assert STANDS_OUT.suspicion == pytest.approx((1 + 0.224) / 2)
+    assert OTHER_USE.suspicion == pytest.approx((1 + 0.4) / 2)
+    assert replace(STEADY, appearance=seen()).suspicion == STEADY.suspicion  # the stronger one
+    copies = seen(inside=0.0, outside=0.1)
     assert replace(SUSPECT, appearance=copies).suspicion == 0
     assert replace(SUSPECT, unsteadiness=2, hot=6, appearance=None).suspicion == 0
     assert replace(SUSPECT, foreign=3).suspicion == 0
@@ -266,12 +313,14 @@ def test_suspicion_by_hand() -> None:
 
 def test_reasons() -> None:
     assert SUSPECT.reasons == ("same thing", "own place", "one colour")
-    isolated = replace(SUSPECT, conductance=0.1)
-    assert isolated.reasons == ("same thing", "own place", "one colour", "isolated")
+    own = replace(SUSPECT, conductance=0.1, foreign=0.5)
+    assert own.reasons == ("same thing", "own place", "one colour", "isolated")
+    assert STANDS_OUT.reasons == ("stands out", "own place", "one colour")
+    assert OTHER_USE.reasons == ("other use", "own place", "one colour")
     assert STEADY.reasons == ("same pattern", "own place", "border", "isolated")
     assert replace(STEADY, share=1).reasons == ()
-    nothing = replace(SUSPECT, conductance=0.2, foreign=0.5, appearance=None)
+    nothing = replace(SUSPECT, foreign=0.61, appearance=None)
     assert nothing.reasons == ()
-    grey = Appearance(inside=0.1, outside=0.5, colour=0.34)
-    assert "one colour" not in replace(SUSPECT, appearance=grey).reasons
-    assert {*SUSPECT.reasons, *STEADY.reasons} == set(SENTENCES)
+    assert "one colour" not in replace(SUSPECT, appearance=seen(colour=0.34)).reasons
+    told = {*own.reasons, *STANDS_OUT.reasons, *OTHER_USE.reasons, *STEADY.reasons}
+    assert told == set(SENTENCES)

@@ -7,6 +7,7 @@ import json
 import os
 import re
 import sys
+from dataclasses import replace
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -108,6 +109,26 @@ def test_a_watermark_is_one_suspect_cluster(page: Page, planted: Path) -> None:
     assert [tag for tag, facts in page.tags if facts.get("href") == "#clusters"] == ["a"]
     # An even number of prototypes of each of the clusters, as the maps alone.
     assert section(planted).count('class="prototypes"') == section(planted).count("data-cluster")
+
+
+def test_a_mark_on_all_photos_of_a_class_is_told(tmp_path: Path) -> None:
+    """All maps of the class are alike, so none of its clusters is suspect."""
+    random = np.random.default_rng(0)
+    cats = [map_row(f"cat{number}.png", each.tolist()) for number, each in enumerate(blobs(40, 0))]
+    dogs = [
+        replace(
+            map_row(f"dog{number}.png", marked(each, random).tolist()),
+            target="dog <b>",
+            target_index=7,
+        )
+        for number, each in enumerate(blobs(40, 1))
+    ]
+    file = tmp_path / "page.html"
+    write_report(write_manifest(tmp_path, cats + dogs), tmp_path, file, title="Photos")
+    words = read_page(file).words
+    told = "All 40 maps of 'dog <b>' look at the bottom right, where no other class looks."
+    assert told in words
+    assert "No cluster is suspect." not in words
 
 
 def test_the_table_says_of_each_map_which_cluster_it_is_in(page: Page, planted: Path) -> None:

@@ -133,6 +133,27 @@ def test_a_planted_corner_is_one_suspect_cluster(encoding: str) -> None:
     assert len(shelf.read) == COUNT + MARKED + 3  # once: they are kept for the table
 
 
+def test_a_mark_on_all_photos_of_a_class_is_told() -> None:
+    """Each class is one cluster then, and no cluster is suspect."""
+    cats, dogs = blobs(40, 0), blobs(40, 1)
+    for each in dogs:
+        each *= 0.2
+        each[-4:, :4] = 0.9
+    shelf = Shelf(*([("cat", each)] for each in cats), *([("dog", each)] for each in dogs))
+    found = json.loads(shelf.clusterings().document(shelf.job()).model_dump_json(exclude_none=True))
+    first, second = found["classes"]
+    assert first["class"]["label"] == "dog"
+    place = first["own_place"]
+    assert place["sentence"] == (
+        "all 40 maps of 'dog' look at the bottom left, where no other class looks"
+    )
+    assert place["where"] == "at the bottom left"
+    assert place["items"] == [f"{each}.png" for each in range(40, 80)]
+    assert place["numbers"] == [0] * 40
+    assert place["place"]["x"] < 0.3 < 0.7 < place["place"]["y"]
+    assert "own_place" not in second
+
+
 def test_of_one_item_one_map_of_a_class_counts() -> None:
     results = [[("cat", each), ("dog", each), ("cat", each.T)] for each in blobs(30, 2)]
     shelf = Shelf(*results)

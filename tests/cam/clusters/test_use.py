@@ -1,0 +1,83 @@
+"""What the model used, as distributions over channels, and the clusters of these."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from cam.clusters import find, find_clusters
+from cam.clusters.use import CHANNELS, principal, shares_of_use
+from cam.drawing.heatmap import Float
+from cam.errors import InvalidOption
+from tests.cam.clusters.synthetic import blobs
+
+MARKED, COUNT = 20, 120
+
+
+@pytest.fixture(autouse=True)
+def _no_embedding(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(find, "embed", lambda points, *_: np.zeros((len(points), 2), np.float32))
+
+
+def marked() -> tuple[list[Float], list[np.ndarray], list[Float]]:
+    """Return maps with heat anywhere, random photos, and uses: of the first maps channels 3 and 4,
+    of the others channels 0 to 2."""
+    random = np.random.default_rng(0)
+    maps = blobs(COUNT, 0, 8, 1)
+    photos = list(random.integers(0, 256, (COUNT, 16, 16, 3), dtype=np.uint8))
+    used = np.zeros((COUNT, 5), np.float32)
+    used[:MARKED, 3:] = random.uniform(1, 2, (MARKED, 2))
+    used[MARKED:, :3] = random.uniform(1, 2, (COUNT - MARKED, 3))
+    return maps, photos, list(used + random.uniform(0, 0.1, used.shape).astype(np.float32))
+
+
+def test_shares_by_hand() -> None:
+    """The positive and the negative parts are (3, 0, 0, 1) and (1, 1, 0, 0), which have the sums 4
+    and 2."""
+    found = shares_of_use([np.array([3, -1], np.float32), np.array([1, 1], np.float32)])
+    rows = {tuple(column) for column in found.T.tolist()}
+    assert rows == {(0.75, 0.5), (0.0, 0.5), (0.0, 0.0), (0.25, 0.0)}
+
+
+def test_channels_that_vary_most_are_kept() -> None:
+    used = np.ones((4, 3 * CHANNELS), np.float32)
+    used[:, CHANNELS:] += np.random.default_rng(0).random((4, 2 * CHANNELS)).astype(np.float32)
+    assert shares_of_use(list(used)).shape == (4, CHANNELS)
+    assert principal(shares_of_use(list(used))).shape == (4, 10)
+
+
+def test_a_mark_at_varying_places_is_found_by_what_the_model_used() -> None:
+    maps, photos, used = marked()
+    assert not any(each.suspect for each in find_clusters(maps, photos).clusters)
+    found = find_clusters(maps, photos, used=used, by="use")
+    first, *rest = found.clusters
+    assert first.members.tolist() == list(range(MARKED))
+    assert first.suspect
+    assert "other use" in first.reasons
+    assert not any(each.suspect for each in rest)
+
+
+def test_without_photos_a_group_of_uses_is_shown_and_not_suspect() -> None:
+    """A kind of the object is a group, too; only photos tell that they are as others elsewhere."""
+    maps, _, used = marked()
+    found = find_clusters(maps, used=used, by="use").clusters
+    assert set(found[0].members.tolist()) <= set(range(MARKED))
+    assert not any(each.suspect for each in found)
+
+
+def test_a_record_that_lacks_a_map_is_ignored() -> None:
+    maps, photos, used = marked()
+    some: list[Float | None] = [*used]
+    some[5] = None
+    found = find_clusters(maps, photos, used=some)
+    assert all(each.evidence.apart is None for each in found.clusters)
+    with pytest.raises(InvalidOption, match="by is 'use', which needs"):
+        find_clusters(maps, photos, used=some, by="use")
+
+
+def test_records_that_cannot_be() -> None:
+    maps, photos, used = marked()
+    with pytest.raises(InvalidOption, match="used has 119 vectors for 120 maps"):
+        find_clusters(maps, photos, used=used[1:])
+    with pytest.raises(InvalidOption, match=r"used has vectors of the shapes \[\(4,\), \(5,\)\]"):
+        find_clusters(maps, photos, used=[used[0][:4], *used[1:]])
