@@ -1,7 +1,8 @@
 """Clusters of maps: how long they take, and whether suspects are found where a cheat is planted and
 nowhere else.
 
-    python -m bench.clusters [--only speed planting …] [--seeds 5] [--crops 2000] [--write]
+    python -m bench.clusters [--only speed planting …] [--seeds 5] [--crops 2000] [--kinds …]
+        [--write]
 
 - `speed`: 10,000 maps of 14 × 14 positions with thumbnails, as one class and as 10 classes of
   1,000: seconds, seconds of CPU time and peak memory of a process of its own, with the embedding,
@@ -9,6 +10,10 @@ nowhere else.
 - `planting`: small classifiers that learned to use a watermark explain 1,000 photos of which 10
   carry it: recall and precision of the suspect cluster with most of them, other suspects counted as
   false; with the photos and without; corners and sizes differ
+- `shortcuts`: classifiers that learned to use marks of `--kinds` (all of
+  `tests/cam/clusters/marks.py`) on 5, 15 and 30 % of a class, and a tag on all of one: how pure the
+  best cluster is, recall and precision of the suspects, from the maps alone, with photos, and with
+  what the model used; and what is said of the same class without marks (`bench/shortcuts.py`)
 - `clean`: maps in suspect clusters when there is no cheat: maps of such classifiers and of ones
   trained without a watermark, on clean photos; synthetic blobs; the embedded model on `--crops`
   crops of photos, by predicted class
@@ -53,10 +58,11 @@ Named = tuple[str, Sequence[Float], Sequence[Photos] | None]
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parts = ("speed", "planting", "clean", "report")
+    parts = ("speed", "planting", "shortcuts", "clean", "report")
     parser.add_argument("--only", nargs="*", choices=parts, default=parts)
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--crops", type=int, default=2000)
+    parser.add_argument("--kinds", nargs="*")
     parser.add_argument("--write", action="store_true")
     parser.add_argument("--inside", nargs=2, help=argparse.SUPPRESS)
     parser.add_argument("--manifest", type=Path, help=argparse.SUPPRESS)
@@ -76,6 +82,11 @@ def main() -> None:
     with patch.object(find, "embed", lambda points, *_: np.zeros((len(points), 2), np.float32)):
         if "planting" in asked.only:
             found["planting"] = [planting(seed) for seed in range(asked.seeds)]
+        if "shortcuts" in asked.only:
+            from bench.shortcuts import of_kinds, of_whole_class
+
+            found["shortcuts"] = list(of_kinds(asked.seeds, asked.kinds))
+            found["tag on a whole class"] = [of_whole_class(seed) for seed in range(asked.seeds)]
         if "clean" in asked.only:
             found["clean"] = clean(asked.seeds, asked.crops)
     print(json.dumps(found, indent=1))

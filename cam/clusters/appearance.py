@@ -124,18 +124,21 @@ def appearance(heat: Float, photos: Photos, other_heat: Float, other_photos: Pho
 def alike(heat: Float, photos: Photos, other_photos: Photos) -> NDArray[np.bool_]:
     """Return which photos of a cluster show what most of them show under the heat: bool (m,).
 
-    Of the hot pixels, those are compared that differ least among the members: at most `COMMON`
-    times as much as among the other photos. A photo shows the same if its mean distance there from
-    the members' median is nearer to the median distance of the members than of the other photos.
+    Of the hot pixels, those are compared that differ least among the members: the least quarter of
+    those that differ at most `COMMON` times as much as among the other photos. A photo shows the
+    same if its mean distance there from the members' median is nearer to the median distance of
+    the members than of the other photos.
 
     Args:
         heat: the maps of the photos, float32 (m, h, w), 0 … 1.
         photos, other_photos: uint8 (m, H, W, 3), at least one each.
     """
     place = resize(hot_place(heat).astype(np.float32), *photos.shape[1:3]) >= 0.5
-    common = place & (spreads(photos, other_photos) <= COMMON)
+    spread = spreads(photos, other_photos)
+    common = place & (spread <= COMMON)
     if not common.any():
         return np.ones(len(photos), bool)
+    common &= spread <= np.quantile(spread[common], 0.25)  # digits of a date differ, its ground not
     levels = photos[:, common].astype(np.float32)
     middle = np.median(levels, axis=0)
     distances = np.abs(levels - middle).mean((1, 2))

@@ -246,6 +246,9 @@ def test_photos_that_lack_the_thing_are_told_apart() -> None:
     heat[:, :2, :2] = 1
     others = rng.integers(0, 256, (40, 8, 8, 3), dtype=np.uint8)
     assert alike(heat, photos, others).tolist() == [True] * 9 + [False] * 3
+    # What varies within the mark, such as digits, leaves none out.
+    photos[:8, 1, :2] = rng.integers(0, 2, (8, 2, 1), np.uint8) * 255
+    assert alike(heat, photos, others).tolist() == [True] * 9 + [False] * 3
     # Where the members have nothing in common, none is left out.
     photos[::2], photos[1::2] = 0, 255
     assert alike(heat, photos, others).tolist() == [True] * 12
