@@ -49,6 +49,9 @@ COUNTS: Final = (4, 8, 16, 32)
 LEAST_MEAN: Final = 15
 """Least mean number of members at these numbers of clusters."""
 PROTOTYPES: Final = 6
+STEP: Final = 0.05
+"""Conductances that differ by less count as equal: a graph of few neighbours may fall apart within
+a group."""
 LEAST_PHOTOS: Final = 8
 """Least number of photos of a cluster, and of others, that are compared: fewer prove nothing."""
 MOST_COMPARED: Final = 512
@@ -183,6 +186,11 @@ def _shares(used: Sequence[Float | None] | None, gridded: Gridded) -> Float | No
     return shares_of_use(found)
 
 
+def _cut(evidence: Evidence) -> tuple[int, int]:
+    """Return what suspects that overlap are sorted by, the one that counts first."""
+    return int(evidence.conductance / STEP), -evidence.size
+
+
 def too_few(count: int) -> str:
     """Return why as many maps are not split, as a sentence without a full stop."""
     maps = "1 map is" if count == 1 else f"{count} maps are"
@@ -229,8 +237,9 @@ class _Search:
     ) -> tuple[Numbers, dict[int, Evidence]]:
         """Return the division at the eigengap, in which each suspect cluster of any division is a
         cluster of its own, and the evidence of these. Of suspects that overlap, the one with the
-        lowest conductance counts: a part of a group has the rest of it as neighbours. Members whose
-        photos lack what the others show under the heat are left out."""
+        lowest conductance counts, to `STEP`, and of equal ones the largest: a part of a group has
+        the rest of it as neighbours. Members whose photos lack what the others show under the heat
+        are left out."""
         suspects = []
         for count, labels in divisions.items():
             evidence = self._evidence(graph, labels, count)
@@ -241,12 +250,14 @@ class _Search:
         found = {}
         taken = np.zeros(len(combined), bool)
         for number, (each, members) in enumerate(
-            sorted(suspects, key=lambda suspect: suspect[0].conductance), chosen
+            sorted(suspects, key=lambda suspect: _cut(suspect[0])), chosen
         ):
             if (taken & members).any():
                 continue
             taken |= members
-            kept = self._with_the_thing(members) if each.same_thing else members
+            # Maps of one pattern that are cut off from others have one cause, however it looks.
+            unsure = each.same_thing and not each.same_pattern
+            kept = self._with_the_thing(members) if unsure else members
             combined[kept] = number
             share = float(kept.mean())
             found[number] = replace(each, size=int(kept.sum()), share=share)

@@ -42,7 +42,7 @@ ELSEWHERE: Final = 0.1
 AREA: Final = 0.3
 """Largest share of the frame that is one place."""
 THIRD: Final = 1 / 3
-STEADY: Final = 0.15
+STEADY: Final = 0.1
 """Largest unsteadiness of maps whose photos do not show that they look at the same thing."""
 
 

@@ -278,7 +278,7 @@ def portray(classes: Sequence[ClassClusters], output: Path, page: Path) -> list[
                 name=each.count.key.name,
                 maps=int((each.found.labels >= 0).sum()),
                 note=each.found.note,
-                place=each.place and _sentence(each.place.sentence(each.count.key.name)),
+                place=_sentence(each.place.sentence(each.count.key.name)) if each.place else None,
                 clusters=clusters,
                 dots=() if each.found.note else tuple(_dots(each.found)),
             )

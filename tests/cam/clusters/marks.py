@@ -47,8 +47,11 @@ def _corner(photo: Photo, fixed: Random, height: int, width: int) -> Photo:
     return photo[top : top + height, left : left + width]
 
 
-def _blend(part: Photo, colour: object, opacity: object) -> None:
-    part[:] = np.clip(part + (np.asarray(colour, float) - part) * opacity, 0, 255).astype(np.uint8)
+def _blend(
+    part: Photo, colour: tuple[int, int, int], opacity: float | NDArray[np.floating]
+) -> None:
+    there = np.asarray(opacity, np.float64)
+    part[:] = np.clip(part + (np.array(colour) - part) * there, 0, 255).astype(np.uint8)
 
 
 def _tag(photo: Photo, fixed: Random, random: Random) -> None:
@@ -141,7 +144,9 @@ def _jpeg(photo: Photo, fixed: Random, random: Random) -> None:
     part = photo[top : top + size, left : left + size]
     done, data = cv2.imencode(".jpg", part, [cv2.IMWRITE_JPEG_QUALITY, 2])
     assert done
-    part[:] = cv2.imdecode(data, cv2.IMREAD_COLOR)
+    decoded = cv2.imdecode(data, cv2.IMREAD_COLOR)
+    assert decoded is not None
+    part[:] = decoded
 
 
 def _flare(photo: Photo, fixed: Random, random: Random) -> None:
