@@ -31,8 +31,9 @@ maps.
 
 Of a cluster whose photos show the same thing, members whose photos lack it are left out.
 
-The thresholds were set on four kinds of marks (tag, text, tape, offset) and tried on others: see
-`python -m bench.clusters --only shortcuts`. `docs/batch-and-jobs.md` has the figures.
+The thresholds were set on 15 kinds of marks (seed 0 of `bench/shortcuts.py`) and tried on other
+seeds and three other kinds: `python -m bench.clusters --only shortcuts` and the figures in
+`docs/batch-and-jobs.md`.
 """
 
 from __future__ import annotations
