@@ -78,11 +78,11 @@ def explain(
         method: a name in `cam.METHODS`, or several. Methods that take one pass share it. To compare
             their maps see `cam.spearman`.
         layer: a module's name, the module itself, or several of these. "auto" runs the model once
-            more, on the first image, and takes the last layer with a spatial output; for a detector
-            the last one that every box depends on, for odam all layers that boxes are made from,
-            and for refinecam the last layer of each of the last four stages (resolutions). A
-            pattern such as "blocks.*.norm1" stands for all matching layers at which a map can be
-            made.
+            more, on the first image, and takes the last layer with a spatial output that is not the
+            model's own output; for a detector the last one that every box depends on, for odam all
+            layers that boxes are made from, and for refinecam the last layer of each of the last
+            four stages (resolutions). A pattern such as "blocks.*.norm1" stands for all matching
+            layers at which a map can be made.
         budget: the largest number of forward passes of each image, for a method that needs many; 1
             or more.
         signed, smooth, fuse: see `Question`.

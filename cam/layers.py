@@ -15,6 +15,7 @@ from cam.errors import NoTargetLayer
 from cam.hooks.grids import NO_GRID, Grid, Location
 from cam.hooks.inference import evaluating
 from cam.outputs.detection import unfiltered
+from cam.outputs.logit_layers import logit_layers
 from cam.outputs.output import one_each, outputs_of, size_of, total
 from cam.outputs.reading import AUTO, Reading
 from cam.positions.levels import levels_of
@@ -54,11 +55,19 @@ class Layer:
     """Whether the whole output depends on it: in a detector, every box."""
     rectified: bool = False
     """Whether no value of its output for the image is below 0, as behind a rectifier."""
+    logits: bool = False
+    """Whether its output is the model's own output, see `cam.outputs.logit_layers`. Such a layer
+    may not be the default: its map shows the logits again."""
 
     @property
     def explainable(self) -> bool:
         """Whether a map can be made at this layer."""
         return self.problem is None
+
+    @property
+    def eligible(self) -> bool:
+        """Whether the layer may be the default, a level or a stage."""
+        return self.explainable and self.natural and not self.logits
 
 
 def survey(model: nn.Module, image: Tensor, reading: Reading = AUTO) -> list[Layer]:
@@ -113,6 +122,7 @@ def survey(model: nn.Module, image: Tensor, reading: Reading = AUTO) -> list[Lay
         raw = model(probe.clone())
         said = outputs_of(raw, size=size_of(image), reading=reading, batch=len(image))
         said = one_each(said, probe)
+        own = logit_layers(said[0], _with_graph(outputs))
         gradients = _gradients(total(said), outputs)
         # A detector may find nothing (in noise): then it is not known on which layers it depends.
         known = said[0].detections is None or bool(len(said[0].detections.scores))
@@ -136,6 +146,7 @@ def survey(model: nn.Module, image: Tensor, reading: Reading = AUTO) -> list[Lay
                 grid=located.grid(name),
                 natural=_natural(modules[name], located.grid(name)),
                 rectified=_rectified(output),
+                logits=name in own,
             )
         )
     if said[0].detections is not None:
@@ -153,14 +164,14 @@ def leaves(model: nn.Module) -> list[str]:
 
 
 def default_layer(layers: list[Layer]) -> str:
-    """Return the layer that a CAM uses by default: the last layer of a `survey` that is explainable
-    and `natural`, and, in a detector, on which every box depends.
+    """Return the layer that a CAM uses by default: the last layer of a `survey` that is `eligible`
+    and, in a detector, on which every box depends.
 
     Raises:
         NoTargetLayer: if there is no such layer.
     """
     for layer in reversed(layers):
-        if layer.explainable and layer.natural and layer.common:
+        if layer.eligible and layer.common:
             return layer.name
     frozen = [layer.name for layer in layers if layer.problem == GRADIENTS_OFF]
     if frozen:
@@ -168,6 +179,12 @@ def default_layer(layers: list[Layer]) -> str:
             "the model runs its layers with a spatial output in torch.inference_mode, which "
             "records no gradients; a method without any, such as eigencam, can be asked for one by "
             f"its name, such as {frozen[-1]!r}"
+        )
+    own = [layer.name for layer in layers if layer.explainable and layer.logits]
+    if own:
+        raise NoTargetLayer(
+            f"the model's only layer with a spatial output, {own[-1]!r}, returns the model's own "
+            "output, whose map shows the logits again; it can be asked for by its name"
         )
     raise NoTargetLayer(
         "no layer of the model has a spatial output that a gradient of its logits reaches"
@@ -194,7 +211,7 @@ def stage_layers(layers: list[Layer], default: str) -> tuple[str, ...]:
     name: a block rather than a layer inside the block. If it has `rectified` layers, it is one of
     these: Grad-CAM++ is derived for rectified activations, and its maps of the linear bottlenecks
     in which blocks of MobileNets and EfficientNets end are hardly better than chance. The layers
-    are explainable and `natural`, and in a detector every box depends on them. A network of one
+    are `eligible`, and in a detector every box depends on them. A network of one
     resolution has one stage.
 
     Args:
@@ -209,7 +226,7 @@ def stage_layers(layers: list[Layer], default: str) -> tuple[str, ...]:
         finer = [
             (layer, layer.grid)
             for layer in layers[:position]
-            if (layer.explainable and layer.natural and layer.common)
+            if (layer.eligible and layer.common)
             and (layer.grid and layer.grid.height > grid.height and layer.grid.width > grid.width)
         ]
         if not finer:
@@ -226,7 +243,7 @@ def stage_layers(layers: list[Layer], default: str) -> tuple[str, ...]:
 
 def _with_levels(model: nn.Module, image: Tensor, layers: list[Layer]) -> list[Layer]:
     """Return a detector's layers with `level` and `common` set."""
-    usable = [layer.name for layer in layers if layer.explainable and layer.natural]
+    usable = [layer.name for layer in layers if layer.eligible]
     found = levels_of(model, image, usable)
     if found is None:
         return layers
@@ -238,15 +255,20 @@ def _with_levels(model: nn.Module, image: Tensor, layers: list[Layer]) -> list[L
 
 def _gradients(score: Tensor, outputs: dict[str, Any]) -> dict[str, Tensor]:
     """Return the gradients of the score at the outputs on which it depends."""
-    tensors = {
-        name: output
-        for name, output in outputs.items()
-        if isinstance(output, Tensor) and output.requires_grad
-    }
+    tensors = _with_graph(outputs)
     if not tensors or not score.requires_grad:
         return {}
     gradients = torch.autograd.grad(score, list(tensors.values()), allow_unused=True)
     return {name: g for name, g in zip(tensors, gradients, strict=True) if g is not None}
+
+
+def _with_graph(outputs: dict[str, Any]) -> dict[str, Tensor]:
+    """Return the outputs that are tensors with a graph."""
+    return {
+        name: output
+        for name, output in outputs.items()
+        if isinstance(output, Tensor) and output.requires_grad
+    }
 
 
 def _natural(module: nn.Module, grid: Grid | None) -> bool:

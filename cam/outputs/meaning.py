@@ -325,12 +325,12 @@ def _shares_memory(one: Tensor, other: Tensor) -> bool:
 
 def _is_pooled(node: Node | None) -> bool:
     """Return whether the graph up to this node ends in a pooling or a normalisation."""
-    while node is not None and _operation(node) in RESHAPING:
+    while node is not None and operation_of(node) in RESHAPING:
         node = node.next_functions[0][0]
-    return node is not None and _operation(node) in POOLING
+    return node is not None and operation_of(node) in POOLING
 
 
-def _operation(node: Node) -> str:
+def operation_of(node: Node) -> str:
     """Return autograd's name of the operation behind a node: "Softmax" for SoftmaxBackward0."""
     return node.name().rpartition("::")[2].partition("Backward")[0].lstrip("_")
 
@@ -339,11 +339,11 @@ def _ending(node: Node | None) -> str | None:
     """Return `softmax` or `sigmoid` if the graph up to this node ends in one, else None."""
     if node is None:
         return None
-    operation = _operation(node)
+    operation = operation_of(node)
     if operation in ("Softmax", "Sigmoid"):
         return operation.lower()
     before = [each for each, _ in node.next_functions if each is not None]
-    if operation == "Exp" and before and _operation(before[0]) == "LogSoftmax":
+    if operation == "Exp" and before and operation_of(before[0]) == "LogSoftmax":
         return "softmax"
     if operation in RESHAPING | AVERAGING and before:
         endings = [_ending(each) for each in before]

@@ -20,6 +20,7 @@ from cam.hooks.inference import evaluating
 from cam.hooks.precision import full_precision
 from cam.methods import METHODS
 from cam.methods.head import PooledHead
+from cam.outputs.logit_layers import logit_layers, no_evidence
 from cam.outputs.meaning import resolve_reading
 from cam.outputs.output import (
     Output,
@@ -112,11 +113,25 @@ def explain_batch(
             )
             outputs = one_each(outputs, images)
             grids = located.grids(capture.activations, images)
+            own = logit_layers(outputs[0], capture.outputs)
             found = answer(questions, outputs, capture, grids, unrecorded=capture.unrecorded)
         return [
-            _advised(model, images[turn % len(images)][None], each, reading)
+            _advised(model, images[turn % len(images)][None], _told(each, own), reading)
             for turn, each in enumerate(found)
         ]
+
+
+def _told(found: Answer | CamError, own: set[str]) -> Answer | CamError:
+    """Return the answer with a warning for each map at a layer of `own`, which returns logits."""
+    if isinstance(found, CamError) or not own:
+        return found
+    explanations = [
+        replace(
+            each, warnings=(*each.warnings, *map(no_evidence, own & {*each.layer.split(" + ")}))
+        )
+        for each in found.explanations
+    ]
+    return replace(found, explanations=tuple(explanations))
 
 
 def _advised(

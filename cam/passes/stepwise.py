@@ -18,6 +18,7 @@ from cam.methods import INPUT, method_named
 from cam.methods.formulas import STEPS
 from cam.methods.progress import finish as finish
 from cam.methods.subject import Subject, never
+from cam.outputs.logit_layers import logit_layers, no_evidence
 from cam.outputs.meaning import resolve_reading
 from cam.outputs.output import (
     detached,
@@ -81,6 +82,7 @@ def explain_in_steps(
         rows = outputs_of(raw, looked, size=size_of(one), reading=reading, batch=1)
         (output,) = one_each(rows, one)
         outputs, interrupted = capture.activations, capture.interrupted
+        own = logit_layers(output, capture.outputs)
     grids = located.grids(outputs, one)
     (said,) = detached([output])
     targets = question.resolve(said)
@@ -110,10 +112,11 @@ def explain_in_steps(
         grid = found.grid or subject.grid
         at_grid = values.shape[1:] == (grid.height, grid.width)
         placement = grid.placement if at_grid else None
+        told = (no_evidence(layer),) if layer in own else ()
         for each, complete, kept in zip(values.cpu(), sums, maps, strict=True):
             good = bool(each.isfinite().all())
             kept[layer] = (
-                Found(each.numpy(), complete, passes=found.passes, placement=placement)
+                Found(each.numpy(), complete, told, passes=found.passes, placement=placement)
                 if good
                 else NonFinite(f"a score at {layer!r} is not finite")
             )

@@ -1,0 +1,76 @@
+"""Find the layers whose output is the model's own output: the logits before they are resized.
+
+The last layer of most segmenters returns the logits at a lower resolution. A map at that layer shows
+the explained class's own logits again, and nothing of what the model computed them from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Final
+
+from torch import Tensor
+from torch.autograd.graph import Node
+
+from cam.outputs.meaning import RESHAPING, operation_of
+from cam.outputs.output import Output
+
+_KEEPING: Final = RESHAPING | frozenset(
+    {"Add", "Cat", "ConstantPadNd", "Div", "Exp", "LogSoftmax", "Mul", "Neg", "Rsub", "Sigmoid"}
+    | {"Softmax", "Stack", "UpsampleBicubic2D", "UpsampleBilinear2D", "UpsampleNearest2D"}
+    | {"UpsampleNearestExact2D", "UpsampleBilinear2DAa", "UpsampleBicubic2DAa"}
+)
+"""Operations behind which the logits are the same numbers, resized, scaled, turned into
+probabilities, or added up from the logits of several branches; by their autograd names."""
+_CHOOSING: Final = frozenset({"Amax", "Clamp", "Gather", "IndexSelect", "Max", "Sqrt", "Topk"})
+"""Operations by which detectors choose and combine the scores that their last layers return."""
+
+
+def logit_layers(output: Output, layers: Mapping[str, Tensor]) -> set[str]:
+    """Return the layers of which the model's logits are made without any further computation.
+
+    The graph of the logits is followed through operations that reshape, select, resize and scale
+    numbers, turn them into probabilities, or add several. A layer whose output it reaches returns
+    logits. For a detector, the graph of its scores is followed, also through the choice of boxes
+    and through products of scores, such as of a class's with an objectness.
+
+    Args:
+        output: of one image, with its graph.
+        layers: layer name → its output in the same forward pass, with its graph.
+    """
+    detects = output.detections is not None
+    numbers = output.numbers[0]  # logits, segments, or the scores of detections
+    if numbers.grad_fn is None:
+        return set()
+    names: dict[Node | int, list[str]] = {}
+    for name, each in layers.items():
+        names.setdefault(each.grad_fn or id(each), []).append(name)
+    found: set[str] = set()
+    seen, waiting = {numbers.grad_fn}, [numbers.grad_fn]
+    while waiting:
+        node = waiting.pop()
+        found.update(names.get(node, names.get(id(getattr(node, "variable", None)), ())))
+        for each in _before(node, detects=detects):
+            if each not in seen:
+                seen.add(each)
+                waiting.append(each)
+    return found
+
+
+def no_evidence(name: str) -> str:
+    """Return the warning about a map at a layer that `logit_layers` returns."""
+    return (
+        f"layer {name!r} returns the model's own output, so the map shows the target's logits "
+        "again and not what they were computed from; an earlier layer shows that"
+    )
+
+
+def _before(node: Node, *, detects: bool) -> Iterable[Node]:
+    """Return the nodes from which a node got the same numbers."""
+    operation = operation_of(node)
+    if operation not in _KEEPING | (_CHOOSING if detects else frozenset()):
+        return ()
+    before = [each for each, _ in node.next_functions if each is not None]
+    # The product of two computed tensors is a computation, as that with a gate is.
+    gated = operation in ("Mul", "Div") and len(before) > 1 and not detects
+    return () if gated else before

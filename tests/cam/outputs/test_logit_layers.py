@@ -1,0 +1,151 @@
+"""A layer that returns the model's own output is no evidence for it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import interpolate
+
+from cam import default_layer, explain, survey
+from cam.errors import NoTargetLayer
+from cam.layers import stage_layers
+from tests.cam.detectors import Yolo, blurry
+from tests.cam.nets import images, segmenter
+
+
+class UNet(nn.Module):
+    """Two resolutions joined by a skip connection, then `out`, then whatever `ending` does."""
+
+    def __init__(self, ending: Callable[[Tensor], Tensor] = lambda logits: logits) -> None:
+        super().__init__()
+        self.down = nn.Sequential(nn.Conv2d(3, 4, 3, padding=1), nn.ReLU())
+        self.middle = nn.Sequential(nn.Conv2d(4, 6, 3, stride=2, padding=1), nn.ReLU())
+        self.up = nn.Sequential(nn.Conv2d(10, 5, 3, padding=1), nn.ReLU())
+        self.out = nn.Conv2d(5, 4, 1)
+        self.ending = ending
+
+    def forward(self, x: Tensor) -> Tensor:
+        fine = self.down(x)
+        coarse = interpolate(self.middle(fine), scale_factor=2)
+        return self.ending(self.out(self.up(torch.cat([fine, coarse], 1))))
+
+
+class Scores(nn.Module):
+    """FCN: the scores of two resolutions are added and enlarged."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fine = nn.Sequential(nn.Conv2d(3, 4, 3, 2, 1), nn.ReLU())
+        self.coarse = nn.Sequential(nn.Conv2d(4, 6, 3, 2, 1), nn.ReLU())
+        self.score_fine, self.score_coarse = nn.Conv2d(4, 3, 1), nn.Conv2d(6, 3, 1)
+
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        fine = self.fine(x)
+        coarse = self.score_coarse(self.coarse(fine))
+        scores = self.score_fine(fine) + interpolate(coarse, scale_factor=2)
+        return {"out": interpolate(scores, x.shape[-2:], mode="bilinear")}
+
+
+ENDINGS: dict[str, Callable[[Tensor], Tensor]] = {
+    "as they are": lambda logits: logits,
+    "enlarged": lambda logits: interpolate(logits, scale_factor=2, mode="bilinear"),
+    "some classes": lambda logits: logits[:, 1:],
+    "probabilities": lambda logits: logits.softmax(1),
+    "tempered": lambda logits: logits / 2.0,
+    "in half precision": lambda logits: logits.half(),
+    "one class": lambda logits: logits[:, :1],
+}
+
+
+@pytest.mark.parametrize("ending", ENDINGS)
+def test_the_default_layer_of_a_segmenter_is_not_its_logits(ending: str) -> None:
+    found = survey(UNet(ENDINGS[ending]), images(1))
+    assert [layer.name for layer in found if layer.logits] == ["out"]
+    assert default_layer(found) == "up"
+    assert stage_layers(found, "up") == ("up",)
+
+
+def test_logits_that_are_gated_are_evidence() -> None:
+    found = survey(UNet(lambda logits: logits * logits.mean((2, 3), keepdim=True)), images(1))
+    assert default_layer(found) == "out"
+
+
+def test_scores_of_several_resolutions_are_logits() -> None:
+    found = survey(Scores(), images(1))
+    assert {layer.name for layer in found if layer.logits} == {"score_fine", "score_coarse"}
+    assert default_layer(found) == "coarse"
+
+
+def test_the_default_layer_of_lraspp_is_in_front_of_its_two_branches_of_logits() -> None:
+    found = survey(segmenter(), images(1, size=64))
+    logits = {layer.name for layer in found if layer.logits}
+    assert logits == {"classifier", "classifier.low_classifier", "classifier.high_classifier"}
+    assert default_layer(found) == "classifier.cbr"
+
+
+@pytest.mark.parametrize("method", ["gradcam", "scorecam", "eigencam"])
+def test_logits_that_are_named_carry_a_warning(method: str) -> None:
+    model = UNet()
+    (named,) = explain(model, images(1), method=method, layer="out")
+    assert [each for each in named.warnings if "'out' returns the model's own output" in each]
+    (earlier,) = explain(model, images(1), method=method, layer="up")
+    assert not [each for each in earlier.warnings if "own output" in each]
+
+
+def test_a_model_of_logits_alone_has_no_default_layer() -> None:
+    with pytest.raises(NoTargetLayer, match="'0', returns the model's own output"):
+        default_layer(survey(nn.Sequential(nn.Conv2d(3, 4, 3, padding=1)), images(1)))
+
+
+def test_class_maps_that_are_averaged_are_evidence() -> None:
+    """As in SqueezeNet, where they are the class activation maps themselves."""
+    model = nn.Sequential(
+        nn.Conv2d(3, 4, 3, padding=1), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten()
+    )
+    assert default_layer(survey(model, images(1))) == "1"
+
+
+class Joined(Yolo):
+    """Places and classes from one convolution, as in YOLOv5."""
+
+    def _head(self, width: int, channels: int) -> nn.Module:
+        return nn.ModuleList([nn.Conv2d(width, channels, 1)])
+
+    def forward(self, x: Tensor) -> Tensor:  # type: ignore[override]
+        features = self.stem(x)
+        said = self.heads[0][0](features)
+        height, width = features.shape[-2:]
+        y, across = torch.meshgrid(torch.arange(height), torch.arange(width), indexing="ij")
+        centres = (torch.stack([across, y]) + 0.5 + said[:, :2].tanh() / 2) * 8
+        sides = 16 * said[:, 2:4].exp().clamp(max=4)
+        rows = torch.cat([centres, sides, said[:, 4:].sigmoid()], 1)
+        return rows.flatten(2).transpose(1, 2)
+
+
+def test_a_layer_that_returns_the_boxes_is_no_level_of_a_detector() -> None:
+    torch.manual_seed(0)
+    model = Joined("yolov5").eval()
+    found = survey(model, blurry(64))
+    assert {layer.name for layer in found if layer.logits} == {"heads.0.0"}
+    assert [layer.name for layer in found if layer.level] == ["stem"]
+    (explanation,) = explain(model, blurry(64), method="odam")
+    assert explanation.layer == "stem"
+
+
+@pytest.mark.slow
+def test_the_default_layer_of_segformer_is_not_its_logits() -> None:
+    from transformers import SegformerConfig, SegformerForSemanticSegmentation
+
+    sizes = {"hidden_sizes": [8, 8, 8, 8], "depths": [1] * 4, "num_attention_heads": [1] * 4}
+    model = SegformerForSemanticSegmentation(
+        SegformerConfig(**sizes, decoder_hidden_size=8, num_labels=3)
+    )
+    found = survey(model, images(1, size=64))
+    assert {layer.name for layer in found if layer.logits} == {
+        "decode_head",
+        "decode_head.classifier",
+    }
+    assert default_layer(found) == "decode_head.dropout"
