@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -65,6 +66,33 @@ def recorded(model: nn.Module, layer: str) -> Iterator[Record]:
         yield record
 
 
+@dataclass(frozen=True)
+class Repetition:
+    """How a stored tensor of one image becomes that of several images."""
+
+    axis: int | None = 0
+    """Axis along which the tensor is repeated; None if it is the same for every image."""
+    interleaved: bool = False
+    """Whether the rows of one image are apart, with those of the other images between them."""
+
+    def of(self, value: Any, count: int, *, copied: bool) -> Any:
+        """Repeat the tensor for `count` images. With `copied=False` the result may share memory
+        among the images and then cannot be written to. Other values are returned unchanged."""
+        if not isinstance(value, Tensor) or not value.ndim or self.axis is None:
+            return value
+        if count == 1 and value.shape[self.axis] != 1:
+            return value
+        if self.interleaved:
+            return value.repeat_interleave(count, self.axis)
+        sizes = [1] * value.ndim
+        if copied or count == 1 or value.shape[self.axis] != 1:
+            sizes[self.axis] = count
+            return value.repeat(sizes)
+        sizes = [-1] * value.ndim
+        sizes[self.axis] = count
+        return value.expand(sizes)
+
+
 class Replay:
     """The stored outputs of a model for one image, up to `layer`.
 
@@ -95,6 +123,7 @@ class Replay:
             raise LayerNotSpatial(f"layer {layer!r} returns a {returned}, not a tensor")
         self._model, self._layer, self._image = model, layer, image
         self._copied = False
+        self._known: dict[str, list[Any]] | None = _UNKNOWN
         self.activation = record.output
         # The modules inside a kept module do not run again.
         self.trunk = {
@@ -114,7 +143,7 @@ class Replay:
 
     def output(self, activations: Tensor) -> Any:
         """Return the model's output that results from n outputs of the layer, (n, …)."""
-        if self.opaque and len(activations) > 1:
+        if len(activations) > 1 and (self.opaque or self._repetitions() is None):
             # A stored output that cannot be repeated (a detector's list of images) is replayed
             # for one activation at a time.
             return _joined([self.output(each[None]) for each in activations])
@@ -128,25 +157,85 @@ class Replay:
 
     def _run(self, activations: Tensor) -> Any:
         count = len(activations)
+        many = count if len(self._image) == 1 else 1  # the stored outputs may be of all images
         modules = dict(self._model.named_modules())
+        known = self._repetitions() if many > 1 else {}
         with ExitStack() as scope:
             scope.enter_context(evaluating(self._model))
             scope.enter_context(_returning(modules[self._layer], [activations.clone()]))
             for name, outputs in self.trunk.items():
-                repeat = partial(_repeat, count, copied=self._copied)
-                repeated = [_pytree.tree_map(repeat, each) for each in outputs]
-                scope.enter_context(_returning(modules[name], repeated))
-            return self._model(_repeat(count, self._image, copied=self._copied))
+                hows = (known or {}).get(name, outputs)
+                repeat = partial(_repeated, count=many, copied=self._copied)
+                scope.enter_context(
+                    _returning(modules[name], _pytree.tree_map(repeat, outputs, hows))
+                )
+            return self._model(Repetition().of(self._image, many, copied=self._copied))
+
+    def _repetitions(self) -> dict[str, list[Any]] | None:
+        """Return how the stored outputs become those of several images: name → for each call its
+        output with a `Repetition` in place of each value. None if they cannot be repeated.
+
+        Outputs with one row, for the one image, are repeated along their first axis. If there are
+        others (windows or tokens may lie in the first axis), a pass of two images shows it.
+        """
+        if self._known is _UNKNOWN:
+            leaves = _pytree.tree_leaves(self.trunk)
+            plain = all(not isinstance(x, Tensor) or x.shape[:1] in ((), (1,)) for x in leaves)
+            self._known = {} if plain or len(self._image) != 1 else self._compared()
+        return self._known
+
+    def _compared(self) -> dict[str, list[Any]] | None:
+        pair = torch.cat([self._image, self._image.flip(-1) / 2 - 1])
+        try:
+            with (
+                evaluating(self._model),
+                torch.no_grad(),
+                recorded(self._model, self._layer) as record,
+            ):
+                self._model(pair)
+            return {
+                name: _pytree.tree_map(_repetition, outputs, record.trunk[name])
+                for name, outputs in self.trunk.items()
+            }
+        except Exception:  # the model may raise anything for two images, and it need not see two
+            return None
 
 
-def _repeat(count: int, value: Any, *, copied: bool) -> Any:
-    """Repeat the tensor of one image for `count` images. With `copied=False` the result may share
-    memory among the images and then cannot be written to. Other values are returned unchanged."""
-    if isinstance(value, Tensor) and value.ndim and len(value) == 1:
-        if copied or count == 1:
-            return value.repeat(count, *[1] * (value.ndim - 1))
-        return value.expand(count, *value.shape[1:])
-    return value
+_UNKNOWN: Any = object()
+
+
+def _repeated(value: Any, how: Any, *, count: int, copied: bool) -> Any:
+    how = how if isinstance(how, Repetition) else Repetition()
+    return how.of(value, count, copied=copied)
+
+
+def _repetition(one: Any, two: Any) -> Repetition:
+    """Return how a value for one image became the value for this image and another.
+
+    Raises:
+        ValueError: if the values of the first image are not a part of the values for both.
+    """
+    if not isinstance(one, Tensor) or not one.ndim:
+        return Repetition(None)
+    if one.shape == two.shape and _alike(one, two):
+        return Repetition(None)
+    for axis, size in enumerate(one.shape):
+        if two.shape == (*one.shape[:axis], 2 * size, *one.shape[axis + 1 :]):
+            if _alike(one, two.narrow(axis, 0, size)):
+                return Repetition(axis)
+            first = torch.arange(0, 2 * size, 2, device=two.device)
+            if _alike(one, two.index_select(axis, first)):
+                return Repetition(axis, interleaved=True)
+    raise ValueError
+
+
+def _alike(one: Tensor, other: Tensor) -> bool:
+    """Return whether two tensors hold the same numbers, up to the rounding of another batch."""
+    if not one.is_floating_point():
+        return torch.equal(one, other)
+    tolerance = max(1e-4, 8 * torch.finfo(one.dtype).eps)
+    scale = float(one.abs().max()) if one.numel() else 0.0
+    return torch.allclose(one, other, rtol=tolerance, atol=tolerance * scale, equal_nan=True)
 
 
 def _joined(outputs: list[Any]) -> Any:

@@ -1,7 +1,7 @@
 """Find the layers whose output is the model's own output: the logits before they are resized.
 
-The last layer of most segmenters returns the logits at a lower resolution. A map at that layer shows
-the explained class's own logits again, and nothing of what the model computed them from.
+The last layer of most segmenters returns the logits at a lower resolution. A map at that layer
+shows the explained class's own logits again, and nothing of what the model computed them from.
 """
 
 from __future__ import annotations
