@@ -87,6 +87,7 @@ class Simulated:
             unsuited={},
             max_batch=128,
             batching=None,
+            stochastic=None,
             fingerprint="simulated",
         )
         random = np.random.default_rng(0)

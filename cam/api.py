@@ -11,6 +11,7 @@ from __future__ import annotations
 import fnmatch
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 from itertools import chain
 from typing import Literal
 
@@ -38,8 +39,9 @@ from cam.layers import Layer, default_layer, level_layers, stage_layers, survey
 from cam.methods import Method
 from cam.outputs.meaning import resolve_reading
 from cam.outputs.reading import Activation, Reading
+from cam.passes.batch_dependence import conduct_of
 from cam.passes.onepass import explain_batch
-from cam.passes.stepwise import explain_in_steps, finish
+from cam.passes.stepwise import CHUNK, explain_in_steps, finish
 from cam.positions.locate import Reshape, declared
 
 
@@ -69,7 +71,9 @@ def explain(
     Args:
         images: float (B, C, H, W), preprocessed, on the model's device and in its dtype. The images
             share forward passes. If the model's output for an image depends on the other images of
-            its batch (see `cam.passes.batch_dependence.sees_company`), pass one image per call.
+            its batch, or if the model takes one image at a time, the images are explained one by
+            one, and a warning says why. A warning also says if the model is stochastic. A few
+            passes at the first call find this out: see `cam.passes.batch_dependence.Conduct`.
         target: the class to explain, the same for every image; None for each image's predicted
             class; a tensor or NumPy array of integers (B,) with one class for each image
             (`logits.argmax(1)`); a Target for contrasts, masks, boxes, units and more; a list or
@@ -132,25 +136,51 @@ def explain(
             rest = (way.name, tuple(names), budget_of(budget), signed, smooth, fuse, used)
             questions.append([Question(targets, *rest) for targets in asked])
             questions[-1][0].check()
-        if any(each[0].in_steps for each in questions):
+        in_steps = any(each[0].in_steps for each in questions)
+        if in_steps:
             reading, _ = resolve_reading(model, images[:1], reading)
-        together = [each for each in questions if not each[0].in_steps]
-        answers = iter(
-            explain_batch(model, images, list(chain(*together)), reading=reading)
-            if together
-            else []
-        )
-        found: list[list[Explanation]] = [[] for _ in images]
-        for each in questions:
-            for image, question, explanations in zip(images, each, found, strict=True):
-                if question.in_steps:
-                    steps = explain_in_steps(model, image, question, reading=reading)
-                    answer = finish(steps)
-                else:
-                    answer = next(answers)
-                if isinstance(answer, CamError):
-                    raise answer
-                explanations.extend(answer.explanations)
+        conduct = conduct_of(model, images[:1], reading, many=in_steps or len(images) > 1)
+        size = 1 if conduct.company else len(images)
+        found: list[Explanation] = []
+        for start in range(0, len(images), size):
+            some = slice(start, start + size)
+            asked_of = [each[some] for each in questions]
+            found += _answered(model, images[some], asked_of, reading, alone=bool(conduct.company))
+    if not conduct.warnings:
+        return found
+    return [replace(each, warnings=(*each.warnings, *conduct.warnings)) for each in found]
+
+
+def _answered(
+    model: nn.Module,
+    images: Tensor,
+    questions: Sequence[Sequence[Question]],
+    reading: Reading,
+    *,
+    alone: bool,
+) -> list[Explanation]:
+    """Return the explanations ordered by image, then by question. `questions` holds for each method
+    one question for each image. If `alone`, each pass is of one image.
+
+    Raises:
+        CamError: if a question has an error instead of an answer.
+    """
+    together = [each for each in questions if not each[0].in_steps]
+    answers = iter(
+        explain_batch(model, images, list(chain(*together)), reading=reading) if together else []
+    )
+    found: list[list[Explanation]] = [[] for _ in images]
+    for each in questions:
+        for image, question, explanations in zip(images, each, found, strict=True):
+            if question.in_steps:
+                chunk = 1 if alone else CHUNK
+                steps = explain_in_steps(model, image, question, chunk=chunk, reading=reading)
+                answer = finish(steps)
+            else:
+                answer = next(answers)
+            if isinstance(answer, CamError):
+                raise answer
+            explanations.extend(answer.explanations)
     return list(chain(*found))
 
 

@@ -91,6 +91,12 @@ def images_of(images: Tensor) -> Tensor:
         raise InvalidImages(f"the images are {shape}, not (batch, channels, height, width)")
     if not images.numel():
         raise InvalidImages(f"the images are {shape}: there is nothing to see")
+    if shape[3] <= 4 < min(shape[1:3]):
+        raise InvalidImages(
+            f"the images are {shape}, which looks like (batch, height, width, channels): pass "
+            "images.permute(0, 3, 1, 2), and to a model that takes channels last, a module that "
+            "permutes them back before it calls the model"
+        )
     if not images.is_floating_point():
         raise InvalidImages(
             f"the images are {images.dtype}, not floating point: preprocess them as the model needs"

@@ -180,6 +180,12 @@ def default_layer(layers: list[Layer]) -> str:
             "records no gradients; a method without any, such as eigencam, can be asked for one by "
             f"its name, such as {frozen[-1]!r}"
         )
+    if all(layer.shape is None for layer in layers):
+        raise NoTargetLayer(
+            "no module in the model runs and returns a tensor, as in a program of torch.export, so "
+            "no layer can be looked at; occlusion, rise, gradient, smoothgrad and "
+            "integratedgradients need none"
+        )
     own = [layer.name for layer in layers if layer.explainable and layer.logits]
     if own:
         raise NoTargetLayer(

@@ -1,27 +1,102 @@
-"""Check whether a model's output for an image depends on the other images of its batch.
+"""Check whether a model's output depends on more than the image: on its batch, or on chance.
 
-In some models it does, even in eval mode: models with a batch normalisation without running
-statistics, with an attention whose batch and token axes are swapped, or with activations that are
-quantised by the range of the batch. The map of an image then depends on the other images, too.
+In some models the output for an image depends on the other images of the batch, even in eval mode:
+models with a batch normalisation without running statistics, with an attention whose batch and
+token axes are swapped, or with activations that are quantised by the range of the batch. The map of
+an image then depends on the other images, too. A stochastic model, such as one whose dropout is
+always on, returns another output in every pass.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
 
 from cam.hooks.inference import evaluating
-from cam.outputs.output import Output, outputs_of, watching
+from cam.outputs.output import Output, one_each, outputs_of, size_of, watching
 from cam.outputs.reading import AUTO, Reading
 
 COMPANY = 3
 """Number of images in each compared batch: the tested image, one before it and one after it."""
 
 
+@dataclass(frozen=True)
+class Conduct:
+    """On what a model's output depends beside the image: see `conduct_of`."""
+
+    stochastic: str | None
+    """See `is_stochastic`."""
+    company: str | None = None
+    """See `sees_company`."""
+    examined: bool = False
+    """Whether `company` is known."""
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """Sentences for the warnings of the model's maps."""
+        alone = self.company and f"the image was explained alone: {self.company}"
+        return tuple(each for each in (self.stochastic, alone) if each)
+
+
+_KNOWN: WeakKeyDictionary[nn.Module, Conduct] = WeakKeyDictionary()
+
+
+def conduct_of(
+    model: nn.Module, image: Tensor, reading: Reading = AUTO, *, many: bool = True
+) -> Conduct:
+    """Return on what the model's output depends beside the image. It is kept for as long as the
+    model exists, so that the two passes of the image, and two of three images, are made once.
+
+    Args:
+        image: float (1, C, H, W), on the model's device and in its dtype.
+        many: whether batches of several images will be passed; if not, `company` is None.
+    """
+    found = _KNOWN.get(model)
+    if found is None:
+        found = Conduct(is_stochastic(model, image, reading))
+    if many and not found.examined:
+        found = replace(found, company=sees_company(model, image, None, reading), examined=True)
+    _KNOWN[model] = found
+    return found if many else replace(found, company=None)
+
+
+def is_stochastic(model: nn.Module, image: Tensor, reading: Reading = AUTO) -> str | None:
+    """Check whether two passes of one image give different outputs.
+
+    The model and torch's random state are left as found.
+
+    Args:
+        image: float (1, C, H, W), on the model's device and in its dtype.
+        reading: how the model's output is read.
+
+    Returns:
+        A sentence that says that the model is stochastic, for the warnings of a map; None if the
+        outputs are the same, up to 1e-4 of the spread of the logits (1e-2 in half precision).
+    """
+    with _undisturbed(model, image):
+        first, second = (_numbers(_only(model(image.clone()), image, reading)) for _ in range(2))
+    found = "others"
+    if first.shape == second.shape:
+        if not first.numel() or not first.isfinite().all():
+            return None
+        spread, difference = _spread(first), float((second - first).abs().max())
+        if difference <= _tolerance(image.dtype) * spread:
+            return None
+        found = f"outputs that differ by {difference:.2g}, of a spread of {spread:.2g}"
+    return (
+        f"the model is stochastic: two passes of one image give {found}, as with a dropout that is "
+        "always on, so this map is one of many that the model gives"
+    )
+
+
 def sees_company(
-    model: nn.Module, image: Tensor, layer: str, reading: Reading = AUTO
+    model: nn.Module, image: Tensor, layer: str | None = None, reading: Reading = AUTO
 ) -> str | None:
     """Check whether the model's output for an image depends on the other images of its batch.
 
@@ -36,7 +111,7 @@ def sees_company(
     Args:
         image: float (1, C, H, W), on the model's device and in its dtype; not constant.
         layer: the name of a module whose output is compared, too, because a detector may detect
-            nothing in the image.
+            nothing in the image; None for the model's output alone.
         reading: how the model's output is read.
 
     Returns:
@@ -56,7 +131,7 @@ def sees_company(
             return f"the shape of {name} for an image depends on the others of its batch"
         if not expected.numel() or not expected.isfinite().all():
             continue
-        spread = float(expected.max() - expected.min()) or float(expected.abs().max())
+        spread = _spread(expected)
         difference = float((found - expected).abs().max())
         if not difference <= _tolerance(image.dtype) * spread:
             return (
@@ -66,27 +141,42 @@ def sees_company(
     return None
 
 
+def _only(raw: Any, image: Tensor, reading: Reading) -> Output:
+    return one_each(outputs_of(raw, size=size_of(image), reading=reading, batch=1), image)[0]
+
+
+@contextmanager
+def _undisturbed(model: nn.Module, images: Tensor) -> Iterator[None]:
+    """Run the model in eval mode, without gradients, and restore torch's random state."""
+    devices = [images.device] if images.device.type == "cuda" else []
+    with evaluating(model), torch.random.fork_rng(devices), torch.no_grad():
+        yield
+
+
+def _spread(values: Tensor) -> float:
+    return float(values.max() - values.min()) or float(values.abs().max())
+
+
 def _tolerance(dtype: torch.dtype) -> float:
     return 1e-2 if torch.finfo(dtype).bits < 32 else 1e-4
 
 
 def _middle(
-    model: nn.Module, images: list[Tensor], layer: str, reading: Reading
+    model: nn.Module, images: list[Tensor], layer: str | None, reading: Reading
 ) -> dict[str, Tensor]:
     """Return the model's output, and the layer's output, for the middle one of three images."""
     batch, middle = torch.cat(images), len(images) // 2
-    devices = [batch.device] if batch.device.type == "cuda" else []
-    with (
-        evaluating(model),
-        watching(model, [layer]) as seen,
-        torch.random.fork_rng(devices),  # dropout that is always on must not count as a difference
-        torch.no_grad(),
-    ):
-        torch.manual_seed(0)
-        outputs = outputs_of(model(batch), reading=reading, batch=len(images))
+    names = [] if layer is None else [layer]
+    with _undisturbed(model, batch), watching(model, names) as seen:
+        torch.manual_seed(0)  # dropout that is always on must not count as a difference
+        outputs = outputs_of(model(batch), size=size_of(batch), reading=reading, batch=len(images))
     if len(outputs) != len(images):
         raise ValueError(f"it has {len(outputs)} outputs")
-    found = {f"the output of {layer!r}": values for values in _rows(seen.get(layer), middle)}
+    found = {
+        f"the output of {name!r}": values
+        for name in names
+        for values in _rows(seen.get(name), middle)
+    }
     return {"the output": _numbers(outputs[middle]), **found}
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import ExitStack
+from typing import Final
 
 from torch import Tensor, nn
 
@@ -33,13 +34,16 @@ from cam.passes.augmentation import explain_augmented
 from cam.passes.composition import Found, compose
 from cam.positions.locate import locate
 
+CHUNK: Final = 16
+"""Number of images in one pass, unless the caller sets another."""
+
 
 def explain_in_steps(
     model: nn.Module,
     image: Tensor,
     question: Question,
     *,
-    chunk: int = 16,
+    chunk: int = CHUNK,
     reading: Reading = AUTO,
     stop: Callable[[], bool] = never,
 ) -> AnswerSteps:

@@ -15,7 +15,7 @@ from cam import Layer, Reading, survey
 from cam.hooks.grids import Location
 from cam.methods.abilities import unsuited
 from cam.outputs.output import size_of
-from cam.passes.batch_dependence import sees_company
+from cam.passes.batch_dependence import is_stochastic, sees_company
 from cam.passes.layout import laid_out, lay_out
 from cam.positions.locate import locate, remember
 from service.core.disk_cache import Kept
@@ -40,6 +40,8 @@ class Examination:
     """Method name → the reason why the model does not support it."""
     batching: str | None
     """Why images must be passed one by one; None if they may share a batch."""
+    stochastic: str | None
+    """Why two passes of one image differ; None if they do not."""
     channels_last: bool
 
 
@@ -67,6 +69,7 @@ def examine(
     batching = None
     if entry.max_batch > 1:
         batching = sees_company(module, image, default, reading)
+    stochastic = is_stochastic(module, image, reading)
     if entry.layout == "auto":
         most = 1 if batching else entry.max_batch
         channels_last = laid_out(module, image, batch=min(most, 4))
@@ -76,7 +79,7 @@ def examine(
     located = locate(module, image).found
     log.info("model %s: examined in %.1f s", entry.name, perf_counter() - started)
     return Examination(
-        reading, reason, layers, dict(located), default, cannot, batching, channels_last
+        reading, reason, layers, dict(located), default, cannot, batching, stochastic, channels_last
     )
 
 

@@ -139,6 +139,8 @@ def load(entry: ModelEntry, cache: DiskCache = OFF) -> ServedModel:
         grid = next(layer.grid for layer in layers if layer.name == default)
         assert grid  # an explainable layer has one
         head = None if "cam" in cannot else pooled_head(module, image, default, grid, reading)
+        if found.stochastic:
+            log.warning("model %s: %s", entry.name, found.stochastic)
         if found.batching:
             log.warning("model %s is given images one by one: %s", entry.name, found.batching)
             entry = entry.model_copy(update={"max_batch": 1})
@@ -183,6 +185,7 @@ def load(entry: ModelEntry, cache: DiskCache = OFF) -> ServedModel:
         unsuited=cannot,
         max_batch=entry.max_batch,
         batching=found.batching,
+        stochastic=found.stochastic,
         channels_last=found.channels_last,
         head=head,
         paths=_paths(entry, module, default, kind, device, head, reading, kept),

@@ -64,6 +64,8 @@ class ModelInfo:
     batching: str | None
     """Reason why the model gets one image at a time, whatever its entry sets; None if it takes
     batches."""
+    stochastic: str | None
+    """Warning about every map, if two passes of one image differ; None if they do not."""
     fingerprint: str
     """Digest of the weights and of everything else that maps depend on, followed by the first
     characters of the audit's digest if there is an audit: `method=auto` depends on it."""

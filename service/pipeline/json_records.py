@@ -87,6 +87,7 @@ def describe(
         warnings=[
             *([_flat_warning(drawing, explanation)] if flat and explanation.reached else []),
             *explanation.warnings,
+            *([model.stochastic] if model.stochastic else []),
         ],
     )
 

@@ -190,17 +190,19 @@ def row_of(
         map_height=values.shape[0],
         map_width=values.shape[1],
         picture=picture,
-        warning="; ".join(_warnings(drawing, explanation)) or None,
+        warning="; ".join(_warnings(drawing, explanation, model)) or None,
     )
 
 
-def _warnings(drawing: Drawing, explanation: Explanation) -> Iterator[str]:
+def _warnings(drawing: Drawing, explanation: Explanation, model: ModelInfo) -> Iterator[str]:
     if not drawing.scaled_inside.any():
         if explanation.map.max() > explanation.map.min():
             yield "the model saw too few pixels to show the map on them"
         else:
             yield f"the map is {'the same' if explanation.map.any() else 'zero'} everywhere"
     yield from explanation.warnings
+    if model.stochastic:
+        yield model.stochastic
 
 
 def failed_row(name: str, problem: Problem, asked: str | None) -> Row:

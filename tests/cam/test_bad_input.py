@@ -107,6 +107,11 @@ WRONG_IMAGES: dict[str, tuple[Any, type[CamError], str]] = {
     "half": (images(1).half(), InvalidImages, "are torch.float16, the model is torch.float32"),
     "array": (images(1).numpy(), InvalidImages, "of float32, not a uint8 array"),
     "list": ([images(1)], InvalidImages, "are a list of Tensor, not"),
+    "channels last": (
+        images(1).permute(0, 2, 3, 1),
+        InvalidImages,
+        r"are \(1, 8, 8, 3\), which looks like \(batch, height, width, channels\)",
+    ),
     "nothing": (None, InvalidImages, "are a NoneType, not"),
     "nan": (torch.cat([images(1), images(1) * torch.nan]), NonFinite, "image 1 has pixels that"),
     "infinite": (images(1) / 0, NonFinite, "image 0 has pixels that"),

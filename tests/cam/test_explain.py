@@ -179,7 +179,7 @@ def test_what_is_asked_wrongly_is_named(
 
 def test_a_model_without_logits_is_refused() -> None:
     model = nn.Sequential(nn.Conv2d(3, 3, 1), nn.Flatten(2))
-    with pytest.raises(NotLogits, match=r"\(2, 3, 64\), not logits of shape \(batch, classes\)"):
+    with pytest.raises(NotLogits, match=r"\(1, 3, 64\), not logits of shape \(batch, classes\)"):
         explain(model, images(), layer="0")
 
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 
-from cam import METHODS, ClassTarget, Question, explain_in_steps
-from cam.passes.batch_dependence import sees_company
+from cam import METHODS, ClassTarget, Question, explain, explain_in_steps
+from cam.errors import NoTargetLayer
+from cam.passes.batch_dependence import is_stochastic, sees_company
 from cam.passes.stepwise import finish
 from tests.cam.nets import DETECTING, Scale, Small, detector, hook_count, images, segmenter, small
 from tests.service.factories import vit
@@ -175,3 +177,63 @@ def test_with_chunks_of_one_no_pass_has_two_images(method: str) -> None:
     other.remove()
     assert not isinstance(answer, Exception)
     assert sizes == {1}
+
+
+def test_images_of_a_model_that_mixes_them_are_explained_one_by_one() -> None:
+    model, x = built(BatchNormed), images(3)
+    together = explain(model, x, method=["gradcam", "hirescam"], layer="relu2", target=1)
+    assert len(together) == 6
+    for row, image in enumerate(x):
+        alone = explain(model, image[None], method=["gradcam", "hirescam"], layer="relu2", target=1)
+        for one, other in zip(together[2 * row : 2 * row + 2], alone, strict=True):
+            assert one.method == other.method
+            np.testing.assert_array_equal(one.map, other.map)
+            assert not other.warnings
+            (warning,) = one.warnings
+            assert re.match("the image was explained alone: the output for an image", warning)
+
+
+def test_masked_images_of_a_model_that_mixes_them_are_passed_one_by_one() -> None:
+    model, x = built(BatchNormed), images(1)
+    batches: list[int] = []
+    model.register_forward_hook(lambda module, args, output: batches.append(len(args[0])))
+    (explanation,) = explain(model, x, method="occlusion", target=1, budget=20)
+    assert set(batches[-5:]) == {1}
+    assert "explained alone" in explanation.warnings[0]
+
+
+def test_a_model_that_keeps_images_apart_is_examined_once() -> None:
+    model, passes = built(Small), list[int]()
+    model.register_forward_hook(lambda module, args, output: passes.append(len(args[0])))
+    for _ in range(3):
+        found = explain(model, images(2), layer="relu2", target=1)
+        assert not any(each.warnings for each in found)
+    assert sorted(passes).count(3) == 2  # whether the images are kept apart
+    assert sorted(passes).count(2) == 3
+
+
+@pytest.mark.parametrize("method", ["gradcam", "rise", "gradient"])
+def test_a_stochastic_model_is_told_so(method: str) -> None:
+    (found,) = explain(built(Dropping), images(1), method=method, layer="relu2", target=1, budget=4)
+    assert any(each.startswith("the model is stochastic: two passes") for each in found.warnings)
+    (other,) = explain(built(Small), images(1), method=method, layer="relu2", target=1, budget=4)
+    assert not any("stochastic" in each for each in other.warnings)
+
+
+def test_the_check_for_chance_leaves_the_random_state() -> None:
+    model = built(Dropping)
+    before = torch.random.get_rng_state()
+    assert is_stochastic(model, images(1))
+    torch.testing.assert_close(torch.random.get_rng_state(), before)
+
+
+def test_a_program_of_a_fixed_batch_is_explained_one_by_one() -> None:
+    x = images(2)
+    program = torch.export.export(built(Small), (x[:1],)).module()
+    found = explain(program, x, method=["occlusion", "gradient"], target=1, budget=9)
+    expected = explain(built(Small), x, method=["occlusion", "gradient"], target=1, budget=9)
+    for one, other in zip(found, expected, strict=True):
+        np.testing.assert_allclose(one.map, other.map, rtol=1e-4, atol=1e-7)
+        assert "fails on a batch of 3 images" in one.warnings[0]
+    with pytest.raises(NoTargetLayer, match="as in a program of torch"):
+        explain(program, x)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import io
 import logging
 from concurrent.futures import ThreadPoolExecutor
@@ -12,7 +13,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 from starlette.testclient import TestClient
-from torch import nn
+from torch import Tensor, nn
 
 from cam import ClassTarget, Question
 from service.core.metrics import Metrics
@@ -39,6 +40,18 @@ def mixing() -> nn.Module:
     normed = nn.BatchNorm2d(4, track_running_stats=False)
     model.relu1 = nn.Sequential(normed, nn.ReLU())  # type: ignore[assignment]
     return model.eval()
+
+
+def dropping() -> nn.Module:
+    """Its dropout is on in eval mode, too."""
+    model = Small()
+    model.dropout = AlwaysDropout()  # type: ignore[assignment]
+    return model.eval()
+
+
+class AlwaysDropout(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return nn.functional.dropout(x, 0.5, training=True)
 
 
 def picture(seed: int) -> NDArray[np.uint8]:
@@ -112,3 +125,17 @@ def test_over_http() -> None:
         wait_until_ready(client)
         for seed, found in enumerate(together, start=1):
             np.testing.assert_array_equal(found, heat(seed))
+
+
+def test_a_stochastic_model_is_told_so_in_answers() -> None:
+    source = "factory:tests.service.engine.test_batch_dependence:dropping"
+    entry = ModelEntry(name="dropping", source=source, **GIVEN)
+    photo = base64.b64encode(encoded(noise(32, 32, 1))).decode()
+    asked = {"instances": [{"image": {"b64": photo}}], "parameters": {"target": 1}}
+    with TestClient(create_app(Settings(), [entry, TINY])) as client:
+        wait_until_ready(client)
+        for name, stochastic in (("dropping", True), ("tiny", False)):
+            found = client.post(f"/v1/models/{name}:explain", json=asked).json()
+            warnings = found["explanations"][0]["warnings"]
+            told = [each for each in warnings if each.startswith("the model is stochastic: two")]
+            assert bool(told) is stochastic

@@ -49,6 +49,7 @@ def info(name: str = "m", fingerprint: str = "one") -> ModelInfo:
         unsuited={},
         max_batch=4,
         batching=None,
+        stochastic=None,
         fingerprint=fingerprint,
     )
 
