@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from cam import METHODS, ClassTarget, Target, UnitTarget, explain
 from cam.errors import MethodUnsuited
+from cam.passes.batch_dependence import conduct_of
 from cam.positions.locate import locate
 from tests.cam.nets import images, small
 
@@ -85,6 +86,7 @@ def test_a_model_that_changes_the_photo_in_place_gets_the_same_one_each_time(met
 def test_a_graph_is_made_where_it_is_needed_alone(method: str) -> None:
     model = InPlace().eval()
     locate(model, images(1), ["inner.relu2"])
+    conduct_of(model, images(1))
     model.modes.clear()
     explain(
         model,

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from cam import ClassTarget, Explanation, SimilarityTarget, UnitTarget, explain
 from cam.errors import MethodUnsuited
+from cam.passes.batch_dependence import conduct_of
 from cam.positions.locate import locate
 from tests.cam.methods.test_perturbation import PHOTO
 from tests.cam.nets import Scale
@@ -62,9 +63,10 @@ def passes_of(
     photo: Tensor, method: str, *, budget: int | None = None
 ) -> tuple[Explanation, list[Tensor]]:
     """An explanation by a `Spy`, and the images of each pass of the method itself: it is known
-    where the layer lies and how the output is read."""
+    where the layer lies, how the output is read, and that the model keeps images apart."""
     model = Spy()
     locate(model, photo, ["layer"])
+    conduct_of(model, photo)
     model.seen.clear()
     (found,) = explain(
         model,

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from cam import ClassTarget, explain
 from cam.drawing.heatmap import minmax, resize
 from cam.errors import MethodUnsuited
+from cam.passes.batch_dependence import conduct_of
 from tests.cam.nets import hook_count, small
 
 
@@ -69,6 +70,8 @@ def test_smoothgrads_noise_and_mean() -> None:
     model = Seen()
     photo = torch.zeros(1, 3, 40, 40)
     photo[0, 0], photo[0, 1, 0, 0] = 3, -1  # a range of 4: σ = 0.6
+    conduct_of(model, photo)
+    model.seen.clear()
     (found,) = explain(model, photo, target=1, method="smoothgrad", budget=20, activation="softmax")
     noisy = torch.cat(model.seen[1:])
     noise = noisy - photo
@@ -83,6 +86,8 @@ def test_smoothgrads_noise_and_mean() -> None:
 
 def test_integrated_gradients_go_in_equal_steps_from_gray_to_the_photo() -> None:
     model = Seen()
+    conduct_of(model, PHOTO)
+    model.seen.clear()
     explain(model, PHOTO, target=0, method="integratedgradients", budget=4, activation="softmax")
     shares = torch.tensor([1 / 8, 3 / 8, 5 / 8, 7 / 8])[:, None, None, None]
     whole, steps, ends = model.seen
