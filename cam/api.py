@@ -15,10 +15,11 @@ from dataclasses import replace
 from itertools import chain
 from typing import Literal
 
-from torch import nn
+from torch import Tensor, nn
 
 from cam.errors import CamError, UnknownLayer
 from cam.explanation import Explanation, Fusion, Question, Smoothing
+from cam.hooks.calls import call_of
 from cam.hooks.inference import alone
 from cam.inputs import (
     Images,
@@ -86,7 +87,8 @@ def explain(
             model's own output; for a detector the last one that every box depends on, for odam all
             layers that boxes are made from, and for refinecam the last layer of each of the last
             four stages (resolutions). A pattern such as "blocks.*.norm1" stands for all matching
-            layers at which a map can be made.
+            layers at which a map can be made. "conv#2" is the second call of a module that runs
+            several times in a pass.
         budget: the largest number of forward passes of each image, for a method that needs many; 1
             or more.
         signed, smooth, fuse: see `Question`.
@@ -196,7 +198,12 @@ def _meant(name: str, method: Method, layers: list[Layer]) -> Sequence[str]:
         return level_layers(layers) if method.levels else (default_layer(layers),)
     if not is_pattern(name):
         return (name,)
-    usable = [layer.name for layer in layers if layer.explainable]
+    of_calls = "#" in name  # a pattern for modules does not mean their single calls
+    usable = [
+        layer.name
+        for layer in layers
+        if layer.explainable and (of_calls or call_of(layer.name)[1] is None)
+    ]
     found = fnmatch.filter(usable, name)
     if not found:
         raise UnknownLayer(

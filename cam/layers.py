@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from cam.errors import NoTargetLayer
+from cam.hooks.calls import call_of
 from cam.hooks.grids import NO_GRID, Grid, Location
 from cam.hooks.inference import evaluating
 from cam.outputs.detection import unfiltered
@@ -47,7 +48,8 @@ class Layer:
     """Whether the layer may be the default. A pooling layer may not, because it is coarser than the
     layer that it pools. Among layers of tokens and channels-last maps, modules with submodules and
     normalisation layers may, because tools for transformers look there; other layers, such as those
-    inside an attention or a perceptron, may not."""
+    inside an attention or a perceptron, may not. One of several calls of a module may not, because
+    the other calls show other parts of the evidence."""
 
     level: bool = False
     """Whether a detector's boxes are computed from it: see `cam.positions.levels`."""
@@ -72,7 +74,8 @@ class Layer:
 
 def survey(model: nn.Module, image: Tensor, reading: Reading = AUTO) -> list[Layer]:
     """Return every module of `model`, in the order in which the modules finish on `image`. Modules
-    that never run come last.
+    that never run come last. A module that runs several times is listed once, where its last call
+    finishes, and each of its calls is listed as a layer of its own: "conv#1", "conv#2".
 
     A block finishes after its last layer, so the outermost of several modules that share one output
     comes last. The function runs one forward and one backward pass in eval mode, and the forward
@@ -93,9 +96,9 @@ def survey(model: nn.Module, image: Tensor, reading: Reading = AUTO) -> list[Lay
     outputs: dict[str, Any] = {}
     runs: Counter[str] = Counter()
 
-    def note(name: str, module: nn.Module, args: Any, output: Any) -> Tensor | None:
-        runs[name] += 1
-        outputs.pop(name, None)
+    def note(module_name: str, module: nn.Module, args: Any, output: Any) -> Tensor | None:
+        runs[module_name] += 1
+        name = f"{module_name}#{runs[module_name]}"
         outputs[name] = output
         if torch.is_inference_mode_enabled():
             frozen.add(name)
@@ -122,6 +125,7 @@ def survey(model: nn.Module, image: Tensor, reading: Reading = AUTO) -> list[Lay
         raw = model(probe.clone())
         said = outputs_of(raw, size=size_of(image), reading=reading, batch=len(image))
         said = one_each(said, probe)
+        outputs = _by_layer(outputs, runs)
         own = logit_layers(said[0], _with_graph(outputs))
         gradients = _gradients(total(said), outputs)
         # A detector may find nothing (in noise): then it is not known on which layers it depends.
@@ -129,22 +133,26 @@ def survey(model: nn.Module, image: Tensor, reading: Reading = AUTO) -> list[Lay
 
     found = []
     modules = dict(model.named_modules())
-    located = locate(model, image)
+    calls = [name for name in outputs if name not in modules]
+    located = locate(model, image).found | (locate(model, image, calls).found if calls else {})
     for name in [*outputs, *(name for name in names.values() if name not in outputs)]:
-        output, location = outputs.get(name), located.found.get(name)
-        problem = _problem(output, runs[name], location, gradients.get(name), known=known)
+        output, location = outputs.get(name), located.get(name)
+        module = modules[call_of(name)[0]]
+        grid = location.grid if location else None
+        times = runs[name] if name in modules else 1
+        problem = _problem(output, times, location, gradients.get(name), known=known)
         if name in scripted:
             problem = "it is TorchScript, which runs no hooks"
-        elif problem == INDEPENDENT and name in frozen:
+        elif problem == INDEPENDENT and frozen & {name, f"{name}#1"}:
             problem = GRADIENTS_OFF
         found.append(
             Layer(
                 name=name,
-                type=type(modules[name]).__name__,
+                type=type(module).__name__,
                 shape=tuple(output.shape[1:]) if isinstance(output, Tensor) else None,
                 problem=problem,
-                grid=located.grid(name),
-                natural=_natural(modules[name], located.grid(name)),
+                grid=grid,
+                natural=name in modules and _natural(module, grid),
                 rectified=_rectified(output),
                 logits=name in own,
             )
@@ -185,6 +193,13 @@ def default_layer(layers: list[Layer]) -> str:
             "no module in the model runs and returns a tensor, as in a program of torch.export, so "
             "no layer can be looked at; occlusion, rise, gradient, smoothgrad and "
             "integratedgradients need none"
+        )
+    calls = [layer.name for layer in layers if layer.explainable and call_of(layer.name)[1]]
+    if calls:
+        raise NoTargetLayer(
+            "every layer of the model with a spatial output runs several times in a forward pass; "
+            f"name one call, such as {calls[-1]!r}, or use a method that needs no layer, such as "
+            "occlusion, rise or gradient"
         )
     own = [layer.name for layer in layers if layer.explainable and layer.logits]
     if own:
@@ -268,6 +283,18 @@ def _gradients(score: Tensor, outputs: dict[str, Any]) -> dict[str, Tensor]:
     return {name: g for name, g in zip(tensors, gradients, strict=True) if g is not None}
 
 
+def _by_layer(outputs: dict[str, Any], runs: Counter[str]) -> dict[str, Any]:
+    """Return the outputs by the names of layers, from those by module and call."""
+    found: dict[str, Any] = {}
+    for name, output in outputs.items():
+        module, number = call_of(name)
+        if runs[module] > 1:
+            found[name] = output
+        if runs[module] == number:
+            found[module] = output
+    return found
+
+
 def _with_graph(outputs: dict[str, Any]) -> dict[str, Tensor]:
     """Return the outputs that are tensors with a graph."""
     return {
@@ -302,7 +329,9 @@ def _problem(
     if not isinstance(output, Tensor):
         return f"its output is a {type(output).__name__}, not a tensor"
     if runs > 1:
-        return f"it runs {runs} times in a forward pass; name the block around it"
+        return (
+            f"it runs {runs} times in a forward pass; name the block around it, or one of its calls"
+        )
     if location is None or location.grid is None:
         return (
             location.problem if location else f"its output {tuple(output.shape[1:])} is {NO_GRID}"

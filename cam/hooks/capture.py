@@ -30,6 +30,7 @@ from cam.errors import (
     ScriptedModel,
     unknown_layer,
 )
+from cam.hooks.calls import Modules, call_of
 from cam.hooks.change import Change, Edit
 from cam.hooks.nested import first_tensor, replaced
 
@@ -55,7 +56,8 @@ class Capture:
 
     Args:
         layers: names as in `model.named_modules()`. `cam.leaves(model)` returns the names of all
-            modules without submodules.
+            modules without submodules. "layer#2" is the second call of a module that runs several
+            times in a forward pass.
         inputs: whether to keep the inputs of the layers, too.
         change: layer name → the changes to its input, output and gradient. These layers are
             captured like the others, as changed.
@@ -98,12 +100,13 @@ class Capture:
         self._scope = ExitStack()
 
     def __enter__(self) -> Capture:
-        modules = dict(self._model.named_modules())
+        modules, every = Modules(self._model), dict(self._model.named_modules())
         for layer in self._layers:
-            if not layer or layer not in modules:
-                raise unknown_layer(layer, modules)
-            if isinstance(modules[layer], torch.jit.ScriptModule):
+            if layer in modules:
+                continue
+            if layer and (layer in every or call_of(layer)[0] in every):
                 raise ScriptedModel(f"layer {layer!r} is TorchScript, which runs no hooks")
+            raise unknown_layer(layer, every)
         with ExitStack() as scope:
             # Autograd cannot save inference tensors for a backward pass. A clone that is made in
             # inference mode is an inference tensor as well.
@@ -213,8 +216,11 @@ class Capture:
         if self._calls[layer] > 1:
             if not self._each_call:
                 parent = layer.rpartition(".")[0]
-                advice = f"; name the block around it, {parent!r}" if parent else ""
-                raise LayerReused(f"layer {layer!r} runs more than once in a forward pass{advice}")
+                block = f"the block around it, {parent!r}, or " if parent else ""
+                raise LayerReused(
+                    f"layer {layer!r} runs more than once in a forward pass; name {block}one call "
+                    f"of it, such as '{layer}#1'"
+                )
             name = f"{layer}#{self._calls[layer]}"
         where, tensor = first_tensor(output)
         if tensor is None:

@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree
 
 from cam.errors import LayerDidNotRun, LayerNotSpatial, LayerReused, unknown_layer
+from cam.hooks.calls import call_of
 from cam.hooks.inference import evaluating
 
 
@@ -47,6 +48,11 @@ def recorded(model: nn.Module, layer: str) -> Iterator[Record]:
     """
     modules = dict(model.named_modules())
     if not layer or layer not in modules:
+        module, number = call_of(layer)
+        if number and module in modules:
+            raise LayerReused(
+                f"layer {layer!r} is one call of several, from which the model cannot be run on"
+            )
         raise unknown_layer(layer, modules)
     record = Record()
 

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from cam.errors import LayerDidNotRun, NotLogits, ScriptedModel, unknown_layer
+from cam.hooks.calls import Modules
 from cam.hooks.grids import Located
 from cam.outputs.detection import Detections as Detections
 from cam.outputs.detection import detections_of
@@ -199,7 +200,7 @@ def watching(model: nn.Module, layers: Iterable[str]) -> Iterator[dict[str, Tens
         UnknownLayer: if a name is not a module of the model.
         ScriptedModel: if a layer is TorchScript.
     """
-    modules = dict(model.named_modules())
+    modules, every = Modules(model), dict(model.named_modules())
     seen: dict[str, Tensor] = {}
 
     def note(name: str, module: nn.Module, args: Any, output: Any) -> None:
@@ -210,10 +211,10 @@ def watching(model: nn.Module, layers: Iterable[str]) -> Iterator[dict[str, Tens
     names = list(dict.fromkeys(layers))
     with ExitStack() as scope:
         for name in names:
-            if not name or name not in modules:
-                raise unknown_layer(name, modules)
-            if isinstance(modules[name], torch.jit.ScriptModule):
-                raise ScriptedModel(f"layer {name!r} is TorchScript, which runs no hooks")
+            if name not in modules:
+                if name and name in every:
+                    raise ScriptedModel(f"layer {name!r} is TorchScript, which runs no hooks")
+                raise unknown_layer(name, every)
             scope.callback(modules[name].register_forward_hook(partial(note, name)).remove)
         yield seen
 

@@ -22,6 +22,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
+from cam.hooks.calls import Modules, call_of
 from cam.hooks.grids import (
     NO_GRID,
     Grid,
@@ -53,9 +54,9 @@ class Known:
 
     state: Hashable
     """What `_state` returned for the model."""
-    found: dict[Size, dict[str, Location]] = field(default_factory=dict)
+    found: dict[Size, dict[str, Location | None]] = field(default_factory=dict)
     """Size of the image → layer → location. Layers that do not run exactly once, or do not return a
-    tensor, are left out."""
+    tensor, are left out, and calls that do not have None."""
     reshaped: dict[tuple[str, Size, Reshape], Location | None] = field(default_factory=dict)
     """The locations of layers with a declared reshape."""
 
@@ -112,7 +113,9 @@ def remember(model: nn.Module, size: Size, found: Mapping[str, Location]) -> Non
         size: height and width of the image.
         found: `Located.found`.
     """
-    others = {name: each for name, each in found.items() if _reshape(model, name) is None}
+    others: dict[str, Location | None] = {
+        name: each for name, each in found.items() if _reshape(model, name) is None
+    }
     _KNOWN[model] = Known(_state(model), {size: others})
 
 
@@ -133,8 +136,8 @@ def locate(model: nn.Module, image: Tensor, layers: Iterable[str] | None = None)
     known = _KNOWN.get(model)
     if known is None or known.state != state:
         known = _KNOWN[model] = Known(state)
-    names = dict.fromkeys(name for name, _ in model.named_modules() if name)
-    asked = list(names) if layers is None else [name for name in layers if name in names]
+    modules = Modules(model)
+    asked = list(modules) if layers is None else [name for name in layers if name in modules]
     reshapes = {name: each for name in asked if (each := _reshape(model, name)) is not None}
     missing = [name for name, each in reshapes.items() if (name, size, each) not in known.reshaped]
     if missing:
@@ -142,8 +145,11 @@ def locate(model: nn.Module, image: Tensor, layers: Iterable[str] | None = None)
         for name in missing:
             found = _reshaped(reshapes[name], outputs[name]) if name in outputs else None
             known.reshaped[name, size, reshapes[name]] = found
-    if size not in known.found and len(reshapes) < len(asked):
-        known.found[size] = _locations(model, image)
+    rest = [name for name in asked if name not in reshapes]
+    here = known.found.get(size)
+    calls = [name for name in rest if call_of(name)[1] and name not in (here or ())]
+    if rest and (here is None or calls):
+        known.found[size] = {**(here or {}), **_locations(model, image, calls)}
     located = {}
     for name in asked:
         if name in reshapes:
@@ -179,26 +185,25 @@ def _settings(module: nn.Module) -> Iterator[tuple[str, Hashable]]:
 
 def _outputs(model: nn.Module, image: Tensor, layers: Iterable[str]) -> dict[str, Tensor]:
     """Return the outputs for the image of those layers that run once and return a tensor."""
-    modules = dict(model.named_modules())
-    hooked = {
-        name: modules[name]
-        for name in layers
-        if not isinstance(modules[name], torch.jit.ScriptModule)  # runs no hooks
-    }
+    modules = Modules(model)
+    hooked = {name: modules[name] for name in layers}
     with evaluating(model), torch.inference_mode(False), torch.no_grad():
         return outputs_at(model, hooked, image)
 
 
-def _locations(model: nn.Module, image: Tensor) -> dict[str, Location]:
-    """Return the locations of all layers of the model that run once and return a tensor."""
+def _locations(
+    model: nn.Module, image: Tensor, calls: Sequence[str] = ()
+) -> dict[str, Location | None]:
+    """Return the locations of all layers of the model that run once and return a tensor, and of
+    calls of the others. A call that does not run, or returns no tensor, has None."""
     if not image.isfinite().all():  # layers can be located with noise instead
         noise = torch.randn(image.shape, generator=torch.Generator().manual_seed(0))
         image = noise.to(image)
     size = (int(image.shape[-2]), int(image.shape[-1]))
-    modules = {name: module for name, module in model.named_modules() if name}
-    outputs = _outputs(model, image, modules)
+    modules = Modules(model)
+    outputs = _outputs(model, image, [*modules, *calls])
     stated = stated_by(model, size)
-    found: dict[str, Location] = {}
+    found: dict[str, Location | None] = dict.fromkeys(calls)
     doubtful: dict[str, list[Grid]] = {}
     for name, output in outputs.items():
         shape = tuple(output.shape)

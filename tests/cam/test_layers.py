@@ -66,7 +66,9 @@ def test_a_survey_says_why_not() -> None:
 
     found = {layer.name: layer.problem for layer in survey(Odd(), images(1))}
     assert found == {
-        "relu": "it runs 2 times in a forward pass; name the block around it",
+        "relu": "it runs 2 times in a forward pass; name the block around it, or one of its calls",
+        "relu#1": None,
+        "relu#2": None,
         "last": None,
         "blind": "the model's output does not depend on it",
         "channels_last": None,

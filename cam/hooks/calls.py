@@ -1,0 +1,89 @@
+"""Name one call of a module that runs several times in a forward pass: "conv#2" is the second.
+
+modules = Modules(model)
+modules["conv#2"].register_forward_hook(hook)     # sees the second call of each forward pass
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import ExitStack
+from typing import Any, cast
+
+import torch
+from torch import nn
+
+
+class Call:
+    """One call of a module in each forward pass of a model."""
+
+    def __init__(self, model: nn.Module, module: nn.Module, number: int) -> None:
+        self._model, self._module, self._number = model, module, number
+
+    def register_forward_hook(self, hook: Callable[..., Any]) -> Handle:
+        """Set a hook that sees this call alone."""
+        return self._register(self._module.register_forward_hook, hook)
+
+    def register_forward_pre_hook(self, hook: Callable[..., Any]) -> Handle:
+        """Set a hook that sees the inputs of this call alone."""
+        return self._register(self._module.register_forward_pre_hook, hook)
+
+    def _register(self, register: Callable[..., Any], hook: Callable[..., Any]) -> Handle:
+        runs = 0
+
+        def begin(model: nn.Module, args: Any) -> None:
+            nonlocal runs
+            runs = 0
+
+        def counted(*given: Any) -> Any:
+            nonlocal runs
+            runs += 1
+            return hook(*given) if runs == self._number else None
+
+        handle = Handle()
+        handle.callback(self._model.register_forward_pre_hook(begin).remove)
+        handle.callback(register(counted).remove)
+        return handle
+
+
+class Handle(ExitStack):
+    """Removes the hooks of a `Call`."""
+
+    def remove(self) -> None:
+        self.close()
+
+
+class Modules(dict[str, nn.Module]):
+    """A model's modules by name, without those of TorchScript, which run no hooks.
+
+    A name such as "conv#2" is found, too, and stands for a `Call`. Only the modules are iterated.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__(
+            (name, module)
+            for name, module in model.named_modules()
+            if name and not isinstance(module, torch.jit.ScriptModule)
+        )
+        self._model = model
+
+    def __contains__(self, name: object) -> bool:
+        return super().__contains__(name) or super().__contains__(call_of(str(name))[0])
+
+    def __missing__(self, name: str) -> nn.Module:
+        module, number = call_of(name)
+        if number is None:
+            raise KeyError(name)
+        # A `Call` takes hooks as a module does, and nothing else is asked of it.
+        return cast(nn.Module, Call(self._model, self[module], number))
+
+
+def call_of(name: str) -> tuple[str, int | None]:
+    """Return a layer's module and the number of its call, from 1: "conv#2" → ("conv", 2).
+
+    The number is None if the name means no call.
+    """
+    module, _, number = name.rpartition("#")
+    if module and number.isdecimal() and int(number):
+        return module, int(number)
+    return name, None

@@ -1,0 +1,118 @@
+"""One call of a module that runs several times in a forward pass is a layer of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from cam import Capture, SimilarityTarget, default_layer, explain, survey
+from cam.errors import LayerDidNotRun, LayerNotSpatial, LayerReused, NoTargetLayer, UnknownLayer
+from tests.cam.nets import hook_count, images
+
+
+class Twice(nn.Module):
+    """Logits are those of the image and of `change` of it, added up."""
+
+    def __init__(self, change: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.conv = nn.Conv2d(3, 4, 3, padding=1)
+        self.relu = nn.ReLU()
+        self.head = nn.Linear(4, 3)
+        self.change = change
+        self.eval()
+
+    def forward(self, x: Tensor) -> Tensor:
+        first = self.head(self.relu(self.conv(x)).mean((2, 3)))
+        second: Tensor = self.head(self.relu(self.conv(self.change(x))).mean((2, 3)))
+        return first + 2 * second
+
+
+def brighter(x: Tensor) -> Tensor:
+    return 1.5 * x
+
+
+def flipped(x: Tensor) -> Tensor:
+    return x.flip(-1)
+
+
+def test_each_call_has_the_map_of_its_own_pass_by_hand() -> None:
+    model, x = Twice(brighter), images(1, size=16)
+    first, second = explain(model, x, target=1, layer=["relu#1", "relu#2"])
+    for found, seen, factor in ((first, x, 1), (second, brighter(x), 2)):
+        a = model.conv(seen)[0].relu()
+        weights = factor * model.head.weight[1] / 256  # the gradient, of which the mean is taken
+        expected = torch.einsum("k,kij->ij", weights, a).relu().detach()
+        np.testing.assert_allclose(found.map, expected, rtol=1e-4, atol=1e-7)
+    assert (first.layer, second.layer) == ("relu#1", "relu#2")
+    assert hook_count(model) == 0
+
+
+def test_a_capture_takes_the_calls_that_are_named() -> None:
+    model, x = Twice(brighter), images(2)
+    with Capture(model, ["conv#2"]) as capture:
+        logits = model(x)
+        capture.backward(logits[:, 1].sum())
+    torch.testing.assert_close(capture.activations["conv#2"], model.conv(brighter(x)).detach())
+    assert capture.gradients["conv#2"].shape == (2, 4, 8, 8)
+    for _ in range(2):  # calls are counted from the beginning of each pass
+        with Capture(model, ["conv#1"]) as capture:
+            model(x)
+        torch.testing.assert_close(capture.activations["conv#1"], model.conv(x).detach())
+    assert hook_count(model) == 0
+
+
+def test_calls_that_there_are_not() -> None:
+    model, x = Twice(brighter), images(1)
+    with Capture(model, ["conv#3"]) as capture:
+        model(x)
+    with pytest.raises(LayerDidNotRun, match="'conv#3' did not run"):
+        _ = capture.activations
+    for name in ("conv#0", "conv#", "other#1", "#1"):
+        with pytest.raises(UnknownLayer, match=f"no layer '{name}'"), Capture(model, [name]):
+            pass
+    with pytest.raises(LayerReused, match="name one call of it, such as 'conv#1'"):
+        explain(model, x, layer="conv")
+    with pytest.raises(LayerReused, match="'conv#1' is one call of several"):
+        explain(model, x, layer="conv#1", method="ablationcam")
+
+
+def test_a_survey_lists_calls_and_a_call_is_no_default() -> None:
+    found = {layer.name: layer for layer in survey(Twice(brighter), images(1, size=16))}
+    assert list(found) == [
+        *("conv#1", "relu#1", "head#1", "conv#2", "conv", "relu#2", "relu", "head#2", "head"),
+    ]
+    assert found["conv"].problem is not None
+    assert "it runs 2 times in a forward pass" in found["conv"].problem
+    assert [name for name, layer in found.items() if layer.explainable] == [
+        *("conv#1", "relu#1", "conv#2", "relu#2"),
+    ]
+    words = "runs several times in a forward pass; name one call, such as 'relu#2'"
+    with pytest.raises(NoTargetLayer, match=words):
+        default_layer([*found.values()])
+
+
+def test_methods_without_a_layer_explain_a_model_whose_layers_all_run_twice() -> None:
+    for method in ("occlusion", "rise", "gradient", "integratedgradients"):
+        (found,) = explain(Twice(flipped), images(1), method=method, budget=9)
+        assert found.map.max() > 0
+
+
+def test_a_call_that_sees_the_image_mirrored_is_refused() -> None:
+    model, x = Twice(flipped), images(1, size=16)
+    assert explain(model, x, layer="conv#1")
+    with pytest.raises(LayerNotSpatial, match="does not lie on the image"):
+        explain(model, x, layer="conv#2")
+
+
+def test_a_call_may_be_a_target_and_a_pattern_names_calls_if_it_says_so() -> None:
+    model, x = Twice(brighter), images(1, size=16)
+    likeness = SimilarityTarget("conv#2", np.array([1.0, 0, 0, 0], np.float32))
+    assert explain(model, x, target=likeness, method="gradient")
+    assert [each.layer for each in explain(model, x, layer="*#2")] == ["conv#2", "relu#2"]
+    with pytest.raises(UnknownLayer, match="no layer at which a map can be made matches"):
+        explain(model, x, layer="conv*")
