@@ -88,6 +88,7 @@ class Simulated:
             max_batch=128,
             batching=None,
             stochastic=None,
+            no_default=None,
             fingerprint="simulated",
         )
         random = np.random.default_rng(0)

@@ -17,13 +17,17 @@ from cam.outputs.reading import AUTO, Reading
 
 
 def unsuited(
-    model: nn.Module, image: Tensor, layer: str, grid: Grid, reading: Reading = AUTO
+    model: nn.Module,
+    image: Tensor,
+    layer: str | None,
+    grid: Grid | None,
+    reading: Reading = AUTO,
 ) -> dict[str, str]:
     """Return the methods that the model does not support: method name → the reason, as half a
     sentence.
 
-    The answer for `cam` holds for `layer`. The check makes a few forward passes of `image`,
-    (1, C, H, W), and restores the model afterwards.
+    The answer for `cam` holds for `layer`; without one, `cam` is not supported. The check makes a
+    few forward passes of `image`, (1, C, H, W), and restores the model afterwards.
     """
     found = attention_problems(model, image)
     with evaluating(model), GuidedRectifiers() as guided:
@@ -43,6 +47,8 @@ def unsuited(
         found["rise"] = NO_VALUES
     if output.logits is None:
         found["cam"] = "it needs a classifier with a linear head"
+    elif layer is None or grid is None:
+        found["cam"] = "it needs a default layer that a linear head reads"
     else:
         try:
             pooled_head(model, image, layer, grid, reading)

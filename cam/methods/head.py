@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from cam.errors import MethodUnsuited
+from cam.hooks.calls import Modules
 from cam.hooks.grids import Grid
 from cam.hooks.inference import evaluating
 from cam.hooks.quantised import is_quantised, weights_of
@@ -106,7 +107,7 @@ def pooled_head(
         # A copy, because an in-place rectifier may follow.
         outputs[name] = output.clone() if isinstance(output, Tensor) else output
 
-    modules = dict(model.named_modules())
+    modules = Modules(model)
     heads = [
         name
         for name, module in modules.items()

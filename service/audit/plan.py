@@ -144,21 +144,22 @@ def usual_layers(model: ModelInfo) -> list[str]:
     """Return the layers that are audited if none are named: the model's default layer, and the last
     stage with the next finer grid, if there is one."""
     by_name = {each.name: each for each in model.layers}
-    grid = by_name[model.default_layer].grid if model.default_layer in by_name else None
+    default = model.default
+    grid = by_name[default].grid if default in by_name else None
     if grid is None:
-        return [model.default_layer]
+        return [default]
     finer = [
         each
         for each in model.layers
         if each.explainable and each.grid and each.grid[0] > grid[0] and each.grid[1] > grid[1]
     ]
     if not finer:
-        return [model.default_layer]
+        return [default]
     nearest = min(each.grid for each in finer if each.grid)
     same = [each.name for each in finer if each.grid == nearest]
     # A stage is a module that contains others, so its name has the fewest parts.
     depth = min(name.count(".") for name in same)
-    return [model.default_layer, [name for name in same if name.count(".") == depth][-1]]
+    return [default, [name for name in same if name.count(".") == depth][-1]]
 
 
 def with_target(question: Question, target: ClassTarget) -> Question:

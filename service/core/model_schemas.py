@@ -133,7 +133,11 @@ class ModelDescription(Open):
         description="Number of classes, or of the values of a regression.", examples=[1000]
     )
     labels: list[str] = Field(examples=[["tench", "goldfish"]])
-    default_layer: str = Field(examples=["bn2"])
+    default_layer: str | None = Field(
+        description="Layer that `auto` means for most methods; null if no layer can be the "
+        "default, for example where every layer with a spatial output runs several times.",
+        examples=["bn2"],
+    )
     levels: list[str] | None = Field(
         None, description="Layers from which a detector computes its boxes."
     )

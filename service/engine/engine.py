@@ -245,7 +245,10 @@ class Engine:
 
     async def _batch(self, count: int) -> float:
         """Run a batch of `count` images; return its seconds."""
-        question = Question((ClassTarget(),), "gradcam", (self.model.default_layer,))
+        layer = self.model.default_layer
+        question = Question((), "gradcam", ())  # the prediction alone
+        if layer is not None:
+            question = Question((ClassTarget(),), "gradcam", (layer,))
         items = [_Item(self._sample(), (question,))] * count
         futures = [self._batcher.submit(item) for item in items]
         return max([(await future).run_seconds for future in futures])

@@ -194,7 +194,7 @@ def _seconds(
 ) -> float:
     """Return the seconds that an image takes: the geometric mean of an image alone and of an image
     in a batch of `TIMED`, so that both count alike."""
-    question = Question((ClassTarget(),), "gradcam", (model.default_layer,))
+    question = Question((ClassTarget(),), "gradcam", (model.default,))
     found = 1.0
     for count in (1, min(TIMED, model.max_batch)):
         found *= fastest(partial(explain, images[:count], [question] * count)) / count

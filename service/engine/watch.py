@@ -55,7 +55,10 @@ class Watch:
     def __init__(self, model: ServedModel, metrics: Metrics, *, sample: float = 0.0) -> None:
         reference = model.reference
         if reference is None:
-            layer = model.layers_of("gradcam")[0]
+            # Without a default layer, only maps that are asked for at a layer can be explained, and
+            # none of them is recorded.
+            layer = model.method_layers.get("gradcam") or model.default_layer or ""
+            sample = sample if layer else 0.0
             origin = Origin(model.name, model.weights, "gradcam", layer, fit="crop")
         else:
             origin = replace(reference.origin, model=model.name)

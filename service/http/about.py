@@ -127,7 +127,7 @@ def make_about_router(*, manager: Backend, metrics: Metrics) -> APIRouter:
                     class_dependence=method.class_dependence,
                     signed=method.signed,
                     layer=" + ".join(served.layers_of(method.name))
-                    if method.at == "layer"
+                    if method.at == "layer" and served.has_layer(method.name)
                     else None,
                     available=method.name not in served.unsuited,
                     reason=served.unsuited.get(method.name),

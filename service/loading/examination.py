@@ -35,7 +35,9 @@ class Examination:
     layers: tuple[Layer, ...]
     locations: dict[str, Location]
     """Where the outputs of the layers lie on the image: see `cam.positions.locate`."""
-    default_layer: str
+    default_layer: str | None
+    no_default_layer: str | None
+    """Why there is no default layer, as half a sentence; None if there is one."""
     unsuited: dict[str, str]
     """Method name → the reason why the model does not support it."""
     batching: str | None
@@ -50,21 +52,20 @@ def examine(
     module: nn.Module,
     image: torch.Tensor,
     read: tuple[Reading, str],
-    choose: Callable[[tuple[Layer, ...]], str],
+    choose: Callable[[tuple[Layer, ...]], tuple[str | None, str | None]],
 ) -> Examination:
     """Run the model to find out what it does.
 
     Args:
         image: (1, 3, H, W), on the model's device and in its dtype.
         read: how the model's output is read, and the reason for its activation.
-        choose: returns the default layer, of all layers.
+        choose: returns the default layer of all layers, or None and the reason why there is none.
     """
     started, (reading, reason) = perf_counter(), read
     log.info("model %s: examining its layers", entry.name)
     layers = tuple(survey(module, image, reading))
-    default = choose(layers)
-    grid = next(layer.grid for layer in layers if layer.name == default)
-    assert grid  # an explainable layer has one
+    default, no_default = choose(layers)
+    grid = next((layer.grid for layer in layers if layer.name == default), None)
     cannot = unsuited(module, image, default, grid, reading)
     batching = None
     if entry.max_batch > 1:
@@ -79,7 +80,16 @@ def examine(
     located = locate(module, image).found
     log.info("model %s: examined in %.1f s", entry.name, perf_counter() - started)
     return Examination(
-        reading, reason, layers, dict(located), default, cannot, batching, stochastic, channels_last
+        reading=reading,
+        activation_reason=reason,
+        layers=layers,
+        locations=dict(located),
+        default_layer=default,
+        no_default_layer=no_default,
+        unsuited=cannot,
+        batching=batching,
+        stochastic=stochastic,
+        channels_last=channels_last,
     )
 
 

@@ -13,7 +13,7 @@ from torch import nn
 
 from cam import METHODS, CamError, Layer, Reading, default_layer, resolve_reading
 from cam.drift.reference import Reference, read_reference
-from cam.errors import UnsuitedActivation, did_you_mean
+from cam.errors import NoTargetLayer, UnsuitedActivation, did_you_mean
 from cam.hooks.grids import grid_in_words
 from cam.layers import stage_layers
 from cam.methods.head import PooledHead, pooled_head
@@ -136,9 +136,10 @@ def load(entry: ModelEntry, cache: DiskCache = OFF) -> ServedModel:
             keep(found, kept)
         layers, default, cannot = found.layers, found.default_layer, found.unsuited
         method_layers = _method_layers(entry, layers, default)
-        grid = next(layer.grid for layer in layers if layer.name == default)
-        assert grid  # an explainable layer has one
-        head = None if "cam" in cannot else pooled_head(module, image, default, grid, reading)
+        grid = next((layer.grid for layer in layers if layer.name == default), None)
+        head = None
+        if default and grid and "cam" not in cannot:
+            head = pooled_head(module, image, default, grid, reading)
         if found.stochastic:
             log.warning("model %s: %s", entry.name, found.stochastic)
         if found.batching:
@@ -159,7 +160,8 @@ def load(entry: ModelEntry, cache: DiskCache = OFF) -> ServedModel:
     labels = _checked(entry, given, built, said, binary=binary)
     kind = said.kind
     assert kind != "features"  # `_reading` refuses it
-    fingerprint = fingerprint_of(entry, module, preprocessing, default, labels, reading)
+    fingerprint = fingerprint_of(entry, module, preprocessing, default or "", labels, reading)
+    named = (default,) if default else ()
     audited = _audited(entry, fingerprint, layers)
     return ServedModel(
         name=entry.name,
@@ -178,9 +180,12 @@ def load(entry: ModelEntry, cache: DiskCache = OFF) -> ServedModel:
         classes=classes if classes is not None else len(labels),
         layers=tuple(map(_info, layers)),
         default_layer=default,
-        levels=tuple(layer.name for layer in layers if layer.level) or (default,),
+        no_default=found.no_default_layer,
+        levels=tuple(layer.name for layer in layers if layer.level) or named,
         # RefineCAM multiplies maps of Grad-CAM++, so its last layer is the one best for these.
-        stages=stage_layers(list(layers), method_layers.get("gradcam++", default)),
+        stages=stage_layers(list(layers), method_layers.get("gradcam++", named[0]))
+        if named
+        else (),
         method_layers=method_layers,
         unsuited=cannot,
         max_batch=entry.max_batch,
@@ -305,14 +310,23 @@ def _device(entry: ModelEntry) -> torch.device:
     return device
 
 
-def _default_layer(entry: ModelEntry, built: Built, layers: tuple[Layer, ...]) -> str:
+def _default_layer(
+    entry: ModelEntry, built: Built, layers: tuple[Layer, ...]
+) -> tuple[str | None, str | None]:
+    """Return the default layer, or None and the reason why there is none."""
     if entry.layer == "auto":
         trunk = [layer for layer in layers if layer.name.startswith(f"{built.trunk}.")]
-        return default_layer(trunk if built.trunk else list(layers))
-    return _usable(entry, "layer", entry.layer, layers)
+        try:
+            return default_layer(trunk if built.trunk else list(layers)), None
+        except NoTargetLayer as error:
+            log.warning("model %s has no default layer: %s", entry.name, error)
+            return None, str(error)
+    return _usable(entry, "layer", entry.layer, layers), None
 
 
-def _method_layers(entry: ModelEntry, layers: tuple[Layer, ...], default: str) -> dict[str, str]:
+def _method_layers(
+    entry: ModelEntry, layers: tuple[Layer, ...], default: str | None
+) -> dict[str, str]:
     measured = entry.source == EMBEDDED.source and entry.layer == "auto"
     found = dict(MEASURED) if measured else {}
     _check_methods(entry)
@@ -401,7 +415,7 @@ def _class_count(said: Output) -> int | None:
 def _paths(
     entry: ModelEntry,
     module: nn.Module,
-    layer: str,
+    layer: str | None,
     kind: Kind,
     device: torch.device,
     head: PooledHead | None,
@@ -422,8 +436,8 @@ def _paths(
             if openvino
             else f"OpenVINO runs float32 models on the CPU; this one is {entry.dtype} on {device}",
         )
-    if entry.mode == "exact" or kind == "detections":
-        return ()
+    if entry.mode == "exact" or kind == "detections" or layer is None or "#" in layer:
+        return ()  # the paths have the outputs of whole modules
     sizes = [*(2**power for power in range(entry.max_batch.bit_length())), entry.max_batch]
     dtype: torch.dtype = getattr(torch, entry.dtype)
     fast = entry.mode == "fast" or device.type != "cpu"  # else the maps have to be the exact ones

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from cam import METHODS
 from service.core.choices import Activation, Dtype, ModelKind
+from service.core.errors import UnknownLayer
 from service.models.audited import Audited
 from service.models.labels import Labels
 from service.models.preprocessing import Preprocessing
@@ -50,7 +51,10 @@ class ModelInfo:
     classes: int
     """Number of classes; 0 if it is unknown, for a detector without labels."""
     layers: tuple[LayerInfo, ...]
-    default_layer: str
+    default_layer: str | None
+    """None if no layer can be the default: see `no_default`."""
+    no_default: str | None
+    """Sentence that says why no layer can be the default; None if one is."""
     levels: tuple[str, ...]
     """Layers from which a detector computes its boxes; for other models, the default layer."""
     stages: tuple[str, ...]
@@ -88,12 +92,29 @@ class ModelInfo:
         first = self.labels.name(0) or ""
         return 0 if self.kind == "segments" and first.strip("_") == "background" else None
 
+    @property
+    def default(self) -> str:
+        """The default layer.
+
+        Raises:
+            UnknownLayer: if the model has none.
+        """
+        if self.default_layer is None:
+            raise UnknownLayer(f"model {self.name!r} has no default layer: {self.no_default}")
+        return self.default_layer
+
+    def has_layer(self, method: str) -> bool:
+        """Return whether a method has a default layer."""
+        return self.default_layer is not None or method in self.method_layers
+
     def layers_of(self, method: str) -> tuple[str, ...]:
         """Return the default layer or layers of a method."""
         levels = METHODS[method].levels
+        if levels and not self.stages:
+            return (self.default,)
         if levels and method not in self.method_layers:
             return self.stages if levels == "stages" else self.levels
-        return (self.method_layers.get(method, self.default_layer),)
+        return (self.method_layers.get(method) or self.default,)
 
 
 def unwatchable(method: str, unsuited: Mapping[str, str]) -> str | None:

@@ -68,7 +68,7 @@ def questions_of(model: ModelInfo, parameters: Parameters) -> tuple[Question, ..
 def cheapest(model: ModelInfo, questions: Sequence[Question]) -> tuple[Question, ...]:
     """Return the question that tells the target's class with the fewest passes, for a map that was
     sent: the map of the method that the parameters name is not needed."""
-    if "gradcam" in model.unsuited:
+    if "gradcam" in model.unsuited or model.default_layer is None:
         return tuple(questions)
     return (Question(questions[0].targets, "gradcam", (model.default_layer,)),)
 
@@ -178,7 +178,7 @@ def placed(
         if not isinstance(sent, TargetObject):
             continue
         if sent.like is not None:
-            layer = sent.layer or model.default_layer
+            layer = sent.layer or model.default
             others[turn] = Likeness(sent.like.b64, layer, sent.against)
         elif isinstance(target, ClassTarget) and sent.box is not None:
             targets[turn] = replace(target, box=box_on_input(sent.box, photo, seen))
@@ -204,7 +204,7 @@ def layers_of(model: ModelInfo, parameters: ActivationParameters) -> tuple[str, 
     ran = [layer.name for layer in model.layers if layer.shape is not None]
     wanted: set[str] = set()
     for name in named:
-        pattern = model.default_layer if name == "auto" else name
+        pattern = model.default if name == "auto" else name
         found = [each for each in ran if each == pattern] or fnmatch.filter(ran, pattern)
         if not found:
             near = difflib.get_close_matches(pattern, ran, 3) or ran[-3:]
@@ -285,10 +285,12 @@ def _layers(model: ModelInfo, name: str, method: str, *, alone: bool) -> tuple[s
         alone: whether there is no other method. Several methods are compared, so they share the
             default layer.
     """
+    if name == "auto" and METHODS[method].at == "input" and model.default_layer is None:
+        return ()
     if name == "auto" and (alone or METHODS[method].levels):
         return model.layers_of(method)
     if name == "auto":
-        return (model.default_layer,)
+        return (model.default,)
     if is_pattern(name):
         return _matched(model, name)
     layer = _known(model, name)
@@ -299,7 +301,12 @@ def _layers(model: ModelInfo, name: str, method: str, *, alone: bool) -> tuple[s
 
 def _matched(model: ModelInfo, pattern: str) -> tuple[str, ...]:
     """Return the explainable layers that a pattern matches, in execution order."""
-    usable = [layer.name for layer in model.layers if layer.explainable]
+    modules = "#" not in pattern  # such a pattern does not mean single calls of modules
+    usable = [
+        layer.name
+        for layer in model.layers
+        if layer.explainable and not (modules and "#" in layer.name)
+    ]
     found = fnmatch.filter(usable, pattern)
     if not found:
         near = difflib.get_close_matches(pattern, usable, 3) or usable[-3:]

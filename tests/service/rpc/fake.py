@@ -50,6 +50,7 @@ def info(name: str = "m", fingerprint: str = "one") -> ModelInfo:
         max_batch=4,
         batching=None,
         stochastic=None,
+        no_default=None,
         fingerprint=fingerprint,
     )
 
