@@ -134,7 +134,9 @@ def survey(model: nn.Module, image: Tensor, reading: Reading = AUTO) -> list[Lay
     found = []
     modules = dict(model.named_modules())
     calls = [name for name in outputs if name not in modules]
-    located = locate(model, image).found | (locate(model, image, calls).found if calls else {})
+    located = dict(locate(model, image).found)
+    if calls:
+        located |= locate(model, image, calls).found
     for name in [*outputs, *(name for name in names.values() if name not in outputs)]:
         output, location = outputs.get(name), located.get(name)
         module = modules[call_of(name)[0]]

@@ -50,10 +50,10 @@ def logit_layers(output: Output, layers: Mapping[str, Tensor]) -> set[str]:
     while waiting:
         node = waiting.pop()
         found.update(names.get(node, names.get(id(getattr(node, "variable", None)), ())))
-        for each in _before(node, detects=detects):
-            if each not in seen:
-                seen.add(each)
-                waiting.append(each)
+        for before in _before(node, detects=detects):
+            if before not in seen:
+                seen.add(before)
+                waiting.append(before)
     return found
 
 
