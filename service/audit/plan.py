@@ -89,7 +89,8 @@ def plan_of(model: ModelInfo, parameters: Parameters, total: int) -> Plan:
 
     Args:
         parameters: methods, layers and metrics (`evaluate`); if they are not given, `USUAL`,
-            `usual_layers` and the usual metrics.
+            `finer_stages` and the usual metrics. Each method is measured at the layer at which it
+            is served, too: a recommendation is of no use if nobody gets the maps it was made of.
         total: number of photos.
 
     Raises:
@@ -116,11 +117,13 @@ def plan_of(model: ModelInfo, parameters: Parameters, total: int) -> Plan:
     else:
         methods = [name for name in USUAL if name not in model.unsuited]
     automatic = "layer" not in given or parameters.layer == "auto"
+    asked = parameters.layer if isinstance(parameters.layer, list) else [parameters.layer]
     questions: list[Question] = []
     for name in methods:
         changes: dict[str, object] = {"signed": False, "method": name}
-        if automatic and not (name in METHODS and METHODS[name].levels):
-            changes["layer"] = usual_layers(model)
+        if name in METHODS and not METHODS[name].levels:
+            more = finer_stages(model) if automatic else asked
+            changes["layer"] = list(dict.fromkeys((*model.layers_of(name), *more)))
         questions += questions_of(model, parameters.model_copy(update=changes))
     if len(tuple(_arms(questions))) > MAX_MAPS:
         raise InvalidParameter(
@@ -140,26 +143,26 @@ def require_one_class(parameters: Parameters) -> None:
         raise InvalidTarget("an audit explains one class of each photo; name one, or none")
 
 
-def usual_layers(model: ModelInfo) -> list[str]:
-    """Return the layers that are audited if none are named: the model's default layer, and the last
-    stage with the next finer grid, if there is one."""
+def finer_stages(model: ModelInfo) -> list[str]:
+    """Return the layer that is audited beside the one at which a method is served: the last stage
+    with the next finer grid than the default layer's, if there is one."""
     by_name = {each.name: each for each in model.layers}
     default = model.default
     grid = by_name[default].grid if default in by_name else None
     if grid is None:
-        return [default]
+        return []
     finer = [
         each
         for each in model.layers
         if each.explainable and each.grid and each.grid[0] > grid[0] and each.grid[1] > grid[1]
     ]
     if not finer:
-        return [default]
+        return []
     nearest = min(each.grid for each in finer if each.grid)
     same = [each.name for each in finer if each.grid == nearest]
     # A stage is a module that contains others, so its name has the fewest parts.
     depth = min(name.count(".") for name in same)
-    return [default, [name for name in same if name.count(".") == depth][-1]]
+    return [[name for name in same if name.count(".") == depth][-1]]
 
 
 def with_target(question: Question, target: ClassTarget) -> Question:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from service.audit.plan import LEAST_PHOTOS, SANITY_PHOTOS, Arm, plan_of, usual_layers
+from service.audit.plan import LEAST_PHOTOS, SANITY_PHOTOS, Arm, finer_stages, plan_of
 from service.core.errors import Problem
 from service.models.audited import Audited
 from service.models.info import LayerInfo, ModelInfo
@@ -40,9 +40,25 @@ def plan(model: ModelInfo, total: int = 40, **parameters: Any) -> list[str]:
 
 
 def test_the_usual_layers_are_the_default_and_the_next_finer_stage(model: ModelInfo) -> None:
-    assert usual_layers(model) == ["last", "blocks.0"]
-    assert usual_layers(replace(model, default_layer="stem")) == ["stem"]
-    assert usual_layers(replace(model, layers=())) == ["last"]
+    assert finer_stages(model) == ["blocks.0"]
+    assert finer_stages(replace(model, default_layer="stem")) == []
+    assert finer_stages(replace(model, layers=())) == []
+
+
+def test_a_method_is_measured_at_the_layer_where_it_is_served(model: ModelInfo) -> None:
+    """Whether the layers that are measured beside it are named or not."""
+    own = replace(model, method_layers={"layercam": "blocks.1.conv"})
+    served = own.layers_of("layercam")
+    assert served == ("blocks.1.conv",)
+    methods = ["gradcam", "layercam"]
+    assert plan(own, method=methods) == [
+        *("gradcam@last", "gradcam@blocks.0"),
+        *("layercam@blocks.1.conv", "layercam@blocks.0"),
+    ]
+    assert plan(own, method=methods, layer="stem") == [
+        *("gradcam@last", "gradcam@stem"),
+        *("layercam@blocks.1.conv", "layercam@stem"),
+    ]
 
 
 def test_the_usual_methods_are_those_that_the_model_can_do(model: ModelInfo) -> None:
@@ -57,12 +73,12 @@ def test_a_method_of_several_layers_has_one_map(model: ModelInfo) -> None:
     staged = replace(model, stages=("blocks.0", "last"))
     assert plan(staged, method="refinecam") == ["refinecam@blocks.0 + last"]
     found = plan(staged, method=["gradcam", "refinecam"], layer=["stem", "last"])
-    assert found == ["gradcam@stem", "gradcam@last", "refinecam@stem + last"]
+    assert found == ["gradcam@last", "gradcam@stem", "refinecam@stem + last"]
 
 
 def test_methods_and_layers_can_be_named(model: ModelInfo) -> None:
     found = plan(model, method=["scorecam", "fullgrad"], layer=["stem", "last"])
-    assert found == ["scorecam@stem", "scorecam@last", "fullgrad"]
+    assert found == ["scorecam@last", "scorecam@stem", "fullgrad"]
 
 
 def test_the_recommended_method_is_measured_once(model: ModelInfo) -> None:
