@@ -12,6 +12,11 @@ NAMED: Final = {
     "gaussian": "a centred Gaussian",
     "edges": "an edge detector",
 }
+"""Name of a baseline → its name in a sentence."""
+COMPARED: Final = ("random", "gaussian", "edges")
+"""Baselines that a verdict compares with. The uniform map is none of them: its pixels go one by one
+in random order, so its score tells how fast that destroys the image, and a map of regions, however
+right, cannot do the same."""
 
 
 def verdict(metric: str, score: Score) -> str | None:

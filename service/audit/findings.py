@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import Final
 
 import numpy as np
 
-from cam.evaluation.verdict import NAMED
+from cam.evaluation.verdict import COMPARED, NAMED
+from service.audit.bootstrap import interval
 from service.audit.plan import LEAST_PHOTOS, Arm
 from service.core.audit_schemas import ArmSummary, Audit, Finding, PhotoRecord, Place
 
@@ -25,32 +27,33 @@ def findings_of(audit: Audit, records: Sequence[PhotoRecord]) -> list[Finding]:
     """Return what a reader should know, the gravest first."""
     ignoring = _ignoring(records)
     found = _too_few(audit) + (ignoring or _one_place(audit))
-    found += _methods(audit)
+    found += _methods(audit) + _beaten(audit, records)
     found += _unchecked(records)
     found += _grids(records)
     return found
 
 
 def _grids(records: Sequence[PhotoRecord]) -> list[Finding]:
-    """Find that no photo, or too few photos, could be put into grids."""
+    """Find that no photo, or too few photos, could be put into grids, with each cause."""
     count = sum(any(arm.grids for arm in record.arms.values()) for record in records)
     if not records or count >= LEAST_PHOTOS:
         return []
-    why = "there are not enough photos of different classes of which the model is sure"
-    if not count:
-        return [
-            Finding(
-                kind="no photo for grids",
-                sentence=f"Localisation could not be measured: {why}.",
-            )
-        ]
-    photos = "1 photo" if count == 1 else f"{count} photos"
+    causes = Counter(each.grid_problem for each in records if each.grid_problem)
+    why = "; ".join(f"for {_photos(number)}, {cause}" for cause, number in causes.most_common())
+    measured = f"on only {_photos(count)} of {len(records)}"
     return [
         Finding(
-            kind="few photos for grids",
-            sentence=f"Localisation was measured on only {photos} of {len(records)}: {why}.",
+            kind="few photos for grids" if count else "no photo for grids",
+            sentence=(
+                f"Localisation {f'was measured {measured}' if count else 'could not be measured'}"
+                f"{f': {why}' if why else ''}."
+            ),
         )
     ]
+
+
+def _photos(count: int) -> str:
+    return "1 photo" if count == 1 else f"{count} photos"
 
 
 def _too_few(audit: Audit) -> list[Finding]:
@@ -183,8 +186,8 @@ def _methods(audit: Audit) -> list[Finding]:
             Finding(
                 kind="hardly depends on the class",
                 sentence=(
-                    f"{_listed(blind)} hardly depend{_s(blind)} on the class: the map stays when "
-                    "the weights of the logits are random."
+                    f"{_listed(blind)} hardly depend{_s(blind)} on the class: the maps of two "
+                    "classes of one image are nearly the same."
                 ),
                 arms=blind,
             )
@@ -198,37 +201,50 @@ def _methods(audit: Audit) -> list[Finding]:
                 arms=empty,
             )
         )
-    return found + _beaten(audit)
+    return found
 
 
-def _beaten(audit: Audit) -> list[Finding]:
-    """Find metrics by which the recommended method is no better than a map without knowledge."""
+def _beaten(audit: Audit, records: Sequence[PhotoRecord]) -> list[Finding]:
+    """Find metrics by which the recommended method is no better than a map without knowledge, by
+    the differences on each photo."""
     best = audit.recommendation
     if best is None:
         return []
-    arm = next(
-        each for each in audit.arms if (each.method, each.layer) == (best.method, best.layer)
-    )
+    name = Arm(best.method, best.layer).name
     found = []
-    for metric, mine in arm.scores.items():
+    for metric in audit.metrics:
         sign = 1 if audit.better[metric] == "higher" else -1
-        better = [
-            NAMED[name]
-            for name, numbers in audit.baselines.items()
-            if (other := numbers.get(metric)) and mine and sign * (mine.mean - other.mean) <= 0
-        ]
-        if better:
-            found.append(
-                Finding(
-                    kind="worse than a baseline",
-                    sentence=(
-                        f"By {metric}, the recommended {_name(arm)} is no better than "
-                        f"{_listed(better, 'or')} on average."
-                    ),
-                    arms=[_name(arm)],
-                )
+        gaps = {
+            NAMED[baseline]: interval(_gaps(records, name, baseline, metric, sign))
+            for baseline in COMPARED
+            if baseline in audit.baselines
+        }
+        worse = [baseline for baseline, gap in gaps.items() if gap and gap.high < 0]
+        same = [baseline for baseline, gap in gaps.items() if gap and gap.low <= 0 <= gap.high]
+        if worse:
+            said = f"By {metric}, the recommended {name} is worse than {_listed(worse)}."
+            found.append(Finding(kind="worse than a baseline", sentence=said, arms=[name]))
+        if same:
+            said = (
+                f"By {metric}, the recommended {name} does not differ from {_listed(same, 'or')} "
+                "beyond chance."
             )
+            found.append(Finding(kind="no better than a baseline", sentence=said, arms=[name]))
     return found
+
+
+def _gaps(
+    records: Sequence[PhotoRecord], name: str, baseline: str, metric: str, sign: int
+) -> list[float]:
+    """Return by how much the method is better than the baseline on each photo."""
+    pairs = [
+        (record.arms[name].scores.get(metric), record.baselines.get(baseline, {}).get(metric))
+        for record in records
+        if name in record.arms
+    ]
+    return [
+        sign * (mine - other) for mine, other in pairs if mine is not None and other is not None
+    ]
 
 
 def _name(arm: ArmSummary) -> str:

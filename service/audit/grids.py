@@ -3,7 +3,8 @@
 Böhle et al., "Convolutional Dynamic Alignment Networks", CVPR 2021, and Rao et al., "Towards Better
 Understanding Attribution Methods", CVPR 2022 (the grid pointing game): n × n photos of different
 classes, of which the model is sure, are one image; a map of one of the classes should have its
-heat in the cell of that class.
+heat in the cell of that class. Where there are fewer classes, the other cells repeat theirs: the
+class that is explained is in one cell alone, which is all that its share of the heat depends on.
 """
 
 from __future__ import annotations
@@ -41,6 +42,8 @@ class Grid:
     """Row and column of the photo whose class is explained."""
     side: int
     """The number n."""
+    other: int
+    """Class of another cell."""
 
 
 class Neighbours:
@@ -72,8 +75,8 @@ class Neighbours:
     async def grid(
         self, replicas: ModelBackend, number: int, pixels: Pixels, predicted: int, side: int
     ) -> Grid | None:
-        """Return a grid with this photo and others of different classes; None if there are too few
-        of which the model is sure.
+        """Return a grid with this photo and others of other classes, which differ where there are
+        enough; None if there are too few photos of other classes of which the model is sure.
 
         Args:
             number: number of the photo.
@@ -81,16 +84,23 @@ class Neighbours:
         """
         rng = np.random.default_rng([self._seed, number, side])
         self._known[number], self._pixels[number] = predicted, pixels
-        classes, cells = {predicted}, [pixels]
+        classes, cells, left = [predicted], [pixels], []
         for other in map(int, rng.permutation(self._total)):
-            if len(cells) == side * side or self._too_few(side * side):
+            if len(cells) == side * side:
                 break
             found = await self._class(replicas, other)
-            if found is None or found in classes:
+            if found is None or found == predicted:
                 continue
-            seen = await self._seen(other)
-            if seen is not None:
-                classes.add(found)
+            if found in classes:
+                left.append((other, found))
+            elif (seen := await self._seen(other)) is not None:
+                classes.append(found)
+                cells.append(seen)
+        for other, found in left:
+            if len(cells) == side * side:
+                break
+            if (seen := await self._seen(other)) is not None:
+                classes.append(found)
                 cells.append(seen)
         if len(cells) < side * side:
             return None
@@ -102,7 +112,7 @@ class Neighbours:
             height, width = pixels.shape[:2]
             reduced = cv2.resize(whole, (width, height), interpolation=cv2.INTER_AREA)
             whole = reduced.astype(np.uint8, copy=False)
-        return Grid(whole, place // side, place % side, side)
+        return Grid(whole, place // side, place % side, side, classes[1])
 
     async def _enlarges(self, replicas: ModelBackend, pixels: Pixels) -> bool:
         if self.enlarged is None:
@@ -114,11 +124,6 @@ class Neighbours:
             except Unexplainable:  # the model refuses the size
                 self.enlarged = False
         return self.enlarged
-
-    def _too_few(self, count: int) -> bool:
-        """Return whether all photos are known, and those of which the model is sure have fewer than
-        `count` classes."""
-        return len(self._known) == self._total and len({*self._known.values()} - {None}) < count
 
     async def _class(self, replicas: ModelBackend, number: int) -> int | None:
         """Return the predicted class of a photo; None if the model is not sure of it.

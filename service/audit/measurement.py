@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from importlib.metadata import version
 from io import BytesIO
@@ -15,6 +15,7 @@ import numpy as np
 from PIL import Image
 
 from cam import METHODS, ClassTarget, Explanation, Question
+from cam.agreement import spearman
 from cam.drawing.heatmap import Float, minmax, shrink
 from cam.evaluation.candidate import Candidate, candidates_of
 from cam.evaluation.metrics import METRICS, Options, Scores
@@ -34,6 +35,23 @@ THUMBNAIL: Final = 96
 """Longer side of a thumbnail in pixels."""
 SAME: Final = 1e-4
 """Largest difference of two maps, scaled to 0 … 1, that are scored once."""
+NOT_PREDICTED: Final = "the class that is explained is not the predicted one"
+UNSURE: Final = f"the model is not sure of the class, whose probability is below {SURE:g}"
+TOO_FEW: Final = "other classes have too few photos of which the model is sure"
+NOT_FOUND: Final = "the model no longer finds the class in the grid, beside the other photos"
+
+
+@dataclass
+class Localised:
+    """What the grids of one photo tell."""
+
+    shares: dict[str, Numbers] = field(default_factory=dict)
+    """Name of a method → side of a grid → share of the positive heat in the photo's own cell."""
+    alike: dict[str, float | None] = field(default_factory=dict)
+    """Name of a method → rank correlation of its maps of two classes."""
+    problem: str | None = None
+    """Why there is no grid, as a clause."""
+    warnings: list[str] = field(default_factory=list)
 
 
 class Measurement:
@@ -102,12 +120,19 @@ class Measurement:
                     updates[name]["sanity"] = stages
             except Unexplainable as problem:
                 sanity_problem = problem.detail
-        told = list(warnings)
+        localised = Localised(problem=UNSURE if wanted == predicted else NOT_PREDICTED)
         if wanted == predicted and likely[wanted] >= SURE:
-            grids, trouble = await self._localised(number, seen, able, names)
-            for name, shares in grids.items():
-                updates[name]["grids"] = shares
-            told += trouble
+            localised = await self._localised(number, seen, able, names)
+        alike = {"grid": localised.alike}
+        if plan.is_for_sanity(number) and len(likely) > 1:
+            other = _another(wanted, len(likely), [plan.seed, number])
+            own = {name: each.map for name, each in usable.items()}
+            alike["photo"] = await self._as_another(seen, able, names, own, other)
+        for name, update in updates.items():
+            update["grids"] = localised.shares.get(name, {})
+            update["other_class"] = {
+                image: each[name] for image, each in alike.items() if name in each
+            }
         if plan.is_for_cost(number):
             for question in able:
                 mine = names[question.method]
@@ -126,9 +151,10 @@ class Measurement:
             arms={name: arm.model_copy(update=updates[name]) for name, arm in arms.items()},
             baselines=baselines,
             sanity_problem=sanity_problem,
+            grid_problem=localised.problem,
             enlarged=self._neighbours.enlarged,
             thumbnail=_thumbnail(seen),
-            warnings=told,
+            warnings=[*warnings, *localised.warnings],
             measured=datetime.now(UTC).isoformat(timespec="seconds"),
             made_with=self._made_with(),
         )
@@ -258,29 +284,32 @@ class Measurement:
         seen: ModelInput,
         questions: Sequence[Question],
         names: dict[str, list[str]],
-    ) -> tuple[dict[str, Numbers], list[str]]:
-        """Return the share of the positive heat in the photo's cell, of each map and grid, and
-        warnings."""
-        shares: dict[str, Numbers] = {}
+    ) -> Localised:
+        """Return how much of each map's positive heat lies in the photo's cell of each grid, and
+        how alike the maps of two classes of the smallest grid are."""
+        found = Localised()
         target = questions[0].targets[0] if questions else None
         if not isinstance(target, ClassTarget) or target.index is None:
-            return shares, []
+            return found
         for side in SIDES:
             try:
                 grid = await self._neighbours.grid(
                     self._replicas, number, seen.pixels, target.index, side
                 )
                 if grid is None:
+                    found.problem = found.problem or TOO_FEW
                     break
                 if not await self._finds(grid, target.index):
+                    found.problem = NOT_FOUND
                     continue
-                found = await self._in_grid(grid, questions)
+                await self._in_grid(number, grid, questions, names, found)
             except OutOfMemory as problem:  # for n² photos at once; the record has the rest
-                return shares, [f"no grid of {side} × {side}: {problem.detail}"]
-            for question, explanations in found:
-                for name, each in zip(names[question.method], explanations, strict=True):
-                    shares.setdefault(name, {})[str(side)] = share_inside(each.map, grid)
-        return shares, []
+                found.problem = f"no grid of {side} × {side}: {problem.detail}"
+                found.warnings.append(found.problem)
+                break
+        if found.shares:
+            found.problem = None
+        return found
 
     async def _finds(self, grid: Grid, target: int) -> bool:
         """Return whether the model finds the class in the grid: it is one of the n² most probable
@@ -291,12 +320,48 @@ class Measurement:
         return int((likely > likely[target]).sum()) < grid.side**2
 
     async def _in_grid(
-        self, grid: Grid, questions: Sequence[Question]
-    ) -> list[tuple[Question, tuple[Explanation, ...]]]:
+        self,
+        number: int,
+        grid: Grid,
+        questions: Sequence[Question],
+        names: dict[str, list[str]],
+        localised: Localised,
+    ) -> None:
+        """Add what the maps of one grid tell."""
         # All methods together would be one step of the engine, for which requests wait: a grid
         # takes up to nine times as long as a photo.
-        found, _ = await self._explained_singly(as_input(grid.pixels), questions)
-        return [(each, found[each.method]) for each in questions if each.method in found]
+        seen = as_input(grid.pixels)
+        found, _ = await self._explained_singly(seen, questions)
+        maps = {
+            name: each.map
+            for method, explanations in found.items()
+            for name, each in zip(names[method], explanations, strict=True)
+        }
+        for name, values in maps.items():
+            localised.shares.setdefault(name, {})[str(grid.side)] = share_inside(values, grid)
+        if grid.side == SIDES[0] and self._plan.is_for_sanity(number):
+            able = [each for each in questions if each.method in found]
+            own = {name: values for name, values in maps.items() if np.ptp(values) > 0}
+            localised.alike |= await self._as_another(seen, able, names, own, grid.other)
+
+    async def _as_another(
+        self,
+        seen: ModelInput,
+        questions: Sequence[Question],
+        names: dict[str, list[str]],
+        own: dict[str, Float],
+        other: int,
+    ) -> dict[str, float | None]:
+        """Return the rank correlation of each map with the map of another class of the image; 0 for
+        a map of that class that is the same everywhere."""
+        asked = [with_target(each, ClassTarget(other)) for each in questions]
+        found, _ = await self._explained_singly(seen, asked)
+        return {
+            name: spearman(own[name], each.map) or 0.0
+            for method, explanations in found.items()
+            for name, each in zip(names[method], explanations, strict=True)
+            if name in own
+        }
 
     async def _spent(self, seen: ModelInput, question: Question) -> dict[str, object]:
         """Return what one map costs alone, at interactive priority, without other images."""
@@ -313,6 +378,13 @@ class Measurement:
 def stored_name(name: str) -> str:
     """Return a photo's name as JSON can store it."""
     return name.encode("utf-8", "backslashreplace").decode()
+
+
+def _another(wanted: int, count: int, seed: Sequence[int]) -> int:
+    """Return one of the other classes at random. It is not the second most probable one, of which
+    the same pixels may be the evidence."""
+    drawn = int(np.random.default_rng(seed).integers(count - 1))
+    return drawn + (drawn >= wanted)
 
 
 def _signed(question: Question) -> Question:

@@ -30,11 +30,18 @@ SHOWS_THE_PHOTO: Final = 0.5
 """Rank correlation with the maps of randomised models, the mean over the stages, above which a map
 shows the photo and not the model."""
 BLIND: Final = 0.9
-"""Rank correlation with the map of a model whose logits alone are random, above which a map hardly
-depends on the class."""
-AS_CHEAP: Final = 1.25
-"""Largest ratio of two methods' costs at which they count as equally cheap. Times of equal work
-differ by less on an idle machine."""
+"""Rank correlation of the maps of two classes of one image, above which the map hardly depends on
+the class."""
+LOCALISATION: Final = 0.9
+"""Weight of localisation beside faithfulness, which has the rest. On models whose truth is known,
+the order of methods by the grid pointing game has a rank correlation of 0.87 with the truth, and
+that by insertion and deletion about 0: faithfulness only decides between methods that localise
+alike."""
+AS_CHEAP: Final = 10
+"""Ratio of the passes of two methods up to which they count as equally cheap. Methods of one pass
+differ by a factor of five at most, and methods of many passes are above it."""
+FEW: Final = 5
+"""Number of other methods below which the share of them that a method beats is no percentage."""
 ROUNDING: Final = 1e-5
 """Largest difference of two values that rounding in float32 may cause."""
 FAITHFULNESS: Final = (
@@ -69,17 +76,13 @@ def summarise(
     options = Options()
     known = dict.fromkeys(name for record in ordered for name in record.arms)
     arms = [_summarised(Arm.of(name), ordered, metrics) for name in known]
-    showing = [each for each in arms if each.shows_the_model is not False and each.photos]
-    names = {_name(each): each for each in showing}
-    points, photos = _points(ordered, list(names), metrics)
-    arms = [
-        each.model_copy(update={"points": points[_name(each)]}) if _name(each) in points else each
-        for each in arms
-    ]
-    why_none = _why_none(len(ordered), arms, list(names), points)
-    chosen = (
-        None if why_none else _recommended([each for each in arms if _name(each) in points], photos)
-    )
+    showing = [_name(each) for each in arms if each.shows_the_model is not False and each.photos]
+    able = [name for each in arms if (name := _name(each)) in showing and not each.class_blind]
+    points, photos = _points(ordered, able, metrics)
+    arms = [each.model_copy(update={"points": points.get(_name(each))}) for each in arms]
+    why_none = _why_none(len(ordered), arms, showing, able, photos)
+    compared = [each for each in arms if each.points]
+    chosen = None if why_none else _recommended(compared, photos, by_grids=_localises(ordered))
     baselines = sorted({name for record in ordered for name in record.baselines})
     summary = Audit(
         model=model,
@@ -107,7 +110,7 @@ def summarise(
         findings=[],
         recommendation=chosen,
         why_none=why_none,
-        quantiles=_quantiles(ordered, list(names), metrics),
+        quantiles=_quantiles(ordered, showing, metrics),
     )
     return summary.model_copy(update={"findings": findings_of(summary, ordered)})
 
@@ -142,7 +145,12 @@ def _summarised(arm: Arm, records: Sequence[PhotoRecord], metrics: Sequence[str]
         for stage in range(max(map(len, checked), default=0))
     ]
     mean = interval([fmean(each.absolute or 0.0 for each in photo) for photo in checked])
-    first = stages[0]["absolute"] if stages else None
+    other = {
+        image: interval([each.other_class.get(image) for each in with_map])
+        for image in ("photo", "grid")
+    }
+    alike = [each.mean for each in other.values() if each]
+    specific = arm.method not in METHODS or METHODS[arm.method].class_specific
     spent = [each.milliseconds for each in mine if each.milliseconds is not None]
     forwards = [each.forwards for each in mine if each.forwards is not None]
     return ArmSummary(
@@ -152,7 +160,8 @@ def _summarised(arm: Arm, records: Sequence[PhotoRecord], metrics: Sequence[str]
         shows_the_model=None if mean is None else mean.low <= SHOWS_THE_PHOTO,
         sanity=stages,
         sanity_mean=mean,
-        class_blind=first is not None and first.mean > BLIND,
+        class_blind=min(alike) > BLIND if alike else not specific,
+        other_class=other,
         localisation={
             str(side): interval([each.grids.get(str(side)) for each in mine], proportion=True)
             for side in SIDES
@@ -187,21 +196,27 @@ def _points(
 
     For one photo and one measure, a method has the share of the other methods that it beats, and
     half of those with the same value. The points of a photo are the mean over two groups:
-    localisation and faithfulness. Stability gives no points: the most stable map is one that does
-    not depend on the model.
+    localisation, with the weight `LOCALISATION`, and faithfulness. If too few photos were in grids,
+    they are of faithfulness alone; if enough were, of these photos alone. Stability gives no
+    points: the most stable map is one that does not depend on the model.
     """
     if len(names) < 2 or not records:
         return {}, {}
-    groups = [
-        [f"grid {side}" for side in SIDES],
-        [name for name in metrics if name in FAITHFULNESS],
-    ]
+    faithfulness = [name for name in metrics if name in FAITHFULNESS]
+    groups = [(1.0, faithfulness)]
+    if _localises(records):
+        records = [each for each in records if _in_grid(each)]
+        groups = [
+            (LOCALISATION, [f"grid {side}" for side in SIDES]),
+            (1 - LOCALISATION, faithfulness),
+        ]
     totals = np.full((len(groups), len(names), len(records)), np.nan)
-    for turn, group in enumerate(groups):
+    weights = np.array([weight for weight, _ in groups])[:, None, None]
+    for turn, (_, group) in enumerate(groups):
         shares = [_beaten(records, names, measure) for measure in group]
         if shares:
-            totals[turn] = _mean(np.stack(shares))
-    each = _mean(totals)
+            totals[turn] = _mean(np.stack(shares), np.ones(()))
+    each = _mean(totals, weights)
     known = ~np.isnan(each).all(0)
     each = each[:, known]
     if not each.size:
@@ -239,21 +254,37 @@ def _value(arm: ArmRecord | None, measure: str) -> float:
     return float("nan") if found is None else found
 
 
-def _mean(stacked: Points) -> Points:
-    """Return the mean over the first axis of the numbers that are not NaN; NaN without any."""
-    counts = (~np.isnan(stacked)).sum(0)
-    sums = np.nansum(stacked, 0)
-    return np.where(counts > 0, sums / np.maximum(counts, 1), np.nan)
+def _mean(stacked: Points, weights: Points) -> Points:
+    """Return the mean over the first axis of the numbers that are not NaN, with weights that the
+    numbers' shape can be broadcast to; NaN without any."""
+    sums = np.where(np.isnan(stacked), 0, weights).sum(0)
+    found: Points = np.nansum(weights * stacked, 0) / np.where(sums > 0, sums, np.nan)
+    return found
+
+
+def _in_grid(record: PhotoRecord) -> bool:
+    return any(arm.grids for arm in record.arms.values())
+
+
+def _localises(records: Sequence[PhotoRecord]) -> bool:
+    """Return whether enough photos were in grids for localisation to decide."""
+    return sum(map(_in_grid, records)) >= LEAST_PHOTOS
 
 
 def _why_none(
-    measured: int, arms: Sequence[ArmSummary], showing: list[str], points: Mapping[str, Interval]
+    measured: int,
+    arms: Sequence[ArmSummary],
+    showing: list[str],
+    able: list[str],
+    points: Mapping[str, Points],
 ) -> str | None:
     """Return why no method can be recommended, as a clause; None if one can.
 
     Args:
         measured: number of photos that were measured.
         showing: names of the methods that have maps and do not show the photo.
+        able: those of them whose maps depend on the class.
+        points: the points of each method for each photo.
     """
     needed = f"a recommendation needs {LEAST_PHOTOS} or more"
     if measured < LEAST_PHOTOS:
@@ -261,73 +292,113 @@ def _why_none(
         return f"{photos} measured, and {needed}"
     if len(arms) == 1:
         return f"only {_name(arms[0])} was measured, and there is nothing to compare it with"
-    if not showing:
-        return "no method has maps that show the model"
-    if len(showing) == 1:
-        return f"only {showing[0]} has maps that show the model"
+    for left, told in (
+        (showing, "has maps that show the model"),
+        (able, "has maps that show the model and depend on the class"),
+    ):
+        if len(left) < 2:
+            return f"{f'only {left[0]}' if left else 'no method'} {told}"
     if not points:
         return "neither localisation nor a metric of faithfulness could be measured"
-    compared = min(each.photos for each in points.values())
+    compared = min(map(len, points.values()))
     if compared < LEAST_PHOTOS:
         return f"the methods could be compared on {compared} photos, and {needed}"
+    kinds = len({_key(each) for each in points.values()})
+    if kinds == 1:
+        return f"{_listed(list(points))} score the same on each photo"
+    others = len({_key(points[name]) for name in _alike(points)}) - 1
+    if 2 * others > kinds - 1:
+        whole = "none of them differs" if others == kinds - 1 else f"{others} of them do not differ"
+        return (
+            f"of {kinds} methods whose scores are not the same, {whole} from the best one "
+            f"beyond chance on {compared} photos; more photos may tell them apart"
+        )
     return None
 
 
-def _recommended(arms: Sequence[ArmSummary], points: Mapping[str, Points]) -> Recommendation:
+def _key(points: Points) -> bytes:
+    """Return a key that is the same for methods with the same points on all photos, such as those
+    that make the same map behind a pooled linear head."""
+    return points.round(6).tobytes()
+
+
+def _alike(points: Mapping[str, Points]) -> list[str]:
+    """Return the methods whose points do not differ from the best ones beyond chance."""
+    means = {name: float(each.mean()) for name, each in points.items()}
+    least = least_difference(np.stack([*points.values()]))
+    best = max(means.values())
+    return [name for name, mean in means.items() if best - mean <= least]
+
+
+def _recommended(
+    arms: Sequence[ArmSummary], points: Mapping[str, Points], *, by_grids: bool
+) -> Recommendation:
     """Return the method to use: of those whose points do not differ from the best ones beyond
-    chance, the cheapest one; of equally cheap ones, the one with the most points.
+    chance, and that take no more than `AS_CHEAP` times as many passes as the cheapest of them, the
+    one with the most points; of several with the same points, the one with the fewest passes, and
+    the first in the list of methods.
+
+    Nothing depends on measured times, so the same photos give the same recommendation.
 
     Args:
         arms: the methods that are compared.
         points: the points of each method for each photo.
+        by_grids: whether localisation decides.
     """
-    scored = [each for each in arms if each.points is not None]
+    names = _alike(points)
+    alike = [each for each in arms if _name(each) in names]
+    least = min(map(_passes, alike))
 
     def worth(arm: ArmSummary) -> float:
-        """Return the points, rounded so that methods with equal maps are equal, and the first
-        one in the list of methods is taken."""
-        return round(arm.points.mean, 6) if arm.points else 0
+        """Return the points, rounded so that methods with equal maps are equal."""
+        return round(float(points[_name(arm)].mean()), 6)
 
-    best = max(scored, key=worth)
-    least = least_difference(np.stack([points[_name(each)] for each in scored]))
-    alike = [each for each in scored if worth(best) - worth(each) <= least]
-    chosen = max(_cheapest(alike), key=worth)
+    cheap = [each for each in alike if _passes(each) <= AS_CHEAP * least]
+    chosen = max(cheap, key=lambda each: (worth(each), -_passes(each)))
+    best = max(alike, key=worth)
     assert chosen.points is not None
-    others = [_name(each) for each in alike if each is not chosen]
-    reason = (
-        f"it beats {chosen.points.mean:.0%} of the other methods on a photo "
-        f"({chosen.points.low:.0%} to {chosen.points.high:.0%})"
-    )
-    if len(alike) == len(scored) and len(scored) > 1:
-        reason = "no method differs from the others beyond chance, and no other is cheaper"
-    elif chosen is not best:
-        reason += f"; {_name(best)} does not differ from it beyond chance and takes longer"
+    reason = _lead(chosen, [_name(each) for each in arms if each is not chosen])
+    if worth(best) > worth(chosen):
+        reason += (
+            f"; {_name(best)} does not differ from it beyond chance and takes "
+            f"{_passes(best) / _passes(chosen):.0f} times as many passes"
+        )
+    if not by_grids:
+        reason += (
+            "; too few photos were in grids, so faithfulness alone decides, which does not tell "
+            "whether a map finds its class"
+        )
     return Recommendation(
         method=chosen.method,
         layer=chosen.layer,
         reason=reason,
-        alike=others,
+        alike=[_name(each) for each in alike if each is not chosen],
         lines='audit = "audit.json"  # the path of this audit, from the folder of models.toml',
     )
 
 
-def _cheapest(arms: Sequence[ArmSummary]) -> list[ArmSummary]:
-    """Return the methods that cost the least: by their times if some are measured, else by their
-    passes. A method whose cost is not known is none of them, unless that of none is."""
-    times = [(each.milliseconds, each) for each in arms if each.milliseconds is not None]
-    passes = [(_passes(each), each) for each in arms if each.forwards is not None]
-    known = times or passes
-    if not known:
-        return list(arms)
-    least = min(cost for cost, _ in known)
-    return [each for cost, each in known if cost <= AS_CHEAP * least]
+def _lead(arm: ArmSummary, others: list[str]) -> str:
+    """Return by how much a method leads, as a clause."""
+    assert arm.points is not None
+    if len(others) < FEW:
+        return f"it is better than {_listed(others)} on the mean of {arm.points.photos} photos"
+    return (
+        f"it beats {arm.points.mean:.0%} of the {len(others)} other methods on a photo "
+        f"({arm.points.low:.0%} to {arm.points.high:.0%})"
+    )
+
+
+def _listed(names: Sequence[str]) -> str:
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
 
 
 def _passes(arm: ArmSummary) -> float:
     """Return the cost of a map in forward passes; a pass backwards takes about two of them."""
-    cost = METHODS[arm.method].cost if arm.method in METHODS else "one forward"
+    method = METHODS.get(arm.method)
+    cost = method.cost if method else "one forward"
     each = {"one backward": 3, "N backwards": 3, "two backwards": 5}.get(cost, 1)
-    return each * (arm.forwards or 1)
+    many = method.budget if method and cost.startswith("N") else 1
+    return each * (arm.forwards or many or 1)
 
 
 def _quantiles(
@@ -376,8 +447,16 @@ def _conventions(records: Sequence[PhotoRecord]) -> dict[str, str]:
         "localisation": (
             "Böhle et al., CVPR 2021, and Rao et al., CVPR 2022 (grid pointing game): share of the "
             "heat above 0 in the cell of the photo whose class is explained, among n × n photos of "
-            f"different classes with a probability of {SURE:g} or more, where the class is among "
+            f"different classes with a probability of {SURE:g} or more (where there are fewer "
+            "classes, the other cells repeat theirs), if the class is among "
             f"the n² most probable ones of the grid; {size}; a map without knowledge has 1 / n²"
+        ),
+        "other_class": (
+            "Spearman's rank correlation of the map with the map of another class: on the photo of "
+            "a class that is drawn at random, and on the smallest grid of the class of another "
+            "cell; a map of the other class that is the same everywhere counts as 0; a method "
+            f"whose mean is above {BLIND:g} on each of the two hardly depends on the class, and is "
+            "not compared with the others"
         ),
         "cost": (
             f"median time of a map alone, on {cost} photos, from "
@@ -386,7 +465,9 @@ def _conventions(records: Sequence[PhotoRecord]) -> dict[str, str]:
         "points": (
             "on each photo and for each measure, the share of the other methods with a worse "
             "value, and half of those with the same; the mean within localisation and within "
-            f"faithfulness ({', '.join(FAITHFULNESS)}), then of the two; stability gives no "
+            f"faithfulness ({', '.join(FAITHFULNESS)}), then of the two with the weights "
+            f"{LOCALISATION:g} and {1 - LOCALISATION:g}, on the photos that were in a grid; with "
+            f"fewer than {LEAST_PHOTOS} of these, faithfulness on all photos; stability gives no "
             "points, because the most stable map is one that does not depend on the model"
         ),
         "interval": (
@@ -398,8 +479,9 @@ def _conventions(records: Sequence[PhotoRecord]) -> dict[str, str]:
             "the difference that 95 % of the bootstrap samples have at most between any two "
             "methods; the comparison is simultaneous, so that of equally good methods one is "
             "called worse than the best in about 5 % of the audits, however many methods there "
-            "are (Hsu, Multiple Comparisons, 1996); of the others, the cheapest is recommended: by "
-            f"time, where up to {AS_CHEAP:g} times the least counts as equal; by passes, of which "
-            "one backwards counts as two, if no time is known"
+            "are (Hsu, Multiple Comparisons, 1996); if that leaves more than half of the others, "
+            "none is recommended; of those that are left and take at most "
+            f"{AS_CHEAP} times as many forward passes as the cheapest (one backwards counts as "
+            "two), the one with the most points is recommended"
         ),
     }

@@ -36,6 +36,10 @@ class ArmRecord(Open):
     """One for each stage of the randomisation; None if the photo was not used for it."""
     grids: Numbers = Field(default_factory=dict)
     """Side of a grid, such as "2" → share of the positive heat in the photo's own cell."""
+    other_class: Numbers = Field(default_factory=dict)
+    """`photo`, and `grid` for the smallest grid → rank correlation of the map with the map of
+    another class of the same image, −1 … 1; 0 if that one is the same everywhere. Empty if the
+    photo was not used for it."""
     milliseconds: float | None = None
     forwards: int | None = None
 
@@ -59,6 +63,8 @@ class PhotoRecord(Open):
     """Name of a baseline → its scores."""
     sanity_problem: str | None = None
     """Why the maps of randomised models could not be compared, if that was tried."""
+    grid_problem: str | None = None
+    """Why the photo was in no grid, as a clause; None if it was in one."""
     enlarged: bool | None = None
     """Whether grids are larger than the model's input; None if no grid was made."""
     thumbnail: str | None = None
@@ -100,8 +106,19 @@ class ArmSummary(Open):
         description="Mean over the stages of the rank correlation without sign."
     )
     class_blind: bool = Field(
-        description="Whether the map stays nearly the same if only the logits' weights are random.",
+        description=(
+            "Whether the maps of two classes of one image are nearly the same, so that the map "
+            "does not say why the model tells one class from another."
+        ),
         examples=[False],
+    )
+    other_class: dict[str, Interval | None] = Field(
+        default_factory=dict,
+        description=(
+            "Image, `photo` or `grid` → rank correlation of the map with the map of another class; "
+            "1 if they are the same."
+        ),
+        examples=[{"photo": {"mean": 0.31, "low": 0.24, "high": 0.38, "photos": 50}}],
     )
     localisation: dict[str, Interval | None] = Field(
         description="Side of a grid → share of the positive heat in the right cell.",

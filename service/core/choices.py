@@ -39,6 +39,7 @@ FindingKind = TypeAliasType(
         "few photos for grids",
         "no map",
         "worse than a baseline",
+        "no better than a baseline",
     ],
 )
 ArchiveFormat = TypeAliasType("ArchiveFormat", Literal["zip", "parquet"])

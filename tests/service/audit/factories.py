@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+from functools import cache
+
+import numpy as np
 import torch
 from torch import Tensor, nn
+
+from tests.service.audit.photos import square
 
 SIDE = 32
 """Side of the inputs in pixels; a position of the layer `features` covers 4 × 4 of them."""
@@ -66,6 +71,23 @@ class Ignoring(nn.Module):
         return logits
 
 
+class Squares(nn.Module):
+    """A small network that tells a red square (class 0) from a green one (class 1)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.features = nn.Sequential(
+            *(nn.Conv2d(3, 12, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2)),
+            *(nn.Conv2d(12, 16, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2)),
+        )
+        self.last = nn.Sequential(nn.Conv2d(16, 16, 3, padding=1), nn.ReLU())
+        self.head = nn.Linear(16, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        logits: Tensor = self.head(self.last(self.features(x)).mean((2, 3)))
+        return logits
+
+
 def corner() -> nn.Module:
     return Corner()
 
@@ -74,6 +96,30 @@ def packed() -> nn.Module:
     model = Corner()
     model.add_module("head", Whole(model.head))
     return model
+
+
+def squares() -> nn.Module:
+    model = Squares()
+    model.load_state_dict(_trained())
+    return model.eval()
+
+
+@cache
+def _trained() -> dict[str, Tensor]:
+    """Return the weights of `Squares` after some steps of training."""
+    with torch.random.fork_rng(devices=[]), torch.enable_grad():
+        torch.manual_seed(0)
+        model = Squares()
+        pictures = np.stack([square(number) for number in range(1000, 1128)])
+        images = torch.from_numpy(pictures).permute(0, 3, 1, 2).float() / 127.5 - 1
+        classes = torch.arange(len(images)) % 2
+        optimiser = torch.optim.Adam(model.parameters(), lr=0.01)
+        for step in range(60):
+            some = slice(32 * (step % 4), 32 * (step % 4 + 1))
+            optimiser.zero_grad()
+            nn.functional.cross_entropy(model(images[some]), classes[some]).backward()
+            optimiser.step()
+    return model.state_dict()
 
 
 def ignoring() -> nn.Module:

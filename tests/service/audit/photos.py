@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 from PIL import Image
 
 COLOURS = (
@@ -20,19 +22,19 @@ name = "{name}"
 source = "factory:tests.service.audit.factories:{name}"
 input_size = 32
 resize = 32
-layer = "features"
+layer = "{"last" if name == "squares" else "features"}"
 mean = [0.5, 0.5, 0.5]
 std = [0.5, 0.5, 0.5]
 device = "cpu"
 mode = "exact"
 layout = "contiguous"
 """
-    for name in ("corner", "ignoring", "packed")
+    for name in ("corner", "ignoring", "packed", "squares")
 )
 
 
 def catalog(folder: Path) -> str:
-    """Return a file with the models `corner`, `ignoring` and `packed`."""
+    """Return a file with the models `corner`, `ignoring`, `packed` and `squares`."""
     file = folder / "models.toml"
     file.write_text(CATALOG)
     return str(file)
@@ -49,8 +51,29 @@ def photo(number: int) -> bytes:
     return written.getvalue()
 
 
-def photos(folder: Path, count: int) -> Path:
+def square(number: int) -> NDArray[np.uint8]:
+    """Return a noisy grey picture with a red square if the number is even, else a green one, and
+    with a larger white square, which says nothing of the class."""
+    rng = np.random.default_rng(number)
+    picture = rng.integers(60, 140, (32, 32, 3))
+    across = rng.permutation(2) * 16  # the two squares are in different halves
+    for size, left, colour in (
+        (12, across[0], (255, 255, 255)),
+        (8, across[1], (20, 220, 20) if number % 2 else (220, 20, 20)),
+    ):
+        top, left = rng.integers(0, 32 - size), left + rng.integers(0, 16 - size + 1)
+        picture[top : top + size, left : left + size] = colour
+    return picture.astype(np.uint8)
+
+
+def square_photo(number: int) -> bytes:
+    written = io.BytesIO()
+    Image.fromarray(square(number)).save(written, "PNG")
+    return written.getvalue()
+
+
+def photos(folder: Path, count: int, one: Callable[[int], bytes] = photo) -> Path:
     folder.mkdir()
     for number in range(count):
-        (folder / f"{number:03}.png").write_bytes(photo(number))
+        (folder / f"{number:03}.png").write_bytes(one(number))
     return folder

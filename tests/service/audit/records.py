@@ -17,6 +17,7 @@ def arm(
     heat: list[list[float]] | None = MAP,
     milliseconds: float | None = None,
     forwards: int | None = 1,
+    other_class: Mapping[str, float | None] | None = None,
 ) -> ArmRecord:
     """Return the record of one method.
 
@@ -41,6 +42,7 @@ def arm(
         sanity=stages,
         milliseconds=milliseconds,
         forwards=forwards,
+        other_class=dict(other_class or {}),
     )
 
 
@@ -55,6 +57,7 @@ def record(
     sanity_problem: str | None = None,
     measured: str | None = None,
     made_with: Mapping[str, str] | None = None,
+    grid_problem: str | None = None,
 ) -> PhotoRecord:
     sure = 0.6 + 0.01 * number if confidence is None else confidence
     best = number % 3 if predicted is None else predicted
@@ -67,6 +70,7 @@ def record(
         confidence=sure,
         arms=dict(arms),
         sanity_problem=sanity_problem,
+        grid_problem=grid_problem,
         measured=measured,
         made_with=dict(made_with or {}),
         baselines={name: dict(each) for name, each in (baselines or {}).items()},

@@ -43,7 +43,7 @@ def audited(folder: Path, method: str = "hirescam", layer: str = "features") -> 
 @pytest.fixture(scope="module")
 def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TestClient]:
     folder = tmp_path_factory.mktemp("auto")
-    (_, ignoring, _) = read_catalog(Path(catalog(folder)))
+    (_, ignoring, *_) = read_catalog(Path(catalog(folder)))
     app = create_app(Settings(jobs=folder / "jobs"), [audited(folder), ignoring])
     with TestClient(app) as client:
         wait_until_ready(client)

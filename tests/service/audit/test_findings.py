@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 
 from service.audit.findings import place_of
@@ -114,8 +116,9 @@ def test_too_few_photos_are_told(photos: int, sentence: str | None) -> None:
 def test_methods_are_named_with_their_fault() -> None:
     arms = {
         "photo@l": arm({"deletion": 0.2}, sanity=[1.0, 1.0]),
-        "blind@l": arm({"deletion": 0.2}, sanity=[1.0, 0.0]),
-        "other@l": arm({"deletion": 0.2}, sanity=[1.0, 0.0]),
+        "blind@l": arm({"deletion": 0.2}, sanity=[0.2, 0.0], other_class={"photo": 0.95}),
+        "other@l": arm({"deletion": 0.2}, sanity=[0.2, 0.0], other_class={"photo": 0.91}),
+        "right@l": arm({"deletion": 0.2}, sanity=[1.0, 0.0], other_class={"photo": 0.2}),
         "empty@l": arm(heat=None),
     }
     audit = summary([record(number, arms) for number in range(4)])
@@ -134,15 +137,49 @@ def test_methods_are_named_with_their_fault() -> None:
 
 def test_a_recommended_method_that_is_worse_than_a_baseline_says_so() -> None:
     arms = {"a@l": arm({"deletion": 0.3}), "b@l": arm({"deletion": 0.4})}
-    baselines = {"edges": {"deletion": 0.2}, "uniform": {"deletion": 0.3}}
-    baselines["random"] = {"deletion": 0.5}
+    arms["c@l"] = arm({"deletion": 0.5})
+    baselines = {"edges": {"deletion": 0.2}, "gaussian": {"deletion": 0.1}}
+    baselines |= {"random": {"deletion": 0.5}, "uniform": {"deletion": 0.01}}
     audit = summary([record(number, arms, baselines=baselines) for number in range(20)])
     finding = found(audit, "worse than a baseline")
     assert finding is not None
     assert finding.sentence == (
-        "By deletion, the recommended a@l is no better than an edge detector or a uniform map on "
-        "average."
+        "By deletion, the recommended a@l is worse than a centred Gaussian and an edge detector."
     )
+    assert found(audit, "no better than a baseline") is None
+
+
+@pytest.mark.parametrize(
+    ("gap", "kind"),
+    [
+        # By turns 0.021 better and 0.019 worse: 0.001 better on the mean, which is chance.
+        (lambda number: 0.001 + 0.02 * (-1) ** number, "no better than a baseline"),
+        (lambda number: -0.001 + 0.02 * (-1) ** number, "no better than a baseline"),
+        (lambda number: 0.0, "no better than a baseline"),
+        # The same mean, and the same on each photo.
+        (lambda number: 0.001, None),
+        (lambda number: -0.001, "worse than a baseline"),
+    ],
+)
+def test_a_baseline_is_compared_photo_by_photo(
+    gap: Callable[[int], float], kind: str | None
+) -> None:
+    """The spread of the photos themselves, which is much larger, does not matter."""
+    records = []
+    for number in range(40):
+        base = number / 40
+        arms = {f"{n}@l": arm({"deletion": base + n}) for n in range(3)}
+        edges = {"edges": {"deletion": base + gap(number)}}
+        records.append(record(number, arms, baselines=edges))
+    audit = summary(records)
+    kinds = [each.kind for each in audit.findings if "baseline" in each.kind]
+    assert kinds == ([kind] if kind else [])
+    if kind == "no better than a baseline":
+        finding = found(audit, kind)
+        assert finding is not None
+        assert finding.sentence == (
+            "By deletion, the recommended 0@l does not differ from an edge detector beyond chance."
+        )
 
 
 def test_weights_that_cannot_be_replaced_are_told_and_no_method_shows_the_photo() -> None:
@@ -164,6 +201,21 @@ def test_grids_without_photos_are_told() -> None:
     fewer = summary([record(each, arms) for each in range(LEAST_PHOTOS - 1)])
     few = found(fewer, "few photos for grids")
     assert few is not None
-    assert few.sentence.startswith("Localisation was measured on only 19 photos of 19: ")
+    assert few.sentence == "Localisation was measured on only 19 photos of 19."
     enough = summary([record(each, arms) for each in range(LEAST_PHOTOS)])
     assert found(enough, "few photos for grids") is None
+
+
+def test_the_causes_of_missing_grids_are_told_with_their_numbers() -> None:
+    """Of these photos the model was sure, and the grid was dropped: that is the cause."""
+    causes = ["it is lost in the grid"] * 12 + ["the model is not sure"] + [None] * 2
+    arms, none = {"a@l": arm(grids={"2": 0.5})}, {"a@l": arm()}
+    audit = summary(
+        [record(n, none if why else arms, grid_problem=why) for n, why in enumerate(causes)]
+    )
+    finding = found(audit, "few photos for grids")
+    assert finding is not None
+    assert finding.sentence == (
+        "Localisation was measured on only 2 photos of 15: for 12 photos, it is lost in the grid; "
+        "for 1 photo, the model is not sure."
+    )

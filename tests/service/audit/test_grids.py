@@ -114,10 +114,49 @@ async def test_all_cells_are_used_by_some_photo() -> None:
     assert len(places) == 4
 
 
-@pytest.mark.parametrize("others", [[photo(1), photo(2)], [photo(1), photo(2), photo(2)], []])
-async def test_too_few_classes_make_no_grid(others: list[Pixels | None]) -> None:
+@pytest.mark.parametrize(
+    "others",
+    [[photo(1), photo(2)], [photo(1), photo(0), photo(0), photo(1)], [photo(1, 49)] * 9, []],
+)
+async def test_too_few_photos_of_other_classes_make_no_grid(others: list[Pixels | None]) -> None:
     found, _ = neighbours([photo(0), *others])
     assert await found.grid(backend(), 0, photo(0), 0, 2) is None
+
+
+@pytest.mark.parametrize("classes", [2, 3])
+async def test_a_model_of_few_classes_has_grids_whose_other_cells_repeat_theirs(
+    classes: int,
+) -> None:
+    """The class that is explained is in one cell alone, and every other class in one at least."""
+    photos: list[Pixels | None] = [photo(n % classes) for n in range(24)]
+    found, _ = neighbours(photos)
+    places = set()
+    for number in range(24):
+        for side in (2, 3):
+            own = number % classes
+            grid = await found.grid(backend(), number, photo(own), own, side)
+            assert grid is not None
+            cells = grid.pixels[::4, ::4, 0]
+            assert cells[grid.row, grid.column] == own
+            assert (cells == own).sum() == 1
+            assert len(np.unique(cells)) == classes
+            assert grid.other != own
+            assert grid.other in cells
+            places.add((side, grid.row, grid.column))
+    assert len(places) == 4 + 9
+
+
+async def test_no_photo_is_twice_in_a_grid() -> None:
+    photos: list[Pixels | None] = [photo(n % 2) for n in range(8)]
+    for n, each in enumerate(photos):
+        assert each is not None
+        each[..., 2] = n
+    found, _ = neighbours(photos)
+    first = photos[0]
+    assert first is not None
+    grid = await found.grid(backend(), 0, first, 0, 2)
+    assert grid is not None
+    assert len(np.unique(grid.pixels[::4, ::4, 2])) == 4
 
 
 async def test_each_photo_is_read_once() -> None:
@@ -128,15 +167,15 @@ async def test_each_photo_is_read_once() -> None:
     assert len(read) == len(set(read))
 
 
-async def test_many_photos_of_few_classes_are_read_once_and_then_given_up() -> None:
-    """More photos than are kept in memory, and too few classes for any grid: the search over all
-    photos is made once."""
-    photos: list[Pixels | None] = [photo(n % 2) for n in range(300)]
+async def test_many_photos_of_one_class_are_read_once_and_then_given_up() -> None:
+    """More photos than are kept in memory, and none of another class: the search over all photos is
+    made once."""
+    photos: list[Pixels | None] = [photo(1) for n in range(300)]
     found, read = neighbours(photos)
     model = backend()
     for number in range(300):
         for side in (2, 3):
-            assert await found.grid(model, number, photo(number % 2), number % 2, side) is None
+            assert await found.grid(model, number, photo(1), 1, side) is None
     assert len(read) <= 300
     assert cast(Flat, model).asked <= 300
 
@@ -194,7 +233,7 @@ async def test_a_model_of_one_size_gets_a_grid_of_its_size() -> None:
     ("row", "column", "share"), [(0, 0, 0.1), (0, 1, 0.2), (1, 0, 0.3), (1, 1, 0.4)]
 )
 def test_the_share_is_of_the_positive_heat(row: int, column: int, share: float) -> None:
-    grid = Grid(np.zeros((8, 8, 3), np.uint8), row, column, 2)
+    grid = Grid(np.zeros((8, 8, 3), np.uint8), row, column, 2, 1)
     cells = np.array([[1, 2], [3, 4]], np.float32)
     values: Float = np.kron(cells, np.ones((4, 4), np.float32)).astype(np.float32)
     assert share_inside(values, grid) == pytest.approx(share)
@@ -206,13 +245,13 @@ def test_the_share_is_of_the_positive_heat(row: int, column: int, share: float) 
 
 
 def test_a_map_without_heat_has_none_in_the_cell() -> None:
-    grid = Grid(np.zeros((6, 6, 3), np.uint8), 0, 0, 3)
+    grid = Grid(np.zeros((6, 6, 3), np.uint8), 0, 0, 3, 1)
     assert share_inside(np.full((3, 3), -1, np.float32), grid) == 0
 
 
 def test_a_coarse_map_is_enlarged_to_the_grid() -> None:
     # Behind bilinear interpolation some heat of the cell lies in its neighbours.
-    grid = Grid(np.zeros((30, 30, 3), np.uint8), 1, 1, 3)
+    grid = Grid(np.zeros((30, 30, 3), np.uint8), 1, 1, 3, 1)
     values = np.zeros((3, 3), np.float32)
     values[1, 1] = 1
     found = share_inside(values, grid)

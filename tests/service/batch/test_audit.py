@@ -12,7 +12,7 @@ import pytest
 
 from service.batch.audit import RECORDS, REPORT, SUMMARY, chosen
 from service.cli.main import main
-from tests.service.audit.photos import catalog, photos
+from tests.service.audit.photos import catalog, photos, square_photo
 
 METHODS = ("gradcam", "hirescam", "layercam", "eigencam")
 
@@ -100,6 +100,38 @@ def test_a_model_that_looks_at_one_corner_is_named_with_the_corner(
     for words_of_it in ("corner", "hirescam@features", "Adebayo", "Böhle", "Petsiuk", "Limits"):
         assert words_of_it in text
     assert found["fingerprint"] in text
+
+
+@pytest.mark.slow
+def test_repeated_audits_agree_and_never_recommend_a_map_without_a_class(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a trained model of two classes, which stands in grids though it has no four. The white
+    square, which is in each photo and says nothing, is what a map without a class shows."""
+    source, found = photos(tmp_path / "photos", 20, square_photo), []
+    words = ("--model", "squares", *methods("eigencam", "gradcam", "elementwise"))
+    words = (*words, "--evaluate", "deletion")
+    for number in range(3):
+        output = tmp_path / f"audit{number}"
+        given = (str(source), "--output", str(output), *words, "--models", catalog(tmp_path))
+        code, said = audit(capsys, monkeypatch, *given)
+        assert code == 0, said
+        found.append(summary(output))
+    first = found[0]
+    assert first["why_none"] is None
+    best = first["recommendation"]
+    by_name = {(each["method"], each["layer"]): each for each in first["arms"]}
+    blind = {method for (method, _), each in by_name.items() if each["class_blind"]}
+    assert "eigencam" in blind
+    assert best["method"] not in blind
+    recommended, without = by_name[best["method"], best["layer"]], by_name["eigencam", "last"]
+    assert without["other_class"]["grid"]["mean"] == pytest.approx(1)
+    assert recommended["localisation"]["2"]["photos"] >= 20
+    assert recommended["localisation"]["2"]["low"] > 0.5 > without["localisation"]["2"]["high"]
+    assert not [each["kind"] for each in first["findings"] if "photo for grids" in each["kind"]]
+    for other in found[1:]:
+        assert other["recommendation"] == best
+        assert other["findings"] == first["findings"]
 
 
 @pytest.mark.slow
