@@ -271,13 +271,20 @@ def evaluate_in_steps(
             value, details, warning = known[metric.name, number]
             if value is None and warning is None:
                 warning = WITHOUT.get(metric.name, "the map is constant")
-            keys: dict[str, Any] = {
-                name: _baseline_key(metric, name, candidate)
+            drawn = {
+                name: [
+                    found
+                    for key in _baseline_keys(metric, name, candidate, options)
+                    if (found := known[key][0]) is not None
+                ]
                 for name in options.baselines
                 if name in metric.baselines
             }
-            compared = {name: known[key][0] for name, key in keys.items()}
-            scores[metric.name] = Score(value, compared, details, warning)
+            compared = {
+                name: float(np.mean(each)) if each else None for name, each in drawn.items()
+            }
+            chance = tuple(drawn.get("random", ()))
+            scores[metric.name] = Score(value, compared, details, warning, chance)
         results.append(scores)
     return results
 
@@ -299,11 +306,12 @@ def _plan(
         for metric in named:
             work: list[tuple[Any, Any, Judged]] = [((metric.name, number), number, judged)]
             for name in options.baselines:
-                if name in metric.baselines:
-                    key = _baseline_key(metric, name, candidate)
+                if name not in metric.baselines:
+                    continue
+                for draw, key in enumerate(_baseline_keys(metric, name, candidate, options)):
                     which = key[1:]
                     if which not in planned:
-                        planned[which] = _baseline(scorer, name, candidate)
+                        planned[which] = _baseline(scorer, name, candidate, draw)
                     work.append((key, which, planned[which]))
             for key, which, each in work:
                 if key in parts:
@@ -322,9 +330,16 @@ def _plan(
                 yield key, metric, scorer, each, passes
 
 
-def _baseline_key(metric: Metric, name: Baseline, candidate: Candidate) -> tuple[Any, ...]:
-    shape = candidate.map.shape if name == "random" else None
-    return (metric.name, name, candidate.turn, shape)
+def _baseline_keys(
+    metric: Metric, name: Baseline, candidate: Candidate, options: Options
+) -> list[tuple[Any, ...]]:
+    """Return a key of each map of a baseline: of `random` there are several."""
+    if name != "random":
+        return [(metric.name, name, candidate.turn)]
+    return [
+        (metric.name, name, candidate.turn, candidate.map.shape, draw)
+        for draw in range(metric.random_maps(options))
+    ]
 
 
 def _judged(scorer: Scorer, question: Question, candidate: Candidate) -> Judged:
@@ -340,7 +355,7 @@ def _judged(scorer: Scorer, question: Question, candidate: Candidate) -> Judged:
     return Judged(small, resize(small, *scorer.size), again, candidate.completeness)
 
 
-def _baseline(scorer: Scorer, name: Baseline, candidate: Candidate) -> Judged:
+def _baseline(scorer: Scorer, name: Baseline, candidate: Candidate, draw: int) -> Judged:
     shape = (int(candidate.map.shape[0]), int(candidate.map.shape[1]))
 
     def make(image: Tensor, rng: np.random.Generator) -> Map:
@@ -349,10 +364,10 @@ def _baseline(scorer: Scorer, name: Baseline, candidate: Candidate) -> Judged:
     def again(images: Tensor, targets: Sequence[Target]) -> Forwards[list[Map | CamError]]:
         yield 0
         # Other numbers than those of the map itself, and the same ones for each metric.
-        rng = np.random.default_rng([scorer.options.seed, 1])
+        rng = np.random.default_rng([scorer.options.seed, 1, draw])
         return [make(image, rng) for image in images]
 
-    small = make(scorer.image, scorer.rng())
+    small = make(scorer.image, np.random.default_rng([scorer.options.seed, 0, draw]))
     return Judged(small, resize(small, *scorer.size), again)
 
 

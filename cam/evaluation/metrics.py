@@ -33,6 +33,13 @@ SQUARE: Final = 0.25
 SQUARES: Final = "squares"
 """Name of the passes of `infidelity`, which all maps of an image share."""
 VIEWS: Final = ("flip", "crop", "jpeg")
+NOISES: Final = 2
+"""Noises with which ROAD imputes each image: one and its opposite."""
+RANDOM_MAPS: Final = 59
+"""Random maps that a score is compared with where each takes one forward pass at most. Of 59 and
+the map itself, three are one in twenty."""
+FEW_RANDOM_MAPS: Final = 8
+"""Random maps where each takes more passes, or maps of changed images."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,6 +71,10 @@ class Options:
     `pointing`."""
     baselines: tuple[Baseline, ...] = BASELINES
     """Maps that are scored for comparison."""
+    random_maps: int | None = None
+    """Number of random maps, 1 … `MOST_SAMPLES`, if `random` is among the baselines; None for
+    `RANDOM_MAPS`, or `FEW_RANDOM_MAPS` of costly metrics. With fewer than two, there is no
+    verdict on chance."""
     seed: int = 0
     """Seed of all random numbers: the same image, map and seed give the same scores."""
 
@@ -93,8 +104,11 @@ class Options:
         for name, least, most in (
             ("samples", 1, MOST_SAMPLES),
             ("squares", 2, MOST_SAMPLES),
+            ("random_maps", 1, MOST_SAMPLES),
             ("seed", 0, 2**31 - 1),
         ):
+            if name == "random_maps" and self.random_maps is None:
+                continue
             if not _is_whole(getattr(self, name), least, most):
                 raise InvalidOption(
                     f"{name} is {getattr(self, name)!r:.80}; it can be {least} to {most}"
@@ -134,6 +148,13 @@ class Metric:
     """Names of the options that have an effect."""
     needs: Literal["region", "completeness"] | None = None
 
+    def random_maps(self, options: Options) -> int:
+        """Return the number of random maps with which a score is compared."""
+        if options.random_maps is not None:
+            return options.random_maps
+        passes = sum(n for part, n in self.forwards(options, 10**6).items() if part != SQUARES)
+        return FEW_RANDOM_MAPS if passes > 1 or self.maps(options) else RANDOM_MAPS
+
 
 @dataclass(frozen=True)
 class Score:
@@ -142,10 +163,12 @@ class Score:
     value: float | None
     """None if the metric has no value for this map; the warning then says why."""
     baselines: Mapping[str, float | None] = field(default_factory=dict)
-    """Name of a baseline → its value on the same image."""
+    """Name of a baseline → its value on the same image; of `random`, the mean of `chance`."""
     details: Mapping[str, float | tuple[float, ...] | None] = field(default_factory=dict)
     """The numbers that the value is made of, such as the points of a curve."""
     warning: str | None = None
+    chance: tuple[float, ...] = ()
+    """Values of random maps on the same image."""
 
 
 Scores = dict[str, Score]
@@ -198,8 +221,8 @@ def _road(order: str) -> Callable[[Options], str]:
         }[order]
         return (
             f"Rong et al., ROAD, ICML 2022: {value}; {shares} % removed, imputed by noisy linear "
-            "imputation (weights 1/6 and 1/12, noise of σ = 0.01); pixels of equal relevance in "
-            "random order"
+            "imputation (weights 1/6 and 1/12, noise of σ = 0.01), the mean over a noise and its "
+            "opposite; pixels of equal relevance in random order"
         )
 
     return convention
@@ -216,7 +239,7 @@ def _points(curve: str) -> Callable[[Options, int], Mapping[str, int]]:
 
 
 def _shares(*orders: str) -> Callable[[Options, int], Mapping[str, int]]:
-    return lambda options, pixels: dict.fromkeys(orders, len(options.percentages))
+    return lambda options, pixels: dict.fromkeys(orders, NOISES * len(options.percentages))
 
 
 _POPPI: Final = "Poppi et al., CVPR workshops 2021"

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from typing import Final
+
+import numpy as np
 
 from cam.evaluation.metrics import METRICS, Score
 
@@ -19,31 +22,75 @@ in random order, so its score tells how fast that destroys the image, and a map 
 right, cannot do the same."""
 
 
+SURE: Final = 0.05
+"""Share of random maps that a map may be called better than, or worse than, by chance."""
+RANKED: Final = 19
+"""Least number of random maps among which the map's rank can tell that: first of 20."""
+ROUNDING: Final = 1e-5
+"""Largest difference of two values that rounding in float32 may cause."""
+
+
 def verdict(metric: str, score: Score) -> str | None:
     """Return how a score compares with those of the baselines, as half a sentence; None if there is
     no value or no baseline.
 
-    Values that do not differ are no better.
+    It is better than chance above the 95th percentile of random maps, and worse below the 5th.
     """
-    known = {name: value for name, value in score.baselines.items() if value is not None}
-    if score.value is None or not known:
+    if score.value is None:
+        return None
+    words: dict[str, list[str]] = {"better than": [], "no better than": [], "worse than": []}
+    among = percentile(metric, score)
+    if among is not None:
+        certain = abs(among - 0.5) >= 0.5 - SURE - 1e-9
+        told = "no better than" if not certain else "better than" if among > 0.5 else "worse than"
+        words[told].append(NAMED["random"])
+    sign = 1 if METRICS[metric].better == "higher" else -1
+    for name in COMPARED[1:]:
+        if (other := score.baselines.get(name)) is not None:
+            beats = sign * (score.value - other) > ROUNDING
+            words["better than" if beats else "no better than"].append(NAMED[name])
+    said = [
+        f"{told} {_listed(names, 'or' if told == 'no better than' else 'and')}"
+        for told, names in words.items()
+        if names
+    ]
+    return "; ".join(said) or None
+
+
+def percentile(metric: str, score: Score) -> float | None:
+    """Return the share, 0 … 1, of random maps that are worse than the map; None if there are fewer
+    than two.
+
+    Of `RANKED` or more, the map's rank among them and itself tells; a map with the same value
+    counts against what the rank would say. Of fewer, Student's distribution of one more value tells
+    (the prediction interval): t = (value − mean) / (s · √(1 + 1 / n)), n − 1 degrees of freedom.
+    """
+    if score.value is None or len(score.chance) < 2:
         return None
     sign = 1 if METRICS[metric].better == "higher" else -1
-    above = [named for name, named in NAMED.items() if name in known and _beats(score, name, sign)]
-    below = [named for name, named in NAMED.items() if name in known and named not in above]
-    words = []
-    if above:
-        words.append(f"better than {_listed(above, 'and')}")
-    if below:
-        words.append(f"no better than {_listed(below, 'or')}")
-    return "; ".join(words)
+    ahead = sign * (score.value - np.array(score.chance))
+    count = len(ahead)
+    if count >= RANKED:
+        worse, better = int((ahead > ROUNDING).sum()), int((ahead < -ROUNDING).sum())
+        # Of the map and the others, the share of those that are certainly behind it or before it.
+        if worse >= better:
+            return max(worse / (count + 1), 0.5)
+        return min(1 - better / (count + 1), 0.5)
+    spread = float(ahead.std(ddof=1))
+    if abs(ahead.mean()) <= ROUNDING:
+        return 0.5
+    if spread <= ROUNDING:
+        return 1.0 if ahead.mean() > 0 else 0.0
+    return _student(float(ahead.mean()) / (spread * math.sqrt(1 + 1 / count)), count - 1)
 
 
-def _beats(score: Score, name: str, sign: int) -> bool:
-    other = score.baselines[name]
-    assert score.value is not None
-    assert other is not None
-    return sign * (score.value - other) > 1e-9
+def _student(t: float, freedom: int) -> float:
+    """Return the distribution function of Student's t, by the area under its density."""
+    x = np.linspace(0, abs(t), 2001)
+    density = (1 + x**2 / freedom) ** (-(freedom + 1) / 2)
+    scale = math.gamma((freedom + 1) / 2) / (math.sqrt(freedom * math.pi) * math.gamma(freedom / 2))
+    area = float(np.trapezoid(density, x)) * scale
+    return 0.5 + math.copysign(min(area, 0.5), t)
 
 
 def _listed(names: list[str], last: str) -> str:

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from cam import (
@@ -81,6 +82,7 @@ def judged() -> tuple[Weighed, Tensor, Explanation]:
         ({"options": Options(steps=True)}, InvalidOption, "steps is True"),
         ({"options": Options(steps=2.5)}, InvalidOption, "steps is 2.5"),  # type: ignore[arg-type]
         ({"options": Options(seed=-1)}, InvalidOption, "seed is -1"),
+        ({"options": Options(random_maps=0)}, InvalidOption, "random_maps is 0"),
         ({"judged": np.ones(5)}, InvalidOption, "shape \\(5,\\)"),
         ({"judged": np.ones((0, 4))}, InvalidOption, "shape \\(0, 4\\)"),
         ({"target": UnitTarget("layer", 0)}, TargetMismatch, "a unit"),
@@ -328,10 +330,10 @@ REGIONAL = Options(region=REGION)
         (("insertion",), 1 + 29, 1),
         (("deletion",), 1 + 29, 1),
         (("insertion", "deletion"), 1 + 58, 2),
-        (("road",), 1 + 18, 0),
-        (("road_morf",), 1 + 9, 0),
-        (("road", "road_morf", "road_lerf"), 1 + 18, 0),
-        (("road_lerf", "road"), 1 + 18, 0),
+        (("road",), 1 + 36, 0),
+        (("road_morf",), 1 + 18, 0),
+        (("road", "road_morf", "road_lerf"), 1 + 36, 0),
+        (("road_lerf", "road"), 1 + 36, 0),
         (("confidence_drop",), 1 + 1, 0),
         (("confidence_drop", "confidence_increase"), 1 + 1, 0),
         (("coherency",), 1 + 1, 0),
@@ -341,7 +343,7 @@ REGIONAL = Options(region=REGION)
         (("sensitivity",), 1 + 10, 0),
         (("infidelity",), 1 + 32, 0),
         (("energy", "pointing"), 1, 0),
-        (("insertion", "deletion", "road", "adcc", "infidelity"), 1 + 58 + 18 + 2 + 32, 2),
+        (("insertion", "deletion", "road", "adcc", "infidelity"), 1 + 58 + 36 + 2 + 32, 2),
     ],
 )
 def test_the_passes_that_are_promised_are_made(
@@ -357,7 +359,7 @@ def test_the_passes_that_are_promised_are_made(
         # Passes of each map; then those of all together.
         (("deletion",), 29, 1),
         (("insertion", "deletion"), 58, 2),
-        (("road",), 18, 0),
+        (("road",), 36, 0),
         (("confidence_drop",), 1, 0),
         (("infidelity",), 0, 32),
     ],
@@ -366,8 +368,11 @@ def test_a_baseline_takes_the_passes_of_a_map(
     metrics: tuple[str, ...], each: int, all_maps: int
 ) -> None:
     model = weighed(2, *SIZE)
+    random = METRICS[metrics[0]].random_maps(Options())
     _, made = promised(model, metrics, Options())
-    assert made == 1 + (1 + 4) * each + all_maps
+    assert made == 1 + (1 + 3 + random) * each + all_maps
+    _, made = promised(model, metrics, Options(random_maps=2))
+    assert made == 1 + (1 + 3 + 2) * each + all_maps
     _, made = promised(model, metrics, Options(baselines=("edges",)))
     assert made == 1 + (1 + 1) * each + all_maps
 
@@ -376,9 +381,9 @@ def test_a_baseline_takes_the_passes_of_a_map(
 def test_the_maps_of_one_target_share_the_baselines(maps: int) -> None:
     model = weighed(2, *SIZE)
     _, made = promised(model, ("deletion",), Options(), maps=maps)
-    assert made == 1 + (maps + 4) * 29 + 1
+    assert made == 1 + (maps + 3 + 8) * 29 + 1
     _, made = promised(model, ("deletion", "road"), Options(), maps=maps)
-    assert made == 1 + (maps + 4) * (29 + 18) + 1
+    assert made == 1 + (maps + 3 + 8) * (29 + 36) + 1
     _, made = promised(model, ("infidelity",), Options(), maps=maps)
     assert made == 1 + 32
 
@@ -386,7 +391,7 @@ def test_the_maps_of_one_target_share_the_baselines(maps: int) -> None:
 def test_each_target_has_baselines_of_its_own() -> None:
     model = weighed(2, *SIZE)
     _, made = promised(model, ("deletion",), Options(), turns=2)
-    assert made == 1 + 2 * ((1 + 4) * 29 + 1)
+    assert made == 1 + 2 * ((1 + 3 + 8) * 29 + 1)
     _, made = promised(model, ("infidelity",), Options(), turns=2, maps=2)
     assert made == 1 + 2 * 32
 
@@ -395,7 +400,7 @@ def test_maps_of_other_sizes_share_all_but_the_random_map() -> None:
     model, image = weighed(2, *SIZE), picture(2, *SIZE)
     candidates = [Candidate(HEAT), Candidate(HEAT[:2, :3]), Candidate(HEAT[:3, :2])]
     _, found = in_steps(model, image, asked(1), candidates, ["deletion"], Options())
-    assert model.passes == 1 + (3 + 3 + 3) * 29 + 1
+    assert model.passes == 1 + (3 + 3 + 3 * 8) * 29 + 1
     assert isinstance(found, list)
     compared = [each["deletion"].baselines for each in found]
     for name in ("gaussian", "edges", "uniform"):
@@ -417,15 +422,38 @@ def test_maps_that_share_their_baselines_score_as_they_do_alone() -> None:
 @pytest.mark.parametrize("name", BASELINES)
 def test_a_baseline_scores_as_its_map_does(name: Any) -> None:
     model, image = model_and_image()
-    rng = np.random.default_rng(0)
+    rng = np.random.default_rng([0, 0, 0])
     heat = baseline(name, image.numpy(), SIZE, rng)
-    options = Options(region=REGION)
+    options = Options(region=REGION, random_maps=1)
     found = evaluate(model, image, HEAT, target=1, metrics=FREE, options=options, reading=SIGMOID)
     expected = evaluate(
         model, image, heat, target=1, metrics=FREE, options=options, reading=SIGMOID
     )
     for metric in FREE:
         assert found[metric].baselines[name] == expected[metric].value, metric
+
+
+def test_chance_is_the_scores_of_random_maps() -> None:
+    """Each scores as that map does alone, and the baseline is their mean."""
+    model, image = model_and_image()
+
+    def scores(heat: NDArray[np.float32]) -> Scores:
+        metrics, options = ["complexity", "confidence_drop"], Options(random_maps=3)
+        return evaluate(
+            model, image, heat, target=1, metrics=metrics, options=options, reading=SIGMOID
+        )
+
+    found = scores(HEAT)
+    for metric, score in found.items():
+        expected = [
+            scores(baseline("random", image.numpy(), SIZE, np.random.default_rng([0, 0, draw])))[
+                metric
+            ].value
+            for draw in range(3)
+        ]
+        assert score.chance == tuple(expected)
+        assert len({*score.chance}) == 3
+        assert score.baselines["random"] == pytest.approx(np.mean(score.chance))
 
 
 def test_only_the_baselines_that_say_something_are_compared() -> None:

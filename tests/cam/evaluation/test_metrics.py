@@ -111,9 +111,9 @@ def test_the_pixels_of_a_step(steps: Any, pixels: int, expected: int) -> None:
         ("insertion", Options(), 29, 0),
         ("deletion", Options(), 29, 0),
         ("deletion", Options(steps="fine"), 4, 0),  # 900 pixels are four steps and a rest
-        ("road", Options(), 18, 0),
-        ("road_morf", Options(), 9, 0),
-        ("road_lerf", Options(percentages=(20.0, 50.0)), 2, 0),
+        ("road", Options(), 36, 0),
+        ("road_morf", Options(), 18, 0),
+        ("road_lerf", Options(percentages=(20.0, 50.0)), 4, 0),
         ("confidence_drop", Options(), 1, 0),
         ("confidence_increase", Options(), 1, 0),
         ("coherency", Options(), 0, 1),
@@ -132,6 +132,27 @@ def test_the_passes_that_a_metric_promises(
 ) -> None:
     assert sum(METRICS[name].forwards(options, 900).values()) == passes
     assert METRICS[name].maps(options) == maps
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "count"),
+    [
+        ("insertion", Options(), 8),
+        ("deletion", Options(steps=1), 59),  # its two ends alone, which all maps share
+        ("road_morf", Options(), 8),
+        ("stability", Options(), 8),
+        ("adcc", Options(), 8),
+        ("confidence_drop", Options(), 59),
+        ("infidelity", Options(), 59),  # all maps share the squares
+        ("complexity", Options(), 59),
+        ("insertion", Options(random_maps=30), 30),
+        ("complexity", Options(random_maps=1), 1),
+    ],
+)
+def test_cheap_metrics_are_compared_with_many_random_maps(
+    name: str, options: Options, count: int
+) -> None:
+    assert METRICS[name].random_maps(options) == count
 
 
 @pytest.mark.parametrize(
