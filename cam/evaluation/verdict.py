@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Final
 
 import numpy as np
@@ -38,21 +39,32 @@ def verdict(metric: str, score: Score) -> str | None:
     """
     if score.value is None:
         return None
-    words: dict[str, list[str]] = {"better than": [], "no better than": [], "worse than": []}
+    told: dict[str, int] = {}
     among = percentile(metric, score)
     if among is not None:
         certain = abs(among - 0.5) >= 0.5 - SURE - 1e-9
-        told = "no better than" if not certain else "better than" if among > 0.5 else "worse than"
-        words[told].append(NAMED["random"])
+        told["random"] = int(math.copysign(certain, among - 0.5))
     sign = 1 if METRICS[metric].better == "higher" else -1
     for name in COMPARED[1:]:
         if (other := score.baselines.get(name)) is not None:
-            beats = sign * (score.value - other) > ROUNDING
-            words["better than" if beats else "no better than"].append(NAMED[name])
+            told[name] = int(sign * (score.value - other) > ROUNDING)
+    return in_words(told)
+
+
+def in_words(told: Mapping[str, int]) -> str | None:
+    """Return comparisons as half a sentence; None if there are none.
+
+    Args:
+        told: name of a baseline → 1 if the map is better than it, −1 if it is worse, 0 if neither.
+    """
     said = [
-        f"{told} {_listed(names, 'or' if told == 'no better than' else 'and')}"
-        for told, names in words.items()
-        if names
+        f"{words} {_listed(names, last)}"
+        for sign, words, last in (
+            (1, "better than", "and"),
+            (0, "no better than", "or"),
+            (-1, "worse than", "and"),
+        )
+        if (names := [NAMED[name] for name, each in told.items() if each == sign])
     ]
     return "; ".join(said) or None
 

@@ -9,9 +9,9 @@ from typing import Final
 import numpy as np
 
 from cam.evaluation.verdict import COMPARED, NAMED
-from service.audit.bootstrap import interval
 from service.audit.plan import LEAST_PHOTOS, Arm
 from service.core.audit_schemas import ArmSummary, Audit, Finding, PhotoRecord, Place
+from service.core.bootstrap import interval
 
 SAME_PROBABILITY: Final = 1e-5
 """Largest difference of a class's probability between photos at which the model ignores them, as a

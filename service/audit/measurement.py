@@ -219,7 +219,8 @@ class Measurement:
                 for name, value in score.baselines.items():
                     baselines.setdefault(name, {}).setdefault(metric, value)
 
-        options = Options()
+        # A recommendation is about the mean of many photos, for which one random map of each do.
+        options = Options(random_maps=1)
         plain = [name for name in self._plan.metrics if not METRICS[name].maps(options)]
         again = [name for name in self._plan.metrics if METRICS[name].maps(options)]
         if plain and usable:
@@ -236,7 +237,7 @@ class Measurement:
             mine = found.get(question.method, ())
             if not any(name in usable for name in names[question.method]):
                 continue
-            options = Options() if first else Options(baselines=())
+            options = Options(random_maps=1) if first else Options(baselines=())
             outcome = await self._replicas.evaluate(
                 seen.pixels, question, candidates_of(mine), again, options
             )

@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 
 from cam import METHODS
 from cam.evaluation.metrics import METRICS, Options
-from service.audit.bootstrap import interval, least_difference
 from service.audit.findings import findings_of
 from service.audit.grids import SURE
 from service.audit.plan import LEAST_PHOTOS, SANITY_PHOTOS, SIDES, STAGES, Arm
@@ -25,6 +24,7 @@ from service.core.audit_schemas import (
     PhotoRecord,
     Recommendation,
 )
+from service.core.bootstrap import interval, least_difference
 
 SHOWS_THE_PHOTO: Final = 0.5
 """Rank correlation with the maps of randomised models, the mean over the stages, above which a map

@@ -145,8 +145,26 @@ class Score(Open):
     )
     verdict: str | None = Field(
         None,
-        description="How the value compares with those of the baselines.",
+        description=(
+            "How the value compares with those of the baselines: better than chance above the 95th "
+            "percentile of random maps, worse below the 5th. The uniform map is not compared with."
+        ),
         examples=["better than chance and an edge detector; no better than a centred Gaussian"],
+    )
+    percentile: float | None = Field(
+        None,
+        description="Percentage of random maps that are worse.",
+        ge=0,
+        le=100,
+        examples=[98.3],
+    )
+    random_maps: int = Field(
+        0,
+        description=(
+            "Number of random maps; `random` among the baselines is their mean. Of fewer than 19, "
+            "the percentile is Student's, from their mean and spread; of more, a rank."
+        ),
+        examples=[8],
     )
     details: dict[str, float | list[float] | None] = Field(
         {}, description="The numbers that the value is made of, such as the points of a curve."
@@ -294,8 +312,20 @@ class MeanScore(Open):
     """A metric over several images."""
 
     value: float = Field(description="Mean over the maps that have a value.")
+    low: float | None = Field(
+        None, description="Lower end of the mean's 95 % interval over the images, by bootstrap."
+    )
+    high: float | None = Field(None, description="Its upper end.")
     maps: int = Field(description="Number of these maps.")
     baselines: dict[str, float] = Field({}, description="Means of the baselines.")
+    verdict: str | None = Field(
+        None,
+        description=(
+            "How the maps compare with the baselines, by the interval of the mean difference on "
+            "the same image; no better where it holds 0."
+        ),
+        examples=["better than chance and an edge detector; no better than a centred Gaussian"],
+    )
 
 
 class EvaluationSummary(Open):

@@ -13,9 +13,10 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from cam.evaluation.metrics import METRICS, Metric, Options, Score, Scores, harmonic
-from cam.evaluation.verdict import verdict
+from cam.evaluation.verdict import COMPARED, in_words, percentile, verdict
 from cam.targets import pixels_in
 from service.core import schemas
+from service.core.bootstrap import interval
 from service.core.choices import Fit
 from service.core.errors import InvalidMap, InvalidRegion, Problem, UnsuitedMetric
 from service.models.audited import Audited
@@ -210,12 +211,15 @@ def _describe(
     value, warning = _finite(score.value), score.warning
     if value is None and warning is None:
         warning = "the value is not finite"
+    among = percentile(name, score) if value is not None else None
     return schemas.Score(
         value=value,
         better=metric.better,
         convention=metric.convention(options),
         baselines={each: _finite(other) for each, other in score.baselines.items()},
         verdict=_verdict(name, score, options, audited, fit) if value is not None else None,
+        percentile=None if among is None else round(100 * among, 1),
+        random_maps=len(score.chance),
         details={
             each: list(other) if isinstance(other, tuple) else _finite(other)
             for each, other in score.details.items()
@@ -274,7 +278,7 @@ def summarise(evaluations: Iterable[schemas.Evaluation]) -> list[schemas.Evaluat
         scores = {
             name: mean
             for name in members[0].scores
-            if (mean := _mean([each.scores[name] for each in members])) is not None
+            if (mean := _mean(name, [each.scores[name] for each in members])) is not None
         }
         of_means = None
         if all(name in scores for name in PARTS) or "adcc" in scores:
@@ -287,16 +291,41 @@ def summarise(evaluations: Iterable[schemas.Evaluation]) -> list[schemas.Evaluat
     return found
 
 
-def _mean(scores: Sequence[schemas.Score]) -> schemas.MeanScore | None:
-    values = [each.value for each in scores if each.value is not None]
-    if not values:
+def _mean(metric: str, scores: Sequence[schemas.Score]) -> schemas.MeanScore | None:
+    mean = interval([each.value for each in scores])
+    if mean is None:
         return None
     baselines = {}
     for name in scores[0].baselines:
         others = [value for each in scores if (value := each.baselines.get(name)) is not None]
         if others:
             baselines[name] = float(np.mean(others))
-    return schemas.MeanScore(value=float(np.mean(values)), maps=len(values), baselines=baselines)
+    return schemas.MeanScore(
+        value=mean.mean,
+        low=mean.low,
+        high=mean.high,
+        maps=mean.photos,
+        baselines=baselines,
+        verdict=_mean_verdict(metric, scores),
+    )
+
+
+def _mean_verdict(metric: str, scores: Sequence[schemas.Score]) -> str | None:
+    """Return how maps of several images compare with the baselines, image by image."""
+    sign = 1 if METRICS[metric].better == "higher" else -1
+    told = {}
+    for name in COMPARED:
+        pairs = [(each.value, each.baselines.get(name)) for each in scores]
+        gap = interval(
+            [
+                sign * (mine - other)
+                for mine, other in pairs
+                if mine is not None and other is not None
+            ]
+        )
+        if gap is not None:
+            told[name] = 1 if gap.low > 0 else -1 if gap.high < 0 else 0
+    return in_words(told)
 
 
 def _adcc_of_means(members: Sequence[schemas.Evaluation]) -> float | None:

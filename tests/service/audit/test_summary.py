@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterator, Mapping
 import numpy as np
 import pytest
 
-from service.audit.bootstrap import interval
 from service.audit.report import audit_page
 from service.audit.summary import summarise
 from service.core.audit_schemas import ArmRecord, ArmSummary, Audit, PhotoRecord
+from service.core.bootstrap import interval
 from tests.service.audit.records import arm, record
 
 METRICS = ("deletion", "insertion", "stability")

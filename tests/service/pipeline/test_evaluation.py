@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+from collections.abc import Callable
 from io import BytesIO
 from typing import Any
 
@@ -341,3 +342,47 @@ def test_the_mean_of_adcc_and_the_adcc_of_means() -> None:
     assert found.scores["adcc"].value == pytest.approx((0.75 + 0.5) / 2)
     assert found.adcc_of_means == pytest.approx(3 / (1 / 0.75 + 1 / 0.5 + 1 / 0.75))
     assert summarise([evaluation(0, 1.0, 0.5, 0.0)]) == []  # one image has no mean
+
+
+@pytest.mark.parametrize(
+    ("gap", "expected"),
+    [
+        (lambda n: 0.01 + 0.001 * n, "better than an edge detector"),
+        (lambda n: 0.002 + 0.02 * (-1) ** n, "no better than an edge detector"),
+        (lambda n: -0.01 - 0.001 * n, "worse than an edge detector"),
+    ],
+)
+def test_several_photos_are_compared_photo_by_photo(
+    gap: Callable[[int], float], expected: str
+) -> None:
+    """The photos differ much more from each other."""
+
+    def score(number: int) -> schemas.Score:
+        value = number / 10
+        baselines: dict[str, float | None] = {"edges": value - gap(number), "uniform": 9.0}
+        return schemas.Score(value=value, better="higher", convention="", baselines=baselines)
+
+    target = schemas.ExplainedTarget.model_construct()
+    evaluations = [
+        schemas.Evaluation.model_construct(
+            instance=number,
+            method="gradcam",
+            layer="l",
+            target=target,
+            scores={"insertion": score(number)},
+        )
+        for number in range(10)
+    ]
+    (found,) = summarise(evaluations)
+    mean = found.scores["insertion"]
+    assert mean.verdict == expected
+    assert mean.low is not None
+    assert mean.high is not None
+    assert mean.low < mean.value == pytest.approx(0.45) < mean.high
+
+
+def test_a_score_says_among_how_many_random_maps_it_is() -> None:
+    scores = {"complexity": Score(0.1, {"random": 0.5}, chance=(0.5,) * 59)}
+    found = describe_scores(scores, Options())["complexity"]
+    assert (found.random_maps, found.percentile) == (59, 98.3)
+    assert found.verdict == "better than chance"
