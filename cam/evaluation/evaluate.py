@@ -280,7 +280,7 @@ def evaluate_in_steps(
                 for name in options.baselines
                 if name in metric.baselines
             }
-            compared = {
+            compared: dict[str, float | None] = {
                 name: float(np.mean(each)) if each else None for name, each in drawn.items()
             }
             chance = tuple(drawn.get("random", ()))

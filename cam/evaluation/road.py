@@ -54,8 +54,9 @@ def _removed(scorer: Scorer, judged: Judged, *, most: bool) -> Forwards[tuple[fl
         counts = torch.tensor([removed_count(each, rank.numel()) for each in percentages])
         generator = torch.Generator().manual_seed(scorer.options.seed + most)
         found: list[float] = []
-        for some in counts.to(rank).split(max(scorer.chunk // NOISES, 1)):
-            bounds = some[:, None, None]
+        group = max(scorer.chunk // NOISES, 1)
+        for start in range(0, len(counts), group):
+            bounds = counts[start : start + group].to(rank)[:, None, None]
             mask = rank[None] < bounds if most else rank[None] >= rank.numel() - bounds
             shape = scorer.image.shape  # one by one, so that the noise does not depend on the batch
             noise = torch.stack([torch.randn(shape, generator=generator) for _ in mask])

@@ -44,6 +44,8 @@ class Grid:
     """The number n."""
     other: int
     """Class of another cell."""
+    without: Pixels
+    """The same image with that cell's photo in place of the photo whose class is explained."""
 
 
 class Neighbours:
@@ -105,14 +107,19 @@ class Neighbours:
         if len(cells) < side * side:
             return None
         place = int(rng.integers(side * side))
-        cells[0], cells[place] = cells[place], cells[0]
-        rows = [np.concatenate(cells[row * side : (row + 1) * side], 1) for row in range(side)]
-        whole = np.concatenate(rows)
-        if not await self._enlarges(replicas, pixels):
-            height, width = pixels.shape[:2]
-            reduced = cv2.resize(whole, (width, height), interpolation=cv2.INTER_AREA)
-            whole = reduced.astype(np.uint8, copy=False)
-        return Grid(whole, place // side, place % side, side, classes[1])
+        enlarges = await self._enlarges(replicas, pixels)
+        images = []
+        for own in cells[:2]:
+            laid = [own, *cells[1:]]
+            laid[0], laid[place] = laid[place], laid[0]
+            rows = [np.concatenate(laid[row * side : (row + 1) * side], 1) for row in range(side)]
+            whole = np.concatenate(rows)
+            if not enlarges:
+                height, width = pixels.shape[:2]
+                reduced = cv2.resize(whole, (width, height), interpolation=cv2.INTER_AREA)
+                whole = reduced.astype(np.uint8, copy=False)
+            images.append(whole)
+        return Grid(images[0], place // side, place % side, side, classes[1], images[1])
 
     async def _enlarges(self, replicas: ModelBackend, pixels: Pixels) -> bool:
         if self.enlarged is None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
@@ -24,7 +24,7 @@ from service import __version__
 from service.audit.grids import SURE, Grid, Neighbours, as_input, share_inside
 from service.audit.plan import SIDES, STAGES, Plan, with_target
 from service.backend.answers import Prediction
-from service.backend.interface import NOTHING, ModelBackend
+from service.backend.interface import NOTHING, ModelBackend, Pixels
 from service.core.audit_schemas import ArmRecord, Numbers, PhotoRecord, SimilarityRecord
 from service.core.errors import OutOfMemory, Unexplainable
 from service.models.preprocessing import ModelInput
@@ -35,6 +35,8 @@ THUMBNAIL: Final = 96
 """Longer side of a thumbnail in pixels."""
 SAME: Final = 1e-4
 """Largest difference of two maps, scaled to 0 … 1, that are scored once."""
+LEAST_RISE: Final = 1e-4
+"""Least rise of a probability that is none of rounding."""
 NOT_PREDICTED: Final = "the class that is explained is not the predicted one"
 UNSURE: Final = f"the model is not sure of the class, whose probability is below {SURE:g}"
 TOO_FEW: Final = "other classes have too few photos of which the model is sure"
@@ -74,6 +76,7 @@ class Measurement:
         seen: ModelInput,
         target: ClassTarget | None = None,
         warnings: Sequence[str] = (),
+        progress: Callable[[float], None] = lambda share: None,
     ) -> PhotoRecord:
         """Measure one photo. All passes are of background priority but for those that are timed.
 
@@ -82,12 +85,21 @@ class Measurement:
             item: name of the photo.
             seen: what the model sees of the photo.
             target: the class of the photo; None for the predicted class.
+            progress: called with the share of the photo's passes that are made, 0 … 1.
 
         Raises:
             Problem: if the photo cannot be measured at all. A method that has no map of it is only
                 noted in the record.
         """
         plan = self._plan
+        passes = plan.passes(sanity=plan.is_for_sanity(number))
+        whole, done = sum(passes.values()), 0
+
+        def finished(part: str) -> None:
+            nonlocal done
+            done += passes[part]
+            progress(done / whole)
+
         outcome = await self._replicas.answer(seen, NOTHING, priority="background")
         likely = _probabilities(outcome.value.prediction)
         predicted = int(likely.argmax())
@@ -109,7 +121,16 @@ class Measurement:
                 updates[name]["map"] = _coarse(explanation.map)
             else:
                 updates[name]["problem"] = "the map is the same everywhere"
-        scores, baselines = await self._scored(seen, asked, found, names, usable)
+        finished("maps")
+        scores, baselines = await self._scored(
+            seen,
+            asked,
+            found,
+            names,
+            usable,
+            lambda share: progress((done + share * passes["scores"]) / whole),
+        )
+        finished("scores")
         for name, numbers in scores.items():
             updates[name]["scores"] = numbers
         able = [each for each in asked if each.method in found]
@@ -120,6 +141,7 @@ class Measurement:
                     updates[name]["sanity"] = stages
             except Unexplainable as problem:
                 sanity_problem = problem.detail
+        finished("sanity")
         localised = Localised(problem=UNSURE if wanted == predicted else NOT_PREDICTED)
         if wanted == predicted and likely[wanted] >= SURE:
             localised = await self._localised(number, seen, able, names)
@@ -208,8 +230,10 @@ class Measurement:
         found: dict[str, tuple[Explanation, ...]],
         names: dict[str, list[str]],
         usable: dict[str, Explanation],
+        progress: Callable[[float], None],
     ) -> tuple[dict[str, Numbers], dict[str, Numbers]]:
-        """Return the scores of each map, and those of the baselines."""
+        """Return the scores of each map, and those of the baselines; tell the share of the passes
+        without maps that are made."""
         scores: dict[str, Numbers] = {name: {} for name in usable}
         baselines: dict[str, Numbers] = {}
 
@@ -227,7 +251,12 @@ class Measurement:
             groups = _alike(usable)
             candidates = [Candidate(usable[group[0]].map) for group in groups]
             outcome = await self._replicas.evaluate(
-                seen.pixels, questions[0], candidates, plain, options
+                seen.pixels,
+                questions[0],
+                candidates,
+                plain,
+                options,
+                progress=lambda step: progress(step.done / step.total),
             )
             for group, given in zip(groups, outcome.value, strict=True):
                 for name in group:
@@ -314,11 +343,17 @@ class Measurement:
 
     async def _finds(self, grid: Grid, target: int) -> bool:
         """Return whether the model finds the class in the grid: it is one of the n² most probable
-        ones. Where it is not, a map of the class has no right place."""
-        seen = as_input(grid.pixels)
-        outcome = await self._replicas.answer(seen, NOTHING, priority="background")
-        likely = _probabilities(outcome.value.prediction)
-        return int((likely > likely[target]).sum()) < grid.side**2
+        ones, or, of a model with no more classes, more probable than without the photo. Where it is
+        not, a map of the class has no right place."""
+        likely = await self._likely(grid.pixels)
+        if len(likely) > grid.side**2:
+            return int((likely > likely[target]).sum()) < grid.side**2
+        without = await self._likely(grid.without)
+        return bool(likely[target] > without[target] + LEAST_RISE)
+
+    async def _likely(self, pixels: Pixels) -> Float:
+        outcome = await self._replicas.answer(as_input(pixels), NOTHING, priority="background")
+        return _probabilities(outcome.value.prediction)
 
     async def _in_grid(
         self,
@@ -428,7 +463,7 @@ def _thumbnail(seen: ModelInput) -> str:
     return base64.b64encode(written.getvalue()).decode()
 
 
-def _probabilities(prediction: Prediction) -> np.ndarray[tuple[int, ...], np.dtype[np.float32]]:
+def _probabilities(prediction: Prediction) -> Float:
     """Return the probabilities of the classes.
 
     Raises:

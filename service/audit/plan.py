@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from cam import METHODS, ClassTarget, Question
-from cam.evaluation.metrics import DEFAULTS
+from cam.evaluation.metrics import DEFAULTS, METRICS, Options
 from cam.methods import INPUT
 from service.core.choices import Fit
 from service.core.errors import InvalidParameter, InvalidTarget
@@ -34,6 +34,23 @@ USUAL: Final = (
     *("refinecam", "eigencam", "eigengradcam", "fem", "rollout", "chefer", "legrad"),
 )
 """Methods that are audited if none are named: those of one pass, where the model suits them."""
+
+
+PIXELS: Final = 224 * 224
+"""Pixels of an input, to estimate the passes of metrics."""
+
+
+def passes_of(method: str, forwards: int | None = None) -> int:
+    """Return the cost of one map in forward passes; a pass backwards takes about two of them.
+
+    Args:
+        forwards: the passes that it makes forwards, if they are not what the formula takes.
+    """
+    known = METHODS.get(method)
+    cost = known.cost if known else "one forward"
+    many = known.budget if known and cost.startswith("N") else 1
+    each = {"one backward": 3, "N backwards": 3, "two backwards": 5}.get(cost, 1)
+    return each * (forwards or many or 1)
 
 
 @dataclass(frozen=True)
@@ -73,6 +90,46 @@ class Plan:
     def arms(self) -> tuple[Arm, ...]:
         """The methods at their layers, in the order in which the questions' maps come."""
         return tuple(_arms(self.questions))
+
+    @property
+    def methods(self) -> list[str]:
+        return [each.method for each in self.questions]
+
+    def only(self, methods: Sequence[str]) -> tuple[Question, ...]:
+        """Return the questions of some methods."""
+        return tuple(each for each in self.questions if each.method in methods)
+
+    def passes(self, *, sanity: bool) -> dict[str, int]:
+        """Return about how many forward passes a photo takes, by the part of its measurement:
+        `maps`, `scores`, `sanity` and `grids`. It is the most, because equal maps are scored once,
+        and not every photo is in a grid.
+
+        Args:
+            sanity: whether the weights are randomised for the photo.
+        """
+        options = Options()
+        single = [passes_of(each.method, each.budget) for each in self.questions]
+        one_pass = [
+            each for each in self.questions if not METHODS[each.method].cost.startswith("N")
+        ]
+        shared = max((passes_of(each.method) for each in one_pass), default=0)
+        alone = (
+            passes_of(each.method, each.budget) * len(each.layers or "1")
+            for each in self.questions
+            if each not in one_pass
+        )
+        maps = shared + sum(alone)
+        arms, scores = len(self.arms), 0
+        for metric in map(METRICS.__getitem__, self.metrics):
+            score = sum(metric.forwards(options, PIXELS).values())
+            scores += (arms + len(metric.baselines)) * score + arms * metric.maps(options) * 3
+        cells = sum(side**2 for side in SIDES)
+        return {
+            "maps": 1 + maps,
+            "scores": scores,
+            "sanity": sanity * ((1 + STAGES) * maps + sum(single)),
+            "grids": cells * (1 + sum(single)) + sanity * SIDES[0] ** 2 * sum(single),
+        }
 
     def is_for_sanity(self, number: int) -> bool:
         """Return whether the weights are randomised for this photo: for at most `SANITY_PHOTOS`,

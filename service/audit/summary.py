@@ -14,7 +14,7 @@ from cam import METHODS
 from cam.evaluation.metrics import METRICS, Options
 from service.audit.findings import findings_of
 from service.audit.grids import SURE
-from service.audit.plan import LEAST_PHOTOS, SANITY_PHOTOS, SIDES, STAGES, Arm
+from service.audit.plan import LEAST_PHOTOS, SANITY_PHOTOS, SIDES, STAGES, Arm, passes_of
 from service.core.audit_schemas import (
     ArmRecord,
     ArmSummary,
@@ -347,21 +347,25 @@ def _recommended(
     """
     names = _alike(points)
     alike = [each for each in arms if _name(each) in names]
-    least = min(map(_passes, alike))
 
     def worth(arm: ArmSummary) -> float:
         """Return the points, rounded so that methods with equal maps are equal."""
         return round(float(points[_name(arm)].mean()), 6)
 
-    cheap = [each for each in alike if _passes(each) <= AS_CHEAP * least]
-    chosen = max(cheap, key=lambda each: (worth(each), -_passes(each)))
+    def cost(arm: ArmSummary) -> int:
+        return passes_of(arm.method, arm.forwards)
+
+    least = min(map(cost, alike))
+    cheap = [each for each in alike if cost(each) <= AS_CHEAP * least]
+    chosen = max(cheap, key=lambda each: (worth(each), -cost(each)))
     best = max(alike, key=worth)
     assert chosen.points is not None
-    reason = _lead(chosen, [_name(each) for each in arms if each is not chosen])
+    worse = [_name(each) for each in arms if worth(each) < worth(chosen)]
+    reason = _lead(chosen, worse, len(arms) - 1)
     if worth(best) > worth(chosen):
         reason += (
             f"; {_name(best)} does not differ from it beyond chance and takes "
-            f"{_passes(best) / _passes(chosen):.0f} times as many passes"
+            f"{cost(best) / cost(chosen):.0f} times as many passes"
         )
     if not by_grids:
         reason += (
@@ -377,28 +381,24 @@ def _recommended(
     )
 
 
-def _lead(arm: ArmSummary, others: list[str]) -> str:
-    """Return by how much a method leads, as a clause."""
+def _lead(arm: ArmSummary, worse: list[str], others: int) -> str:
+    """Return by how much a method leads, as a clause.
+
+    Args:
+        worse: the methods with fewer points.
+        others: number of all other methods.
+    """
     assert arm.points is not None
-    if len(others) < FEW:
-        return f"it is better than {_listed(others)} on the mean of {arm.points.photos} photos"
+    if others < FEW and worse:
+        return f"it is better than {_listed(worse)} on the mean of {arm.points.photos} photos"
     return (
-        f"it beats {arm.points.mean:.0%} of the {len(others)} other methods on a photo "
+        f"it beats {arm.points.mean:.0%} of the {others} other methods on a photo "
         f"({arm.points.low:.0%} to {arm.points.high:.0%})"
     )
 
 
 def _listed(names: Sequence[str]) -> str:
     return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
-
-
-def _passes(arm: ArmSummary) -> float:
-    """Return the cost of a map in forward passes; a pass backwards takes about two of them."""
-    method = METHODS.get(arm.method)
-    cost = method.cost if method else "one forward"
-    each = {"one backward": 3, "N backwards": 3, "two backwards": 5}.get(cost, 1)
-    many = method.budget if method and cost.startswith("N") else 1
-    return each * (arm.forwards or many or 1)
 
 
 def _quantiles(
@@ -449,7 +449,8 @@ def _conventions(records: Sequence[PhotoRecord]) -> dict[str, str]:
             "heat above 0 in the cell of the photo whose class is explained, among n × n photos of "
             f"different classes with a probability of {SURE:g} or more (where there are fewer "
             "classes, the other cells repeat theirs), if the class is among "
-            f"the n² most probable ones of the grid; {size}; a map without knowledge has 1 / n²"
+            f"the n² most probable ones of the grid, or, of a model with no more classes, more "
+            f"probable than without the photo; {size}; a map without knowledge has 1 / n²"
         ),
         "other_class": (
             "Spearman's rank correlation of the map with the map of another class: on the photo of "

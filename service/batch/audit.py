@@ -4,19 +4,25 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
+from time import monotonic
 from typing import Final
 
+import numpy as np
 from pydantic import ValidationError
 from rich.console import Console
 
-from cam import ClassTarget
+from cam import METHODS, ClassTarget
+from cam.evaluation.candidate import Candidate
+from cam.evaluation.metrics import Options
 from service.audit.grids import Neighbours
 from service.audit.measurement import Measurement, stored_name
-from service.audit.plan import LEAST_PHOTOS, Plan, plan_of, require_one_class
+from service.audit.plan import LEAST_PHOTOS, Plan, plan_of, require_one_class, with_target
 from service.audit.report import write_audit
 from service.audit.summary import summarise
 from service.batch.command import GO_ON, INTERRUPTED
@@ -49,6 +55,10 @@ AT_ONCE: Final = 4
 """Photos in work for each copy of the model: passes of background priority are batches of four."""
 MOST: Final = 200
 """Largest number of photos by default. More photos only narrow the intervals."""
+LEAST_METHODS: Final = 3
+"""Number of methods below which none is left out to save time."""
+TRIED: Final = 15
+"""Steps of the curve by which the time of a pass is measured."""
 
 
 def audit(
@@ -58,6 +68,7 @@ def audit(
     *,
     model: str | None = None,
     most: int = MOST,
+    within: float | None = None,
 ) -> int:
     """Measure which methods and layers explain a model, and write `audit.json`, `report.html` and
     the record of each photo to `configuration.output`.
@@ -66,14 +77,16 @@ def audit(
         source: a folder, a pattern, a zip, a table or an image; see `open_inputs`.
         model: name of the model; None for the default.
         most: largest number of photos; of more, evenly spaced ones are measured.
+        within: seconds that the audit may take; None for any. Fewer photos are measured then, and
+            if that is not enough and no method is named, fewer methods.
 
     Returns:
         The exit code: 0 on success, 1 if a photo could not be measured, 130 if a signal ended the
         run.
 
     Raises:
-        ConfigError: if the configuration is invalid, `most` is below `LEAST_PHOTOS`, or results
-            cannot be written.
+        ConfigError: if the configuration is invalid, `most` is below `LEAST_PHOTOS`, `within` is
+            too short, or results cannot be written.
         Problem: if the model cannot be audited.
     """
     if most < LEAST_PHOTOS:
@@ -83,7 +96,9 @@ def audit(
     console = Console(stderr=True)
     try:
         with configuration.locked(), decoders_heard():
-            found = asyncio.run(_audit(source, settings, configuration, model, most, console))
+            found = asyncio.run(
+                _audit(source, settings, configuration, model, most, within, console)
+            )
     except (InsufficientStorage, Unavailable) as problem:
         raise ConfigError(f"{problem.detail}; {GO_ON}") from None
     except (KeyboardInterrupt, asyncio.CancelledError):
@@ -105,6 +120,7 @@ async def _audit(
     configuration: RunConfiguration,
     model: str | None,
     most: int,
+    within: float | None,
     console: Console,
 ) -> Audit:
     task = asyncio.current_task()
@@ -112,18 +128,28 @@ async def _audit(
     with suppress(NotImplementedError):  # event loops on Windows have no signal handlers
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
     with open_inputs(source, configuration.output) as inputs:
+        say(f"{len(inputs.ids)} photos; loading the model.", console)
         async with local_session(settings, model, spread=True) as session:
             served = session.replicas.model
             names = chosen(inputs.ids, most)
             plan = plan_of(served, configuration.parameters(), len(names))
             _check_targets(configuration, inputs, names)
+            say("The model is loaded; measuring how long a pass takes.", console)
+            reader = _Reader(session, configuration, inputs)
+            estimate = await _estimated(session, plan, names, reader)
+            if within is not None:
+                plan = _planned(configuration, plan, estimate, within)
+                given = {**configuration.given, "method": plan.methods}
+                configuration = replace(configuration, given=given)
+                names = chosen(inputs.ids, plan.total)
+            if estimate is not None:
+                say(estimate.told(plan), console)
             check(session, configuration, [inputs.targets.get(name) for name in names])
             configuration.open(
                 source, served.name, served.weights, made_with(served), photos=len(names)
             )
             if inputs.warning:
                 say(inputs.warning, console)
-            reader = _Reader(session, configuration, inputs)
             neighbours = Neighbours(
                 len(names), lambda number: reader.read(names[number]), plan.seed
             )
@@ -175,10 +201,19 @@ async def _measure(
     finished = {each.index for each in read_records(configuration.output / RECORDS, names)}
     measurement = Measurement(session.replicas, plan, neighbours)
 
+    in_work: dict[int, float] = {}
+    """Number of a photo → share of its passes that are made."""
+
     async def work(number: int) -> PhotoRecord:
+        def progress(share: float) -> None:
+            in_work[number] = share
+            tally.parts = sum(in_work.values())
+            show()
+
         name = names[number]
         seen, warnings = await reader.opened(name)
-        return await measurement.measure(number, name, seen, reader.target(name), warnings)
+        target = reader.target(name)
+        return await measurement.measure(number, name, seen, target, warnings, progress)
 
     tally = Tally(len(names), len(finished))
     left = [number for number in range(len(names)) if number not in finished]
@@ -193,8 +228,124 @@ async def _measure(
                 else:
                     write(result)
                 tally.done += 1
+                in_work.pop(number, None)
+                tally.parts = sum(in_work.values())
                 show()
     return failed
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """How long passes take."""
+
+    seconds: float
+    """Of one forward pass of one photo."""
+
+    def of(self, plan: Plan) -> float:
+        """Return the seconds that an audit takes, all its photos in all its parts."""
+        return self.seconds * _passes(plan)
+
+    def told(self, plan: Plan) -> str:
+        return (
+            f"{plan.total} photos, {len(plan.arms)} methods at layers: at most about "
+            f"{in_words(self.of(plan))} ({_passes(plan):,} passes of {1000 * self.seconds:.1f} ms)."
+        )
+
+
+def _passes(plan: Plan) -> int:
+    sanity = sum(map(plan.is_for_sanity, range(plan.total)))
+    checked, other = (sum(plan.passes(sanity=each).values()) for each in (True, False))
+    return sanity * checked + (plan.total - sanity) * other
+
+
+async def _estimated(
+    session: LocalSession, plan: Plan, names: list[str], reader: _Reader
+) -> Estimate | None:
+    """Return how long passes take, by those of a deletion curve, on the first photo that can be
+    read; None if none can."""
+    options = Options(steps=TRIED, baselines=())
+    for name in names:
+        with suppress(Problem):
+            seen = await reader.read(name)
+            question = with_target(plan.questions[0], ClassTarget(None))
+            heat = np.random.default_rng(0).random((7, 7), dtype=np.float32)
+            for _ in range(2):  # the first ones are slower
+                started = monotonic()
+                await session.replicas.evaluate(
+                    seen.pixels, question, [Candidate(heat)], ["deletion"], options
+                )
+                spent = monotonic() - started
+            # The whole photo, the steps between the ends, and the end without a pixel.
+            return Estimate(spent / (TRIED + 1) / session.replicas.copies)
+    return None
+
+
+def _planned(
+    configuration: RunConfiguration, plan: Plan, estimate: Estimate | None, within: float
+) -> Plan:
+    """Return the plan that fits into the time; of an audit that has begun, the plan that was made
+    then, though passes may take another time now.
+
+    Raises:
+        ConfigError: if no plan fits, or the record of the audit cannot be read.
+    """
+    begun = configuration.begun()
+    if begun is None:
+        return fitting(plan, estimate, within, free="method" not in configuration.given)
+    return replace(plan, total=begun["photos"], questions=plan.only(begun["methods"]))
+
+
+def fitting(plan: Plan, estimate: Estimate | None, within: float, *, free: bool) -> Plan:
+    """Return the plan with as many photos as fit into the time, and, if the least number does not,
+    with fewer methods: first without those that ignore the class.
+
+    Args:
+        free: whether methods may be left out; at least `LEAST_METHODS` stay.
+
+    Raises:
+        ConfigError: if the least audit takes longer.
+    """
+    if estimate is None:
+        return plan
+    methods = plan.methods
+    methods.sort(key=lambda name: not METHODS[name].class_specific)
+    while True:
+        fewer = replace(plan, questions=plan.only(methods))
+        least = replace(fewer, total=LEAST_PHOTOS)
+        if estimate.of(least) <= within or not free or len(methods) <= LEAST_METHODS:
+            break
+        methods.pop()
+    if estimate.of(least) > within:
+        raise ConfigError(
+            f"{LEAST_PHOTOS} photos and {len(methods)} methods take about "
+            f"{in_words(estimate.of(least))}, which is more than {in_words(within)}; allow that "
+            "time, or name fewer methods, layers or metrics"
+        )
+    totals = range(LEAST_PHOTOS, plan.total + 1)
+    fits = [total for total in totals if estimate.of(replace(fewer, total=total)) <= within]
+    return replace(fewer, total=fits[-1])
+
+
+def seconds_of(duration: str) -> float:
+    """Return the seconds of a duration such as `90s`, `10m` or `1h`.
+
+    Raises:
+        ConfigError: if it is none.
+    """
+    found = re.fullmatch(r"(\d{1,6}(?:\.\d{1,6})?)([smh])", duration.strip())
+    if found is None or not float(found[1]):
+        raise ConfigError(
+            f"{duration[:40]!r} is no duration; it is a number and s, m or h, such as 90s or 10m"
+        )
+    return float(found[1]) * {"s": 1, "m": 60, "h": 3600}[found[2]]
+
+
+def in_words(seconds: float) -> str:
+    """Return a time in seconds, minutes or hours."""
+    for size, unit in ((3600, "h"), (60, "min")):
+        if seconds >= 2 * size:
+            return f"{seconds / size:.3g} {unit}"
+    return f"{max(seconds, 1):.0f} s"
 
 
 class _Reader:

@@ -146,6 +146,24 @@ class RunConfiguration:
         """Return the name of the model of the batch in the output folder."""
         return str(json.loads((self.output / RECORD).read_text())["model"])
 
+    def begun(self) -> dict[str, Any] | None:
+        """Return the numbers of photos and the methods of the audit in the output folder; None if
+        none has begun there.
+
+        Raises:
+            ConfigError: if its record cannot be read.
+        """
+        file = self.output / RECORD
+        if not file.exists():
+            return None
+        try:
+            record = json.loads(file.read_text())
+            named = record["parameters"].get("method", [])
+            methods = [named] if isinstance(named, str) else list(named)
+            return {"photos": int(record["photos"]), "methods": methods}
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+            raise ConfigError(f"{file} is not the record of an audit") from None
+
     def record(self) -> str:
         """Return the record of the batch in the output folder, in JSON: its configuration, and what
         it is made with."""

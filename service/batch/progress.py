@@ -33,6 +33,8 @@ class Tally:
     done: int = 0
     """Number of finished images, including those that failed."""
     failed: int = 0
+    parts: float = 0.0
+    """Sum of the shares, 0 … 1, of the images in work that are done."""
     warned: int = 0
     """Number of images in this run that were explained although the decoder warned about the
     file."""
@@ -66,7 +68,7 @@ def shown(tally: Tally, console: Console) -> Iterator[Callable[[], None]]:
     started, begun = monotonic(), tally.done
 
     def rate() -> float:
-        return (tally.done - begun) / max(monotonic() - started, 1e-9)
+        return (tally.done + tally.parts - begun) / max(monotonic() - started, 1e-9)
 
     if console.is_terminal:
         bar = Progress(
@@ -84,7 +86,7 @@ def shown(tally: Tally, console: Console) -> Iterator[Callable[[], None]]:
                 "", total=tally.total, completed=tally.done, rate=0.0, failed=_failures(tally)
             )
             yield lambda: bar.update(
-                task, completed=tally.done, rate=rate(), failed=_failures(tally)
+                task, completed=tally.done + tally.parts, rate=rate(), failed=_failures(tally)
             )
         return
 
@@ -94,7 +96,7 @@ def shown(tally: Tally, console: Console) -> Iterator[Callable[[], None]]:
         nonlocal told
         if monotonic() - told >= LOG_SECONDS:
             told = monotonic()
-            left = (tally.total - tally.done) / max(rate(), 1e-9)
+            left = (tally.total - tally.done - tally.parts) / max(rate(), 1e-9)
             said = f"{tally.done} of {tally.total}, {rate():.1f} images/s, {left:.0f} s left"
             console.print(f"{said}{_failures(tally)}", highlight=False)
 

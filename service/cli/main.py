@@ -235,6 +235,10 @@ def audit(
     most: Annotated[
         int, typer.Option(min=1, help="Photos to measure at most; evenly spaced ones of more.")
     ] = 200,
+    within: Annotated[
+        str | None,
+        typer.Option(help="Time that it may take, such as 90s, 10m or 1h; fewer photos then."),
+    ] = None,
     models: Models = None,
 ) -> None:
     """Measure which methods and layers explain a model: writes a report, a recommendation, and the
@@ -248,10 +252,13 @@ def audit(
     if target:
         given["target"] = target[0] if len(target) == 1 else target
     from service.batch.audit import audit as run
+    from service.batch.audit import seconds_of
     from service.batch.configuration import RunConfiguration
 
     configuration = RunConfiguration(given, output, "none", "audit")
-    _end(run(photos, settings, configuration, model=model, most=most), former)
+    seconds = None if within is None else seconds_of(within)
+    code = run(photos, settings, configuration, model=model, most=most, within=seconds)
+    _end(code, former)
 
 
 @cli.command()

@@ -299,8 +299,7 @@ class Evaluation(Open):
                     "better": "lower",
                     "convention": "Petsiuk et al., RISE, BMVC 2018: area (trapezoid) under the …",
                     "baselines": {"random": 0.2, "gaussian": 0.17, "edges": 0.2, "uniform": 0.24},
-                    "verdict": "better than chance, a uniform map, a centred Gaussian and an "
-                    "edge detector",
+                    "verdict": "better than chance, a centred Gaussian and an edge detector",
                 }
             }
         ],

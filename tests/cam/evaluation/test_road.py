@@ -193,7 +193,7 @@ def test_a_noise_and_its_opposite_cancel_out() -> None:
     single, both = [], []
     for seed in range(10):
         found = scored(model, image, heat, "road_lerf", seed=seed, percentages=(50.0,))
-        both.append(found["road_lerf"].value)
+        both.append(found["road_lerf"].value or 0.0)
         single.append(model.chance(model.seen[1]))
     assert np.std(single) > 0.002
     assert np.ptp(both) < np.ptp(single) / 4

@@ -117,7 +117,8 @@ def _trained() -> dict[str, Tensor]:
         for step in range(60):
             some = slice(32 * (step % 4), 32 * (step % 4 + 1))
             optimiser.zero_grad()
-            nn.functional.cross_entropy(model(images[some]), classes[some]).backward()
+            loss = nn.functional.cross_entropy(model(images[some]), classes[some])
+            torch.autograd.backward(loss)
             optimiser.step()
     return model.state_dict()
 

@@ -4,15 +4,29 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from service.batch.audit import RECORDS, REPORT, SUMMARY, chosen
+from service.audit.plan import Plan, plan_of
+from service.batch.audit import (
+    RECORDS,
+    REPORT,
+    SUMMARY,
+    Estimate,
+    chosen,
+    fitting,
+    in_words,
+    seconds_of,
+)
 from service.cli.main import main
+from service.core.errors import ConfigError
+from service.pipeline.parameters import Parameters
 from tests.service.audit.photos import catalog, photos, square_photo
+from tests.service.rpc.fake import info
 
 METHODS = ("gradcam", "hirescam", "layercam", "eigencam")
 
@@ -206,6 +220,8 @@ def test_photos_that_all_fail_have_a_report(
         (("--evaluate", "beauty"), "there is no metric 'beauty'"),
         (("--model", "none"), "there is no model 'none'"),
         (("--most", "5"), "--most is 5; an audit needs 20 photos or more"),
+        (("--within", "soon"), "'soon' is no duration; it is a number and s, m or h"),
+        (("--within", "0s"), "'0s' is no duration"),
     ],
 )
 def test_mistakes_are_told_before_the_first_photo(
@@ -269,3 +285,90 @@ def test_of_many_photos_evenly_spaced_ones_are_measured() -> None:
     assert chosen(names, 10) == names
     assert chosen(names, 4) == ["0", "2", "5", "7"]
     assert chosen(names, 1) == ["0"]
+
+
+@pytest.mark.parametrize(
+    ("duration", "seconds"), [("90s", 90), ("10m", 600), ("1h", 3600), ("1.5h", 5400)]
+)
+def test_a_duration_is_a_number_with_a_unit(duration: str, seconds: float) -> None:
+    assert seconds_of(duration) == seconds
+
+
+@pytest.mark.parametrize(
+    ("seconds", "words"), [(0.2, "1 s"), (119, "119 s"), (600, "10 min"), (9000, "2.5 h")]
+)
+def test_a_time_is_told_in_words(seconds: float, words: str) -> None:
+    assert in_words(seconds) == words
+
+
+def fitted(within: float, **parameters: Any) -> Plan:
+    """Return the plan of at most 100 photos that fits, if a pass takes a second."""
+    parameters = {"evaluate": ["deletion"], "layer": "layer", **parameters}
+    plan = plan_of(replace(info("m"), method_layers={}), Parameters(**parameters), 100)
+    return fitting(plan, Estimate(1.0), within, free="method" not in parameters)
+
+
+def passes(plan: Plan) -> int:
+    numbers = range(plan.total)
+    return sum(sum(plan.passes(sanity=plan.is_for_sanity(number)).values()) for number in numbers)
+
+
+def test_as_many_photos_and_methods_are_measured_as_fit_into_the_time() -> None:
+    """First fewer photos, then, at twenty of them, fewer methods, those without a class first."""
+    whole = fitted(1e9)
+    assert whole.total == 100
+    assert {"gradcam", "eigencam"} <= {*whole.methods}
+    half = fitted(passes(whole) / 2)
+    assert half.methods == whole.methods
+    assert 40 <= half.total < 60
+    assert passes(half) <= passes(whole) / 2 < passes(replace(half, total=half.total + 1)) + 500
+    few = fitted(passes(whole) / 8)
+    assert few.total >= 20
+    assert 3 <= len(few.methods) < len(whole.methods)
+    assert "eigencam" not in few.methods
+    assert passes(few) <= passes(whole) / 8
+
+
+def test_a_time_that_is_too_short_is_refused_with_the_least_one() -> None:
+    named = {"method": ["gradcam", "layercam"]}
+    least = passes(replace(fitted(1e9, **named), total=20))
+    assert fitted(least, **named).total == 20
+    with pytest.raises(ConfigError) as raised:
+        fitted(least - 1, **named)
+    assert str(raised.value).startswith(
+        f"20 photos and 2 methods take about {in_words(least)}, which is more than"
+    )
+
+
+@pytest.mark.slow
+def test_an_audit_tells_its_time_first_and_goes_on_with_the_photos_that_it_chose(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, output = photos(tmp_path / "photos", 24), tmp_path / "audit"
+    words: tuple[str, ...] = (
+        str(source),
+        "--output",
+        str(output),
+        "--model",
+        "corner",
+        "--evaluate",
+        "deletion",
+    )
+    words = (*words, *methods("gradcam", "hirescam", "elementwise"), "--models", catalog(tmp_path))
+    code, said = audit(capsys, monkeypatch, *words, "--within", "0.01s")
+    assert code == 2
+    assert "20 photos and 3 methods take about" in " ".join(said.split())
+    assert not output.exists()
+    monkeypatch.setattr("service.batch.audit.Estimate.of", lambda self, plan: plan.total)
+    code, said = audit(capsys, monkeypatch, *words, "--within", "21s")
+    assert code == 0, said
+    told = said.splitlines()
+    assert told[0] == "24 photos; loading the model."
+    assert told[2].startswith("21 photos, 3 methods at layers: at most about 21 s (")
+    assert summary(output)["photos"] == 21
+    kept = (output / RECORDS).read_bytes().split(b"\n")[:8]
+    (output / RECORDS).write_bytes(b"\n".join(kept) + b"\n")
+    monkeypatch.setattr("service.batch.audit.Estimate.of", lambda self, plan: 2 * plan.total)
+    code, said = audit(capsys, monkeypatch, *words, "--within", "21s")
+    assert code == 0, said
+    assert summary(output)["photos"] == 21
