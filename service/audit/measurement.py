@@ -35,8 +35,8 @@ THUMBNAIL: Final = 96
 """Longer side of a thumbnail in pixels."""
 SAME: Final = 1e-4
 """Largest difference of two maps, scaled to 0 … 1, that are scored once."""
-LEAST_RISE: Final = 1e-4
-"""Least rise of a probability that is none of rounding."""
+LEAST_RISE: Final = 1.01
+"""Least ratio of two probabilities that is none of rounding."""
 NOT_PREDICTED: Final = "the class that is explained is not the predicted one"
 UNSURE: Final = f"the model is not sure of the class, whose probability is below {SURE:g}"
 TOO_FEW: Final = "other classes have too few photos of which the model is sure"
@@ -349,7 +349,10 @@ class Measurement:
         if len(likely) > grid.side**2:
             return int((likely > likely[target]).sum()) < grid.side**2
         without = await self._likely(grid.without)
-        return bool(likely[target] > without[target] + LEAST_RISE)
+        chance, before = float(likely[target]), float(without[target])
+        # Relative, of what speaks for the class or against it: beside n² − 1 photos of another
+        # class, both probabilities can be near 0.
+        return chance > before * LEAST_RISE or 1 - before > (1 - chance) * LEAST_RISE
 
     async def _likely(self, pixels: Pixels) -> Float:
         outcome = await self._replicas.answer(as_input(pixels), NOTHING, priority="background")
