@@ -120,6 +120,20 @@ class Metrics:
             registry=self._registry,
             multiprocess_mode="livemostrecent",
         )
+        self.admission_limit = Gauge(
+            "gradcam_admission_limit",
+            "Requests that may be in progress, of all processes that receive requests",
+            ["model"],
+            registry=self._registry,
+            multiprocess_mode="livesum",
+        )
+        self.admission_delay = Gauge(
+            "gradcam_admission_delay_seconds",
+            "Longest time of the fastest three quarters of the latest requests",
+            ["model"],
+            registry=self._registry,
+            multiprocess_mode="livemax",
+        )
         self.rejected = Counter(
             "gradcam_rejected", "Requests refused", ["reason"], registry=self._registry
         )

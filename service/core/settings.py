@@ -81,6 +81,12 @@ class Settings(BaseModel):
         description="most images in work for one model, waiting ones included, at most half of "
         "them of costly methods; beyond it requests get a 429",
     )
+    delay_tolerance: float = Field(
+        3.5,
+        ge=0,
+        description="how many times as long as alone three quarters of a model's requests may take "
+        "under load; beyond it requests get a 429. 0: only GRADCAM_MAX_QUEUE limits them",
+    )
     max_bodies_bytes: int = Field(
         250_000_000,
         ge=1,

@@ -92,7 +92,9 @@ def make_app(
     metrics.count_connections = lambda: counts.total(CONNECTIONS)
     pipeline = make_pipeline(settings, metrics, counts)
     fetcher = Fetcher(hosts=settings.image_hosts, max_bytes=settings.max_body_bytes)
-    admission = Admission(settings.max_queue, metrics=metrics, counts=counts)
+    admission = Admission(
+        settings.max_queue, tolerance=settings.delay_tolerance, metrics=metrics, counts=counts
+    )
     most = max(settings.max_bodies_bytes, settings.max_body_bytes)
     body_budget = BodyBudget(most, metrics, counts)
     jobs = Jobs(
@@ -130,6 +132,7 @@ def make_app(
     app.state.manager = manager
     app.state.metrics = metrics
     app.state.admission = admission
+    app.state.keys = keys
     app.state.counts = counts
     app.state.jobs = jobs
     # The middleware, from the innermost to the outermost.

@@ -105,6 +105,8 @@ class Observe:
                     send_named,
                 )
             finally:
+                if place := scope["state"].get("place"):
+                    place.leave()
                 route = CONVERTER.sub("}", getattr(scope.get("route"), "path", "unmatched"))
                 tell(route, status, request_id)
                 self._note(scope, route, status, perf_counter() - started)
@@ -127,7 +129,8 @@ class Observe:
 
 
 class TurnAway:
-    """Refuses a request for a model that has no room for it, before its body is read.
+    """Takes a place for a request for work on a model, unless the connection has taken it already,
+    or refuses the request, before its body is read. `Observe` frees the place.
 
     It runs after the check of keys, so that a caller without a key cannot see which model is busy.
     """
@@ -137,10 +140,9 @@ class TurnAway:
         self._admission = admission
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and (
-            problem := self._admission.turned_away(scope["path"].encode())
-        ):
-            raise problem
+        if scope["type"] == "http" and "place" not in scope["state"]:
+            path, key = scope["path"].encode(), scope["state"].get("key", "")
+            scope["state"]["place"] = self._admission.enter(path, key)
         await self._app(scope, receive, send)
 
 

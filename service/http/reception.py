@@ -16,7 +16,7 @@ from service.backend.timings import Timings
 from service.core.errors import MalformedRequest, Problem
 from service.core.settings import Settings
 from service.http.requests import read_instances
-from service.limits.admission import Admission
+from service.limits.admission import Admission, Place
 from service.limits.fetch import Allowance, Fetcher
 from service.limits.timeouts import deadline
 from service.pipeline.instances import Instance, P, Remote
@@ -92,16 +92,19 @@ class Reception:
         replicas = self._manager.replicas(model)
         timings = Timings()
         seconds = self._patience(request)
+        place: Place | None = request.scope["state"].get("place")
         until = monotonic() + seconds
         # More images than the queue holds cannot be admitted together.
         most = min(self._settings.max_instances, self._settings.max_queue)
         async with deadline(seconds):
             read = await read_instances(request, parameters, max_instances=most)
             costly = sum(instance.parameters.costly for instance in read)
-            with self._admission.admit(model, len(read), costly=costly):
+            with self._admission.admit(model, len(read), costly=costly, place=place):
                 allowance = Allowance(self._settings.max_body_bytes)
                 read = await fill(read, self._fetcher, allowance)
                 yield RequestContext(replicas, read, timings, seconds, until)
+                if place:  # a remembered answer took no batch, and less time than others
+                    place.was_computed = timings.batch_size > 0
 
     @contextmanager
     def lasting(self, context: RequestContext[P]) -> Iterator[None]:

@@ -51,11 +51,11 @@ class Access:
         await self._app(scope, receive, send)
 
     def _admit(self, keys: Keys, scope: Scope, wants_admin: bool) -> None:
-        presented = _presented(Headers(scope=scope))
-        key = keys.of(presented)
+        sent = presented(Headers(scope=scope))
+        key = keys.of(sent)
         if key is None:
             self._metrics.rejected.labels(reason="no key").inc()
-            if presented:
+            if sent:
                 raise Unauthorized(f"the API key that was sent is not known; {SEND_ONE}")
             raise Unauthorized(SEND_ONE)
         scope["state"]["key"] = key.name
@@ -82,7 +82,7 @@ class Access:
         )
 
 
-def _presented(headers: Headers) -> str:
+def presented(headers: Headers) -> str:
     """Return the key that a request carries, or "" if it carries none."""
     kind, _, value = headers.get("authorization", "").partition(" ")
     if kind.lower() == "bearer":

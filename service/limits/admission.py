@@ -1,20 +1,64 @@
-"""A limit on the images in progress for each model, checked before any work on them."""
+"""Limits on the images in progress for each model, checked before any work on them.
+
+A request for work on a model takes a place when its head has arrived, before its body is read. The
+number of places adapts to how long requests take (`AdaptiveLimit`). Keys share the places: a key
+with fewer than its share gets one although all are taken.
+"""
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from time import monotonic
 from typing import Final
 
-from service.core.errors import RETRY_AFTER_SECONDS, Problem, QueueFull
+from service.core.errors import RETRY_AFTER_SECONDS, QueueFull
 from service.core.metrics import Metrics
+from service.limits.adaptive_limit import LEAST, AdaptiveLimit
 from service.limits.counters import Counts, LocalCounts
 
 WORK = re.compile(rb"^/v1/models/([^/:]+):")
 IMAGES: Final = "images"
 COSTLY: Final = "costly images"
+PROBE: Final = "probe"
+BODY_SECONDS: Final = 0.25
+"""Time after which a request whose body has not arrived loses its place until it has."""
+ACTIVE_SECONDS: Final = 1.0
+"""Time after its last request in which a key counts among those that share the places."""
+
+
+class Place:
+    """One request's place among those in progress. `Admission.enter` makes it."""
+
+    def __init__(
+        self, model: _Model, key: str, now: float, *, number: int, began_alone: bool
+    ) -> None:
+        self.model = model
+        self.key = key
+        self.number = number
+        """Number of the model's requests before it that have got a place."""
+        self.began_alone = began_alone
+        """Whether no other request of the model was in progress when it came."""
+        self.since = now
+        """When the request arrived: its head, and then its body."""
+        self.weight = 1
+        """Number of places that it takes; 0 while it has lost its place."""
+        self.is_costly = False
+        self.is_plain = False
+        """Whether its time can be compared with others': it is about one image."""
+        self.was_computed = False
+        """Whether the model has computed its answer."""
+
+    def arrive(self) -> None:
+        """Record that the body has arrived."""
+        self.model.arrive(self)
+
+    def leave(self) -> None:
+        """Free the place, once, when the request is answered or its caller has left."""
+        self.model.leave(self)
 
 
 class Admission:
@@ -23,13 +67,26 @@ class Admission:
     Args:
         room: maximum number of images of one model. Costly images, which need many forward passes
             or many maps, may use half of it, so that they never exclude the others.
+        tolerance: see `AdaptiveLimit`; 0: nothing but `room` limits the images.
         counts: the counts of the whole service; by default, this process is alone.
+        clock: returns the time in seconds.
     """
 
-    def __init__(self, room: int, *, metrics: Metrics, counts: Counts | None = None) -> None:
+    def __init__(
+        self,
+        room: int,
+        *,
+        metrics: Metrics,
+        tolerance: float = 0.0,
+        counts: Counts | None = None,
+        clock: Callable[[], float] = monotonic,
+    ) -> None:
         self._room = room
+        self._tolerance = tolerance
         self._metrics = metrics
         self._counts = counts or LocalCounts()
+        self._clock = clock
+        self._models: dict[str, _Model] = {}
         self.admitted = 0
         """Number of images that this process has admitted since its start."""
 
@@ -46,6 +103,28 @@ class Admission:
         """Return whether work on images ended within the last `seconds`."""
         return monotonic() - self._counts.touched() < seconds
 
+    def enter(self, path: bytes, key: str = "") -> Place | None:
+        """Take a place for a request for that path; None if it asks for no work on a model.
+
+        Args:
+            key: name of the API key of the request.
+
+        Raises:
+            QueueFull: if there is no place, or no room for an image.
+        """
+        work = WORK.match(path)
+        if not work:
+            return None
+        name = work[1].decode("utf-8", "replace")
+        self.check(name)
+        model = self._models.get(name)
+        if model is None:
+            limit = AdaptiveLimit(self._room, tolerance=self._tolerance, clock=self._clock)
+            model = _Model(name, limit, self, self._clock)
+        place = model.enter(key)
+        self._models[name] = model
+        return place
+
     def check(self, model: str, count: int = 1, *, costly: int = 0) -> None:
         """Check that there is room for `count` more images, `costly` of which are costly.
 
@@ -54,22 +133,20 @@ class Admission:
         """
         self._check(model, count, costly, already=False)
 
-    def turned_away(self, path: bytes) -> Problem | None:
-        """Return the problem of a request for that path, if it needs room and there is none."""
-        work = WORK.match(path)
-        try:
-            self.check(work[1].decode() if work else "")
-        except QueueFull as problem:
-            return problem
-        return None
-
     @contextmanager
-    def admit(self, model: str, count: int, *, costly: int) -> Iterator[None]:
+    def admit(
+        self, model: str, count: int, *, costly: int, place: Place | None = None
+    ) -> Iterator[None]:
         """Check that there is room for images, and count them until the block is left.
+
+        Args:
+            place: the place of their request, which they then take, several if they are many.
 
         Raises:
             QueueFull: if there is no room for them.
         """
+        if place:
+            place.model.admit(place, count, is_costly=costly > 0)
         # The images are counted before the check: otherwise two processes that check at the same
         # moment would both find room for the last image.
         with self._counted(model, count, costly):
@@ -83,6 +160,24 @@ class Admission:
         self.admitted += count
         with self._counted(model, count, costly):
             yield
+
+    def drop(self, model: str) -> None:
+        """Forget a model of which no request was admitted, as its name may be invented."""
+        del self._models[model]
+
+    def refuse(self, detail: str, retry_after: int, *, reason: str) -> QueueFull:
+        """Count a refusal, and return it."""
+        self._metrics.rejected.labels(reason=reason).inc()
+        return QueueFull(f"{detail}; try again", retry_after=retry_after)
+
+    def show(self, model: str, limit: AdaptiveLimit) -> None:
+        """Show the state of a model's limit in the metrics."""
+        self._metrics.admission_limit.labels(model=model).set(limit.number)
+        self._metrics.admission_delay.labels(model=model).set(limit.delay)
+
+    def is_alone(self, model: str) -> bool:
+        """Return whether no other process has images of the model in progress."""
+        return self.in_work(model) <= 1
 
     @contextmanager
     def _counted(self, model: str, count: int, costly: int) -> Iterator[None]:
@@ -107,9 +202,130 @@ class Admission:
             held = self._counts.total(f"{kind} of {model}") - (number if already else 0)
             # A request that is larger than the room is admitted if the room is empty.
             if number and held and held + number > room:
-                self._metrics.rejected.labels(reason="queue full").inc()
-                raise QueueFull(
-                    f"{held} {kind} are in work for model {model!r}, and at most {room} may be; "
-                    "try again",
-                    retry_after=RETRY_AFTER_SECONDS,
+                raise self.refuse(
+                    f"{held} {kind} are in work for model {model!r}, and at most {room} may be",
+                    RETRY_AFTER_SECONDS,
+                    reason="queue full",
                 )
+
+
+class _Model:
+    """The places of one model."""
+
+    def __init__(
+        self, name: str, limit: AdaptiveLimit, admission: Admission, clock: Callable[[], float]
+    ) -> None:
+        self._name = name
+        self._limit = limit
+        self._admission = admission
+        self._clock = clock
+        self._taken: Counter[str] = Counter()
+        """Places that each key has taken, without those of costly images."""
+        self._costly = 0
+        """Places of costly images, which are counted apart: they take so long that they would
+        leave none to the others."""
+        self._present = 0
+        """Number of requests that have entered and not left."""
+        self._entered = 0
+        self._reading: dict[Place, None] = {}
+        """Requests whose bodies have not arrived, the oldest first."""
+        self._asked: dict[str, float] = {}
+        """When each key asked last."""
+        self._is_known = False
+        """Whether a request was ever admitted, so that there is such a model."""
+
+    def enter(self, key: str) -> Place:
+        now = self._clock()
+        self._asked[key] = now
+        if not self._has_place(key, now):
+            raise self._refused()
+        alone = not self._present
+        if alone:
+            self._limit.wake()
+        place = Place(self, key, now, number=self._entered, began_alone=alone)
+        self._entered += 1
+        self._present += 1
+        self._taken[key] += 1
+        self._reading[place] = None
+        return place
+
+    def arrive(self, place: Place) -> None:
+        if place in self._reading:
+            del self._reading[place]
+            place.since = self._clock()
+
+    def admit(self, place: Place, count: int, *, is_costly: bool) -> None:
+        """Let a request begin, whose images are known now."""
+        self._is_known = True
+        self.arrive(place)
+        limit = self._limit.number
+        if not place.weight and not self._has_place(place.key, self._clock()):
+            raise self._refused()
+        self._taken[place.key] -= place.weight
+        place.weight = 0
+        half = max(math.ceil(limit / 2), LEAST)
+        weight = min(count, half)
+        if is_costly:
+            if self._costly and self._costly + weight > half:
+                raise self._refused(kind="costly images")
+            self._costly += weight
+        elif count > 1 and self._taken.total() >= limit:
+            raise self._refused()
+        else:
+            self._taken[place.key] += weight
+        place.weight, place.is_costly = weight, is_costly
+        place.is_plain = count == 1 and not is_costly
+
+    def leave(self, place: Place) -> None:
+        self._reading.pop(place, None)
+        self._limit.free(place.weight)
+        if place.is_costly:
+            self._costly -= place.weight
+        else:
+            self._taken[place.key] -= place.weight
+        if place.is_plain and place.was_computed:
+            alone = place.began_alone and self._entered == place.number + 1
+            shown = self._limit.number
+            self._limit.note(
+                self._clock() - place.since,
+                alone=alone and self._admission.is_alone(self._name),
+            )
+            if self._limit.number != shown:
+                self._admission.show(self._name, self._limit)
+        self._present -= 1
+        if not self._present:
+            self._taken.clear()
+            if not self._is_known:
+                self._admission.drop(self._name)
+
+    def _has_place(self, key: str, now: float) -> bool:
+        """Return whether a request may take a place: one is free, or the key has less than its
+        share of them."""
+        limit, taken = self._limit.number, self._taken.total()
+        if taken < limit:
+            return True
+        for place in list(self._reading):
+            if now - place.since < BODY_SECONDS:
+                break
+            del self._reading[place]
+            self._taken[place.key] -= place.weight
+            taken -= place.weight
+            place.weight = 0
+        if taken < limit:
+            return True
+        if limit < LEAST or taken >= 2 * limit:
+            return False
+        self._asked = {
+            each: asked for each, asked in self._asked.items() if now - asked < ACTIVE_SECONDS
+        }
+        return self._taken[key] < limit / len(self._asked) and len(self._asked) > 1
+
+    def _refused(self, kind: str = "requests") -> QueueFull:
+        self._limit.refuse()
+        taken = self._costly if kind != "requests" else self._taken.total()
+        return self._admission.refuse(
+            f"{taken} {kind} are in work for model {self._name!r}, as many as it can answer in "
+            "time",
+            self._limit.retry_after(self._taken.total() + self._costly),
+            reason="limit",
+        )

@@ -18,6 +18,7 @@ from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from service.core.errors import HeadTooLarge, MalformedRequest, Overloaded, Problem, TooSlow
+from service.limits.admission import Place
 from service.limits.counters import CONNECTIONS, Counts
 
 RawHeaders = Sequence[tuple[bytes, bytes]]
@@ -45,9 +46,9 @@ class ConnectionLimits:
             body ends the connection.
         refused: is called with the reason of each refusal.
         counts: counts the connections of the whole service.
-        turn_away: returns, for a request's path and headers, the problem that there is no room for
-            it, if so. It is called before any other work, so that a refusal under overload costs
-            little.
+        enter: returns, for a request's path and headers, the place that it has taken, if it needs
+            one, or raises the problem that there is none. It is called before any other work, so
+            that a refusal under overload costs little.
     """
 
     receive_seconds: float
@@ -56,7 +57,7 @@ class ConnectionLimits:
     max_body_bytes: int
     refused: Callable[[str], None]
     counts: Counts
-    turn_away: Callable[[bytes, RawHeaders], Problem | None] = lambda path, headers: None
+    enter: Callable[[bytes, RawHeaders], Place | None] = lambda path, headers: None
 
 
 class BoundedProtocol(HttpToolsProtocol):
@@ -77,6 +78,8 @@ class BoundedProtocol(HttpToolsProtocol):
         self._refusal: Problem | None = None
         self._ending = False
         self._turned_away = False
+        self._place: Place | None = None
+        """Place of the request whose body is arriving."""
         self._lingering = False
         """Whether the last answer has been sent; what still arrives is read and dropped."""
         self._begun_message = 0
@@ -141,13 +144,19 @@ class BoundedProtocol(HttpToolsProtocol):
             raise ValueError("too many requests wait")
         self._in_body = True
         room = not self.flow.write_paused and self.parser.get_method() != b"HEAD"
-        if self._idle and room and (problem := self.limits.turn_away(self.url, self.headers)):
-            self._turned_away = True
-            alive = bool(self.parser.should_keep_alive()) and not self._ending
-            self.transport.write(_response(problem, keep_alive=alive))
-            if not alive:
-                self.linger()
-            return
+        self._place = None
+        if self._idle and room:
+            try:
+                self._place = self.limits.enter(self.url, self.headers)
+            except Problem as problem:
+                self._turned_away = True
+                alive = bool(self.parser.should_keep_alive()) and not self._ending
+                self.transport.write(_response(problem, keep_alive=alive))
+                if not alive:
+                    self.linger()
+                return
+            if self._place:
+                self.scope["state"]["place"] = self._place  # the app frees it
         super().on_headers_complete()
         self.cycle.transport = _Lingering(self)  # type: ignore[assignment]
         self._begun_message = self._message
@@ -162,6 +171,9 @@ class BoundedProtocol(HttpToolsProtocol):
             super().on_body(body)
 
     def on_message_complete(self) -> None:
+        if self._place:
+            self._place.arrive()
+            self._place = None
         if self._turned_away:
             self._turned_away = False
             self.timeout_keep_alive_task = self.loop.call_later(

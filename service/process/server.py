@@ -11,17 +11,21 @@ import signal
 import socket
 from collections.abc import Callable, Iterator
 from functools import partial
+from urllib.parse import unquote_to_bytes
 
 import uvicorn
 from fastapi import FastAPI
+from starlette.datastructures import Headers
 
 from service.backend.interface import Backend
 from service.core.allocator import keep_memory
-from service.core.errors import ConfigError, Problem
+from service.core.errors import ConfigError
 from service.core.metrics import Metrics
 from service.core.settings import Settings
 from service.jobs.host import Jobs
-from service.limits.admission import Admission
+from service.limits.access import presented
+from service.limits.admission import Admission, Place
+from service.limits.keys import Keys
 from service.process.heartbeat import ALIVE, LISTENING, READY, REPLACE_ME, Heartbeat
 from service.process.listener import accept_no_more, url
 from service.process.protocol import BoundedProtocol, ConnectionLimits, RawHeaders
@@ -163,7 +167,7 @@ def _server(settings: Settings, app: FastAPI) -> DrainingServer:
             max_body_bytes=UNREAD_BODIES * settings.max_body_bytes,
             refused=lambda reason: metrics.rejected.labels(reason=reason).inc(),
             counts=app.state.counts,
-            turn_away=partial(turned_away, settings, app.state.admission),
+            enter=partial(enter, settings, app.state.keys, app.state.admission),
         )
 
     config = uvicorn.Config(
@@ -180,15 +184,25 @@ def _server(settings: Settings, app: FastAPI) -> DrainingServer:
     return DrainingServer(config, app.state.manager)
 
 
-def turned_away(
-    settings: Settings, admission: Admission, path: bytes, headers: RawHeaders
-) -> Problem | None:
-    """Return the problem of a request for which there is no room, if it can be refused before the
-    app sees it: the service has no keys to check, and no web page needs CORS headers to read the
-    answer. `middleware.TurnAway` refuses the other requests."""
-    if settings.keys or (settings.cors_origins and any(name == b"origin" for name, _ in headers)):
+def enter(
+    settings: Settings, keys: Keys | None, admission: Admission, path: bytes, headers: RawHeaders
+) -> Place | None:
+    """Take a place for a request before the app sees it; None if it needs none, or if the app has
+    to decide: the request has no key that may explain, or a web page needs CORS headers to read a
+    refusal (see `middleware.TurnAway`).
+
+    Raises:
+        QueueFull: if there is no place.
+    """
+    if settings.cors_origins and any(name == b"origin" for name, _ in headers):
         return None
-    return admission.turned_away(path)
+    name = ""
+    if keys:
+        key = keys.of(presented(Headers(raw=list(headers))))
+        if key is None or "explain" not in key.scopes:
+            return None
+        name = key.name
+    return admission.enter(unquote_to_bytes(path.partition(b"?")[0]), name)
 
 
 def _say_hello(address: str, manager: Backend, *, keys: bool) -> None:

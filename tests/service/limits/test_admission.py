@@ -124,14 +124,15 @@ OTHERS = [
 
 
 @pytest.mark.parametrize("path", WORK)
-def test_work_for_a_full_model_is_turned_away_by_its_path(metrics: Metrics, path: bytes) -> None:
+def test_work_for_a_full_model_is_refused_by_its_path(metrics: Metrics, path: bytes) -> None:
     admission = Admission(2, metrics=metrics)
-    assert admission.turned_away(path) is None
     with admission.admit("cat", 2, costly=0):
-        problem = admission.turned_away(path)
-        assert isinstance(problem, QueueFull)
-        assert problem.headers() == {"Retry-After": "1"}
-    assert admission.turned_away(path) is None
+        with pytest.raises(QueueFull) as refusal:
+            admission.enter(path)
+        assert refusal.value.headers() == {"Retry-After": "1"}
+    place = admission.enter(path)
+    assert place
+    place.leave()
     assert refused(metrics) == 1
 
 
@@ -139,5 +140,6 @@ def test_work_for_a_full_model_is_turned_away_by_its_path(metrics: Metrics, path
 def test_what_is_no_work_for_a_full_model_is_not(metrics: Metrics, path: bytes) -> None:
     admission = Admission(2, metrics=metrics)
     with admission.admit("cat", 2, costly=1):
-        assert admission.turned_away(path) is None
+        if place := admission.enter(path):
+            place.leave()
     assert refused(metrics) == 0

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,10 +11,12 @@ from httpx2 import Response
 from starlette.testclient import TestClient
 
 from service.core.errors import QueueFull
+from service.core.metrics import Metrics
 from service.core.settings import Settings
-from service.limits.keys import new_key
+from service.limits.admission import Admission
+from service.limits.keys import new_key, read_keys
 from service.local.app import create_app
-from service.process.server import turned_away
+from service.process.server import enter
 from tests.service.conftest import wait_until_ready
 from tests.service.http.test_bad_input import check
 from tests.service.http.test_overload import FRAGILE
@@ -149,15 +150,27 @@ def test_a_full_service_asks_for_a_key_first_and_can_be_read_by_the_page(
         (False, (OURS,), [], True),
         (False, (OURS,), [(b"origin", b"https://app.test")], False),
         (True, (), [], False),
+        (True, (), [(b"x-api-key", b"wrong")], False),
+        (True, (), [(b"x-api-key", b"right")], True),
+        (True, (), [(b"authorization", b"Bearer right")], True),
+        (True, (OURS,), [(b"x-api-key", b"right"), (b"origin", OURS.encode())], False),
     ],
 )
-def test_who_is_turned_away_before_the_service_hears_of_it(
+def test_who_is_refused_before_the_service_hears_of_it(
     secret_and_file: tuple[str, Path],
     keys: bool,
     cors: tuple[str, ...],
     headers: list[tuple[bytes, bytes]],
     early: bool,
 ) -> None:
-    settings = Settings(keys=secret_and_file[1] if keys else None, cors_origins=cors)
-    admission: Any = SimpleNamespace(turned_away=lambda path: QueueFull("full", retry_after=1))
-    assert bool(turned_away(settings, admission, b"/v1/models/m:explain", headers)) is early
+    secret, file = secret_and_file
+    settings = Settings(cors_origins=cors)
+    admission = Admission(1, metrics=Metrics())
+    sent = [(name, value.replace(b"right", secret.encode())) for name, value in headers]
+    known = read_keys(file) if keys else None
+    with admission.hold("m", 1, costly=0):
+        if early:
+            with pytest.raises(QueueFull):
+                enter(settings, known, admission, b"/v1/models/%6D:explain", sent)
+        else:
+            assert enter(settings, known, admission, b"/v1/models/m:explain", sent) is None

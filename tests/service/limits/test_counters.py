@@ -97,8 +97,11 @@ def test_the_room_of_a_model_is_for_all_processes(shared: Path) -> None:
         assert other.in_work("m") == 3, "a refused request leaves nothing behind"
         with other.admit("m", 1, costly=0), other.admit("n", 4, costly=0):
             assert one.in_work("m") == 4
-            assert one.turned_away(b"/v1/models/m:explain")
-            assert one.turned_away(b"/v1/models/none:explain") is None
+            with pytest.raises(QueueFull, match="4 images are in work for model 'm'"):
+                one.enter(b"/v1/models/m:explain")
+            free = one.enter(b"/v1/models/none:explain")
+            assert free
+            free.leave()
     assert other.at_rest
     assert other.lately(10)
     with one.admit("m", 5, costly=0), pytest.raises(QueueFull):

@@ -13,7 +13,7 @@ from typing import Any
 import uvicorn
 from starlette.types import Receive, Scope, Send
 
-from service.core.errors import Problem, QueueFull
+from service.core.errors import QueueFull
 from service.limits.counters import LocalCounts
 from service.process.protocol import BoundedProtocol, ConnectionLimits, RawHeaders
 
@@ -144,8 +144,9 @@ class House:
     def listens(self) -> bool:
         return any(each.is_serving() for each in self.server.servers)
 
-    def turn_away(self, path: bytes, headers: RawHeaders) -> Problem | None:
-        return QueueFull("full", retry_after=1) if self.full and path == b"/length" else None
+    def enter(self, path: bytes, headers: RawHeaders) -> None:
+        if self.full and path == b"/length":
+            raise QueueFull("full", retry_after=1)
 
     async def app(self, scope: Scope, receive: Receive, send: Send) -> None:
         self.asked.append(scope["path"])
@@ -194,7 +195,7 @@ async def serving(receive_seconds: float = SHORT) -> AsyncIterator[House]:
             timeout_graceful_shutdown=2,
         )
         house = House(listening.getsockname(), uvicorn.Server(config))
-        Remembered.limits = replace(times, refused=house.refuse, turn_away=house.turn_away)
+        Remembered.limits = replace(times, refused=house.refuse, enter=house.enter)
         task = asyncio.create_task(house.server.serve([listening]))
         await until(lambda: house.server.started)
         try:
