@@ -44,11 +44,12 @@ ENV PATH=/opt/gradcam/bin:$PATH \
     GRADCAM_HOST=0.0.0.0 \
     GRADCAM_CACHE=/tmp/gradcam-cache \
     GRADCAM_JOBS=/jobs \
+    GRADCAM_PROBE_PORT=8001 \
     PYTHONUNBUFFERED=1 \
     PYTHONDONTWRITEBYTECODE=1
 USER 10001
 WORKDIR /tmp
-EXPOSE 8000
+EXPOSE 8000 8001
 HEALTHCHECK --interval=10s --timeout=3s --start-period=90s --retries=3 \
-  CMD ["python3", "-c", "import os, urllib.request as r; r.urlopen('http://127.0.0.1:' + os.environ.get('GRADCAM_PORT', '8000') + '/readyz', timeout=2)"]
+  CMD ["python3", "-c", "import os, urllib.request as r; r.urlopen('http://127.0.0.1:' + (os.environ['GRADCAM_PROBE_PORT'].removeprefix('0') or os.environ.get('GRADCAM_PORT', '8000')) + '/readyz', timeout=2)"]
 CMD ["gradcam", "serve"]

@@ -62,6 +62,9 @@ def main_options(
 def serve(
     host: Annotated[str | None, typer.Option(help="Address to listen on.")] = None,
     port: Annotated[int | None, typer.Option(help="Port to listen on; 0 takes a free one.")] = None,
+    probe_port: Annotated[
+        int | None, typer.Option(help="Port on which the supervisor answers probes; 0: none.")
+    ] = None,
     models: Models = None,
     keys: Annotated[Path | None, typer.Option(help="The TOML file of API keys.")] = None,
     insecure: Annotated[
@@ -75,7 +78,14 @@ def serve(
 ) -> None:
     """Serve explanations over HTTP. GRADCAM_… variables set the rest: see docs/configuration.md."""
     settings = read_settings(
-        os.environ, host=host, port=port, models=models, keys=keys, insecure=insecure, doors=doors
+        os.environ,
+        host=host,
+        port=port,
+        probe_port=probe_port,
+        models=models,
+        keys=keys,
+        insecure=insecure,
+        doors=doors,
     )
     entries = read_catalog(settings.models)
     if settings.keys:
@@ -87,6 +97,11 @@ def serve(
             raise ConfigError(
                 f"{settings.doors} doors need a supervisor: "
                 "set GRADCAM_SUPERVISE=1, or GRADCAM_DOORS=0"
+            )
+        if settings.probe_port:
+            raise ConfigError(
+                f"a port for probes, {settings.probe_port}, needs a supervisor: "
+                "set GRADCAM_SUPERVISE=1, or GRADCAM_PROBE_PORT=0"
             )
         # These import torch, which a supervisor does not need.
         from service.local.app import create_app

@@ -216,6 +216,10 @@ class Metrics:
             self.tell_drift(model, {}, moved=None, unknown=None)
             del self._drift_told[model]
 
+    def measure(self) -> None:
+        """Bring those gauges up to date that show what another part of the process counts."""
+        self.connections.set(self.count_connections())
+
     def render(self, models: Collection[str]) -> bytes:
         """Return the metrics in Prometheus' text format.
 
@@ -223,13 +227,18 @@ class Metrics:
             models: names of the models. Series of other models, which were removed, are left out,
                 and so are those that were cleared.
         """
-        self.connections.set(self.count_connections())
-        registry = self._registry
+        self.measure()
         if self._folder is not None:
-            registry = CollectorRegistry()
-            MultiProcessCollector(registry, self._folder)  # type: ignore[no-untyped-call]
-            registry.register(_Processes(Path(self._folder)))
-        return generate_latest(_OfModels(registry, models))
+            return render_folder(Path(self._folder), models)
+        return generate_latest(_OfModels(self._registry, models))
+
+
+def render_folder(folder: Path, models: Collection[str]) -> bytes:
+    """Return the metrics that several processes write into a folder: see `Metrics.render`."""
+    registry = CollectorRegistry()
+    MultiProcessCollector(registry, str(folder))  # type: ignore[no-untyped-call]
+    registry.register(_Processes(folder))
+    return generate_latest(_OfModels(registry, models))
 
 
 class _OfModels:

@@ -57,6 +57,13 @@ class Settings(BaseModel):
 
     host: str = Field("127.0.0.1", description="address to listen on")
     port: int = Field(8000, ge=0, le=65535, description="port to listen on; 0 takes a free one")
+    probe_port: int = Field(
+        0,
+        ge=0,
+        le=65535,
+        description="port on which the supervisor answers `/healthz`, `/readyz` and `/metrics` "
+        "without a key, whatever the load; 0: none",
+    )
     models: Path | None = Field(
         None, description="the TOML file that names the models; without it the embedded one runs"
     )
@@ -233,7 +240,9 @@ def read_settings(environment: Mapping[str, str], **given: Any) -> Settings:
     except ValidationError as error:
         first = error.errors()[0]
         name = str(first["loc"][0])
-        where = f"--{name}" if given.get(name) is not None else PREFIX + name.upper()
+        where = (
+            f"--{name.replace('_', '-')}" if given.get(name) is not None else PREFIX + name.upper()
+        )
         if first["type"] == "extra_forbidden":
             known = [PREFIX + field.upper() for field in Settings.model_fields]
             near = difflib.get_close_matches(where, known, 1) or known

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import os
 from collections.abc import Awaitable, Callable
@@ -13,7 +14,8 @@ from multiprocessing.process import BaseProcess
 from time import monotonic
 from typing import Any, Final
 
-from service.process.heartbeat import END, LISTENING, MISTAKE, READY
+from service.process.heartbeat import END, LISTENING, MISTAKE, READY, STATE
+from service.process.probes import Readiness
 
 BEAT_SECONDS: Final = 1.0
 SILENT_SECONDS: Final = 30.0
@@ -54,6 +56,8 @@ class Child:
         self._ended = ended
         self._process: BaseProcess | None = None
         self._signal: int | None = None
+        self.readiness: Readiness | None = None
+        """What the process has told last; None if it has told nothing or has ended."""
         self.mistake: str | None = None
         """The mistake in the configuration because of which the process has ended."""
 
@@ -93,6 +97,7 @@ class Child:
         try:
             ready = await self._listen_to(heard)
         finally:
+            self.readiness = None
             loop.remove_reader(sentinel)
             loop.remove_reader(receiving.fileno())
             receiving.close()
@@ -116,6 +121,9 @@ class Child:
                 return ready
             if word:
                 latest = monotonic()
+            if word.startswith(STATE):
+                state = json.loads(word.removeprefix(STATE))
+                self.readiness = Readiness(state["why_not"], tuple(state["models"]))
             if word == LISTENING:
                 await self._listening(self)
             if word == READY and not ready:

@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 from collections.abc import Callable
 from contextlib import suppress
 from multiprocessing import parent_process
 from multiprocessing.connection import Connection
-from typing import Final
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:  # it imports numpy, which the supervisor does not need
+    from service.backend.interface import Backend
 
 LISTENING, ALIVE, READY, END = b"listening", b"alive", b"ready", b"end"
 ENGINE, COUNTS = "engine", "counts"
 """Names of the engine's Unix socket, and of the file with the counts of all processes, in the
 folder that the processes of a service share."""
+STATE = b"state: "
+"""The first bytes of a message with the process's readiness and its models, as JSON. It shows, too,
+that the process is alive."""
 MISTAKE = b"mistake: "
 """The first bytes of a message with a mistake in the configuration, which ends the process."""
 REPLACE_ME: Final = 70
@@ -30,6 +37,12 @@ class Heartbeat:
     def tell(self, what: bytes) -> None:
         with suppress(OSError):  # the supervisor has died, or does not read
             self._sending.send_bytes(what)
+
+    def tell_state(self, manager: Backend) -> None:
+        """Tell whether models can be asked, and their names."""
+        why_not = None if manager.ready else manager.why_not_ready()
+        state = {"why_not": why_not, "models": list(manager.names)}
+        self.tell(STATE + json.dumps(state).encode())
 
     @staticmethod
     def when_orphaned(act: Callable[[], None]) -> None:

@@ -26,7 +26,7 @@ from service.jobs.host import Jobs
 from service.limits.access import presented
 from service.limits.admission import Admission, Place
 from service.limits.keys import Keys
-from service.process.heartbeat import ALIVE, LISTENING, READY, REPLACE_ME, Heartbeat
+from service.process.heartbeat import LISTENING, READY, REPLACE_ME, Heartbeat
 from service.process.listener import accept_no_more, url
 from service.process.protocol import BoundedProtocol, ConnectionLimits, RawHeaders
 from service.process.running import end_at_once, run_until_done, why_not_loaded
@@ -113,6 +113,7 @@ async def _serve(
     server = _server(settings, app)
     manager: Backend = app.state.manager
     jobs: Jobs = app.state.jobs
+    metrics: Metrics = app.state.metrics
     serving = asyncio.create_task(server.serve([listening]))
     await asyncio.wait(
         [asyncio.create_task(server.opened.wait()), serving], return_when=asyncio.FIRST_COMPLETED
@@ -124,7 +125,8 @@ async def _serve(
     said_hello = False
     while not serving.done():
         if heartbeat:
-            heartbeat.tell(ALIVE)
+            heartbeat.tell_state(manager)
+        metrics.measure()
         if manager.worn_out and not server.should_exit:
             log.error("too many workers hang; only a new process helps")
             server.drain()

@@ -38,6 +38,8 @@ from service.limits.counters import SharedCounts, table
 from service.models.catalog import ModelEntry
 from service.process.child import Child
 from service.process.heartbeat import COUNTS, ENGINE, Heartbeat
+from service.process.listener import listen
+from service.process.probes import Probes, Readiness
 from service.process.stand_in import StandIn
 
 MOST_FAILED_STARTS: Final = 3
@@ -51,6 +53,8 @@ ACCELERATORS: Final = ("nvidia[0-9]*", "kfd")
 MOST_DOORS: Final = 16
 CORES_OF_A_DOOR: Final = 8
 BACKLOG: Final = 64
+METRICS: Final = "metrics"
+"""Name of the folder with the metrics of all processes, in the folder that they share."""
 AGAIN_SECONDS: Final = 0.5
 """Seconds after which a process that could not be started is started again."""
 Entries = tuple[ModelEntry, ...]
@@ -71,6 +75,9 @@ def supervise(listening: socket.socket, settings: Settings, entries: Entries) ->
     """
     with logging_set_up(settings), ExitStack() as scope:
         supervisor = _Supervisor(listening)
+        if settings.probe_port:
+            probes = listen(settings.model_copy(update={"port": settings.probe_port}))
+            supervisor.probed_at = scope.enter_context(probes)
         doors = usual_doors() if settings.doors is None else settings.doors
         if doors:
             try:
@@ -101,7 +108,7 @@ def shared_folder(doors: int) -> Iterator[Path]:
     """Make the folder that the processes share, and name it to them in the environment. It is
     removed when the block is left."""
     with tempfile.TemporaryDirectory(prefix="gradcam-") as name, table(Path(name) / COUNTS, doors):
-        metrics = Path(name) / "metrics"
+        metrics = Path(name) / METRICS
         metrics.mkdir()
         os.environ[FOLDER] = str(metrics)
         try:
@@ -121,6 +128,10 @@ class _Supervisor:
         self._open: set[Child] = set()
         """The processes of `_receiving` that accept connections at the moment."""
         self._stopping = False
+        self.probed_at: socket.socket | None = None
+        """The socket of the port for probes, if there is one."""
+        self._metrics: Path | None = None
+        """The folder of the metrics of all processes, if there are several."""
 
     def add_one_for_all(self, settings: Settings, entries: Entries) -> None:
         """Add the process that receives requests and holds the models."""
@@ -147,6 +158,7 @@ class _Supervisor:
             scope: closes the engine's socket.
             folder: the folder that the processes share.
         """
+        self._metrics = folder / METRICS
         calls = scope.enter_context(socket.socket(socket.AF_UNIX))
         calls.bind(str(folder / ENGINE))
         calls.listen(BACKLOG)
@@ -183,7 +195,10 @@ class _Supervisor:
     async def run(self) -> int:
         """Run all processes until the service ends, and return its exit code."""
         try:
-            return await self._run()
+            if self.probed_at is None:
+                return await self._run()
+            async with Probes(self.probed_at, self._look, self._metrics):
+                return await self._run()
         except BaseException:
             # The interpreter would wait for the processes, which would serve on without a port.
             for child in self._receiving:
@@ -191,6 +206,15 @@ class _Supervisor:
             if self._engine:
                 self._engine.kill()
             raise
+
+    def _look(self) -> Readiness:
+        """Return the service's readiness: that of a process that receives requests and is ready, or
+        else of one that is not."""
+        if self._stopping:
+            return Readiness("the service is shutting down")
+        told = [child.readiness for child in self._open if child.readiness]
+        told.sort(key=lambda each: each.why_not is not None)
+        return told[0] if told else Readiness("the service is starting")
 
     async def _run(self) -> int:
         loop = asyncio.get_running_loop()
@@ -261,7 +285,7 @@ async def _note_nothing(child: Child) -> None:
 
 async def _bury(folder: Path, child: Child, pid: int) -> None:
     """Remove the gauges of a dead process from the folder."""
-    mark_process_dead(pid, str(folder / "metrics"))  # type: ignore[no-untyped-call]
+    mark_process_dead(pid, str(folder / METRICS))  # type: ignore[no-untyped-call]
 
 
 def _live(

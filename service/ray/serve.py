@@ -52,7 +52,7 @@ CLOSE_SECONDS = 5.0
 """Seconds for the end of the lifespan, after the last request."""
 LOOK_SECONDS = 0.5
 MOST_FAILED_STARTS = 3
-SERVES_OWN = ("host", "port", "supervise")
+SERVES_OWN = ("host", "port", "probe_port", "supervise")
 
 
 class Scale(BaseModel):
