@@ -25,6 +25,12 @@ COURTESY_SECONDS = 0.03
 """Target duration of a background batch while interactive items are expected."""
 COMPANY_SECONDS = 5.0
 """Seconds after the last interactive item during which another one is expected at any moment."""
+PATIENCE_SECONDS = 1.0
+"""Seconds after which waiting background items get one batch although interactive items wait."""
+STANDING_BATCHES = 2
+"""Interactive items that wait for more batches than this wait too long."""
+STANDING_SECONDS = 0.1
+"""Least time for which all items have to wait too long before the newest are taken first."""
 MEMORY = 8
 """Number of batches over which the run time of one item is averaged, exponentially weighted."""
 
@@ -66,14 +72,20 @@ class Batcher(Generic[Item, Result]):
         cost: returns an item's cost class. Classes with waiting items take turns, whatever the
             number of their items, so that cheap items do not wait for all the expensive items
             that were queued before them.
-        priority: returns an item's priority. Background items run only when no interactive items
-            wait. For `COMPANY_SECONDS` after an interactive item, background batches are small
-            enough to take about `COURTESY_SECONDS`.
+        priority: returns an item's priority. Background items run when no interactive items wait,
+            and else in one batch every `PATIENCE_SECONDS`. For `COMPANY_SECONDS` after an
+            interactive item, background batches are small enough to take about
+            `COURTESY_SECONDS`.
         max_batch: largest number of items in a batch; `interactive_batch` may set a smaller one for
             interactive items.
         max_queue: largest number of waiting items.
         name: name of the thread.
         prepare: called first in the thread.
+
+    Interactive items are taken in the order in which they came. If even the newest item of each
+    batch has waited too long for some time, so that the queue never drains (CoDel's standing
+    delay), the newest are taken first: those have callers who still wait (adaptive LIFO). This ends
+    as soon as a batch has not waited too long, so the others have their turn.
 
     An item whose future was cancelled is dropped when a batch is formed. Leaving the `async with`
     block refuses new items, finishes the queued items and ends the thread.
@@ -98,6 +110,9 @@ class Batcher(Generic[Item, Result]):
         self._priority = priority
         self._item_seconds = COURTESY_SECONDS
         self._last_other = -COMPANY_SECONDS
+        self._last_background = 0.0
+        self._too_long_since: float | None = None
+        """Time since which each interactive batch has waited too long; None if the last has not."""
         self._max_batch = max_batch
         self.interactive_batch = max_batch
         """Largest number of interactive items in a batch."""
@@ -218,10 +233,17 @@ class Batcher(Generic[Item, Result]):
         """Remove and return the oldest entry of the cost class whose turn it is, together with
         other entries of the same key."""
         self._queue = deque(entry for entry in self._queue if not entry.future.cancelled())
-        candidates = [entry for entry in self._queue if self._priority(entry.item) == "interactive"]
-        most = self.interactive_batch
-        if not candidates:
-            candidates, most = list(self._queue), self._courteous
+        now = perf_counter()
+        interactive, background = [], []
+        for entry in self._queue:
+            is_other = self._priority(entry.item) == "background"
+            (background if is_other else interactive).append(entry)
+        candidates, most = interactive, self.interactive_batch
+        if background and (not interactive or self._is_starved(background[0], now)):
+            candidates, most = background, self._courteous
+            self._last_background = now
+        elif self._stands(now):
+            candidates.reverse()
         if not candidates:
             return []
         waiting = dict.fromkeys(self._cost(entry.item) for entry in candidates)
@@ -232,7 +254,30 @@ class Batcher(Generic[Item, Result]):
         batch = [entry for entry in candidates if self._key(entry.item) == key][:most]
         taken = set(map(id, batch))
         self._queue = deque(entry for entry in self._queue if id(entry) not in taken)
+        if candidates is interactive:
+            self._judge(min(now - entry.submitted for entry in batch), now)
         return batch
+
+    def _is_starved(self, oldest: _Entry[Item, Result], now: float) -> bool:
+        """Return whether background items have waited for their batch long enough."""
+        return now - max(oldest.submitted, self._last_background) > PATIENCE_SECONDS
+
+    @property
+    def _standing_seconds(self) -> float:
+        """Longest time that interactive items should wait."""
+        return STANDING_BATCHES * self._item_seconds * self.interactive_batch
+
+    def _stands(self, now: float) -> bool:
+        """Return whether items have waited too long for some time."""
+        long = max(self._standing_seconds, STANDING_SECONDS)
+        return self._too_long_since is not None and now - self._too_long_since >= long
+
+    def _judge(self, waited: float, now: float) -> None:
+        """Record how long the newest item of an interactive batch has waited."""
+        if waited <= self._standing_seconds:
+            self._too_long_since = None
+        elif self._too_long_since is None:
+            self._too_long_since = now
 
     @property
     def _courteous(self) -> int:
