@@ -110,6 +110,8 @@ def staged(*models: str, wait: bool = True, **environment: str) -> Iterator[Stag
             "GRADCAM_RUNTIME": "torch",  # models that sleep or die do so while PyTorch runs them
             "PYTHONPATH": str(ROOT),
             "GRADCAM_PORT": str(port),
+            # Attacks that are about something else ask as fast as they can.
+            "GRADCAM_DELAY_TOLERANCE": "0",
             "GRADCAM_MODELS": str(catalog),
             "GRADCAM_LOG_LEVEL": "error",
             "CHAOS_HOOKS": str(Path(folder, "hooks")),
