@@ -141,7 +141,8 @@ async def flood(
         patience: seconds after which a caller without an answer hangs up.
     """
     rng = random.Random(seed)  # noqa: S311
-    shots, probes = [], []
+    shots: list[Shot] = []
+    probes: list[Shot] = []
     plan: list[tuple[Shot, Iterator[bytes]]] = []
     for who, (rate, requests) in enumerate(callers):
         due = rng.expovariate(rate)

@@ -23,7 +23,6 @@ from service.limits.counters import Counts, LocalCounts
 WORK = re.compile(rb"^/v1/models/([^/:]+):")
 IMAGES: Final = "images"
 COSTLY: Final = "costly images"
-PROBE: Final = "probe"
 BODY_SECONDS: Final = 0.25
 """Time after which a request whose body has not arrived loses its place until it has."""
 ACTIVE_SECONDS: Final = 1.0

@@ -1,4 +1,4 @@
-"""More requests than can be answered, where receiving and drawing or the model is the bottleneck."""
+"""More requests than can be answered: the bottleneck is the door, or the model."""
 
 from __future__ import annotations
 

@@ -143,6 +143,25 @@ def test_a_defect_fails_its_own_image_and_is_a_problem() -> None:
         assert client.get("/readyz").status_code == 200
 
 
+def test_requests_that_fail_free_their_places() -> None:
+    """There are eight places at first."""
+    path = "/v1/models/fragile:explain"
+    bad: list[dict[str, Any]] = [
+        {"content": b"no image", "headers": PNG},
+        {"content": PHOTO, "headers": {"Content-Type": "text/plain"}},
+        {"content": PHOTO, "headers": PNG, "params": {"layer": "none"}},
+        {"content": PHOTO, "headers": {**PNG, "Accept": "text/html"}},
+        {"content": PHOTO, "headers": {**PNG, "X-Request-Timeout": "soon"}},
+        {"content": encoded(Image.new("RGB", (8, 8), "white")), "headers": PNG},
+    ]
+    with TestClient(create_app(Settings(), [FRAGILE])) as client:
+        wait_until_ready(client)
+        for _ in range(4):
+            statuses = [client.post(path, **each).status_code for each in bad]
+            assert statuses == [422, 415, 422, 406, 400, 500]
+        assert client.post(path, content=PHOTO, headers=PNG).status_code == 200
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("slow", [{"deadline_seconds": 4}], indirect=True)
 def test_a_method_of_many_passes_lets_others_in_and_ends_when_its_caller_does(

@@ -14,6 +14,8 @@ import uvicorn
 from starlette.types import Receive, Scope, Send
 
 from service.core.errors import QueueFull
+from service.core.metrics import Metrics
+from service.limits.admission import Admission, Place
 from service.limits.counters import LocalCounts
 from service.process.protocol import BoundedProtocol, ConnectionLimits, RawHeaders
 
@@ -122,6 +124,11 @@ class House:
     """By the app."""
     asked: list[str] = field(default_factory=list)
     """Of the app: paths."""
+    places: list[Place] = field(default_factory=list)
+    """Those of requests for /length."""
+    handed: list[object] = field(default_factory=list)
+    """Places that the app has found with its requests."""
+    admission: Admission = field(default_factory=lambda: Admission(99, metrics=Metrics()))
     full: bool = False
     """Whether there is room for /length no more."""
     callers: list[socket.socket] = field(default_factory=list)
@@ -144,12 +151,19 @@ class House:
     def listens(self) -> bool:
         return any(each.is_serving() for each in self.server.servers)
 
-    def enter(self, path: bytes, headers: RawHeaders) -> None:
+    def enter(self, path: bytes, headers: RawHeaders) -> Place | None:
         if self.full and path == b"/length":
             raise QueueFull("full", retry_after=1)
+        if path != b"/length":
+            return None
+        place = self.admission.enter(b"/v1/models/m:explain")
+        assert place
+        self.places.append(place)
+        return place
 
     async def app(self, scope: Scope, receive: Receive, send: Send) -> None:
         self.asked.append(scope["path"])
+        self.handed.append(scope["state"].get("place"))
         _, what, *sizes = scope["path"].split("/")
         pieces = [bytes(int(size)) for size in sizes]
         if what == "later":

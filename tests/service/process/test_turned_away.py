@@ -38,6 +38,23 @@ async def test_one_is_told_so_and_may_ask_again_on_the_same_connection(length: i
         assert house.asked == ["/", "/length"]
 
 
+async def test_the_app_gets_the_place_and_its_time_begins_when_the_body_is_there() -> None:
+    async with serving() as house:
+        caller = await house.caller()
+        await caller.say(upload(3))
+        await until(lambda: house.places)
+        (place,) = house.places
+        head = place.since
+        await asyncio.sleep(SHORT / 8)
+        await caller.say(b"123")
+        assert (await caller.answer())[1] == b"3"
+        assert house.handed == [place]
+        assert place.since > head
+        await caller.say(HELLO)
+        await caller.answer()
+        assert house.handed == [place, None]
+
+
 async def test_its_connection_is_not_kept_for_ever() -> None:
     async with serving() as house:
         house.full = True
