@@ -234,7 +234,8 @@ class Batcher(Generic[Item, Result]):
         other entries of the same key."""
         self._queue = deque(entry for entry in self._queue if not entry.future.cancelled())
         now = perf_counter()
-        interactive, background = [], []
+        interactive: list[_Entry[Item, Result]] = []
+        background: list[_Entry[Item, Result]] = []
         for entry in self._queue:
             is_other = self._priority(entry.item) == "background"
             (background if is_other else interactive).append(entry)

@@ -125,9 +125,9 @@ def test_a_body_that_does_not_come_holds_no_place(admission: Admission, clock: C
     assert late
     with admission.admit("cat", 1, costly=0, place=late):
         late.leave()
-    for place in dripping:
-        assert place
-        place.leave()
+    for each in dripping:
+        assert each
+        each.leave()
     assert len([entered(admission) for _ in range(FIRST)]) == FIRST
 
 
