@@ -35,8 +35,7 @@ async def overload(scale: float) -> list[Finding]:
     findings = []
     for what, model in MODELS.items():
         probes = free_port()
-        limits = {"cache_bytes": "0", "delay_tolerance": "3.5", "probe_port": str(probes)}
-        with staged(model, **limits) as stage:
+        with staged(model, cache_bytes="0", delay_tolerance="3.5", probe_port=str(probes)) as stage:
             findings += await _attacked(what, stage.port, probes, scale)
     return findings
 
