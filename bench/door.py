@@ -112,7 +112,7 @@ async def engine(entry: dict[str, Any], clients: int, seconds: float) -> dict[st
         model = loader.submit(load, ModelEntry(**entry)).result()
     photo = decode(photographs()[0], max_pixels=10_000_000)
     seen = model.preprocessing.apply(photo, "squash")
-    question = Question((ClassTarget(),), "gradcam", (model.default_layer,))
+    question = Question((ClassTarget(),), "gradcam", (model.default,))
     async with Engine(model, max_queue=1000, metrics=Metrics()) as running:
         await running.warm()
 

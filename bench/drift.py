@@ -197,7 +197,7 @@ def first_found(
         window.record(each.index, each.statistics)
         if number % EVERY == 0:
             result = compare(good, window.snapshot())
-            unknown = max(unknown, result.unknown)
+            unknown = max(unknown, result.unknown or 0.0)
             if result.moved:
                 return number, [shift.sentence() for shift in result.moved], unknown
     return None, [], unknown
@@ -218,7 +218,7 @@ def cost(served: ServedModel) -> dict[str, float]:
 
     watching = min(timeit.repeat(watch, timer=process_time, number=2000, repeat=9)) / 2000
     images = served.normalise(pixels).contiguous()
-    question = Question((ClassTarget(),), "gradcam", (served.default_layer,))
+    question = Question((ClassTarget(),), "gradcam", (served.default,))
 
     def explain() -> None:
         explain_batch(served.module, images, [question] * BATCH)
@@ -226,7 +226,7 @@ def cost(served: ServedModel) -> dict[str, float]:
     # As the service does it, with its metrics: set PROMETHEUS_MULTIPROC_DIR to an empty folder to
     # have them in files, as they are where there are several processes.
     served_watch = Watch(served, Metrics())
-    found = Explanation(ClassTarget(3), 1.0, 0.5, "gradcam", served.default_layer, values)
+    found = Explanation(ClassTarget(3), 1.0, 0.5, "gradcam", served.default, values)
     said = Answer(Prediction(), (found,))
 
     def note() -> None:
@@ -249,7 +249,7 @@ async def cost_of_samples(served: ServedModel) -> dict[str, float]:
     """Measure what the engine does for one photo, in milliseconds of the CPU on all threads: a
     prediction, an explanation, the explanation of a sampled prediction, and for comparison one of
     a job, whose passes have four images so that it is repeatable."""
-    question = Question((ClassTarget(),), "gradcam", (served.default_layer,))
+    question = Question((ClassTarget(),), "gradcam", (served.default,))
     rng = np.random.default_rng(0)
     pixels = rng.integers(0, 256, (SIDE, SIDE, 3), np.uint8)
     kinds: dict[str, tuple[Question, Priority, bool]] = {

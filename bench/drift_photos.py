@@ -131,7 +131,7 @@ def explained(
     """
     rng = np.random.default_rng(seed)
     sources = photos()
-    question = Question((ClassTarget(),), "gradcam", (served.default_layer,))
+    question = Question((ClassTarget(),), "gradcam", (served.default,))
     pixels = chain.from_iterable(crops(each, rng, frames) for each in cycle(sources))
     changed = (change(each) for each in islice(pixels, count))
     found = []

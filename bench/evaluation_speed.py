@@ -100,7 +100,7 @@ def compare(name: str, count: int, rounds: int) -> list[dict[str, Any]]:
 def compiled(served: ServedModel, images: Tensor) -> OpenVinoPath:
     path = OpenVinoPath(
         served.module,
-        served.default_layer,
+        served.default,
         dtype=torch.float32,
         sizes=[1],
         head=served.head,

@@ -100,14 +100,14 @@ def measured(
 def compared(model: ServedModel, images: Tensor, kind: str, rounds: int) -> dict[str, float]:
     """Return the milliseconds of a forward pass and of an explanation of a batch, and their ratio:
     the median of the rounds' ratios."""
-    questions = [Question((ClassTarget(),), "gradcam", (model.default_layer,))] * len(images)
+    questions = [Question((ClassTarget(),), "gradcam", (model.default,))] * len(images)
     head, reading = model.head, model.reading
     graphs = _graphs() if kind == "graphs" else nullcontext()
     with graphs:
         if kind in ("compiled", "graphs"):
             path = FastPath(
                 model.module,
-                model.default_layer,
+                model.default,
                 dtype=torch.bfloat16,
                 sizes=[len(images)],
                 head=head,

@@ -135,7 +135,7 @@ def tiny(name: str) -> ModelEntry:
 def queue() -> Trial:
     """So many questions at once, each alone in its batch: what waiting for others costs."""
     served = load(tiny("tiny").model_copy(update={"max_batch": 1}))
-    question = Question((ClassTarget(),), "gradcam", (served.default_layer,))
+    question = Question((ClassTarget(),), "gradcam", (served.default,))
     image = np.zeros((64, 64, 3), np.uint8)
 
     async def ask(count: int) -> None:
@@ -151,7 +151,7 @@ def models() -> Trial:
 
     def of(count: int) -> Callable[[], None]:
         loaded = [load(tiny(f"tiny{turn}")) for turn in range(count)]
-        question = Question((ClassTarget(),), "gradcam", (loaded[0].default_layer,))
+        question = Question((ClassTarget(),), "gradcam", (loaded[0].default,))
         image = np.zeros((64, 64, 3), np.uint8)
 
         async def ask() -> None:

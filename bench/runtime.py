@@ -83,7 +83,7 @@ def compare(
     size, sizes = model.preprocessing, list(BATCHES)
     generator = torch.Generator().manual_seed(0)
     all_images = torch.randn((max(BATCHES), 3, size.height, size.width), generator=generator)
-    layer, head, reading = model.default_layer, model.head, model.reading
+    layer, head, reading = model.default, model.head, model.reading
     path = OpenVinoPath(model.module, layer, dtype=dtype, sizes=sizes, head=head, reading=reading)
     path.settle(all_images[:1])
     plain = own_forward(model.module, all_images[:1], dtype)
@@ -113,7 +113,7 @@ def measured(
     batch = len(images)
     layout = torch.channels_last if model.channels_last else torch.contiguous_format
     laid_out = images.contiguous(memory_format=layout)
-    asked = [Question((ClassTarget(),), "gradcam", (model.default_layer,))] * batch
+    asked = [Question((ClassTarget(),), "gradcam", (model.default,))] * batch
 
     def exact() -> list[Any]:
         head, reading = model.head, model.reading
@@ -171,7 +171,7 @@ async def engine(model: ServedModel, path: OpenVinoPath, rounds: int) -> float |
     found that PyTorch is faster."""
     size = model.preprocessing
     pixels = np.random.default_rng(0).integers(0, 256, (size.height, size.width, 3), np.uint8)
-    question = Question((ClassTarget(),), "gradcam", (model.default_layer,))
+    question = Question((ClassTarget(),), "gradcam", (model.default,))
     served = replace(model, paths=(path,), exact=path.dtype == torch.float32)
     async with Engine(served, max_queue=4, metrics=Metrics()) as running:
         await running.warm()

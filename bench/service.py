@@ -111,7 +111,7 @@ async def engine(mode: str, clients: int, seconds: float) -> dict[str, Any]:
     entry = ModelEntry(name="resnet50", source="torchvision:resnet50", weights="none", mode=mode)
     model = load(entry)
     seen = model.preprocessing.apply(Image.open(io.BytesIO(photographs()[0])), "squash")
-    question = Question((ClassTarget(),), "gradcam", (model.default_layer,))
+    question = Question((ClassTarget(),), "gradcam", (model.default,))
     async with Engine(model, max_queue=1000, metrics=Metrics()) as running:
         await running.warm()
 

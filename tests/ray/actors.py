@@ -22,9 +22,11 @@ import service.local.session
 from service.batch.configuration import RunConfiguration
 from service.batch.decoder import DECODED
 from service.batch.parts import Parts
+from service.core.disk_cache import OFF, DiskCache
 from service.core.errors import Problem
 from service.core.settings import Settings
-from service.loading.served_model import load
+from service.loading.served_model import ServedModel, load
+from service.models.catalog import ModelEntry
 from service.ray.batch import Explainers
 from tests.service.batch.batches import catalog
 
@@ -49,7 +51,11 @@ def _dead(folder: Path) -> dict[str, Any]:
     """A model that hangs at a white image, and cannot be loaded a second time."""
     service.local.session.REVIVAL_SECONDS = 0.2  # type: ignore[misc]
     loads = [load]
-    service.engine.lifecycle.load = lambda entry, cache: loads.pop()(entry)  # type: ignore[attr-defined]
+
+    def once(entry: ModelEntry, cache: DiskCache = OFF) -> ServedModel:
+        return loads.pop()(entry, cache)
+
+    service.engine.lifecycle.load = once  # type: ignore[attr-defined]
     output = folder / "dead"
     explainers = _explainers(folder, "stuck", output)
     explainers(pa.Table.from_pylist([_photo("black")], DECODED))

@@ -380,7 +380,7 @@ def test_a_reference_that_was_read_compares_alike(
 def test_what_was_not_compared_is_not_known(rng: np.random.Generator) -> None:
     """A reference of 58 photos of 20 classes; the live photos, on which there is a logo, are of
     two of them."""
-    good = [(number % 20, each) for number, (_, each) in enumerate(drawn(rng, 58))]
+    good: Maps = [(number % 20, each) for number, (_, each) in enumerate(drawn(rng, 58))]
     live = shuffled(rng, drawn(rng, 114, 3, border=0.9), drawn(rng, 57, 4))
     result = compared(good, live)
     assert result.has_moved is None

@@ -27,7 +27,7 @@ class Twice(nn.Module):
         self.eval()
 
     def forward(self, x: Tensor) -> Tensor:
-        first = self.head(self.relu(self.conv(x)).mean((2, 3)))
+        first: Tensor = self.head(self.relu(self.conv(x)).mean((2, 3)))
         second: Tensor = self.head(self.relu(self.conv(self.change(x))).mean((2, 3)))
         return first + 2 * second
 

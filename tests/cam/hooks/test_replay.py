@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -12,7 +13,7 @@ from cam import Replay, explain
 from tests.cam.nets import images
 
 # (B, 4, 8, 8) to the shape that the stored module returns, and back to (B, 4, 8, 8).
-Arrangement = tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]
+Arrangement = tuple[Callable[[Any], Tensor], Callable[[Any], Tensor]]
 ARRANGED: dict[str, Arrangement] = {
     "windows of one image together": (
         lambda x: x.unflatten(2, (2, 4)).transpose(1, 2).flatten(0, 1),

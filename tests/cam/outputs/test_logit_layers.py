@@ -114,9 +114,9 @@ class Joined(Yolo):
     def _head(self, width: int, channels: int) -> nn.Module:
         return nn.ModuleList([nn.Conv2d(width, channels, 1)])
 
-    def forward(self, x: Tensor) -> Tensor:  # type: ignore[override]
+    def forward(self, x: Tensor) -> Tensor:
         features = self.stem(x)
-        said = self.heads[0][0](features)
+        said = self.get_submodule("heads.0.0")(features)
         height, width = features.shape[-2:]
         y, across = torch.meshgrid(torch.arange(height), torch.arange(width), indexing="ij")
         centres = (torch.stack([across, y]) + 0.5 + said[:, :2].tanh() / 2) * 8

@@ -184,7 +184,7 @@ def with_fast_path(
 ) -> ServedModel:
     path = kind(
         module or model.module,
-        model.default_layer,
+        model.default,
         sizes=[1, 2, 4],
         head=None if module else model.head,
     )
@@ -263,7 +263,7 @@ async def test_a_method_that_roundings_change_is_served_exact() -> None:
         exact = Engine(replace(model, paths=()), max_queue=64, metrics=Metrics())
         async with exact:
             for method, same in (("kpcacam", True), ("gradcam++", False)):
-                question = Question((ClassTarget(1),), method, (model.default_layer,))
+                question = Question((ClassTarget(1),), method, (model.default,))
                 one = (await engine.answer(image, question)).value
                 other = (await exact.answer(image, question)).value
                 assert (one.logits == other.logits).all() == same  # in bfloat16 they are others
@@ -273,7 +273,7 @@ async def test_a_method_that_roundings_change_is_served_exact() -> None:
         # Asked together each is what it is alone, and of the same class.
         seen = ModelInput(image, Box(0, 0, 64, 64), b"image")
         methods = ("kpcacam", "gradcam++", "gradcam")
-        asked = [Question((ClassTarget(),), name, (model.default_layer,)) for name in methods]
+        asked = [Question((ClassTarget(),), name, (model.default,)) for name in methods]
         together = (await replicas.answer(seen, *asked)).value.explanations
         assert [each.method for each in together] == list(methods)
         assert len({each.target for each in together}) == 1

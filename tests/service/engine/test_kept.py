@@ -66,7 +66,7 @@ async def started(
 
 
 async def a_map(replicas: Replicas, **given: Any) -> np.ndarray:
-    question = Question((ClassTarget(3),), "gradcam", (replicas.model.default_layer,), **given)
+    question = Question((ClassTarget(3),), "gradcam", (replicas.model.default,), **given)
     return (await replicas.answer(SEEN, question)).value.explanations[0].map
 
 
@@ -136,7 +136,7 @@ async def test_a_factory_s_code_may_change_while_its_weights_do_not(
     seen = ModelInput.of(PIXELS[:32, :32], Box(0, 0, 32, 32))
     async with started(tmp_path, model) as replicas:
         assert replicas.runtime == "openvino"
-        question = Question((ClassTarget(1),), "gradcam", (replicas.model.default_layer,))
+        question = Question((ClassTarget(1),), "gradcam", (replicas.model.default,))
         found = (await replicas.answer(seen, question)).value
         assert found.prediction.logits is not None
         with torch.no_grad():

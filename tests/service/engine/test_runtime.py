@@ -126,7 +126,7 @@ class Rounded(FastPath):
     def __init__(self, model: ServedModel, share: float = 0.0) -> None:
         super().__init__(
             model.module,
-            model.default_layer,
+            model.default,
             dtype=torch.float32,
             sizes=[1, 2],
             compile=False,

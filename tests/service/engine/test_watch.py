@@ -61,7 +61,7 @@ def text(metrics: Metrics) -> str:
 
 def test_only_maps_that_can_be_compared_are_recorded(model: ServedModel) -> None:
     watch = Watch(model, Metrics())
-    mine, layer = watch.question, model.default_layer
+    mine, layer = watch.question, model.default
     watch.note([mine], answer(layer))
     assert recorded(watch) == 1
     others: list[tuple[Question, Answer]] = [
@@ -87,7 +87,7 @@ def test_only_maps_that_can_be_compared_are_recorded(model: ServedModel) -> None
 def test_labels_are_bounded(model: ServedModel) -> None:
     metrics = Metrics()
     watch = Watch(model, metrics)
-    said = [answer(model.default_layer, index) for index in range(CLASSES + 5)]
+    said = [answer(model.default, index) for index in range(CLASSES + 5)]
     for _ in range(FREQUENT):
         for each in said:
             watch.note([watch.question], each)
@@ -124,7 +124,7 @@ def test_labels_are_bounded_though_the_model_is_replaced(model: ServedModel) -> 
         watch = Watch(model, metrics)
         for index in range(first, first + CLASSES):
             for _ in range(FREQUENT):
-                watch.note([watch.question], answer(model.default_layer, index))
+                watch.note([watch.question], answer(model.default, index))
     assert len(of_metric(metrics, "gradcam_map_count", statistic="flat")) == CLASSES + 1
 
 
@@ -134,7 +134,7 @@ def test_names_that_mean_something_else_have_an_index(model: ServedModel) -> Non
     watch = Watch(replace(model, labels=labels), metrics)
     for index in range(6):
         for _ in range(FREQUENT):
-            watch.note([watch.question], answer(model.default_layer, index))
+            watch.note([watch.question], answer(model.default, index))
     found = of_metric(metrics, "gradcam_map_count", statistic="flat")
     names = {series.split('label="')[1].split('"')[0] for series in found}
     assert names == {"all (0)", "other (1)", "cat (2)", "dog", "cat (4)", "5", "other"}
@@ -144,7 +144,7 @@ def test_flat_maps_are_counted(model: ServedModel) -> None:
     """As 1 among zeros, of which the mean is the share; they have no other statistic."""
     metrics = Metrics()
     watch = Watch(model, metrics)
-    said = answer(model.default_layer)
+    said = answer(model.default)
     flat = replace(said.explanations[0], map=np.ones((4, 4), np.float32))
     for each in (said, said, said, replace(said, explanations=(flat,))):
         watch.note([watch.question], each)
@@ -196,7 +196,7 @@ async def test_a_sample_of_predictions_is_explained(
         await going_on.wait()
         if len(asked) > SAMPLED_AT_ONCE:
             raise Unavailable("no")
-        return answer(model.default_layer)
+        return answer(model.default)
 
     watch.sample([NOTHING], explain)  # 0.3: not chosen
     watch.sample([watch.question], explain)  # an explanation is none
@@ -228,7 +228,7 @@ def watched(model: ServedModel) -> ServedModel:
     """The model with a reference whose maps have their heat elsewhere."""
     rows = np.full((200, len(STATISTICS)), 0.5, np.float32)
     rows += np.linspace(0, 0.1, 200, dtype=np.float32)[:, None]
-    origin = Origin("m", model.weights, "gradcam", model.default_layer, "crop")
+    origin = Origin("m", model.weights, "gradcam", model.default, "crop")
     reference = Reference(origin, datetime.now(UTC), np.zeros(200, np.int32), rows)
     return replace(model, reference=reference)
 
