@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import inf
 from typing import Final
@@ -62,7 +62,10 @@ class Measured:
 
 
 def located_by(
-    layers: Mapping[str, Measured], shapes: Mapping[str, tuple[int, ...]], size: Size
+    layers: Mapping[str, Measured],
+    shapes: Mapping[str, tuple[int, ...]],
+    size: Size,
+    seen: Callable[[], Patch],
 ) -> dict[str, Location]:
     """Return the locations of layers.
 
@@ -74,6 +77,8 @@ def located_by(
         layers: name → what was measured, in execution order.
         shapes: name → shape of the output without the batch dimension.
         size: height and width of the image.
+        seen: returns the part of the image that the layers look at. It is called if a layer shows
+            a part of the image.
     """
     found: dict[str, Location] = {}
     views: dict[str, View] = {}
@@ -91,6 +96,8 @@ def located_by(
             found[name] = Location(shapes[name], None, _why_not(measured, shapes[name], size))
             continue
         grid, view, sharp = shown
+        if view != before and view not in known and view.shows_a_part:
+            view = view.widened(seen().region, size)
         found[name] = Location(shapes[name], _placed(grid, view, size))
         if sharp:
             known = [*(each for each in known if each != view), view]
@@ -118,15 +125,20 @@ def _shown_by(
         centres = measured.centres(grid, size)
         own = view_of(centres) if centres else None
         view: View | None = None
-        narrow = centres is not None and centres.narrow
-        if own and (narrow or not fitting.good or not known):
+        fitted = own and measured.fit(grid, size, own)
+        if fitted and fitted.hits < HITS:
+            own = None
+        if own and not known:
             view = _rounded(own, grid, before, known)
-        elif fitting.good:
+        elif fitting.good and (not centres or not centres.narrow or fitting.hits >= HITS):
             view = before
+        elif own:
+            view = _rounded(own, grid, before, known)
         elif centres is None:
             view = _turned(measured, grid, size, before)
         if view is not None:
-            fits.append((measured.distance(grid, size, view), grid, view, narrow))
+            shown = centres is not None and centres.narrow
+            fits.append((measured.distance(grid, size, view), grid, view, shown))
     return min(fits, key=lambda each: each[0])[1:] if fits else None
 
 
@@ -239,8 +251,8 @@ def _why_not(measured: Measured, shape: tuple[int, ...], size: Size) -> str:
         return f"its output {shape} does not change with the image"
     if any(measured.centres(grid, size) for grid in measured.grids):
         return (
-            f"its output {shape} does not lie on the image in rows and columns: its positions have "
-            "another order, such as window by window or rolled"
+            f"its output {shape} does not lie on the image: no scale, shift or turn explains where "
+            "it changes, as if its positions were rolled, repeated or in windows"
         )
     return (
         f"its output {shape} does not lie on the image: a change at one place of the image does "

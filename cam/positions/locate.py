@@ -217,7 +217,13 @@ def _locations(
     if not doubtful:
         return found
     shapes = {name: tuple(outputs[name].shape[1:]) for name in doubtful}
+    everything = {name: outputs[name] for name in doubtful}
     part: Patch | None = None
+
+    def seen() -> Patch:
+        with evaluating(model), torch.inference_mode(False), torch.no_grad():
+            return seen_part(model, modules, image, everything) or Patch(0, 0, *size)
+
     measured: dict[str, Measured] = {}
     with evaluating(model), torch.inference_mode(False), torch.no_grad():
         for cells, names in _by_cells(doubtful, shapes, stated).items():
@@ -225,15 +231,14 @@ def _locations(
             patches = patches_of(size, cells, part)
             moved = responses(model, modules, image, before, patches)
             if part is None and not _all_move(moved, len(patches)):
-                everything = {name: outputs[name] for name in doubtful}
-                part = seen_part(model, modules, image, everything) or Patch(0, 0, *size)
+                part = seen()
                 patches = patches_of(size, cells, part)
                 moved = responses(model, modules, image, before, patches)
             for name in names:
                 measured[name] = Measured(doubtful[name], moved.get(name, {}), patches)
     # In the order of execution, which `_by_cells` does not keep.
     ordered = {name: measured[name] for name in doubtful}
-    return found | located_by(ordered, shapes, size)
+    return found | located_by(ordered, shapes, size, lambda: part or seen())
 
 
 def _all_move(moved: Mapping[str, Mapping[str, Tensor]], count: int) -> bool:

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from cam.drawing.heatmap import Region
 from cam.hooks.grids import Grid, Size, covers
 from cam.positions.views import View
 
@@ -49,6 +50,11 @@ class Patch:
     left: int
     bottom: int
     right: int
+
+    @property
+    def region(self) -> Region:
+        """The patch as a region of the image."""
+        return Region(self.left, self.top, self.right - self.left, self.bottom - self.top)
 
     def centre(self, size: Size) -> tuple[float, float]:
         """Return the centre, as shares of the height and width of an image of `size`."""

@@ -15,7 +15,7 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from cam.drawing.heatmap import Box
+from cam.drawing.heatmap import Box, Region
 from cam.drawing.placement import Placement
 from cam.hooks.grids import Size
 
@@ -31,6 +31,9 @@ LEAST_PATCHES: Final = 4
 """Least number of patches that must agree on a view."""
 AGREEING: Final = 0.85
 """Least share of the patches away from the layer's borders that must agree on a view."""
+EDGE: Final = 0.02
+"""Greatest share of a side that a model may leave out at each edge and still look at the whole
+image: a stride may leave out a few pixels."""
 STRONG: Final = 0.25
 """Responses below this share of the strongest one are ignored: normalisations and attention spread
 a little of a change over all positions."""
@@ -50,6 +53,11 @@ class Axis:
         """Return the greatest difference between two axes over the image, as a share of the
         layer's axis."""
         return max(abs(self.at(end) - other.at(end)) for end in (0.0, 1.0))
+
+    @property
+    def whole(self) -> Axis:
+        """The axis of the same direction that covers the image."""
+        return Axis() if self.scale > 0 else Axis(-1.0, 1.0)
 
     def edges(self) -> tuple[float, float]:
         """Return the shares of the image at the layer's two edges, the smaller one first."""
@@ -88,6 +96,24 @@ class View:
         (top, bottom), (left, right) = down.edges(), across.edges()
         box = Box(left * size[1], top * size[0], right * size[1], bottom * size[0])
         return Placement(box, *size, self.transposed, down.scale < 0, across.scale < 0)
+
+    @property
+    def shows_a_part(self) -> bool:
+        """Whether the rows or the columns end before the image does."""
+        return max(abs(self.rows.scale), abs(self.columns.scale)) > 1
+
+    def widened(self, seen: Region, size: Size) -> View:
+        """Return the view of a layer that looks at the part `seen` of an image of `size`: where
+        that reaches from edge to edge, the layer covers the image, and convolutions without padding
+        alone have left out the positions at its edges."""
+        down = max(seen.top, size[0] - seen.top - seen.height) <= EDGE * size[0]
+        across = max(seen.left, size[1] - seen.left - seen.width) <= EDGE * size[1]
+        rows, columns = (across, down) if self.transposed else (down, across)
+        return View(
+            self.rows.whole if rows and abs(self.rows.scale) > 1 else self.rows,
+            self.columns.whole if columns and abs(self.columns.scale) > 1 else self.columns,
+            self.transposed,
+        )
 
     def turned(self) -> list[View]:
         """Return the same view mirrored, turned upside down and transposed in all other ways."""

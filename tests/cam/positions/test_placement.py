@@ -143,8 +143,19 @@ def test_the_place_of_a_layer_does_not_depend_on_what_was_asked_before() -> None
 @pytest.mark.parametrize("by", [(16, 16), (0, 32), (24, 0)])
 def test_rolled_positions_are_refused(by: tuple[int, int]) -> None:
     model = Changing(lambda x: x.roll(by, (2, 3)))
-    with pytest.raises(LayerNotSpatial, match="have another order, such as window by window or"):
+    with pytest.raises(LayerNotSpatial, match="no scale, shift or turn explains"):
         explain(model, photo((64, 64)), layer="net.1")
+
+
+def test_convolutions_without_padding_leave_the_map_as_it_is() -> None:
+    """They look at the whole image: their maps are resized to it, as in the papers."""
+    model = nn.Sequential(
+        *(nn.Conv2d(3, 8, 5), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(8, 8, 5), nn.ReLU()),
+        *(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 3)),
+    ).eval()
+    (found,) = explain(model, photo((64, 64)), layer="4")
+    assert found.placement is None
+    assert found.map.shape == (26, 26)
 
 
 def test_windows_in_another_order_are_refused() -> None:
@@ -154,7 +165,7 @@ def test_windows_in_another_order_are_refused() -> None:
         (one, two), (three, four) = (row.chunk(2, 3) for row in x.chunk(2, 2))
         return torch.cat([torch.cat([four, one], 3), torch.cat([two, three], 3)], 2)
 
-    with pytest.raises(LayerNotSpatial, match="have another order"):
+    with pytest.raises(LayerNotSpatial, match="rolled, repeated or in windows"):
         explain(Changing(shuffled), photo((64, 64)), layer="net.1")
 
 

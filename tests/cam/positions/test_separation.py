@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from cam import ClassTarget, explain
+from cam import ClassTarget, Explanation, explain
 from cam.explanation import Smoothing
 from cam.methods.components import (
     LEAST_GAP,
@@ -75,7 +75,12 @@ def test_where_there_is_no_second_component() -> None:
 
 def told(strength: float, dtype: torch.dtype = torch.float32) -> tuple[str, ...]:
     (found,) = explain(Seeing(), pixels(strength, dtype), method="eigencam", layer="stem")
-    return found.warnings
+    return close(found)
+
+
+def close(found: Explanation) -> tuple[str, ...]:
+    """The warnings without the one that eigencam and fem give of every map."""
+    return tuple(each for each in found.warnings if "does not depend on the class" not in each)
 
 
 def test_the_warning() -> None:
@@ -98,17 +103,15 @@ def test_the_warning() -> None:
 def test_methods_without_components_are_not_warned_of() -> None:
     for method in ("gradcam", "fem"):
         (found,) = explain(Seeing(), pixels(1), method=method, layer="stem")
-        assert found.warnings == ()
+        assert close(found) == ()
 
 
 def test_each_image_and_layer_has_its_own() -> None:
     model, batch = Seeing(), torch.cat([pixels(1), pixels(0.5)])
     found = explain(model, batch, method="eigencam", layer=["stem", "again"])
-    assert [len(each.warnings) for each in found] == [1, 1, 0, 0]
+    assert [len(close(each)) for each in found] == [1, 1, 0, 0]
     fused = explain(model, batch, method="eigencam", layer=["stem", "again"], fuse="mean")
-    assert [
-        [("'stem'" in told, "'again'" in told) for told in each.warnings] for each in fused
-    ] == [
+    assert [[("'stem'" in told, "'again'" in told) for told in close(each)] for each in fused] == [
         [(True, False), (False, True)],
         [],
     ]
