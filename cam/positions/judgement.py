@@ -24,6 +24,9 @@ strides and padding, and for the responses' own size."""
 BEHIND: Final = 1.25
 """The same for the view of the layers before it: strided convolutions with padding shift their
 output by up to half a cell."""
+GREAT: Final = 0.25
+"""Least difference, as a share of the side, at which a layer's own view is taken instead of that of
+the layers before it. Random weights let late layers respond beside the patch."""
 SHIFT: Final = 0.08
 """Greatest difference, as a share of the side, between a layer's view and that of the layers before
 it that is taken for the sum of such roundings (Inception's convolutions without padding)."""
@@ -128,12 +131,11 @@ def _shown_by(
         fitted = own and measured.fit(grid, size, own)
         if fitted and fitted.hits < HITS:
             own = None
-        if own and not known:
+        elsewhere = own is not None and (not known or own.differs(before) > GREAT)
+        if own and elsewhere and (not known or fitting.hits < HITS):
             view = _rounded(own, grid, before, known)
-        elif fitting.good and (not centres or not centres.narrow or fitting.hits >= HITS):
+        elif fitting.good and (own or not centres or not centres.narrow or fitting.hits >= HITS):
             view = before
-        elif own:
-            view = _rounded(own, grid, before, known)
         elif centres is None:
             view = _turned(measured, grid, size, before)
         if view is not None:
@@ -157,6 +159,8 @@ def _rounded(own: View, grid: Grid, before: View, known: Sequence[View]) -> View
 
 def _turned(measured: Measured, grid: Grid, size: Size, before: View) -> View | None:
     """Return the mirrored or transposed form of a view that fits a layer well, if one does."""
+    if min(grid.height, grid.width) == 1:  # it has no sides to turn
+        return None
     for view in before.turned():
         fitting = measured.fit(grid, size, view)
         if fitting and fitting.hits >= HITS and fitting.follows >= FOLLOWS:

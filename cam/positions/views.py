@@ -97,6 +97,13 @@ class View:
         box = Box(left * size[1], top * size[0], right * size[1], bottom * size[0])
         return Placement(box, *size, self.transposed, down.scale < 0, across.scale < 0)
 
+    def differs(self, other: View) -> float:
+        """Return the greatest difference between two views over the image, as a share of the
+        sides."""
+        if self.transposed != other.transposed:
+            return 1.0
+        return max(self.rows.differs(other.rows), self.columns.differs(other.columns))
+
     @property
     def shows_a_part(self) -> bool:
         """Whether the rows or the columns end before the image does."""
