@@ -190,17 +190,22 @@ class _Trial:
         """Return whether the outputs change and stay in 0 … 1 if noise is added to the output of
         every layer that has parameters."""
         image = self.image if self.image.isfinite().all() else self._noise(1.0, 0)
-        plain, moved = self._outputs(image), False
-        for turn, scale in enumerate(NOISE):
-            for sign in (1, -1):
-                with _disturbed(self.model, sign * scale):
-                    torch.manual_seed(turn)
-                    values = self._outputs(image)
-                if values is None or plain is None or not values.isfinite().all():
-                    continue
-                if not _are_shares(values):
-                    return False
-                moved |= bool((values - plain).abs().max() > 1e-3)
+        moved = False
+        # Where the outputs for the one image are saturated, those for the faint one may not be.
+        for base in (image, self._noise(min(SCALES), 0)):
+            plain = self._outputs(base)
+            for turn, scale in enumerate(NOISE):
+                for sign in (1, -1):
+                    with _disturbed(self.model, sign * scale):
+                        torch.manual_seed(turn)
+                        values = self._outputs(base)
+                    if values is None or plain is None or not values.isfinite().all():
+                        continue
+                    if not _are_shares(values):
+                        return False
+                    moved |= bool((values - plain).abs().max() > 1e-3)
+            if moved:
+                break
         return moved
 
     def _saturates(self) -> bool:
