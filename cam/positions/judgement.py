@@ -21,6 +21,10 @@ output changes most. Such a layer has the view of the layers before it."""
 NEAR: Final = 0.8
 """Greatest difference in cells between a layer's view and a usual one that is taken for rounding in
 strides and padding, and for the responses' own size."""
+SMALL: Final = 32
+"""Least side of an image in pixels on which a patch tells more than the cell where it is."""
+FEW_CELLS: Final = 16
+"""Number of rows or columns below which it is `BEHIND`: few patches lie away from the borders."""
 BEHIND: Final = 1.25
 """The same for the view of the layers before it: strided convolutions with padding shift their
 output by up to half a cell."""
@@ -131,6 +135,8 @@ def _shown_by(
         fitted = own and measured.fit(grid, size, own)
         if fitted and fitted.hits < HITS:
             own = None
+        if min(size) < SMALL and (known or not fitted or not fitted.exact or fitting.hits >= HITS):
+            own, centres = None, None
         elsewhere = own is not None and (not known or own.differs(before) > GREAT)
         if own and elsewhere and (not known or fitting.hits < HITS):
             view = _rounded(own, grid, before, known)
@@ -148,13 +154,19 @@ def _rounded(own: View, grid: Grid, before: View, known: Sequence[View]) -> View
     """Return the known view from which a layer's own view differs by rounding alone, or the own
     view if there is none."""
     for view in dict.fromkeys((before, *reversed(known), PLAIN, *PLAIN.turned())):
-        near, shift = (BEHIND, SHIFT) if known and view == before else (NEAR, 0.0)
+        behind = bool(known) and view == before
+        shift = SHIFT if behind else 0.0
         axes = ((own.rows, view.rows, grid.height), (own.columns, view.columns, grid.width))
         if own.transposed == view.transposed and all(
-            one.differs(other) <= max(near / cells + 0.01, shift) for one, other, cells in axes
+            one.differs(other) <= max(_near(cells, behind) / cells + 0.01, shift)
+            for one, other, cells in axes
         ):
             return view
     return own
+
+
+def _near(cells: int, behind: bool) -> float:
+    return BEHIND if behind or cells < FEW_CELLS else NEAR
 
 
 def _turned(measured: Measured, grid: Grid, size: Size, before: View) -> View | None:

@@ -27,6 +27,8 @@ NARROW: Final = 0.09
 cut off at the borders, and their centres lie too far inside."""
 LEAST_CELLS: Final = 4
 """Least number of rows and columns of a layer that tells its view."""
+LARGEST: Final = 2.5
+"""Largest size of a layer's positions on the image, in sides of the image."""
 LEAST_PATCHES: Final = 4
 """Least number of patches that must agree on a view."""
 AGREEING: Final = 0.85
@@ -241,7 +243,7 @@ def _axis(along: Tensor, found: Centres, axis: int) -> tuple[Axis, int] | None:
             for each in sure
             if abs(float(y[each] - y[one] - scale * (x[each] - x[one]))) <= tolerance
         ]
-        if abs(scale) > 1e-2 and len(agree) > most:
+        if abs(scale) > 1 / LARGEST and len(agree) > most:
             best, most = agree, len(agree)
     if best is None or most < max(LEAST_PATCHES, AGREEING * len(sure)):
         return None
