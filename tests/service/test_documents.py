@@ -119,7 +119,7 @@ def test_the_page_of_metrics_is_the_codes() -> None:
         assert f"- `{name}`: {metric.convention(Options())}." in text
     own = set(EvaluateParameters.model_fields) - set(Parameters.model_fields)
     assert own <= rows.keys()
-    assert {each.name for each in fields(Options)} - {"baselines"} <= own
+    assert {each.name for each in fields(Options)} - {"baselines", "random_maps"} <= own
 
 
 @pytest.mark.slow

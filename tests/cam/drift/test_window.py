@@ -80,10 +80,10 @@ def test_a_snapshot_is_a_copy() -> None:
 
 def test_memory_does_not_grow_with_classes_or_requests() -> None:
     window, statistics = Window(size=50, classes=4), numbered(0.5)
-    for number in range(1000):
-        window.record(number, statistics)
     tracemalloc.start()
     try:
+        for number in range(1000):
+            window.record(number, statistics)
         before = tracemalloc.get_traced_memory()[0]
         for number in range(5000):
             window.record(number % 1000, statistics)

@@ -11,8 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from cam import explain
+from cam.drawing.heatmap import resize
 from cam.errors import MethodUnsuited
-from tests.cam.nets import images
+from tests.cam.nets import images, order
 
 METHODS = ("rollout", "chefer", "legrad")
 Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
@@ -200,15 +201,26 @@ def attend_all(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize(
-    "order",
+    ("arranged", "transposed"),
     [
-        lambda tokens: split(tokens, 1, (4, 4)).transpose(1, 2).flatten(1, 2),
-        lambda tokens: tokens.flip(1),
+        (lambda tokens: split(tokens, 1, (4, 4)).transpose(1, 2).flatten(1, 2), True),
+        (lambda tokens: tokens.flip(1), False),
     ],
     ids=["by columns", "backwards"],
 )
-def test_tokens_that_do_not_lie_row_by_row_are_refused(order: Callable[[Tensor], Tensor]) -> None:
-    model = Attending(attend_all, order).eval()
+def test_tokens_that_lie_turned(arranged: Callable[[Tensor], Tensor], transposed: bool) -> None:
+    """The map lies on the image as that of the tokens row by row does."""
+    x = images(1, size=16)
+    (wanted,) = explain(Attending(attend_all).eval(), x, target=1, method="rollout")
+    (found,) = explain(Attending(attend_all, arranged).eval(), x, target=1, method="rollout")
+    assert found.placement
+    assert found.placement.transposed == transposed
+    assert found.placement.mirrored == found.placement.upside_down == (not transposed)
+    np.testing.assert_allclose(found.map, resize(wanted.map, 16, 16), rtol=1e-4, atol=1e-6)
+
+
+def test_tokens_that_do_not_lie_row_by_row_are_refused() -> None:
+    model = Attending(attend_all, lambda tokens: tokens[:, order(16)]).eval()
     with pytest.raises(MethodUnsuited, match="lie on the photo row by row"):
         explain(model, images(1, size=16), target=1, method="rollout")
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from cam import Capture, SimilarityTarget, default_layer, explain, survey
-from cam.errors import LayerDidNotRun, LayerNotSpatial, LayerReused, NoTargetLayer, UnknownLayer
+from cam.errors import LayerDidNotRun, LayerReused, NoTargetLayer, UnknownLayer
 from tests.cam.nets import hook_count, images
 
 
@@ -102,11 +102,13 @@ def test_methods_without_a_layer_explain_a_model_whose_layers_all_run_twice() ->
         assert found.map.max() > 0
 
 
-def test_a_call_that_sees_the_image_mirrored_is_refused() -> None:
-    model, x = Twice(flipped), images(1, size=16)
-    assert explain(model, x, layer="conv#1")
-    with pytest.raises(LayerNotSpatial, match="does not lie on the image"):
-        explain(model, x, layer="conv#2")
+def test_a_call_that_sees_the_image_mirrored() -> None:
+    model, x = Twice(flipped), images(1, size=64)
+    (first,) = explain(model, x, layer="conv#1")
+    (second,) = explain(model, x, layer="conv#2")
+    assert first.placement is None
+    assert second.placement
+    assert second.placement.mirrored
 
 
 def test_a_call_may_be_a_target_and_a_pattern_names_calls_if_it_says_so() -> None:

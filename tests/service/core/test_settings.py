@@ -9,7 +9,10 @@ from service.core.settings import Settings, read_settings
 
 
 def test_defaults_without_environment() -> None:
-    assert read_settings({"PATH": "/bin"}) == Settings()
+    found = read_settings({"PATH": "/bin"})
+    assert found.cache
+    assert found.cache.name == "gradcam"
+    assert found == Settings(cache=found.cache)
 
 
 def test_environment_then_options() -> None:

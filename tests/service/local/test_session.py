@@ -39,7 +39,7 @@ def test_copies_share_the_cores_in_one_layout(
 ) -> None:
     faster = cycle([True, False])  # as two trials on a busy machine may say
     monkeypatch.setattr(
-        "service.loading.served_model.laid_out", lambda module, image, **_: next(faster)
+        "service.loading.examination.laid_out", lambda module, image, **_: next(faster)
     )
     assert opened(tmp_path, "") == (["cpu"] * CORES, {True}, 2 * 3 * CORES)
 
@@ -58,7 +58,7 @@ def test_where_it_is_said_it_is_there(tmp_path: Path) -> None:
 def test_each_accelerator_has_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen = []
 
-    def load(entry: object) -> object:
+    def load(entry: object, cache: object) -> object:
         seen.append(entry.device)  # type: ignore[attr-defined]
         raise RuntimeError("it is not there")
 
