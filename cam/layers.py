@@ -134,9 +134,7 @@ def survey(model: nn.Module, image: Tensor, reading: Reading = AUTO) -> list[Lay
     found = []
     modules = dict(model.named_modules())
     calls = [name for name in outputs if name not in modules]
-    located = dict(locate(model, image).found)
-    if calls:
-        located |= locate(model, image, calls).found
+    located = locate(model, image, [*modules, *calls]).found
     for name in [*outputs, *(name for name in names.values() if name not in outputs)]:
         output, location = outputs.get(name), located.get(name)
         module = modules[call_of(name)[0]]

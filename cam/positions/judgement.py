@@ -137,8 +137,7 @@ def _shown_by(
             own = None
         if min(size) < SMALL and (known or not fitted or not fitted.exact or fitting.hits >= HITS):
             own, centres = None, None
-        elsewhere = own is not None and (not known or own.differs(before) > GREAT)
-        if own and elsewhere and (not known or fitting.hits < HITS):
+        if own and (not known or (own.differs(before) > GREAT and fitting.hits < HITS)):
             view = _rounded(own, grid, before, known)
         elif fitting.good and (own or not centres or not centres.narrow or fitting.hits >= HITS):
             view = before

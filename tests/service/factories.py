@@ -142,12 +142,12 @@ class Above(nn.Module):
 
 
 def age() -> nn.Module:
-    """Of a white picture the value 130, which is no probability."""
+    """The model returns 130 for a white picture, which is no probability."""
     return Headed(1.5, ending=Above())
 
 
 def pose() -> nn.Module:
-    """Of a white picture the values 130, -80 and 70."""
+    """The model returns 130, -80 and 70 for a white picture."""
     return Headed(1.5, -2, 0.5, ending=Above())
 
 

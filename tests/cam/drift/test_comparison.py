@@ -447,7 +447,7 @@ def test_as_many_photos_as_are_needed_are_worth_just_enough(classes: int) -> Non
 
 
 def test_the_expected_worth_is_that_of_comparisons(rng: np.random.Generator) -> None:
-    """Of 30 equally frequent classes 58 photos are worth about 40."""
+    """A reference of 58 photos of 30 equally frequent classes is worth about 40 photos."""
     expected, worth = [], []
     for _ in range(20):
         good, live = rng.integers(0, 30, 58), rng.integers(0, 30, 500)

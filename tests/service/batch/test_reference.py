@@ -164,7 +164,7 @@ def test_a_reference_that_can_never_be_compared_is_refused(
     repeated: int,
     sentence: str,
 ) -> None:
-    """Of too few photos before any is explained."""
+    """The command refuses too few photos before it explains any."""
     source = photos(tmp_path / "photos", different)
     for number in range(repeated):
         (source / f"again{number}.png").write_bytes(photo(7))
@@ -184,7 +184,7 @@ def test_a_reference_that_is_hardly_ever_compared_says_how_many_photos_it_needs(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """Of 6 classes 50 photos count for 50 ÷ (1 + 6/50 + 6/500) = 44."""
+    """The warning counts 50 photos of 6 classes as 50 ÷ (1 + 6/50 + 6/500) = 44."""
     source = photos(tmp_path / "photos", LEAST)
     output = tmp_path / "made.parquet"
     words = (str(source), "--models", str(folder / "models.toml"), "--output", str(output))

@@ -125,7 +125,7 @@ class House:
     asked: list[str] = field(default_factory=list)
     """Of the app: paths."""
     places: list[Place] = field(default_factory=list)
-    """Those of requests for /length."""
+    """The statuses are those of requests for /length."""
     handed: list[object] = field(default_factory=list)
     """Places that the app has found with its requests."""
     admission: Admission = field(default_factory=lambda: Admission(99, metrics=Metrics()))

@@ -92,7 +92,7 @@ async def test_those_who_say_nothing_keep_out_nobody_but_each_other() -> None:
             if (await house.ask("GET /healthz"))[0] == 200:
                 break
         else:
-            pytest.fail("they are counted for ever")
+            pytest.fail("connections that were closed are still counted as open")
 
 
 @pytest.mark.slow
