@@ -239,7 +239,7 @@ class Estimate:
     """How long passes take."""
 
     seconds: float
-    """The values are those of one forward pass of one photo."""
+    """Seconds of one forward pass of one photo."""
 
     def of(self, plan: Plan) -> float:
         """Return the seconds that an audit takes, all its photos in all its parts."""
