@@ -118,7 +118,7 @@ def test_a_process_writes_one_object_a_line(tmp_path: Path, secret: tuple[str, P
         assert 0 < line["ms"] < 30_000
         assert line.get("key") == (None if answer.status_code == 401 else "ann")
     assert answers[0].headers["x-request-id"] == "ours-1"
-    assert logged["ours-1"]["route"] == "/v1/models/{model:model}:explain"
+    assert logged["ours-1"]["route"] == "/v1/models/{model}:explain"
     assert logged["ours-1"]["method"] == "POST"
     assert logged[answers[5].headers["x-request-id"]]["route"] == "unmatched"
     assert {line["route"] for line in logged.values()}.isdisjoint({"/readyz", "/healthz"})

@@ -283,10 +283,10 @@ async def test_a_fleet_says_how_far_it_is(tmp_path: Path) -> None:
 async def test_a_fleet_reports_the_model_that_cannot_be_loaded_and_closes_the_others() -> None:
     entries = [
         ModelEntry(name="good", source="torchvision:squeezenet1_1", weights="none"),
-        ModelEntry(name="bad", source="torchvision:resnet51", weights="none"),
+        ModelEntry(name="bad", source="factory:tests.service.factories:raising", weights="none"),
     ]
     async with ModelManager(entries, settings=Settings(max_queue=4), metrics=Metrics()) as manager:
-        with pytest.raises(ConfigError, match=r"'bad'.*no model for images 'resnet51'"):
+        with pytest.raises(ConfigError, match=r"'bad'.*division by zero"):
             await manager.loaded
         good = manager.replicas("good")
         with pytest.raises(Problem):
