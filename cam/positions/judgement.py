@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from math import inf
 from typing import Final
 
 from torch import Tensor
 
 from cam.hooks.grids import Grid, Location, Size, grid_of_map
-from cam.positions.responses import FOLLOWS, HITS, PLAIN, Fit, Patch, fit
+from cam.positions.responses import FOLLOWS, HITS, PLAIN, Fit, Patch, Peaks, peaks_of
 from cam.positions.views import Centres, View, centres_of, view_of
 
 TELLING: Final = 25
@@ -45,12 +45,15 @@ class Measured:
     moved: Mapping[str, Tensor]
     """Kind of grid → responses, as `cam.positions.responses.responses` returns them."""
     patches: Sequence[Patch]
+    peaks: dict[Grid, Peaks] = field(default_factory=dict)
 
     def fit(self, grid: Grid, size: Size, view: View = PLAIN) -> Fit | None:
         """Return how well a grid fits under a view; None if the layer did not respond."""
         if grid.kind not in self.moved:
             return None
-        return fit(grid, self.moved[grid.kind], self.patches, size, view)
+        if grid not in self.peaks:
+            self.peaks[grid] = peaks_of(grid, self.moved[grid.kind], self.patches)
+        return self.peaks[grid].fit(size, view)
 
     def distance(self, grid: Grid, size: Size, view: View) -> float:
         """Return the mean distance of the responses from their patches, in positions."""

@@ -13,9 +13,10 @@ from __future__ import annotations
 
 import fnmatch
 from collections import Counter, defaultdict
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from operator import itemgetter
 from typing import Any, Final
 from weakref import WeakKeyDictionary
 
@@ -41,19 +42,38 @@ Reshape = str | Callable[[Tensor], Tensor]
 """A user's function from a layer's output (B, …) to (B, K, h, w), or words: see `grid_in_words`."""
 CELLS = (7, 7)
 """Rows and columns of the patches for feature maps, if the model states no token grid."""
-SETTINGS: Final = (bool, int, str, tuple)
+SETTINGS: Final = (bool, int, str, tuple, type(None))
 """Types of the attributes of modules that may be settings. Numbers that a model counts in a forward
 pass are tensors."""
 PASSING: Final = ("training", "_is_full_backward_hook")
 """Attributes of modules that say nothing of where their outputs lie."""
 
 
+class Setup:
+    """A model's modules and their settings, such as `grad_checkpointing` or an image size, without
+    `training`. While they stay as they are, the layers lie where they lay."""
+
+    def __init__(self, model: nn.Module) -> None:
+        # It keeps no module alive: `Known` must go with its model.
+        self._modules = [(id(module), *_settings(module)) for module in _modules(model)]
+
+    def holds(self, model: nn.Module) -> bool:
+        """Return whether the model still has these modules and settings. Every batch asks for it,
+        so it must not take longer than some tenths of a millisecond."""
+        modules = _modules(model)
+        return len(modules) == len(self._modules) and all(
+            id(module) == identity
+            and len(vars(module)) == count
+            and _reads(read, vars(module), value)
+            for module, (identity, read, value, count) in zip(modules, self._modules, strict=True)
+        )
+
+
 @dataclass
 class Known:
     """The known locations of a model, as it was when they were found."""
 
-    state: Hashable
-    """What `_state` returned for the model."""
+    setup: Setup
     found: dict[Size, dict[str, Location | None]] = field(default_factory=dict)
     """Size of the image → layer → location. Layers that do not run exactly once, or do not return a
     tensor, are left out, and calls that do not have None."""
@@ -101,7 +121,7 @@ def inherit(model: nn.Module, copy: nn.Module) -> None:
     """Give `copy`, a copy of a model, the locations and the declarations of the model."""
     known = _KNOWN.get(model)
     if known:
-        _KNOWN[copy] = Known(_state(copy), dict(known.found), dict(known.reshaped))
+        _KNOWN[copy] = Known(Setup(copy), dict(known.found), dict(known.reshaped))
     _DECLARED[copy] = dict(_DECLARED.get(model, {}))
 
 
@@ -116,7 +136,7 @@ def remember(model: nn.Module, size: Size, found: Mapping[str, Location]) -> Non
     others: dict[str, Location | None] = {
         name: each for name, each in found.items() if _reshape(model, name) is None
     }
-    _KNOWN[model] = Known(_state(model), {size: others})
+    _KNOWN[model] = Known(Setup(model), {size: others})
 
 
 def locate(model: nn.Module, image: Tensor, layers: Iterable[str] | None = None) -> Located:
@@ -132,10 +152,15 @@ def locate(model: nn.Module, image: Tensor, layers: Iterable[str] | None = None)
         layers: names. If None, all layers of the model are located.
     """
     size = (int(image.shape[-2]), int(image.shape[-1]))
-    state = _state(model)
     known = _KNOWN.get(model)
-    if known is None or known.state != state:
-        known = _KNOWN[model] = Known(state)
+    if known is None or not known.setup.holds(model):
+        known = _KNOWN[model] = Known(Setup(model))
+    layers = None if layers is None else list(layers)
+    here = known.found.get(size)
+    if layers is not None and here is not None and not _DECLARED.get(model):
+        at_once = {name: location for name in layers if (location := here.get(name))}
+        if len(at_once) == len(set(layers)):
+            return Located(at_once)
     modules = Modules(model)
     asked = list(modules) if layers is None else [name for name in layers if name in modules]
     reshapes = {name: each for name in asked if (each := _reshape(model, name)) is not None}
@@ -146,7 +171,6 @@ def locate(model: nn.Module, image: Tensor, layers: Iterable[str] | None = None)
             found = _reshaped(reshapes[name], outputs[name]) if name in outputs else None
             known.reshaped[name, size, reshapes[name]] = found
     rest = [name for name in asked if name not in reshapes]
-    here = known.found.get(size)
     calls = [name for name in rest if call_of(name)[1] and name not in (here or ())]
     if rest and (here is None or calls):
         known.found[size] = {**(here or {}), **_locations(model, image, calls)}
@@ -161,12 +185,6 @@ def locate(model: nn.Module, image: Tensor, layers: Iterable[str] | None = None)
     return Located(located)
 
 
-def _state(model: nn.Module) -> Hashable:
-    """Return what tells whether a model's layers may lie otherwise than before: its modules and
-    their settings, such as `grad_checkpointing` or an image size, without `training`."""
-    return tuple((id(module), type(module), *_settings(module)) for module in model.modules())
-
-
 def token_grid(model: nn.Module, image: Tensor, count: int) -> Grid | None:
     """Return the grid of the model's layers with `count` tokens, or None if there is no grid."""
     votes = Counter(
@@ -177,10 +195,40 @@ def token_grid(model: nn.Module, image: Tensor, count: int) -> Grid | None:
     return votes.most_common(1)[0][0] if votes else None
 
 
-def _settings(module: nn.Module) -> Iterator[tuple[str, Hashable]]:
-    for name, value in vars(module).items():
-        if type(value) in SETTINGS and name not in PASSING:
-            yield name, value
+def _modules(model: nn.Module) -> list[nn.Module]:
+    """Return a model's modules, as `nn.Module.modules` does, in a quarter of its time."""
+    found, seen = [], set()
+    waiting: list[nn.Module | None] = [model]
+    while waiting:
+        module = waiting.pop()
+        if module is not None and id(module) not in seen:
+            seen.add(id(module))
+            found.append(module)
+            waiting.extend(vars(module)["_modules"].values())
+    return found
+
+
+def _settings(module: nn.Module) -> tuple[Callable[[dict[str, Any]], object], object, int]:
+    """Return what reads a module's settings from its attributes, what it reads now, and the number
+    of all attributes."""
+    attributes = vars(module)
+    names = [
+        name
+        for name, value in attributes.items()
+        if type(value) in SETTINGS and name not in PASSING
+    ]
+    read = itemgetter(*names) if names else len
+    return read, read(attributes), len(attributes)
+
+
+def _reads(
+    read: Callable[[dict[str, Any]], object], attributes: dict[str, Any], value: Any
+) -> bool:
+    """Return whether the settings have this value."""
+    try:
+        return bool(read(attributes) == value)
+    except Exception:  # a setting is gone, or is an array now
+        return False
 
 
 def _outputs(model: nn.Module, image: Tensor, layers: Iterable[str]) -> dict[str, Tensor]:
@@ -228,12 +276,13 @@ def _locations(
     with evaluating(model), torch.inference_mode(False), torch.no_grad():
         for cells, names in _by_cells(doubtful, shapes, stated).items():
             before = {name: outputs[name] for name in names}
+            kinds = {name: {grid.kind for grid in doubtful[name]} for name in names}
             patches = patches_of(size, cells, part)
-            moved = responses(model, modules, image, before, patches)
+            moved = responses(model, modules, image, before, patches, kinds)
             if part is None and not _all_move(moved, len(patches)):
                 part = seen()
                 patches = patches_of(size, cells, part)
-                moved = responses(model, modules, image, before, patches)
+                moved = responses(model, modules, image, before, patches, kinds)
             for name in names:
                 measured[name] = Measured(doubtful[name], moved.get(name, {}), patches)
     # In the order of execution, which `_by_cells` does not keep.

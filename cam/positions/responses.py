@@ -6,13 +6,16 @@ The image is changed in one patch after another.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
+from math import inf
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from cam.drawing.heatmap import Region
@@ -38,6 +41,7 @@ chance if the positions have seen all others, or if a grid has few columns."""
 FEW = 9
 """Number of tokens below which all patches must hit."""
 PLAIN = View()
+Float64 = NDArray[np.float64]
 AXES = {4: {"channels first": 1, "channels last": 3}, 3: {"tokens": 2}}
 """Number of dimensions of an output → each possible kind of grid and its channel dimension."""
 
@@ -140,9 +144,13 @@ def responses(
     image: Tensor,
     before: Mapping[str, Tensor],
     patches: Sequence[Patch],
+    kinds: Mapping[str, Collection[str]] | None = None,
 ) -> dict[str, dict[str, Tensor]]:
     """Return how much each position of each layer's output changes, compared to `before`, when each
     patch of the image is changed.
+
+    Args:
+        kinds: layer → the kinds of grid for which this is asked; None asks for all.
 
     Returns:
         Layer → kind of grid → float32 (patches, h, w), or (patches, N) for tokens: the norm of the
@@ -153,9 +161,10 @@ def responses(
 
     def note(name: str, module: nn.Module, args: Any, output: Any) -> None:
         if isinstance(output, Tensor) and output.shape == before[name].shape:
-            change = (output.float() - before[name].float()).nan_to_num()
-            for kind, axis in AXES[change.ndim].items():
-                moved[name][kind].append(change.norm(dim=axis)[0].cpu())
+            squares = (output.float() - before[name].float()).nan_to_num().square_()
+            for kind, axis in AXES[squares.ndim].items():
+                if kinds is None or kind in kinds[name]:
+                    moved[name][kind].append(squares.sum(axis).sqrt_()[0].cpu())
 
     with ExitStack() as scope:
         for name in before:
@@ -215,47 +224,83 @@ def _changed(image: Tensor, patches: Sequence[Patch]) -> Iterator[Tensor]:
         yield changed
 
 
-def fit(grid: Grid, moved: Tensor, patches: Sequence[Patch], size: Size, view: View = PLAIN) -> Fit:
-    """Return how well the grid explains the responses `moved` of a layer, (patches, h, w) or
-    (patches, N), if the layer has that view of the image. `grid` has no placement."""
+@dataclass(frozen=True)
+class Peaks:
+    """Where a layer responds to each patch that changes its output, in positions of one grid."""
+
+    grid: Grid
+    """Without a placement."""
+    patches: Sequence[Patch]
+    """The patches that change the output."""
+    count: int
+    """Number of all patches."""
+    places: Sequence[tuple[float, float]]
+    """Row and column of the greatest response to each patch; 0.5 is the middle of the first."""
+    rows: Float64
+    columns: Float64
+    """float64 (patches,): the centres of the responses."""
+    shape: Size
+    """Rows and columns of the responses."""
+
+    def fit(self, size: Size, view: View = PLAIN) -> Fit:
+        """Return how well the grid explains the responses, if the layer has that view of an image
+        of `size`."""
+        if len(self.patches) < 2:
+            return Fit(0.0, 0.0, inf)
+        height, width = self.shape
+        # Rounding in strides and padding may shift feature maps by one position.
+        slack = 0.51 if self.grid.kind == "tokens" else 1.0
+        distances, wanted = [], []
+        for patch, (row, column) in zip(self.patches, self.places, strict=True):
+            first = view.shares(patch.top / size[0], patch.left / size[1])
+            last = view.shares(patch.bottom / size[0], patch.right / size[1])
+            down = _outside(row, first[0] * height, last[0] * height)
+            across = _outside(column, first[1] * width, last[1] * width)
+            distances.append(max(down, across))
+            wanted.append(view.shares(*patch.centre(size)))
+        down, across = np.array(wanted).T
+        follows = []
+        if height > 1:
+            follows.append(_correlation(self.rows, down))
+        if width > 1:
+            follows.append(_correlation(self.columns, across))
+        return Fit(
+            # A patch that changes nothing does not count as a hit, but counts as a patch: a few
+            # patches that do change the output are little evidence.
+            hits=sum(each <= slack for each in distances) / self.count,
+            follows=min(follows, default=0.0),
+            distance=sum(min(each, 3.0) for each in distances) / len(distances),
+            unlikely=self.grid.kind == "tokens" or not covers(height, width, size),
+            few=self.grid.kind == "tokens" and height * width < FEW,
+        )
+
+
+def peaks_of(grid: Grid, moved: Tensor, patches: Sequence[Patch]) -> Peaks:
+    """Return where a layer responds to each of the patches.
+
+    Args:
+        moved: the layer's responses: float32 (patches, h, w), or (patches, N) for tokens.
+    """
     if grid.kind == "tokens":
         moved = grid.apply(moved[..., None])[:, 0]
     moving = moved.flatten(1).any(1)
     places = [patch for patch, each in zip(patches, moving.tolist(), strict=True) if each]
-    if len(places) < 2:
-        return Fit(0.0, 0.0, torch.inf)
-    shares = moved[moving] / moved[moving].sum((1, 2), keepdim=True)
+    changes = moved[moving].double()
+    shares = changes / changes.sum((1, 2), keepdim=True)
     # A change that every patch causes does not show where the patch is, so it is subtracted.
-    more = shares - (shares.sum(0) - shares) / (len(shares) - 1)
+    more = shares - (shares.sum(0) - shares) / max(len(shares) - 1, 1)
     height, width = moved.shape[1:]
-    # Rounding in strides and padding may shift feature maps by one position.
-    slack = 0.51 if grid.kind == "tokens" else 1.0
-    distances, wanted = [], []
-    for patch, each in zip(places, more, strict=True):
-        row, column = divmod(int(each.argmax()), width)
-        first = view.shares(patch.top / size[0], patch.left / size[1])
-        last = view.shares(patch.bottom / size[0], patch.right / size[1])
-        down = _outside(row + 0.5, first[0] * height, last[0] * height)
-        across = _outside(column + 0.5, first[1] * width, last[1] * width)
-        distances.append(max(down, across))
-        wanted.append(view.shares(*patch.centre(size)))
     weights = more.clamp(min=0)
     weights = weights / weights.sum((1, 2), keepdim=True).clamp(min=1e-30)
-    rows = (weights.sum(2) * torch.arange(height)).sum(1)
-    columns = (weights.sum(1) * torch.arange(width)).sum(1)
-    follows = []
-    if height > 1:
-        follows.append(_correlation(rows, torch.tensor([each[0] for each in wanted])))
-    if width > 1:
-        follows.append(_correlation(columns, torch.tensor([each[1] for each in wanted])))
-    return Fit(
-        # A patch that changes nothing does not count as a hit, but counts as a patch: a few
-        # patches that do change the output are little evidence.
-        hits=sum(each <= slack for each in distances) / len(patches),
-        follows=min(follows, default=0.0),
-        distance=sum(min(each, 3.0) for each in distances) / len(places),
-        unlikely=grid.kind == "tokens" or not covers(height, width, size),
-        few=grid.kind == "tokens" and height * width < FEW,
+    first = more.flatten(1).argmax(1).tolist()
+    return Peaks(
+        grid,
+        places,
+        len(patches),
+        [(place // width + 0.5, place % width + 0.5) for place in first],
+        (weights.sum(2) @ torch.arange(height, dtype=torch.float64)).numpy(),
+        (weights.sum(1) @ torch.arange(width, dtype=torch.float64)).numpy(),
+        (height, width),
     )
 
 
@@ -264,7 +309,9 @@ def _outside(position: float, one: float, other: float) -> float:
     return max(min(one, other) - position, position - max(one, other), 0.0)
 
 
-def _correlation(one: Tensor, other: Tensor) -> float:
+def _correlation(one: Float64, other: Float64) -> float:
     """Return Pearson's correlation of two vectors."""
     one, other = one - one.mean(), other - other.mean()
-    return float((one * other).sum() / (one.norm() * other.norm()).clamp(min=1e-12))
+    return float(
+        (one * other).sum() / max(float(np.sqrt((one**2).sum() * (other**2).sum())), 1e-12)
+    )

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from itertools import combinations
 from typing import Final
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -229,30 +230,26 @@ def _axis(along: Tensor, found: Centres, axis: int) -> tuple[Axis, int] | None:
     many do; None if too few agree."""
     cells = found.cells[axis]
     tolerance = 0.6 / cells + 0.01
-    x, y, whole = along, found.places[:, axis], found.whole[:, axis]
-    sure = whole.nonzero().flatten().tolist()
-    if len(sure) < LEAST_PATCHES:
-        sure = list(range(len(x)))
+    x, y = along.numpy(), found.places[:, axis].numpy()
+    sure = found.whole[:, axis].numpy()
+    if sure.sum() < LEAST_PATCHES:
+        sure = np.ones(len(x), bool)
     best, most = None, 0
-    for one, other in combinations(sure, 2):
-        if abs(float(x[one] - x[other])) < 0.1:
+    for one, other in combinations(np.flatnonzero(sure), 2):
+        if abs(x[one] - x[other]) < 0.1:
             continue
-        scale = float((y[one] - y[other]) / (x[one] - x[other]))
-        agree = [
-            each
-            for each in sure
-            if abs(float(y[each] - y[one] - scale * (x[each] - x[one]))) <= tolerance
-        ]
-        if abs(scale) > 1 / LARGEST and len(agree) > most:
-            best, most = agree, len(agree)
-    if best is None or most < max(LEAST_PATCHES, AGREEING * len(sure)):
+        scale = (y[one] - y[other]) / (x[one] - x[other])
+        agree = sure & (np.abs(y - y[one] - scale * (x - x[one])) <= tolerance)
+        if abs(scale) > 1 / LARGEST and agree.sum() > most:
+            best, most = agree, int(agree.sum())
+    if best is None or most < max(LEAST_PATCHES, AGREEING * int(sure.sum())):
         return None
     dx, dy = x[best] - x[best].mean(), y[best] - y[best].mean()
     scale = float((dx * dy).sum() / (dx * dx).sum())
     axis_ = Axis(scale, float(y[best].mean() - scale * x[best].mean()))
     # A response at the border has its centre inside: it may lie further in, by its own extent.
-    slack = 3 * found.spread[:, axis] + 2 * tolerance
-    wanted = (scale * x + axis_.offset).clamp(0, 1)
-    if bool(((wanted - y).abs() > slack).any()):
+    slack = 3 * found.spread[:, axis].numpy() + 2 * tolerance
+    wanted = (scale * x + axis_.offset).clip(0, 1)
+    if (np.abs(wanted - y) > slack).any():
         return None
     return axis_, most

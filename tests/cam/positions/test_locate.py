@@ -22,7 +22,7 @@ from cam.errors import LayerNotSpatial, MethodUnsuited, UnknownLayer
 from cam.explanation import Answer
 from cam.hooks.grids import Grid
 from cam.positions.locate import declare, locate
-from cam.positions.responses import fit, patches_of
+from cam.positions.responses import patches_of, peaks_of
 from tests.cam.nets import Tokens, hook_count, images, order, small
 
 
@@ -321,7 +321,9 @@ def test_patches_that_hit_by_chance(grid: Grid, good: bool) -> None:
         row, column = patch.top * grid.height // 64, patch.left * grid.width // 64
         each[grid.height - 1 - row, grid.width - 1 - column] = 4
         each[row, column] = 5 if index < 7 else 0
-    found = fit(grid, moved.flatten(1) if grid.kind == "tokens" else moved, patches, (64, 64))
+    found = peaks_of(grid, moved.flatten(1) if grid.kind == "tokens" else moved, patches).fit(
+        (64, 64)
+    )
     assert found.hits >= 0.75
     assert found.follows < 0.7
     assert found.good is good

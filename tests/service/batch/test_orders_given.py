@@ -460,7 +460,9 @@ def test_a_model_that_stays_dead_stops_it_and_no_image_fails_for_it(
     line = (folder, "--output", tmp_path / "out", "--models", models)
     with monkeypatch.context() as patched:
         loads = [load]  # the second time there is none
-        patched.setattr("service.engine.lifecycle.load", lambda entry, cache: loads.pop()(entry, cache))
+        patched.setattr(
+            "service.engine.lifecycle.load", lambda entry, cache: loads.pop()(entry, cache)
+        )
         code, said = gradcam(*line)
     assert code == 2
     assert said.splitlines()[-1].endswith("; the same command goes on from here")
