@@ -55,6 +55,7 @@ def test_methods_of_attention(method: str, device: torch.device) -> None:
     same(model, images(1, 64), device, target=1, method=method, tolerance=1e-3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "architecture", ["resnet18", "mobilenet_v3_small", "densenet121", "swin_t", "convnext_tiny"]
 )
@@ -75,6 +76,7 @@ def test_targets(kind: str, device: torch.device) -> None:
     same(model, x[:1], device, target=targets[kind], layer="relu1", signed=True)
 
 
+@pytest.mark.slow
 def test_a_segmenter_with_a_mask(device: torch.device) -> None:
     mask = np.zeros((64, 64), bool)
     mask[:20, 30:] = True
@@ -82,16 +84,18 @@ def test_a_segmenter_with_a_mask(device: torch.device) -> None:
     same(segmenter(), images(1, 64), device, target=target, layer="backbone.6", tolerance=1e-3)
 
 
+@pytest.mark.slow
 def test_a_detector(device: torch.device) -> None:
     model, x = detector(), images(1, 64)
     same(model, x, device, method="odam", tolerance=1e-3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_half_precision(dtype: torch.dtype, device: torch.device) -> None:
     torch.manual_seed(0)
-    model = torchvision.models.resnet18(weights=None).eval()
-    x = images(2, 224)  # 7 × 7 positions; of four, one exchange is a correlation of 0.8
+    model = torchvision.models.squeezenet1_1(weights=None).eval()
+    x = images(2, 128)  # 7 × 7 positions; of four, one exchange is a correlation of 0.8
     exact = explain(model, x, target=3)
     found = explain(on(device, model).to(dtype), x.to(device, dtype), target=3)
     for one, other in zip(exact, found, strict=True):
