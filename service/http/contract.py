@@ -27,7 +27,8 @@ HEADERS: Final = {
     "X-Next-Cursor": ("Where to go on.", "integer"),
 }
 PROBLEMS: Final = {each.status: each for each in Problem.__subclasses__() if each.example}
-"""Status → the problem class that represents all problems of that status."""
+"""Status → the problem class that represents all problems of that status: of several that have an
+example, the one that `service/core/errors.py` defines last."""
 SERVING: Final = (400, 401, 403, 404, 406, 408, 413, 415, 422, 424, 429, 431, 500, 503, 504)
 READING_JOBS: Final = (401, 403, 404, 422, 429, 503)
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from mmap import mmap
 from pathlib import Path
-from time import time
+from time import monotonic
 
 from limits import RateLimitItem
 
@@ -18,7 +18,8 @@ class Rates:
 
     The times of the admitted requests form a ring, as long as the allowed number. The oldest of
     them is therefore where the next one is written, so a request costs two memory accesses. The
-    first number of a ring is the index of the oldest time.
+    first number of a ring is the index of the oldest time. The clock is the machine's monotonic one,
+    which all its processes share and nobody sets back.
 
     Args:
         folder: folder with the rings of all processes of the service; None if this process is
@@ -49,12 +50,12 @@ class Rates:
 
 
 def _hit(ring: memoryview[float], seconds: float) -> float | None:
-    now, oldest = time(), 1 + int(ring[0])
-    wait = float(ring[oldest]) + seconds - now
-    if wait > 0:
-        return wait
-    ring[oldest] = now
-    ring[0] = oldest % (len(ring) - 1)
+    now, place = monotonic(), 1 + int(ring[0])
+    oldest = float(ring[place])  # 0: there is none yet
+    if oldest and oldest + seconds > now:
+        return oldest + seconds - now
+    ring[place] = now
+    ring[0] = place % (len(ring) - 1)
     return None
 
 

@@ -62,7 +62,7 @@ def check_structure(data: bytes, *, max_pixels: int) -> None:
         if data[:4] == b"MM\0+":  # Pillow reads it as a classic TIFF
             _check_tiff(data, max_pixels, large=False)
     elif data[:2] in (b"II", b"MM"):
-        raise UndecodableImage("the TIFF's byte order and its mark are not of one mind")
+        raise UndecodableImage("the file begins like a TIFF, but its version is neither 42 nor 43")
 
 
 def _too_many(count: int, of: str, most: int) -> UndecodableImage:

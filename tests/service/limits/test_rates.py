@@ -21,7 +21,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
-    monkeypatch.setattr(module, "time", lambda: clock.now)
+    monkeypatch.setattr(module, "monotonic", lambda: clock.now)
     return clock
 
 
@@ -43,6 +43,20 @@ def test_at_most_so_many_in_any_period(clock: Clock, shared: bool) -> None:
         assert one.hit(rate, "a") == pytest.approx(10), "a refused request does not count"
         clock.now = 1090.0
         assert [one.hit(rate, "a") for _ in range(3)] == [None, None, pytest.approx(30)]
+
+
+def test_a_machine_that_has_just_started_admits_the_first_request(clock: Clock) -> None:
+    clock.now = 5.0
+    rates = Rates()
+    assert [rates.hit(parse("2/minute"), "a") for _ in range(3)] == [None, None, 60.0]
+
+
+def test_the_time_of_day_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    rates = Rates()
+    assert rates.hit(parse("1/second"), "a") is None
+    monkeypatch.setattr("time.time", lambda: 0.0)  # set back by decades
+    wait = rates.hit(parse("1/second"), "a")
+    assert wait is None or wait <= 1
 
 
 def test_a_rate_that_the_operator_changes_begins_anew(tmp_path: Path) -> None:
