@@ -16,10 +16,10 @@ _state = tempfile.TemporaryDirectory(prefix="gradcam-tests-", ignore_cleanup_err
 os.environ["XDG_STATE_HOME"] = _state.name
 
 # What is found out about the embedded model in one process of a run is there for the others.
-if "GRADCAM_TESTS_CACHE" not in os.environ:
+if "TESTS_CACHE" not in os.environ:
     _cache = tempfile.TemporaryDirectory(prefix="gradcam-tests-", ignore_cleanup_errors=True)
-    os.environ["GRADCAM_TESTS_CACHE"] = _cache.name
-os.environ["GRADCAM_CACHE"] = os.environ["GRADCAM_TESTS_CACHE"]
+    os.environ["TESTS_CACHE"] = _cache.name
+os.environ["GRADCAM_CACHE"] = os.environ["TESTS_CACHE"]
 
 # Models for tests sleep, hang or die while PyTorch runs them, which OpenVINO would leave out.
 os.environ["GRADCAM_RUNTIME"] = "torch"

@@ -204,7 +204,7 @@ def _modules(model: nn.Module) -> list[nn.Module]:
         if module is not None and id(module) not in seen:
             seen.add(id(module))
             found.append(module)
-            waiting.extend(vars(module)["_modules"].values())
+            waiting.extend(module._modules.values())
     return found
 
 
