@@ -264,9 +264,10 @@ class _Search:
         return combined, found
 
     def _with_the_thing(self, members: NDArray[np.bool_]) -> NDArray[np.bool_]:
-        """Return the members but for those whose photos lack what most members show under the
-        heat. If there are more than `MOST_COMPARED`, or too few photos can be read, or fewer than
-        half of the least number would be left, all stay."""
+        """Return the members without those whose photos lack what most members show under the heat.
+
+        All members stay if there are more than `MOST_COMPARED`, if too few photos can be read, or
+        if fewer than half of the least number would be left."""
         if members.sum() > MOST_COMPARED:
             return members
         numbers, mine = self._photos_of(members, MOST_COMPARED)

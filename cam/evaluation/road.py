@@ -71,6 +71,6 @@ def _removed(scorer: Scorer, judged: Judged, *, most: bool) -> Forwards[tuple[fl
 
 
 def removed_count(percentage: float, pixels: int) -> int:
-    """Return how many pixels are removed: those that are not below the percentile, as in
-    pytorch-grad-cam, whose percentile is between two values where it falls between them."""
+    """Return the number of pixels that are removed: those whose value is at least the percentile.
+    As in pytorch-grad-cam, a percentile that falls between two values is interpolated."""
     return pixels - math.ceil(round((pixels - 1) * (1 - percentage / 100), 6))

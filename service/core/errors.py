@@ -166,7 +166,7 @@ class TooSlow(Problem):
 
 class Conflict(Problem):
     status = 409
-    title = "The models that there are leave no place for it"
+    title = "The model cannot be added or removed now"
     example = "there is a model 'resnet50' already"
 
 

@@ -169,8 +169,8 @@ class Clusterings:
 
 
 def spread(count: int) -> list[int]:
-    """Return the numbers 0 … count − 1 in an order of which every beginning is evenly spaced: that
-    of their reversed binary digits (van der Corput's sequence)."""
+    """Return the numbers 0 … count − 1, ordered so that the first n of them are evenly spaced for
+    every n: by their reversed binary digits (van der Corput's sequence)."""
     digits = max(count - 1, 1).bit_length()
     return sorted(range(count), key=lambda number: int(f"{number:0{digits}b}"[::-1], 2))
 

@@ -46,7 +46,9 @@ class JobDocument(Open):
     eta_seconds: float | None = Field(
         None, description="Until it is done, at that rate.", examples=[27.3]
     )
-    stalled: str | None = Field(None, description="Why it does not go on.")
+    stalled: str | None = Field(
+        None, description="The reason why the job makes no progress; absent while it does."
+    )
     warnings: list[str] | None = None
 
 
@@ -59,7 +61,9 @@ class AuditDocument(JobDocument):
 
 class JobList(Open):
     jobs: list[JobDocument]
-    next: str | None = Field(None, description="Where there are more, the address of them.")
+    next: str | None = Field(
+        None, description="The address of the next page; absent on the last one."
+    )
 
 
 class ItemAnswer(Open):

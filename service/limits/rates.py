@@ -18,8 +18,8 @@ class Rates:
 
     The times of the admitted requests form a ring, as long as the allowed number. The oldest of
     them is therefore where the next one is written, so a request costs two memory accesses. The
-    first number of a ring is the index of the oldest time. The clock is the machine's monotonic one,
-    which all its processes share and nobody sets back.
+    first number of a ring is the index of the oldest time. The clock is the machine's monotonic
+    one, which all its processes share and nobody sets back.
 
     Args:
         folder: folder with the rings of all processes of the service; None if this process is

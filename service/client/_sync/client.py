@@ -55,7 +55,7 @@ class Client:
             or proxies, for tests.
 
     Raises:
-        ValueError: if an argument is none of that.
+        ValueError: if an argument does not have the form described above.
     """
 
     def __init__(
@@ -94,8 +94,8 @@ class Client:
         self._http.close()
 
     def ready(self) -> bool:
-        """Whether the service can explain now; False also where nobody answers, or a proxy says
-        that nobody does (5xx). One try.
+        """Return whether the service can explain images now. It is also False if nothing answers
+        at the address, or a proxy answers with a status of 500 or more. The client tries once.
 
         Raises:
             ServiceError: if it refuses to say so: 401, 403, 404.
