@@ -28,6 +28,8 @@ STAGES: Final = 4
 """Maximum number of stages that `stage_layers` returns: as many as a ResNet, a ConvNeXt and a Swin
 Transformer have."""
 _POOLING = (nn.AdaptiveAvgPool2d, nn.AdaptiveMaxPool2d)
+_WRAPPED: Final = ("base_layer", "original_module")
+"""Names of the module that an adapter of peft, such as LoRA, wraps."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +51,8 @@ class Layer:
     layer that it pools. Among layers of tokens and channels-last maps, modules with submodules and
     normalisation layers may, because tools for transformers look there; other layers, such as those
     inside an attention or a perceptron, may not. One of several calls of a module may not, because
-    the other calls show other parts of the evidence."""
+    the other calls show other parts of the evidence. An adapter of peft, such as LoRA, counts as
+    the module that it wraps, and what is inside it may not be the default."""
 
     level: bool = False
     """Whether a detector's boxes are computed from it: see `cam.positions.levels`."""
@@ -133,6 +136,7 @@ def survey(model: nn.Module, image: Tensor, reading: Reading = AUTO) -> list[Lay
 
     found = []
     modules = dict(model.named_modules())
+    adapters = tuple(f"{name}." for name, module in modules.items() if _wrapped(module))
     calls = [name for name in outputs if name not in modules]
     located = locate(model, image, [*modules, *calls]).found
     for name in [*outputs, *(name for name in names.values() if name not in outputs)]:
@@ -152,7 +156,9 @@ def survey(model: nn.Module, image: Tensor, reading: Reading = AUTO) -> list[Lay
                 shape=tuple(output.shape[1:]) if isinstance(output, Tensor) else None,
                 problem=problem,
                 grid=grid,
-                natural=name in modules and _natural(module, grid),
+                natural=name in modules
+                and not name.startswith(adapters)
+                and _natural(_wrapped(module) or module, grid),
                 rectified=_rectified(output),
                 logits=name in own,
             )
@@ -309,6 +315,12 @@ def _natural(module: nn.Module, grid: Grid | None) -> bool:
     if grid is None or grid.kind == "channels first":
         return not isinstance(module, _POOLING)
     return "norm" in type(module).__name__.lower() or any(True for _ in module.children())
+
+
+def _wrapped(module: nn.Module) -> nn.Module | None:
+    """Return the module that an adapter wraps; None if the module is no adapter."""
+    found = [dict(module.named_children()).get(name) for name in _WRAPPED]
+    return next((each for each in found if each is not None), None)
 
 
 def _rectified(output: Any) -> bool:

@@ -3,6 +3,7 @@ from __future__ import annotations
 from collections import OrderedDict
 
 import pytest
+import timm
 import torch
 import torchvision
 from torch import Tensor, nn
@@ -102,6 +103,40 @@ def test_a_survey_leaves_the_model_as_found() -> None:
         survey(broken, images(1))
     assert hook_count(broken) == 0
     assert broken.training
+
+
+class Adapter(nn.Module):
+    """A module of peft's LoRA: the wrapped module and a sum of low rank."""
+
+    def __init__(self, base_layer: nn.Linear) -> None:
+        super().__init__()
+        self.base_layer = base_layer
+        self.lora_dropout = nn.ModuleDict({"default": nn.Sequential(nn.Identity())})
+        self.lora_A = nn.ModuleDict({"default": nn.Linear(base_layer.in_features, 2)})
+        self.lora_B = nn.ModuleDict({"default": nn.Linear(2, base_layer.out_features)})
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.base_layer(x)
+        more: Tensor = self.lora_B["default"](
+            self.lora_A["default"](self.lora_dropout["default"](x))
+        )
+        return out + more
+
+
+@pytest.mark.parametrize("adapted", [("qkv",), ("qkv", "proj", "fc1", "fc2")])
+def test_adapters_do_not_move_the_default_layer(adapted: tuple[str, ...]) -> None:
+    torch.manual_seed(0)
+    model = timm.create_model(
+        "vit_tiny_patch16_224", img_size=64, embed_dim=48, num_heads=3, depth=2, num_classes=3
+    ).eval()
+    x = images(1, size=64)
+    expected = default_layer(survey(model, x))
+    assert expected == "blocks.1.norm1"
+    for parent in list(model.modules()):
+        for name, module in list(parent.named_children()):
+            if name in adapted and isinstance(module, nn.Linear):
+                setattr(parent, name, Adapter(module).eval())
+    assert default_layer(survey(model, x)) == expected
 
 
 @pytest.mark.slow
