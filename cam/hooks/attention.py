@@ -42,10 +42,18 @@ Take = Callable[[Tensor, Tensor], Tensor]
 It returns the matrix with which the forward pass continues."""
 
 
+Aside = list[tuple[Tensor, MethodUnsuited]]
+"""Outputs of unsuited attentions, each with the reason why it is unsuited."""
+
+
 @contextmanager
-def attending() -> Iterator[list[Tensor]]:
+def attending(aside: Aside | None = None) -> Iterator[list[Tensor]]:
     """Yield a list to which a forward pass of one image in the block appends every attention
     matrix, (1, heads, N, N). The grad mode is restored on exit.
+
+    Args:
+        aside: list to which the pass appends the unsuited attentions behind the first suited one,
+            instead of raising an error: the model may have a head that its logits do not use.
 
     Raises:
         MethodUnsuited: in the forward pass, at the first attention that does not join the same N
@@ -55,7 +63,7 @@ def attending() -> Iterator[list[Tensor]]:
     matrices: list[Tensor] = []
 
     def note(matrix: Tensor, values: Tensor) -> Tensor:
-        if matrices and not _depends(values, matrices[-1]):
+        if matrices and not depends(values, matrices[-1]):
             raise MethodUnsuited(
                 f"{NEEDED}, one after another: this model has attentions side by side"
             )
@@ -65,7 +73,7 @@ def attending() -> Iterator[list[Tensor]]:
         matrices.append(matrix)
         return matrix
 
-    with torch.inference_mode(False), torch.set_grad_enabled(False), _Attention(note):
+    with torch.inference_mode(False), torch.set_grad_enabled(False), _Attention(note, aside):
         yield matrices
 
 
@@ -120,9 +128,10 @@ class _Found(Exception):
 
 
 class _Attention(TorchFunctionMode):
-    def __init__(self, take: Take) -> None:
+    def __init__(self, take: Take, aside: Aside | None = None) -> None:
         super().__init__()
         self._take = take
+        self._aside = aside
         self._tokens: int | None = None
         self._weights: WeakIdKeyDictionary = WeakIdKeyDictionary()
         """Attention weights → whether a mask hides tokens. The keys are the outputs of softmaxes,
@@ -136,6 +145,26 @@ class _Attention(TorchFunctionMode):
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
         kwargs = kwargs or {}
+        try:
+            return self._computed(func, args, kwargs)
+        except MethodUnsuited as error:
+            if self._aside is None:
+                raise
+            output = func(*args, **kwargs)
+            mixed = output[0] if isinstance(output, tuple) else output
+            if not mixed.requires_grad:  # then nothing tells whether the score depends on it
+                raise
+            self._aside.append((mixed, error))
+            return output
+
+    def _computed(
+        self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> Any:
+        """Return what the function returns; an attention is computed step by step.
+
+        Raises:
+            MethodUnsuited: if it is an unsuited attention.
+        """
         if func is functional.scaled_dot_product_attention:
             return self._scaled_dot_product(*args, **kwargs)
         if func is functional.multi_head_attention_forward:
@@ -263,8 +292,8 @@ class _Attention(TorchFunctionMode):
         return functional.linear(mixed, out_proj_weight, out_proj_bias), weights
 
 
-def _depends(values: Tensor, matrix: Tensor) -> bool:
-    """Return whether the values were computed from the matrix, according to their graph."""
+def depends(values: Tensor, matrix: Tensor) -> bool:
+    """Return whether values were computed from a matrix or another tensor, by their graph."""
     if not values.requires_grad:
         return False
     (path,) = torch.autograd.grad(

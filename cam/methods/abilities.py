@@ -29,7 +29,7 @@ def unsuited(
     The answer for `cam` holds for `layer`; without one, `cam` is not supported. The check makes a
     few forward passes of `image`, (1, C, H, W), and restores the model afterwards.
     """
-    found = attention_problems(model, image)
+    found = attention_problems(model, image, reading)
     with evaluating(model), GuidedRectifiers() as guided:
         (output,) = outputs_of(model(image), size=size_of(image), reading=reading, batch=1)
     if not guided.count:

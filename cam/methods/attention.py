@@ -10,22 +10,22 @@ matrix on which the score depends.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from cam.errors import MethodUnsuited, NoGradientPath
-from cam.hooks.attention import attending, token_count
+from cam.hooks.attention import Aside, attending, depends, token_count
 from cam.hooks.grids import Grid
 from cam.hooks.inference import evaluating
 from cam.hooks.replay import Replay
 from cam.methods.progress import Progress
 from cam.methods.subject import Attribution, Steps, Subject
-from cam.outputs.output import watching
+from cam.outputs.output import outputs_of, size_of, total, watching
+from cam.outputs.reading import AUTO, Reading
 from cam.positions.locate import token_grid
 
-Said = TypeVar("Said")
+Scores = tuple[Tensor, ...]
 
 
 def rollout(subject: Subject) -> Steps:
@@ -75,7 +75,9 @@ def legrad(subject: Subject) -> Steps:
     if any(target.layers for target in subject.targets):
         raise MethodUnsuited("legrad needs a target made of the model's output, not of a layer's")
     blocks = blocks_of(subject.model)
-    grid, matrices, left = _by_block(subject.model, blocks, subject.image)
+    grid, matrices, left = _by_block(
+        subject.model, blocks, subject.image, lambda image: (total(subject.outputs(image)),)
+    )
     replay = Replay(subject.model, blocks[-1], subject.image)
     rows = []
     with torch.inference_mode(False), torch.enable_grad():
@@ -86,63 +88,73 @@ def legrad(subject: Subject) -> Steps:
             ]
         )
         for turn in range(len(subject.targets)):
-            total = torch.zeros(matrices[0].shape[-1], device=subject.image.device)
+            summed = torch.zeros(matrices[0].shape[-1], device=subject.image.device)
             for matrix, score in zip(matrices, scores[:, turn], strict=True):
                 (gradient,) = _gradients(score, [matrix])
-                total += gradient[0].float().relu().mean((0, 1))
-            rows.append(total / len(matrices))
+                summed += gradient[0].float().relu().mean((0, 1))
+            rows.append(summed / len(matrices))
     yield Progress(1, 1)
     return Attribution(_on_patches(grid, torch.stack(rows)), grid=grid)
 
 
-def attention_problems(model: nn.Module, image: Tensor) -> dict[str, str]:
+def attention_problems(model: nn.Module, image: Tensor, reading: Reading = AUTO) -> dict[str, str]:
     """Return which of rollout, chefer and legrad a model does not support on images of the shape
     of `image`, (1, C, H, W): method name → the reason, as half a sentence."""
+
+    def scores(image: Tensor) -> Scores:
+        said = outputs_of(model(image), size=size_of(image), reading=reading, batch=len(image))
+        return (total(said),)
+
     try:
-        attended(model, image, model)
+        attended(model, image, scores)
     except MethodUnsuited as error:
         return dict.fromkeys(("rollout", "chefer", "legrad"), str(error))
     try:
-        _by_block(model, blocks_of(model), image)
+        _by_block(model, blocks_of(model), image, scores)
     except MethodUnsuited as error:
         return {"legrad": str(error)}
     return {}
 
 
 def attended(
-    model: nn.Module, image: Tensor, run: Callable[[Tensor], Said]
-) -> tuple[Grid, list[Tensor], Said]:
+    model: nn.Module, image: Tensor, run: Callable[[Tensor], Scores]
+) -> tuple[Grid, list[Tensor], Scores]:
     """Record the attention matrices of one forward pass.
 
     Args:
         image: (1, C, H, W).
-        run: makes the forward pass of the image.
+        run: makes the forward pass of the image, and returns the scores that are explained.
 
     Returns:
         The grid on which the N tokens of the attention lie, the matrices (1, heads, N, N) in
         execution order, and the result of `run`.
 
     Raises:
-        MethodUnsuited: if the tokens lie on no grid, and as `token_count` and `attending` raise it.
+        MethodUnsuited: if the tokens lie on no grid, and as `token_count` and `attending` raise it
+            for attentions on which a score depends.
     """
     with evaluating(model):
         tokens = token_count(model, image)
-        with attending() as matrices:
-            said = run(image)
+        aside: Aside = []
+        with attending(aside) as matrices:
+            scores = run(image)
+            for mixed, error in aside:
+                if any(depends(score, mixed) for score in scores):
+                    raise error
     grid = token_grid(model, image, tokens)
     if grid is None:
         raise MethodUnsuited(
             "it needs tokens that lie on the photo row by row: those of this model's attention, "
             f"{tokens}, do not"
         )
-    return grid, matrices, said
+    return grid, matrices, scores
 
 
 def _attended(subject: Subject) -> tuple[Grid, list[Tensor], tuple[Tensor, ...]]:
     """Return the grid, the matrices (1, heads, N, N) of a pass, and each target's score, with a
     graph."""
 
-    def scores(image: Tensor) -> tuple[Tensor, ...]:
+    def scores(image: Tensor) -> Scores:
         # The scores are separated here, where gradients are on. Afterwards the caller's grad mode
         # is back, in which they may get no graph.
         return subject.scores_of(subject.outputs(image))[0].unbind()
@@ -151,7 +163,7 @@ def _attended(subject: Subject) -> tuple[Grid, list[Tensor], tuple[Tensor, ...]]
 
 
 def _by_block(
-    model: nn.Module, blocks: list[str], image: Tensor
+    model: nn.Module, blocks: list[str], image: Tensor, run: Callable[[Tensor], Scores]
 ) -> tuple[Grid, list[Tensor], list[Tensor]]:
     """Return the grid, the matrices, and the tokens (1, …) that each block returns.
 
@@ -160,12 +172,15 @@ def _by_block(
             block, or if a block does not return its tokens.
     """
 
-    def leaving(image: Tensor) -> dict[str, Tensor]:
-        with watching(model, blocks) as left:
-            model(image)
-        return left
+    left: dict[str, Tensor] = {}
 
-    grid, matrices, left = attended(model, image, leaving)
+    def leaving(image: Tensor) -> Scores:
+        with watching(model, blocks) as seen:
+            scores = run(image)
+        left.update(seen)
+        return scores
+
+    grid, matrices, _ = attended(model, image, leaving)
     tokens = matrices[0].shape[-1]
     found = [left[name] for name in blocks if name in left]
     sequences = [each for each in found if len(each) == 1 and each[0, ..., 0].numel() == tokens]

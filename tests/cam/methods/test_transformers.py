@@ -246,3 +246,51 @@ def test_swin_of_hugging_face_is_refused_for_its_windows(attention: str) -> None
     for method in METHODS:
         with pytest.raises(MethodUnsuited, match=WINDOWS):
             explain(model, x, target=3, method=method)
+
+
+def of_siglip(*, head: bool) -> Any:
+    """A classifier of the mean of the patches. Its pooling head with a query of its own, if it has
+    one, computes what the logits do not use."""
+    configuration = transformers.SiglipConfig(
+        vision_config={
+            "hidden_size": 32,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 2,
+            "intermediate_size": 64,
+            "image_size": 64,
+            "vision_use_head": head,
+        },
+        num_labels=7,
+    )
+    torch.manual_seed(0)
+    return transformers.SiglipForImageClassification(configuration).eval()
+
+
+def test_a_pooling_head_that_the_logits_do_not_use_changes_nothing() -> None:
+    x, with_head, without = images(1, size=64), of_siglip(head=True), of_siglip(head=False)
+    without.load_state_dict(stirred(with_head).state_dict(), strict=False)
+    assert attention_problems(with_head, x) == {}
+    for method in METHODS:
+        (found,), (expected,) = (
+            explain(each, x, target=3, method=method) for each in (with_head, without)
+        )
+        assert np.ptp(found.map) > 0
+        np.testing.assert_allclose(found.map, expected.map, rtol=1e-4, atol=1e-9)
+
+
+def test_a_pooling_head_that_the_logits_use_is_refused() -> None:
+    class Pooled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.trunk = of_siglip(head=True).vision_model
+            self.classifier = nn.Linear(32, 7)
+
+        def forward(self, x: Tensor) -> Tensor:
+            out: Tensor = self.classifier(self.trunk(x).pooler_output)
+            return out
+
+    model, x = Pooled().eval(), images(1, size=64)
+    assert set(attention_problems(model, x)) == set(METHODS)
+    for method in METHODS:
+        with pytest.raises(MethodUnsuited, match="queries, keys and values of different tensors"):
+            explain(model, x, target=3, method=method)
