@@ -8,6 +8,7 @@ process that only reads requests makes targets, too.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal
 
@@ -219,7 +220,7 @@ class ClassTarget:
         if self.index is not None:
             usable &= found.labels.eq(self.index)
         if self.box is not None:
-            usable &= _overlaps(found.boxes, self.box) >= OVERLAP
+            usable &= overlap_with(found.boxes, self.box) >= OVERLAP
         if not usable.any():
             sought = "" if self.index is None else f" of class {self.index}"
             where = "" if self.box is None else " that overlaps the box by half"
@@ -229,7 +230,7 @@ class ClassTarget:
                 if sought or where
                 else "the model detects nothing in this image"
             )
-        rank = found.scores if self.box is None else _overlaps(found.boxes, self.box)
+        rank = found.scores if self.box is None else overlap_with(found.boxes, self.box)
         order = rank.detach().where(usable, -1.0).argsort(descending=True, stable=True)
         if self.rank >= int(usable.sum()):
             raise NothingDetected(
@@ -244,7 +245,7 @@ class ClassTarget:
         """Return the index of the detection that a resolved target is about; None if no detection
         of its class overlaps its box by `OVERLAP`."""
         assert self.box is not None
-        overlaps = _overlaps(found.boxes.detach(), self.box)
+        overlaps = overlap_with(found.boxes.detach(), self.box)
         usable = (found.labels == self.index) & (overlaps >= OVERLAP)
         if not usable.any():
             return None
@@ -278,12 +279,25 @@ def mirrored(target: Target, width: int) -> Target:
 Target = ClassTarget | UnitTarget | SimilarityTarget
 
 
-def _overlaps(boxes: Tensor, box: tuple[float, float, float, float]) -> Tensor:
-    """Return the intersection over union (N,) of boxes (N, 4) with one box."""
-    other = boxes.new_tensor(box)
-    low = boxes[:, :2].maximum(other[:2])
-    high = boxes[:, 2:].minimum(other[2:])
+def overlap_with(boxes: Tensor, box: Sequence[float]) -> Tensor:
+    """Return the intersection over union (N,) of boxes (N, 4) with one box, in pixels.
+
+    A side counts as at least one pixel: detectors clip boxes to the image, and a box without an
+    area, such as of FCOS, would not overlap even itself.
+    """
+    first, other = _at_least_a_pixel(boxes), _at_least_a_pixel(boxes.new_tensor(box))
+    low = first[..., :2].maximum(other[:2])
+    high = first[..., 2:].minimum(other[2:])
     shared = (high - low).clamp(min=0).prod(1)
-    area = (boxes[:, 2:] - boxes[:, :2]).clamp(min=0).prod(1)
-    own = (other[2:] - other[:2]).clamp(min=0).prod()
-    return shared / (area + own - shared).clamp(min=1e-9)
+    area = (first[:, 2:] - first[:, :2]).prod(1)
+    own = (other[2:] - other[:2]).prod()
+    return shared / (area + own - shared)
+
+
+def _at_least_a_pixel(boxes: Tensor) -> Tensor:
+    """Return boxes (…, 4) whose sides below one pixel are widened to it around their middle."""
+    low, high = boxes[..., :2], boxes[..., 2:]
+    middle = (low + high) / 2
+    widened: Tensor = boxes.clone()
+    widened[..., :2], widened[..., 2:] = low.minimum(middle - 0.5), high.maximum(middle + 0.5)
+    return widened

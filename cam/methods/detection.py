@@ -10,7 +10,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import cosine_similarity
-from torchvision.ops import box_iou
 
 from cam.drawing.heatmap import resize
 from cam.errors import MethodUnsuited
@@ -19,7 +18,7 @@ from cam.methods.progress import Passes, Progress
 from cam.methods.subject import Attribution, Steps, Subject
 from cam.outputs.detection import Detections
 from cam.outputs.output import Output
-from cam.targets import ClassTarget, Target
+from cam.targets import ClassTarget, Target, overlap_with
 
 CELLS: Final = 16
 """Cells on each side of D-RISE's masks: the paper's s, for objects that are small in the image."""
@@ -113,7 +112,7 @@ def _similarity(box: Detections, found: Detections | None) -> float:
     assert found is not None  # the model is a detector
     if not len(found.scores):
         return 0.0
-    overlap = box_iou(box.boxes.float(), found.boxes.float())[0]
+    overlap = overlap_with(found.boxes.float(), box.boxes[0].tolist())
     if box.classes is None or found.classes is None:
         alike = (found.labels == box.labels).float()
     else:

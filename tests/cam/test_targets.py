@@ -249,6 +249,17 @@ def test_which_of_several_detections_is_meant() -> None:
     assert float(ClassTarget(1, box=(0, 0, 10, 8)).score(changed)) == pytest.approx(0.8)
 
 
+@pytest.mark.parametrize("box", [(128.0, 4, 128, 9), (43.8, 128, 44.1, 128), (0.0, 0, 0, 0)])
+def test_a_box_without_an_area_overlaps_itself(box: tuple[float, float, float, float]) -> None:
+    """FCOS clips boxes to the image and keeps those that lie beside it."""
+    said = found((0, 0, 128, 128), box, (100, 100, 101, 101))
+    resolved = ClassTarget(1, box=box).resolve(said)
+    assert resolved.box == pytest.approx(box)
+    assert float(resolved.score(said)) == pytest.approx(0.8)
+    nearly = (box[0], box[1], box[2], box[3] + 0.01)  # in a pass that rounds otherwise
+    assert float(resolved.score(found((0, 0, 128, 128), nearly))) == pytest.approx(0.8)
+
+
 def test_the_rank_of_a_detection() -> None:
     said = found((0, 0, 1, 1), (0, 0, 2, 2), (0, 0, 3, 3), labels=[1, 2, 1])
     for target, side in (

@@ -52,7 +52,7 @@ def boxes_of(model: nn.Module, image: Tensor, count: int) -> list[cam.ClassTarge
     assert said.detections is not None
     boxes, labels = said.detections.boxes, said.detections.labels
     areas = (boxes[:, 2:] - boxes[:, :2]).prod(1)
-    order = areas.argsort()[int((areas < 4).sum()) :]  # a box without an area overlaps nothing
+    order = areas.argsort()[int((areas < 4).sum()) :]  # clipped boxes coincide
     chosen = order[torch.linspace(0, len(order) - 1, count).long()]
     return [
         cam.ClassTarget(int(labels[turn]), box=tuple(boxes[turn].tolist()))
@@ -170,6 +170,18 @@ def test_a_level_that_no_box_reaches_is_no_black_picture() -> None:
     small = boxes_of(model, image, 2)[0]
     with pytest.raises(NoGradientPath, match=r"no gradient at layer .*p7"):
         cam.explain(model, image, target=small, method="odam", layer="backbone.fpn.extra_blocks.p7")
+
+
+def test_every_box_of_fcos_can_be_asked_for() -> None:
+    """Most lie beside the image, and are clipped to lines and points at its border."""
+    model, image = torchvision_detector("fcos")
+    with torch.no_grad():
+        (said,) = outputs_of(model(image), size=size_of(image))
+    assert said.detections is not None
+    boxes, labels = said.detections.boxes, said.detections.labels
+    assert ((boxes[:, 2:] - boxes[:, :2]).prod(1) == 0).any()
+    for box, label in zip(boxes.tolist(), labels.tolist(), strict=True):
+        cam.ClassTarget(label, box=tuple(box)).resolve(said)
 
 
 @pytest.mark.parametrize("form", ["yolov5", "yolov8"])
