@@ -20,7 +20,7 @@ from cam.outputs.logit_layers import logit_layers
 from cam.outputs.output import one_each, outputs_of, size_of, total
 from cam.outputs.reading import AUTO, Reading
 from cam.positions.levels import levels_of
-from cam.positions.locate import locate
+from cam.positions.locate import locate, no_tensor
 
 INDEPENDENT = "the model's output does not depend on it"
 GRADIENTS_OFF = "the model runs it in torch.inference_mode, which records no gradients"
@@ -153,7 +153,7 @@ def survey(model: nn.Module, image: Tensor, reading: Reading = AUTO) -> list[Lay
             Layer(
                 name=name,
                 type=type(module).__name__,
-                shape=tuple(output.shape[1:]) if isinstance(output, Tensor) else None,
+                shape=_shape(output, location),
                 problem=problem,
                 grid=grid,
                 natural=name in modules
@@ -323,6 +323,13 @@ def _wrapped(module: nn.Module) -> nn.Module | None:
     return next((each for each in found if each is not None), None)
 
 
+def _shape(output: Any, location: Location | None) -> tuple[int, ...] | None:
+    """Return the shape of an output without the batch; None if it is no tensor."""
+    if not isinstance(output, Tensor):
+        return None
+    return location.shape if location else tuple(output.shape[1:])
+
+
 def _rectified(output: Any) -> bool:
     """Return whether no number of the output is below 0."""
     real = isinstance(output, Tensor) and output.is_floating_point()
@@ -339,7 +346,7 @@ def _problem(
     if runs == 0:
         return "it does not run in a forward pass"
     if not isinstance(output, Tensor):
-        return f"its output is a {type(output).__name__}, not a tensor"
+        return no_tensor(output)
     if runs > 1:
         return (
             f"it runs {runs} times in a forward pass; name the block around it, or one of its calls"

@@ -23,6 +23,10 @@ Kind = Literal["channels first", "channels last", "tokens", "custom"]
 Size = tuple[int, int]
 """Height and width."""
 NO_GRID = "no grid of positions on the image"
+TOKENS_FIRST = (
+    "it changes the layer's output for several images, which needs (batch, tokens, channels), not "
+    "(tokens, batch, channels)"
+)
 MAX_EXTRA = 16
 """Largest number of class, distillation and register tokens beside the patches."""
 TOLERANCE = 4
@@ -47,6 +51,12 @@ class Grid:
     """Function of a custom grid, from the output (B, …) to (B, K, height, width)."""
     placement: Placement | None = None
     """Where the positions lie on the model's input; None if they cover it evenly and upright."""
+    tokens_first: bool = False
+    """Whether the tokens lie before the batch, (N, B, K), as in torch's transformers by default."""
+
+    def shape(self, one: tuple[int, ...], batch: int) -> tuple[int, ...]:
+        """Return the shape of an output for a batch, from that of one image without the batch."""
+        return (one[0], batch, *one[1:]) if self.tokens_first else (batch, *one)
 
     def apply(self, output: Tensor) -> Tensor:
         """Return an output, or its gradient, as (batch, channels, height, width), upright."""
@@ -55,6 +65,8 @@ class Grid:
         if self.kind == "channels last":
             output = output.movedim(3, 1)
         elif self.kind == "tokens":
+            if self.tokens_first:
+                output = output.transpose(0, 1)
             patches = output[:, self._tokens(output)].transpose(1, 2)
             sides = self.height, self.width
             if self.placement and self.placement.transposed:
@@ -112,7 +124,7 @@ class Location:
     """Where one layer's output lies on the image."""
 
     shape: tuple[int, ...]
-    """Shape of the output, without the batch dimension."""
+    """Shape of the output, without the batch dimension; empty if the output is no tensor."""
     grid: Grid | None
     problem: str | None = None
     """Reason why the output has no grid, as a clause that completes an error message."""
@@ -123,7 +135,7 @@ class Located:
     """Where the outputs of a model's layers lie on images of one size."""
 
     found: Mapping[str, Location]
-    """Layer name → location, for layers that run once in a forward pass and return a tensor."""
+    """Layer name → location, for layers that run once in a forward pass."""
 
     def grid(self, layer: str) -> Grid | None:
         return self.found[layer].grid if layer in self.found else None
@@ -137,11 +149,11 @@ class Located:
         grids = {}
         for layer, activation in activations.items():
             shape, known = tuple(activation.shape), self.found.get(layer)
-            if known is None or shape != (len(images), *known.shape):
+            if known and known.grid is None:
+                raise LayerNotSpatial(f"no map can be made at layer {layer!r}: {known.problem}")
+            if not (known and known.grid) or shape != known.grid.shape(known.shape, len(images)):
                 problem = f"its output {shape[1:]} is {NO_GRID}"
                 raise LayerNotSpatial(f"no map can be made at layer {layer!r}: {problem}")
-            if known.grid is None:
-                raise LayerNotSpatial(f"no map can be made at layer {layer!r}: {known.problem}")
             grids[layer] = known.grid
         return grids
 

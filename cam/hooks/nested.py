@@ -27,6 +27,16 @@ def first_tensor(output: Any) -> tuple[Any, Tensor | None]:
     return None, None
 
 
+def in_words(output: Any) -> str:
+    """Return what a layer puts out, if it is no tensor: its type, and the shapes of its tensors."""
+    items = output.values() if isinstance(output, Mapping) else output
+    if not isinstance(output, Mapping | tuple | list):
+        items = ()
+    shapes = [str(tuple(each.shape)) for each in items if isinstance(each, Tensor)]
+    some = ", ".join(shapes[:3]) + (" and others" if len(shapes) > 3 else "")
+    return f"a {type(output).__name__}" + (f" of tensors of shape {some}" if shapes else "")
+
+
 def replaced(output: Any, where: Any, tensor: Tensor) -> Any:
     """Return a copy of `output` with the tensor at `where` replaced. The original container does
     not change."""

@@ -22,8 +22,15 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree
 
-from cam.errors import LayerDidNotRun, LayerNotSpatial, LayerReused, unknown_layer
+from cam.errors import (
+    LayerDidNotRun,
+    LayerNotSpatial,
+    LayerReused,
+    MethodUnsuited,
+    unknown_layer,
+)
 from cam.hooks.calls import call_of
+from cam.hooks.grids import TOKENS_FIRST
 from cam.hooks.inference import evaluating
 
 
@@ -112,6 +119,7 @@ class Replay:
         LayerDidNotRun: if the layer takes no part in the forward pass.
         LayerReused: if the layer runs more than once in the forward pass.
         LayerNotSpatial: if the layer does not return a tensor.
+        MethodUnsuited: if the layer returns tokens (N, B, K).
     """
 
     def __init__(
@@ -127,6 +135,8 @@ class Replay:
         if not isinstance(record.output, Tensor):
             returned = type(record.output).__name__
             raise LayerNotSpatial(f"layer {layer!r} returns a {returned}, not a tensor")
+        if record.output.ndim == 3 and len(record.output) != len(image):
+            raise MethodUnsuited(f"{TOKENS_FIRST} as at layer {layer!r}")
         self._model, self._layer, self._image = model, layer, image
         self._copied = False
         self._known: dict[str, list[Any]] | None = _UNKNOWN

@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from cam.errors import CamError, MethodUnsuited
-from cam.hooks.grids import Grid
+from cam.hooks.grids import TOKENS_FIRST, Grid
 from cam.hooks.guidance import GuidedRectifiers
 from cam.hooks.inference import evaluating
 from cam.methods.attention import attention_problems
@@ -43,6 +43,8 @@ def unsuited(
         found |= dict.fromkeys(("odam", "drise"), "it explains a box: it needs a detector")
     if output.kind != "classes":
         found["finercam"] = "it compares a class with others: it needs a classifier"
+    if grid is not None and grid.tokens_first:
+        found["ablationcam"] = TOKENS_FIRST
     if output.kind == "value":
         found["rise"] = NO_VALUES
     if output.logits is None:

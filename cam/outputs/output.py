@@ -235,9 +235,10 @@ def looked_at(
     """
     found = {}
     for name in layers:
-        if name not in seen or seen[name].shape[:1] != (len(images),):
-            raise LayerDidNotRun(f"layer {name!r} returned no tensor for each image in this pass")
         grid = located.grid(name)
+        axis = 1 if grid and grid.tokens_first else 0
+        if name not in seen or seen[name].shape[axis : axis + 1] != (len(images),):
+            raise LayerDidNotRun(f"layer {name!r} returned no tensor for each image in this pass")
         found[name] = grid.apply(seen[name]) if grid else seen[name]
     return found
 

@@ -15,7 +15,7 @@ import fnmatch
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from operator import itemgetter
 from typing import Any, Final
 from weakref import WeakKeyDictionary
@@ -34,8 +34,16 @@ from cam.hooks.grids import (
     grid_in_words,
 )
 from cam.hooks.inference import evaluating
+from cam.hooks.nested import in_words
 from cam.positions.judgement import Measured, located_by
-from cam.positions.responses import Patch, outputs_at, patches_of, responses, seen_part
+from cam.positions.responses import (
+    Patch,
+    outputs_at,
+    patches_of,
+    responses,
+    seen_part,
+    tokens_first,
+)
 from cam.positions.stated import Stated, stated_by
 
 Reshape = str | Callable[[Tensor], Tensor]
@@ -75,8 +83,8 @@ class Known:
 
     setup: Setup
     found: dict[Size, dict[str, Location | None]] = field(default_factory=dict)
-    """Size of the image → layer → location. Layers that do not run exactly once, or do not return a
-    tensor, are left out, and calls that do not have None."""
+    """Size of the image → layer → location. Layers that do not run exactly once are left out, and
+    calls that do not have None."""
     reshaped: dict[tuple[str, Size, Reshape], Location | None] = field(default_factory=dict)
     """The locations of layers with a declared reshape."""
 
@@ -192,7 +200,8 @@ def token_grid(model: nn.Module, image: Tensor, count: int) -> Grid | None:
         for each in locate(model, image).found.values()
         if each.grid and each.grid.kind == "tokens" and each.shape[0] == count
     )
-    return votes.most_common(1)[0][0] if votes else None
+    # Attention matrices have no batch behind their tokens.
+    return replace(votes.most_common(1)[0][0], tokens_first=False) if votes else None
 
 
 def _modules(model: nn.Module) -> list[nn.Module]:
@@ -231,8 +240,8 @@ def _reads(
         return False
 
 
-def _outputs(model: nn.Module, image: Tensor, layers: Iterable[str]) -> dict[str, Tensor]:
-    """Return the outputs for the image of those layers that run once and return a tensor."""
+def _outputs(model: nn.Module, image: Tensor, layers: Iterable[str]) -> dict[str, Any]:
+    """Return the outputs for the image of those layers that run once."""
     modules = Modules(model)
     hooked = {name: modules[name] for name in layers}
     with evaluating(model), torch.inference_mode(False), torch.no_grad():
@@ -242,8 +251,8 @@ def _outputs(model: nn.Module, image: Tensor, layers: Iterable[str]) -> dict[str
 def _locations(
     model: nn.Module, image: Tensor, calls: Sequence[str] = ()
 ) -> dict[str, Location | None]:
-    """Return the locations of all layers of the model that run once and return a tensor, and of
-    calls of the others. A call that does not run, or returns no tensor, has None."""
+    """Return the locations of all layers of the model that run once, and of calls of the others. A
+    call that does not run has None."""
     if not image.isfinite().all():  # layers can be located with noise instead
         noise = torch.randn(image.shape, generator=torch.Generator().manual_seed(0))
         image = noise.to(image)
@@ -254,9 +263,14 @@ def _locations(
     found: dict[str, Location | None] = dict.fromkeys(calls)
     doubtful: dict[str, list[Grid]] = {}
     for name, output in outputs.items():
+        if not isinstance(output, Tensor):
+            found[name] = Location((), None, no_tensor(output))
+            continue
         shape = tuple(output.shape)
+        if tokens_first(output):
+            shape = (1, shape[0], shape[2])
         grids = []
-        if shape[0] == 1 and output.is_floating_point():
+        if shape[:1] == (1,) and output.is_floating_point():
             grids = candidates(shape, size, sides=stated.sides, orders=stated.orders)
         if grids:
             doubtful[name] = grids
@@ -264,7 +278,12 @@ def _locations(
             found[name] = Location(shape[1:], None, f"its output {shape[1:]} is {NO_GRID}")
     if not doubtful:
         return found
-    shapes = {name: tuple(outputs[name].shape[1:]) for name in doubtful}
+    turned = {name for name in doubtful if tokens_first(outputs[name])}
+    shapes = {
+        name: tuple((each.transpose(0, 1) if name in turned else each).shape[1:])
+        for name, each in outputs.items()
+        if name in doubtful
+    }
     everything = {name: outputs[name] for name in doubtful}
     part: Patch | None = None
 
@@ -287,7 +306,10 @@ def _locations(
                 measured[name] = Measured(doubtful[name], moved.get(name, {}), patches)
     # In the order of execution, which `_by_cells` does not keep.
     ordered = {name: measured[name] for name in doubtful}
-    return found | located_by(ordered, shapes, size, lambda: part or seen())
+    for name, each in located_by(ordered, shapes, size, lambda: part or seen()).items():
+        grid = each.grid and replace(each.grid, tokens_first=name in turned)
+        found[name] = replace(each, grid=grid)
+    return found
 
 
 def _all_move(moved: Mapping[str, Mapping[str, Tensor]], count: int) -> bool:
@@ -327,11 +349,24 @@ def _reshape(model: nn.Module, layer: str) -> Reshape | None:
     return None
 
 
-def _reshaped(reshape: Reshape, output: Tensor) -> Location:
+def no_tensor(output: Any) -> str:
+    """Return the reason why no map can be made of an output that is no tensor, as a clause."""
+    return (
+        f"its output is {in_words(output)}, not one tensor; name a layer inside or behind it that "
+        "returns maps (batch, channels, height, width), channels last too, or tokens (batch, "
+        "tokens, channels)"
+    )
+
+
+def _reshaped(reshape: Reshape, output: Any) -> Location:
     """Return the location of a layer whose reshape was declared."""
+    if not isinstance(output, Tensor):
+        return Location((), None, no_tensor(output))
     shape = tuple(output.shape[1:])
     if isinstance(reshape, str):
-        grid = grid_in_words(reshape)
+        grid = replace(grid_in_words(reshape), tokens_first=tokens_first(output))
+        output = output.transpose(0, 1) if grid.tokens_first else output
+        shape = tuple(output.shape[1:])
         last = grid.prefix + grid.height * grid.width
         if output.ndim == 3 and last <= output.shape[1]:
             return Location(shape, grid)

@@ -119,23 +119,26 @@ def patches_of(size: Size, cells: Size, within: Patch | None = None) -> list[Pat
     ]
 
 
-def outputs_at(
-    model: nn.Module, modules: Mapping[str, nn.Module], image: Tensor
-) -> dict[str, Tensor]:
-    """Return the outputs for the image of the layers that run once and return a tensor."""
-    outputs: dict[str, Tensor] = {}
+def outputs_at(model: nn.Module, modules: Mapping[str, nn.Module], image: Tensor) -> dict[str, Any]:
+    """Return the outputs for the image of the layers that run once."""
+    outputs: dict[str, Any] = {}
     runs: Counter[str] = Counter()
 
     def note(name: str, module: nn.Module, args: Any, output: Any) -> None:
         runs[name] += 1
-        if isinstance(output, Tensor) and output.ndim and not runs[name] > 1:
-            outputs[name] = output.clone()  # later modules may change it in place
+        # Later modules may change it in place.
+        outputs[name] = output.clone() if isinstance(output, Tensor) else output
 
     with ExitStack() as scope:
         for name, module in modules.items():
             scope.callback(module.register_forward_hook(partial(note, name)).remove)
         model(image.clone())
     return {name: output for name, output in outputs.items() if runs[name] == 1}
+
+
+def tokens_first(output: Tensor) -> bool:
+    """Return whether an output for one image has its tokens before the batch, (N, 1, K)."""
+    return output.ndim == 3 and output.shape[0] > 1 == output.shape[1]
 
 
 def responses(
@@ -162,6 +165,8 @@ def responses(
     def note(name: str, module: nn.Module, args: Any, output: Any) -> None:
         if isinstance(output, Tensor) and output.shape == before[name].shape:
             squares = (output.float() - before[name].float()).nan_to_num().square_()
+            if tokens_first(squares):
+                squares = squares.transpose(0, 1)
             for kind, axis in AXES[squares.ndim].items():
                 if kinds is None or kind in kinds[name]:
                     moved[name][kind].append(squares.sum(axis).sqrt_()[0].cpu())

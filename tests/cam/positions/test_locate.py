@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import gc
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn.functional import interpolate
 from transformers import Dinov2WithRegistersConfig, Dinov2WithRegistersForImageClassification
 
-from cam import Question, default_layer, explain, explain_batch, survey
+from cam import Question, UnitTarget, default_layer, explain, explain_batch, survey
 from cam.drawing.heatmap import Box, resize
 from cam.drawing.placement import Placement
 from cam.errors import LayerNotSpatial, MethodUnsuited, UnknownLayer
@@ -218,6 +219,89 @@ def test_what_is_no_map_is_refused() -> None:
     ):
         assert located.grid(name) == Grid("channels first", 8, 8, placement=placement)
     assert located.found["still"].problem == "its output (8, 8, 8) does not change with the image"
+
+
+class Encoder(nn.Module):
+    """torch's own transformer of 4 × 4 patches, whose tokens lie before or behind the batch."""
+
+    def __init__(self, *, batch_first: bool) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.embed = nn.Conv2d(3, 16, 8, 8)
+        layer = nn.TransformerEncoderLayer(16, 2, 32, batch_first=batch_first)
+        self.encoder = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+        self.head = nn.Linear(16, 5)
+        self.batch_first = batch_first
+
+    def forward(self, x: Tensor) -> Tensor:
+        tokens = self.embed(x).flatten(2).transpose(1, 2)
+        if self.batch_first:
+            tokens = self.encoder(tokens)
+        else:
+            tokens = self.encoder(tokens.transpose(0, 1)).transpose(0, 1)
+        out: Tensor = self.head(tokens.square().mean(1))
+        return out
+
+
+def test_tokens_before_the_batch_are_read_as_those_behind_it() -> None:
+    x = images(2, size=32)
+    first, other = (built(Encoder(batch_first=each)) for each in (False, True))
+    found = {layer.name: layer for layer in survey(first, x[:1])}
+    assert default_layer([*found.values()]) == default_layer(survey(other, x[:1])) == "encoder"
+    assert found["encoder"].shape == (16, 16)
+    for asked in (
+        {"method": ["gradcam", "hirescam", "smoothgradcam++", "rollout", "scorecam"]},
+        {"layer": "encoder.layers.0", "smooth": "augment"},
+        {"layer": "encoder.layers.0", "reshape": "tokens 3 5 1"},
+        {"target": UnitTarget("encoder.layers.0", 3), "layer": "embed"},
+    ):
+        pairs = zip(explain(first, x, **asked), explain(other, x, **asked), strict=True)
+        for one, expected in pairs:
+            assert np.ptp(expected.map) > 0
+            np.testing.assert_allclose(one.map, expected.map, rtol=1e-3, atol=1e-6)
+    with pytest.raises(MethodUnsuited, match=r"not \(tokens, batch, channels\) as at .*'encoder'"):
+        explain(first, x, method="ablationcam")
+
+
+@pytest.mark.parametrize(
+    ("returned", "words"),
+    [
+        (lambda x: (x[0, 0], x[0, 1]), r"a tuple of tensors of shape \(8, 8\), \(8, 8\), not one"),
+        (lambda x: [x] * 5, r"a list of .*\(1, 4, 8, 8\) and others, not one tensor"),
+        (
+            lambda x: {"a": x, "b": "c"},
+            r"a dict of tensors of shape \(1, 4, 8, 8\), not one tensor",
+        ),
+    ],
+)
+def test_an_output_of_several_tensors_is_named(
+    returned: Callable[[Tensor], Any], words: str
+) -> None:
+    class Several(nn.Module):
+        def forward(self, x: Tensor) -> Any:
+            return returned(x)
+
+    class Reading(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv, self.several = nn.Conv2d(3, 4, 1), Several()
+            self.head = nn.Linear(4, 5)
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = self.conv(x)
+            self.several(x)
+            out: Tensor = self.head(x.mean((2, 3)))
+            return out
+
+    model, x = built(Reading()), images(1)
+    (problem,) = [each.problem for each in survey(model, x) if each.name == "several"]
+    for reshape in (None, "tokens 8 8"):
+        with pytest.raises(
+            LayerNotSpatial, match=f"at layer 'several': its output is {words}"
+        ) as e:
+            explain(model, x, layer="several", reshape=reshape)
+        assert str(e.value).endswith(f": {problem}")
+        assert str(e.value).endswith("or tokens (batch, tokens, channels)")
 
 
 @pytest.mark.slow
