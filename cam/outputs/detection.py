@@ -8,12 +8,21 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
+import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 from torchvision.ops import batched_nms, box_convert
 
 from cam.errors import NotLogits
-from cam.outputs.forms import DetectionForm, described, entry_in, form_of, logits_in, tensor_in
+from cam.outputs.forms import (
+    DetectionForm,
+    are_corners,
+    described,
+    entry_in,
+    form_of,
+    logits_in,
+    tensor_in,
+)
 
 LEAST_SCORE: Final = 0.05
 """Minimum score of a detection, the same as in torchvision's detectors."""
@@ -68,7 +77,8 @@ def detections_of(
 
     Args:
         size: height and width of the input; forms with boxes in 0 … 1 need it.
-        form: form of the output; "auto" uses the form that `form_of` finds.
+        form: form of the output; "auto" uses the form that `form_of` finds, and for `yolov5` tells
+            by the boxes whether they are corners, see `are_corners`.
         least: minimum score of a detection. If "auto" finds the form `boxes`, it is not applied,
             because the model has a threshold of its own.
 
@@ -85,7 +95,10 @@ def detections_of(
             return [_listed(each, 0.0 if form == "auto" else least) for each in raw]
         if found in ("detr", "detr-sigmoid"):
             return _queried(raw, size, found == "detr", least)
-        return [_yolo(each, found, least) for each in tensor_in(raw).float()]
+        said = tensor_in(raw).float()
+        if form == "auto" and found == "yolov5" and size and are_corners(said[..., :4], size):
+            said = torch.cat([box_convert(said[..., :4], "xyxy", "cxcywh"), said[..., 4:]], 2)
+        return [_yolo(each, found, least) for each in said]
     except (KeyError, IndexError, TypeError, AttributeError, ValueError) as error:
         raise NotLogits(
             f"the model's output, {described(raw)}, cannot be read as detections of the form "

@@ -7,6 +7,7 @@ from typing import Any, Final, Literal, get_args
 
 import torch
 from torch import Tensor
+from torchvision.ops import box_convert
 
 from cam.errors import NotLogits
 
@@ -20,13 +21,18 @@ DetectionForm = Literal["boxes", "detr", "detr-sigmoid", "yolov5", "yolov8", "yo
 - `detr-sigmoid`: the same with (B, N, C) logits and a sigmoid: Conditional and Deformable DETR,
   RT-DETR, D-FINE.
 - `yolov5`: (B, N, 5 + C): centre, width and height in pixels, objectness, class probabilities:
-  YOLOv5, YOLOv7, YOLOX.
+  YOLOv5, YOLOv7, YOLOX. If the form is found automatically, the four numbers are read as left,
+  top, right, bottom where these alone fit the image: see `are_corners`.
 - `yolov8`: (B, 4 + C, N): centre, width and height in pixels, class probabilities.
 - `yolo-end2end`: (B, N, 6): left, top, right, bottom in pixels, score, label; overlapping
   boxes are suppressed already.
 """
 FORMS: Final[tuple[DetectionForm, ...]] = get_args(DetectionForm)
 
+NEARLY: Final = 0.95
+"""Least share of the boxes that must fit a reading of their four numbers."""
+SLACK: Final = 0.05
+"""Greatest distance of a box's edges from the image, as a share of the image's sides."""
 _SOFTMAX: Final = ("Detr", "Yolos", "TableTransformer")
 _SIGMOID: Final = (
     *("ConditionalDetr", "DeformableDetr", "DabDetr", "RTDetr", "RTDetrV2", "DFine", "Deimv2"),
@@ -93,6 +99,28 @@ def _is_end2end(values: Tensor) -> bool:
     boxes, scores, labels = values[..., :4], values[..., 4], values[..., 5]
     ordered = not bool((boxes[..., 2:] < boxes[..., :2]).any())
     return ordered and _are_shares(scores) and bool(((labels >= 0) & (labels % 1 == 0)).all())
+
+
+def are_corners(boxes: Tensor, size: tuple[int, int]) -> bool:
+    """Return whether boxes (…, 4) are left, top, right and bottom edges in an image of `size`, and
+    not centres, widths and heights.
+
+    They are edges if nearly all of them (`NEARLY`) are in order and in the image, and as centres
+    and sides fewer would be in the image. Where both fit, YOLO's centres and sides are kept. Rows
+    of zeros, which fill up a batch, do not count.
+    """
+    rows = boxes.detach().reshape(-1, 4)
+    rows = rows[(rows != 0).any(1)]
+    height, width = size
+    edges = rows.new_tensor([width, height, width, height])
+    ordered = (rows[:, 2:] > rows[:, :2]).all(1)
+
+    def inside(corners: Tensor) -> Tensor:
+        return ((corners >= -SLACK * edges) & (corners <= (1 + SLACK) * edges)).all(1)
+
+    as_corners = (ordered & inside(rows)).float().mean()
+    as_centres = inside(box_convert(rows, "cxcywh", "xyxy")).float().mean()
+    return bool(as_corners >= NEARLY > as_centres)
 
 
 _YOLO: Final[dict[DetectionForm, Callable[[Tensor], bool]]] = {

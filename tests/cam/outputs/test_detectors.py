@@ -225,6 +225,29 @@ def test_yolos_boxes_by_hand() -> None:
     assert (end.labels.tolist(), end.scores.tolist()) == ([1], [pytest.approx(0.72)])
 
 
+def test_corners_are_told_from_centres_by_the_image() -> None:
+    torch.manual_seed(0)
+    centres = 10 + 80 * torch.rand(1, 40, 2)
+    sides = 4 + 16 * torch.rand(1, 40, 2)
+    boxes = torch.cat([centres - sides / 2, centres + sides / 2], 2)
+    sure = torch.cat([torch.full((1, 40, 1), 0.9), torch.rand(1, 40, 3)], 2)
+    said = torch.cat([boxes, sure], 2)
+    said[:, 30:] = 0  # rows that fill up a batch
+    (wanted,) = detections_of(torch.cat([centres, sides, sure], 2)[:, :30], (100, 100)) or []
+    (found,) = detections_of(said, (100, 100)) or []
+    assert len(found.scores) > 10
+    torch.testing.assert_close(found.boxes, wanted.boxes)
+    torch.testing.assert_close(found.scores, wanted.scores)
+    # Named, or without the image's size, it is what YOLOs return.
+    for size, form in (((100, 100), "yolov5"), (None, "auto")):
+        (named,) = detections_of(said, size, form=form) or []  # type: ignore[arg-type]
+        assert (named.boxes[:, 0] < 0).any() or (named.boxes[:, 2] > 100).any()
+    # Where both fit, too.
+    both = torch.tensor([20.0, 20, 30, 30, 0.9, 0.1, 0.8]).expand(1, 20, 7)
+    (kept,) = detections_of(both, (100, 100)) or []
+    assert kept.boxes.tolist() == [[5, 5, 35, 35]]
+
+
 def test_queries_by_hand() -> None:
     logits = torch.tensor([[[2.0, 0.0, 0.0], [0.0, 0.0, 5.0]]])
     boxes = torch.tensor([[[0.5, 0.5, 0.2, 0.4], [0.1, 0.1, 0.1, 0.1]]])
