@@ -113,6 +113,10 @@ def survey(model: nn.Module, image: Tensor, reading: Reading = AUTO) -> list[Lay
                 leaf = output.detach().requires_grad_()
                 outputs[name] = leaf
                 return leaf.clone()  # the model may change its copy in place
+        elif isinstance(output, Tensor) and any(output is each for each in args):
+            # Others may read the input of an identity, and the model need not depend on its output.
+            outputs[name] = copy = output.clone()
+            return copy
         return None
 
     with ExitStack() as scope:

@@ -22,6 +22,8 @@ features of a model that has no head."""
 KNOWN: Final = ("logits", "out")
 """Names of the logits in libraries: the first in Hugging Face and timm, the second in torchvision's
 segmenters."""
+QUERIED: Final = frozenset({"class_queries_logits", "masks_queries_logits"})
+"""Names in the outputs of Hugging Face's MaskFormer, Mask2Former and OneFormer."""
 FEATURES: Final = ("pooler_output", "last_hidden_state", "feature_maps")
 """Names of the features in Hugging Face's outputs, beside those that end in "_embeds"."""
 
@@ -91,6 +93,14 @@ def logits_of(raw: Any, reading: Reading = AUTO, *, batch: int | None = None) ->
         for name, value in entries.items()
         if not _names_features(name) and _may_be_logits(value) and batch in (None, len(value))
     }
+    if entries.keys() >= QUERIED:
+        raise NotLogits(
+            f"the model's output, a {type(raw).__name__}, has classes and a mask for each query, "
+            "and no logits of classes at each pixel: put the model into a module that returns "
+            "torch.einsum('bqc,bqhw->bchw', said.class_queries_logits.softmax(-1)[..., :-1], "
+            "said.masks_queries_logits.sigmoid()), or explain the mask of one query, whose index "
+            "is then the class, with output='masks_queries_logits' and activation='sigmoid'"
+        )
     if len(found) > 1:
         shapes = [f"{name} of shape {tuple(value.shape)}" for name, value in found.items()]
         raise NotLogits(

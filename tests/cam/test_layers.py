@@ -78,6 +78,28 @@ def test_a_survey_says_why_not() -> None:
     }
 
 
+def test_an_identity_that_the_output_does_not_depend_on_is_no_default() -> None:
+    """Although the output depends on what the identity reads."""
+
+    class Unread(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv, self.unread, self.head = nn.Conv2d(3, 4, 3), nn.Sequential(), nn.Linear(4, 5)
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = self.conv(x)
+            self.unread(x)
+            out: Tensor = self.head(x.mean(dim=(2, 3)))
+            return out
+
+    found = survey(Unread(), images(1))
+    assert {each.name: each.problem for each in found if each.name != "head"} == {
+        "conv": None,
+        "unread": "the model's output does not depend on it",
+    }
+    assert default_layer(found) == "conv"
+
+
 def test_a_model_without_a_spatial_layer_has_no_default() -> None:
     model = nn.Sequential(nn.Flatten(), nn.Linear(192, 3))
     with pytest.raises(NoTargetLayer, match="spatial output"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections import namedtuple
 from types import SimpleNamespace
 from typing import Any
@@ -11,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 import torchvision
+import transformers
 from torch import Tensor, nn
 from transformers.modeling_outputs import ImageClassifierOutput
 
@@ -439,6 +441,53 @@ def test_test_time_augmentation_reads_the_same() -> None:
     (found,) = explain(Paired(-9), PHOTO, layer="layer", output=1, smooth="augment")
     assert found.target.index == 0
     assert found.probability == pytest.approx(SURE)
+
+
+def test_masks_of_queries_say_how_they_can_be_read() -> None:
+    """Of Mask2Former, whose last projection is an identity of what its masks are made from, too,
+    and which this decoder does not use."""
+    backbone = transformers.SwinConfig(
+        image_size=64,
+        embed_dim=8,
+        depths=[1, 1, 1, 1],
+        num_heads=[1, 1, 1, 1],
+        window_size=4,
+        out_features=["stage1", "stage2", "stage3", "stage4"],
+    )
+    widths = ("feature_size", "mask_feature_size", "hidden_dim", "dim_feedforward")
+    configuration = transformers.Mask2FormerConfig(
+        backbone_config=backbone,
+        **dict.fromkeys(widths, 32),
+        encoder_feedforward_dim=32,
+        encoder_layers=1,
+        decoder_layers=2,
+        num_attention_heads=2,
+        num_queries=7,
+        num_labels=5,
+    )
+    torch.manual_seed(0)
+    model = transformers.Mask2FormerForUniversalSegmentation(configuration).eval()
+    x = images(1, size=64)
+    with pytest.raises(NotLogits, match="put the model into a module that returns") as error:
+        explain(model, x)
+    code = re.search(r"torch\.einsum\(.*\.sigmoid\(\)\)", str(error.value))
+    assert code
+    product = code[0]
+
+    class Classes(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.model = model
+
+        def forward(self, x: Tensor) -> Tensor:
+            return eval(product, {"torch": torch, "said": self.model(x)})  # type: ignore[no-any-return]
+
+    assert "output='masks_queries_logits' and activation='sigmoid'" in str(error.value)
+    (query,) = explain(model, x, output="masks_queries_logits", activation="sigmoid")
+    (of_class,) = explain(Classes().eval(), x, target=3)
+    for found in (query, of_class):
+        assert found.map.max() > 0
+        assert not found.warnings
 
 
 def test_an_activation_that_cannot_be() -> None:
