@@ -20,6 +20,7 @@ from cam.errors import LayerNotSpatial
 from cam.hooks.grids import Grid
 from cam.positions.locate import locate
 from cam.positions.views import Axis, View
+from tests.cam.detectors import torchvision_detector
 
 Change = Callable[[Tensor], Tensor]
 
@@ -246,3 +247,42 @@ def test_views_by_hand() -> None:
     # A 2 × 2 map on the right half: the pixels' centres are held at the edges.
     placed = Placement(Box(2, 0, 4, 2), 2, 4).on_input(np.array([[1, 2], [3, 4]], np.float32))
     assert placed.tolist() == [[0, 0, 1, 2], [0, 0, 3, 4]]
+
+
+@pytest.mark.parametrize(
+    ("name", "size", "padded"),
+    [
+        ("fcos", (150, 190), (190, 190)),  # 101 × 128 of 128 × 128
+        ("fasterrcnn", (180, 120), (180, 135)),  # 128 × 85 of 128 × 96
+    ],
+)
+def test_detectors_that_resize_the_photo_and_pad_it_to_a_multiple_of_32(
+    name: str, size: tuple[int, int], padded: tuple[int, int]
+) -> None:
+    model, _ = torchvision_detector(name)
+    layer = "backbone.body.2"
+    height, width = size
+    image = interpolate(torch.rand(1, 3, 8, 8), size=size, mode="bicubic")
+    (found,) = explain(model, image, layer=layer)
+    box = found.placement.box if found.placement else Box(0, 0, width, height)
+    np.testing.assert_allclose((box.left, box.top), 0, atol=1.5)
+    np.testing.assert_allclose((box.bottom, box.right), padded, atol=1.5)
+    # A bright patch changes the cell that lies there: at most one away, as strides round.
+    outputs: list[Tensor] = []
+    hook = model.get_submodule(layer).register_forward_hook(lambda *args: outputs.append(args[2]))
+    places = [(y, x) for y in (0.15, 0.5, 0.85) for x in (0.15, 0.5, 0.85)]
+    with torch.no_grad():
+        model(image)
+        for y, x in places:
+            top, left = int(y * height) - 8, int(x * width) - 8
+            changed = image.clone()
+            changed[..., top : top + 16, left : left + 16] = 2
+            model(changed)
+    hook.remove()
+    before, *after = (each[0] for each in outputs)
+    rows, columns = before.shape[1:]
+    for (y, x), each in zip(places, after, strict=True):
+        row, column = divmod(int((each - before).norm(dim=0).argmax()), columns)
+        tall, wide = (box.bottom - box.top) / rows, (box.right - box.left) / columns
+        assert abs(box.top + (row + 0.5) * tall - y * height) <= 8 + tall
+        assert abs(box.left + (column + 0.5) * wide - x * width) <= 8 + wide
