@@ -38,7 +38,7 @@ NOISES: Final = 2
 RANDOM_MAPS: Final = 59
 """Random maps that a score is compared with where each takes one forward pass at most. Of 59 and
 the map itself, three are one in twenty."""
-FEW_RANDOM_MAPS: Final = 8
+FEW_RANDOM_MAPS: Final = 4
 """Random maps where each takes more passes, or maps of changed images."""
 
 

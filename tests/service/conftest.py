@@ -68,7 +68,8 @@ def address() -> Iterator[str]:
     if ELSEWHERE:
         yield ELSEWHERE
         return
-    with serving() as (process, http):
+    # Beside other tests, scores take longer than a caller would wait.
+    with serving(GRADCAM_DEADLINE_SECONDS="300") as (process, http):
         until_ready(process, http)
         yield str(http.base_url).rstrip("/")
 

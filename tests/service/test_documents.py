@@ -130,6 +130,7 @@ def test_the_request_of_that_page(address: str, tmp_path: Path) -> None:
     )
     line = line.replace("http://127.0.0.1:8000", address)
     done = subprocess.run(line, shell=True, cwd=tmp_path, capture_output=True, text=True)
+    assert "evaluations" in done.stdout, done.stdout
     (found,) = json.loads(done.stdout)["evaluations"]
     assert list(found["scores"]) == ["insertion", "road", "stability"]
 

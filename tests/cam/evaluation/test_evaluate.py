@@ -381,9 +381,9 @@ def test_a_baseline_takes_the_passes_of_a_map(
 def test_the_maps_of_one_target_share_the_baselines(maps: int) -> None:
     model = weighed(2, *SIZE)
     _, made = promised(model, ("deletion",), Options(), maps=maps)
-    assert made == 1 + (maps + 3 + 8) * 29 + 1
+    assert made == 1 + (maps + 3 + 4) * 29 + 1
     _, made = promised(model, ("deletion", "road"), Options(), maps=maps)
-    assert made == 1 + (maps + 3 + 8) * (29 + 36) + 1
+    assert made == 1 + (maps + 3 + 4) * (29 + 36) + 1
     _, made = promised(model, ("infidelity",), Options(), maps=maps)
     assert made == 1 + 32
 
@@ -391,7 +391,7 @@ def test_the_maps_of_one_target_share_the_baselines(maps: int) -> None:
 def test_each_target_has_baselines_of_its_own() -> None:
     model = weighed(2, *SIZE)
     _, made = promised(model, ("deletion",), Options(), turns=2)
-    assert made == 1 + 2 * ((1 + 3 + 8) * 29 + 1)
+    assert made == 1 + 2 * ((1 + 3 + 4) * 29 + 1)
     _, made = promised(model, ("infidelity",), Options(), turns=2, maps=2)
     assert made == 1 + 2 * 32
 
@@ -400,7 +400,7 @@ def test_maps_of_other_sizes_share_all_but_the_random_map() -> None:
     model, image = weighed(2, *SIZE), picture(2, *SIZE)
     candidates = [Candidate(HEAT), Candidate(HEAT[:2, :3]), Candidate(HEAT[:3, :2])]
     _, found = in_steps(model, image, asked(1), candidates, ["deletion"], Options())
-    assert model.passes == 1 + (3 + 3 + 3 * 8) * 29 + 1
+    assert model.passes == 1 + (3 + 3 + 3 * 4) * 29 + 1
     assert isinstance(found, list)
     compared = [each["deletion"].baselines for each in found]
     for name in ("gaussian", "edges", "uniform"):

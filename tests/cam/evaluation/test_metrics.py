@@ -137,11 +137,11 @@ def test_the_passes_that_a_metric_promises(
 @pytest.mark.parametrize(
     ("name", "options", "count"),
     [
-        ("insertion", Options(), 8),
+        ("insertion", Options(), 4),
         ("deletion", Options(steps=1), 59),  # its two ends alone, which all maps share
-        ("road_morf", Options(), 8),
-        ("stability", Options(), 8),
-        ("adcc", Options(), 8),
+        ("road_morf", Options(), 4),
+        ("stability", Options(), 4),
+        ("adcc", Options(), 4),
         ("confidence_drop", Options(), 59),
         ("infidelity", Options(), 59),  # all maps share the squares
         ("complexity", Options(), 59),
