@@ -99,6 +99,7 @@ def test_an_empty_map_says_nothing_of_what_was_used() -> None:
     assert found.used is None
 
 
+@pytest.mark.slow
 def test_a_batch_of_mixed_questions_equals_each_alone() -> None:
     torch.manual_seed(0)
     model = torchvision.models.resnet18().eval()

@@ -40,6 +40,7 @@ def imputed(image: Numbers, *removed: NDArray[np.bool_]) -> Numbers:
     return impute(tensor(image), torch.from_numpy(np.stack(removed))).numpy().astype(np.float64)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "size", [(4, 4), (5, 7), (7, 5), (8, 9), (17, 23), (1, 9), (33, 2), (27, 40)]
 )

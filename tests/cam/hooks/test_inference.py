@@ -65,6 +65,7 @@ def test_checkpoints_change_nothing(method: str, reentrant: bool) -> None:
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["gradcam", "chefer", "rollout", "legrad"])
 def test_timms_checkpoints_change_nothing(method: str) -> None:
     plain, x = vit(), images(1, size=32)

@@ -82,9 +82,9 @@ def test_what_is_rectified_after_the_layer_by_hand() -> None:
     ("build", "layer"),
     [
         ("resnet18", "layer4"),
-        ("densenet121", "features"),
-        ("squeezenet1_1", "features"),
-        ("lite0", "bn2"),
+        pytest.param("densenet121", "features", marks=pytest.mark.slow),
+        pytest.param("squeezenet1_1", "features", marks=pytest.mark.slow),
+        pytest.param("lite0", "bn2", marks=pytest.mark.slow),
     ],
 )
 def test_it_is_grad_cam_times_the_number_of_positions(build: str, layer: str) -> None:

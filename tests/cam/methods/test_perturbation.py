@@ -214,6 +214,7 @@ def test_opticam_stops_when_the_time_is_up() -> None:
     assert "the time was up" in answer.explanations[0].warnings[0]
 
 
+@pytest.mark.slow
 def test_opticam_raises_the_score_of_what_is_seen() -> None:
     torch.manual_seed(0)
     model, photo = resnet().eval(), torch.rand(1, 3, 64, 64)

@@ -160,6 +160,7 @@ def test_integrated_gradients_by_hand() -> None:
     assert positive.map[0, 1] == 0
 
 
+@pytest.mark.slow
 def test_integrated_gradients_are_complete_on_a_network() -> None:
     torch.manual_seed(0)
     model = torchvision.models.resnet18().eval()

@@ -88,6 +88,7 @@ def test_the_layers_that_a_box_reaches() -> None:
     assert len({frozenset(each) for each in seen}) > 1
 
 
+@pytest.mark.slow
 def test_without_a_threshold_a_detector_that_is_sure_of_nothing_is_surveyed() -> None:
     model, image = torchvision_detector("fcos")
     setattr(model, "score_thresh", 0.999)  # noqa: B010  # torchvision's own attribute

@@ -79,6 +79,7 @@ def test_scores_of_several_resolutions_are_logits() -> None:
     assert default_layer(found) == "coarse"
 
 
+@pytest.mark.slow
 def test_the_default_layer_of_lraspp_is_in_front_of_its_two_branches_of_logits() -> None:
     found = survey(segmenter(), images(1, size=64))
     logits = {layer.name for layer in found if layer.logits}

@@ -86,11 +86,11 @@ def lite() -> nn.Module:
     ("build", "layer"),
     [
         (resnet, "layer4"),
-        (resnet, "layer2"),
-        (densenet, "features"),
-        (lite, "bn2"),
+        pytest.param(resnet, "layer2", marks=pytest.mark.slow),
+        pytest.param(densenet, "features", marks=pytest.mark.slow),
+        pytest.param(lite, "bn2", marks=pytest.mark.slow),
         (of_timm, "blocks.2.norm1"),
-        (segmenter, "backbone.6"),
+        pytest.param(segmenter, "backbone.6", marks=pytest.mark.slow),
     ],
 )
 def test_the_probe_is_the_layer(

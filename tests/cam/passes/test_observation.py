@@ -95,6 +95,7 @@ def test_a_layer_that_the_target_does_not_need_has_no_gradient() -> None:
     assert blind.strongest(2, "gradient") == []
 
 
+@pytest.mark.slow
 def test_a_real_networks_maps_at_every_depth() -> None:
     torch.manual_seed(0)
     model = torchvision.models.resnet34().eval()

@@ -34,8 +34,8 @@ def path_of(model: nn.Module, layer: str, size: int, *, dtype: torch.dtype) -> O
     ("build", "layer", "size"),
     [
         (lambda: small(inplace=True), "relu1", 8),
-        (of_timm, "blocks.2.norm1", 64),
-        (segmenter, "backbone.6", 64),
+        pytest.param(of_timm, "blocks.2.norm1", 64, marks=pytest.mark.slow),
+        pytest.param(segmenter, "backbone.6", 64, marks=pytest.mark.slow),
     ],
 )
 def test_the_maps_are_the_exact_ones(build: Callable[[], nn.Module], layer: str, size: int) -> None:
@@ -79,6 +79,7 @@ def test_the_answers_of_a_batch_outlive_the_next_one() -> None:
     np.testing.assert_array_equal(first.logits, kept[1])
 
 
+@pytest.mark.slow
 def test_the_judge_tells_rounding_from_half_precision() -> None:
     model, path = with_head(torch.float32)
     methods = ["gradcam", "layercam"]

@@ -174,6 +174,7 @@ def test_prototypes_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
     assert prototype_rows(found) == {typical[0][1], *(each[0] for each in typical)}
 
 
+@pytest.mark.slow
 def test_the_same_manifest_makes_the_same_section(planted: Path, tmp_path: Path) -> None:
     again = tmp_path / "page.html"
     manifest = planted.with_name("manifest.parquet")
@@ -322,6 +323,7 @@ def test_images_count_and_not_maps() -> None:
     assert cluster_classes(rows, take_census(rows).classes, None, 1000) == []
 
 
+@pytest.mark.slow
 def test_one_photo_that_is_gone_leaves_the_others_as_evidence() -> None:
     random = np.random.default_rng(5)
     photos = {named(at): encoded(photo_of(random, at < MARKED)) for at in range(CLEAN + MARKED)}

@@ -16,7 +16,10 @@ from tests.cam.clusters.synthetic import blobs
 from tests.service.batch.report_browser import CHROMIUM, found, launched, opened
 from tests.service.batch.report_stage import map_row, write_manifest
 
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="there is no chromium on this machine")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(CHROMIUM is None, reason="there is no chromium on this machine"),
+]
 
 CLEAN, MARKED, SAMPLE = 300, 12, 20
 

@@ -35,6 +35,7 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(served_model, "is_installed", lambda: True)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("installed")
 def test_openvino_serves_the_exact_maps(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
@@ -162,6 +163,7 @@ def test_in_the_place_of_the_exact_path_a_thousandth_is_too_much(
     assert warm_paths(replace(model, paths=(right,), exact=True))
 
 
+@pytest.mark.slow
 def test_the_fastest_path_is_used(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

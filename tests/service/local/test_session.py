@@ -33,6 +33,7 @@ def opened(folder: Path, device: str, *, spread: bool = True) -> tuple[list[str]
     return asyncio.run(look())
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(torch.accelerator.is_available(), reason="it is the accelerator's")
 def test_copies_share_the_cores_in_one_layout(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -83,6 +83,7 @@ def test_hub_weights_of_torchvision_come_from_its_cache(
         torch.testing.assert_close(state[name], tensor, rtol=0, atol=0)
 
 
+@pytest.mark.slow
 def test_hub_weights_of_timm_come_from_its_cache(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -195,6 +196,7 @@ def test_a_checkpoint_of_two_models_is_refused(tmp_path: Path) -> None:
         load(entry(**lightning(tmp_path, "model", state_dict=both)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("source", ["torchvision:squeezenet1_1", "timm:test_resnet"])
 def test_the_classes_are_those_of_the_files_head(tmp_path: Path, source: str) -> None:
     (tmp_path / "labels.txt").write_text("a\nb\nc\n")
@@ -280,6 +282,7 @@ def test_a_model_of_no_numbers_is_refused(tmp_path: Path) -> None:
         load(entry(weights=str(tmp_path / "w.pt")))
 
 
+@pytest.mark.slow
 def test_seeds_hold_whoever_loads_beside() -> None:
     """Random weights are drawn from one generator in the process: one model after the other."""
     source = "timm:test_resnet"
