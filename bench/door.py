@@ -6,12 +6,13 @@
 Needs `wrk` (Debian's package), so that the client takes little of the cores. The response cache is
 off. For each kind of answer and number of clients: answers per second, the median latency, and the
 CPU time of all the server's processes for each answer. With `--doors`, the service is measured once
-for each number of doors, `--rounds` times in turns. `engine` is `Engine.answer` for the same
+for each number of doors, `--rounds` times in turns. `engine` is `Engine.ask` for the same
 model in this process, with as many callers, its images preprocessed before the clock starts.
 """
 
 from __future__ import annotations
 
+from service.backend.work import Explain
 from service.core.threads import spin_briefly
 
 spin_briefly()  # as `gradcam serve` does, before torch is imported
@@ -117,7 +118,7 @@ async def engine(entry: dict[str, Any], clients: int, seconds: float) -> dict[st
         await running.warm()
 
         async def send() -> None:
-            await running.answer(seen.pixels, question)
+            await running.ask(Explain(seen, (question,)))
 
         row = await closed("engine", send, clients, seconds)
     return {

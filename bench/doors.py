@@ -37,15 +37,16 @@ from rich.console import Console
 from rich.table import Table
 
 from bench.wrk import ACCEPT, require_wrk, send, write_photos
-from cam import ClassTarget, Explanation, Question
+from cam import ClassTarget, Explanation
 from service.backend.answers import Answer, Prediction
-from service.backend.interface import Backend, unknown_model
+from service.backend.interface import Backend, Listener, unknown_model
 from service.backend.outcome import Outcome
+from service.backend.work import Explain
 from service.core.settings import Settings
 from service.models.catalog import ModelEntry
 from service.models.info import LayerInfo, ModelInfo
 from service.models.labels import Labels
-from service.models.preprocessing import ModelInput, Preprocessing
+from service.models.preprocessing import Preprocessing
 from service.process.heartbeat import ENGINE, Heartbeat
 from service.process.supervisor import shared_folder
 from service.rpc.server import BackendServer
@@ -99,9 +100,7 @@ class Simulated:
     def is_fast(self, method: str) -> bool:
         return False
 
-    async def answer(
-        self, seen: ModelInput, *questions: Question, **options: Any
-    ) -> Outcome[Answer]:
+    async def ask(self, work: Explain, *, progress: Listener | None = None) -> Outcome[Answer]:
         """Wait until the accelerator has done this image."""
         begun = time.monotonic()
         self._free = max(self._free, begun) + self._seconds

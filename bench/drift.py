@@ -50,12 +50,12 @@ from cam.drift.reference import Origin, Reference, reference_of
 from cam.drift.statistics import MapStatistics, statistics_of
 from cam.drift.window import Window
 from service.backend.answers import Answer, Prediction
-from service.backend.interface import NOTHING
+from service.backend.work import Explain
 from service.core.metrics import Metrics
-from service.core.pool import Priority
 from service.engine.engine import Engine
 from service.engine.watch import Watch
 from service.loading.served_model import ServedModel
+from service.models.preprocessing import ModelInput
 
 ORIGIN = Origin("efficientnet-lite0", "", "gradcam", "", "crop")
 EVERY = 50
@@ -251,21 +251,21 @@ async def cost_of_samples(served: ServedModel) -> dict[str, float]:
     a job, whose passes have four images so that it is repeatable."""
     question = Question((ClassTarget(),), "gradcam", (served.default,))
     rng = np.random.default_rng(0)
-    pixels = rng.integers(0, 256, (SIDE, SIDE, 3), np.uint8)
-    kinds: dict[str, tuple[Question, Priority, bool]] = {
-        "predict_ms": (NOTHING, "interactive", False),
-        "explain_ms": (question, "interactive", False),
-        "sampled_ms": (question, "background", False),
-        "job_ms": (question, "background", True),
+    seen = ModelInput.of(rng.integers(0, 256, (SIDE, SIDE, 3), np.uint8))
+    kinds = {
+        "predict_ms": Explain(seen),
+        "explain_ms": Explain(seen, (question,)),
+        "sampled_ms": Explain(seen, (question,), "background", watched=True),
+        "job_ms": Explain(seen, (question,), "background"),
     }
     found: dict[str, list[float]] = {name: [] for name in kinds}
     async with Engine(served, max_queue=64, metrics=Metrics()) as engine:
         await engine.warm()
         for _ in range(REPEATS):  # in turn, so that what slows the machine slows all alike
-            for name, (asked, priority, repeatable) in kinds.items():
+            for name, work in kinds.items():
                 started = process_time()
                 for _ in range(AT_ONCE):
-                    await engine.answer(pixels, asked, priority=priority, repeatable=repeatable)
+                    await engine.ask(work)
                 found[name].append((process_time() - started) / AT_ONCE)
     return {name: round(min(each) * 1e3, 2) for name, each in found.items()}
 

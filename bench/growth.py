@@ -28,11 +28,13 @@ from rich.table import Table
 from bench.library import build, head_of
 from bench.record import record
 from cam import ClassTarget, Question, explain_batch
+from service.backend.work import Explain
 from service.core.allocator import keep_memory
 from service.core.metrics import Metrics
 from service.engine.engine import Engine
 from service.loading.served_model import load
 from service.models.catalog import ModelEntry
+from service.models.preprocessing import ModelInput
 from service.pipeline.images import decode
 from service.pipeline.parameters import Parameters
 from service.pipeline.rendering import Caption, draw
@@ -136,11 +138,11 @@ def queue() -> Trial:
     """So many questions at once, each alone in its batch: what waiting for others costs."""
     served = load(tiny("tiny").model_copy(update={"max_batch": 1}))
     question = Question((ClassTarget(),), "gradcam", (served.default,))
-    image = np.zeros((64, 64, 3), np.uint8)
+    work = Explain(ModelInput.of(np.zeros((64, 64, 3), np.uint8)), (question,))
 
     async def ask(count: int) -> None:
         async with Engine(served, max_queue=4096, metrics=Metrics()) as engine:
-            await asyncio.gather(*(engine.answer(image, question) for _ in range(count)))
+            await asyncio.gather(*(engine.ask(work) for _ in range(count)))
 
     sizes = (8, 32, 128, 512)
     return "questions waiting", {n: lambda n=n: asyncio.run(ask(n)) for n in sizes}  # type: ignore[misc]
@@ -152,14 +154,14 @@ def models() -> Trial:
     def of(count: int) -> Callable[[], None]:
         loaded = [load(tiny(f"tiny{turn}")) for turn in range(count)]
         question = Question((ClassTarget(),), "gradcam", (loaded[0].default,))
-        image = np.zeros((64, 64, 3), np.uint8)
+        work = Explain(ModelInput.of(np.zeros((64, 64, 3), np.uint8)), (question,))
 
         async def ask() -> None:
             engines = [Engine(model, max_queue=64, metrics=Metrics()) for model in loaded]
             for engine in engines:
                 await engine.__aenter__()
             for _ in range(50):
-                await engines[0].answer(image, question)
+                await engines[0].ask(work)
             for engine in engines:
                 await engine.__aexit__(None, None, None)
 

@@ -5,14 +5,16 @@
 
 For each model and batch size, milliseconds an image: a forward pass and an explanation (Grad-CAM
 at the default layer) by PyTorch, OpenVINO's own forward pass of the same model, and an explanation
-by OpenVINO; the contenders take turns. `engine` is an image alone through `Engine.answer`, with
+by OpenVINO; the contenders take turns. `engine` is an image alone through `Engine.ask`, with
 OpenVINO. `difference` is the largest difference of OpenVINO's map from PyTorch's, as a share of the
 map's maximum.
 """
 
 from __future__ import annotations
 
+from service.backend.work import Explain
 from service.core.threads import WAITING, spin_briefly
+from service.models.preprocessing import ModelInput
 
 spin_briefly()  # as `gradcam serve` does, before torch is imported
 
@@ -172,6 +174,7 @@ async def engine(model: ServedModel, path: OpenVinoPath, rounds: int) -> float |
     size = model.preprocessing
     pixels = np.random.default_rng(0).integers(0, 256, (size.height, size.width, 3), np.uint8)
     question = Question((ClassTarget(),), "gradcam", (model.default,))
+    work = Explain(ModelInput.of(pixels), (question,))
     served = replace(model, paths=(path,), exact=path.dtype == torch.float32)
     async with Engine(served, max_queue=4, metrics=Metrics()) as running:
         await running.warm()
@@ -180,7 +183,7 @@ async def engine(model: ServedModel, path: OpenVinoPath, rounds: int) -> float |
         seconds = []
         for _ in range(4 * rounds):
             started = perf_counter()
-            await running.answer(pixels, question)
+            await running.ask(work)
             seconds.append(perf_counter() - started)
     return statistics.median(seconds) * 1000
 

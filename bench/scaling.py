@@ -23,6 +23,7 @@ from rich.table import Table
 
 from bench.batch import make_photos
 from bench.record import record
+from service.backend.work import Explain
 from service.batch.configuration import RunConfiguration
 from service.batch.inputs import open_inputs
 from service.batch.parts import Parts
@@ -108,7 +109,8 @@ async def measure(folder: Path) -> dict[str, float]:
                     rows += found
             decoded = [decode(image, max_pixels=10**8) for image in images]
             seen = [model.preprocessing.apply(photo, "crop") for photo in decoded]
-            outcome = await session.replicas.answer(seen[0], *questions_of(model, Parameters()))
+            work = Explain(seen[0], questions_of(model, Parameters()))
+            outcome = await session.replicas.ask(work)
             (explanation,) = outcome.value.explanations
 
             def draw(turn: int) -> None:

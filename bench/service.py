@@ -8,7 +8,7 @@ memory of earlier answers. Closed loop: each client sends its next request when 
 answered. Open loop (`--open 0.5 0.8 1.2`): requests arrive at
 random (Poisson), at that share of the rate that 32 clients reached; what is answered within five
 times a lone client's median counts as in time. Every server runs in a process
-of its own, alone; the clients share its cores. `engine` is `Engine.answer` in this process, its
+of its own, alone; the clients share its cores. `engine` is `Engine.ask` in this process, its
 images preprocessed before the clock starts.
 """
 
@@ -42,6 +42,7 @@ from rich.table import Table
 from bench.load import Connections, Send, closed, poisson
 from bench.record import record
 from cam import ClassTarget, Question
+from service.backend.work import Explain
 from service.core.allocator import keep_memory
 from service.core.metrics import Metrics
 from service.engine.engine import Engine
@@ -116,7 +117,7 @@ async def engine(mode: str, clients: int, seconds: float) -> dict[str, Any]:
         await running.warm()
 
         async def send() -> None:
-            await running.answer(seen.pixels, question)
+            await running.ask(Explain(seen, (question,)))
 
         return await closed(f"engine, {mode}", send, clients, seconds)
 

@@ -17,8 +17,9 @@ import cv2
 import numpy as np
 from cachetools import LRUCache
 
-from cam.drawing.heatmap import Box, Float, resize
-from service.backend.interface import NOTHING, ModelBackend, Pixels
+from cam.drawing.heatmap import Float, resize
+from service.backend.interface import ModelBackend
+from service.backend.work import Explain, Pixels
 from service.core.errors import ModelFailed, Problem, Unexplainable, UnknownModel
 from service.models.preprocessing import ModelInput
 from service.pipeline.retries import PASSING
@@ -124,9 +125,8 @@ class Neighbours:
     async def _enlarges(self, replicas: ModelBackend, pixels: Pixels) -> bool:
         if self.enlarged is None:
             try:
-                await replicas.answer(
-                    as_input(np.tile(pixels, (2, 2, 1))), NOTHING, priority="background"
-                )
+                large = ModelInput.of(np.tile(pixels, (2, 2, 1)))
+                await replicas.ask(Explain(large, priority="background"))
                 self.enlarged = True
             except Unexplainable:  # the model refuses the size
                 self.enlarged = False
@@ -143,7 +143,8 @@ class Neighbours:
             if seen is None:
                 return None
             try:
-                outcome = await replicas.answer(as_input(seen), NOTHING, priority="background")
+                work = Explain(ModelInput.of(seen), priority="background")
+                outcome = await replicas.ask(work)
             except MENDABLE:
                 raise
             except Problem:  # the photo's own record says why
@@ -190,8 +191,3 @@ def share_inside(values: Float, grid: Grid) -> float:
     top, bottom = round(grid.row * high), round((grid.row + 1) * high)
     left, right = round(grid.column * wide), round((grid.column + 1) * wide)
     return float(heat[top:bottom, left:right].sum()) / total
-
-
-def as_input(pixels: Pixels) -> ModelInput:
-    """Return pixels as an image that the model is asked about."""
-    return ModelInput.of(pixels, Box(0, 0, pixels.shape[1], pixels.shape[0]))

@@ -21,10 +21,11 @@ from cam.evaluation.candidate import Candidate, candidates_of
 from cam.evaluation.metrics import METRICS, Options, Scores
 from cam.evaluation.similarity import similarity
 from service import __version__
-from service.audit.grids import SURE, Grid, Neighbours, as_input, share_inside
+from service.audit.grids import SURE, Grid, Neighbours, share_inside
 from service.audit.plan import SIDES, STAGES, Plan, with_target
 from service.backend.answers import Prediction
-from service.backend.interface import NOTHING, ModelBackend, Pixels
+from service.backend.interface import ModelBackend
+from service.backend.work import Evaluate, Explain, Pixels, Randomise
 from service.core.audit_schemas import ArmRecord, Numbers, PhotoRecord, SimilarityRecord
 from service.core.errors import OutOfMemory, Unexplainable
 from service.models.preprocessing import ModelInput
@@ -100,7 +101,7 @@ class Measurement:
             done += passes[part]
             progress(done / whole)
 
-        outcome = await self._replicas.answer(seen, NOTHING, priority="background")
+        outcome = await self._replicas.ask(Explain(seen, priority="background"))
         likely = _probabilities(outcome.value.prediction)
         predicted = int(likely.argmax())
         wanted = predicted if target is None or target.index is None else target.index
@@ -199,7 +200,7 @@ class Measurement:
         """Return the explanations of each method, and the reasons of those methods that have
         none."""
         with suppress(Unexplainable):  # one of them; which one is found out one by one
-            outcome = await self._replicas.answer(seen, *questions, priority="background")
+            outcome = await self._replicas.ask(Explain(seen, questions, "background"))
             found = {
                 question.method: tuple(
                     each for each in outcome.value.explanations if each.method == question.method
@@ -217,7 +218,7 @@ class Measurement:
         problems = {}
         for question in questions:
             try:
-                outcome = await self._replicas.answer(seen, question, priority="background")
+                outcome = await self._replicas.ask(Explain(seen, (question,), "background"))
                 explained[question.method] = outcome.value.explanations
             except Unexplainable as problem:
                 problems[question.method] = problem.detail
@@ -250,12 +251,8 @@ class Measurement:
         if plain and usable:
             groups = _alike(usable)
             candidates = [Candidate(usable[group[0]].map) for group in groups]
-            outcome = await self._replicas.evaluate(
-                seen.pixels,
-                questions[0],
-                candidates,
-                plain,
-                options,
+            outcome = await self._replicas.ask(
+                Evaluate(seen.pixels, questions[0], candidates, plain, options),
                 progress=lambda step: progress(step.done / step.total),
             )
             for group, given in zip(groups, outcome.value, strict=True):
@@ -267,9 +264,8 @@ class Measurement:
             if not any(name in usable for name in names[question.method]):
                 continue
             options = Options(random_maps=1) if first else Options(baselines=())
-            outcome = await self._replicas.evaluate(
-                seen.pixels, question, candidates_of(mine), again, options
-            )
+            work = Evaluate(seen.pixels, question, candidates_of(mine), again, options)
+            outcome = await self._replicas.ask(work)
             first = False
             for name, given in zip(names[question.method], outcome.value, strict=True):
                 if name in usable:
@@ -290,9 +286,9 @@ class Measurement:
         """
         signed = [_signed(each) for each in questions]
         arms = [name for each in questions for name in names[each.method]]
-        own = (await self._replicas.answer(seen, *signed, priority="background")).value
+        own = (await self._replicas.ask(Explain(seen, signed, "background"))).value
         seed = self._plan.seed * self._plan.total + number
-        outcome = await self._replicas.randomised(seen.pixels, signed, stages=STAGES, seed=seed)
+        outcome = await self._replicas.ask(Randomise(seen.pixels, signed, STAGES, seed))
         stages: dict[str, list[SimilarityRecord]] = {name: [] for name in arms}
         for maps in outcome.value:
             for name, mine, other in zip(arms, own.explanations, maps, strict=True):
@@ -355,7 +351,8 @@ class Measurement:
         return chance > before * LEAST_RISE or 1 - before > (1 - chance) * LEAST_RISE
 
     async def _likely(self, pixels: Pixels) -> Float:
-        outcome = await self._replicas.answer(as_input(pixels), NOTHING, priority="background")
+        work = Explain(ModelInput.of(pixels), priority="background")
+        outcome = await self._replicas.ask(work)
         return _probabilities(outcome.value.prediction)
 
     async def _in_grid(
@@ -369,7 +366,7 @@ class Measurement:
         """Add what the maps of one grid tell."""
         # All methods together would be one step of the engine, for which requests wait: a grid
         # takes up to nine times as long as a photo.
-        seen = as_input(grid.pixels)
+        seen = ModelInput.of(grid.pixels)
         found, _ = await self._explained_singly(seen, questions)
         maps = {
             name: each.map
@@ -404,7 +401,7 @@ class Measurement:
 
     async def _spent(self, seen: ModelInput, question: Question) -> dict[str, object]:
         """Return what one map costs alone, at interactive priority, without other images."""
-        outcome = await self._replicas.answer(seen, question)
+        outcome = await self._replicas.ask(Explain(seen, (question,)))
         method, (explanation, *_) = METHODS[question.method], outcome.value.explanations
         many = (method.budget or 1) if method.cost.startswith("N") else 1
         return {

@@ -7,39 +7,22 @@ another process. Routes, jobs and the pipeline know this interface alone, so the
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from types import TracebackType
 from typing import Final, Protocol
 
-import numpy as np
-from numpy.typing import NDArray
-
-from cam import Concept, Observation, Question, Target
 from cam.agreement import Fidelity
 from cam.errors import did_you_mean
-from cam.evaluation.candidate import Candidate
-from cam.evaluation.metrics import Options, Scores
 from cam.methods.progress import Progress
-from service.backend.answers import Answer
-from service.backend.drift import Drift
 from service.backend.outcome import Outcome
+from service.backend.work import Value, Work
 from service.core.choices import Runtime
 from service.core.errors import UnknownModel
-from service.core.pool import Priority
 from service.models.catalog import ModelEntry
 from service.models.info import ModelInfo
-from service.models.preprocessing import ModelInput
 
 Listener = Callable[[Progress], None]
-Pixels = NDArray[np.uint8]
-"""An image as the model sees it, not normalised: RGB (H, W, 3)."""
-Stage = list[NDArray[np.float32] | None]
-"""The maps of one stage of a randomisation, one for each question and layer."""
-NOTHING = Question((), "gradcam", ())
-"""A question that asks for no map, so that its answer holds only the prediction."""
-
-
 OBSERVED_AT_ONCE: Final = 2
 """Number of images whose layers are observed at a time. The outputs of all layers of a model take
 some hundred megabytes."""
@@ -63,7 +46,7 @@ def unknown_model(name: str, names: Collection[str]) -> UnknownModel:
 
 
 class ModelBackend(Protocol):
-    """Answers questions about preprocessed images, for one model."""
+    """Does work about preprocessed images, for one model."""
 
     @property
     def model(self) -> ModelInfo:
@@ -96,107 +79,17 @@ class ModelBackend(Protocol):
     def copies(self) -> int:
         """Number of copies of the model, each on its own device or cores."""
 
-    async def answer(
-        self,
-        seen: ModelInput,
-        *questions: Question,
-        progress: Listener | None = None,
-        priority: Priority = "interactive",
-        until: float | None = None,
-        watched: bool = False,
-    ) -> Outcome[Answer]:
-        """Answer one or more questions about one image. An answer from the cache has times and a
-        batch size of 0.
+    async def ask(self, work: Work[Value], *, progress: Listener | None = None) -> Outcome[Value]:
+        """Do a piece of work: see the classes of `service.backend.work`.
 
         Args:
-            questions: at least one, all with the same targets and each with a different method.
-                One-pass methods share a forward pass, and those that use the fast path share
-                another one. Each method of many passes runs by itself. If the model chooses the
-                class, all methods explain the same class.
-            progress: called with the progress of methods of many passes.
-            priority: background questions run at lower priority than interactive ones, and their
-                answers are not cached.
-            until: deadline on the clock of `time.monotonic`. After it, a method of many passes
-                that has no budget of its own stops and uses the passes that it has made.
-            watched: whether the photo is live traffic, by which the model is watched for drift: an
-                ordinary explanation or prediction. What is made to be scored, or by jobs, is not.
-
-        Returns:
-            One answer, with its explanations in the order of the questions.
+            progress: called with the progress of work of many passes.
 
         Raises:
             QueueFull: if the model's queue is full.
             Unavailable: if the engine takes no more items, or its worker has ended.
             Unexplainable: if `cam` cannot explain the image.
             OutOfMemory: if there is not enough memory even for this image alone.
-        """
-
-    async def evaluate(
-        self,
-        pixels: Pixels,
-        question: Question,
-        candidates: Sequence[Candidate],
-        metrics: Sequence[str],
-        options: Options,
-        *,
-        progress: Listener | None = None,
-    ) -> Outcome[list[Scores]]:
-        """Score maps of one image, at background priority.
-
-        Args:
-            question: the question whose answer the maps are; or, for maps from elsewhere, one that
-                has their targets.
-            metrics: names in `cam.evaluation.metrics.METRICS`.
-            progress: called with the number of forward passes that have been made.
-
-        Returns:
-            The scores of each map.
-
-        Raises:
-            The same errors as `answer`.
-        """
-
-    async def randomised(
-        self, pixels: Pixels, questions: Sequence[Question], *, stages: int, seed: int
-    ) -> Outcome[list[Stage]]:
-        """Explain one image by models of which more and more weights are random, at background
-        priority: see `cam.evaluation.randomisation`. Other questions are answered by the model's
-        own weights meanwhile.
-
-        Args:
-            questions: questions with one resolved target each.
-
-        Returns:
-            The maps of each stage; None for a map that the changed model does not have.
-
-        Raises:
-            The same errors as `answer`.
-        """
-
-    async def drift(self) -> Drift:
-        """Compare the maps that were served lately with those of the model's reference."""
-
-    async def observe(
-        self, pixels: Pixels, layers: tuple[str, ...], target: Target
-    ) -> Outcome[list[Observation]]:
-        """Observe layers while the model processes one image.
-
-        Raises:
-            The same errors as `answer`.
-        """
-
-    async def factorise(self, pixels: Pixels, layer: str, count: int) -> Outcome[list[Concept]]:
-        """Factorise a layer's activations for one image into `count` concepts.
-
-        Raises:
-            The same errors as `answer`.
-        """
-
-    async def embed(self, pixels: Pixels, layer: str) -> Outcome[NDArray[np.float32]]:
-        """Return a layer's embedding of one image, (D,).
-
-        Raises:
-            The same errors as `answer`.
         """
 
 

@@ -25,6 +25,7 @@ from service.audit.measurement import Measurement, stored_name
 from service.audit.plan import LEAST_PHOTOS, Plan, plan_of, require_one_class, with_target
 from service.audit.report import write_audit
 from service.audit.summary import summarise
+from service.backend.work import Evaluate
 from service.batch.command import GO_ON, INTERRUPTED
 from service.batch.configuration import RunConfiguration
 from service.batch.inputs import Inputs, open_inputs
@@ -269,11 +270,10 @@ async def _estimated(
             seen = await reader.read(name)
             question = with_target(plan.questions[0], ClassTarget(None))
             heat = np.random.default_rng(0).random((7, 7), dtype=np.float32)
+            work = Evaluate(seen.pixels, question, [Candidate(heat)], ["deletion"], options)
             for _ in range(2):  # the first ones are slower
                 started = monotonic()
-                await session.replicas.evaluate(
-                    seen.pixels, question, [Candidate(heat)], ["deletion"], options
-                )
+                await session.replicas.ask(work)
                 spent = monotonic() - started
             # The whole photo, the steps between the ends, and the end without a pixel.
             return Estimate(spent / (TRIED + 1) / session.replicas.copies)

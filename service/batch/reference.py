@@ -21,6 +21,7 @@ from cam.drift.shift import LEAST
 from cam.drift.statistics import MapStatistics, statistics_of
 from cam.drift.window import NO_CLASS
 from cam.errors import CamError
+from service.backend.work import Explain
 from service.batch.inputs import Inputs, open_inputs
 from service.batch.progress import Tally, say, shown
 from service.batch.work import raise_last
@@ -204,6 +205,6 @@ async def _map_of(
     instance = Instance(0, name, image, "", parameters)
     seen, _ = await session.pipeline.input_of(model, instance, "background")
     (question,) = questions_of(model, parameters)
-    outcome = await session.replicas.answer(seen, question, priority="background")
+    outcome = await session.replicas.ask(Explain(seen, (question,), "background"))
     (found,) = outcome.value.explanations
     return found.target.index, statistics_of(found.map, found.probability, seen.pixels)

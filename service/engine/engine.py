@@ -9,25 +9,21 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from time import monotonic
 from types import TracebackType
-from typing import TypeVar, cast
+from typing import Any, cast
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from cam import (
     CamError,
     ClassTarget,
-    Concept,
-    Observation,
     Question,
-    Target,
     embed,
     explain_batch,
     explain_in_steps,
@@ -35,9 +31,7 @@ from cam import (
     observe,
 )
 from cam.agreement import Fidelity
-from cam.evaluation.candidate import Candidate
 from cam.evaluation.evaluate import evaluate_in_steps
-from cam.evaluation.metrics import Options, Scores
 from cam.evaluation.randomisation import randomised_in_steps
 from cam.explanation import Answer as Explained
 from cam.explanation import join
@@ -46,8 +40,20 @@ from cam.outputs.output import Output
 from cam.passes.fast import CompiledPath
 from cam.passes.samples import samples
 from service.backend.answers import Answer, Boxes, Prediction
-from service.backend.interface import NOTHING, Listener, Pixels, Stage
+from service.backend.interface import Listener
 from service.backend.outcome import Outcome
+from service.backend.work import (
+    NOTHING,
+    Embed,
+    Evaluate,
+    Explain,
+    Factorise,
+    Observe,
+    Pixels,
+    Randomise,
+    Value,
+    Work,
+)
 from service.core.choices import Runtime
 from service.core.errors import (
     RETRY_AFTER_SECONDS,
@@ -80,10 +86,8 @@ LONG_SECONDS = 0.25
 """A batch that takes longer is enlarged only if that makes an image cheaper."""
 
 log = logging.getLogger(__name__)
-Looked = list[Observation] | list[Concept] | NDArray[np.float32] | list[Scores] | list[Stage]
-Worked = Answer | Progress | Looked
-Steps = Generator[Progress, None, Answer | CamError | Looked]
-Value = TypeVar("Value", bound=Looked)
+Steps = Generator[Progress, None, object]
+_OfImage = Explain | Evaluate | Randomise | Observe | Factorise | Embed
 
 
 @dataclass(frozen=True, eq=False)
@@ -132,7 +136,7 @@ class Engine:
         self._fast: CompiledPath | None = None
         self.fidelities: dict[str, Fidelity] = {}
         """Method name → fidelity of its fast maps to the exact maps; empty without a fast path."""
-        self._batcher: Batcher[_Item, Worked] = Batcher(
+        self._batcher: Batcher[_Item, object] = Batcher(
             self._run,
             # Each target costs the whole batch a backward pass, so only items with the same number
             # of targets share a batch.
@@ -284,129 +288,94 @@ class Engine:
         size = self.model.preprocessing
         return pixels.shape[:2] == (size.height, size.width)
 
-    async def answer(
-        self,
-        pixels: Pixels,
-        *questions: Question,
-        progress: Listener | None = None,
-        priority: Priority = "interactive",
-        until: float | None = None,
-        repeatable: bool | None = None,
-    ) -> Outcome[Answer]:
-        """Answer one or more questions about one image.
+    async def ask(self, work: Work[Value], *, progress: Listener | None = None) -> Outcome[Value]:
+        """Do a piece of work about one image: see `ModelBackend.ask`. The questions are one, or
+        several of one-pass methods, which share the forward pass. The weights are randomised for
+        one image at a time."""
+        item = self._item(work)
+        if not isinstance(work, Randomise):
+            outcome = await self._finished(item, progress)
+        else:
+            self.randomising += 1
+            try:
+                async with self._randomising:
+                    outcome = await self._finished(item, progress)
+            finally:
+                self.randomising -= 1
+        if isinstance(work, Explain):
+            self._metrics.phase_seconds.labels(phase="queue").observe(outcome.queued_seconds)
+        return cast(Outcome[Value], outcome)
 
-        Args:
-            questions: one question; or several of one-pass methods with the same targets, which
-                share the forward pass. The answer holds their explanations in the same order.
-            progress: called with the progress of a method of many passes.
-            priority: background questions run at lower priority than interactive ones.
-            until: deadline on the clock of `time.monotonic`. After it, a method of many passes
-                that has no budget of its own stops and uses the passes that it has made.
-            repeatable: whether the answer is the same to the last bit if it is made again, in
-                another batch. On a CPU, one image then costs as much as `BACKGROUND_GROUP`. By
-                default, answers of background priority are, because jobs continue after a crash.
-
-        Raises:
-            QueueFull: if the model's queue is full.
-            Unavailable: if the engine takes no more items, or its worker has ended.
-            Unexplainable: if `cam` cannot explain the image.
-            OutOfMemory: if there is not enough memory even for this image alone.
-        """
-
-        def in_steps() -> Steps:
-            model, (image,) = self.model, self._input([pixels])
-            chunk, reading = model.max_batch, model.reading
-            steps = explain_in_steps(
-                model.module, image, only, chunk=chunk, reading=reading, stop=stop
-            )
-            return _plain((yield from steps))
-
-        def stop() -> bool:
-            return until is not None and only.budget is None and monotonic() > until
-
-        only = questions[0]
-        steps = in_steps() if only.in_steps else None
-        again = priority == "background" if repeatable is None else repeatable
-        item = _Item(pixels, questions, steps, priority, repeatable=again)
-        outcome = await self._finished(item, progress)
-        answer, queued = cast(Answer, outcome.value), outcome.queued_seconds
-        self._metrics.phase_seconds.labels(phase="queue").observe(queued)
-        return Outcome(answer, queued, outcome.run_seconds, outcome.batch_size)
-
-    async def evaluate(
-        self,
-        pixels: Pixels,
-        question: Question,
-        candidates: Sequence[Candidate],
-        metrics: Sequence[str],
-        options: Options,
-        *,
-        progress: Listener | None = None,
-    ) -> Outcome[list[Scores]]:
-        """Score maps of one image, at background priority: see `ModelBackend.evaluate`.
-
-        Raises:
-            The same errors as `answer`.
-        """
-
-        def in_steps() -> Steps:
-            model, (image,) = self.model, self._input([pixels])
-            return (
-                yield from evaluate_in_steps(
-                    model.module,
-                    image,
-                    question,
-                    candidates,
-                    metrics,
-                    options,
-                    answer=self._answered,
-                    chunk=self._group,
-                    reading=model.reading,
-                    pixels=pixels,
-                    normalise=lambda some: self._input(list(some)),
+    def _item(self, work: Work[Any]) -> _Item:
+        match work:
+            case Explain():
+                pixels, (first, *_) = work.seen.pixels, work.questions
+                return _Item(
+                    pixels,
+                    tuple(work.questions),
+                    self._steps(work, pixels) if first.in_steps else None,
+                    work.priority,
+                    # A job that continues after a crash answers again. Statistics of live traffic
+                    # need no repeatable last bits, which cost the passes of a whole group.
+                    repeatable=work.priority == "background" and not work.watched,
                 )
-            )
+            case Evaluate() | Randomise():
+                return _Item(work.pixels, (NOTHING,), self._steps(work, work.pixels), "background")
+            case Observe() | Factorise() | Embed():
+                return _Item(work.pixels, (NOTHING,), self._steps(work, work.pixels))
+        raise TypeError(f"{type(work).__name__} is not about one image")
 
-        item = _Item(pixels, (NOTHING,), in_steps(), "background")
-        outcome = await self._finished(item, progress)
-        scores = cast(list[Scores], outcome.value)
-        return Outcome(scores, outcome.queued_seconds, outcome.run_seconds, outcome.batch_size)
+    def _steps(self, work: _OfImage, pixels: Pixels) -> Steps:
+        """Do a piece of work in the worker thread, in steps; return its result."""
+        model, images = self.model, self._input([pixels])
+        module, reading = model.module, model.reading
+        match work:
+            case Explain():
+                only, until = work.questions[0], work.until
 
-    async def randomised(
-        self, pixels: Pixels, questions: Sequence[Question], *, stages: int, seed: int
-    ) -> Outcome[list[Stage]]:
-        """Explain one image by models with random weights: see `ModelBackend.randomised`. One image
-        waits for the other.
+                def stop() -> bool:
+                    return until is not None and only.budget is None and monotonic() > until
 
-        Raises:
-            The same errors as `answer`.
-        """
-
-        def in_steps() -> Steps:
-            model, (image,) = self.model, self._input([pixels])
-            reading = model.reading
-            return (
-                yield from randomised_in_steps(
-                    model.module,
-                    image,
-                    questions,
-                    stages=stages,
-                    seed=seed,
-                    answer=partial(explain_batch, model.module, reading=reading),
-                    chunk=self._group,
-                    reading=reading,
+                chunk = model.max_batch
+                found = yield from explain_in_steps(
+                    module, images[0], only, chunk=chunk, reading=reading, stop=stop
                 )
-            )
-
-        self.randomising += 1
-        try:
-            async with self._randomising:
-                item = _Item(pixels, (NOTHING,), in_steps(), "background")
-                outcome = await self._finished(item, None)
-        finally:
-            self.randomising -= 1
-        maps = cast(list[Stage], outcome.value)
-        return Outcome(maps, outcome.queued_seconds, outcome.run_seconds, outcome.batch_size)
+                return _plain(found)
+            case Evaluate():
+                return (
+                    yield from evaluate_in_steps(
+                        module,
+                        images[0],
+                        work.question,
+                        work.candidates,
+                        work.metrics,
+                        work.options,
+                        answer=self._answered,
+                        chunk=self._group,
+                        reading=reading,
+                        pixels=pixels,
+                        normalise=lambda some: self._input(list(some)),
+                    )
+                )
+            case Randomise():
+                return (
+                    yield from randomised_in_steps(
+                        module,
+                        images[0],
+                        work.questions,
+                        stages=work.stages,
+                        seed=work.seed,
+                        answer=partial(explain_batch, module, reading=reading),
+                        chunk=self._group,
+                        reading=reading,
+                    )
+                )
+            case Observe():
+                return observe(module, images, work.layers, work.target, reading=reading)
+            case Factorise():
+                return factorise(module, images, work.layer, work.count, reading=reading)
+            case Embed():
+                return embed(module, images, work.layer)
 
     def _answered(
         self, images: Tensor, questions: Sequence[Question]
@@ -428,7 +397,7 @@ class Engine:
             return True
         return self.is_fast(question.method) and bool(self._fast and self._fast.takes(question))
 
-    async def _finished(self, item: _Item, progress: Listener | None) -> Outcome[Worked]:
+    async def _finished(self, item: _Item, progress: Listener | None) -> Outcome[object]:
         """Run all steps of an item, and return the last outcome with the times of all steps."""
         queued, ran, admitted = 0.0, 0.0, False
         while True:
@@ -437,50 +406,11 @@ class Engine:
             admitted = True
             queued, ran = queued + outcome.queued_seconds, ran + outcome.run_seconds
             if not isinstance(outcome.value, Progress):
-                return Outcome(outcome.value, queued, ran, outcome.batch_size)
+                return replace(outcome, queued_seconds=queued, run_seconds=ran)
             if progress:
                 progress(outcome.value)
 
-    async def observe(
-        self, pixels: Pixels, layers: tuple[str, ...], target: Target
-    ) -> Outcome[list[Observation]]:
-        """Observe layers while the model processes one image.
-
-        Raises:
-            The same errors as `answer`.
-        """
-        return await self._look(pixels, partial(observe, layers=layers, target=target))
-
-    async def factorise(self, pixels: Pixels, layer: str, count: int) -> Outcome[list[Concept]]:
-        """Factorise a layer's activations for one image into `count` concepts.
-
-        Raises:
-            The same errors as `answer`.
-        """
-        return await self._look(pixels, partial(factorise, layer=layer, count=count))
-
-    async def embed(self, pixels: Pixels, layer: str) -> Outcome[NDArray[np.float32]]:
-        """Return a layer's embedding of one image.
-
-        Raises:
-            The same errors as `answer`.
-        """
-        return await self._look(pixels, lambda module, image, reading: embed(module, image, layer))
-
-    async def _look(self, pixels: Pixels, work: Callable[..., Value]) -> Outcome[Value]:
-        """Run `work(module, image, reading=…)` in the worker thread as a single step; the image has
-        the shape (1, 3, H, W)."""
-
-        def look() -> Steps:
-            yield from ()
-            image = self._input([pixels])
-            return work(self.model.module, image, reading=self.model.reading)
-
-        outcome = await self._submit(_Item(pixels, (NOTHING,), look()))
-        value = cast(Value, outcome.value)
-        return Outcome(value, outcome.queued_seconds, outcome.run_seconds, outcome.batch_size)
-
-    async def _submit(self, item: _Item, *, admitted: bool = False) -> Outcome[Worked]:
+    async def _submit(self, item: _Item, *, admitted: bool = False) -> Outcome[object]:
         try:
             return await self._batcher.submit(item, admitted=admitted)
         except Full as error:
@@ -512,7 +442,7 @@ class Engine:
                 retry_after=RETRY_AFTER_SECONDS,
             ) from None
 
-    def _run(self, items: list[_Item]) -> list[Worked | CamError]:
+    def _run(self, items: list[_Item]) -> list[object]:
         try:
             return self._work(items)
         except (MemoryError, RuntimeError) as error:
@@ -520,7 +450,7 @@ class Engine:
                 torch.accelerator.memory.empty_cache()
             raise  # the batcher then halves the batch and tries again
 
-    def _work(self, items: list[_Item]) -> list[Worked | CamError]:
+    def _work(self, items: list[_Item]) -> list[object]:
         self._metrics.batch_size.labels(model=self.model.name).observe(len(items))
         with self._metrics.phase_seconds.labels(phase="forward_backward").time():
             if items[0].steps:
@@ -535,14 +465,14 @@ class Engine:
             # images they are. Batches of a fixed size give a job the same maps if it continues
             # after a crash and its images are batched differently. Grids of audits, which have
             # another size, would be several times as expensive so.
-            found = []
+            found: list[object] = []
             for start in range(0, len(items), self._group):
                 some = items[start : start + self._group]
                 full = some + some[:1] * (self._group - len(some))
                 found += self._explained(full)[: len(some)]
             return found
 
-    def _explained(self, items: list[_Item]) -> list[Worked | CamError]:
+    def _explained(self, items: list[_Item]) -> list[object]:
         model, pixels = self.model, [item.pixels for item in items]
         rounds = len(items[0].questions)
         questions = [item.questions[turn] for turn in range(rounds) for item in items]

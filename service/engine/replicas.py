@@ -5,22 +5,19 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from dataclasses import fields, replace
+from typing import cast
 
 import numpy as np
-from numpy.typing import NDArray
 
-from cam import Concept, Explanation, Observation, Question, Target
+from cam import Explanation, Question
 from cam.agreement import Fidelity
-from cam.evaluation.candidate import Candidate
-from cam.evaluation.metrics import Options, Scores
 from cam.methods.progress import Progress
 from service.backend.answers import Answer
-from service.backend.drift import Drift
-from service.backend.interface import Listener, Pixels, Stage, naming
+from service.backend.interface import Listener, naming
 from service.backend.outcome import Outcome
+from service.backend.work import CompareDrift, Explain, Randomise, Value, Work
 from service.core.choices import Runtime
 from service.core.metrics import Metrics
-from service.core.pool import Priority
 from service.engine.engine import Engine
 from service.engine.response_cache import ResponseCache
 from service.engine.watch import Watch
@@ -111,34 +108,31 @@ class Replicas:
         """Number of images in the queues."""
         return sum(engine.waiting for engine in self.engines)
 
-    async def answer(
-        self,
-        seen: ModelInput,
-        *questions: Question,
-        progress: Listener | None = None,
-        priority: Priority = "interactive",
-        until: float | None = None,
-        watched: bool = False,
-    ) -> Outcome[Answer]:
-        """Answer one or more questions about one image: see `ModelBackend.answer`."""
-        if len(questions) == 1:
-            return await self._answer(
-                seen, questions, progress, priority, until, questions if watched else ()
-            )
+    async def ask(self, work: Work[Value], *, progress: Listener | None = None) -> Outcome[Value]:
+        """Do a piece of work on the engine that is free first: see `ModelBackend.ask`."""
+        if isinstance(work, Explain):
+            return cast(Outcome[Value], await self._explain(work, progress))
+        if isinstance(work, CompareDrift):
+            return cast(Outcome[Value], Outcome(await self.watch.drift(), 0.0, 0.0, 0))
+        engine = self._idlest(randomising=isinstance(work, Randomise))
+        return await engine.ask(work, progress=progress)
+
+    async def _explain(self, work: Explain, progress: Listener | None) -> Outcome[Answer]:
+        if len(work.questions) == 1:
+            return await self._explain_group(work, progress, work.questions)
         outcomes: list[Outcome[Answer]] = []
         found: dict[str, list[Explanation]] = {}
-        for group in self._groups(questions):
-            # What is watched depends on what the caller asked, not on the order of its methods.
-            asked = group if watched else ()
+        for asked in self._groups(work.questions):
+            group = asked
             if outcomes:  # passes in different precisions might choose different classes
                 explained = outcomes[0].value.explanations
                 targets = tuple({each.turn: each.target for each in explained}.values())
-                group = tuple(replace(each, targets=targets) for each in group)
+                group = tuple(replace(each, targets=targets) for each in asked)
             told = progress and naming(group[0].method, progress)
-            outcomes.append(await self._answer(seen, group, told, priority, until, asked))
+            outcomes.append(await self._explain_group(replace(work, questions=group), told, asked))
             for each in outcomes[-1].value.explanations:
                 found.setdefault(each.method, []).append(each)
-        explanations = [each for question in questions for each in found.get(question.method, [])]
+        explanations = [each for one in work.questions for each in found.get(one.method, [])]
         return Outcome(
             replace(outcomes[0].value, explanations=tuple(explanations)),
             sum(each.queued_seconds for each in outcomes),
@@ -154,93 +148,44 @@ class Replicas:
             groups.setdefault(key, []).append(each)
         return [tuple(group) for group in groups.values()]
 
-    async def _answer(
-        self,
-        seen: ModelInput,
-        questions: tuple[Question, ...],
-        progress: Listener | None,
-        priority: Priority,
-        until: float | None,
-        asked: tuple[Question, ...],
+    async def _explain_group(
+        self, work: Explain, progress: Listener | None, asked: Sequence[Question]
     ) -> Outcome[Answer]:
         """Answer one group of questions: those of one-pass methods, or a single question of a
         method of many passes.
 
         Args:
-            asked: the questions as the caller asked them, if the photo is live traffic.
+            asked: the questions as the caller asked them. What is watched depends on these, not on
+                the order of the caller's methods.
         """
-        if priority == "background":
-            idlest = self._idlest()
-            return await idlest.answer(
-                seen.pixels, *questions, progress=progress, priority=priority
-            )
+        if work.priority == "background":
+            return await self._idlest().ask(work, progress=progress)
         outcome, how = await self._response_cache.get(
-            _key(seen, questions),
-            lambda report: self._idlest().answer(
-                seen.pixels, *questions, progress=report, until=until
-            ),
+            _key(work.seen, work.questions),
+            lambda report: self._idlest().ask(work, progress=report),
             progress,
         )
         self._metrics.answers.labels(model=self.model.name, how=how).inc()
-        if how == "made" and asked and self.watch.watches(seen):
-            self._watch(seen, asked, outcome.value)
+        if how == "made" and work.watched and self.watch.watches(work.seen):
+            self._watch(work.seen, asked, outcome.value)
         return Outcome(outcome.value, 0.0, 0.0, 0) if how == "remembered" else outcome
 
-    def _watch(self, seen: ModelInput, questions: tuple[Question, ...], answer: Answer) -> None:
+    def _watch(self, seen: ModelInput, questions: Sequence[Question], answer: Answer) -> None:
         """Record an answer to live traffic."""
 
         async def explain(question: Question) -> Answer:
-            # Statistics need no repeatable last bits, which would cost the passes of four images.
-            outcome = await self._idlest().answer(
-                seen.pixels, question, priority="background", repeatable=False
-            )
-            return outcome.value
+            work = Explain(seen, (question,), "background", watched=True)
+            return (await self._idlest().ask(work)).value
 
         self.watch.note(questions, answer, seen.pixels)
         self.watch.sample(questions, explain, seen.pixels)
 
-    async def drift(self) -> Drift:
-        """See `ModelBackend.drift`."""
-        return await self.watch.drift()
-
-    async def evaluate(
-        self,
-        pixels: Pixels,
-        question: Question,
-        candidates: Sequence[Candidate],
-        metrics: Sequence[str],
-        options: Options,
-        *,
-        progress: Listener | None = None,
-    ) -> Outcome[list[Scores]]:
-        """See `ModelBackend.evaluate`."""
-        return await self._idlest().evaluate(
-            pixels, question, candidates, metrics, options, progress=progress
+    def _idlest(self, *, randomising: bool = False) -> Engine:
+        """Return the engine with the lowest load; to randomise weights, the one that does so for
+        the fewest images."""
+        return min(
+            self.engines, key=lambda at: (not at.alive, randomising and at.randomising, at.load)
         )
-
-    async def randomised(
-        self, pixels: Pixels, questions: Sequence[Question], *, stages: int, seed: int
-    ) -> Outcome[list[Stage]]:
-        """See `ModelBackend.randomised`."""
-        engine = min(self.engines, key=lambda each: (not each.alive, each.randomising, each.load))
-        return await engine.randomised(pixels, questions, stages=stages, seed=seed)
-
-    async def observe(
-        self, pixels: Pixels, layers: tuple[str, ...], target: Target
-    ) -> Outcome[list[Observation]]:
-        """See `Engine.observe`."""
-        return await self._idlest().observe(pixels, layers, target)
-
-    async def factorise(self, pixels: Pixels, layer: str, count: int) -> Outcome[list[Concept]]:
-        """See `Engine.factorise`."""
-        return await self._idlest().factorise(pixels, layer, count)
-
-    async def embed(self, pixels: Pixels, layer: str) -> Outcome[NDArray[np.float32]]:
-        """See `Engine.embed`."""
-        return await self._idlest().embed(pixels, layer)
-
-    def _idlest(self) -> Engine:
-        return min(self.engines, key=lambda engine: (not engine.alive, engine.load))
 
 
 def _key(seen: ModelInput, questions: Sequence[Question]) -> bytes:

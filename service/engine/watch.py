@@ -21,7 +21,7 @@ from cam.drift.statistics import STATISTICS, MapStatistics, row_of, statistics_o
 from cam.drift.window import Window
 from service.backend.answers import Answer
 from service.backend.drift import Drift
-from service.backend.interface import NOTHING, Pixels
+from service.backend.work import NOTHING, Pixels
 from service.core.errors import Problem
 from service.core.metrics import Metrics
 from service.loading.served_model import ServedModel

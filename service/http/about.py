@@ -10,6 +10,7 @@ from starlette.responses import HTMLResponse, Response
 from cam import METHODS
 from cam.agreement import Fidelity
 from service.backend.interface import Backend
+from service.backend.work import CompareDrift
 from service.core import model_schemas
 from service.core.errors import RETRY_AFTER_SECONDS, Unavailable
 from service.core.metrics import CONTENT_TYPE, Metrics
@@ -186,6 +187,7 @@ def make_about_router(*, manager: Backend, metrics: Metrics) -> APIRouter:
     )
     async def get_drift(model: str) -> model_schemas.DriftDescription:
         replicas = manager.replicas(model)
-        return describe_drift(await replicas.drift(), replicas.model.labels)
+        drift = (await replicas.ask(CompareDrift())).value
+        return describe_drift(drift, replicas.model.labels)
 
     return router

@@ -32,10 +32,11 @@ class ModelInput:
     """How the photo was asked to be fitted to the model's input."""
 
     @staticmethod
-    def of(pixels: NDArray[np.uint8], box: Box, fit: Fit = "crop") -> ModelInput:
-        """Return pixels with their digest."""
+    def of(pixels: NDArray[np.uint8], box: Box | None = None, fit: Fit = "crop") -> ModelInput:
+        """Return pixels with their digest; without a box, they are the whole photo."""
         digest = hashlib.blake2b(np.ascontiguousarray(pixels).data, digest_size=16).digest()
-        return ModelInput(pixels, box, digest, fit)
+        whole = Box(0, 0, pixels.shape[1], pixels.shape[0])
+        return ModelInput(pixels, box or whole, digest, fit)
 
 
 @dataclass(frozen=True)

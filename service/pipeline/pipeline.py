@@ -31,9 +31,10 @@ from cam import (
 from cam.evaluation.candidate import Candidate, candidates_of
 from cam.evaluation.metrics import Options, Scores
 from service.backend.answers import Answer
-from service.backend.interface import NOTHING, OBSERVED_AT_ONCE, Listener, ModelBackend, naming
+from service.backend.interface import OBSERVED_AT_ONCE, Listener, ModelBackend, naming
 from service.backend.outcome import Outcome
 from service.backend.timings import Timings
+from service.backend.work import Embed, Evaluate, Explain, Factorise, Observe
 from service.core import schemas
 from service.core.errors import NotAcceptable, Problem
 from service.core.metrics import Metrics
@@ -258,7 +259,7 @@ class Pipeline:
         model = replicas.model
         async with self._opened(model, instance, timings) as (encoded, pool):
             _, seen = await self._seen(model, instance, encoded, pool, timings)
-            outcome = await replicas.answer(seen, NOTHING, watched=True)
+            outcome = await replicas.ask(Explain(seen, watched=True))
         timings.note_outcome(outcome)
         return predict(outcome.value, model, seen, instance)
 
@@ -374,7 +375,7 @@ class Pipeline:
         their answer.
 
         Args:
-            watched: see `ModelBackend.answer`.
+            watched: see `Explain`.
 
         Raises:
             Problem: if this instance cannot be explained.
@@ -389,9 +390,8 @@ class Pipeline:
         except Problem as problem:
             raise instance.blame(problem) from None
         questions = tuple(replace(each, targets=targets) for each in questions)
-        outcome = await replicas.answer(
-            seen, *questions, progress=progress, priority=priority, until=until, watched=watched
-        )
+        work = Explain(seen, questions, priority, until, watched)
+        outcome = await replicas.ask(work, progress=progress)
         timings.note_outcome(outcome)
         return photo, seen, questions, outcome
 
@@ -464,9 +464,8 @@ class Pipeline:
             told = progress
             if progress and len(questions) > 1:
                 told = naming(question.method, progress)
-            outcome = await replicas.evaluate(
-                seen.pixels, question, candidates, metrics, options, progress=told
-            )
+            work = Evaluate(seen.pixels, question, candidates, metrics, options)
+            outcome = await replicas.ask(work, progress=told)
             timings.note("evaluate", outcome.run_seconds)
             found += outcome.value
         return tuple(found)
@@ -526,7 +525,7 @@ class Pipeline:
 
         for turn, other in others.items():  # one by one, so that only one photo is in memory
             like = await pool.run(partial(look, other.b64))
-            outcome = await replicas.embed(like.pixels, other.layer)
+            outcome = await replicas.ask(Embed(like.pixels, other.layer))
             targets[turn] = SimilarityTarget(other.layer, outcome.value, other.against)
         return tuple(targets)
 
@@ -552,7 +551,7 @@ class Pipeline:
             (target,) = await self._placed(replicas, instance, question, photo, seen)
         except Problem as problem:
             raise instance.blame(problem) from None
-        outcome = await replicas.observe(seen.pixels, layers, target)
+        outcome = await replicas.ask(Observe(seen.pixels, layers, target))
         timings.note_outcome(outcome)
         return outcome.value, seen
 
@@ -575,7 +574,8 @@ class Pipeline:
             raise instance.blame(problem) from None
         found = {}
         for layer in layers:
-            outcome = await replicas.factorise(seen.pixels, layer, parameters.concepts or 2)
+            work = Factorise(seen.pixels, layer, parameters.concepts or 2)
+            outcome = await replicas.ask(work)
             timings.note_outcome(outcome)
             found[layer] = outcome.value
         return found

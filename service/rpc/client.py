@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from copy import copy
 from dataclasses import dataclass
@@ -12,35 +12,28 @@ from itertools import count
 from types import TracebackType
 from typing import Any, Final, cast
 
-import numpy as np
-from numpy.typing import NDArray
 from structlog.contextvars import get_contextvars
 
-from cam import Concept, Observation, Question, Target
 from cam.agreement import Fidelity
-from cam.evaluation.candidate import Candidate
-from cam.evaluation.metrics import Options, Scores
-from service.backend.answers import Answer
-from service.backend.drift import Drift
-from service.backend.interface import Listener, Pixels, Stage, unknown_model
+from service.backend.interface import Listener, unknown_model
 from service.backend.outcome import Outcome
+from service.backend.work import Value, Work
 from service.core.choices import Runtime
 from service.core.errors import RETRY_AFTER_SECONDS, Unavailable
 from service.core.metrics import Metrics
-from service.core.pool import Priority
 from service.models.catalog import ModelEntry
 from service.models.info import ModelInfo
-from service.models.preprocessing import ModelInput
 from service.rpc.frames import FrameProtocol
 from service.rpc.messages import (
     CODEC,
+    Add,
     Call,
     Cancelled,
     Idle,
     ModelState,
-    Operation,
     Progressed,
     Raised,
+    Remove,
     Returned,
     State,
 )
@@ -158,7 +151,7 @@ class RemoteBackend:
         return RemoteModel(self, name, state)
 
     async def add(self, entry: ModelEntry) -> None:
-        await self.call("add", entry.name, (entry.model_dump_json(exclude_unset=True),))
+        await self.call(entry.name, Add(entry.model_dump_json(exclude_unset=True)))
 
     async def remove(self, name: str, in_work: Callable[[], int] = lambda: 0) -> None:
         self._require_known(name)
@@ -169,7 +162,7 @@ class RemoteBackend:
                 await asyncio.sleep(AGAIN_SECONDS)
             self._send(Idle(number))
 
-        removing = asyncio.create_task(self.call("remove", name, number=number))
+        removing = asyncio.create_task(self.call(name, Remove(), number=number))
         telling = asyncio.create_task(tell_when_idle())
         try:
             await removing
@@ -182,12 +175,10 @@ class RemoteBackend:
 
     async def call(
         self,
-        operation: Operation,
         model: str,
-        arguments: tuple[Any, ...] = (),
-        *,
+        work: Work[Any] | Add | Remove,
         fingerprint: str = "",
-        options: Mapping[str, Any] | None = None,
+        *,
         listener: Listener | None = None,
         number: int | None = None,
     ) -> Any:
@@ -203,18 +194,8 @@ class RemoteBackend:
         pending = _Pending(asyncio.get_running_loop().create_future(), listener)
         self._pending[number] = pending
         try:
-            self._send(
-                Call(
-                    number,
-                    operation,
-                    model,
-                    fingerprint,
-                    arguments,
-                    options or {},
-                    listener is not None,
-                    get_contextvars(),
-                )
-            )
+            listens, context = listener is not None, get_contextvars()
+            self._send(Call(number, model, work, fingerprint, listens, context))
             return await pending.result
         except asyncio.CancelledError:
             self._send(Cancelled(number))
@@ -345,68 +326,8 @@ class RemoteModel:
     def copies(self) -> int:
         return self._state.copies
 
-    async def answer(
-        self,
-        seen: ModelInput,
-        *questions: Question,
-        progress: Listener | None = None,
-        priority: Priority = "interactive",
-        until: float | None = None,
-        watched: bool = False,
-    ) -> Outcome[Answer]:
-        """See `ModelBackend.answer`. The clock of `until` is the same in all processes of a
-        machine."""
-        options = {"priority": priority, "until": until, "watched": watched}
-        found = await self._call("answer", seen, *questions, options=options, listener=progress)
-        return cast(Outcome[Answer], found)
-
-    async def evaluate(
-        self,
-        pixels: Pixels,
-        question: Question,
-        candidates: Sequence[Candidate],
-        metrics: Sequence[str],
-        options: Options,
-        *,
-        progress: Listener | None = None,
-    ) -> Outcome[list[Scores]]:
-        arguments = (pixels, question, list(candidates), tuple(metrics), options)
-        found = await self._call("evaluate", *arguments, listener=progress)
-        return cast(Outcome[list[Scores]], found)
-
-    async def randomised(
-        self, pixels: Pixels, questions: Sequence[Question], *, stages: int, seed: int
-    ) -> Outcome[list[Stage]]:
-        options = {"stages": stages, "seed": seed}
-        found = await self._call("randomised", pixels, tuple(questions), options=options)
-        return cast(Outcome[list[Stage]], found)
-
-    async def drift(self) -> Drift:
-        return cast(Drift, await self._call("drift"))
-
-    async def observe(
-        self, pixels: Pixels, layers: tuple[str, ...], target: Target
-    ) -> Outcome[list[Observation]]:
-        return cast(Outcome[list[Observation]], await self._call("observe", pixels, layers, target))
-
-    async def factorise(self, pixels: Pixels, layer: str, count: int) -> Outcome[list[Concept]]:
-        return cast(Outcome[list[Concept]], await self._call("factorise", pixels, layer, count))
-
-    async def embed(self, pixels: Pixels, layer: str) -> Outcome[NDArray[np.float32]]:
-        return cast(Outcome[NDArray[np.float32]], await self._call("embed", pixels, layer))
-
-    async def _call(
-        self,
-        operation: Operation,
-        *arguments: Any,
-        options: Mapping[str, Any] | None = None,
-        listener: Listener | None = None,
-    ) -> Any:
-        return await self._backend.call(
-            operation,
-            self._name,
-            arguments,
-            fingerprint=self.model.fingerprint,
-            options=options,
-            listener=listener,
-        )
+    async def ask(self, work: Work[Value], *, progress: Listener | None = None) -> Outcome[Value]:
+        """Do a piece of work: see `ModelBackend.ask`."""
+        fingerprint = self.model.fingerprint
+        found = await self._backend.call(self._name, work, fingerprint, listener=progress)
+        return cast(Outcome[Value], found)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Any, get_args
 
 import numpy as np
 from PIL import Image
@@ -23,6 +23,16 @@ from cam.observations import Statistics
 from service.backend.answers import Answer, Boxes, Prediction
 from service.backend.drift import Drift
 from service.backend.outcome import Outcome
+from service.backend.work import (
+    CompareDrift,
+    Embed,
+    Evaluate,
+    Explain,
+    Factorise,
+    Observe,
+    Randomise,
+    Work,
+)
 from service.core import errors
 from service.core.choices import Runtime
 from service.models.audited import Audited
@@ -31,23 +41,30 @@ from service.models.labels import Labels
 from service.models.preprocessing import ModelInput, Preprocessing
 from service.rpc.frames import Codec
 
-Operation = Literal[
-    "answer", "evaluate", "randomised", "drift", "observe", "factorise", "embed", "add", "remove"
-]
+
+@dataclass(frozen=True)
+class Add:
+    """Loads one more model in the background."""
+
+    entry: str
+    """The model's entry, in JSON."""
+
+
+@dataclass(frozen=True)
+class Remove:
+    """Unloads the model."""
 
 
 @dataclass(frozen=True)
 class Call:
-    """A call of one method of the backend or of a model."""
+    """A call of the backend or of a model."""
 
     number: int
     """Number of the call on its connection."""
-    operation: Operation
     model: str
+    work: Work[Any] | Add | Remove
     fingerprint: str = ""
-    """Fingerprint of the model that the caller knows under this name, for a model's methods."""
-    arguments: tuple[Any, ...] = ()
-    options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    """Fingerprint of the model that the caller knows under this name, for a model's work."""
     listens: bool = False
     """Whether the caller wants to know the progress."""
     log_context: Mapping[str, str] = dataclasses.field(default_factory=dict)
@@ -144,7 +161,8 @@ _NUMPY = {
 
 CODEC = Codec(
     {
-        *(Call, Cancelled, Idle, Progressed, Returned, Raised, ModelState, State),
+        *(Call, Add, Remove, Cancelled, Idle, Progressed, Returned, Raised, ModelState, State),
+        *(Explain, Evaluate, Randomise, Observe, Factorise, Embed, CompareDrift),
         *(Answer, Boxes, Prediction, Outcome, ModelInput, Box),
         *(ModelInfo, LayerInfo, Audited, Labels, Preprocessing, Image.Resampling),
         *(Question, Explanation, Placement, Passes, Completeness, Progress),

@@ -12,7 +12,9 @@ import os
 import pickle
 import socket
 import sys
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
+from contextlib import nullcontext
+from functools import partial
 from types import TracebackType
 from typing import Any, Final
 
@@ -21,6 +23,7 @@ from structlog.contextvars import bound_contextvars
 from cam import METHODS
 from cam.methods.progress import Progress
 from service.backend.interface import OBSERVED_AT_ONCE, Backend, ModelBackend
+from service.backend.work import Factorise, Observe
 from service.core.errors import (
     RETRY_AFTER_SECONDS,
     Problem,
@@ -31,12 +34,14 @@ from service.models.catalog import ModelEntry
 from service.rpc.frames import FrameProtocol
 from service.rpc.messages import (
     CODEC,
+    Add,
     Call,
     Cancelled,
     Idle,
     ModelState,
     Progressed,
     Raised,
+    Remove,
     Returned,
     State,
 )
@@ -201,7 +206,7 @@ class _Connection:
             self._transport.abort()
             return
         if isinstance(message, Call):
-            task = asyncio.create_task(self._answer(message), name=f"call {message.operation}")
+            task = asyncio.create_task(self._answer(message), name=f"call {message.number}")
             self._calls[message.number] = task
             self._server.received += 1
             task.add_done_callback(lambda done: self._calls.pop(message.number))
@@ -217,40 +222,22 @@ class _Connection:
             except Problem as problem:
                 self.send(Raised(call.number, problem))
             except Exception:
-                failure = unexpected(f"{call.operation} of model {call.model}")
+                failure = unexpected(f"{type(call.work).__name__} of model {call.model}")
                 self.send(Raised(call.number, failure))
 
-    def _work(self, call: Call) -> Coroutine[Any, Any, Any]:
-        if call.operation == "add":
-            (entry,) = call.arguments
-            return self._add(ModelEntry.model_validate_json(entry))
-        if call.operation == "remove":
-            return self._remove(call)
-        replicas = self._replicas(call)
-        options = dict(call.options)
-        if call.listens:
-            options["progress"] = lambda progress: self._report(call.number, progress)
-        if call.operation == "answer":
-            return replicas.answer(*call.arguments, **options)
-        if call.operation == "evaluate":
-            return replicas.evaluate(*call.arguments, **options)
-        if call.operation == "randomised":
-            return replicas.randomised(*call.arguments, **options)
-        if call.operation == "drift":
-            return replicas.drift()
-        if call.operation == "embed":
-            return replicas.embed(*call.arguments)
-        return self._observe(
-            replicas.observe if call.operation == "observe" else replicas.factorise, call
-        )
-
-    async def _observe(self, observe: Callable[..., Coroutine[Any, Any, Any]], call: Call) -> Any:
-        async with self._server.observing:
-            return await observe(*call.arguments)
-
-    async def _add(self, entry: ModelEntry) -> None:
-        await self._backend.add(entry)
-        self._server.look()  # the caller knows the model before its call returns
+    async def _work(self, call: Call) -> object:
+        work = call.work
+        if isinstance(work, Add):
+            await self._backend.add(ModelEntry.model_validate_json(work.entry))
+            self._server.look()  # the caller knows the model before its call returns
+            return None
+        if isinstance(work, Remove):
+            await self._remove(call)
+            return None
+        replicas, progress = self._replicas(call), partial(self._report, call.number)
+        few = isinstance(work, Observe | Factorise)
+        async with self._server.observing if few else nullcontext():
+            return await replicas.ask(work, progress=progress if call.listens else None)
 
     async def _remove(self, call: Call) -> None:
         def in_work() -> int:

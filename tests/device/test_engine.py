@@ -8,21 +8,22 @@ import numpy as np
 import pytest
 import torch
 import torchvision
-from numpy.typing import NDArray
 
 from cam import Answer, ClassTarget, Question, explain_batch, spearman
 from cam.passes.fast import FastPath
+from service.backend.work import Explain
 from service.core.errors import Unavailable
 from service.core.metrics import Metrics
 from service.engine.engine import Engine
 from service.engine.lifecycle import ModelLifecycle
 from service.loading.served_model import load
 from service.models.catalog import ModelEntry
+from service.models.preprocessing import ModelInput
 
 pytestmark = pytest.mark.anyio
 QUESTION = Question((ClassTarget(1),), "gradcam", ("relu2",))
 LONG = 60
-WHITE = np.full((32, 32, 3), 255, np.uint8)
+WHITE = ModelInput.of(np.full((32, 32, 3), 255, np.uint8))
 
 
 def entry(factory: str, device: torch.device, **settings: object) -> ModelEntry:
@@ -38,18 +39,17 @@ def entry(factory: str, device: torch.device, **settings: object) -> ModelEntry:
     return ModelEntry.model_validate(given)
 
 
-def photo(seed: int, side: int = 32) -> NDArray[np.uint8]:
-    return np.random.default_rng(seed).integers(0, 256, (side, side, 3), np.uint8)
+def asked(seed: int, side: int = 32) -> Explain:
+    pixels = np.random.default_rng(seed).integers(0, 256, (side, side, 3), np.uint8)
+    return Explain(ModelInput.of(pixels), [QUESTION])
 
 
 async def test_a_batch_without_memory_is_halved(device: torch.device) -> None:
     """Twelve images of which four fit: each has the map that it has alone."""
     model = load(entry("wide", device, max_batch=16))
     async with Engine(model, max_queue=32, metrics=Metrics()) as engine:
-        alone = [await engine.answer(photo(seed), QUESTION) for seed in range(12)]
-        together = await asyncio.gather(
-            *(engine.answer(photo(seed), QUESTION) for seed in range(12))
-        )
+        alone = [await engine.ask(asked(seed)) for seed in range(12)]
+        together = await asyncio.gather(*(engine.ask(asked(seed)) for seed in range(12)))
     assert max(outcome.batch_size for outcome in together) <= 4
     for one, other in zip(alone, together, strict=True):
         (a,), (b,) = one.value.explanations, other.value.explanations
@@ -61,9 +61,9 @@ async def test_two_models_on_one_device_do_not_disturb_each_other(device: torch.
     models = [load(entry("wide", device, name=name, max_batch=4)) for name in ("a", "b")]
     engines = [Engine(model, max_queue=64, metrics=Metrics()) for model in models]
     async with engines[0], engines[1]:
-        alone = [await engines[0].answer(photo(seed), QUESTION) for seed in range(16)]
+        alone = [await engines[0].ask(asked(seed)) for seed in range(16)]
         found = await asyncio.gather(
-            *(engine.answer(photo(seed), QUESTION) for seed in range(16) for engine in engines)
+            *(engine.ask(asked(seed)) for seed in range(16) for engine in engines)
         )
     for seed in range(16):
         for outcome in found[2 * seed : 2 * seed + 2]:
@@ -86,16 +86,16 @@ async def test_a_kernel_that_hangs_costs_its_own_request(device: torch.device) -
     try:
         assert lifecycle.replicas
         (engine,) = lifecycle.replicas.engines
-        fine = await engine.answer(photo(1), QUESTION)
+        fine = await engine.ask(asked(1))
         with pytest.raises(Unavailable) as caught:
-            await engine.answer(WHITE, QUESTION)
+            await engine.ask(Explain(WHITE, [QUESTION]))
         assert caught.value.blamed == "batch"
         async with asyncio.timeout(LONG):
             while not lifecycle.ready:  # noqa: ASYNC110
                 await asyncio.sleep(0.05)
         (other,) = lifecycle.replicas.engines
         assert other is not engine
-        again = await other.answer(photo(1), QUESTION)
+        again = await other.ask(asked(1))
         np.testing.assert_array_equal(
             fine.value.explanations[0].map, again.value.explanations[0].map
         )

@@ -8,9 +8,10 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from cam.drawing.heatmap import Box, Float
+from cam.drawing.heatmap import Float
 from service.audit.grids import Grid, Neighbours, share_inside
-from service.backend.interface import ModelBackend, Pixels
+from service.backend.interface import ModelBackend
+from service.backend.work import Explain, Pixels
 from service.core.errors import (
     InternalError,
     ModelFailed,
@@ -39,7 +40,8 @@ class Flat:
         self.trouble_with_large: bool | None = None
         """Whether these are about images of the usual size or about larger ones; None for all."""
 
-    async def answer(self, seen: ModelInput, *questions: object, **options: object) -> Any:
+    async def ask(self, work: Explain) -> Any:
+        seen = work.seen
         if seen.pixels.shape[0] > 4 and not self.enlarges:
             self.refused += 1
             raise Unexplainable("model 'flat' takes no image of 8 × 8 pixels")
@@ -67,7 +69,7 @@ def neighbours(photos: list[Pixels | None], seed: int = 0) -> tuple[Neighbours, 
         found = photos[number]
         if found is None:
             raise UndecodableImage("broken")
-        return ModelInput.of(found, Box(0, 0, 4, 4))
+        return ModelInput.of(found)
 
     return Neighbours(len(photos), one, seed), read
 

@@ -9,12 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cam import ClassTarget, Question
+from cam import ClassTarget
 from cam.evaluation.metrics import Options
-from service.audit.grids import Neighbours, as_input
+from service.audit.grids import Neighbours
 from service.audit.measurement import MAP_SIDE, Measurement
 from service.audit.plan import STAGES, plan_of
 from service.backend.interface import ModelBackend
+from service.backend.work import Explain, Work
 from service.core.audit_schemas import PhotoRecord
 from service.core.errors import OutOfMemory
 from service.core.settings import Settings
@@ -134,14 +135,14 @@ async def test_without_memory_for_a_grid_the_rest_of_the_record_is_kept(
 ) -> None:
     if session.replicas.model.name != "corner":
         pytest.skip("one model is enough")
-    answer = session.replicas.answer
+    ask = session.replicas.ask
 
-    async def small(seen: ModelInput, *questions: Question, **options: Any) -> Any:
-        if seen.pixels.shape[0] > 32:
+    async def small(work: Work[Any], **options: Any) -> Any:
+        if isinstance(work, Explain) and work.seen.pixels.shape[0] > 32:
             raise OutOfMemory("no memory left for this image")
-        return await answer(seen, *questions, **options)
+        return await ask(work, **options)
 
-    monkeypatch.setattr(session.replicas, "answer", small)
+    monkeypatch.setattr(session.replicas, "ask", small)
     found = await measured(session, 0, method=["hirescam"])
     assert found.warnings == ["no grid of 2 × 2: no memory left for this image"]
     arm = found.arms["hirescam@features"]
@@ -159,6 +160,6 @@ async def test_a_record_does_not_depend_on_other_photos(session: LocalSession) -
 
 
 def test_a_large_image_is_an_input(tmp_path: Path) -> None:
-    found = as_input(np.zeros((6, 9, 3), np.uint8))
+    found = ModelInput.of(np.zeros((6, 9, 3), np.uint8))
     assert (found.box.right, found.box.bottom) == (9, 6)
-    assert found.digest != as_input(np.ones((6, 9, 3), np.uint8)).digest
+    assert found.digest != ModelInput.of(np.ones((6, 9, 3), np.uint8)).digest

@@ -11,11 +11,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from numpy.typing import NDArray
 from starlette.testclient import TestClient
 from torch import Tensor, nn
 
 from cam import ClassTarget, Question
+from service.backend.work import Explain
 from service.core.metrics import Metrics
 from service.core.pool import PRIORITIES, Priority
 from service.core.settings import Settings
@@ -23,6 +23,7 @@ from service.engine.engine import Engine
 from service.loading.served_model import load
 from service.local.app import create_app
 from service.models.catalog import ModelEntry
+from service.models.preprocessing import ModelInput
 from tests.cam.nets import Small
 from tests.service.conftest import encoded, noise, wait_until_ready
 
@@ -54,10 +55,10 @@ class AlwaysDropout(nn.Module):
         return nn.functional.dropout(x, 0.5, training=True)
 
 
-def picture(seed: int) -> NDArray[np.uint8]:
+def picture(seed: int) -> ModelInput:
     """Noise of a brightness and contrast of its own."""
     noise = np.random.default_rng(seed).normal(64 + 24 * seed, 8 + 8 * seed, (32, 32, 3))
-    return noise.clip(0, 255).astype(np.uint8)
+    return ModelInput.of(noise.clip(0, 255).astype(np.uint8))
 
 
 @pytest.mark.parametrize("priority", PRIORITIES)
@@ -68,9 +69,9 @@ async def test_maps_of_concurrent_requests_are_those_of_each_alone(
     question = Question((ClassTarget(1),), method, ("relu2",), budget=10)
     async with Engine(load(MIXING), max_queue=64, metrics=Metrics()) as engine:
         await engine.warm()
-        alone = [await engine.answer(picture(i), question) for i in range(6)]
+        alone = [await engine.ask(Explain(picture(i), [question])) for i in range(6)]
         together = await asyncio.gather(
-            *(engine.answer(picture(i), question, priority=priority) for i in range(6))
+            *(engine.ask(Explain(picture(i), [question], priority)) for i in range(6))
         )
     assert {outcome.batch_size for outcome in together} == {1}
     for one, other in zip(alone, together, strict=True):

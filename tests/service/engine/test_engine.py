@@ -18,7 +18,7 @@ from torch import Tensor
 
 from cam import METHODS, ClassTarget, Question
 from cam.methods.progress import Progress
-from service.backend.interface import NOTHING
+from service.backend.work import Explain, Randomise
 from service.core.errors import (
     ConfigError,
     Problem,
@@ -33,6 +33,7 @@ from service.engine.engine import BACKGROUND_GROUP, Engine
 from service.engine.manager import ModelManager
 from service.loading.served_model import ServedModel, load
 from service.models.catalog import EMBEDDED, ModelEntry
+from service.models.preprocessing import ModelInput
 from tests.cam.nets import hook_count
 
 pytestmark = pytest.mark.anyio
@@ -43,10 +44,14 @@ def model() -> ServedModel:
     return load(EMBEDDED)
 
 
-def image(seed: int) -> NDArray[np.uint8]:
+def image(seed: int) -> ModelInput:
     """Blotches: of fine noise the model sees next to nothing, and a map of nothing is rounding."""
     blotches = np.random.default_rng(seed).integers(0, 256, (14, 14, 3), np.uint8)
-    return blotches.repeat(16, axis=0).repeat(16, axis=1)
+    return ModelInput.of(blotches.repeat(16, axis=0).repeat(16, axis=1))
+
+
+def tiled(seed: int) -> ModelInput:
+    return ModelInput.of(np.tile(image(seed).pixels, (2, 2, 1)))
 
 
 def mixed(index: int) -> Question:
@@ -72,8 +77,10 @@ def mixed(index: int) -> Question:
 async def test_64_concurrent_mixed_requests_equal_the_same_one_by_one(model: ServedModel) -> None:
     metrics = Metrics()
     async with Engine(model, max_queue=64, metrics=metrics) as engine:
-        alone = [await engine.answer(image(i), mixed(i)) for i in range(64)]
-        together = await asyncio.gather(*(engine.answer(image(i), mixed(i)) for i in range(64)))
+        alone = [await engine.ask(Explain(image(i), [mixed(i)])) for i in range(64)]
+        together = await asyncio.gather(
+            *(engine.ask(Explain(image(i), [mixed(i)])) for i in range(64))
+        )
     assert {outcome.batch_size for outcome in alone} == {1}
     sizes = [outcome.batch_size for outcome in together]
     assert max(sizes) == model.max_batch
@@ -97,10 +104,11 @@ async def test_randomised_models_do_not_disturb_the_questions_beside_them(
     async with Engine(model, max_queue=64, metrics=Metrics()) as engine:
 
         async def explain(seed: int) -> NDArray[np.float32]:
-            return (await engine.answer(image(seed), asked)).value.explanations[0].map
+            return (await engine.ask(Explain(image(seed), [asked]))).value.explanations[0].map
 
         alone = [await explain(seed) for seed in range(4)]
-        at_work = asyncio.create_task(engine.randomised(image(9), [asked, many], stages=3, seed=0))
+        work = Randomise(image(9).pixels, [asked, many], stages=3, seed=0)
+        at_work = asyncio.create_task(engine.ask(work))
         beside = await asyncio.gather(*(explain(seed) for seed in range(4)))
         assert not at_work.done()
         stages = (await at_work).value
@@ -120,10 +128,10 @@ async def test_an_image_larger_than_the_input_is_answered_by_the_model_itself(
     model: ServedModel,
 ) -> None:
     asked = Question((ClassTarget(285),), "gradcam", ("bn2",))
-    large = np.tile(image(0), (2, 2, 1))
+    large = tiled(0)
     async with Engine(model, max_queue=64, metrics=Metrics()) as engine:
         await engine.warm()
-        (found,) = (await engine.answer(large, asked)).value.explanations
+        (found,) = (await engine.ask(Explain(large, [asked]))).value.explanations
     assert found.map.shape == (14, 14)
 
 
@@ -138,12 +146,10 @@ async def test_large_background_images_run_one_by_one_and_are_not_padded(
     )
     try:
         async with Engine(model, max_queue=64, metrics=Metrics()) as engine:
-            asked = [np.tile(image(seed), (2, 2, 1)) for seed in range(3)]
-            outcomes = await asyncio.gather(
-                *(engine.answer(each, NOTHING, priority="background") for each in asked)
-            )
+            asked = [Explain(tiled(seed), priority="background") for seed in range(3)]
+            outcomes = await asyncio.gather(*map(engine.ask, asked))
             assert sizes == [(1, 448)] * 3
-            await engine.answer(image(0), NOTHING, priority="background")
+            await engine.ask(Explain(image(0), priority="background"))
     finally:
         hook.remove()
     assert [outcome.batch_size for outcome in outcomes] == [1, 1, 1]
@@ -160,7 +166,7 @@ async def test_a_size_that_the_model_refuses_is_a_problem_and_no_defect(
     try:
         async with Engine(model, max_queue=64, metrics=Metrics()) as engine:
             with pytest.raises(Unexplainable, match="takes no image of 448 × 448 pixels: Assert"):
-                await engine.answer(np.tile(image(0), (2, 2, 1)), NOTHING, priority="background")
+                await engine.ask(Explain(tiled(0), priority="background"))
     finally:
         hook.remove()
     assert not caplog.records
@@ -183,8 +189,8 @@ async def test_the_weights_are_randomised_for_one_image_at_a_time(
 
     monkeypatch.setattr("service.engine.engine.randomised_in_steps", steps)
     async with Engine(model, max_queue=64, metrics=Metrics()) as engine:
-        work = [engine.randomised(image(seed), [mixed(1)], stages=1, seed=0) for seed in range(3)]
-        await asyncio.gather(*work)
+        work = [Randomise(image(seed).pixels, [mixed(1)], 1, 0) for seed in range(3)]
+        await asyncio.gather(*map(engine.ask, work))
         assert most == 1
         assert engine.randomising == 0
 
@@ -193,7 +199,7 @@ async def test_a_poisoned_image_fails_alone_and_the_model_is_left_as_found(
     model: ServedModel,
 ) -> None:
     before = {name: tensor.clone() for name, tensor in model.module.state_dict().items()}
-    white = np.full((224, 224, 3), 255, np.uint8)
+    white = ModelInput.of(np.full((224, 224, 3), 255, np.uint8))
 
     def poison_white(pixels: NDArray[np.uint8]) -> Tensor:
         images = model.normalise(pixels)
@@ -204,10 +210,10 @@ async def test_a_poisoned_image_fails_alone_and_the_model_is_left_as_found(
     question = mixed(1)
     async with Engine(poisonable, max_queue=64, metrics=Metrics()) as engine:
         results = await asyncio.gather(
-            *(engine.answer(white if i == 3 else image(i), question) for i in range(8)),
+            *(engine.ask(Explain(white if i == 3 else image(i), [question])) for i in range(8)),
             return_exceptions=True,
         )
-        assert (await engine.answer(image(0), question)).value.explanations
+        assert (await engine.ask(Explain(image(0), [question]))).value.explanations
     assert [isinstance(result, Exception) for result in results].index(True) == 3
     assert sum(isinstance(result, Exception) for result in results) == 1
     assert isinstance(results[3], Unexplainable)
@@ -224,14 +230,15 @@ async def test_a_layer_that_fails_a_batch_fails_its_own_item_only(model: ServedM
     async with Engine(model, max_queue=64, metrics=Metrics()) as engine:
         questions = [bad if i == 2 else mixed(1) for i in range(5)]
         results = await asyncio.gather(
-            *(engine.answer(image(i), questions[i]) for i in range(5)), return_exceptions=True
+            *(engine.ask(Explain(image(i), [questions[i]])) for i in range(5)),
+            return_exceptions=True,
         )
     assert [type(r) is Unexplainable for r in results] == [False, False, True, False, False]
 
 
 async def test_a_full_queue_is_a_429_at_once(model: ServedModel) -> None:
     async with Engine(model, max_queue=2, metrics=Metrics()) as engine:
-        tasks = [asyncio.create_task(engine.answer(image(i), mixed(1))) for i in range(12)]
+        tasks = [asyncio.create_task(engine.ask(Explain(image(i), [mixed(1)]))) for i in range(12)]
         results = await asyncio.gather(*tasks, return_exceptions=True)
     refused = [r for r in results if isinstance(r, QueueFull)]
     assert len(refused) == 12 - 2
@@ -246,7 +253,7 @@ async def test_a_closed_engine_answers_503_and_its_thread_is_gone(model: ServedM
         started = set(threading.enumerate()) - before
         assert any(thread.name.startswith("engine") for thread in started)
     with pytest.raises(Unavailable, match="takes no more requests"):
-        await engine.answer(image(0), mixed(0))
+        await engine.ask(Explain(image(0), [mixed(0)]))
     for _ in range(100):
         if not any(thread.is_alive() for thread in started):
             return
@@ -271,7 +278,7 @@ async def test_a_fleet_says_how_far_it_is(tmp_path: Path) -> None:
         assert manager.ready
         replicas = manager.replicas("other")
         seen = replicas.model.preprocessing.apply(Image.new("RGB", (30, 20)), "squash")
-        assert (await replicas.answer(seen, Question((), "gradcam", ()))).value.explanations == ()
+        assert (await replicas.ask(Explain(seen))).value.explanations == ()
         manager.draining = True
         assert manager.why_not_ready() == "the service is shutting down"
         with pytest.raises(Unavailable, match="shutting down"):
@@ -303,10 +310,10 @@ async def test_a_batch_is_only_as_large_as_pays(factory: str, largest: int) -> N
     async with Engine(load(entry), max_queue=64, metrics=Metrics()) as engine:
         await engine.warm()
         question = Question((ClassTarget(1),), "gradcam", ("relu2",))
-        photo = np.zeros((32, 32, 3), np.uint8)
-        first = asyncio.create_task(engine.answer(photo, question))
+        work = Explain(ModelInput.of(np.zeros((32, 32, 3), np.uint8)), [question])
+        first = asyncio.create_task(engine.ask(work))
         await asyncio.sleep(0)
-        found = await asyncio.gather(*(engine.answer(photo, question) for _ in range(16)))
+        found = await asyncio.gather(*(engine.ask(work) for _ in range(16)))
         await first
     assert max(outcome.batch_size for outcome in found) <= largest
     if factory == "bulky":

@@ -17,10 +17,10 @@ from torch import Tensor, nn
 
 from cam import METHODS, Answer, CamError, ClassTarget, Question
 from cam.agreement import Fidelity
-from cam.drawing.heatmap import Box
 from cam.outputs.output import Output
 from cam.passes.fast import FastPath
 from cam.passes.fidelity import likeness
+from service.backend.work import Explain
 from service.core.metrics import Metrics
 from service.core.settings import Settings
 from service.engine.engine import Engine
@@ -259,27 +259,26 @@ async def test_a_method_that_roundings_change_is_served_exact() -> None:
         assert slow
         assert not replicas.is_fast("kpcacam")
         assert not any(replicas.is_fast(name) for name in slow)
-        image = np.random.default_rng(3).integers(0, 256, (64, 64, 3), np.uint8)
+        seen = ModelInput.of(np.random.default_rng(3).integers(0, 256, (64, 64, 3), np.uint8))
         exact = Engine(replace(model, paths=()), max_queue=64, metrics=Metrics())
         async with exact:
             for method, same in (("kpcacam", True), ("gradcam++", False)):
                 question = Question((ClassTarget(1),), method, (model.default,))
-                one = (await engine.answer(image, question)).value
-                other = (await exact.answer(image, question)).value
+                one = (await engine.ask(Explain(seen, [question]))).value
+                other = (await exact.ask(Explain(seen, [question]))).value
                 assert (one.logits == other.logits).all() == same  # in bfloat16 they are others
                 alike = likeness(*(Answer(Output(), each.explanations) for each in (one, other)))
                 assert alike is not None
                 assert alike >= 0.98
         # Asked together each is what it is alone, and of the same class.
-        seen = ModelInput(image, Box(0, 0, 64, 64), b"image")
         methods = ("kpcacam", "gradcam++", "gradcam")
         asked = [Question((ClassTarget(),), name, (model.default,)) for name in methods]
-        together = (await replicas.answer(seen, *asked)).value.explanations
+        together = (await replicas.ask(Explain(seen, asked))).value.explanations
         assert [each.method for each in together] == list(methods)
         assert len({each.target for each in together}) == 1
         for question, found in zip(asked, together, strict=True):
             same_class = replace(question, targets=(found.target,))
-            (alone,) = (await replicas.answer(seen, same_class)).value.explanations
+            (alone,) = (await replicas.ask(Explain(seen, [same_class]))).value.explanations
             np.testing.assert_allclose(found.map, alone.map, rtol=1e-3, atol=1e-5)
 
 

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from cam import ClassTarget, Question
-from cam.drawing.heatmap import Box
+from service.backend.work import Explain
 from service.core.metrics import Metrics
 from service.core.settings import Settings
 from service.engine.manager import ModelManager
@@ -25,7 +25,7 @@ from tests.service.engine.test_fast import TINY
 
 pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 PIXELS = np.random.default_rng(0).integers(0, 256, (64, 64, 3), dtype=np.uint8)
-SEEN = ModelInput.of(PIXELS, Box(0, 0, 64, 64))
+SEEN = ModelInput.of(PIXELS)
 EXAMINING, FOUND = "examining its layers", "was found in the cache"
 JUDGED = "which was judged at an earlier start"
 
@@ -67,7 +67,7 @@ async def started(
 
 async def a_map(replicas: Replicas, **given: Any) -> np.ndarray:
     question = Question((ClassTarget(3),), "gradcam", (replicas.model.default,), **given)
-    return (await replicas.answer(SEEN, question)).value.explanations[0].map
+    return (await replicas.ask(Explain(SEEN, [question]))).value.explanations[0].map
 
 
 async def test_the_second_start_finds_what_the_first_has_found_out(
@@ -88,7 +88,7 @@ async def test_the_second_start_finds_what_the_first_has_found_out(
         assert (found.fingerprint, found.stages) == (model.fingerprint, model.stages)
         # A layer that only the exact path explains: where it lies was found at the first start.
         question = Question((ClassTarget(3),), "gradcam", (model.stages[0],))
-        assert (await replicas.answer(SEEN, question)).value.explanations[0].map.any()
+        assert (await replicas.ask(Explain(SEEN, [question]))).value.explanations[0].map.any()
     assert EXAMINING not in log.text
     assert FOUND in log.text
     assert JUDGED in log.text
@@ -133,11 +133,11 @@ async def test_a_factory_s_code_may_change_while_its_weights_do_not(
     forward = kind.forward
     monkeypatch.setattr(kind, "forward", lambda self, images: forward(self, -images))
     log.clear()
-    seen = ModelInput.of(PIXELS[:32, :32], Box(0, 0, 32, 32))
+    seen = ModelInput.of(PIXELS[:32, :32])
     async with started(tmp_path, model) as replicas:
         assert replicas.runtime == "openvino"
         question = Question((ClassTarget(1),), "gradcam", (replicas.model.default,))
-        found = (await replicas.answer(seen, question)).value
+        found = (await replicas.ask(Explain(seen, [question]))).value
         assert found.prediction.logits is not None
         with torch.no_grad():
             images = replicas.model.normalise(seen.pixels[None])

@@ -18,7 +18,7 @@ from starlette.testclient import TestClient
 
 from cam import ClassTarget, Question
 from cam.drift.reference import Origin, Reference
-from service.backend.interface import NOTHING
+from service.backend.work import CompareDrift, Explain
 from service.core.errors import ConfigError, Unexplainable
 from service.core.metrics import Metrics
 from service.core.settings import Settings
@@ -66,6 +66,10 @@ def photo(seed: int) -> Image.Image:
     return Image.fromarray(pixels)
 
 
+async def recorded(replicas: Replicas) -> int:
+    return (await replicas.ask(CompareDrift())).value.recorded
+
+
 async def test_work_goes_to_whichever_has_least(replicas: Replicas) -> None:
     sizes = [0, 0]
     for turn, engine in enumerate(replicas.engines):
@@ -76,14 +80,14 @@ async def test_work_goes_to_whichever_has_least(replicas: Replicas) -> None:
             return run(items)
 
         engine._batcher._run = counted
-    asking = [replicas.answer(seen(replicas, seed), GRADCAM) for seed in range(20)]
+    asking = [replicas.ask(Explain(seen(replicas, seed), [GRADCAM])) for seed in range(20)]
     found = await asyncio.gather(*asking)
     assert sum(sizes) == 20
     assert min(sizes) >= 6
     modules = {id(engine.model.module) for engine in replicas.engines}
     assert len(modules) == 2
     for seed, outcome in enumerate(found):
-        alone = await replicas.engines[0].answer(seen(replicas, seed).pixels, GRADCAM)
+        alone = await replicas.engines[0].ask(Explain(seen(replicas, seed), [GRADCAM]))
         for one, other in zip(outcome.value.explanations, alone.value.explanations, strict=True):
             np.testing.assert_allclose(one.map, other.map, atol=1e-5 * float(other.map.max()))
     assert all(hook_count(engine.model.module) == 0 for engine in replicas.engines)
@@ -96,24 +100,24 @@ async def test_photos_that_are_fitted_in_another_way_are_not_watched() -> None:
     reference = Reference(
         origin, datetime.now(UTC), np.zeros(1, np.int32), np.full((1, 8), 0.5, np.float32)
     )
-    for watched, recorded in ((model, [0, 0, 1]), (replace(model, reference=reference), [0, 1, 1])):
+    for watched, expected in ((model, [0, 0, 1]), (replace(model, reference=reference), [0, 1, 1])):
         async with Engine(watched, max_queue=64, metrics=Metrics()) as engine:
             replicas = Replicas([engine], cache_bytes=0, metrics=Metrics())
             found = []
             for fit in ("squash", "pad", "crop"):
                 given = watched.preprocessing.apply(photo(1), fit)
-                await replicas.answer(given, GRADCAM, watched=True)
-                found.append((await replicas.drift()).recorded)
-            assert found == recorded
+                await replicas.ask(Explain(given, [GRADCAM], watched=True))
+                found.append(await recorded(replicas))
+            assert found == expected
 
 
 async def test_only_live_traffic_is_watched(replicas: Replicas) -> None:
     given = replicas.model.preprocessing.apply(photo(1), "crop")
-    await replicas.answer(given, GRADCAM)
-    assert (await replicas.drift()).recorded == 0
+    await replicas.ask(Explain(given, [GRADCAM]))
+    assert await recorded(replicas) == 0
     given = replicas.model.preprocessing.apply(photo(2), "crop")
-    await replicas.answer(given, GRADCAM, watched=True)
-    assert (await replicas.drift()).recorded == 1
+    await replicas.ask(Explain(given, [GRADCAM], watched=True))
+    assert await recorded(replicas) == 1
 
 
 async def test_a_sample_for_the_watch_costs_the_passes_of_one_image() -> None:
@@ -124,12 +128,12 @@ async def test_a_sample_for_the_watch_costs_the_passes_of_one_image() -> None:
     async with Engine(model, max_queue=64, metrics=Metrics()) as engine:
         replicas = Replicas([engine], cache_bytes=0, metrics=Metrics())
         given = model.preprocessing.apply(photo(1), "crop")
-        await replicas.answer(given, GRADCAM, priority="background")
+        await replicas.ask(Explain(given, [GRADCAM], "background"))
         assert sizes == [4]
         sizes.clear()
-        await replicas.answer(given, NOTHING, watched=True)
+        await replicas.ask(Explain(given, watched=True))
         async with asyncio.timeout(5):
-            while not (await replicas.drift()).recorded:  # noqa: ASYNC110
+            while not await recorded(replicas):  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
     assert sizes == [1, 1]
 
@@ -144,17 +148,17 @@ async def test_what_is_watched_does_not_depend_on_the_order_of_methods(
     questions = sorted([GRADCAM, other], key=lambda each: each.method != first)
     for number, target in enumerate([ClassTarget(), ClassTarget(1)]):
         asked = [replace(each, targets=(target,)) for each in questions]
-        outcome = await replicas.answer(given, *asked, watched=True)
+        outcome = await replicas.ask(Explain(given, asked, watched=True))
         assert outcome.value.explanations[0].method == first
-        assert (await replicas.drift()).recorded == 1, number
+        assert await recorded(replicas) == 1, number
 
 
 async def test_the_same_question_is_answered_once(replicas: Replicas) -> None:
     first, second = await asyncio.gather(
-        *(replicas.answer(seen(replicas, 1), GRADCAM) for _ in range(2))
+        *(replicas.ask(Explain(seen(replicas, 1), [GRADCAM])) for _ in range(2))
     )
     assert first.value is second.value
-    later = await replicas.answer(seen(replicas, 1), GRADCAM)
+    later = await replicas.ask(Explain(seen(replicas, 1), [GRADCAM]))
     assert later.value is first.value
     assert (later.batch_size, later.run_seconds) == (0, 0)
 
@@ -171,9 +175,9 @@ async def test_the_same_question_is_answered_once(replicas: Replicas) -> None:
     ],
 )
 async def test_another_question_is_another_answer(replicas: Replicas, other: Question) -> None:
-    first = await replicas.answer(seen(replicas, 1), GRADCAM)
-    assert (await replicas.answer(seen(replicas, 1), other)).value is not first.value
-    assert (await replicas.answer(seen(replicas, 2), GRADCAM)).value is not first.value
+    first = await replicas.ask(Explain(seen(replicas, 1), [GRADCAM]))
+    assert (await replicas.ask(Explain(seen(replicas, 1), [other]))).value is not first.value
+    assert (await replicas.ask(Explain(seen(replicas, 2), [GRADCAM]))).value is not first.value
 
 
 async def test_masks_are_told_apart(replicas: Replicas) -> None:
@@ -183,8 +187,9 @@ async def test_masks_are_told_apart(replicas: Replicas) -> None:
         mask = np.zeros((32, 32), bool)
         mask[:, side] = True
         target = ClassTarget(0, mask=mask)
+        work = Explain(seen(replicas, 1), [replace(GRADCAM, targets=(target,))])
         with pytest.raises(Unexplainable) as caught:  # a classifier has no masks; each asks anew
-            await replicas.answer(seen(replicas, 1), Question((target,), "gradcam", ("relu2",)))
+            await replicas.ask(work)
         answers.append(caught.value)
     assert answers[0] is not answers[1]
 
@@ -193,7 +198,7 @@ async def test_an_engine_that_has_ended_gets_nothing_more(replicas: Replicas) ->
     await replicas.engines[0].__aexit__(None, None, None)
     assert replicas.alive
     for seed in range(4):
-        await replicas.answer(seen(replicas, seed), GRADCAM)
+        await replicas.ask(Explain(seen(replicas, seed), [GRADCAM]))
     assert not replicas.engines[0].alive
 
 

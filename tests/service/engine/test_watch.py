@@ -17,7 +17,7 @@ from cam.drift.shift import Comparison
 from cam.drift.statistics import STATISTICS
 from cam.drift.window import Snapshot
 from service.backend.answers import Answer, Prediction
-from service.backend.interface import NOTHING
+from service.backend.work import NOTHING
 from service.core.errors import Unavailable
 from service.core.metrics import Metrics
 from service.engine import watch as module

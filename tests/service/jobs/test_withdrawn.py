@@ -100,18 +100,18 @@ def test_a_model_that_takes_nothing_for_a_while_fails_no_item(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As while it gets a new worker, which the process that receives requests learns too late."""
-    answer, latest, turned_away = Engine.answer, 0.0, 0
+    ask, latest, turned_away = Engine.ask, 0.0, 0
 
     async def busy(self: Engine, *given: Any, **more: Any) -> Any:
         nonlocal turned_away
         if time.monotonic() < latest:
             turned_away += 1
             raise Unavailable("it is getting a new worker; try again", retry_after=1)
-        return await answer(self, *given, **more)
+        return await ask(self, *given, **more)
 
     with app_at(tmp_path) as client:
         latest = time.monotonic() + 9
-        monkeypatch.setattr(Engine, "answer", busy)
+        monkeypatch.setattr(Engine, "ask", busy)
         document = until_done(client, job_of(post(client, PHOTOS[:4])))
     assert document["counts"] == {"total": 4, "done": 4, "failed": 0, "left": 0}
     assert turned_away >= 4 * MOST_TRIES

@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from cam import Question
 from service.backend.timings import Timings
+from service.backend.work import CompareDrift, Evaluate, Explain, Work
 from service.core.errors import InvalidParameter, NotAcceptable, Problem, UndecodableImage
 from service.core.metrics import Metrics
 from service.core.pool import PRIORITIES, Priority
@@ -163,19 +163,17 @@ class Scoring:
     def __init__(self, replicas: Replicas, pipeline: Pipeline, patch: pytest.MonkeyPatch) -> None:
         self.free = 0
         self.asked: list[tuple[str, float | None]] = []
-        answer, evaluate = replicas.answer, replicas.evaluate
+        ask = replicas.ask
 
-        async def answered(seen: Any, *questions: Question, **options: Any) -> Any:
-            self.asked += [(each.method, options.get("until")) for each in questions]
-            return await answer(seen, *questions, **options)
+        async def noted(work: Work[Any], **options: Any) -> Any:
+            if isinstance(work, Explain):
+                self.asked += [(each.method, work.until) for each in work.questions]
+            elif isinstance(work, Evaluate):
+                await require_all_room(pipeline)
+                self.free += 1
+            return await ask(work, **options)
 
-        async def evaluated(*given: Any, **options: Any) -> Any:
-            await require_all_room(pipeline)
-            self.free += 1
-            return await evaluate(*given, **options)
-
-        patch.setattr(replicas, "answer", answered)
-        patch.setattr(replicas, "evaluate", evaluated)
+        patch.setattr(replicas, "ask", noted)
 
 
 async def test_a_photo_holds_no_room_while_its_maps_are_scored(
@@ -237,7 +235,7 @@ async def test_ordinary_explanations_are_watched_and_what_is_scored_is_not(
     pipeline: Pipeline, replicas: Replicas
 ) -> None:
     async def recorded() -> int:
-        return (await replicas.drift()).recorded
+        return (await replicas.ask(CompareDrift())).value.recorded
 
     parameters = EvaluateParameters.model_validate({"metrics": ["complexity"]})
     asked = replace(instance(encoded(noise(SIDE, SIDE, seed=1))), parameters=parameters)

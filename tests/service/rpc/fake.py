@@ -12,7 +12,7 @@ from typing import Any, cast
 import numpy as np
 from PIL import Image
 
-from cam import ClassTarget, Explanation, Question
+from cam import ClassTarget, Explanation
 from cam.drift.reference import Origin
 from cam.drift.shift import Comparison, Shift, TooFew
 from cam.methods.progress import Progress
@@ -20,12 +20,13 @@ from service.backend.answers import Answer, Prediction
 from service.backend.drift import Drift
 from service.backend.interface import Backend, Listener, unknown_model
 from service.backend.outcome import Outcome
+from service.backend.work import Work
 from service.core.errors import Unavailable
 from service.core.metrics import Metrics
 from service.models.catalog import ModelEntry
 from service.models.info import LayerInfo, ModelInfo
 from service.models.labels import Labels
-from service.models.preprocessing import ModelInput, Preprocessing
+from service.models.preprocessing import Preprocessing
 from service.rpc.client import RemoteBackend
 from service.rpc.server import BackendServer
 
@@ -67,6 +68,10 @@ DRIFT = Drift(
         0.25,
     ),
 )
+ANSWER = Answer(
+    Prediction(logits=np.array([1, 2], np.float32)),
+    (Explanation(ClassTarget(1), 0.5, 0.25, "gradcam", "layer", np.full((2, 2), 3, np.float32)),),
+)
 
 
 class FakeModel:
@@ -75,7 +80,8 @@ class FakeModel:
     def __init__(self, model: ModelInfo) -> None:
         self.model = model
         self.fidelities: dict[str, Any] = {}
-        self.asked: list[tuple[Any, ...]] = []
+        self.asked: list[Any] = []
+        self.value: Any = ANSWER
         self.error: Exception | None = None
         self.going_on = asyncio.Event()
         self.going_on.set()
@@ -84,14 +90,8 @@ class FakeModel:
     def is_fast(self, method: str) -> bool:
         return method == "gradcam"
 
-    async def answer(
-        self,
-        seen: ModelInput,
-        *questions: Question,
-        progress: Listener | None = None,
-        **options: Any,
-    ) -> Outcome[Answer]:
-        self.asked.append((seen, questions, options))
+    async def ask(self, work: Work[Any], *, progress: Listener | None = None) -> Outcome[Any]:
+        self.asked.append(work)
         if progress:
             progress(Progress(1, 2, "gradcam"))
         try:
@@ -101,31 +101,7 @@ class FakeModel:
             raise
         if self.error:
             raise self.error
-        explanation = Explanation(
-            ClassTarget(1), 0.5, 0.25, "gradcam", "layer", np.full((2, 2), 3, np.float32)
-        )
-        prediction = Prediction(logits=np.array([1, 2], np.float32))
-        return Outcome(Answer(prediction, (explanation,)), 0.1, 0.2, 3)
-
-    async def evaluate(self, *arguments: Any, progress: Listener | None = None) -> Any:
-        if progress:
-            progress(Progress(3, 9))
-        return arguments
-
-    async def randomised(self, *arguments: Any, **options: Any) -> Any:
-        return arguments, options
-
-    async def drift(self) -> Any:
-        return DRIFT
-
-    async def observe(self, *arguments: Any) -> Any:
-        return arguments
-
-    async def factorise(self, *arguments: Any) -> Any:
-        return arguments
-
-    async def embed(self, *arguments: Any) -> Any:
-        return arguments
+        return Outcome(self.value, 0.1, 0.2, 3)
 
 
 class FakeBackend:

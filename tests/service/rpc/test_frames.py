@@ -12,6 +12,7 @@ import pytest
 
 from cam import ClassTarget, Explanation, Question, SimilarityTarget, Target, UnitTarget
 from cam.drawing.heatmap import Box
+from service.backend.work import Explain
 from service.core import errors
 from service.core.errors import InvalidParameter, Problem, Unavailable
 from service.models.preprocessing import ModelInput
@@ -58,11 +59,12 @@ def test_targets_and_questions_come_as_they_went() -> None:
     assert {type(each) for each in targets} == set(get_args(Target))
     seen = ModelInput(np.ones((8, 8, 3), np.uint8), Box(0, 0, 8, 8), b"digest")
     question = Question(targets, "gradcam", ("layer",), budget=5, signed=True)
-    call = again(Call(1, "answer", "m", "f", (seen, question), {"until": 1.5}, True))
-    assert (call.options, call.listens, call.fingerprint) == ({"until": 1.5}, True, "f")
-    assert call.arguments[1].targets[:2] == targets[:2]
-    np.testing.assert_array_equal(call.arguments[1].targets[2].embedding, np.ones(4))
-    np.testing.assert_array_equal(call.arguments[0].pixels, seen.pixels)
+    call = again(Call(1, "m", Explain(seen, [question], until=1.5), "f", True))
+    assert (call.work.until, call.listens, call.fingerprint) == (1.5, True, "f")
+    (asked,) = call.work.questions
+    assert asked.targets[:2] == targets[:2]
+    np.testing.assert_array_equal(asked.targets[2].embedding, np.ones(4))
+    np.testing.assert_array_equal(call.work.seen.pixels, seen.pixels)
 
 
 def test_a_state_comes_as_it_went() -> None:

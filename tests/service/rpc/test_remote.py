@@ -21,17 +21,27 @@ from cam.evaluation.candidate import Candidate
 from cam.evaluation.metrics import Options, Score
 from cam.methods.progress import Completeness, Progress
 from service.backend.interface import OBSERVED_AT_ONCE
+from service.backend.work import (
+    CompareDrift,
+    Embed,
+    Evaluate,
+    Explain,
+    Factorise,
+    Observe,
+    Randomise,
+    Work,
+)
 from service.core.errors import InternalError, Unavailable, Unexplainable, UnknownModel
 from service.models.catalog import ModelEntry
 from service.models.preprocessing import ModelInput
 from service.rpc.client import RemoteBackend
 from service.rpc.frames import LENGTH
-from service.rpc.messages import CODEC
 from tests.service.rpc.fake import DRIFT, FakeBackend, FakeModel, info, reached, served, until
 
 pytestmark = pytest.mark.anyio
 SEEN = ModelInput(np.arange(192, dtype=np.uint8).reshape(8, 8, 3), Box(0, 0, 8, 8), b"digest")
 QUESTION = Question((ClassTarget(1),), "gradcam", ("layer",))
+ASKED = Explain(SEEN, [QUESTION])
 
 
 @pytest.fixture
@@ -50,76 +60,49 @@ async def test_an_answer_of_the_other_process(pair: tuple[FakeBackend, RemoteBac
     assert model.is_fast("gradcam")
     assert not model.is_fast("scorecam")
     told: list[Progress] = []
-    outcome = await model.answer(
-        SEEN,
-        QUESTION,
-        QUESTION,
-        progress=told.append,
-        priority="background",
-        until=7.5,
-        watched=True,
-    )
+    work = Explain(SEEN, [QUESTION, QUESTION], "background", until=7.5, watched=True)
+    outcome = await model.ask(work, progress=told.append)
     assert (outcome.queued_seconds, outcome.run_seconds, outcome.batch_size) == (0.1, 0.2, 3)
     (explanation,) = outcome.value.explanations
     np.testing.assert_array_equal(explanation.map, np.full((2, 2), 3))
     assert told == [Progress(1, 2, "gradcam")]
-    seen, questions, options = fake.models["m"].asked[0]
-    np.testing.assert_array_equal(seen.pixels, SEEN.pixels)
-    assert questions == (QUESTION, QUESTION)
-    assert options == {"priority": "background", "until": 7.5, "watched": True}
+    assert repr(fake.models["m"].asked) == repr([work])
 
 
-async def test_the_other_methods(pair: tuple[FakeBackend, RemoteBackend]) -> None:
-    model = pair[1].replicas("m")
-    calls: list[tuple[Any, tuple[object, ...]]] = [
-        (
-            await model.observe(SEEN.pixels, ("a", "b"), ClassTarget(1)),
-            (("a", "b"), ClassTarget(1)),
-        ),
-        (await model.factorise(SEEN.pixels, "a", 2), ("a", 2)),
-        (await model.embed(SEEN.pixels, "a"), ("a",)),
-    ]
-    for found, rest in calls:
-        pixels, *others = found
-        np.testing.assert_array_equal(pixels, SEEN.pixels)
-        assert tuple(others) == rest
-
-
-async def test_maps_are_scored_there(pair: tuple[FakeBackend, RemoteBackend]) -> None:
-    """The options cross with their region, and a score could come back with all that it has."""
-    told: list[Progress] = []
+async def test_other_work_goes_there_with_all_that_it_has(
+    pair: tuple[FakeBackend, RemoteBackend],
+) -> None:
+    fake, remote = pair
     candidate = Candidate(np.eye(2, dtype=np.float32), 1, 0, Completeness(1.5, 2.0))
     options = Options(steps="fine", region=np.eye(8, dtype=bool), baselines=("edges",))
-    score = Score(0.5, {"edges": None}, {"curve": (1.0, 0.5)}, "a warning")
-    model = pair[1].replicas("m")
-    given: Any = await model.evaluate(
-        SEEN.pixels, QUESTION, [candidate], ["deletion"], options, progress=told.append
-    )
-    pixels, question, (there,), metrics, asked = given
-    np.testing.assert_array_equal(pixels, SEEN.pixels)
-    assert (question, metrics) == (QUESTION, ("deletion",))
-    np.testing.assert_array_equal(there.map, candidate.map)
-    assert (there.turn, there.layer, there.completeness) == (1, 0, Completeness(1.5, 2.0))
-    np.testing.assert_array_equal(asked.region, options.region)
-    assert (asked.steps, asked.baselines) == ("fine", ("edges",))
-    assert told == [Progress(3, 9)]
-    assert CODEC.read(CODEC.write([{"deletion": score}])[LENGTH.size :]) == [{"deletion": score}]
+    asked: list[Work[Any]] = [
+        Evaluate(SEEN.pixels, QUESTION, [candidate], ["deletion"], options),
+        Randomise(SEEN.pixels, (QUESTION,), stages=3, seed=7),
+        Observe(SEEN.pixels, ("a", "b"), ClassTarget(1)),
+        Factorise(SEEN.pixels, "a", 2),
+        Embed(SEEN.pixels, "a"),
+        CompareDrift(),
+    ]
+    assert {Explain, *map(type, asked)} == set(Work.__subclasses__())
+    for work in asked:
+        await remote.replicas("m").ask(work)
+    assert repr(fake.models["m"].asked) == repr(asked)
 
 
-async def test_randomised_models_are_there(pair: tuple[FakeBackend, RemoteBackend]) -> None:
-    model = pair[1].replicas("m")
-    given: Any = await model.randomised(SEEN.pixels, [QUESTION], stages=3, seed=7)
-    (pixels, questions), options = given
-    np.testing.assert_array_equal(pixels, SEEN.pixels)
-    assert (questions, options) == ((QUESTION,), {"stages": 3, "seed": 7})
-    stages = [[np.eye(2, dtype=np.float32), None]]
-    ((back, nothing),) = CODEC.read(CODEC.write(stages)[LENGTH.size :])
-    np.testing.assert_array_equal(back, stages[0][0])
-    assert nothing is None
-
-
-async def test_its_drift_is_told(pair: tuple[FakeBackend, RemoteBackend]) -> None:
-    assert await pair[1].replicas("m").drift() == DRIFT
+@pytest.mark.parametrize(
+    "value",
+    [
+        DRIFT,
+        [{"deletion": Score(0.5, {"edges": None}, {"curve": (1.0, 0.5)}, "a warning")}],
+        [[np.eye(2, dtype=np.float32), None]],
+    ],
+)
+async def test_other_values_come_back(
+    pair: tuple[FakeBackend, RemoteBackend], value: object
+) -> None:
+    fake, remote = pair
+    fake.models["m"].value = value
+    assert repr((await remote.replicas("m").ask(CompareDrift())).value) == repr(value)
 
 
 async def test_its_errors_are_raised_here(
@@ -128,17 +111,17 @@ async def test_its_errors_are_raised_here(
     fake, remote = pair
     fake.models["m"].error = Unexplainable("the map is empty", pointer="/query/target")
     with pytest.raises(Unexplainable, match="the map is empty") as caught:
-        await remote.replicas("m").answer(SEEN, QUESTION)
+        await remote.replicas("m").ask(ASKED)
     assert caught.value.pointer == "/query/target"
     fake.models["m"].error = ZeroDivisionError("a defect")
     with (
         caplog.at_level(logging.ERROR),
         pytest.raises(InternalError, match="its log has the cause"),
     ):
-        await remote.replicas("m").answer(SEEN, QUESTION)
+        await remote.replicas("m").ask(ASKED)
     assert "ZeroDivisionError" in caplog.text
     fake.models["m"].error = None
-    await remote.replicas("m").answer(SEEN, QUESTION)
+    await remote.replicas("m").ask(ASKED)
 
 
 async def test_its_log_states_whose_request_it_is(
@@ -156,7 +139,7 @@ async def test_its_log_states_whose_request_it_is(
     logging.getLogger().addHandler(handler)
     try:
         with structlog.contextvars.bound_contextvars(request_id="ours"):
-            call = remote.replicas("m").answer(SEEN, QUESTION)
+            call = remote.replicas("m").ask(ASKED)
             with pytest.raises(InternalError):
                 await call
     finally:
@@ -183,7 +166,7 @@ async def test_a_cancelled_call_ends_its_work(pair: tuple[FakeBackend, RemoteBac
     fake, remote = pair
     model = fake.models["m"]
     model.going_on.clear()
-    asking = asyncio.create_task(remote.replicas("m").answer(SEEN, QUESTION))
+    asking = asyncio.create_task(remote.replicas("m").ask(ASKED))
     await until(lambda: model.asked)
     asking.cancel()
     await until(lambda: model.cancelled)
@@ -196,9 +179,9 @@ async def test_requests_know_at_once_what_changes(
     known = remote.replicas("m")
     fake.models["m"] = FakeModel(info(fingerprint="two"))
     with pytest.raises(Unavailable, match="has just been replaced; try again"):
-        await known.answer(SEEN, QUESTION)
+        await known.ask(ASKED)
     await until(lambda: remote.replicas("m").model.fingerprint == "two")
-    await remote.replicas("m").answer(SEEN, QUESTION)
+    await remote.replicas("m").ask(ASKED)
     fake.leaving.add("m")
 
     def away() -> bool:
@@ -249,17 +232,13 @@ async def test_a_removal_goes_on_when_its_caller_ends(tmp_path: Path) -> None:
 
 
 async def test_a_result_that_cannot_be_sent_is_a_problem(
-    pair: tuple[FakeBackend, RemoteBackend], monkeypatch: pytest.MonkeyPatch
+    pair: tuple[FakeBackend, RemoteBackend],
 ) -> None:
     fake, remote = pair
-
-    async def embed(*arguments: Any) -> Any:
-        return threading.Lock()  # no process can send it
-
-    monkeypatch.setattr(fake.models["m"], "embed", embed)
+    fake.models["m"].value = threading.Lock()  # no process can send it
     async with asyncio.timeout(5):
         with pytest.raises(InternalError):
-            await remote.replicas("m").embed(SEEN.pixels, "layer")
+            await remote.replicas("m").ask(ASKED)
 
 
 async def test_few_images_are_observed_at_a_time(
@@ -268,17 +247,16 @@ async def test_few_images_are_observed_at_a_time(
     fake, remote = pair
     now = most = 0
 
-    async def observe(*arguments: Any) -> Any:
+    async def observe(work: Work[Any], *, progress: object) -> Any:
         nonlocal now, most
         now += 1
         most = max(most, now)
         await asyncio.sleep(0.01)
         now -= 1
 
-    monkeypatch.setattr(fake.models["m"], "observe", observe)
-    model = remote.replicas("m")
-    calls = [model.observe(SEEN.pixels, ("layer",), ClassTarget(1)) for _ in range(9)]
-    await asyncio.gather(*calls)
+    monkeypatch.setattr(fake.models["m"], "ask", observe)
+    work = Observe(SEEN.pixels, ("layer",), ClassTarget(1))
+    await asyncio.gather(*(remote.replicas("m").ask(work) for _ in range(9)))
     assert most == OBSERVED_AT_ONCE
 
 
@@ -296,9 +274,9 @@ async def test_requests_in_flight_see_the_end_of_the_engine_and_later_ones_the_n
                 await until(lambda: remote.ready)
                 await asyncio.wait_for(asyncio.shield(remote.loaded), 5)
                 model = remote.replicas("m")
-                await model.answer(SEEN, QUESTION)
+                await model.ask(ASKED)
                 fake.models["m"].going_on.clear()
-                asking = asyncio.create_task(model.answer(SEEN, QUESTION))
+                asking = asyncio.create_task(model.ask(ASKED))
                 await until(lambda fake=fake: len(fake.models["m"].asked) == 2)  # type: ignore[misc]
             with pytest.raises(Unavailable, match="the engine ended") as caught:
                 await asyncio.wait_for(asking, 5)
@@ -323,7 +301,7 @@ async def test_who_sends_what_is_no_message_is_cut_off_alone(
             async with asyncio.timeout(5):
                 while await loop.sock_recv(stranger, 65536):
                     pass
-    await pair[1].replicas("m").answer(SEEN, QUESTION)
+    await pair[1].replicas("m").ask(ASKED)
 
 
 async def test_nothing_stays_when_both_sides_are_left(tmp_path: Path) -> None:
@@ -333,7 +311,7 @@ async def test_nothing_stays_when_both_sides_are_left(tmp_path: Path) -> None:
             fake.done.set()
             await asyncio.wait_for(remote.loaded, 5)
             fake.models["m"].going_on.clear()
-            asking = asyncio.create_task(remote.replicas("m").answer(SEEN, QUESTION))
+            asking = asyncio.create_task(remote.replicas("m").ask(ASKED))
             await until(lambda: fake.models["m"].asked)
         with pytest.raises(Unavailable):
             await asking
