@@ -36,6 +36,8 @@ class ModelLifecycle:
         hang_seconds: seconds after which a batch that still runs counts as hung.
         cache: keeps what is found out about the model for the next start.
         images: number of images that will be explained; None if that is not known.
+        changed: called when the model is loaded, or cannot be, and when a worker has ended or been
+            replaced.
     """
 
     def __init__(
@@ -49,6 +51,7 @@ class ModelLifecycle:
         metrics: Metrics,
         cache: DiskCache = OFF,
         images: int | None = None,
+        changed: Callable[[], None] = lambda: None,
     ) -> None:
         self.entry = entry
         self.essential = essential
@@ -68,6 +71,7 @@ class ModelLifecycle:
         # A counter that appears with its first event has no increase, and its alert stays silent.
         metrics.worker_restarts.labels(model=entry.name)
         self._cache = cache
+        self._changed = changed
         self._images = None if entry.runtime == "openvino" else images
         self._open: dict[Engine, AsyncExitStack] = {}
         """Engine → its own exit stack, so that an engine that hangs does not keep the others from
@@ -114,8 +118,10 @@ class ModelLifecycle:
             ]
         except Exception as error:
             self.failure = one_line(error)
+            self._changed()
             raise
         self.replicas = Replicas(engines, cache_bytes=self._cache_bytes, metrics=self._metrics)
+        self._changed()
         log.info(
             "model %s ready on %s after %.1f s, default layer %s",
             self.entry.name,
@@ -140,6 +146,8 @@ class ModelLifecycle:
                 except Exception:
                     log.exception("model %s: its worker cannot be replaced", self.entry.name)
                     await asyncio.sleep(AGAIN_SECONDS)
+                else:
+                    self._changed()
 
     async def _give_up(self, engine: Engine, *, hangs: bool) -> None:
         log.error(
@@ -149,6 +157,7 @@ class ModelLifecycle:
         )
         self.given_up += hangs
         await engine.abandon()
+        self._changed()
         await self._open.pop(engine).aclose()
         self._metrics.worker_restarts.labels(model=self.entry.name).inc()
 

@@ -64,6 +64,7 @@ class ModelManager:
         self._one_at_a_time = asyncio.Lock()
         self._given_up = 0
         self._gone: list[ModelLifecycle] = []
+        self._listeners: list[Callable[[], None]] = []
         self.draining = False
 
     @property
@@ -77,6 +78,7 @@ class ModelManager:
         # This retrieves the exception, so that asyncio logs no "exception was never retrieved" if
         # nothing awaits the task.
         self.loaded.add_done_callback(lambda task: task.cancelled() or task.exception())
+        self.loaded.add_done_callback(lambda task: self._tell())
         return self
 
     async def __aexit__(
@@ -94,6 +96,14 @@ class ModelManager:
         await asyncio.gather(
             *(lifecycle.leave(self._settings.drain_seconds) for lifecycle in lifecycles)
         )
+
+    def subscribe(self, listener: Callable[[], None]) -> None:
+        """Call a listener whenever the state of a model, or `all_loaded`, has changed."""
+        self._listeners.append(listener)
+
+    def _tell(self) -> None:
+        for listener in self._listeners:
+            listener()
 
     @property
     def names(self) -> list[str]:
@@ -186,6 +196,7 @@ class ModelManager:
             )
         self._lifecycles[entry.name] = self._lifecycle(entry, essential=False)
         self._tasks[entry.name] = asyncio.create_task(self._join(entry.name), name="add a model")
+        self._tell()
 
     async def remove(self, name: str, in_work: Callable[[], int] = lambda: 0) -> None:
         """Refuse new requests for a model, finish the current ones, and unload the model.
@@ -202,6 +213,7 @@ class ModelManager:
         if lifecycle.leaving:
             raise Conflict(f"model {name!r} is being unloaded")
         lifecycle.leaving = True
+        self._tell()
         if task := self._tasks.pop(name, None):
             task.cancel()
             await asyncio.wait([task])
@@ -212,6 +224,7 @@ class ModelManager:
         self._given_up += lifecycle.given_up
         self._gone.append(lifecycle)
         del self._lifecycles[name]
+        self._tell()
         log.info("model %s unloaded", name)
 
     def measure(self) -> None:
@@ -239,6 +252,7 @@ class ModelManager:
             metrics=self._metrics,
             cache=self._cache,
             images=self._images,
+            changed=self._tell,
         )
 
     async def _load(self) -> None:

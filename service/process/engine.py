@@ -59,7 +59,9 @@ async def _serve(
         loop.add_signal_handler(number, stop)
     heartbeat.when_orphaned(stopping.set)
     manager = ModelManager(entries, settings=settings, metrics=Metrics())
-    async with manager, BackendServer(manager, listening) as server:
+    server = BackendServer(manager, listening)
+    manager.subscribe(server.tell)
+    async with manager, server:
         heartbeat.tell(LISTENING)
         resting = asyncio.create_task(_rest(server), name="rest")
         said_ready = False

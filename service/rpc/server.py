@@ -1,6 +1,8 @@
 """Serves a backend to other processes on this machine.
 
-async with manager, BackendServer(manager, listening):
+server = BackendServer(manager, listening)
+manager.subscribe(server.tell)
+async with manager, server:
     …
 """
 
@@ -46,15 +48,14 @@ from service.rpc.messages import (
     State,
 )
 
-LOOK_SECONDS: Final = 0.05
-"""Seconds between two looks at the backend's state."""
 BUSY_BYTES: Final = 1 << 20
 """Progress is not reported to a caller that has this many bytes left to read."""
 log = logging.getLogger(__name__)
 
 
 class BackendServer:
-    """Answers the calls of other processes, and tells them the backend's state.
+    """Answers the calls of other processes, and tells them the backend's state: when they connect,
+    and whenever `tell` is called.
 
     Use with `async with`: entering accepts connections, leaving closes them and cancels their
     calls. The caller enters the backend before, and leaves it afterwards.
@@ -71,17 +72,13 @@ class BackendServer:
         """Number of calls since the start."""
         self.observing = asyncio.Semaphore(OBSERVED_AT_ONCE)
         self._removals: set[asyncio.Task[None]] = set()
-        self._state = State({}, False, "the service is starting", False)
-        self._seen: object = None
 
     async def __aenter__(self) -> BackendServer:
-        self.look()
         # From Python 3.13 on, closing would remove the path, which the next process needs.
         options: dict[str, Any] = {"cleanup_socket": False} if sys.version_info >= (3, 13) else {}
         self._server = await asyncio.get_running_loop().create_unix_server(
             lambda: _Connection(self._backend, self).protocol, sock=self._listening.dup(), **options
         )
-        self._looking = asyncio.create_task(self._keep_looking(), name="look at the models")
         return self
 
     async def __aexit__(
@@ -90,14 +87,14 @@ class BackendServer:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._looking.cancel()
         self._server.close()
-        tasks = [self._looking, *self._removals]
+        tasks = [*self._removals]
         for removal in self._removals:
             removal.cancel()
         for each in list(self._connections):
             tasks += each.close()
-        await asyncio.wait(tasks)
+        if tasks:
+            await asyncio.wait(tasks)
 
     @property
     def connections(self) -> int:
@@ -111,7 +108,7 @@ class BackendServer:
 
     def begin(self, connection: _Connection) -> None:
         self._connections.add(connection)
-        connection.send(self._state)
+        connection.send(_state(self._backend))
 
     def end(self, connection: _Connection) -> None:
         self._connections.discard(connection)
@@ -127,37 +124,12 @@ class BackendServer:
         except asyncio.CancelledError:
             task.add_done_callback(lambda done: done.cancelled() or done.exception())
             raise
-        self.look()
 
-    async def _keep_looking(self) -> None:
-        while True:
-            await asyncio.sleep(LOOK_SECONDS)
-            self.look()
-
-    def look(self) -> None:
-        """Tell all connections the backend's state if it has changed."""
-        seen = self._signature()
-        if seen == self._seen:
-            return
-        self._seen = seen
-        self._state = _state(self._backend)
+    def tell(self) -> None:
+        """Tell all connections the backend's state, which has changed."""
+        state = _state(self._backend)
         for each in self._connections:
-            each.send(self._state)
-
-    def _signature(self) -> object:
-        """Return a value that changes when the state changes, and costs less than the state."""
-        backend = self._backend
-        models: list[tuple[object, ...]] = []
-        for name in backend.names:
-            try:
-                replicas = backend.replicas(name)
-            except Problem as problem:
-                models.append((name, problem.detail))
-            else:
-                models.append(
-                    (name, id(replicas), replicas.alive, replicas.devices, replicas.fidelity)
-                )
-        return models, backend.ready, backend.all_loaded
+            each.send(state)
 
 
 class _Connection:
@@ -229,15 +201,14 @@ class _Connection:
         work = call.work
         if isinstance(work, Add):
             await self._backend.add(ModelEntry.model_validate_json(work.entry))
-            self._server.look()  # the caller knows the model before its call returns
-            return None
-        if isinstance(work, Remove):
+        elif isinstance(work, Remove):
             await self._remove(call)
-            return None
-        replicas, progress = self._replicas(call), partial(self._report, call.number)
-        few = isinstance(work, Observe | Factorise)
-        async with self._server.observing if few else nullcontext():
-            return await replicas.ask(work, progress=progress if call.listens else None)
+        else:
+            replicas, progress = self._replicas(call), partial(self._report, call.number)
+            few = isinstance(work, Observe | Factorise)
+            async with self._server.observing if few else nullcontext():
+                return await replicas.ask(work, progress=progress if call.listens else None)
+        return None
 
     async def _remove(self, call: Call) -> None:
         def in_work() -> int:

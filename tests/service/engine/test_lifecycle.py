@@ -10,10 +10,13 @@ from contextlib import asynccontextmanager
 import pytest
 
 from service.core.disk_cache import DiskCache
+from service.core.errors import Problem
 from service.core.metrics import Metrics
+from service.core.settings import Settings
 from service.engine import lifecycle as place
 from service.engine.engine import Engine
 from service.engine.lifecycle import ModelLifecycle
+from service.engine.manager import ModelManager
 from service.loading.served_model import ServedModel, load
 from service.models.catalog import ModelEntry
 from tests.service.jobs.conftest import TINY
@@ -79,6 +82,44 @@ async def test_a_worker_that_cannot_be_replaced_is_tried_again(
         assert workers() <= before, "those that failed are gone"
     assert sum("cannot be replaced" in record.message for record in caplog.records) == 3
     assert sum("it is replaced" in record.message for record in caplog.records) == 1
+
+
+async def test_who_subscribes_is_told_of_each_change() -> None:
+    """What receives requests in another process answers by what it was told last."""
+    manager = ModelManager([TINY], settings=Settings(max_queue=4), metrics=Metrics())
+
+    def state() -> tuple[bool, dict[str, str]]:
+        found = {}
+        for name in manager.names:
+            try:
+                found[name] = "ready" if manager.replicas(name).alive else "away"
+            except Problem as problem:
+                found[name] = problem.detail.split(f"'{name}' ")[1][:20]
+        return manager.all_loaded, found
+
+    told: list[tuple[bool, dict[str, str]]] = []
+    manager.subscribe(lambda: told.append(state()))
+
+    async def until(said: str, name: str) -> None:
+        async with asyncio.timeout(SOON):
+            while not told or told[-1][1].get(name) != said:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+        assert told[-1] == state()
+
+    async with manager:
+        await until("ready", "tiny")
+        await manager.loaded
+        assert told[-1] == (True, {"tiny": "ready"})
+        (engine,) = manager.replicas("tiny").engines
+        await engine.abandon()
+        await until("is getting a new wor", "tiny")
+        await until("ready", "tiny")
+        source = "factory:tests.service.factories:raising"
+        await manager.add(ModelEntry(name="bad", source=source, weights="none"))
+        assert told[-1][1] == {"tiny": "ready", "bad": "is still loading; tr"}
+        await until("could not be loaded:", "bad")
+        await manager.remove("tiny")
+        assert [said.get("tiny") for _, said in told[-2:]] == ["is being unloaded; t", None]
 
 
 async def test_the_thread_that_loaded_a_model_ends() -> None:

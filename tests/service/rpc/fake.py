@@ -113,6 +113,8 @@ class FakeBackend:
         self.leaving: set[str] = set()
         self.done = asyncio.Event()
         self.loaded: asyncio.Task[Any] = asyncio.create_task(self.done.wait())
+        self.loaded.add_done_callback(lambda task: self.tell())
+        self.tell: Callable[[], None] = lambda: None
         self.added: list[ModelEntry] = []
 
     async def __aenter__(self) -> FakeBackend:
@@ -149,12 +151,15 @@ class FakeBackend:
     async def add(self, entry: ModelEntry) -> None:
         self.added.append(entry)
         self.models[entry.name] = FakeModel(info(entry.name))
+        self.tell()
 
     async def remove(self, name: str, in_work: Callable[[], int] = lambda: 0) -> None:
         self.leaving.add(name)
+        self.tell()
         while in_work():  # noqa: ASYNC110
             await asyncio.sleep(0.01)
         del self.models[name]
+        self.tell()
 
     def measure(self) -> None:
         pass
@@ -167,7 +172,9 @@ async def served(folder: Path, *names: str) -> AsyncIterator[FakeBackend]:
         listening.bind(str(folder / "engine"))
         listening.listen()
         backend = FakeBackend(*names or ("m",))
-        async with backend, BackendServer(cast(Backend, backend), listening):
+        server = BackendServer(cast(Backend, backend), listening)
+        backend.tell = server.tell
+        async with backend, server:
             yield backend
     (folder / "engine").unlink()
 

@@ -180,9 +180,11 @@ async def test_requests_know_at_once_what_changes(
     fake.models["m"] = FakeModel(info(fingerprint="two"))
     with pytest.raises(Unavailable, match="has just been replaced; try again"):
         await known.ask(ASKED)
+    fake.tell()
     await until(lambda: remote.replicas("m").model.fingerprint == "two")
     await remote.replicas("m").ask(ASKED)
     fake.leaving.add("m")
+    fake.tell()
 
     def away() -> bool:
         try:
