@@ -6,6 +6,10 @@ import asyncio
 from time import monotonic
 
 import pytest
+from uvicorn.config import Config
+from uvicorn.protocols.http.flow_control import FlowControl
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.server import ServerState
 
 from service.process import protocol
 from tests.service.process.callers import (
@@ -22,6 +26,30 @@ from tests.service.process.callers import (
 )
 
 pytestmark = pytest.mark.anyio
+
+
+OVERRIDDEN = {
+    *("connection_made", "connection_lost", "data_received", "pause_writing", "resume_writing"),
+    *("on_message_begin", "on_header", "on_headers_complete", "on_body", "on_message_complete"),
+    *("on_response_complete", "send_400_response", "shutdown"),
+}
+USED = {
+    *("_unset_keepalive_if_required", "cycle", "flow", "headers", "loop", "parser", "pipeline"),
+    *("scope", "timeout_keep_alive", "timeout_keep_alive_handler", "timeout_keep_alive_task"),
+    "transport",
+}
+"""Attributes and methods of uvicorn's that the protocol reads, sets or calls."""
+
+
+async def test_uvicorn_has_the_internals_that_the_protocol_relies_on() -> None:
+    ours, theirs = vars(protocol.BoundedProtocol), vars(HttpToolsProtocol)
+    assert {name for name in ours if name in theirs and not name.startswith("__")} == OVERRIDDEN
+    made = HttpToolsProtocol(Config(app=lambda *_: None, factory=True), ServerState(), {})
+    assert [name for name in sorted(USED) if not hasattr(made, name)] == []
+    assert {"pause_reading", "resume_reading", "read_paused"} <= {
+        *dir(FlowControl),
+        *vars(FlowControl(asyncio.Transport())),
+    }
 
 
 async def test_a_silent_connection_is_closed_without_a_word() -> None:
