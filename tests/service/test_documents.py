@@ -8,7 +8,6 @@ import json
 import re
 import subprocess
 import zipfile
-from collections.abc import Iterator
 from dataclasses import fields
 from pathlib import Path
 from pkgutil import resolve_name
@@ -24,7 +23,7 @@ from cam import METHODS, METRICS
 from cam.evaluation.metrics import Options
 from service.pipeline.evaluate_parameters import EvaluateParameters
 from service.pipeline.parameters import Parameters
-from tests.service.live import ROOT, serving, until_ready
+from tests.service.live import ROOT
 
 LINES = re.findall(r"```sh\n(.*?)```", (ROOT / "docs" / "cookbook.md").read_text(), re.DOTALL)
 CLIENT = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "client.md").read_text(), re.DOTALL)
@@ -46,13 +45,6 @@ def test_the_tutorial_of_the_library(capsys: pytest.CaptureFixture[str]) -> None
     assert len(picture) > 32
     assert space["maps"][0].map.shape == (16, 16)
     assert space["leaves"](space["model"])[:3] == ["first", "relu", "last"]
-
-
-@pytest.fixture(scope="module")
-def address() -> Iterator[str]:
-    with serving() as (process, http):
-        until_ready(process, http)
-        yield str(http.base_url).rstrip("/")
 
 
 @pytest.mark.slow
