@@ -113,10 +113,13 @@ def pixels() -> Trial:
     (answer,) = explain_batch(served.module, image, [question])
     (explanation,) = answer.explanations  # type: ignore[union-attr]
 
+    def no_words() -> Caption:
+        return Caption("", ())
+
     def work(data: bytes) -> None:
         photo = decode(data, max_pixels=60_000_000)
         seen = served.preprocessing.apply(photo, "squash")
-        drawing = draw(photo, seen, explanation, 0, Parameters(), Caption("", ()))
+        drawing = draw(photo, seen, explanation, 0, Parameters(), caption=no_words)
         drawing.encoded("image/jpeg")
 
     def of(megapixels: float) -> Callable[[], None]:

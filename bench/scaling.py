@@ -15,6 +15,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -114,9 +115,10 @@ async def measure(folder: Path) -> dict[str, float]:
             (explanation,) = outcome.value.explanations
 
             def draw(turn: int) -> None:
-                target = describe_target(explanation, model.labels, seen[turn])
-                caption = caption_of(explanation, target, model)
-                drawing = draw_map(decoded[turn], seen[turn], explanation, 0, Parameters(), caption)
+                photo, view = decoded[turn], seen[turn]
+                target = describe_target(explanation, model.labels, view)
+                caption = partial(caption_of, explanation, target, model)
+                drawing = draw_map(photo, view, explanation, 0, Parameters(), caption=caption)
                 drawing.encoded("image/jpeg")
 
             milliseconds = {

@@ -191,7 +191,7 @@ def test_a_contract_catches_what_it_should(tmp_path: Path) -> None:
     shutil.copy(ROOT / "pyproject.toml", tmp_path)
     for file, line in (
         ("service/core/files.py", "import service.pipeline.images\n"),
-        ("service/pipeline/facts.py", "import torch\n"),
+        ("service/pipeline/coordinates.py", "import torch\n"),
     ):
         path = tmp_path / file
         path.write_text(path.read_text() + line)
@@ -200,7 +200,7 @@ def test_a_contract_catches_what_it_should(tmp_path: Path) -> None:
     )
     assert done.returncode == 1, done.stdout + done.stderr
     assert "service.core.files -> service.pipeline.images" in done.stdout
-    assert "service.pipeline.facts -> torch" in done.stdout
+    assert "service.pipeline.coordinates -> torch" in done.stdout
 
 
 def test_what_the_tests_install_does_not_change_what_serves() -> None:

@@ -80,7 +80,7 @@ TERMS: Final = {
     "covers": (
         "Where the map's edges lie on the photo, in the photo's pixels, (0, 0) its top left "
         "corner: the whole photo where `size` is `image`, else what the model saw, which may be a "
-        "part of the photo (`fit=crop`) or reach beyond it (`fit=pad`). In a folder's manifest "
+        "part of the photo (`fit=crop`) or reach beyond it (`fit=pad`). In a table "
         "always what the model saw, for the map there is the layer's."
     ),
     "placement": (

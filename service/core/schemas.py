@@ -178,7 +178,9 @@ class Placement(Box):
     mirrored: bool = Field(description="Whether the layer's first column lies at the right.")
 
 
-class Explanation(Open):
+class MapFacts(Open):
+    """What one map is, without its numbers."""
+
     instance: int = Field(description="Index of the instance in the request, from 0.", examples=[0])
     id: str | None = None
     target: ExplainedTarget
@@ -188,11 +190,6 @@ class Explanation(Open):
     region: Region = Field(description=TERMS["region"])
     covers: Box | None = Field(None, description=TERMS["covers"])
     placement: Placement | None = Field(None, description=TERMS["placement"])
-    heatmap: Heatmap
-    overlay: Overlay | None = Field(
-        None,
-        description="The picture, if `output` is `overlay`, `heatmap`, `contour` or `panel`.",
-    )
     peak: Point | None = Field(None, description=TERMS["peak"], examples=[{"x": 161, "y": 107}])
     hot: Region | None = Field(None, description=TERMS["hot"])
     mass: float | None = Field(None, description=TERMS["mass"])
@@ -209,6 +206,14 @@ class Explanation(Open):
         None, description="Metric → score, if `evaluate` names metrics."
     )
     warnings: list[str] = Field([], examples=[[]])
+
+
+class Explanation(MapFacts):
+    heatmap: Heatmap
+    overlay: Overlay | None = Field(
+        None,
+        description="The picture, if `output` is `overlay`, `heatmap`, `contour` or `panel`.",
+    )
 
 
 class ProblemDocument(Open):

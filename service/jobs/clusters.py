@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import base64
 import io
-import json
 import math
 from dataclasses import dataclass, replace
-from typing import Any, Final
+from typing import Final
 
-import numpy as np
 from cachetools import LRUCache
-from PIL import Image
 
 from cam.clusters import (
     FEWEST,
@@ -32,11 +28,10 @@ from service.core.cluster_schemas import (
     MapCluster,
 )
 from service.core.cluster_schemas import OwnPlace as PlaceSchema
-from service.core.schemas import ExplainedTarget
 from service.jobs.errors import NoMaps
 from service.jobs.folder import Folder
-from service.jobs.records import Job, parameters_of
-from service.jobs.result_store import ResultStore, all_finished, line_of
+from service.jobs.records import Job
+from service.jobs.result_store import ResultStore, all_finished, maps_of
 from service.pipeline.class_maps import MOST, ClassMaps, write_table
 from service.pipeline.json_records import title_of
 
@@ -145,20 +140,18 @@ class Clusterings:
         Of more than `MOST` maps or `MOST_PIXELS` pixels, as many are read, evenly spaced.
         """
         explained = [each for each in all_finished(self._results, job) if each.problem is None]
-        over_photo = parameters_of(job.parameters, {}).size == "image"
         maps = pixels = 0
         taken: dict[int, dict[Key, tuple[int, Float]]] = {}
         for rank in spread(len(explained)):
             if maps >= MOST or pixels >= MOST_PIXELS:
                 break
-            line = json.loads(line_of(self._folder, job, explained[rank]))
             found = taken[rank] = {}
-            for number, explanation in enumerate(line["explanations"]):
-                target = ExplainedTarget.model_validate(explanation["target"])
+            for record in maps_of(self._folder, job, explained[rank]):
+                target = record.facts.target
                 key = Key(target.index, title_of(target))
                 if key not in found:
-                    found[key] = number, heat_of(explanation, over_photo=over_photo)
-                pixels += math.prod(explanation["heatmap"]["shape"])
+                    found[key] = record.number, reduced(record.map)
+                pixels += math.prod(record.picture_shape)
             maps += len(found)
         classes: dict[Key, ClassMaps] = {}
         for rank in sorted(taken):
@@ -173,38 +166,6 @@ def spread(count: int) -> list[int]:
     every n: by their reversed binary digits (van der Corput's sequence)."""
     digits = max(count - 1, 1).bit_length()
     return sorted(range(count), key=lambda number: int(f"{number:0{digits}b}"[::-1], 2))
-
-
-def heat_of(explanation: dict[str, Any], *, over_photo: bool) -> Float:
-    """Return the map of a stored explanation as the model saw it, reduced as `ClassMaps` does it.
-    An 8-bit map is −128 … 255; where the clusters are found, each map is scaled.
-
-    Args:
-        over_photo: whether the map has the photo's pixels. What the model did not see is cut off
-            then: else maps would be alike because their photos have one shape.
-    """
-    heatmap = explanation["heatmap"]
-    data = base64.b64decode(heatmap["data"])
-    if heatmap["encoding"] == "float32":
-        values = np.frombuffer(data, "<f4").reshape(heatmap["shape"])
-    else:
-        with Image.open(io.BytesIO(data)) as drawn:  # the service drew it, in gray
-            values = np.asarray(drawn, np.float32)
-        if explanation.get("signed"):
-            values = values - 128
-    covers = explanation.get("covers")
-    if over_photo and covers:
-        height, width = values.shape
-        top, bottom = _inside(covers["top"], covers["bottom"], height)
-        left, right = _inside(covers["left"], covers["right"], width)
-        values = values[top:bottom, left:right]
-    return reduced(values)
-
-
-def _inside(start: float, end: float, size: int) -> tuple[int, int]:
-    """Return the pixels between two edges, at least one."""
-    first = min(max(round(start), 0), size - 1)
-    return first, max(min(round(end), size), first + 1)
 
 
 def _clustered(key: Key, maps: ClassMaps) -> Found:

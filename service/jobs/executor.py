@@ -29,6 +29,7 @@ from service.core.schemas import dump
 from service.jobs.documents import ItemAnswer
 from service.jobs.errors import FolderAway
 from service.jobs.records import Leased
+from service.jobs.result_store import stored
 from service.jobs.sources import Sources
 from service.jobs.store import Store
 from service.models.preprocessing import ModelInput
@@ -117,13 +118,14 @@ class ItemExecutor:
         async with self._pipeline.explain(
             replicas, instance, priority="background", json_of=1
         ) as result:
+            drawn = await result.each(lambda record, drawing: (record.as_json(drawing), record))
             answer = ItemAnswer(
                 index=item.number,
                 item=item.id,
                 prediction=result.prediction(),
-                explanations=await result.as_json(),
+                explanations=[explanation for explanation, _ in drawn],
             )
-        return await self._pool.run(lambda: dump(answer))
+        return await self._pool.run(lambda: stored(answer, [record for _, record in drawn]))
 
     async def _measure(self, item: Leased) -> bytes:
         """Return the record of one photo of an audit."""

@@ -18,14 +18,17 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from service.core.schemas import ExplainedTarget
 from service.jobs.folder import Folder
-from service.jobs.records import Job
-from service.jobs.result_store import ResultStore, all_finished, line_of, picture_of_explanation
-from service.pipeline.facts import agreement_mean
-from service.pipeline.json_records import title_of
+from service.jobs.records import Finished, Job
+from service.jobs.result_store import (
+    ResultStore,
+    all_finished,
+    line_of,
+    maps_of,
+    picture_of_explanation,
+)
 from service.pipeline.rendering import encode_values
-from service.pipeline.rows import SCHEMA, Row, picture_path, table_of
+from service.pipeline.rows import SCHEMA, Row, picture_path, row_of, table_of
 
 PAGE: Final = 100
 
@@ -59,8 +62,8 @@ def parquet(result_store: ResultStore, folder: Folder, job: Job) -> Iterator[byt
     sink = _Sink()
     with pq.ParquetWriter(pa.PythonFile(sink, mode="w"), SCHEMA, compression="zstd") as writer:
         rows: list[Row] = []
-        for line in _documents(result_store, folder, job):
-            rows += _rows(line)
+        for finished in all_finished(result_store, job):
+            rows += _rows(folder, job, finished)
             if len(rows) >= PAGE:
                 writer.write_table(table_of(rows))
                 rows = []
@@ -128,51 +131,13 @@ def _content_of(explanation: dict[str, Any]) -> tuple[str, bytes]:
     return ".npy", encode_values(values)
 
 
-def _rows(line: dict[str, Any]) -> list[Row]:
-    if "error" in line:
-        return [Row(id=line["item"], error=line["error"], problem=line["problem"]["type"])]
-    best: dict[str, Any] = next(iter((line.get("prediction") or {}).get("classes") or ()), {})
-    return [
-        _row(line["item"], number, each, best) for number, each in enumerate(line["explanations"])
-    ]
-
-
-def _row(item: str, number: int, each: dict[str, Any], best: dict[str, Any]) -> Row:
-    target, heatmap, overlay = each["target"], each["heatmap"], each.get("overlay")
-    peak, covers = each.get("peak") or {}, each.get("covers") or {}
-    height, width = heatmap["shape"]
-    agreement = each.get("agreement") or {}
-    return Row(
-        id=item,
-        number=number,
-        predicted_index=best.get("index"),
-        predicted_label=best.get("label"),
-        predicted_probability=best.get("probability"),
-        correct=each.get("correct"),
-        target=title_of(ExplainedTarget.model_validate(target)),
-        target_index=target.get("index"),
-        target_label=target.get("label"),
-        target_probability=target.get("probability"),
-        target_score=target["score"],
-        method=each["method"],
-        layer=each["layer"],
-        peak_x=peak.get("x"),
-        peak_y=peak.get("y"),
-        mass=each.get("mass"),
-        concentration=each.get("concentration"),
-        border=each.get("border"),
-        agreement=[*agreement.items()] or None,
-        agreement_mean=agreement_mean(agreement),
-        width=width,
-        height=height,
-        covers_left=covers.get("left"),
-        covers_top=covers.get("top"),
-        covers_right=covers.get("right"),
-        covers_bottom=covers.get("bottom"),
-        map=base64.b64decode(heatmap["data"]),
-        map_encoding=heatmap["encoding"],
-        map_height=height,
-        map_width=width,
-        overlay=base64.b64decode(overlay["data"]) if overlay else None,
-        warning="; ".join(each["warnings"]) or None,
-    )
+def _rows(folder: Folder, job: Job, finished: Finished) -> Iterator[Row]:
+    if finished.problem is not None:
+        error, kind = finished.problem["detail"], finished.problem["type"]
+        yield Row(id=finished.id, error=error, problem=kind)
+        return
+    explanations = json.loads(line_of(folder, job, finished))["explanations"]
+    for explanation, record in zip(explanations, maps_of(folder, job, finished), strict=True):
+        overlay = explanation.get("overlay")
+        picture = base64.b64decode(overlay["data"]) if overlay else None
+        yield row_of(record, finished.id, overlay=picture)

@@ -7,20 +7,29 @@ import json
 import time
 from collections.abc import Iterator
 from io import BytesIO
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import numpy as np
 from PIL import Image
+from pydantic import BaseModel
 from sqlalchemy import Row, select
 
 from service.core.errors import InternalError, NotAcceptable
-from service.core.schemas import ProblemDocument, dump
+from service.core.schemas import (
+    Box,
+    Explanation,
+    MapFacts,
+    ProblemDocument,
+    ScoredClass,
+    dump,
+)
 from service.jobs.database import Database
-from service.jobs.documents import ItemResult
+from service.jobs.documents import ItemAnswer, ItemResult
 from service.jobs.errors import ItemFailed, UnknownJob
 from service.jobs.folder import Folder
 from service.jobs.records import Finished, Job
 from service.jobs.tables import items, results
+from service.pipeline.record import NUMBERS, MapRecord
 from service.pipeline.rendering import encode
 
 PAGE: Final = 100
@@ -115,6 +124,19 @@ def all_finished(result_store: ResultStore, job: Job) -> Iterator[Finished]:
         raise UnknownJob(f"job {job.id} was removed while its results were read")
 
 
+class StoredMaps(BaseModel):
+    """The second line of a result's file, behind the result as it is served: the records of its
+    maps. Results of before version 2 have one line."""
+
+    version: Literal[2] = 2
+    maps: list[MapRecord]
+
+
+def stored(answer: ItemAnswer, maps: list[MapRecord]) -> bytes:
+    """Return what the file of an item's result holds."""
+    return dump(answer) + b"\n" + dump(StoredMaps(maps=maps))
+
+
 def line_of(folder: Folder, job: Job, finished: Finished) -> bytes:
     """Return the result of an item as one line of JSON, without the line break."""
     if finished.problem is not None:
@@ -127,13 +149,60 @@ def line_of(folder: Folder, job: Job, finished: Finished) -> bytes:
                 problem=ProblemDocument.model_validate(finished.problem),
             )
         )
+    document, _, _ = _read(folder, job, finished).partition(b"\n")
+    return b'{"cursor":%d,' % finished.cursor + document[1:]
+
+
+def maps_of(folder: Folder, job: Job, finished: Finished) -> list[MapRecord]:
+    """Return the records of the maps of an item that is explained."""
+    document, _, maps = _read(folder, job, finished).partition(b"\n")
+    if maps:
+        return StoredMaps.model_validate_json(maps).maps
+    answer = ItemAnswer.model_validate_json(document)
+    classes = answer.prediction and answer.prediction.classes
+    predicted = classes[0] if classes else None
+    return [
+        _of_older(explanation, number, predicted)
+        for number, explanation in enumerate(answer.explanations or ())
+    ]
+
+
+def _read(folder: Folder, job: Job, finished: Finished) -> bytes:
     try:
-        document = folder.read_result(job.id, finished.number)
+        return folder.read_result(job.id, finished.number)
     except FileNotFoundError:
         raise InternalError(
             f"the result of item {finished.id[:200]!r} is gone from the disk"
         ) from None
-    return b'{"cursor":%d,' % finished.cursor + document[1:]
+
+
+def _of_older(explanation: Explanation, number: int, predicted: ScoredClass | None) -> MapRecord:
+    """Return the record of a map of which only the answer is stored. It has the pixels of the
+    picture, and 8 bits unless numbers were asked for."""
+    heatmap, region = explanation.heatmap, explanation.region
+    height, width = heatmap.shape
+    data = base64.b64decode(heatmap.data)
+    if heatmap.encoding == "float32":
+        values = np.frombuffer(data, NUMBERS).reshape(height, width)
+    else:
+        with Image.open(BytesIO(data)) as drawn:  # the service drew it, in gray
+            gray = np.asarray(drawn, np.float32)
+        zero, most = (128, 127) if explanation.signed else (0, 255)
+        values = (gray - np.float32(zero)) / np.float32(most)
+    covers = explanation.covers or Box(left=0, top=0, right=width, bottom=height)
+    if (region.width, region.height) != (width, height):  # the model saw a part of the photo
+        right, bottom = region.left + region.width, region.top + region.height
+        values = values[region.top : bottom, region.left : right]
+        covers = Box(left=region.left, top=region.top, right=right, bottom=bottom)
+    return MapRecord(
+        number=number,
+        facts=MapFacts(**{name: getattr(explanation, name) for name in MapFacts.model_fields}),
+        predicted=predicted,
+        numbers=values.astype(NUMBERS).tobytes(),
+        shape=(values.shape[0], values.shape[1]),
+        covers=covers,
+        picture_shape=(height, width),
+    )
 
 
 def picture_of_line(line: bytes, form: str) -> bytes:

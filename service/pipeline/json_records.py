@@ -1,18 +1,14 @@
-"""Conversion of an image's results to the schemas of JSON answers."""
+"""Conversion of targets and predictions to the schemas of JSON answers."""
 
 from __future__ import annotations
 
-import base64
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import asdict
 
 import numpy as np
 from numpy.typing import NDArray
 
-from cam import METHODS, ClassTarget, Explanation, SimilarityTarget, UnitTarget
-from cam.drawing.heatmap import Box, Region, hot_region
-from cam.drawing.placement import Placement
-from cam.methods import INPUT
+from cam import Explanation, SimilarityTarget, UnitTarget
 from service.backend.answers import Answer
 from service.core import model_schemas, schemas
 from service.models.info import ModelInfo
@@ -20,87 +16,8 @@ from service.models.labels import Labels
 from service.models.preprocessing import ModelInput, Preprocessing
 from service.pipeline.coordinates import Edges, box_on_photo
 from service.pipeline.evaluation import score_lines
-from service.pipeline.facts import facts_of
 from service.pipeline.instances import Instance, P
-from service.pipeline.parameters import Parameters
-from service.pipeline.rendering import Caption, Drawing, encode
-
-
-def describe(
-    drawing: Drawing,
-    answer: Answer,
-    model: ModelInfo,
-    seen: ModelInput,
-    instance: Instance[Parameters],
-    scores: dict[str, schemas.Score] | None = None,
-) -> schemas.Explanation:
-    """Return the JSON schema object of one of the answer's maps, with its scores if it has some."""
-    explanation, parameters = drawing.explanation, drawing.parameters
-    facts = facts_of(drawing, answer, seen)
-    kind = parameters.output or "mask"
-    height, width = drawing.shape
-    raw = parameters.normalize == "none"
-    if kind == "values" or raw:
-        numbers = drawing.values if raw else drawing.scaled
-        encoding, data = "float32", numbers.astype("<f4").tobytes()
-    else:
-        encoding, data = "png", encode(drawing.gray, "image/png")
-    target = describe_target(explanation, model.labels, seen)
-    picture = None
-    if kind not in ("mask", "values"):
-        encoded = drawing.encoded("image/png")
-        picture = schemas.Overlay(content_type="image/png", data=_base64(encoded))
-    flat = not drawing.scaled_inside.any()
-    hot = hot_region(drawing.scaled_inside, parameters.threshold)
-    complete = explanation.completeness
-    return schemas.Explanation(
-        instance=instance.index,
-        id=instance.id,
-        target=target,
-        method=explanation.method,
-        layer=explanation.layer,
-        layer_reason=_layer_reason(explanation, model, parameters),
-        region=_region(drawing.region),
-        covers=_edges(facts.covers),
-        placement=_placement(explanation.placement, seen),
-        heatmap=schemas.Heatmap(
-            shape=(height, width),
-            encoding="png" if encoding == "png" else "float32",
-            data=_base64(data),
-        ),
-        overlay=picture,
-        peak=None if drawing.scaled_inside.max() <= 0 else _peak(drawing),
-        hot=None if hot is None else _region(_shifted(hot, drawing.region)),
-        mass=facts.mass,
-        concentration=facts.concentration,
-        border=facts.border,
-        correct=facts.correct,
-        agreement=facts.agreement,
-        signed=explanation.signed or None,
-        completeness=None
-        if complete is None
-        else schemas.Completeness(attributed=complete.attributed, difference=complete.difference),
-        passes=None
-        if explanation.passes is None
-        else schemas.Passes(made=explanation.passes.made, of=explanation.passes.of),
-        scores=scores,
-        warnings=[
-            *([_flat_warning(drawing, explanation)] if flat and explanation.reached else []),
-            *explanation.warnings,
-            *([model.stochastic] if model.stochastic else []),
-        ],
-    )
-
-
-def _layer_reason(explanation: Explanation, model: ModelInfo, parameters: Parameters) -> str | None:
-    """Return why `auto` means another layer than it does for most methods, if it does."""
-    method, layer = explanation.method, explanation.layer
-    if parameters.layer != "auto" or layer in (INPUT, model.default_layer):
-        return None
-    return (
-        f"{layer!r} is what {method} takes by default in model {model.name!r}; other methods take "
-        f"{model.default_layer!r}, so name a layer to compare {method} with them"
-    )
+from service.pipeline.rendering import Caption
 
 
 def describe_input(preprocessing: Preprocessing) -> model_schemas.InputDescription:
@@ -238,58 +155,5 @@ def top_classes(
     ]
 
 
-def _flat_warning(drawing: Drawing, explanation: Explanation) -> str:
-    if explanation.map.max() > explanation.map.min():
-        return "the model saw too few of these pixels to show the map on them; try another size"
-    what = "zero" if not drawing.inside.any() else "the same"
-    target = explanation.target
-    named = "output" if explanation.probability is None else "class"
-    whom = f"{named} {target.index}" if isinstance(target, ClassTarget) else "the target"
-    both = METHODS[explanation.method].signed and not explanation.signed
-    advice = "; signed=true shows what speaks against it, if anything does" if both else ""
-    return (
-        f"the map is {what} everywhere: {explanation.method} finds nothing at layer "
-        f"{explanation.layer!r} that speaks for {whom}{advice}"
-    )
-
-
-def _region(region: Region) -> schemas.Region:
-    return schemas.Region(
-        left=region.left, top=region.top, width=region.width, height=region.height
-    )
-
-
 def _box(box: Edges, seen: ModelInput) -> schemas.Box:
-    return _edges(box_on_photo(box, seen))
-
-
-def _placement(found: Placement | None, seen: ModelInput) -> schemas.Placement | None:
-    if found is None:
-        return None
-    box = found.box
-    on_photo = box_on_photo((box.left, box.top, box.right, box.bottom), seen)
-    return schemas.Placement(
-        **_edges(on_photo).model_dump(),
-        transposed=found.transposed,
-        upside_down=found.upside_down,
-        mirrored=found.mirrored,
-    )
-
-
-def _edges(box: Box) -> schemas.Box:
-    return schemas.Box(left=box.left, top=box.top, right=box.right, bottom=box.bottom)
-
-
-def _peak(drawing: Drawing) -> schemas.Point:
-    scaled, region = drawing.scaled_inside, drawing.region
-    y, x = np.unravel_index(int(scaled.argmax()), scaled.shape)
-    return schemas.Point(x=region.left + int(x), y=region.top + int(y))
-
-
-def _shifted(inner: Region, region: Region) -> Region:
-    """Return a region that is given relative to another one, relative to the picture."""
-    return replace(inner, left=region.left + inner.left, top=region.top + inner.top)
-
-
-def _base64(data: bytes) -> str:
-    return base64.b64encode(data).decode("ascii")
+    return schemas.Box(**asdict(box_on_photo(box, seen)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from io import BytesIO
 from typing import Final
@@ -50,7 +51,8 @@ class Drawing:
     number: int
     """Position of the map among its image's maps, from 0."""
     parameters: Parameters
-    caption: Caption
+    caption: Callable[[], Caption]
+    """Returns the words of a panel."""
     inside: Float
     """The method's own numbers on the pixels of `region`, float32."""
     scaled_inside: Float
@@ -138,11 +140,12 @@ class Drawing:
         blended = self._framed(blended)
         if kind == "overlay":
             return blended
+        caption = self.caption()
         return panel(
             self.background,
             blended,
-            title=self.caption.title,
-            lines=self.caption.lines,
+            title=caption.title,
+            lines=caption.lines,
             colormap=colormap,
             ends=("for", "against") if self.signed else ("1", "0"),
         )
@@ -165,14 +168,15 @@ def draw(
     explanation: Explanation,
     number: int,
     parameters: Parameters,
-    caption: Caption,
+    *,
+    caption: Callable[[], Caption],
 ) -> Drawing:
     """Put a map onto the pixels that the parameters ask for: the photo's, the model input's or its
     own.
 
     Args:
         number: the map's position among its image's maps.
-        caption: the words of a panel.
+        caption: returns the words of a panel.
     """
     size = parameters.size
     if size == "image":

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import partial
 from typing import Final, TypeVar
 
 from PIL import Image
@@ -20,8 +21,9 @@ from service.models.info import ModelInfo
 from service.models.preprocessing import ModelInput
 from service.pipeline.evaluation import describe_scores
 from service.pipeline.instances import Instance, P
-from service.pipeline.json_records import caption_of, describe, describe_target, predict
+from service.pipeline.json_records import caption_of, describe_target, predict
 from service.pipeline.parameters import Parameters
+from service.pipeline.record import MapRecord, record_of
 from service.pipeline.rendering import Drawing, draw, encode_values
 from service.pipeline.rows import DECODER, Row, row_of
 
@@ -55,16 +57,7 @@ class Result:
 
     async def as_json(self) -> list[schemas.Explanation]:
         """Return the JSON schema objects of the explanations."""
-        return await self._drawn(
-            lambda drawing: describe(
-                drawing,
-                self.answer,
-                self.model,
-                self.seen,
-                self.instance,
-                self._scores_of(drawing.number),
-            )
-        )
+        return await self.each(lambda record, drawing: record.as_json(drawing))
 
     def prediction(self) -> schemas.Prediction:
         """Return the JSON schema object of the model's prediction for the image."""
@@ -83,13 +76,13 @@ class Result:
                 "for application/json or application/x-ndjson"
             )
 
-        def work(drawing: Drawing) -> bytes:
+        def work(record: MapRecord, drawing: Drawing) -> bytes:
             if media_type != NPY:
                 return drawing.encoded(media_type)
             raw = self.instance.parameters.normalize == "none"
             return encode_values(drawing.values if raw else drawing.scaled)
 
-        (file,) = await self._drawn(work)
+        (file,) = await self.each(work)
         return file
 
     async def as_rows(self, save: Callable[[Drawing], str | None]) -> list[Row]:
@@ -100,39 +93,37 @@ class Result:
                 row, or None. It may block. Its exceptions propagate.
         """
 
-        def work(drawing: Drawing) -> Row:
-            picture = save(drawing)
-            scores = self.scores[drawing.number] if self.scores else None
-            row = row_of(
-                drawing, self.answer, self.model, self.seen, self.instance, picture, scores
-            )
-            told = [row.warning] if row.warning else []
-            told += [f"{DECODER}{each}" for each in self.decoder_warnings]
-            return replace(row, warning="; ".join(told) or None)
+        warnings = [f"{DECODER}{each}" for each in self.decoder_warnings]
 
-        return await self._drawn(work)
+        def work(record: MapRecord, drawing: Drawing) -> Row:
+            item = self.instance.id or ""
+            return row_of(record, item, picture=save(drawing), more_warnings=warnings)
 
-    def _scores_of(self, number: int) -> dict[str, schemas.Score] | None:
-        if not self.scores:
-            return None
-        fit: Fit = self.instance.parameters.fit
-        return describe_scores(self.scores[number], Options(), self.model.audited, fit)
+        return await self.each(work)
 
-    async def _drawn(self, work: Callable[[Drawing], T]) -> list[T]:
-        """Return the results of `work` on each map's drawing. One drawing is held at a time."""
-
-        def one(number: int) -> T:
-            explanation, parameters = self.answer.explanations[number], self.instance.parameters
-            target = describe_target(explanation, self.model.labels, self.seen)
-            caption = caption_of(explanation, target, self.model, self._scores_of(number))
-            return work(draw(self.photo, self.seen, explanation, number, parameters, caption))
-
+    async def each(self, work: Callable[[MapRecord, Drawing], T]) -> list[T]:
+        """Return the results of `work`, which may block, on each map's record and drawing. One
+        drawing is held at a time."""
         with self.timings.phase("render", self.metrics):
             # Maps are drawn one by one, so that a cancelled request stops between two maps.
             return [
-                await self.pool.run(lambda turn=number: one(turn))  # type: ignore[misc]
+                await self.pool.run(partial(self._one, work, number))
                 for number in range(len(self.answer.explanations))
             ]
+
+    def _one(self, work: Callable[[MapRecord, Drawing], T], number: int) -> T:
+        explanation, instance = self.answer.explanations[number], self.instance
+        target = describe_target(explanation, self.model.labels, self.seen)
+        fit: Fit = instance.parameters.fit
+        scores = None
+        if self.scores:
+            scores = describe_scores(self.scores[number], Options(), self.model.audited, fit)
+        caption = partial(caption_of, explanation, target, self.model, scores)
+        drawing = draw(
+            self.photo, self.seen, explanation, number, instance.parameters, caption=caption
+        )
+        record = record_of(drawing, self.answer, self.model, self.seen, instance, target, scores)
+        return work(record, drawing)
 
 
 def require_few_numbers(instance: Instance[P], pixels: int, among: int) -> None:

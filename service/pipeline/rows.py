@@ -4,26 +4,16 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterator
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Final
 
-import numpy as np
 import pyarrow as pa
 
-from cam import Explanation
-from cam.drawing.heatmap import minmax, symmetric
-from cam.evaluation.metrics import Scores
-from service.backend.answers import Answer
 from service.core.errors import Problem
 from service.core.glossary import TERMS
-from service.models.info import ModelInfo
-from service.models.preprocessing import ModelInput
-from service.pipeline.facts import agreement_mean, facts_of, predicted
-from service.pipeline.instances import Instance
-from service.pipeline.json_records import describe_target, title_of
-from service.pipeline.parameters import Parameters
-from service.pipeline.rendering import Drawing
+from service.pipeline.json_records import title_of
+from service.pipeline.record import MapRecord, agreement_mean
 
 
 def _column(name: str, kind: pa.DataType, *, nullable: bool = True) -> pa.Field:
@@ -126,83 +116,59 @@ class Row:
 
 
 def row_of(
-    drawing: Drawing,
-    answer: Answer,
-    model: ModelInfo,
-    seen: ModelInput,
-    instance: Instance[Parameters],
-    picture: str | None,
-    scores: Scores | None = None,
+    record: MapRecord,
+    item: str,
+    *,
+    picture: str | None = None,
+    overlay: bytes | None = None,
+    more_warnings: Sequence[str] = (),
 ) -> Row:
-    """Return the row of one of the answer's maps.
-
-    The row holds the map on the layer's grid, whatever size is drawn: a finer map has no more
-    information, and takes a thousand times the bytes.
+    """Return the row of a map.
 
     Args:
-        drawing: the drawing of the map.
-        picture: the path of its picture below the output folder, or None.
-        scores: the map's scores, if the parameters name metrics.
+        item: id of the map's image.
+        picture: the path of the map's picture below the output folder, or None.
+        overlay: the picture itself, or None.
+        more_warnings: warnings about the image, beside those about the map.
     """
-    explanation, parameters = drawing.explanation, drawing.parameters
-    target = describe_target(explanation, model.labels, seen)
-    facts = facts_of(drawing, answer, seen)
-    best = predicted(answer)
-    said = answer.prediction.probabilities
-    scaled, region = drawing.scaled_inside, drawing.region
-    cold = scaled.max() <= 0
-    peak_y, peak_x = np.unravel_index(int(scaled.argmax()), scaled.shape)
-    height, width = drawing.shape
-    covers = seen.box
-    values = explanation.map
-    if parameters.normalize != "none":
-        values = (symmetric if explanation.signed else minmax)(values)
+    facts, predicted, covers = record.facts, record.predicted, record.covers
+    target, peak = facts.target, facts.peak
     return Row(
-        id=instance.id or "",
-        number=drawing.number,
-        predicted_index=best,
-        predicted_label=None if best is None else model.labels.name(best),
-        predicted_probability=None if best is None or said is None else float(said[best]),
+        id=item,
+        number=record.number,
+        predicted_index=predicted.index if predicted else None,
+        predicted_label=predicted.label if predicted else None,
+        predicted_probability=predicted.probability if predicted else None,
         correct=facts.correct,
         target=title_of(target),
         target_index=target.index,
         target_label=target.label,
         target_probability=target.probability,
         target_score=target.score,
-        method=explanation.method,
-        layer=explanation.layer,
-        peak_x=None if cold else region.left + int(peak_x),
-        peak_y=None if cold else region.top + int(peak_y),
+        method=facts.method,
+        layer=facts.layer,
+        peak_x=peak.x if peak else None,
+        peak_y=peak.y if peak else None,
         mass=facts.mass,
         concentration=facts.concentration,
         border=facts.border,
         agreement=[*facts.agreement.items()] if facts.agreement else None,
         agreement_mean=agreement_mean(facts.agreement),
-        scores=[(name, each.value) for name, each in scores.items()] if scores else None,
-        width=width,
-        height=height,
+        scores=[(name, each.value) for name, each in (facts.scores or {}).items()] or None,
+        width=record.picture_shape[1],
+        height=record.picture_shape[0],
         covers_left=covers.left,
         covers_top=covers.top,
         covers_right=covers.right,
         covers_bottom=covers.bottom,
-        map=values.astype("<f4").tobytes(),
+        map=record.numbers,
         map_encoding="float32",
-        map_height=values.shape[0],
-        map_width=values.shape[1],
+        map_height=record.shape[0],
+        map_width=record.shape[1],
         picture=picture,
-        warning="; ".join(_warnings(drawing, explanation, model)) or None,
+        overlay=overlay,
+        warning="; ".join((*facts.warnings, *more_warnings)) or None,
     )
-
-
-def _warnings(drawing: Drawing, explanation: Explanation, model: ModelInfo) -> Iterator[str]:
-    if not drawing.scaled_inside.any():
-        if explanation.map.max() > explanation.map.min():
-            yield "the model saw too few pixels to show the map on them"
-        else:
-            yield f"the map is {'the same' if explanation.map.any() else 'zero'} everywhere"
-    yield from explanation.warnings
-    if model.stochastic:
-        yield model.stochastic
 
 
 def failed_row(name: str, problem: Problem, asked: str | None) -> Row:

@@ -18,7 +18,7 @@ from cam.drawing.heatmap import Float
 from service.core.settings import Settings
 from service.http import job_routes
 from service.jobs import clusters
-from service.jobs.clusters import Clusterings, heat_of, spread
+from service.jobs.clusters import Clusterings, spread
 from service.jobs.errors import NoMaps, UnknownJob
 from service.jobs.folder import Folder
 from service.jobs.records import Finished, Job
@@ -43,7 +43,7 @@ def heatmap_of(values: Float, encoding: str) -> dict[str, Any]:
 
 
 class Shelf:
-    """Results as they are stored. Each is a list of (class, map)."""
+    """Results as version 1 stored them. Each is a list of (class, map)."""
 
     def __init__(self, *results: list[tuple[str, Float]] | None, encoding: str = "float32") -> None:
         self._results = results
@@ -62,7 +62,11 @@ class Shelf:
         self.read.append(number)
         explanations = [
             {
+                "instance": number,
                 "target": {"index": ord(name[0]), "label": name, "score": 1.0},
+                "method": "gradcam",
+                "layer": "relu2",
+                "region": {"left": 0, "top": 0, "width": values.shape[1], "height": len(values)},
                 "heatmap": heatmap_of(values, self._encoding),
             }
             for name, values in self._results[number] or ()
@@ -210,42 +214,6 @@ def test_a_job_that_is_removed_meanwhile_is_unknown() -> None:
     gone = Job(**{**{name: getattr(job, name) for name in job.__dataclass_fields__}, "done": 5})
     with pytest.raises(UnknownJob, match="was removed while"):
         shelf.clusterings().document(gone)
-
-
-def explanation_of(values: Float, encoding: str = "float32", **more: Any) -> dict[str, Any]:
-    return {"heatmap": heatmap_of(values, encoding), **more}
-
-
-def test_maps_are_read_in_both_encodings() -> None:
-    values = np.array([[0, 1, 0.2], [0.4, 0.6, 0.8]], np.float32)
-    found = [heat_of(explanation_of(values, form), over_photo=False) for form in ("float32", "png")]
-    np.testing.assert_array_equal(found[0], values)
-    np.testing.assert_array_equal(found[1], 255 * values)
-
-
-def test_of_a_signed_map_the_positive_part_is_heat() -> None:
-    """In a picture, 128 is 0."""
-    picture = np.array([[0, 128, 255]], np.float32) / np.float32(255)
-    found = heat_of(explanation_of(picture, "png", signed=True), over_photo=False)
-    np.testing.assert_array_equal(found, [[0, 0, 127]])
-    numbers = np.array([[-1, 0, 0.5]], np.float32)
-    found = heat_of(explanation_of(numbers, signed=True), over_photo=False)
-    np.testing.assert_array_equal(found, [[0, 0, 0.5]])
-
-
-def test_what_the_model_did_not_see_is_cut_off() -> None:
-    """A photo of 10 × 4 pixels, of which the model saw the middle."""
-    values = np.zeros((4, 10), np.float32)
-    values[:, 3:7] = np.arange(1, 5)
-    covers = {"left": 3.0, "top": 0.0, "right": 7.0, "bottom": 4.0}
-    cut = heat_of(explanation_of(values, covers=covers), over_photo=True)
-    np.testing.assert_array_equal(cut, values[:, 3:7])
-    whole = heat_of(explanation_of(values, covers=covers), over_photo=False)
-    np.testing.assert_array_equal(whole, values)
-    # Padding lies beyond the photo.
-    padded = {"left": 0.0, "top": -3.0, "right": 10.0, "bottom": 7.0}
-    same = heat_of(explanation_of(values, covers=padded), over_photo=True)
-    np.testing.assert_array_equal(same, values)
 
 
 def test_a_job_has_clusters(jobs: TestClient) -> None:

@@ -375,10 +375,9 @@ def test_the_table_has_a_row_for_each_map_and_failure(
             assert row["map"] is None
             continue
         (right,) = line["explanations"]
-        assert row["map"] == base64.b64decode(right["heatmap"]["data"])
-        assert row["map_encoding"] == "png"
-        with Image.open(io.BytesIO(row["map"])) as image:
-            assert image.size == (row["width"], row["height"]) == (12, 10)
+        assert row["map_encoding"] == "float32"
+        assert len(row["map"]) == 4 * row["map_height"] * row["map_width"] == 4 * 4 * 4
+        assert right["heatmap"]["shape"] == [row["height"], row["width"]] == [10, 12]
         assert row["target_index"] == right["target"]["index"]
         assert row["target_probability"] == pytest.approx(right["target"]["probability"])
         assert row["target_score"] == pytest.approx(right["target"]["score"])
@@ -388,8 +387,10 @@ def test_the_table_has_a_row_for_each_map_and_failure(
         assert row["correct"] is right.get("correct") is None  # no target was named
         for name in ("mass", "concentration", "border"):
             assert row[name] == (right.get(name) and pytest.approx(right[name]))
+        # The table's map is the layer's, which covers what the model saw: seven eighths of 12 × 10.
         covers = [row[f"covers_{edge}"] for edge in ("left", "top", "right", "bottom")]
-        assert covers == [0, 0, 12, 10] == list(right["covers"].values())
+        assert covers == pytest.approx([1.2, 0, 10.8, 8.889], abs=1e-3)
+        assert list(right["covers"].values()) == [0, 0, 12, 10]
         peak = right.get("peak", {})
         assert (row["peak_x"], row["peak_y"]) == (peak.get("x"), peak.get("y"))
         assert (row["method"], row["layer"]) == ("gradcam", "relu2")

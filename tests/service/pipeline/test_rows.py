@@ -5,6 +5,7 @@ from __future__ import annotations
 import tempfile
 import time
 from dataclasses import replace
+from functools import partial
 from pathlib import Path, PurePosixPath
 
 import numpy as np
@@ -22,6 +23,7 @@ from service.models.preprocessing import Fit
 from service.pipeline.instances import Instance
 from service.pipeline.json_records import caption_of, describe_target
 from service.pipeline.parameters import Parameters
+from service.pipeline.record import record_of
 from service.pipeline.rendering import draw
 from service.pipeline.rows import SCHEMA, Row, failed_row, picture_path, row_of, table_of
 
@@ -66,10 +68,12 @@ def row(
     shares = np.array([0.2, 0.3, 0.5], np.float32)
     answer = Answer(Prediction(np.log(shares), shares), (explanation,))
     parameters = Parameters.model_validate(given)
-    caption = caption_of(explanation, describe_target(explanation, model.labels, seen), model)
-    drawing = draw(image, seen, explanation, 0, parameters, caption)
+    target = describe_target(explanation, model.labels, seen)
+    caption = partial(caption_of, explanation, target, model)
+    drawing = draw(image, seen, explanation, 0, parameters, caption=caption)
     instance = Instance(0, "a/cat.jpg", b"", "", parameters)
-    return row_of(drawing, answer, model, seen, instance, "pictures/x.jpg")
+    record = record_of(drawing, answer, model, seen, instance, target, None)
+    return row_of(record, "a/cat.jpg", picture="pictures/x.jpg")
 
 
 # Between the centres of two cells the four pixels of an axis lie at 0, 1/4, 3/4 and 1.
@@ -128,7 +132,8 @@ def test_a_flat_map_has_no_peak_and_a_warning(model: ServedModel, value: float, 
     found = row(model, [[value] * 2] * 2)
     assert found.peak_x is found.peak_y is found.concentration is None
     assert found.mass == 0
-    assert found.warning == f"the map is {what} everywhere"
+    assert found.warning
+    assert found.warning.startswith(f"the map is {what} everywhere: gradcam finds nothing at layer")
     assert found.border is None
     assert found.map == bytes(16)
     raw = row(model, [[value] * 2] * 2, normalize="none")

@@ -1,0 +1,265 @@
+"""The record of one map: what is known of it, built once, whichever form an answer has.
+
+JSON, a table's row and a picture are made from it; jobs store it.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import asdict, replace
+from typing import Final
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict
+
+from cam import METHODS, ClassTarget, Explanation, spearman
+from cam.drawing.heatmap import (
+    Float,
+    Region,
+    border,
+    concentration,
+    hot_region,
+    minmax,
+    symmetric,
+)
+from cam.drawing.placement import Placement
+from cam.methods import INPUT
+from service.backend.answers import Answer
+from service.core import schemas
+from service.models.info import ModelInfo
+from service.models.preprocessing import ModelInput
+from service.pipeline.coordinates import box_on_photo
+from service.pipeline.instances import Instance
+from service.pipeline.json_records import top_classes
+from service.pipeline.parameters import Parameters
+from service.pipeline.rendering import Drawing, encode
+from service.pipeline.resolve import asked_of
+from service.pipeline.targets import OneTarget, TargetObject
+
+NUMBERS: Final = np.dtype("<f4")
+
+
+class MapRecord(BaseModel):
+    """What is known of one map of an image. As JSON, its numbers are in base64."""
+
+    model_config = ConfigDict(frozen=True, ser_json_bytes="base64", val_json_bytes="base64")
+
+    number: int
+    """Position among the maps of its image, from 0."""
+    facts: schemas.MapFacts
+    predicted: schemas.ScoredClass | None = None
+    """A classifier's best class for the image; None of other models."""
+    numbers: bytes
+    """The map on the layer's grid, as `normalize` asks for it: float32, little-endian, row by row.
+    A finer map has no more information, and takes a thousand times the bytes."""
+    shape: tuple[int, int]
+    """Rows and columns of the map."""
+    covers: schemas.Box
+    """Where the edges of the map lie on the photo."""
+    picture_shape: tuple[int, int]
+    """Height and width of the picture that `size` asks for."""
+
+    @property
+    def map(self) -> Float:
+        """The map, float32 (h, w)."""
+        return np.frombuffer(self.numbers, NUMBERS).reshape(self.shape)
+
+    def as_json(self, drawing: Drawing) -> schemas.Explanation:
+        """Return the JSON schema object of the map, with the pictures or numbers of its drawing."""
+        parameters = drawing.parameters
+        kind = parameters.output or "mask"
+        raw = parameters.normalize == "none"
+        heatmap = schemas.Heatmap(
+            shape=drawing.shape,
+            encoding="float32" if kind == "values" or raw else "png",
+            data=_base64(
+                (drawing.values if raw else drawing.scaled).astype(NUMBERS).tobytes()
+                if kind == "values" or raw
+                else encode(drawing.gray, "image/png")
+            ),
+        )
+        overlay = None
+        if kind not in ("mask", "values"):
+            picture = _base64(drawing.encoded("image/png"))
+            overlay = schemas.Overlay(content_type="image/png", data=picture)
+        return schemas.Explanation(**dict(self.facts), heatmap=heatmap, overlay=overlay)
+
+
+def record_of(
+    drawing: Drawing,
+    answer: Answer,
+    model: ModelInfo,
+    seen: ModelInput,
+    instance: Instance[Parameters],
+    target: schemas.ExplainedTarget,
+    scores: dict[str, schemas.Score] | None,
+) -> MapRecord:
+    """Return the record of one of the answer's maps.
+
+    Args:
+        drawing: the drawing of the map.
+        target: the map's target, described.
+        scores: the map's scores, if the parameters name metrics.
+    """
+    explanation, parameters = drawing.explanation, drawing.parameters
+    values, inside = explanation.map, drawing.scaled_inside
+    height, width = drawing.shape
+    flat = values.max() == values.min() or not values.any()
+    hot = hot_region(inside, parameters.threshold)
+    said = answer.prediction
+    predicted = None
+    if said.logits is not None and said.probabilities is not None:
+        (predicted,) = top_classes(said.logits, said.probabilities, model.labels, 1)
+    seen_box = schemas.Box(**asdict(seen.box))
+    whole = schemas.Box(left=0, top=0, right=width, bottom=height)
+    complete, passes = explanation.completeness, explanation.passes
+    kept = values
+    if parameters.normalize != "none":
+        kept = (symmetric if explanation.signed else minmax)(values)
+    facts = schemas.MapFacts(
+        instance=instance.index,
+        id=instance.id,
+        target=target,
+        method=explanation.method,
+        layer=explanation.layer,
+        layer_reason=_layer_reason(explanation, model, parameters),
+        region=_region(drawing.region),
+        covers=whole if parameters.size == "image" else seen_box,
+        placement=_placement(explanation.placement, seen),
+        peak=_peak(inside, drawing.region),
+        hot=None if hot is None else _region(_shifted(hot, drawing.region)),
+        mass=float(inside.mean()),
+        concentration=None if flat else concentration(values),
+        border=None if flat else border(values),
+        correct=_correct(explanation, predicted, parameters),
+        agreement=_agreement(answer, drawing.number),
+        signed=explanation.signed or None,
+        completeness=complete and schemas.Completeness(**asdict(complete)),
+        passes=passes and schemas.Passes(made=passes.made, of=passes.of),
+        scores=scores,
+        warnings=_warnings(drawing, model),
+    )
+    return MapRecord(
+        number=drawing.number,
+        facts=facts,
+        predicted=predicted,
+        numbers=kept.astype(NUMBERS).tobytes(),
+        shape=(values.shape[0], values.shape[1]),
+        covers=seen_box,
+        picture_shape=drawing.shape,
+    )
+
+
+def agreement_mean(agreement: Mapping[str, float] | None) -> float | None:
+    """Return the mean of a map's agreement with the maps of the other methods."""
+    return float(np.mean([*agreement.values()])) if agreement else None
+
+
+def _layer_reason(explanation: Explanation, model: ModelInfo, parameters: Parameters) -> str | None:
+    """Return why `auto` means another layer than it does for most methods, if it does."""
+    method, layer = explanation.method, explanation.layer
+    if parameters.layer != "auto" or layer in (INPUT, model.default_layer):
+        return None
+    return (
+        f"{layer!r} is what {method} takes by default in model {model.name!r}; other methods take "
+        f"{model.default_layer!r}, so name a layer to compare {method} with them"
+    )
+
+
+def _warnings(drawing: Drawing, model: ModelInfo) -> list[str]:
+    explanation = drawing.explanation
+    flat = not drawing.scaled_inside.any() and explanation.reached
+    return [
+        *([_flat_warning(drawing, explanation)] if flat else []),
+        *explanation.warnings,
+        *([model.stochastic] if model.stochastic else []),
+    ]
+
+
+def _flat_warning(drawing: Drawing, explanation: Explanation) -> str:
+    if explanation.map.max() > explanation.map.min():
+        return "the model saw too few of these pixels to show the map on them; try another size"
+    what = "zero" if not drawing.inside.any() else "the same"
+    target = explanation.target
+    named = "output" if explanation.probability is None else "class"
+    whom = f"{named} {target.index}" if isinstance(target, ClassTarget) else "the target"
+    both = METHODS[explanation.method].signed and not explanation.signed
+    advice = "; signed=true shows what speaks against it, if anything does" if both else ""
+    return (
+        f"the map is {what} everywhere: {explanation.method} finds nothing at layer "
+        f"{explanation.layer!r} that speaks for {whom}{advice}"
+    )
+
+
+def _correct(
+    explanation: Explanation, predicted: schemas.ScoredClass | None, parameters: Parameters
+) -> bool | None:
+    """Return whether the class that was named as target is the predicted one; None if no class was
+    named."""
+    target = explanation.target
+    if predicted is None or not isinstance(target, ClassTarget):
+        return None
+    asked = asked_of(parameters)[explanation.turn]
+    return target.index == predicted.index if _names_a_class(asked) else None
+
+
+def _names_a_class(target: OneTarget | None) -> bool:
+    """Return whether a target is a class alone, without `minus` and without `against`."""
+    if isinstance(target, TargetObject):
+        return target.which is not None and target.minus is None and not target.against
+    return target is not None
+
+
+def _agreement(answer: Answer, number: int) -> dict[str, float] | None:
+    """Return each other method's Spearman correlation with the map, keyed by method.
+
+    Maps of the same target at the same layer are compared; if both methods have a single map of the
+    target, their layers may differ. A map that is the same everywhere has no correlation.
+    """
+    mine = answer.explanations[number]
+    same_target = [each for each in answer.explanations if each.turn == mine.turn]
+    maps = Counter(each.method for each in same_target)
+    found = {}
+    for other in same_target:
+        single = maps[mine.method] == 1 and maps[other.method] == 1
+        if other.method != mine.method and (single or other.layer == mine.layer):
+            agreement = spearman(mine.map, other.map)
+            if agreement is not None:
+                found[other.method] = agreement
+    return found or None
+
+
+def _placement(found: Placement | None, seen: ModelInput) -> schemas.Placement | None:
+    if found is None:
+        return None
+    box = found.box
+    on_photo = box_on_photo((box.left, box.top, box.right, box.bottom), seen)
+    return schemas.Placement(
+        **asdict(on_photo),
+        transposed=found.transposed,
+        upside_down=found.upside_down,
+        mirrored=found.mirrored,
+    )
+
+
+def _region(region: Region) -> schemas.Region:
+    return schemas.Region(**asdict(region))
+
+
+def _peak(scaled: Float, region: Region) -> schemas.Point | None:
+    """Return the hottest pixel of the picture; None if nothing is hot."""
+    if scaled.max() <= 0:
+        return None
+    y, x = np.unravel_index(int(scaled.argmax()), scaled.shape)
+    return schemas.Point(x=region.left + int(x), y=region.top + int(y))
+
+
+def _shifted(inner: Region, region: Region) -> Region:
+    """Return a region that is given relative to another one, relative to the picture."""
+    return replace(inner, left=region.left + inner.left, top=region.top + inner.top)
+
+
+def _base64(data: bytes) -> str:
+    return base64.b64encode(data).decode("ascii")
