@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from pydantic import BaseModel
 from pydantic_core import ErrorDetails
 
 WORDS: Final = {
@@ -54,3 +55,16 @@ def mistake(error: ErrorDetails) -> str:
         return error["msg"]  # of a type of ours, whose sentence is ours, too
     said = words.format(**error.get("ctx", {}))
     return said.replace(" 1 characters", " 1 character").replace(" 1 items", " 1 item")
+
+
+def range_of(schema: type[BaseModel], name: str, kind: str = "number") -> str | None:
+    """Return half a sentence with both bounds of a number of a schema, or None if it has no two
+    bounds."""
+    metadata = schema.model_fields[name].metadata
+    low, high = (
+        next((value for each in metadata if (value := getattr(each, end, None)) is not None), None)
+        for end in ("ge", "le")
+    )
+    if low is not None and high is not None:
+        return f"it should be a {kind} from {low} to {high}"
+    return None

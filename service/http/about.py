@@ -36,42 +36,29 @@ def _fidelity(found: Fidelity | None) -> model_schemas.FidelityDescription | Non
 
 
 def make_about_router(*, manager: Backend, metrics: Metrics) -> APIRouter:
-    router = APIRouter()
-    page = PAGE.read_text(encoding="utf-8")
-
-    @router.get(
+    router, routes = APIRouter(), AboutRoutes(manager, metrics)
+    router.get(
         "/",
         tags=["operations"],
         summary="A page to drop a photo on",
         response_class=HTMLResponse,
         responses=answers(forms={"text/html": "<!doctype html>…"}),
-    )
-    async def show_page() -> Response:
-        return HTMLResponse(page, headers=PAGE_HEADERS)
-
-    @router.head("/healthz", include_in_schema=False)
-    @router.get(
+    )(routes.show_page)
+    router.get(
         "/healthz",
         tags=["operations"],
         summary="Whether the process lives",
         responses=answers(model_schemas.Health),
-    )
-    async def check_health() -> model_schemas.Health:
-        return model_schemas.Health(status="ok")
-
-    @router.head("/readyz", include_in_schema=False)
-    @router.get(
+    )(routes.check_health)
+    router.head("/healthz", include_in_schema=False)(routes.check_health)
+    router.get(
         "/readyz",
         tags=["operations"],
         summary="Whether it can explain: models warm, workers alive, not draining",
         responses=answers(model_schemas.Health, problems=[503]),
-    )
-    async def check_readiness() -> model_schemas.Health:
-        if not manager.ready:
-            raise Unavailable(manager.why_not_ready(), retry_after=RETRY_AFTER_SECONDS)
-        return model_schemas.Health(status="ok")
-
-    @router.get(
+    )(routes.check_readiness)
+    router.head("/readyz", include_in_schema=False)(routes.check_readiness)
+    router.get(
         "/metrics",
         tags=["operations"],
         summary="Metrics for Prometheus",
@@ -79,33 +66,77 @@ def make_about_router(*, manager: Backend, metrics: Metrics) -> APIRouter:
         responses=answers(
             forms={"text/plain": 'gradcam_queue_depth{model="efficientnet-lite0"} 0.0\n'}
         ),
-    )
-    async def get_metrics() -> Response:
-        manager.measure()
-        return Response(metrics.render(manager.names), media_type=CONTENT_TYPE)
-
-    @router.get(
+    )(routes.get_metrics)
+    router.get(
         "/v1/models",
         tags=["models"],
         summary="The models' names",
         responses=answers(model_schemas.ModelList),
-    )
-    async def list_models() -> model_schemas.ModelList:
-        return model_schemas.ModelList(models=manager.names)
-
-    @router.get(
+    )(routes.list_models)
+    router.get(
         "/v1/models/{model:model}",
         tags=["models"],
         summary="One model: its input, classes, default layer and methods",
         responses=answers(model_schemas.ModelDescription, problems=OF_A_MODEL),
-    )
-    async def get_model(model: str) -> model_schemas.ModelDescription:
-        replicas = manager.replicas(model)
+    )(routes.get_model)
+    router.get(
+        "/v1/models/{model:model}/layers",
+        tags=["models"],
+        summary="The model's layers in execution order, and which can be explained",
+        response_model_exclude_none=True,
+        responses=answers(model_schemas.LayerList, problems=OF_A_MODEL),
+    )(routes.list_layers)
+    router.get(
+        "/v1/models/{model:model}/drift",
+        tags=["models"],
+        summary="Whether the maps of a live model have moved",
+        description=(
+            "Compares the latest maps that the model served with those of its reference, for each "
+            "class and for all together. Without a reference (see `gradcam reference`), it only "
+            "counts maps."
+        ),
+        responses=answers(model_schemas.DriftDescription, problems=OF_A_MODEL),
+    )(routes.get_drift)
+    return router
+
+
+class AboutRoutes:
+    """The routes that describe the service, with the backend and the metrics that they show.
+
+    FastAPI shows the docstrings of such methods to callers, so they have none: the table above says
+    what each answers.
+    """
+
+    def __init__(self, manager: Backend, metrics: Metrics) -> None:
+        self._manager = manager
+        self._metrics = metrics
+        self._page = PAGE.read_text(encoding="utf-8")
+
+    async def show_page(self) -> Response:
+        return HTMLResponse(self._page, headers=PAGE_HEADERS)
+
+    async def check_health(self) -> model_schemas.Health:
+        return model_schemas.Health(status="ok")
+
+    async def check_readiness(self) -> model_schemas.Health:
+        if not self._manager.ready:
+            raise Unavailable(self._manager.why_not_ready(), retry_after=RETRY_AFTER_SECONDS)
+        return model_schemas.Health(status="ok")
+
+    async def get_metrics(self) -> Response:
+        self._manager.measure()
+        return Response(self._metrics.render(self._manager.names), media_type=CONTENT_TYPE)
+
+    async def list_models(self) -> model_schemas.ModelList:
+        return model_schemas.ModelList(models=self._manager.names)
+
+    async def get_model(self, model: str) -> model_schemas.ModelDescription:
+        replicas = self._manager.replicas(model)
         served, fidelities = replicas.model, replicas.fidelities
 
         return model_schemas.ModelDescription(
             name=served.name,
-            ready=manager.model_ready(model),
+            ready=self._manager.model_ready(model),
             source=served.source,
             device=replicas.devices,
             dtype=served.precision,
@@ -150,15 +181,8 @@ def make_about_router(*, manager: Backend, metrics: Metrics) -> APIRouter:
             fingerprint=served.fingerprint,
         )
 
-    @router.get(
-        "/v1/models/{model:model}/layers",
-        tags=["models"],
-        summary="The model's layers in execution order, and which can be explained",
-        response_model_exclude_none=True,
-        responses=answers(model_schemas.LayerList, problems=OF_A_MODEL),
-    )
-    async def list_layers(model: str) -> model_schemas.LayerList:
-        served = manager.replicas(model).model
+    async def list_layers(self, model: str) -> model_schemas.LayerList:
+        served = self._manager.replicas(model).model
         return model_schemas.LayerList(
             layers=[
                 model_schemas.LayerDescription(
@@ -174,20 +198,7 @@ def make_about_router(*, manager: Backend, metrics: Metrics) -> APIRouter:
             ]
         )
 
-    @router.get(
-        "/v1/models/{model:model}/drift",
-        tags=["models"],
-        summary="Whether the maps of a live model have moved",
-        description=(
-            "Compares the latest maps that the model served with those of its reference, for each "
-            "class and for all together. Without a reference (see `gradcam reference`), it only "
-            "counts maps."
-        ),
-        responses=answers(model_schemas.DriftDescription, problems=OF_A_MODEL),
-    )
-    async def get_drift(model: str) -> model_schemas.DriftDescription:
-        replicas = manager.replicas(model)
+    async def get_drift(self, model: str) -> model_schemas.DriftDescription:
+        replicas = self._manager.replicas(model)
         drift = (await replicas.ask(CompareDrift())).value
         return describe_drift(drift, replicas.model.labels)
-
-    return router

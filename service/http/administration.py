@@ -41,9 +41,11 @@ WORDS = {
 def make_administration_router(
     *, manager: Backend, admission: Admission, allowed_sources: Sequence[str]
 ) -> APIRouter:
-    router = APIRouter(tags=["models"])
-
-    @router.post(
+    router, routes = (
+        APIRouter(tags=["models"]),
+        AdministrationRoutes(manager, admission, allowed_sources),
+    )
+    router.post(
         "/v1/models",
         summary="Load one more model",
         description=(
@@ -61,31 +63,46 @@ def make_administration_router(
             problems=[400, 401, 403, 408, 409, 413, 415, 422, 429, 431],
         ),
         openapi_extra=documentation.ADD_MODEL,
-    )
-    async def add_model(request: Request) -> Response:
-        entry = await _entry(request)
-        if not any(fnmatch.fnmatchcase(entry.source, pattern) for pattern in allowed_sources):
-            allowed = ", ".join(dict.fromkeys(allowed_sources))
-            told = f"allowed are {allowed}: see GRADCAM_ALLOWED_SOURCES"
-            raise Forbidden(f"source {entry.source!r} is not allowed; {told}")
-        await manager.add(entry)
-        answer = model_schemas.ModelState(name=entry.name, state="loading")
-        headers = {"Location": f"/v1/models/{entry.name}", "Retry-After": "1"}
-        return Response(dump(answer), 202, headers, media_type="application/json")
-
-    @router.delete(
+    )(routes.add_model)
+    router.delete(
         "/v1/models/{model:model}",
         summary="Finish a model's requests and let it go",
         description="For keys of scope `admin`. Answers when the last request is done.",
         status_code=204,
         response_description="It is gone.",
         responses=answers(status=204, problems=[401, 403, 404, 409, 429]),
-    )
-    async def remove_model(model: str) -> Response:
-        await manager.remove(model, lambda: admission.in_work(model))
-        return Response(status_code=204)
-
+    )(routes.remove_model)
     return router
+
+
+class AdministrationRoutes:
+    """The routes that change the models, with the backend and the sources that are allowed.
+
+    FastAPI shows the docstrings of such methods to callers, so they have none: the table above says
+    what each answers.
+    """
+
+    def __init__(
+        self, manager: Backend, admission: Admission, allowed_sources: Sequence[str]
+    ) -> None:
+        self._manager = manager
+        self._admission = admission
+        self._allowed_sources = allowed_sources
+
+    async def add_model(self, request: Request) -> Response:
+        entry = await _entry(request)
+        if not any(fnmatch.fnmatchcase(entry.source, pattern) for pattern in self._allowed_sources):
+            allowed = ", ".join(dict.fromkeys(self._allowed_sources))
+            told = f"allowed are {allowed}: see GRADCAM_ALLOWED_SOURCES"
+            raise Forbidden(f"source {entry.source!r} is not allowed; {told}")
+        await self._manager.add(entry)
+        answer = model_schemas.ModelState(name=entry.name, state="loading")
+        headers = {"Location": f"/v1/models/{entry.name}", "Retry-After": "1"}
+        return Response(dump(answer), 202, headers, media_type="application/json")
+
+    async def remove_model(self, model: str) -> Response:
+        await self._manager.remove(model, lambda: self._admission.in_work(model))
+        return Response(status_code=204)
 
 
 async def _entry(request: Request) -> ModelEntry:

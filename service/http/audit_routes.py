@@ -23,12 +23,8 @@ JSON: Final = "application/json"
 
 
 def make_audits_router(*, jobs: Jobs) -> APIRouter:
-    router = APIRouter(tags=["audits"])
-    # A summary of hundreds of photos takes a core for seconds; other requests need the pool's other
-    # threads.
-    summing = asyncio.Lock()
-
-    @router.post(
+    router, routes = APIRouter(tags=["audits"]), AuditRoutes(jobs)
+    router.post(
         "/v1/audits",
         summary="Measure which methods and layers explain a model",
         description=(
@@ -47,22 +43,44 @@ def make_audits_router(*, jobs: Jobs) -> APIRouter:
             problems=[400, 401, 403, 404, 408, 413, 415, 422, 424, 429, 431, 500, 503, 507],
         ),
         openapi_extra=documentation.AUDIT,
-    )
-    async def submit_audit(request: Request) -> Response:
-        return await accepted(jobs.place, request, "audit")
-
-    @router.get(
+    )(routes.submit_audit)
+    router.get(
         "/v1/audits/{job}",
         summary="How far an audit is, and its summary",
         description="`audit` sums up the photos that are measured by now.",
         response_model=AuditDocument,
         responses=answers(AuditDocument, problems=READING_JOBS),
-    )
-    async def get_audit(job: str, request: Request) -> Response:
-        place = jobs.place
+    )(routes.get_audit)
+    router.get(
+        "/v1/audits/{job}/report",
+        summary="The report of an audit, as a page",
+        response_class=Response,
+        responses=answers(forms={HTML: "<!doctype html>…"}, problems=[*READING_JOBS, 406, 409]),
+    )(routes.get_report)
+    return router
+
+
+class AuditRoutes:
+    """The routes of audits, with the jobs that they share.
+
+    FastAPI shows the docstrings of such methods to callers, so they have none: the table above says
+    what each answers.
+    """
+
+    def __init__(self, jobs: Jobs) -> None:
+        self._jobs = jobs
+        # A summary of hundreds of photos takes a core for seconds; other requests need the pool's
+        # other threads.
+        self._summing = asyncio.Lock()
+
+    async def submit_audit(self, request: Request) -> Response:
+        return await accepted(self._jobs.place, request, "audit")
+
+    async def get_audit(self, job: str, request: Request) -> Response:
+        place = self._jobs.place
         found = await _audit(place, job, request)
         document = await place.describe(found)
-        async with summing:
+        async with self._summing:
             summary = await place.pool.run(lambda: place.audits.summary(found))
         whole = AuditDocument(**document.model_dump(), audit=summary)
         # Of the job what is null is left out; in the summary it says that a number does not exist.
@@ -70,25 +88,17 @@ def make_audits_router(*, jobs: Jobs) -> APIRouter:
         body = whole.model_dump_json(exclude=absent)
         return Response(body, media_type=JSON, headers=retry_after(document))
 
-    @router.get(
-        "/v1/audits/{job}/report",
-        summary="The report of an audit, as a page",
-        response_class=Response,
-        responses=answers(forms={HTML: "<!doctype html>…"}, problems=[*READING_JOBS, 406, 409]),
-    )
-    async def get_report(job: str, request: Request) -> Response:
-        place = jobs.place
+    async def get_report(self, job: str, request: Request) -> Response:
+        place = self._jobs.place
         choose(request.headers.get("accept"), [HTML])
         found = await _audit(place, job, request)
         if not found.done and not found.ended:
             raise NotFinished(f"no photo of audit {job} is measured yet; try again", retry_after=1)
-        async with summing:
+        async with self._summing:
             page = await place.pool.run(lambda: place.audits.report(found))
         return HTMLResponse(
             page.encode("utf-8", "replace"), headers={"X-Content-Type-Options": "nosniff"}
         )
-
-    return router
 
 
 async def _audit(place: JobService, job: str, request: Request) -> Job:

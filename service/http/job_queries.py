@@ -1,15 +1,33 @@
-"""Schemas of the query parameters of job routes."""
+"""Query parameters of job routes: their schemas, and how they are read."""
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, TypeVar
 
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, BeforeValidator, Field, Strict, ValidationError
 from pydantic.json_schema import SkipJsonSchema
+from starlette.requests import Request
 
 from service.core.choices import ArchiveFormat, JobState
+from service.core.errors import InvalidParameter
+from service.core.pydantic_errors import mistake, range_of
 from service.pipeline.parameters import Parameters
 
+Query = TypeVar("Query", bound=BaseModel)
+
+
+def _whole(sent: object) -> object:
+    """Return the number that a text of decimal digits says; pydantic takes other texts, too."""
+    plain = isinstance(sent, str) and sent.isascii() and sent.isdigit() and len(sent) <= 12
+    return int(sent) if isinstance(sent, str) and plain else sent
+
+
+def _truth(sent: object) -> object:
+    return {"true": True, "false": False}.get(str(sent).lower(), sent)
+
+
+Whole = Annotated[int, Strict(), BeforeValidator(_whole)]
+Truth = Annotated[bool, Strict(), BeforeValidator(_truth)]
 Absent = SkipJsonSchema[None]
 """None that the schema leaves out, because a query has no null."""
 IdempotencyKey = Annotated[str, Field(min_length=1, max_length=200, pattern="^[ -~]+$")]
@@ -31,21 +49,41 @@ class SubmitQuery(JobParameters):
 
 
 class ListQuery(BaseModel):
-    limit: int = Field(50, ge=1, le=200, description="How many.")
+    limit: Whole = Field(50, ge=1, le=200, description="How many.")
     before: str | Absent = Field(None, description="Those that came before this one.")
     state: JobState | Absent = Field(None, description="Those of this state.")
 
 
 class CancelQuery(BaseModel):
-    purge: bool = Field(False, description="Remove it.")
+    purge: Truth = Field(False, description="Remove it.")
 
 
 class ResultsQuery(BaseModel):
-    after: int = Field(0, ge=0, description="Lines after this cursor.")
-    limit: int = Field(10_000, ge=1, le=10_000, description="Most lines.")
+    after: Whole = Field(0, ge=0, le=2**31 - 1, description="Lines after this cursor.")
+    limit: Whole = Field(10_000, ge=1, le=10_000, description="Most lines.")
 
 
 class ArchiveQuery(BaseModel):
     format: ArchiveFormat = Field(
         "zip", description="A picture for each map and lines about them, or a table."
     )
+
+
+def read_query(schema: type[Query], request: Request) -> Query:
+    """Return a request's query, of which parameters that the schema does not have are ignored.
+
+    Raises:
+        InvalidParameter: if a parameter is wrong; it says what is allowed.
+    """
+    sent = request.query_params
+    try:
+        return schema.model_validate(
+            {name: sent[name] for name in schema.model_fields & sent.keys()}
+        )
+    except ValidationError as error:
+        first = error.errors()[0]
+        name = str(first["loc"][0])
+        allowed = range_of(schema, name, "whole number") or mistake(first)
+        raise InvalidParameter(
+            f"{name} is {sent[name][:80]!r}: {allowed}", pointer=f"/query/{name}"
+        ) from None

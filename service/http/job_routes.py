@@ -23,7 +23,13 @@ from service.core.errors import (
 from service.core.schemas import dump
 from service.http import documentation
 from service.http.contract import READING_JOBS, answers, takes, worked_example
-from service.http.job_queries import ArchiveQuery, CancelQuery, ListQuery, ResultsQuery
+from service.http.job_queries import (
+    ArchiveQuery,
+    CancelQuery,
+    ListQuery,
+    ResultsQuery,
+    read_query,
+)
 from service.http.middleware import CLIENT_LEFT
 from service.http.negotiation import choose
 from service.jobs.documents import ItemResult, JobDocument, JobList
@@ -36,8 +42,6 @@ from service.pipeline.rendering import EXTENSIONS
 
 JSON, NDJSON, EVENTS = "application/json", "application/x-ndjson", "text/event-stream"
 CSV = "text/csv"
-MOST_LISTED = 200
-MOST_LINES = 10_000
 PAGE = 100
 """Number of result lines that are read at a time."""
 LOOK_SECONDS = 0.5
@@ -58,11 +62,8 @@ class ItemId(PathConvertor):
 
 def make_jobs_router(*, jobs: Jobs, manager: Backend) -> APIRouter:
     register_url_convertor("item", ItemId())
-    router = APIRouter(tags=["jobs"])
-    # Clusters take a core for up to a minute; other requests need the pool's other threads.
-    clustering, places = asyncio.Lock(), asyncio.Semaphore(CLUSTERS_AT_ONCE)
-
-    @router.post(
+    router, routes = APIRouter(tags=["jobs"]), JobRoutes(jobs, manager)
+    router.post(
         "/v1/jobs",
         summary="Explain many images when there is time",
         description=(
@@ -79,51 +80,21 @@ def make_jobs_router(*, jobs: Jobs, manager: Backend) -> APIRouter:
             problems=[400, 401, 403, 404, 408, 413, 415, 422, 424, 429, 431, 500, 503, 507],
         ),
         openapi_extra=documentation.SUBMIT,
-    )
-    async def submit_job(request: Request) -> Response:
-        return await accepted(jobs.place, request, "explain")
-
-    @router.get(
+    )(routes.submit_job)
+    router.get(
         "/v1/jobs",
         summary="The jobs, the latest first",
         response_model=JobList,
         responses=answers(JobList, problems=[401, 403, 422, 429, 503]),
         openapi_extra=takes(ListQuery),
-    )
-    async def list_jobs(request: Request) -> Response:
-        place = jobs.place
-        limit = _number(request, "limit", 50, least=1, most=MOST_LISTED)
-        state = request.query_params.get("state")
-        if state not in (None, "waiting", "running", "done", "cancelled"):
-            raise InvalidParameter(
-                f"state is {state[:80]!r}: it should be waiting, running, done or cancelled",
-                pointer="/query/state",
-            )
-        before = request.query_params.get("before")
-        before = None if before is None else storable(before)
-        found = await place.pool.run(
-            lambda: place.listing.latest(_sees(request), before=before, state=state, most=limit + 1)
-        )
-        following = None
-        if len(found) > limit:
-            found = found[:limit]
-            also = f"&state={state}" if state else ""
-            following = f"/v1/jobs?limit={limit}&before={found[-1].id}{also}"
-        documents = [await place.describe(job) for job in found]
-        return Response(dump(JobList(jobs=documents, next=following)), media_type=JSON)
-
-    @router.get(
+    )(routes.list_jobs)
+    router.get(
         "/v1/jobs/{job}",
         summary="How far a job is",
         response_model=JobDocument,
         responses=answers(JobDocument, problems=READING_JOBS),
-    )
-    async def get_job(job: str, request: Request) -> Response:
-        place = jobs.place
-        document = await place.describe(await find_job(place, job, request))
-        return Response(dump(document), media_type=JSON, headers=retry_after(document))
-
-    @router.delete(
+    )(routes.get_job)
+    router.delete(
         "/v1/jobs/{job}",
         summary="Cancel a job, or remove it",
         description=(
@@ -140,25 +111,8 @@ def make_jobs_router(*, jobs: Jobs, manager: Backend) -> APIRouter:
             204: {"description": "It is gone."},
         },
         openapi_extra=takes(CancelQuery),
-    )
-    async def cancel_job(job: str, request: Request) -> Response:
-        place = jobs.place
-        purge = request.query_params.get("purge", "false").lower()
-        if purge not in ("true", "false"):
-            raise InvalidParameter(
-                f"purge is {purge[:80]!r}: it should be true or false", pointer="/query/purge"
-            )
-        await find_job(place, job, request)
-        await place.pool.run(lambda: place.listing.cancel(job))
-        place.runner.drop(job)
-        if purge == "true":
-            # The janitor removes the files later, because a million results take a while.
-            await place.pool.run(lambda: place.listing.leave(job))
-            return Response(status_code=204)
-        document = await place.describe(await find_job(place, job, request))
-        return Response(dump(document), media_type=JSON)
-
-    @router.get(
+    )(routes.cancel_job)
+    router.get(
         "/v1/jobs/{job}/events",
         summary="A job's progress, as server-sent events",
         description=(
@@ -170,18 +124,8 @@ def make_jobs_router(*, jobs: Jobs, manager: Backend) -> APIRouter:
             forms={EVENTS: 'event: progress\ndata: {"id": "…"}\n\n'},
             problems=[*READING_JOBS, 406],
         ),
-    )
-    async def follow_job(job: str, request: Request) -> Response:
-        place = jobs.place
-        choose(request.headers.get("accept"), [EVENTS])
-        document = await place.describe(await find_job(place, job, request))
-        return StreamingResponse(
-            _events(place, document, request),
-            media_type=EVENTS,
-            headers={"Cache-Control": "no-store"},
-        )
-
-    @router.get(
+    )(routes.follow_job)
+    router.get(
         "/v1/jobs/{job}/results",
         summary="What is finished of a job, a line each",
         description=(
@@ -195,19 +139,8 @@ def make_jobs_router(*, jobs: Jobs, manager: Backend) -> APIRouter:
             problems=[*READING_JOBS, 406],
         ),
         openapi_extra=takes(ResultsQuery),
-    )
-    async def list_results(job: str, request: Request) -> Response:
-        place = jobs.place
-        choose(request.headers.get("accept"), [NDJSON])
-        after = _number(request, "after", 0, least=0, most=2**31 - 1)
-        limit = _number(request, "limit", MOST_LINES, least=1, most=MOST_LINES)
-        found = await find_job(place, job, request)
-        last = min(after + limit, found.settled)
-        headers = {"X-Next-Cursor": str(max(last, after))}
-        lines = _lines(place, found, after, last)
-        return StreamingResponse(lines, media_type=NDJSON, headers=headers)
-
-    @router.get(
+    )(routes.list_results)
+    router.get(
         "/v1/jobs/{job}/results/{item:item}",
         summary="What came of one item",
         response_model=ItemResult,
@@ -217,25 +150,8 @@ def make_jobs_router(*, jobs: Jobs, manager: Backend) -> APIRouter:
             example=documentation.RESULT,
             problems=[*READING_JOBS, 406, 409],
         ),
-    )
-    async def get_result(job: str, item: str, request: Request) -> Response:
-        place = jobs.place
-        form = choose(request.headers.get("accept"), [JSON, *EXTENSIONS])
-        found = await find_job(place, job, request)
-        finished = await place.pool.run(lambda: place.result_store.result(found, storable(item)))
-        if finished is False:
-            raise UnknownItem(f"job {job} has no item {item[:200]!r}")
-        if finished is True:
-            if found.ended:
-                raise NotFinished(f"job {job} was cancelled before item {item[:200]!r} was done")
-            raise NotFinished(f"item {item[:200]!r} is not done yet; try again", retry_after=1)
-        line = await place.pool.run(lambda: line_of(place.folder, found, finished))
-        if form == JSON:
-            return Response(line, media_type=JSON, headers={"Vary": "Accept"})
-        picture = await place.pool.run(lambda: picture_of_line(line, form))
-        return Response(picture, media_type=form, headers={"Vary": "Accept"})
-
-    @router.get(
+    )(routes.get_result)
+    router.get(
         "/v1/jobs/{job}/archive",
         summary="All results of a job that has ended, in one file",
         response_class=Response,
@@ -244,30 +160,8 @@ def make_jobs_router(*, jobs: Jobs, manager: Backend) -> APIRouter:
             problems=[*READING_JOBS, 406, 409],
         ),
         openapi_extra=takes(ArchiveQuery),
-    )
-    async def download_archive(job: str, request: Request) -> Response:
-        place = jobs.place
-        form = request.query_params.get("format", "zip")
-        if form not in ("zip", "parquet"):
-            raise InvalidParameter(
-                f"format is {form[:80]!r}: it should be zip or parquet", pointer="/query/format"
-            )
-        media_type = "application/zip" if form == "zip" else "application/vnd.apache.parquet"
-        choose(request.headers.get("accept"), [media_type])
-        found = await find_job(place, job, request)
-        await _must_have_ended(place, found)
-        if found.kind == "audit" and form == "parquet":
-            raise InvalidParameter(
-                "an audit has no maps to put in a Parquet file; take format=zip, or "
-                f"/v1/audits/{job}/report",
-                pointer="/query/format",
-            )
-        pack = zipped if form == "zip" else parquet
-        headers = {"Content-Disposition": f'attachment; filename="{job}.{form}"'}
-        body = pack(place.result_store, place.folder, found)
-        return StreamingResponse(body, media_type=media_type, headers=headers)
-
-    @router.get(
+    )(routes.download_archive)
+    router.get(
         "/v1/jobs/{job}/clusters",
         summary="Clusters of the maps of a job that has ended, the suspect ones first",
         description=(
@@ -286,9 +180,118 @@ def make_jobs_router(*, jobs: Jobs, manager: Backend) -> APIRouter:
             {CSV: documentation.CLUSTER_LINES},
             problems=[*READING_JOBS, 406, 409, 429],
         ),
-    )
-    async def get_clusters(job: str, request: Request) -> Response:
-        place = jobs.place
+    )(routes.get_clusters)
+    return router
+
+
+class JobRoutes:
+    """The routes of jobs, with the jobs and the backend that they share.
+
+    FastAPI shows the docstrings of such methods to callers, so they have none: the table above says
+    what each answers.
+    """
+
+    def __init__(self, jobs: Jobs, manager: Backend) -> None:
+        self._jobs = jobs
+        self._manager = manager
+        # Clusters take a core for up to a minute; other requests need the pool's other threads.
+        self._clustering = asyncio.Lock()
+        self._places = asyncio.Semaphore(CLUSTERS_AT_ONCE)
+
+    async def submit_job(self, request: Request) -> Response:
+        return await accepted(self._jobs.place, request, "explain")
+
+    async def list_jobs(self, request: Request) -> Response:
+        place = self._jobs.place
+        query = read_query(ListQuery, request)
+        limit, state = query.limit, query.state
+        before = None if query.before is None else storable(query.before)
+        found = await place.pool.run(
+            lambda: place.listing.latest(_sees(request), before=before, state=state, most=limit + 1)
+        )
+        following = None
+        if len(found) > limit:
+            found = found[:limit]
+            also = f"&state={state}" if state else ""
+            following = f"/v1/jobs?limit={limit}&before={found[-1].id}{also}"
+        documents = [await place.describe(job) for job in found]
+        return Response(dump(JobList(jobs=documents, next=following)), media_type=JSON)
+
+    async def get_job(self, job: str, request: Request) -> Response:
+        place = self._jobs.place
+        document = await place.describe(await find_job(place, job, request))
+        return Response(dump(document), media_type=JSON, headers=retry_after(document))
+
+    async def cancel_job(self, job: str, request: Request) -> Response:
+        place = self._jobs.place
+        query = read_query(CancelQuery, request)
+        await find_job(place, job, request)
+        await place.pool.run(lambda: place.listing.cancel(job))
+        place.runner.drop(job)
+        if query.purge:
+            # The janitor removes the files later, because a million results take a while.
+            await place.pool.run(lambda: place.listing.leave(job))
+            return Response(status_code=204)
+        document = await place.describe(await find_job(place, job, request))
+        return Response(dump(document), media_type=JSON)
+
+    async def follow_job(self, job: str, request: Request) -> Response:
+        place = self._jobs.place
+        choose(request.headers.get("accept"), [EVENTS])
+        document = await place.describe(await find_job(place, job, request))
+        return StreamingResponse(
+            self._events(place, document, request),
+            media_type=EVENTS,
+            headers={"Cache-Control": "no-store"},
+        )
+
+    async def list_results(self, job: str, request: Request) -> Response:
+        place = self._jobs.place
+        choose(request.headers.get("accept"), [NDJSON])
+        query = read_query(ResultsQuery, request)
+        found = await find_job(place, job, request)
+        last = min(query.after + query.limit, found.settled)
+        headers = {"X-Next-Cursor": str(max(last, query.after))}
+        lines = _lines(place, found, query.after, last)
+        return StreamingResponse(lines, media_type=NDJSON, headers=headers)
+
+    async def get_result(self, job: str, item: str, request: Request) -> Response:
+        place = self._jobs.place
+        form = choose(request.headers.get("accept"), [JSON, *EXTENSIONS])
+        found = await find_job(place, job, request)
+        finished = await place.pool.run(lambda: place.result_store.result(found, storable(item)))
+        if finished is False:
+            raise UnknownItem(f"job {job} has no item {item[:200]!r}")
+        if finished is True:
+            if found.ended:
+                raise NotFinished(f"job {job} was cancelled before item {item[:200]!r} was done")
+            raise NotFinished(f"item {item[:200]!r} is not done yet; try again", retry_after=1)
+        line = await place.pool.run(lambda: line_of(place.folder, found, finished))
+        if form == JSON:
+            return Response(line, media_type=JSON, headers={"Vary": "Accept"})
+        picture = await place.pool.run(lambda: picture_of_line(line, form))
+        return Response(picture, media_type=form, headers={"Vary": "Accept"})
+
+    async def download_archive(self, job: str, request: Request) -> Response:
+        place = self._jobs.place
+        form = read_query(ArchiveQuery, request).format
+        media_type = "application/zip" if form == "zip" else "application/vnd.apache.parquet"
+        choose(request.headers.get("accept"), [media_type])
+        found = await find_job(place, job, request)
+        await _must_have_ended(place, found)
+        if found.kind == "audit" and form == "parquet":
+            raise InvalidParameter(
+                "an audit has no maps to put in a Parquet file; take format=zip, or "
+                f"/v1/audits/{job}/report",
+                pointer="/query/format",
+            )
+        pack = zipped if form == "zip" else parquet
+        headers = {"Content-Disposition": f'attachment; filename="{job}.{form}"'}
+        body = pack(place.result_store, place.folder, found)
+        return StreamingResponse(body, media_type=media_type, headers=headers)
+
+    async def get_clusters(self, job: str, request: Request) -> Response:
+        place = self._jobs.place
         form = choose(request.headers.get("accept"), [JSON, CSV])
         found = await find_job(place, job, request)
         if found.kind == "audit":
@@ -297,13 +300,13 @@ def make_jobs_router(*, jobs: Jobs, manager: Backend) -> APIRouter:
                 "shows it"
             )
         await _must_have_ended(place, found)
-        if places.locked():
+        if self._places.locked():
             raise QueueFull(
                 f"{CLUSTERS_AT_ONCE} requests for clusters are waiting or computed, as many as "
                 "may; try again",
                 retry_after=LONGEST_WAIT,
             )
-        async with places, clustering:
+        async with self._places, self._clustering:
             if await request.is_disconnected():
                 return Response(status_code=CLIENT_LEFT)
             try:
@@ -318,11 +321,11 @@ def make_jobs_router(*, jobs: Jobs, manager: Backend) -> APIRouter:
         return Response(body, media_type=form, headers={"Vary": "Accept"})
 
     async def _events(
-        place: JobService, document: JobDocument, request: Request
+        self, place: JobService, document: JobDocument, request: Request
     ) -> AsyncIterator[bytes]:
         told: bytes | None = None
         quiet = 0.0
-        while not manager.draining:
+        while not self._manager.draining:
             said = dump(document)
             if said != told:
                 told, quiet = said, 0.0
@@ -336,8 +339,6 @@ def make_jobs_router(*, jobs: Jobs, manager: Backend) -> APIRouter:
                 quiet = 0.0
                 yield b": still there\n\n"
             document = await _now(place, document, request)
-
-    return router
 
 
 async def accepted(place: JobService, request: Request, kind: Kind) -> Response:
@@ -432,16 +433,3 @@ def _ended(document: JobDocument) -> bool:
 def _wait(document: JobDocument) -> int:
     """Return the seconds after which the caller should ask again."""
     return min(max(round((document.eta_seconds or 0) / 4), 1), LONGEST_WAIT)
-
-
-def _number(request: Request, name: str, otherwise: int, *, least: int, most: int) -> int:
-    given = request.query_params.get(name)
-    if given is None:
-        return otherwise
-    plain = given.isascii() and given.isdigit() and len(given) <= 12
-    if not plain or not least <= int(given) <= most:
-        raise InvalidParameter(
-            f"{name} is {given[:80]!r}: it should be a whole number from {least} to {most}",
-            pointer=f"/query/{name}",
-        )
-    return int(given)

@@ -9,7 +9,7 @@ from pydantic_core import ErrorDetails
 from starlette.datastructures import ImmutableMultiDict
 
 from service.core.errors import InvalidParameter, Problem, UnknownMethod, UnknownParameter, step
-from service.core.pydantic_errors import mistake
+from service.core.pydantic_errors import mistake, range_of
 from service.pipeline.evaluate_parameters import EvaluateParameters
 from service.pipeline.instances import P
 from service.pipeline.parameters import PredictParameters, names_of
@@ -82,22 +82,10 @@ def parameter_problem(
     repeated = errors[0]["loc"] == way and errors[0]["type"] not in ("too_short", "too_long")
     if isinstance(sent, list) and where in ("/query", "/form") and repeated:
         return InvalidParameter(f"{name} is given {len(sent)} times; give it once", pointer=pointer)
-    allowed = _range(schema, name) if errors[0]["type"] in BOUNDS else None
+    allowed = range_of(schema, name) if errors[0]["type"] in BOUNDS else None
     allowed = allowed or " or ".join(dict.fromkeys(mistake(each) for each in errors))
     value = str(sent)[:80]
     return InvalidParameter(f"{name} is {value!r}: {allowed}", pointer=pointer)
-
-
-def _range(schema: type[PredictParameters], name: str) -> str | None:
-    """Return a sentence with both bounds of a number, or None if it has no two bounds."""
-    metadata = schema.model_fields[name].metadata
-    low, high = (
-        next((value for each in metadata if (value := getattr(each, end, None)) is not None), None)
-        for end in ("ge", "le")
-    )
-    if low is not None and high is not None:
-        return f"it should be a number from {low} to {high}"
-    return None
 
 
 def _target_problem(error: ErrorDetails, pointer: str) -> Problem:

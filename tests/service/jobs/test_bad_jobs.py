@@ -466,15 +466,15 @@ QUERIES = [
     ("/v1/jobs?limit=" + "1" * 5000, "limit", "1 to 200"),
     ("/v1/jobs?limit=00000000000" + "1" * 30, "limit", "1 to 200"),
     ("/v1/jobs?limit=", "limit", "''"),
-    ("/v1/jobs?state=finished", "state", "waiting, running, done or cancelled"),
-    ("/v1/jobs?state=receiving", "state", "waiting, running, done or cancelled"),
+    ("/v1/jobs?state=finished", "state", "'waiting', 'running', 'done' or 'cancelled'"),
+    ("/v1/jobs?state=receiving", "state", "'waiting', 'running', 'done' or 'cancelled'"),
     ("/v1/jobs?state=", "state", "''"),
     ("/v1/jobs/x/results?after=-1", "after", "0 to 2147483647"),
     ("/v1/jobs/x/results?after=2147483648", "after", "0 to 2147483647"),
     ("/v1/jobs/x/results?after=" + "0" * 5000, "after", "0 to 2147483647"),
     ("/v1/jobs/x/results?limit=10001", "limit", "1 to 10000"),
-    ("/v1/jobs/x/archive?format=rar", "format", "zip or parquet"),
-    ("/v1/jobs/x/archive?format=", "format", "zip or parquet"),
+    ("/v1/jobs/x/archive?format=rar", "format", "'zip' or 'parquet'"),
+    ("/v1/jobs/x/archive?format=", "format", "'zip' or 'parquet'"),
 ]
 
 
