@@ -122,10 +122,10 @@ class Metrics:
         )
         self.admission_limit = Gauge(
             "gradcam_admission_limit",
-            "Requests that may be in progress, of all processes that receive requests",
+            "Requests that may be in progress, in all processes that receive requests together",
             ["model"],
             registry=self._registry,
-            multiprocess_mode="livesum",
+            multiprocess_mode="livemostrecent",
         )
         self.admission_delay = Gauge(
             "gradcam_admission_delay_seconds",

@@ -104,7 +104,7 @@ class Reception:
                 read = await fill(read, self._fetcher, allowance)
                 yield RequestContext(replicas, read, timings, seconds, until)
                 if place:  # a remembered answer took no batch, and less time than others
-                    place.was_computed = timings.batch_size > 0
+                    place.was_answered, place.was_computed = True, timings.batch_size > 0
 
     @contextmanager
     def lasting(self, context: RequestContext[P]) -> Iterator[None]:

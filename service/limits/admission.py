@@ -18,7 +18,7 @@ from typing import Final
 from service.core.errors import RETRY_AFTER_SECONDS, QueueFull
 from service.core.metrics import Metrics
 from service.limits.adaptive_limit import LEAST, AdaptiveLimit
-from service.limits.counters import Counts, LocalCounts
+from service.limits.counters import Cells, Counts, LocalCounts
 
 WORK = re.compile(rb"^/v1/models/([^/:]+):")
 IMAGES: Final = "images"
@@ -38,7 +38,8 @@ class Place:
         self.model = model
         self.key = key
         self.number = number
-        """Number of the model's requests before it that have got a place."""
+        """Number of the model's requests that have got a place, in all processes, and it is the
+        latest of."""
         self.began_alone = began_alone
         """Whether no other request of the model was in progress when it came."""
         self.since = now
@@ -46,10 +47,11 @@ class Place:
         self.weight = 1
         """Number of places that it takes; 0 while it has lost its place."""
         self.is_costly = False
-        self.is_plain = False
-        """Whether its time can be compared with others': it is about one image."""
+        self.images = 0
+        """Number of its images, once it has been admitted."""
+        self.was_answered = False
         self.was_computed = False
-        """Whether the model has computed its answer."""
+        """Whether the model has computed its answer, so that it was not a remembered one."""
 
     def arrive(self) -> None:
         """Record that the body has arrived."""
@@ -118,8 +120,7 @@ class Admission:
         self.check(name)
         model = self._models.get(name)
         if model is None:
-            limit = AdaptiveLimit(self._room, tolerance=self._tolerance, clock=self._clock)
-            model = _Model(name, limit, self, self._clock)
+            model = _Model(name, self, self._counts, self._clock)
         place = model.enter(key)
         self._models[name] = model
         return place
@@ -160,6 +161,10 @@ class Admission:
         with self._counted(model, count, costly):
             yield
 
+    def limit_of(self, cells: Cells) -> AdaptiveLimit:
+        """Return a limit whose state is in `cells`."""
+        return AdaptiveLimit(self._room, tolerance=self._tolerance, cells=cells, clock=self._clock)
+
     def drop(self, model: str) -> None:
         """Forget a model of which no request was admitted, as its name may be invented."""
         del self._models[model]
@@ -173,10 +178,6 @@ class Admission:
         """Show the state of a model's limit in the metrics."""
         self._metrics.admission_limit.labels(model=model).set(limit.number)
         self._metrics.admission_delay.labels(model=model).set(limit.delay)
-
-    def is_alone(self, model: str) -> bool:
-        """Return whether no other process has images of the model in progress."""
-        return self.in_work(model) <= 1
 
     @contextmanager
     def _counted(self, model: str, count: int, costly: int) -> Iterator[None]:
@@ -209,23 +210,30 @@ class Admission:
 
 
 class _Model:
-    """The places of one model."""
+    """The places of one model. All processes count against one limit."""
 
     def __init__(
-        self, name: str, limit: AdaptiveLimit, admission: Admission, clock: Callable[[], float]
+        self, name: str, admission: Admission, counts: Counts, clock: Callable[[], float]
     ) -> None:
         self._name = name
-        self._limit = limit
         self._admission = admission
+        self._counts = counts
         self._clock = clock
+        self._places, self._present, self._entered, shared = (
+            f"{what} of {name}" for what in ("places", "requests", "entries", "limit")
+        )
+        counts.publish(shared, 1)
+        self._names = self._places, self._present, self._entered, shared
+        self._limit = admission.limit_of(counts.cells(shared))
+        self._shown = 0
+        """The limit that the metrics show."""
         self._taken: Counter[str] = Counter()
-        """Places that each key has taken, without those of costly images."""
+        """Places that each key has taken in this process, without those of costly images."""
         self._costly = 0
         """Places of costly images, which are counted apart: they take so long that they would
         leave none to the others."""
-        self._present = 0
-        """Number of requests that have entered and not left."""
-        self._entered = 0
+        self._here = 0
+        """Number of requests that have entered this process and not left."""
         self._reading: dict[Place, None] = {}
         """Requests whose bodies have not arrived, the oldest first."""
         self._asked: dict[str, float] = {}
@@ -238,15 +246,19 @@ class _Model:
         self._asked[key] = now
         if not self._has_place(key, now):
             raise self._refused()
-        alone = not self._present
+        alone = self._counts.add(self._present, 1) == 1
         if alone:
             self._limit.wake()
-        place = Place(self, key, now, number=self._entered, began_alone=alone)
-        self._entered += 1
-        self._present += 1
-        self._taken[key] += 1
+        number = self._counts.add(self._entered, 1)
+        place = Place(self, key, now, number=number, began_alone=alone)
+        self._here += 1
+        self._take(key, 1)
         self._reading[place] = None
         return place
+
+    def _take(self, key: str, places: int) -> None:
+        self._taken[key] += places
+        self._counts.add(self._places, places)
 
     def arrive(self, place: Place) -> None:
         if place in self._reading:
@@ -260,7 +272,7 @@ class _Model:
         limit = self._limit.number
         if not place.weight and not self._has_place(place.key, self._clock()):
             raise self._refused()
-        self._taken[place.key] -= place.weight
+        self._take(place.key, -place.weight)
         place.weight = 0
         half = max(math.ceil(limit / 2), LEAST)
         weight = min(count, half)
@@ -268,12 +280,11 @@ class _Model:
             if self._costly and self._costly + weight > half:
                 raise self._refused(kind="costly images")
             self._costly += weight
-        elif count > 1 and self._taken.total() >= limit:
+        elif count > 1 and self._counts.total(self._places) >= limit:
             raise self._refused()
         else:
-            self._taken[place.key] += weight
-        place.weight, place.is_costly = weight, is_costly
-        place.is_plain = count == 1 and not is_costly
+            self._take(place.key, weight)
+        place.weight, place.is_costly, place.images = weight, is_costly, count
 
     def leave(self, place: Place) -> None:
         self._reading.pop(place, None)
@@ -281,33 +292,41 @@ class _Model:
         if place.is_costly:
             self._costly -= place.weight
         else:
-            self._taken[place.key] -= place.weight
-        if place.is_plain and place.was_computed:
-            alone = place.began_alone and self._entered == place.number + 1
-            shown = self._limit.number
+            self._take(place.key, -place.weight)
+        self._counts.add(self._present, -1)
+        self._here -= 1
+        if place.images and not place.is_costly and place.was_answered:
+            alone = place.began_alone and self._counts.total(self._entered) == place.number
             self._limit.note(
                 self._clock() - place.since,
-                alone=alone and self._admission.is_alone(self._name),
+                alone=alone,
+                images=place.images,
+                computed=place.was_computed,
             )
-            if self._limit.number != shown:
-                self._admission.show(self._name, self._limit)
-        self._present -= 1
-        if not self._present:
+            self._show()
+        if not self._here:
             self._taken.clear()
             if not self._is_known:
                 self._admission.drop(self._name)
+                for name in self._names:
+                    self._counts.publish(name, 0)
+
+    def _show(self) -> None:
+        if self._limit.number != self._shown:
+            self._shown = self._limit.number
+            self._admission.show(self._name, self._limit)
 
     def _has_place(self, key: str, now: float) -> bool:
         """Return whether a request may take a place: one is free, or the key has less than its
         share of them."""
-        limit, taken = self._limit.number, self._taken.total()
+        limit, taken = self._limit.number, self._counts.total(self._places)
         if taken < limit:
             return True
         for place in list(self._reading):
             if now - place.since < BODY_SECONDS:
                 break
             del self._reading[place]
-            self._taken[place.key] -= place.weight
+            self._take(place.key, -place.weight)
             taken -= place.weight
             place.weight = 0
         if taken < limit:
@@ -321,7 +340,8 @@ class _Model:
 
     def _refused(self, kind: str = "requests") -> QueueFull:
         self._limit.refuse()
-        taken = self._costly if kind != "requests" else self._taken.total()
+        self._show()
+        taken = self._costly if kind != "requests" else self._counts.total(self._places)
         return self._admission.refuse(
             f"{taken} {kind} are in work for model {self._name!r}, as many as it can answer in "
             "time",

@@ -7,6 +7,7 @@ clears it.
 
 from __future__ import annotations
 
+from array import array
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -19,11 +20,19 @@ from filelock import FileLock
 
 CONNECTIONS: Final = "connections"
 """The number of open connections."""
-NAMES: Final = 128
+NAMES: Final = 512
 """Number of names for which there is room in a table."""
+CELLS: Final = 16
+"""Number of numbers that all processes may write for a name, see `Counts.cells`."""
 NAME_BYTES: Final = 96
 NUMBER_BYTES: Final = 8
 UNNAMED: Final = bytes(NAME_BYTES)
+
+
+class Cells(Protocol):
+    def __getitem__(self, place: int, /) -> float: ...
+
+    def __setitem__(self, place: int, value: float, /) -> None: ...
 
 
 class Counts(Protocol):
@@ -44,6 +53,10 @@ class Counts(Protocol):
     def least(self, name: str) -> int:
         """Return the smallest share of a number that is not 0; 0 if all are."""
 
+    def cells(self, name: str) -> Cells:
+        """Return `CELLS` numbers that all processes read and write; the last writer counts. They
+        are 0 until they are written, and exist while this process's share of the name is not 0."""
+
     def touch(self) -> None:
         """Record that work has ended now."""
 
@@ -58,6 +71,7 @@ class LocalCounts:
 
     def __init__(self) -> None:
         self._values: Counter[str] = Counter()
+        self._cells: dict[str, array[float]] = {}
         self._touched = 0.0
 
     def add(self, name: str, amount: int) -> int:
@@ -72,6 +86,9 @@ class LocalCounts:
 
     def least(self, name: str) -> int:
         return self._values[name]
+
+    def cells(self, name: str) -> Cells:
+        return self._cells.setdefault(name, array("d", bytes(CELLS * NUMBER_BYTES)))
 
     def touch(self) -> None:
         self._touched = monotonic()
@@ -93,13 +110,15 @@ class SharedCounts:
     def __init__(self, file: Path, row: int) -> None:
         self._rows, self._row = _rows(file), row
         values, times = NAMES * self._rows * NUMBER_BYTES, self._rows * NUMBER_BYTES
+        cells = NAMES * CELLS * NUMBER_BYTES
         with file.open("r+b") as opened:
             # Single numbers of a memory view are read ten times as fast as those of a NumPy array.
             table = memoryview(mmap(opened.fileno(), 0))
         self._values = table[:values].cast("q")
         """The rows' shares of each name, one name after the other."""
         self._times = table[values : values + times].cast("d")
-        self._names = table[values + times :]
+        self._cells = table[values + times : values + times + cells].cast("d")
+        self._names = table[values + times + cells :]
         self._lock = FileLock(f"{file}.lock")
         self._columns: dict[str, tuple[int, bytes]] = {}
 
@@ -120,6 +139,10 @@ class SharedCounts:
         if column is None:
             return 0
         return min((each for each in self._shares(column) if each), default=0)
+
+    def cells(self, name: str) -> Cells:
+        start = self._column(name) * CELLS
+        return self._cells[start : start + CELLS]
 
     def touch(self) -> None:
         self._times[self._row] = monotonic()
@@ -154,6 +177,8 @@ class SharedCounts:
                 if not free:
                     raise OverflowError(f"{NAMES} names are counted, and {name!r} is one more")
                 column = free[0]
+                for cell in range(column * CELLS, (column + 1) * CELLS):
+                    self._cells[cell] = 0.0
                 self._name(column)[:] = _encoded(name)
         return column
 
@@ -178,7 +203,12 @@ def _encoded(name: str) -> bytes:
 
 
 def _rows(file: Path) -> int:
-    return (file.stat().st_size - NAMES * NAME_BYTES) // ((NAMES + 1) * NUMBER_BYTES)
+    return (file.stat().st_size - _size(0)) // (_size(1) - _size(0))
+
+
+def _size(rows: int) -> int:
+    """Return the bytes of a table of so many rows."""
+    return (rows * (NAMES + 1) + NAMES * CELLS) * NUMBER_BYTES + NAMES * NAME_BYTES
 
 
 @contextmanager
@@ -186,7 +216,7 @@ def table(file: Path, rows: int) -> Iterator[Path]:
     """Make a table of so many rows; its file is removed when the block is left."""
     # Written and not truncated: memory that a full disk cannot hold would kill whoever touches it.
     file.touch(mode=0o600)
-    file.write_bytes(bytes(rows * ((NAMES + 1) * NUMBER_BYTES) + NAMES * NAME_BYTES))
+    file.write_bytes(bytes(_size(rows)))
     try:
         yield file
     finally:

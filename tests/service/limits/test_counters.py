@@ -14,7 +14,7 @@ from service.core.errors import Overloaded, QueueFull
 from service.core.metrics import Metrics
 from service.limits.admission import Admission
 from service.limits.body_budget import BodyBudget
-from service.limits.counters import NAMES, SharedCounts, table
+from service.limits.counters import CELLS, NAMES, SharedCounts, table
 from service.limits.pixel_budget import PixelBudget
 
 TIMES = 2000
@@ -55,12 +55,29 @@ def test_a_read_takes_no_column_and_a_column_of_zero_is_used_again(shared: Path)
     for number in range(NAMES):
         one.add(f"name {number}", 1)
     assert other.total("name 5") == 1
-    with pytest.raises(OverflowError, match="128 names are counted, and 'one more'"):
+    with pytest.raises(OverflowError, match=f"{NAMES} names are counted, and 'one more'"):
         other.add("one more", 1)
     one.add("name 5", -1)
     assert other.add("one more", 2) == 2
     assert one.total("name 5") == 0
     assert one.total("one more") == 2
+
+
+def test_all_processes_write_the_cells_of_a_name(shared: Path) -> None:
+    one, other = SharedCounts(shared, 0), SharedCounts(shared, 1)
+    one.publish("limit", 1)
+    first, second = one.cells("limit"), other.cells("limit")
+    assert first[0] == first[CELLS - 1] == 0
+    first[0] = 2.5
+    second[CELLS - 1] = 7
+    assert (second[0], first[CELLS - 1]) == (2.5, 7)
+    assert one.cells("another")[0] == 0
+    SharedCounts(shared, 1).clear()
+    assert first[0] == 2.5, "a process that dies takes nothing with it"
+    one.publish("limit", 0)
+    for number in range(NAMES):
+        other.add(f"name {number}", 1)
+    assert all(other.cells(f"name {number}")[0] == 0 for number in range(NAMES))
 
 
 def _count(file: Path, row: int) -> None:

@@ -10,6 +10,7 @@ from service.core.errors import QueueFull
 from service.core.metrics import Metrics
 from service.limits.adaptive_limit import ALONE, FIRST
 from service.limits.admission import ACTIVE_SECONDS, BODY_SECONDS, Admission, Place
+from service.limits.counters import LocalCounts
 from tests.service.limits.test_adaptive_limit import Clock
 
 CAT = b"/v1/models/cat:explain"
@@ -47,7 +48,7 @@ def answer(admission: Admission, clock: Clock, seconds: float) -> None:
     place = entered(admission)
     with admission.admit("cat", 1, costly=0, place=place):
         clock.now += seconds
-        place.was_computed = True
+        place.was_answered = place.was_computed = True
     place.leave()
 
 
@@ -171,7 +172,7 @@ def test_only_plain_requests_alone_tell_how_long_one_takes(
         count, costly = 2 if how == "many" else 1, int(how == "costly")
         with admission.admit("cat", count, costly=costly, place=place):
             clock.now += 0.1
-            place.was_computed = how != "remembered"
+            place.was_answered, place.was_computed = True, how != "remembered"
         place.leave()
         if other:
             other.leave()
@@ -181,8 +182,32 @@ def test_only_plain_requests_alone_tell_how_long_one_takes(
     for place in places:
         place.leave()
     entered(admission)
-    with pytest.raises(QueueFull):  # the probe lets in one at a time
-        admission.enter(CAT)
+    if how == "together":
+        with pytest.raises(QueueFull):  # the probe lets in one at a time
+            admission.enter(CAT)
+    else:
+        assert admission.enter(CAT), "there is nothing that a probe could measure"
+
+
+def test_a_request_beside_another_process_is_not_alone(clock: Clock, metrics: Metrics) -> None:
+    counts = LocalCounts()
+    one, other = (
+        Admission(256, metrics=metrics, tolerance=4, counts=counts, clock=clock) for _ in range(2)
+    )
+    there = entered(other)
+    for _ in range(ALONE):
+        answer(one, clock, 0.8)
+    there.leave()
+    for _ in range(ALONE):
+        answer(one, clock, 0.1)
+    clock.now += 10  # a rest, after which the limit is the first again
+    places = [entered(one) for _ in range(FIRST)]
+    with pytest.raises(QueueFull, match="requests are in work"):
+        entered(other)
+    for place in places:
+        place.leave()
+    assert len([entered(other) for _ in range(FIRST)]) == FIRST
+    assert one._models["cat"]._limit.reference == pytest.approx(0.1)
 
 
 def test_invented_names_of_models_are_forgotten(admission: Admission) -> None:
