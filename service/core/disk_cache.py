@@ -23,8 +23,10 @@ from typing import Final
 from service.core.files import written_whole
 
 MOST_BYTES: Final = 2_000_000_000
-"""Largest size of all files together; those that were not used for longest are removed."""
+"""Largest size of all the cache's files together; those that were not used for longest are removed."""
 DIGEST_BYTES: Final = 32
+SUFFIX: Final = ".gradcam-cache"
+"""End of the names of the files, so that no other file is removed for room."""
 log = logging.getLogger(__name__)
 
 
@@ -79,7 +81,7 @@ class DiskCache:
 
     def _trim(self, folder: Path) -> None:
         found = []
-        for file in folder.iterdir():
+        for file in folder.glob(f"*{SUFFIX}"):  # the folder may hold files of other programs
             seen = file.stat()
             found.append((seen.st_mtime, seen.st_size, file))
         size = sum(bytes_ for _, bytes_, _ in found)
@@ -132,7 +134,7 @@ def _is_safe(folder: Path) -> bool:
 
 
 def _name(key: str) -> str:
-    return hashlib.blake2b(key.encode(), digest_size=20).hexdigest()
+    return hashlib.blake2b(key.encode(), digest_size=20).hexdigest() + SUFFIX
 
 
 def _digest(content: bytes) -> bytes:

@@ -52,6 +52,19 @@ def test_what_was_not_used_for_longest_goes_first(tmp_path: Path) -> None:
     assert cache.read("large") is None
 
 
+def test_files_of_other_programs_are_no_part_of_it(tmp_path: Path) -> None:
+    """A user may name a folder that holds weights."""
+    weights = tmp_path / "my-only-copy.safetensors"
+    weights.write_bytes(bytes(2000))
+    os.utime(weights, (0, 0))
+    cache = DiskCache(tmp_path, most_bytes=1000)
+    for key in range(30):
+        cache.write(str(key), bytes(100))
+    assert weights.stat().st_size == 2000
+    assert cache.read("29") == bytes(100)
+    assert cache.read("0") is None
+
+
 def test_a_folder_that_others_can_write_to_is_not_used(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
