@@ -23,7 +23,7 @@ from typing import Final
 from service.core.files import written_whole
 
 MOST_BYTES: Final = 2_000_000_000
-"""Largest size of all the cache's files together; those that were not used for longest are removed."""
+"""Largest size of the cache's files together; those that were not used for longest are removed."""
 DIGEST_BYTES: Final = 32
 SUFFIX: Final = ".gradcam-cache"
 """End of the names of the files, so that no other file is removed for room."""

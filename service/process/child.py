@@ -58,6 +58,9 @@ class Child:
         self._signal: int | None = None
         self.readiness: Readiness | None = None
         """What the process has told last; None if it has told nothing or has ended."""
+        self.is_ready = False
+        """Whether the process has told that it is ready, and has not ended."""
+        self._heard_at = 0.0
         self.mistake: str | None = None
         """The mistake in the configuration because of which the process has ended."""
 
@@ -71,6 +74,12 @@ class Child:
         """Kill the process, if there is one."""
         if self._process and self._process.pid and self._process.is_alive():
             self._process.kill()
+
+    @property
+    def silent_seconds(self) -> float:
+        """Seconds since the process has told anything. Each one does so every quarter of a second
+        after it has begun."""
+        return monotonic() - self._heard_at
 
     async def live(self) -> tuple[int, bool]:
         """Run one process until it ends. Return its exit code, and whether it was ever ready.
@@ -97,7 +106,7 @@ class Child:
         try:
             ready = await self._listen_to(heard)
         finally:
-            self.readiness = None
+            self.readiness, self.is_ready = None, False
             loop.remove_reader(sentinel)
             loop.remove_reader(receiving.fileno())
             receiving.close()
@@ -120,14 +129,14 @@ class Child:
             if word == END:
                 return ready
             if word:
-                latest = monotonic()
+                latest = self._heard_at = monotonic()
             if word.startswith(STATE):
                 state = json.loads(word.removeprefix(STATE))
                 self.readiness = Readiness(state["why_not"], tuple(state["models"]))
             if word == LISTENING:
                 await self._listening(self)
             if word == READY and not ready:
-                ready = True
+                ready = self.is_ready = True
                 log.info("%s is ready", self.name)
             if word.startswith(MISTAKE):
                 self.mistake = word.removeprefix(MISTAKE).decode()

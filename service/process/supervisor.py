@@ -57,6 +57,8 @@ METRICS: Final = "metrics"
 """Name of the folder with the metrics of all processes, in the folder that they share."""
 AGAIN_SECONDS: Final = 0.5
 """Seconds after which a process that could not be started is started again."""
+FROZEN_SECONDS: Final = 3.0
+"""Time without a message after which a process is not counted on, until it is heard again."""
 Entries = tuple[ModelEntry, ...]
 log = logging.getLogger(__name__)
 
@@ -212,9 +214,20 @@ class _Supervisor:
         else of one that is not."""
         if self._stopping:
             return Readiness("the service is shutting down")
-        told = [child.readiness for child in self._open if child.readiness]
+        heard = [each for each in self._open if each.silent_seconds < FROZEN_SECONDS]
+        told = [child.readiness for child in heard if child.readiness]
         told.sort(key=lambda each: each.why_not is not None)
-        return told[0] if told else Readiness("the service is starting")
+        if not told:
+            frozen = self._open and not heard
+            return Readiness("no process answers" if frozen else "the service is starting")
+        engine = self._engine
+        if engine is None or told[0].why_not:
+            return told[0]
+        if not engine.is_ready:  # the doors notice it a quarter of a second later
+            return Readiness("the engine is starting", told[0].models)
+        if engine.silent_seconds >= FROZEN_SECONDS:
+            return Readiness("the engine does not answer", told[0].models)
+        return told[0]
 
     async def _run(self) -> int:
         loop = asyncio.get_running_loop()
