@@ -155,6 +155,13 @@ def photos_of(model: nn.Module, images: Any, preprocess: Preprocess | None) -> A
 
 def _photo(given: Any) -> Image.Image:
     if isinstance(given, Image.Image):
+        if given.mode.startswith("I;16"):  # Pillow's own conversion cuts off at 255
+            return Image.fromarray((np.asarray(given) // 257).astype(np.uint8)).convert("RGB")
+        if given.mode in ("I", "F"):
+            raise InvalidImages(
+                f"a photo has the mode {given.mode}, whose range of numbers is not known; convert "
+                "it to L, RGB or I;16"
+            )
         return given.convert("RGB")
     if given.dtype != np.uint8 or given.ndim != 3 or given.shape[2] != 3:
         raise InvalidImages(

@@ -149,14 +149,19 @@ class Comparison:
     @property
     def has_moved(self) -> bool | None:
         """Whether a statistic has moved. None if that is not known: none of those that were
-        compared has moved, and all classes together were not compared. See `missing`."""
+        compared has moved, and of all classes together nothing but the share of flat maps was
+        compared. See `missing`."""
         if self.moved:
             return True
-        return False if any(each.index is None for each in self.shifts) else None
+        compared = any(each.index is None and each.statistic != FLAT for each in self.shifts)
+        return False if compared else None
 
     @property
     def missing(self) -> str | None:
         """What a comparison of all classes together lacks, in one sentence; None if it was
         made."""
-        lacking = [each for each in self.too_few if each.index is None and each.statistic is None]
+        if any(each.index is None and each.statistic != FLAT for each in self.shifts):
+            return None
+        lacking = [each for each in self.too_few if each.index is None]
+        lacking.sort(key=lambda each: each.statistic is not None)
         return lacking[0].sentence() if lacking else None

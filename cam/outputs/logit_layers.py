@@ -18,9 +18,11 @@ from cam.outputs.output import Output
 _KEEPING: Final = RESHAPING | frozenset(
     {"Add", "Cat", "ConstantPadNd", "Div", "Exp", "LogSoftmax", "Mul", "Neg", "Rsub", "Sigmoid"}
     | {"Softmax", "Stack", "UpsampleBicubic2D", "UpsampleBilinear2D", "UpsampleNearest2D"}
-    | {"UpsampleNearestExact2D", "UpsampleBilinear2DAa", "UpsampleBicubic2DAa"}
+    | {"UpsampleNearestExact2D", "UpsampleBilinear2DAa", "UpsampleBicubic2DAa", "GridSampler2D"}
+    | {"Clamp", "MaskedFill", "NativeBatchNorm", "ReflectionPad2D", "ReplicationPad2D", "Tanh"}
+    | {"Where"}
 )
-"""Operations behind which the logits are the same numbers, resized, scaled, turned into
+"""Operations behind which the logits are the same numbers, resized, scaled, limited, turned into
 probabilities, or added up from the logits of several branches; by their autograd names."""
 _CHOOSING: Final = frozenset({"Amax", "Clamp", "Gather", "IndexSelect", "Max", "Sqrt", "Topk"})
 """Operations by which detectors choose and combine the scores that their last layers return."""
@@ -71,6 +73,17 @@ def _before(node: Node, *, detects: bool) -> Iterable[Node]:
     if operation not in _KEEPING | (_CHOOSING if detects else frozenset()):
         return ()
     before = [each for each, _ in node.next_functions if each is not None]
-    # The product of two computed tensors is a computation, as that with a gate is.
-    gated = operation in ("Mul", "Div") and len(before) > 1 and not detects
+    # The product of two computed tensors is a computation, as that with a gate is. A parameter,
+    # such as a trained temperature or the weight of a branch, scales.
+    computed = [each for each in before if not _is_parameter(each)]
+    gated = operation in ("Mul", "Div") and len(computed) > 1 and not detects
     return () if gated else before
+
+
+def _is_parameter(node: Node) -> bool:
+    """Return whether a node stands for a parameter, or for parameters turned into weights."""
+    operation = operation_of(node)
+    if operation == "AccumulateGrad":
+        return True
+    before = [each for each, _ in node.next_functions if each is not None]
+    return operation in _KEEPING and bool(before) and all(map(_is_parameter, before))

@@ -18,6 +18,8 @@ from service.core.audit_schemas import Interval
 
 SAMPLES: Final = 2000
 LEVEL: Final = 0.95
+FEW: Final = 20
+"""Number of photos below which a verdict takes Student's interval: see `student_interval`."""
 Z: Final = 1.959964
 """Quantile of the normal distribution beside which `LEVEL` lies within ± it."""
 
@@ -39,6 +41,21 @@ def interval(
         margin = Z**2 / (known.size + Z**2)
         low, high = (0, margin) if known[0] == 0 else (1 - margin, 1)
     return Interval(mean=float(known.mean()), low=low, high=high, photos=known.size)
+
+
+def student_interval(values: Sequence[float]) -> Interval | None:
+    """Return the mean of the values with its interval by Student's distribution; None if there are
+    fewer than two. Of few values, all samples of a bootstrap lie between the smallest and the
+    largest one, which excludes 0 by chance far too often."""
+    from scipy.special import stdtrit  # takes a while, and few requests need it
+
+    known = np.array(values, np.float64)
+    if known.size < 2:
+        return None
+    error = float(known.std(ddof=1)) / known.size**0.5
+    margin = float(stdtrit(known.size - 1, (1 + LEVEL) / 2)) * error
+    mean = float(known.mean())
+    return Interval(mean=mean, low=mean - margin, high=mean + margin, photos=known.size)
 
 
 def least_difference(values: NDArray[np.float64], seed: int = 0) -> float:

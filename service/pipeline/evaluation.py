@@ -16,7 +16,7 @@ from cam.evaluation.metrics import METRICS, Metric, Options, Score, Scores, harm
 from cam.evaluation.verdict import COMPARED, in_words, percentile, verdict
 from cam.targets import pixels_in
 from service.core import schemas
-from service.core.bootstrap import interval
+from service.core.bootstrap import FEW, interval, student_interval
 from service.core.choices import Fit
 from service.core.errors import InvalidMap, InvalidRegion, Problem, UnsuitedMetric
 from service.models.audited import Audited
@@ -316,13 +316,10 @@ def _mean_verdict(metric: str, scores: Sequence[schemas.Score]) -> str | None:
     told = {}
     for name in COMPARED:
         pairs = [(each.value, each.baselines.get(name)) for each in scores]
-        gap = interval(
-            [
-                sign * (mine - other)
-                for mine, other in pairs
-                if mine is not None and other is not None
-            ]
-        )
+        gaps = [
+            sign * (mine - other) for mine, other in pairs if mine is not None and other is not None
+        ]
+        gap = student_interval(gaps) if len(gaps) < FEW else interval(gaps)
         if gap is not None:
             told[name] = 1 if gap.low > 0 else -1 if gap.high < 0 else 0
     return in_words(told)

@@ -60,3 +60,15 @@ def test_photos_that_cannot_be_prepared_are_refused(
 ) -> None:
     with pytest.raises(InvalidImages, match=words):
         explain(small(), photos, preprocess=preprocess)
+
+
+def test_a_photo_of_16_bit_keeps_its_shades() -> None:
+    model = timm.create_model("test_resnet", pretrained=False).eval()
+    shades = np.linspace(0, 255, 64 * 64).astype(np.uint8).reshape(64, 64)
+    deep = Image.fromarray(shades.astype(np.uint16) * 257)
+    assert deep.mode.startswith("I;16")
+    one, two = explain(model, [deep, Image.fromarray(shades)])
+    np.testing.assert_array_equal(one.map, two.map)
+    for mode in ("I", "F"):
+        with pytest.raises(InvalidImages, match=f"mode {mode}, whose range"):
+            explain(model, Image.new(mode, (64, 64)))

@@ -404,6 +404,16 @@ def test_whether_anything_has_moved_is_known_where_all_classes_were_compared(
     assert (moved.has_moved, moved.missing) == (True, None)
 
 
+def test_where_flat_maps_alone_were_compared_nothing_is_known(rng: np.random.Generator) -> None:
+    """20 of the reference's 60 maps are flat, so that 40 are left to be compared."""
+    good = [*drawn(rng, 40), *[(0, None)] * 20]
+    result = compared(good, [*drawn(rng, 200, 0, border=0.9), *[(0, None)] * 80])
+    assert {each.statistic for each in result.shifts} == {"flat"}
+    assert result.has_moved is None
+    assert result.missing
+    assert "50 different photos are needed" in result.missing
+
+
 def test_a_class_that_has_not_moved_says_nothing_of_the_others(rng: np.random.Generator) -> None:
     """Class 0 alone is compared: all together, its 500 photos and the one of class 1 are worth
     few."""

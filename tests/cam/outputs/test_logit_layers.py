@@ -57,6 +57,14 @@ ENDINGS: dict[str, Callable[[Tensor], Tensor]] = {
     "tempered": lambda logits: logits / 2.0,
     "in half precision": lambda logits: logits.half(),
     "one class": lambda logits: logits[:, :1],
+    "limited": lambda logits: logits.clamp(-30, 30),
+    "softly limited": lambda logits: 30 * torch.tanh(logits / 30),
+    "where the photo is": lambda logits: torch.where(torch.ones(8, 8) > 0, logits, 0.0),
+    "masked": lambda logits: logits.masked_fill(torch.zeros(8, 8) > 0, 0.0),
+    "padded": lambda logits: nn.functional.pad(logits, (1, 1, 1, 1), mode="reflect"),
+    "of a trained temperature": lambda logits: logits / nn.Parameter(torch.tensor(1.5)),
+    "of trained weights": lambda logits: logits * nn.Parameter(torch.ones(2)).softmax(0)[0],
+    "normalised": lambda logits: nn.functional.batch_norm(logits, torch.zeros(4), torch.ones(4)),
 }
 
 

@@ -17,6 +17,7 @@ from cam import METRICS
 from cam.drawing.heatmap import Box
 from cam.evaluation.metrics import Options, Score
 from service.core import schemas
+from service.core.bootstrap import student_interval
 from service.core.errors import InvalidMap
 from service.models.preprocessing import ModelInput
 from service.pipeline.evaluate_parameters import EvaluateParameters
@@ -380,6 +381,24 @@ def test_several_photos_are_compared_photo_by_photo(
     assert mean.high is not None
     assert mean.value == pytest.approx(0.45)
     assert mean.low < 0.45 < mean.high
+
+
+@pytest.mark.parametrize("photos", [2, 3, 5, 8, 19])
+def test_over_few_photos_chance_is_seldom_taken_for_a_difference(photos: int) -> None:
+    """Differences around 0: at most one mean in twenty is called better or worse, or half as many
+    again by the chance of 1,000 trials."""
+    rng = np.random.default_rng(photos)
+    told = 0
+    for gaps in rng.normal(size=(1000, photos)):
+        found = student_interval(gaps.tolist())
+        assert found
+        told += found.low > 0 or found.high < 0
+    assert told <= 75
+    assert student_interval([1.0]) is None
+    sure = student_interval([1.0, 2.0, 3.0])
+    assert sure
+    # 2 ± t · s / √n with t = 4.303 for two degrees of freedom, s = 1
+    assert (sure.low, sure.high) == pytest.approx((2 - 2.4841, 2 + 2.4841), abs=1e-3)
 
 
 def test_a_score_says_among_how_many_random_maps_it_is() -> None:
