@@ -183,14 +183,19 @@ def leaves(model: nn.Module) -> list[str]:
 
 def default_layer(layers: list[Layer]) -> str:
     """Return the layer that a CAM uses by default: the last layer of a `survey` that is `eligible`
-    and, in a detector, on which every box depends.
+    and, in a detector, on which every box depends. A layer in front of a network that runs several
+    times, such as a normalisation before test-time augmentation, is none.
 
     Raises:
         NoTargetLayer: if there is no such layer.
     """
-    for layer in reversed(layers):
+    which = "every layer of the model with a spatial output"
+    for position, layer in reversed(list(enumerate(layers))):
         if layer.eligible and layer.common:
-            return layer.name
+            if not _feeds_calls(layers, position):
+                return layer.name
+            which = f"every layer of the model behind {layer.name!r}"
+            break
     frozen = [layer.name for layer in layers if layer.problem == GRADIENTS_OFF]
     if frozen:
         raise NoTargetLayer(
@@ -206,10 +211,11 @@ def default_layer(layers: list[Layer]) -> str:
         )
     calls = [layer.name for layer in layers if layer.explainable and call_of(layer.name)[1]]
     if calls:
+        first = f"{call_of(calls[-1])[0]}#1"  # of augmentations, usually the image as it is
+        call = first if first in calls else calls[-1]
         raise NoTargetLayer(
-            "every layer of the model with a spatial output runs several times in a forward pass; "
-            f"name one call, such as {calls[-1]!r}, or use a method that needs no layer, such as "
-            "occlusion, rise or gradient"
+            f"{which} runs several times in a forward pass; name one call, such as {call!r}, or "
+            "use a method that needs no layer, such as occlusion, rise or gradient"
         )
     own = [layer.name for layer in layers if layer.explainable and layer.logits]
     if own:
@@ -219,6 +225,22 @@ def default_layer(layers: list[Layer]) -> str:
         )
     raise NoTargetLayer(
         "no layer of the model has a spatial output that a gradient of its logits reaches"
+    )
+
+
+def _feeds_calls(layers: list[Layer], position: int) -> bool:
+    """Return whether a layer of a classifier or a segmenter is followed by calls of modules that
+    have a coarser grid than the layer, and run several times: a whole network behind it."""
+    own = layers[position].grid
+    if own is None or any(each.level or not each.common for each in layers):
+        return False
+    return any(
+        each.explainable
+        and call_of(each.name)[1]
+        and each.grid is not None
+        and 2 * each.grid.height <= own.height
+        and 2 * each.grid.width <= own.width
+        for each in layers[position + 1 :]
     )
 
 

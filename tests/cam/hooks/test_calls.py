@@ -91,7 +91,7 @@ def test_a_survey_lists_calls_and_a_call_is_no_default() -> None:
     assert [name for name, layer in found.items() if layer.explainable] == [
         *("conv#1", "relu#1", "conv#2", "relu#2"),
     ]
-    words = "runs several times in a forward pass; name one call, such as 'relu#2'"
+    words = "runs several times in a forward pass; name one call, such as 'relu#1'"
     with pytest.raises(NoTargetLayer, match=words):
         default_layer([*found.values()])
 
@@ -118,3 +118,28 @@ def test_a_call_may_be_a_target_and_a_pattern_names_calls_if_it_says_so() -> Non
     assert [each.layer for each in explain(model, x, layer="*#2")] == ["conv#2", "relu#2"]
     with pytest.raises(UnknownLayer, match="no layer at which a map can be made matches"):
         explain(model, x, layer="conv*")
+
+
+class Augmented(nn.Module):
+    """A normalisation, and a network that sees the image and its mirror image."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.normalise = nn.BatchNorm2d(3)
+        self.net = nn.Sequential(nn.Conv2d(3, 4, 3, 2, 1), nn.ReLU(), nn.Conv2d(4, 4, 3, 2, 1))
+        self.head = nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.normalise(x)
+        seen = [self.net(each).mean((2, 3)) for each in (x, x.flip(3))]
+        logits: Tensor = self.head(seen[0]) + self.head(seen[1])
+        return logits
+
+
+def test_what_comes_before_a_network_that_runs_twice_is_no_default() -> None:
+    torch.manual_seed(0)
+    found = survey(Augmented().eval(), images(1, size=32))
+    assert [layer.name for layer in found if layer.eligible] == ["normalise"]
+    words = "every layer of the model behind 'normalise' runs several times"
+    with pytest.raises(NoTargetLayer, match=words):
+        default_layer(found)

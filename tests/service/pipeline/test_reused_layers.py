@@ -88,7 +88,7 @@ def test_methods_at_a_layer_say_why_there_is_no_default(client: TestClient, meth
     problem = explained(client, "twice", method=method)
     assert problem["status"] == 422
     assert "'twice' has no default layer: every layer" in problem["detail"]
-    assert "name one call, such as 'relu#2', or use a method" in problem["detail"]
+    assert "name one call, such as 'relu#1', or use a method" in problem["detail"]
 
 
 def test_a_call_is_chosen_by_the_caller_or_in_the_models_file(client: TestClient) -> None:
