@@ -156,12 +156,19 @@ class Folder:
             InsufficientStorage: if it cannot be written.
         """
         file = self._result(job, number)
-        with as_problem(file):
+
+        def write() -> None:
             self._make(file.parent)
             self._make(self._scratch)
             # If the process dies here, its temporary file is not in the folder of the results.
             with written_whole(file, self._scratch) as temporary:
                 temporary.write_bytes(document)
+
+        with as_problem(file):
+            try:
+                write()
+            except FileNotFoundError:  # the job was removed meanwhile, which is no full disk
+                write()
 
     def read_result(self, job: str, number: int) -> bytes:
         return self._result(job, number).read_bytes()
