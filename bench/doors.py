@@ -83,7 +83,6 @@ class Simulated:
             layers=(LayerInfo("layer", "Conv2d", (512, 7, 7), None, (7, 7)),),
             default_layer="layer",
             levels=("layer",),
-            stages=("layer",),
             method_layers={},
             unsuited={},
             max_batch=128,

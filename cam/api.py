@@ -36,8 +36,7 @@ from cam.inputs import (
     photos_of,
     targets_of,
 )
-from cam.layers import Layer, default_layer, level_layers, stage_layers, survey
-from cam.methods import Method
+from cam.layers import AUTO_LAYER, Layer, declared_layers, method_layers, survey
 from cam.outputs.meaning import resolve_reading
 from cam.outputs.reading import Activation, Reading
 from cam.passes.batch_dependence import conduct_of
@@ -83,12 +82,13 @@ def explain(
         method: a name in `cam.METHODS`, or several. Methods that take one pass share it. To compare
             their maps see `cam.spearman`.
         layer: a module's name, the module itself, or several of these. "auto" runs the model once
-            more, on the first image, and takes the last layer with a spatial output that is not the
-            model's own output; for a detector the last one that every box depends on, for odam all
-            layers that boxes are made from, and for refinecam the last layer of each of the last
-            four stages (resolutions). A pattern such as "blocks.*.norm1" stands for all matching
-            layers at which a map can be made. "conv#2" is the second call of a module that runs
-            several times in a pass.
+            more, on the first image, and takes the layer that was declared for the method or the
+            model (see `cam.layers.declare_layers`), else the last layer with a spatial output that
+            is not the model's own output; for a detector the last one that every box depends on,
+            for odam all layers that boxes are made from, and for refinecam the last layer of each
+            of the last four stages (resolutions). A pattern such as "blocks.*.norm1" stands for all
+            matching layers at which a map can be made. "conv#2" is the second call of a module that
+            runs several times in a pass.
         budget: the largest number of forward passes of each image, for a method that needs many; 1
             or more.
         signed, smooth, fuse: see `Question`.
@@ -125,7 +125,7 @@ def explain(
         alone(model) if shapes else nullcontext(),
         declared(model, shapes) if shapes else nullcontext(),
     ):
-        open_names = any(name == "auto" or is_pattern(name) for name in layers)
+        open_names = any(name == AUTO_LAYER or is_pattern(name) for name in layers)
         at_layers = any(way.at == "layer" for way in ways)
         known = survey(model, images[:1], reading) if open_names and at_layers else []
         questions: list[list[Question]] = []
@@ -133,8 +133,14 @@ def explain(
         for way in ways:
             names = layers
             if known and way.at == "layer":
-                meant = [each for name in layers for each in _meant(name, way, known)]
-                names = list(dict.fromkeys(meant))
+                own, sole = declared_layers(model), len(ways) == 1
+                meant = (
+                    method_layers(way, known, own, alone=sole)
+                    if name == AUTO_LAYER
+                    else _meant(name, known)
+                    for name in layers
+                )
+                names = list(dict.fromkeys(chain(*meant)))
             rest = (way.name, tuple(names), budget_of(budget), signed, smooth, fuse, used)
             questions.append([Question(targets, *rest) for targets in asked])
             questions[-1][0].check()
@@ -186,16 +192,12 @@ def _answered(
     return list(chain(*found))
 
 
-def _meant(name: str, method: Method, layers: list[Layer]) -> Sequence[str]:
-    """Return the layers that a name, "auto" or a pattern stands for.
+def _meant(name: str, layers: list[Layer]) -> Sequence[str]:
+    """Return the layers that a name or a pattern stands for.
 
     Raises:
         UnknownLayer: if no layer at which a map can be made matches.
     """
-    if name == "auto":
-        if method.levels == "stages":
-            return stage_layers(layers, default_layer(layers))
-        return level_layers(layers) if method.levels else (default_layer(layers),)
     if not is_pattern(name):
         return (name,)
     of_calls = "#" in name  # a pattern for modules does not mean their single calls

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Final
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -15,6 +17,7 @@ from cam.errors import NoTargetLayer
 from cam.hooks.calls import call_of
 from cam.hooks.grids import NO_GRID, Grid, Location
 from cam.hooks.inference import evaluating
+from cam.methods import Method, method_named
 from cam.outputs.detection import unfiltered
 from cam.outputs.logit_layers import logit_layers
 from cam.outputs.output import one_each, outputs_of, size_of, total
@@ -27,6 +30,10 @@ GRADIENTS_OFF = "the model runs it in torch.inference_mode, which records no gra
 STAGES: Final = 4
 """Maximum number of stages that `stage_layers` returns: as many as a ResNet, a ConvNeXt and a Swin
 Transformer have."""
+AUTO_LAYER: Final = "auto"
+"""Name that stands in place of a layer's name, for the default layer."""
+_DECLARED: WeakKeyDictionary[nn.Module, dict[str, str]] = WeakKeyDictionary()
+"""Model → the default layers that the user declared: see `declare_layers`."""
 _POOLING = (nn.AdaptiveAvgPool2d, nn.AdaptiveMaxPool2d)
 _WRAPPED: Final = ("base_layer", "original_module")
 """Names of the module that an adapter of peft, such as LoRA, wraps."""
@@ -253,6 +260,52 @@ def level_layers(layers: list[Layer]) -> tuple[str, ...]:
     """
     levels = tuple(layer.name for layer in layers if layer.level)
     return levels or (default_layer(layers),)
+
+
+def declare_layers(model: nn.Module, layers: Mapping[str, str]) -> None:
+    """Declare default layers of a model, for as long as the model exists: where it is known that
+    another layer than the one that `default_layer` finds is the best.
+
+    Args:
+        layers: name of a method → its default layer; "auto" → the default layer of the others.
+
+    Raises:
+        UnknownMethod: if a name is not in `METHODS`.
+    """
+    for name in layers:
+        if name != AUTO_LAYER:
+            method_named(name)
+    _DECLARED[model] = dict(layers)
+
+
+def declared_layers(model: nn.Module) -> Mapping[str, str]:
+    """Return what `declare_layers` was given for the model; an empty mapping without it."""
+    return _DECLARED.get(model, {})
+
+
+def method_layers(
+    method: Method, layers: list[Layer], declared: Mapping[str, str], *, alone: bool = True
+) -> tuple[str, ...]:
+    """Return the layers at which a method makes its map if none are named.
+
+    Args:
+        layers: a `survey`.
+        declared: see `declare_layers`.
+        alone: whether no other method is compared with this one. Methods that are compared share
+            the default layer of the model, except for those that make one map of several layers.
+
+    Raises:
+        NoTargetLayer: if the model has no default layer, and the method has none of its own.
+    """
+    if method.name in declared and (alone or method.levels):
+        return (declared[method.name],)
+    default = declared.get(AUTO_LAYER) or default_layer(layers)
+    if method.levels == "boxes":
+        return level_layers(layers) if any(layer.level for layer in layers) else (default,)
+    if method.levels == "stages":
+        # RefineCAM multiplies maps of Grad-CAM++, so its last layer is the one best for these.
+        return stage_layers(layers, declared.get("gradcam++", default))
+    return (default,)
 
 
 def stage_layers(layers: list[Layer], default: str) -> tuple[str, ...]:

@@ -57,7 +57,7 @@ class Watch:
         if reference is None:
             # Without a default layer, only maps that are asked for at a layer can be explained, and
             # none of them is recorded.
-            layer = model.method_layers.get("gradcam") or model.default_layer or ""
+            (layer,) = model.layers_of("gradcam") if model.has_layer("gradcam") else ("",)
             sample = sample if layer else 0.0
             origin = Origin(model.name, model.weights, "gradcam", layer, fit="crop")
         else:

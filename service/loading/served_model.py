@@ -15,7 +15,7 @@ from cam import METHODS, CamError, Layer, Reading, default_layer, resolve_readin
 from cam.drift.reference import Reference, read_reference
 from cam.errors import NoTargetLayer, UnsuitedActivation, did_you_mean
 from cam.hooks.grids import grid_in_words
-from cam.layers import stage_layers
+from cam.layers import AUTO_LAYER, declare_layers, declared_layers, method_layers
 from cam.methods.head import PooledHead, pooled_head
 from cam.outputs.detection import LEAST_SCORE, read_detections
 from cam.outputs.output import Kind, Output, outputs_of, size_of
@@ -135,7 +135,7 @@ def load(entry: ModelEntry, cache: DiskCache = OFF) -> ServedModel:
             found = examine(entry, module, image, read, choose)
             keep(found, kept)
         layers, default, cannot = found.layers, found.default_layer, found.unsuited
-        method_layers = _method_layers(entry, layers, default)
+        declare_layers(module, _declared(entry, layers, default))
         grid = next((layer.grid for layer in layers if layer.name == default), None)
         head = None
         if default and grid and "cam" not in cannot:
@@ -182,11 +182,7 @@ def load(entry: ModelEntry, cache: DiskCache = OFF) -> ServedModel:
         default_layer=default,
         no_default=found.no_default_layer,
         levels=tuple(layer.name for layer in layers if layer.level) or named,
-        # RefineCAM multiplies maps of Grad-CAM++, so its last layer is the one best for these.
-        stages=stage_layers(list(layers), method_layers.get("gradcam++", named[0]))
-        if named
-        else (),
-        method_layers=method_layers,
+        method_layers=_method_layers(module, list(layers), default),
         unsuited=cannot,
         max_batch=entry.max_batch,
         batching=found.batching,
@@ -324,15 +320,26 @@ def _default_layer(
     return _usable(entry, "layer", entry.layer, layers), None
 
 
-def _method_layers(
-    entry: ModelEntry, layers: tuple[Layer, ...], default: str | None
-) -> dict[str, str]:
+def _declared(entry: ModelEntry, layers: tuple[Layer, ...], default: str | None) -> dict[str, str]:
+    """Return the default layers that are declared, so that the library takes the same ones."""
     measured = entry.source == EMBEDDED.source and entry.layer == "auto"
     found = dict(MEASURED) if measured else {}
     _check_methods(entry)
     for method, layer in entry.method_layers.items():
         found[method] = _usable(entry, "method_layers", layer, layers)
-    return {method: layer for method, layer in found.items() if layer != default}
+    return {AUTO_LAYER: default, **found} if default else found
+
+
+def _method_layers(
+    module: nn.Module, layers: list[Layer], default: str | None
+) -> dict[str, tuple[str, ...]]:
+    declared = declared_layers(module)
+    found = {
+        name: method_layers(method, layers, declared)
+        for name, method in METHODS.items()
+        if default or name in declared
+    }
+    return {name: each for name, each in found.items() if each != (default,)}
 
 
 def _check_methods(entry: ModelEntry) -> None:

@@ -57,11 +57,9 @@ class ModelInfo:
     """Sentence that says why no layer can be the default; None if one is."""
     levels: tuple[str, ...]
     """Layers from which a detector computes its boxes; for other models, the default layer."""
-    stages: tuple[str, ...]
-    """Last layer of each stage (resolution) of the model up to the default layer of Grad-CAM++: see
-    `cam.layers.stage_layers`."""
-    method_layers: dict[str, str]
-    """Method name → default layer, for methods whose default layer differs from the model's."""
+    method_layers: dict[str, tuple[str, ...]]
+    """Method name → default layers, for methods that do not look at the model's default layer
+    alone: see `cam.layers.method_layers`."""
     unsuited: dict[str, str]
     """Method name → reason why the method does not work with the model."""
     max_batch: int
@@ -109,12 +107,7 @@ class ModelInfo:
 
     def layers_of(self, method: str) -> tuple[str, ...]:
         """Return the default layer or layers of a method."""
-        levels = METHODS[method].levels
-        if levels and not self.stages:
-            return (self.default,)
-        if levels and method not in self.method_layers:
-            return self.stages if levels == "stages" else self.levels
-        return (self.method_layers.get(method) or self.default,)
+        return self.method_layers.get(method) or (self.default,)
 
 
 def unwatchable(method: str, unsuited: Mapping[str, str]) -> str | None:

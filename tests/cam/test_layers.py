@@ -9,9 +9,9 @@ import torchvision
 from torch import Tensor, nn
 
 from cam import Layer, default_layer, survey
-from cam.errors import NoTargetLayer
+from cam.errors import NoTargetLayer, UnknownMethod
 from cam.hooks.grids import Grid
-from cam.layers import stage_layers
+from cam.layers import declare_layers, stage_layers
 from tests.cam.nets import hook_count, images, small
 
 
@@ -247,3 +247,8 @@ def test_the_stages_of_known_architectures(build: str, expected: tuple[str, ...]
     model = torchvision.models.get_model(build, weights=None).eval()
     found = survey(model, images(1, size=224))
     assert stage_layers(found, default_layer(found)) == expected
+
+
+def test_a_declared_layer_must_be_of_a_method() -> None:
+    with pytest.raises(UnknownMethod, match="gradcan"):
+        declare_layers(nn.Identity(), {"gradcan": "conv"})

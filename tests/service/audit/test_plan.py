@@ -47,7 +47,7 @@ def test_the_usual_layers_are_the_default_and_the_next_finer_stage(model: ModelI
 
 def test_a_method_is_measured_at_the_layer_where_it_is_served(model: ModelInfo) -> None:
     """Whether the layers that are measured beside it are named or not."""
-    own = replace(model, method_layers={"layercam": "blocks.1.conv"})
+    own = replace(model, method_layers={"layercam": ("blocks.1.conv",)})
     served = own.layers_of("layercam")
     assert served == ("blocks.1.conv",)
     methods = ["gradcam", "layercam"]
@@ -70,7 +70,7 @@ def test_the_usual_methods_are_those_that_the_model_can_do(model: ModelInfo) -> 
 
 def test_a_method_of_several_layers_has_one_map(model: ModelInfo) -> None:
     """At the stages that it takes by default, or at the layers that are named, together."""
-    staged = replace(model, stages=("blocks.0", "last"))
+    staged = replace(model, method_layers={"refinecam": ("blocks.0", "last")})
     assert plan(staged, method="refinecam") == ["refinecam@blocks.0 + last"]
     found = plan(staged, method=["gradcam", "refinecam"], layer=["stem", "last"])
     assert found == ["gradcam@last", "gradcam@stem", "refinecam@stem + last"]

@@ -85,9 +85,9 @@ async def test_the_second_start_finds_what_the_first_has_found_out(
         found = replicas.model
         assert (found.layers, found.default_layer) == (model.layers, model.default_layer)
         assert (found.unsuited, found.channels_last) == (model.unsuited, model.channels_last)
-        assert (found.fingerprint, found.stages) == (model.fingerprint, model.stages)
+        assert (found.fingerprint, found.method_layers) == (model.fingerprint, model.method_layers)
         # A layer that only the exact path explains: where it lies was found at the first start.
-        question = Question((ClassTarget(3),), "gradcam", (model.stages[0],))
+        question = Question((ClassTarget(3),), "gradcam", model.layers_of("refinecam")[:1])
         assert (await replicas.ask(Explain(SEEN, [question]))).value.explanations[0].map.any()
     assert EXAMINING not in log.text
     assert FOUND in log.text

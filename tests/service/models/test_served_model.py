@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import re
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -15,8 +16,9 @@ import torchvision
 from pydantic import ValidationError
 from safetensors.torch import save_file
 
+from cam import explain
 from service.core.errors import ConfigError
-from service.loading.served_model import load
+from service.loading.served_model import ServedModel, load
 from service.models.catalog import EMBEDDED, ModelEntry, read_catalog
 from tests.cam.nets import small
 from tests.service.factories import evil_checkpoint
@@ -319,6 +321,29 @@ def test_the_layers_of_a_method_that_multiplies_stages() -> None:
     single = load(entry(method_layers={"refinecam": "conv1"}))
     assert single.layers_of("refinecam") == ("conv1",)
     assert single.layers_of("gradcam") == ("relu2",)
+
+
+def same_layers(model: ServedModel, methods: Sequence[str]) -> None:
+    """Check that the library looks at the layers that the service takes."""
+    side = model.preprocessing.height
+    for method in methods:
+        (found,) = explain(model.module, torch.rand(1, 3, side, side), method=method, budget=2)
+        assert found.layer == " + ".join(model.layers_of(method))
+
+
+def test_the_library_looks_at_the_layers_that_are_served() -> None:
+    model = load(entry(layer="conv2", method_layers={"layercam": "conv1", "gradcam++": "relu1"}))
+    assert model.layers_of("layercam") == ("conv1",)
+    same_layers(model, ("gradcam", "layercam", "refinecam", "elementwise"))
+    together = explain(model.module, torch.rand(1, 3, 32, 32), method=("gradcam", "layercam"))
+    assert [each.layer for each in together] == ["conv2", "conv2"]
+
+
+@pytest.mark.slow
+def test_the_library_looks_at_the_measured_layers_of_the_embedded_model() -> None:
+    model = load(EMBEDDED)
+    assert model.layers_of("gradcam++") == ("blocks.6",)
+    same_layers(model, ("gradcam", "gradcam++", "layercam", "elementwise", "refinecam"))
 
 
 def test_half_precision() -> None:

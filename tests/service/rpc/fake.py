@@ -45,7 +45,6 @@ def info(name: str = "m", fingerprint: str = "one") -> ModelInfo:
         layers=(LayerInfo("layer", "Conv2d", (4, 2, 2), None, (2, 2)),),
         default_layer="layer",
         levels=("layer",),
-        stages=("layer",),
         method_layers={},
         unsuited={},
         max_batch=4,
