@@ -13,10 +13,12 @@ from service.audit.plan import LEAST_PHOTOS, Arm
 from service.core.audit_schemas import ArmSummary, Audit, Finding, PhotoRecord, Place
 from service.core.bootstrap import interval
 
-SAME_PROBABILITY: Final = 1e-5
+SAME_OUTPUT: Final = 1e-5
 """Largest difference of a class's probability between photos at which the model ignores them, as a
-share of the probability. A model with random weights gives photos nearly, but not quite, the same
-answer."""
+share of the probability, and of its logit, as a share of the logit or of 1. A model with random
+weights gives photos nearly, but not quite, the same answer."""
+SATURATED: Final = 0.99
+"""Probability above which it hardly depends on the logit, and so tells nothing alone."""
 HEAT: Final = 0.8
 """Share of the heat that counts as its place."""
 PLACE: Final = 0.15
@@ -25,8 +27,7 @@ PLACE: Final = 0.15
 
 def findings_of(audit: Audit, records: Sequence[PhotoRecord]) -> list[Finding]:
     """Return what a reader should know, the gravest first."""
-    ignoring = _ignoring(records)
-    found = _too_few(audit) + (ignoring or _one_place(audit))
+    found = _too_few(audit) + _ignoring(records) + _one_place(audit)
     found += _methods(audit) + _beaten(audit, records)
     found += _unchecked(records)
     found += _grids(records)
@@ -80,7 +81,12 @@ def _ignoring(records: Sequence[PhotoRecord]) -> list[Finding]:
     if len(records) < 2 or len({each.predicted for each in records}) > 1:
         return []
     sure = [each.confidence for each in records]
-    if max(sure) - min(sure) > SAME_PROBABILITY * max(sure):
+    logits = [each.logit for each in records if each.logit is not None]
+    if max(sure) - min(sure) > SAME_OUTPUT * max(sure):
+        return []
+    if logits and max(logits) - min(logits) > SAME_OUTPUT * max(1, *map(abs, logits)):
+        return []
+    if len(logits) < len(records) and max(sure) > SATURATED:
         return []
     return [
         Finding(

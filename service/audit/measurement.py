@@ -171,6 +171,7 @@ class Measurement:
             probability=float(likely[wanted]),
             predicted=predicted,
             confidence=float(likely.max()),
+            logit=self._logit(outcome.value.prediction, predicted),
             arms={name: arm.model_copy(update=updates[name]) for name, arm in arms.items()},
             baselines=baselines,
             sanity_problem=sanity_problem,
@@ -349,6 +350,12 @@ class Measurement:
         # Relative, of what speaks for the class or against it: beside n² − 1 photos of another
         # class, both probabilities can be near 0.
         return chance > before * LEAST_RISE or 1 - before > (1 - chance) * LEAST_RISE
+
+    def _logit(self, prediction: Prediction, index: int) -> float | None:
+        """Return the logit of a class; None where the outputs are probabilities already."""
+        if self._replicas.model.activation == "none" or prediction.logits is None:
+            return None
+        return float(prediction.logits[index])
 
     async def _likely(self, pixels: Pixels) -> Float:
         work = Explain(ModelInput.of(pixels), priority="background")

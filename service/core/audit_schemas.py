@@ -58,6 +58,8 @@ class PhotoRecord(Open):
     predicted: int
     confidence: float
     """Probability of the predicted class."""
+    logit: float | None = None
+    """Its logit; None where the model's outputs are probabilities already."""
     arms: dict[str, ArmRecord]
     baselines: dict[str, Numbers] = Field(default_factory=dict)
     """Name of a baseline → its scores."""

@@ -42,6 +42,34 @@ def test_a_model_that_gives_another_answer_once_does_not(odd: dict[str, float]) 
     assert found(summary(records), "ignores the photo") is None
 
 
+@pytest.mark.parametrize(
+    ("logit", "ignores"),
+    [
+        (lambda number: 20.0 + number, False),
+        (lambda number: 20.0, True),
+        (lambda number: None, False),
+    ],
+)
+def test_a_sure_model_is_judged_by_its_logits(
+    logit: Callable[[int], float | None], *, ignores: bool
+) -> None:
+    """The softmax of its logits is 1 for each photo, whatever they are."""
+    arms = {"a@l": arm()}
+    sure = [
+        record(number, arms, confidence=1 - 1e-7 * number, predicted=4, logit=logit(number))
+        for number in range(4)
+    ]
+    assert (found(summary(sure), "ignores the photo") is not None) == ignores
+
+
+def test_a_model_that_ignores_the_photo_may_look_at_one_place() -> None:
+    corner = [[1.0, *[0.0] * 7], *[[0.0] * 8 for _ in range(7)]]
+    arms = {"a@l": arm(heat=corner)}
+    audit = summary([record(number, arms, confidence=0.25, predicted=4) for number in range(3)])
+    assert found(audit, "ignores the photo") is not None
+    assert found(audit, "looks at one place") is not None
+
+
 def test_a_place_is_the_box_around_most_of_the_heat() -> None:
     # 90 of 100 are in one of 25 cells: row 1, column 3 of 5.
     heat = [[10 / 24] * 5 for _ in range(5)]
