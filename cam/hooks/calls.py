@@ -6,12 +6,17 @@ modules["conv#2"].register_forward_hook(hook)     # sees the second call of each
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from typing import Any, cast
 
 import torch
 from torch import nn
+
+Turns = tuple[tuple[int, int], ...]
+"""The calls in which a layer runs, outermost first: the number of runs of a module, and which of
+them it is. Modules that run equally often, such as the stem and the trunk of a siamese network, are
+taken to run in turn."""
 
 
 class Call:
@@ -87,3 +92,31 @@ def call_of(name: str) -> tuple[str, int | None]:
     if module and number.isdecimal() and int(number):
         return module, int(number)
     return name, None
+
+
+def turns_of(name: str, runs: Mapping[str, int]) -> Turns:
+    """Return the calls in which a layer runs: those of the modules around it, and its own. Its own
+    is left out if it has no modules inside and others around it run several times, as for a
+    rectifier that is used everywhere in a network.
+
+    Args:
+        name: a layer, or one of its calls.
+        runs: module → how often it runs in a forward pass.
+    """
+    module, number = call_of(name)
+    count = runs.get(module, 0)
+    if number is None or count < 2:
+        return ()
+    parts = module.split(".")
+    around = [".".join(parts[:end]) for end in range(1, len(parts))]
+    if any(other.startswith(f"{module}.") for other in runs) or not any(
+        runs.get(each, 0) > 1 for each in around
+    ):
+        around.append(module)
+    return tuple(
+        dict.fromkeys(
+            (times, (number - 1) * times // count + 1)
+            for times in map(runs.get, around)
+            if times and times > 1 and count % times == 0
+        )
+    )

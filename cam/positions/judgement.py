@@ -10,9 +10,10 @@ from typing import Final
 
 from torch import Tensor
 
+from cam.hooks.calls import Turns
 from cam.hooks.grids import Grid, Location, Size, grid_of_map
 from cam.positions.responses import FOLLOWS, HITS, PLAIN, Fit, Patch, Peaks, peaks_of
-from cam.positions.views import Centres, View, centres_of, view_of
+from cam.positions.views import Centres, View, centres_of, part_view, view_of
 
 TELLING: Final = 25
 """Least number of positions of a feature map that is refused if its responses tell nothing. With
@@ -75,42 +76,55 @@ def located_by(
     layers: Mapping[str, Measured],
     shapes: Mapping[str, tuple[int, ...]],
     size: Size,
-    seen: Callable[[], Patch],
+    seen: Callable[[Turns], Patch],
+    within: Mapping[str, Turns],
+    parts: Mapping[Turns, Patch],
 ) -> dict[str, Location]:
     """Return the locations of layers.
 
     Feature maps are judged first, in execution order: a layer with sharp responses shows its own
     view of the image, and a later layer, whose positions see too much of the image, has the view of
-    the layers before it. Tokens are judged under the views of the feature maps.
+    the layers before it. Tokens are judged under the views of the feature maps. A network that runs
+    several times may see another part of the image each time, so a view counts only for layers in
+    the same turn.
 
     Args:
         layers: name → what was measured, in execution order.
         shapes: name → shape of the output without the batch dimension.
         size: height and width of the image.
-        seen: returns the part of the image that the layers look at. It is called if a layer shows
-            a part of the image.
+        seen: returns the part of the image at which the layers of a turn look. It is called if a
+            layer shows a part of the image.
+        within: name → the turns in which the layer runs, see `cam.hooks.calls.turns_of`.
+        parts: turns → the part of the image at which its layers look, as far as known.
     """
     found: dict[str, Location] = {}
     views: dict[str, View] = {}
     """The view of the layers before each layer of tokens."""
-    known: list[View] = []
+    shown_in: list[tuple[Turns, View]] = []
+    """The views that layers have shown so far, the latest last."""
     for name, measured in layers.items():
-        before = known[-1] if known else PLAIN
+        turns = within[name]
+        around = [view for each, view in shown_in if each == turns[: len(each)]]
+        own = not turns or any(each == turns for each, _ in shown_in)
+        known = around if own else []  # the first layer of a turn may see another part
+        before = around[-1] if around else PLAIN
+        if not own and (part := parts.get(turns)):
+            own, before = True, part_view(part.region, size)
         if len(shapes[name]) == 2:
             views[name] = before
             continue
         shown = _shown_by(measured, size, before, known)
         if shown is None:
-            shown = _assumed(measured, shapes[name], size, before)
+            shown = _assumed(measured, shapes[name], size, before) if own else None
         if shown is None:
             found[name] = Location(shapes[name], None, _why_not(measured, shapes[name], size))
             continue
         grid, view, sharp = shown
         if view != before and view not in known and view.shows_a_part:
-            view = view.widened(seen().region, size)
+            view = view.widened(seen(turns).region, size)
         found[name] = Location(shapes[name], _placed(grid, view, size))
         if sharp:
-            known = [*(each for each in known if each != view), view]
+            shown_in = [*(each for each in shown_in if each != (turns, view)), (turns, view)]
     for view in dict.fromkeys(views.values()):
         behind = {name: layers[name] for name, each in views.items() if each == view}
         grids = _tokens_under(view, behind, shapes, size)

@@ -23,7 +23,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
-from cam.hooks.calls import Modules, call_of
+from cam.hooks.calls import Modules, Turns, call_of, turns_of
 from cam.hooks.grids import (
     NO_GRID,
     Grid,
@@ -41,6 +41,7 @@ from cam.positions.responses import (
     outputs_at,
     patches_of,
     responses,
+    runs_of,
     seen_part,
     tokens_first,
 )
@@ -181,7 +182,8 @@ def locate(model: nn.Module, image: Tensor, layers: Iterable[str] | None = None)
     rest = [name for name in asked if name not in reshapes]
     calls = [name for name in rest if call_of(name)[1] and name not in (here or ())]
     if rest and (here is None or calls):
-        known.found[size] = {**(here or {}), **_locations(model, image, calls)}
+        located_now = _locations(model, image, of_calls=bool(calls))
+        known.found[size] = {**(here or {}), **dict.fromkeys(calls), **located_now}
     located = {}
     for name in asked:
         if name in reshapes:
@@ -248,19 +250,25 @@ def _outputs(model: nn.Module, image: Tensor, layers: Iterable[str]) -> dict[str
         return outputs_at(model, hooked, image)
 
 
-def _locations(
-    model: nn.Module, image: Tensor, calls: Sequence[str] = ()
-) -> dict[str, Location | None]:
-    """Return the locations of all layers of the model that run once, and of calls of the others. A
-    call that does not run has None."""
+def _locations(model: nn.Module, image: Tensor, *, of_calls: bool) -> dict[str, Location | None]:
+    """Return the locations of all layers of the model that run once, and with `of_calls` those of
+    each call of the others."""
     if not image.isfinite().all():  # layers can be located with noise instead
         noise = torch.randn(image.shape, generator=torch.Generator().manual_seed(0))
         image = noise.to(image)
     size = (int(image.shape[-2]), int(image.shape[-1]))
     modules = Modules(model)
+    with evaluating(model), torch.inference_mode(False), torch.no_grad():
+        runs = runs_of(model, image) if of_calls else {}
+    calls = [
+        f"{name}#{number + 1}"
+        for name, count in runs.items()
+        if count > 1
+        for number in range(count)
+    ]
     outputs = _outputs(model, image, [*modules, *calls])
     stated = stated_by(model, size)
-    found: dict[str, Location | None] = dict.fromkeys(calls)
+    found: dict[str, Location | None] = {}
     doubtful: dict[str, list[Grid]] = {}
     for name, output in outputs.items():
         if not isinstance(output, Tensor):
@@ -284,40 +292,47 @@ def _locations(
         for name, each in outputs.items()
         if name in doubtful
     }
-    everything = {name: outputs[name] for name in doubtful}
-    part: Patch | None = None
+    within = {name: turns_of(name, runs) for name in doubtful}
+    parts: dict[Turns, Patch] = {}
+    """Turns → the part of the image that its layers look at."""
 
-    def seen() -> Patch:
+    def seen(turns: Turns) -> Patch:
+        if turns not in parts:
+            alike = {name: outputs[name] for name in doubtful if within[name] == turns}
+            with evaluating(model), torch.inference_mode(False), torch.no_grad():
+                part = seen_part(model, modules, image, alike)
+            parts[turns] = part or Patch(0, 0, *size)
+        return parts[turns]
+
+    def measure(names: Sequence[str], cells: Size, part: Patch | None) -> dict[str, Measured]:
+        before = {name: outputs[name] for name in names}
+        kinds = {name: {grid.kind for grid in doubtful[name]} for name in names}
+        patches = patches_of(size, cells, part)
         with evaluating(model), torch.inference_mode(False), torch.no_grad():
-            return seen_part(model, modules, image, everything) or Patch(0, 0, *size)
+            moved = responses(model, modules, image, before, patches, kinds)
+        return {name: Measured(doubtful[name], moved.get(name, {}), patches) for name in names}
 
     measured: dict[str, Measured] = {}
-    with evaluating(model), torch.inference_mode(False), torch.no_grad():
-        for cells, names in _by_cells(doubtful, shapes, stated).items():
-            before = {name: outputs[name] for name in names}
-            kinds = {name: {grid.kind for grid in doubtful[name]} for name in names}
-            patches = patches_of(size, cells, part)
-            moved = responses(model, modules, image, before, patches, kinds)
-            if part is None and not _all_move(moved, len(patches)):
-                part = seen()
-                patches = patches_of(size, cells, part)
-                moved = responses(model, modules, image, before, patches, kinds)
-            for name in names:
-                measured[name] = Measured(doubtful[name], moved.get(name, {}), patches)
+    for cells, names in _by_cells(doubtful, shapes, stated).items():
+        measured |= measure(names, cells, None)
+        for turns in dict.fromkeys(within[name] for name in names):
+            alike = [name for name in names if within[name] == turns]
+            if turns in parts or not _all_move([measured[name] for name in alike]):
+                measured |= measure(alike, cells, seen(turns))
     # In the order of execution, which `_by_cells` does not keep.
     ordered = {name: measured[name] for name in doubtful}
-    for name, each in located_by(ordered, shapes, size, lambda: part or seen()).items():
+    for name, each in located_by(ordered, shapes, size, seen, within, parts).items():
         grid = each.grid and replace(each.grid, tokens_first=name in turned)
         found[name] = replace(each, grid=grid)
     return found
 
 
-def _all_move(moved: Mapping[str, Mapping[str, Tensor]], count: int) -> bool:
-    """Return whether each of `count` patches moves a layer."""
-    moving = torch.zeros(count, dtype=torch.bool)
-    for kinds in moved.values():
-        for each in kinds.values():
-            moving |= each.flatten(1).any(1)
+def _all_move(layers: Sequence[Measured]) -> bool:
+    """Return whether each patch moves one of the layers, which were tested with the same ones."""
+    moving = torch.zeros(len(layers[0].patches), dtype=torch.bool)
+    for each in layers:
+        for moved in each.moved.values():
+            moving |= moved.flatten(1).any(1)
     return bool(moving.all())
 
 

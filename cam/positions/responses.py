@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from cam.drawing.heatmap import Region
+from cam.hooks.calls import Modules
 from cam.hooks.grids import Grid, Size, covers
 from cam.positions.views import View
 
@@ -134,6 +135,20 @@ def outputs_at(model: nn.Module, modules: Mapping[str, nn.Module], image: Tensor
             scope.callback(module.register_forward_hook(partial(note, name)).remove)
         model(image.clone())
     return {name: output for name, output in outputs.items() if runs[name] == 1}
+
+
+def runs_of(model: nn.Module, image: Tensor) -> Counter[str]:
+    """Return how often each module runs in a forward pass for the image."""
+    runs: Counter[str] = Counter()
+
+    def note(name: str, module: nn.Module, args: Any) -> None:
+        runs[name] += 1
+
+    with ExitStack() as scope:
+        for name, module in Modules(model).items():
+            scope.callback(module.register_forward_pre_hook(partial(note, name)).remove)
+        model(image.clone())
+    return runs
 
 
 def tokens_first(output: Tensor) -> bool:

@@ -137,6 +137,14 @@ class View:
         return found[1:]
 
 
+def part_view(seen: Region, size: Size) -> View:
+    """Return the upright view of a layer that covers the part `seen` of an image of `size`."""
+    return View(
+        Axis(size[0] / seen.height, -seen.top / seen.height),
+        Axis(size[1] / seen.width, -seen.left / seen.width),
+    )
+
+
 def _flipped(axis: Axis) -> Axis:
     return Axis(-axis.scale, 1 - axis.offset)
 

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from cam import Capture, SimilarityTarget, default_layer, explain, survey
 from cam.errors import LayerDidNotRun, LayerReused, NoTargetLayer, UnknownLayer
+from cam.hooks.calls import turns_of
 from tests.cam.nets import hook_count, images
 
 
@@ -143,3 +144,14 @@ def test_what_comes_before_a_network_that_runs_twice_is_no_default() -> None:
     words = "every layer of the model behind 'normalise' runs several times"
     with pytest.raises(NoTargetLayer, match=words):
         default_layer(found)
+
+
+def test_turns_by_hand() -> None:
+    runs = {"norm": 1, "net": 2, "net.inner": 4, "net.inner.conv": 4, "net.relu": 6, "again": 3}
+    assert turns_of("norm", runs) == ()
+    assert turns_of("net.relu", runs) == ()  # no call of it
+    assert turns_of("net#2", runs) == ((2, 2),)
+    assert turns_of("net.inner#3", runs) == ((2, 2), (4, 3))
+    assert turns_of("net.inner.conv#2", runs) == ((2, 1), (4, 2))
+    assert [turns_of(f"net.relu#{k}", runs) for k in (1, 3, 4)] == [((2, 1),), ((2, 1),), ((2, 2),)]
+    assert turns_of("again#3", runs) == ((3, 3),)

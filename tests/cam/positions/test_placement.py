@@ -141,6 +141,104 @@ def test_the_place_of_a_layer_does_not_depend_on_what_was_asked_before() -> None
     assert before.grid("net.4") != Grid("channels first", 8, 8)
 
 
+class Parts(nn.Module):
+    """A network that runs once for each of several parts of its input."""
+
+    def __init__(self, net: nn.Module, *parts: Change) -> None:
+        super().__init__()
+        self.net, self.parts = net, parts
+        self.eval().requires_grad_(False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.stack([self.net(part(x)) for part in self.parts]).mean(0)
+
+
+def left(x: Tensor) -> Tensor:
+    return x[..., : x.shape[-1] // 2]
+
+
+def right(x: Tensor) -> Tensor:
+    return x[..., x.shape[-1] // 2 :]
+
+
+def mirrored(x: Tensor) -> Tensor:
+    return x.flip(3)
+
+
+CALLS: dict[str, tuple[Callable[[], nn.Module], list[tuple[str, Box, bool]]]] = {
+    "halves": (
+        lambda: Parts(network(), left, right),
+        [("net.4#1", Box(0, 0, 32, 64), False), ("net.4#2", Box(32, 0, 64, 64), False)],
+    ),
+    "corners and the centre": (
+        lambda: Parts(
+            network(),
+            lambda x: x[..., :48, :48],
+            lambda x: x[..., :48, 16:],
+            lambda x: x[..., 16:, :48],
+            lambda x: x[..., 8:56, 8:56],
+        ),
+        [
+            ("net.4#1", Box(0, 0, 48, 48), False),
+            ("net.4#2", Box(16, 0, 64, 48), False),
+            ("net.4#3", Box(0, 16, 48, 64), False),
+            ("net.4#4", Box(8, 8, 56, 56), False),
+        ],
+    ),
+    "the right half mirrored": (
+        lambda: Parts(network(), left, lambda x: mirrored(right(x))),
+        [("net.2#1", Box(0, 0, 32, 64), False), ("net.2#2", Box(32, 0, 64, 64), True)],
+    ),
+    "halves of a mirrored photo": (
+        lambda: Parts(Parts(network(), left, right), nn.Identity(), mirrored),
+        [
+            ("net.net.2#2", Box(32, 0, 64, 64), False),
+            ("net.net.2#3", Box(32, 0, 64, 64), True),
+            ("net.net.2#4", Box(0, 0, 32, 64), True),
+        ],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_each_call_of_a_network_has_the_place_of_the_part_that_it_sees(name: str) -> None:
+    make, calls = CALLS[name]
+    model = make()
+    for layer, box, turned in calls:
+        (found,) = explain(model, photo((64, 64)), target=1, layer=layer)
+        assert found.placement is not None, layer
+        seen = found.placement.box
+        np.testing.assert_allclose(
+            (seen.left, seen.top, seen.right, seen.bottom),
+            (box.left, box.top, box.right, box.bottom),
+            atol=2.5,
+            err_msg=layer,
+        )
+        assert found.placement.mirrored == turned, layer
+
+
+def test_all_calls_are_located_together() -> None:
+    """Another call needs no further pass, and the answer depends on no earlier question."""
+    model, x = Parts(network(), left, right), photo((64, 64))
+    locate(model, x)
+    first = locate(model, x, ["net.4#1"]).grid("net.4#1")
+    runs = 0
+
+    def count(module: nn.Module, args: object) -> None:
+        nonlocal runs
+        runs += 1
+
+    with model.register_forward_pre_hook(count):
+        second = locate(model, x, ["net.4#2"]).grid("net.4#2")
+        assert not locate(model, x, ["net.4#3"]).found  # there is no third call
+        known = runs
+        assert not locate(model, x, ["net.4#3"]).found
+    assert runs == known
+    other = Parts(network(), left, right)
+    assert locate(other, x, ["net.4#2"]).grid("net.4#2") == second
+    assert locate(other, x, ["net.4#1"]).grid("net.4#1") == first
+
+
 @pytest.mark.parametrize("by", [(16, 16), (0, 32), (24, 0)])
 def test_rolled_positions_are_refused(by: tuple[int, int]) -> None:
     model = Changing(lambda x: x.roll(by, (2, 3)))
