@@ -79,7 +79,8 @@ class Appearance:
     @property
     def same_thing(self) -> bool:
         """Whether the photos show the same thing under the heat and differ elsewhere."""
-        return not self.copies and self.inside <= SAME * self.outside
+        # Where the other photos are all alike, such as in a border, `outside` is above 1.
+        return not self.copies and self.inside <= SAME * min(self.outside, 1.0)
 
     @property
     def another_kind(self) -> bool:

@@ -1,8 +1,8 @@
-"""Compare classes with each other: a place of the frame at which one class alone looks.
+"""Compare classes with each other: a place of the frame at which hardly another class looks.
 
 Clusters of one class's maps cannot show a mark that most of its photos carry: the marked photos are
 the class. But then the maps agree on one place of the frame, whatever the photos show elsewhere,
-and the maps of other classes have little heat there.
+and maps of other classes do not lie as they do.
 """
 
 from __future__ import annotations
@@ -37,10 +37,22 @@ LEAST_PHOTOS: Final = 8
 MOST_OF: Final = 0.5
 """Share of a map's heat in a place from which on the map looks there, and share of a class's maps
 from which on the class does."""
-ELSEWHERE: Final = 0.1
-"""Largest share of any other class's maps that look at the place."""
-AREA: Final = 0.3
+AS_THESE: Final = 0.1
+"""Quantile of the overlaps of a class's maps with its typical map from which on a map lies as they
+do. Half of the heat of an object at a random place may lie in a third of the frame by chance, but
+not in the same pattern."""
+ELSEWHERE: Final = 0.05
+"""Share of another class's maps that may lie as these do; more of them do so by chance."""
+CHANCE: Final = 0.05
+"""Probability that as many maps of any of the other classes lie as these do by chance, below which
+that class looks there, too."""
+HARDLY: Final = 0.1
+"""Largest share of any other class's maps that have half of their heat in a place at which, as it
+is said, no other class looks."""
+AREA: Final = 0.4
 """Largest share of the frame that is one place."""
+AREA_OF_A_THING: Final = 2 / 3
+"""The same if the photos show the same thing there, such as a border around them."""
 THIRD: Final = 1 / 3
 STEADY: Final = 0.1
 """Largest unsteadiness of maps whose photos do not show that they look at the same thing."""
@@ -48,7 +60,7 @@ STEADY: Final = 0.1
 
 @dataclass(frozen=True, eq=False)
 class OwnPlace:
-    """A place of the frame at which most maps of one class look, and hardly any of another class.
+    """A place of the frame at which most maps of one class look, and those of most classes do not.
 
     It is a reason to look at the photos. If the objects of the class lie there on all photos, such
     as a road below its cars, nothing is wrong.
@@ -65,34 +77,49 @@ class OwnPlace:
     where: str
     """The place in words, such as "at the bottom left"."""
     elsewhere: float
-    """Largest share of another class's maps that look there."""
+    """Largest share of another class's maps that look there, but for the classes that share the
+    place."""
     unsteadiness: float
     """How much the patterns of the members' maps differ: see `cam.clusters.suspects`."""
     appearance: Appearance | None
     """What the members' photos show there, against other classes' photos; None without photos."""
+    shared: tuple[int, ...] = ()
+    """Positions of other classes whose maps lie there in the same way, ascending."""
 
-    def sentence(self, name: str) -> str:
-        """Return what was found about the class of this name, without a full stop."""
+    def sentence(self, name: str, others: Sequence[str] = ()) -> str:
+        """Return what was found about the class of this name, without a full stop.
+
+        Args:
+            others: the names of the classes that share the place.
+        """
         count = len(self.members)
         many = f"all {count} maps" if count == self.maps else f"{count} of {self.maps} maps"
+        too = f"as maps of {' and '.join(map(repr, others))} do, " if others else ""
+        beside = (
+            "where no other class looks"
+            if self.elsewhere <= HARDLY
+            else "unlike those of any other class"
+        )
         seen = self.appearance
         shown = ", and the photos show the same thing there" if seen and seen.same_thing else ""
-        return f"{many} of {name!r} look {self.where}, where no other class looks{shown}"
+        return f"{many} of {name!r} look {self.where}, {too}{beside}{shown}"
 
 
 def own_places(
     classes: Sequence[tuple[Iterable[Float], Sequence[Photos | None] | None]], seed: int = 0
 ) -> list[OwnPlace]:
-    """Find the classes whose maps agree on a place of the frame that is no other class's.
+    """Find the classes whose maps agree on a place of the frame that is hardly another class's.
 
     The place of a class is where the median of its maps is at least half of the median's maximum.
     It counts if
 
-    - it is at most `AREA` of the frame and not in the middle, where objects are;
+    - it is at most `AREA` of the frame, or `AREA_OF_A_THING` if the photos show the same thing;
     - at least half of the class's maps look there: they have at least half of their heat there;
-    - of each other class with enough maps, at most `ELSEWHERE` of the maps look there;
+    - at most half of the classes look there. Another class does if more than `ELSEWHERE` of its
+      maps, beyond chance, overlap with these maps' median as well as most of these do;
     - and the maps that look there have one cause: their photos show the same thing there and differ
-      elsewhere, against photos of other classes, or their patterns differ by at most `STEADY`.
+      elsewhere, against photos of other classes, or their patterns differ by at most `STEADY`. The
+      middle of the frame, where objects are, counts only if the photos show the same thing there.
 
     Args:
         classes: each class's maps, float32 (h, w) each, and its photos, as `find_clusters` takes
@@ -144,19 +171,19 @@ class _Frame:
         """Return the place of a class; None if it has none of its own."""
         mine = self.rows[number]
         hot = hot_place(self.maps[mine])
-        where = in_words(hot)
-        if where is None or hot.mean() > AREA:
+        if hot.mean() > AREA_OF_A_THING:
             return None
         looks = self.shares[:, hot].sum(1) >= MOST_OF
         members = mine[looks[mine]]
-        elsewhere = max(
-            float(looks[self.rows[each]].mean()) for each in self.large if each != number
-        )
-        if len(members) < MOST_OF * len(mine) or elsewhere > ELSEWHERE:
+        if len(members) < MOST_OF * len(mine):
+            return None
+        shared = self._shared(number, members)
+        if 2 * (1 + len(shared)) > len(self.large):
             return None
         spread = unsteadiness(self.maps[members])
-        seen = self._look(number, members)
-        steady = spread <= STEADY and int(hot.sum()) >= LEAST_HOT
+        seen = self._look(number, members, shared)
+        where = in_words(hot)
+        steady = where and spread <= STEADY and int(hot.sum()) >= LEAST_HOT and hot.mean() <= AREA
         if (seen and seen.copies) or not (steady or (seen and seen.same_thing)):
             return None
         heat = self.shares[members].mean(0)[hot]
@@ -170,16 +197,41 @@ class _Frame:
                 float((columns + 0.5) @ heat / heat.sum() / width),
                 float((rows + 0.5) @ heat / heat.sum() / height),
             ),
-            where=where,
-            elsewhere=elsewhere,
+            where=where or "at the middle",
+            elsewhere=max(
+                float(looks[self.rows[each]].mean())
+                for each in self.large
+                if each not in (number, *shared)
+            ),
             unsteadiness=spread,
             appearance=seen,
+            shared=shared,
         )
 
-    def _look(self, number: int, members: NDArray[np.int64]) -> Appearance | None:
-        """Compare photos of maps of a class with photos of the other classes; None if too few of
-        them can be read."""
+    def _shared(self, number: int, members: NDArray[np.int64]) -> tuple[int, ...]:
+        """Return the other classes of which more maps lie as the members do than by chance."""
+        from scipy.special import bdtrc
+
+        typical = np.median(self.shares[members], axis=0)
+        overlaps = np.minimum(self.shares, typical / typical.sum()).sum((1, 2))
+        alike = overlaps >= np.quantile(overlaps[members], AS_THESE)
         others = [each for each in self.large if each != number]
+        chances = [
+            bdtrc(int(alike[rows].sum()) - 1, len(rows), ELSEWHERE)
+            for rows in (self.rows[each] for each in others)
+        ]
+        return tuple(
+            each
+            for each, chance in zip(others, chances, strict=True)
+            if chance < CHANCE / len(others)
+        )
+
+    def _look(
+        self, number: int, members: NDArray[np.int64], shared: tuple[int, ...]
+    ) -> Appearance | None:
+        """Compare photos of maps of a class with photos of the classes that do not share its place;
+        None if too few of them can be read."""
+        others = [each for each in self.large if each not in (number, *shared)]
         each_few = -(-OTHERS // len(others))
         mine = self._photos_of(number, members, MEMBERS)
         found = [self._photos_of(each, self.rows[each], each_few) for each in others]

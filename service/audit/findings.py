@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import base64
 from collections import Counter
 from collections.abc import Sequence
+from io import BytesIO
 from typing import Final
 
 import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
 
+from cam.clusters import own_places
 from cam.evaluation.verdict import COMPARED, NAMED
 from service.audit.plan import LEAST_PHOTOS, Arm
 from service.core.audit_schemas import ArmSummary, Audit, Finding, PhotoRecord, Place
@@ -23,11 +28,14 @@ HEAT: Final = 0.8
 """Share of the heat that counts as its place."""
 PLACE: Final = 0.15
 """Largest share of the image that is one place."""
+COMPARED_SIDE: Final = 32
+"""Side of the photos, in pixels, in which classes are compared."""
 
 
 def findings_of(audit: Audit, records: Sequence[PhotoRecord]) -> list[Finding]:
     """Return what a reader should know, the gravest first."""
     found = _too_few(audit) + _ignoring(records) + _one_place(audit)
+    found += _own_places(audit, records)
     found += _methods(audit) + _beaten(audit, records)
     found += _unchecked(records)
     found += _grids(records)
@@ -138,6 +146,55 @@ def _one_place(audit: Audit) -> list[Finding]:
             place=Place(left=left, top=top, right=right, bottom=bottom),
         )
     ]
+
+
+def _own_places(audit: Audit, records: Sequence[PhotoRecord]) -> list[Finding]:
+    """Find classes whose maps agree on a place of the frame at which hardly another class looks,
+    such as a mark on most of a class's photos (`cam.clusters.own_places`)."""
+    arm = _best(audit)
+    if arm is None:
+        return []
+    name = _name(arm)
+    classes: dict[int, list[PhotoRecord]] = {}
+    for each in records:
+        if name in each.arms and each.arms[name].map is not None:
+            classes.setdefault(each.target, []).append(each)
+    compared = list(classes.values())
+    labels = [mine[0].label or f"class {mine[0].target}" for mine in compared]
+    places = own_places(
+        [
+            (
+                [np.array(each.arms[name].map, np.float32) for each in mine],
+                [_seen(each) for each in mine],
+            )
+            for mine in compared
+        ]
+    )
+    said = [
+        place.sentence(labels[place.class_], [labels[each] for each in place.shared])
+        for place in places
+    ]
+    return [
+        Finding(
+            kind="a class looks at one place",
+            sentence=(
+                f"By {name}, {each}. If that is no part of the object, cover it in some photos and "
+                "explain them again."
+            ),
+            arms=[name],
+        )
+        for each in said
+    ]
+
+
+def _seen(record: PhotoRecord) -> NDArray[np.uint8] | None:
+    """Return what the model saw of a photo, uint8 (`COMPARED_SIDE`, `COMPARED_SIDE`, 3); None if
+    the record has no thumbnail."""
+    if record.thumbnail is None:
+        return None
+    with Image.open(BytesIO(base64.b64decode(record.thumbnail))) as small:
+        size = (COMPARED_SIDE, COMPARED_SIDE)
+        return np.asarray(small.convert("RGB").resize(size, Image.Resampling.BOX))
 
 
 def _best(audit: Audit) -> ArmSummary | None:

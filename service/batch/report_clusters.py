@@ -9,7 +9,7 @@ from typing import Final
 
 import numpy as np
 
-from cam.clusters import FEWEST, Cluster, Clusters, OwnPlace, find_clusters, own_places
+from cam.clusters import FEWEST, Cluster, Clusters, find_clusters, own_places
 from cam.drawing.heatmap import Box
 from service.batch.inputs import Inputs
 from service.batch.report_census import ClassCount, ClassKey, class_of
@@ -64,8 +64,9 @@ class ClassClusters:
     found: Clusters
     looked: bool
     """Whether photos could be read, but for `found.unreadable` of them."""
-    place: OwnPlace | None = None
-    """The place of the frame at which this class alone looks, if there is one."""
+    place: str | None = None
+    """Sentence about the place of the frame at which hardly another class looks, if there is
+    one."""
 
     @property
     def suspects(self) -> int:
@@ -116,7 +117,8 @@ class ClustersPortrait:
     note: str | None
     """Why the maps were not split, so that no cluster was tested; None if they were."""
     place: str | None
-    """Sentence about the place of the frame at which this class alone looks, if there is one."""
+    """Sentence about the place of the frame at which hardly another class looks, if there is
+    one."""
     clusters: tuple[ClusterPortrait, ...]
     dots: tuple[tuple[int, str], ...]
     """Colour of a cluster, and an SVG path with a dot for each of its maps, in 0 … 100."""
@@ -139,7 +141,7 @@ def cluster_classes(
     rows: Iterable[Row], classes: Sequence[ClassCount], inputs: Inputs | None, most: int
 ) -> list[ClassClusters]:
     """Find the clusters of each class of at least `cam.clusters.FEWEST` images, and the places of
-    the frame at which one class alone looks. Of an image, only the first map of the class counts.
+    the frame that are hardly another class's. Of an image, only the first map of the class counts.
 
     Args:
         rows: rows of the manifest with their maps, read once.
@@ -160,7 +162,13 @@ def cluster_classes(
         for key, maps in kept.items()
     }
     places = own_places([(maps.maps, photos[key]) for key, maps in kept.items()])
-    place_of = {list(kept)[each.class_]: each for each in places}
+    keys = list(kept)
+    place_of = {
+        keys[each.class_]: _sentence(
+            each.sentence(keys[each.class_].name, [keys[other].name for other in each.shared])
+        )
+        for each in places
+    }
     found = [
         replace(
             _clustered(position, count, kept[count.key], photos[count.key]),
@@ -278,7 +286,7 @@ def portray(classes: Sequence[ClassClusters], output: Path, page: Path) -> list[
                 name=each.count.key.name,
                 maps=int((each.found.labels >= 0).sum()),
                 note=each.found.note,
-                place=_sentence(each.place.sentence(each.count.key.name)) if each.place else None,
+                place=each.place,
                 clusters=clusters,
                 dots=() if each.found.note else tuple(_dots(each.found)),
             )

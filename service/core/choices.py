@@ -32,6 +32,7 @@ FindingKind = TypeAliasType(
         "too few photos",
         "ignores the photo",
         "looks at one place",
+        "a class looks at one place",
         "shows the photo, not the model",
         "hardly depends on the class",
         "sanity not measured",

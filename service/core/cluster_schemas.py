@@ -66,7 +66,7 @@ class MapCluster(Open):
 
 
 class OwnPlace(Open):
-    """A place of the frame at which most maps of one class lie, and hardly any of another class."""
+    """A place of the frame at which most maps of one class lie, and those of few others."""
 
     sentence: str = Field(
         description="What was found, as a sentence without a full stop.",
@@ -94,8 +94,9 @@ class ClustersOfClass(Open):
     own_place: OwnPlace | None = Field(
         None,
         description=(
-            "The place of the frame at which this class alone looks, such as a mark on most of its "
-            "photos; absent if there is none. It is a reason to look at the photos, and no proof."
+            "The place of the frame at which hardly another class looks, such as a mark on most "
+            "of its photos; absent if there is none. It is a reason to look at the photos, and no "
+            "proof."
         ),
     )
     clusters: list[MapCluster]

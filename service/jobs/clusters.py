@@ -57,7 +57,9 @@ class Found:
     clusters: Clusters | None
     """None if the class has too few maps."""
     place: OwnPlace | None = None
-    """The place of the frame at which this class alone looks, if there is one."""
+    """The place of the frame at which hardly another class looks, if there is one."""
+    shared: tuple[str, ...] = ()
+    """The labels of the classes that share the place."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -128,7 +130,8 @@ class Clusterings:
                 raise NoMaps(f"job {job.id} has no maps: {why}, and none is explained")
             classes = [_clustered(key, each) for key, each in maps.items()]
             for place in own_places([(each.maps.maps, None) for each in classes]):
-                classes[place.class_] = replace(classes[place.class_], place=place)
+                shared = tuple(classes[each].key.label for each in place.shared)
+                classes[place.class_] = replace(classes[place.class_], place=place, shared=shared)
             classes.sort(key=_rank)
             found = self._known[job.id] = Clustering(classes, explained, read)
         return found
@@ -199,7 +202,7 @@ def _place(place: OwnPlace, of: Found) -> PlaceSchema:
     members = place.members.tolist()
     x, y = place.place
     return PlaceSchema(
-        sentence=place.sentence(of.key.label),
+        sentence=place.sentence(of.key.label, of.shared),
         where=place.where,
         place=ClusterPlace(x=round(x, DIGITS), y=round(y, DIGITS)),
         items=[of.maps.ids[each] for each in members],

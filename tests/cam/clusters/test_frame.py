@@ -76,13 +76,60 @@ def test_a_place_at_which_another_class_looks_is_no_evidence() -> None:
     assert not own_places([(cornered(40), None), (some, None)])
 
 
+def patterned(count: int, rows: slice, columns: slice) -> list[Float]:
+    """Return maps with one pattern at a place and weak heat anywhere."""
+    maps = [0.2 * each for each in blobs(count, 0, 8)]
+    for values in maps:
+        values[rows, columns] = 1
+    return maps
+
+
+def test_half_of_the_heat_at_a_place_by_chance_is_not_the_same_pattern() -> None:
+    """Objects at random places have half of their heat in three of eight columns now and then."""
+    left = patterned(40, slice(0, 8), slice(0, 3))
+    (place,) = own_places([(left, None), (blobs(40, 1, 8, 1), None), (blobs(40, 2, 8, 1), None)])
+    assert place.elsewhere > 0.2
+    assert place.sentence("disc") == (
+        "all 40 maps of 'disc' look at the left, unlike those of any other class"
+    )
+
+
+@pytest.mark.parametrize("count", [5, 20, 60])
+def test_small_clean_classes_do_not_hide_it_however_many_they_are(count: int) -> None:
+    """Of 60 classes of 30 maps, one has several maps there by chance."""
+    others = [(blobs(30, seed, 8), None) for seed in range(1, count + 1)]
+    assert [each.class_ for each in own_places([(cornered(40), None), *others])] == [0]
+
+
+def test_classes_that_share_a_place_are_named_together() -> None:
+    clean = [(blobs(40, seed, 8), None) for seed in (1, 2)]
+    first, second = own_places([(cornered(40), None), clean[0], (cornered(40, 5), None), clean[1]])
+    assert (first.class_, first.shared, second.class_, second.shared) == (0, (2,), 2, (0,))
+    assert first.sentence("disc", ["cross"]) == (
+        "all 40 maps of 'disc' look at the bottom left, as maps of 'cross' do, "
+        "where no other class looks"
+    )
+    # A place of most classes is nobody's own.
+    most = [(cornered(40, seed), None) for seed in range(3)]
+    assert not own_places([*most, clean[0]])
+
+
+def test_the_same_thing_in_the_middle_is_told() -> None:
+    photos, others = noise(40, 0), noise(40, 1)
+    for each in photos:
+        assert each is not None
+        each[5:11, 5:11] = (255, 0, 255)
+    middle = patterned(40, slice(3, 5), slice(3, 5))
+    (place,) = own_places([(middle, photos), (blobs(40, 1, 8), others)])
+    assert place.where == "at the middle"
+    assert place.elsewhere < 0.5
+
+
 def test_objects_in_the_middle_are_no_evidence() -> None:
     """Photographers put what they show in the middle."""
-    centred = []
-    for values in (0.2 * each for each in blobs(40, 0, 8)):
-        values[2:6, 2:6] = 1
-        centred.append(values)
+    centred = patterned(40, slice(2, 6), slice(2, 6))
     assert not own_places([(centred, None), (blobs(40, 1, 8), None)])
+    assert not own_places([(centred, noise(40, 0)), (blobs(40, 1, 8), noise(40, 1))])
 
 
 def test_objects_that_lie_low_have_patterns_that_differ() -> None:
@@ -130,3 +177,19 @@ def test_a_frame_lies_around_the_middle() -> None:
     place = np.ones((7, 7), bool)
     place[1:-1, 1:-1] = False
     assert in_words(place) == "around the middle"
+
+
+def test_a_border_around_the_photos_is_told_by_the_photos_alone() -> None:
+    photos, others = noise(40, 0), noise(40, 1)
+    ring = np.ones((16, 16), bool)
+    ring[2:14, 2:14] = False
+    for each in photos:
+        assert each is not None
+        each[ring] = 255
+    maps = patterned(40, slice(0, 8), slice(0, 8))
+    for values in maps:
+        values[1:7, 1:7] = 0
+    # Where all photos of another class are white, those of a class without a mark differ more.
+    (place,) = own_places([(maps, photos), (blobs(40, 1, 8), others)])
+    assert (place.class_, place.where, len(place.members)) == (0, "around the middle", 40)
+    assert not own_places([(maps, None), (blobs(40, 1, 8), None)])

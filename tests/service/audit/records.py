@@ -59,6 +59,8 @@ def record(
     measured: str | None = None,
     made_with: Mapping[str, str] | None = None,
     grid_problem: str | None = None,
+    label: str | None = None,
+    thumbnail: str | None = None,
 ) -> PhotoRecord:
     sure = 0.6 + 0.01 * number if confidence is None else confidence
     best = number % 3 if predicted is None else predicted
@@ -66,6 +68,8 @@ def record(
         index=number,
         item=item or f"{number}.jpg",
         target=best,
+        label=label,
+        thumbnail=thumbnail,
         probability=sure,
         predicted=best,
         confidence=sure,

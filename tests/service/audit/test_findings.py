@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Callable
+from io import BytesIO
 
+import numpy as np
 import pytest
+from PIL import Image
 
 from service.audit.findings import place_of
 from service.audit.plan import LEAST_PHOTOS
 from service.audit.summary import summarise
 from service.core.audit_schemas import Audit, Finding, PhotoRecord
+from tests.cam.clusters.synthetic import blobs
 from tests.service.audit.records import arm, record
 
 
@@ -110,6 +115,43 @@ def test_a_model_that_looks_at_one_place_is_named_with_the_place() -> None:
     assert finding.place.model_dump() == {"left": 0, "top": 0.875, "right": 0.125, "bottom": 1}
     assert "80% of the heat of good@l lie between 0% and 12% of the width" in finding.sentence
     assert "between 88% and 100% of the height" in finding.sentence
+
+
+@pytest.mark.parametrize("seen", [False, True])
+def test_a_mark_on_all_photos_of_a_class_is_told(seen: bool) -> None:
+    """The photos of the second class carry a mark in the lower left corner. Records of former
+    versions may have no thumbnail."""
+    random = np.random.default_rng(0)
+    records = []
+    for number, heat in enumerate(blobs(80, 0, 8)):
+        photo = random.integers(0, 256, (32, 32, 3), dtype=np.uint8).repeat(3, 0).repeat(3, 1)
+        if number >= 40:
+            heat *= 0.2
+            heat[-3:, :3] = 1
+            photo[-36:, :36] = (255, 0, 255)
+        written = BytesIO()
+        Image.fromarray(photo).save(written, "JPEG", quality=80)
+        records.append(
+            record(
+                number,
+                {"a@l": arm(heat=heat.tolist())},
+                predicted=number // 40,
+                confidence=0.5,
+                label=("cross", "disc")[number // 40],
+                thumbnail=base64.b64encode(written.getvalue()).decode() if seen else None,
+            )
+        )
+    audit = summary(records)
+    finding = found(audit, "a class looks at one place")
+    assert finding is not None
+    assert finding.arms == ["a@l"]
+    shown = ", and the photos show the same thing there" if seen else ""
+    assert finding.sentence == (
+        "By a@l, all 40 maps of 'disc' look at the bottom left, where no other class looks"
+        f"{shown}. If that is no part of the object, cover it in some photos and explain them "
+        "again."
+    )
+    assert found(summary(records[:40]), "a class looks at one place") is None
 
 
 @pytest.mark.parametrize("photos", [4, 20])
