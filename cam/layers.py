@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from cam.errors import NoTargetLayer
 from cam.hooks.calls import call_of
-from cam.hooks.grids import NO_GRID, Grid, Location
+from cam.hooks.grids import NO_GRID, STACKED, Grid, Location
 from cam.hooks.inference import evaluating
 from cam.methods import Method, method_named
 from cam.outputs.detection import unfiltered
@@ -61,6 +61,9 @@ class Layer:
     the other calls show other parts of the evidence. An adapter of peft, such as LoRA, counts as
     the module that it wraps, and what is inside it may not be the default."""
 
+    weighted: bool = False
+    """Whether the module has weights that mix channels or positions. A rectifier, a pooling or a
+    normalisation has none."""
     level: bool = False
     """Whether a detector's boxes are computed from it: see `cam.positions.levels`."""
     common: bool = True
@@ -170,6 +173,7 @@ def survey(model: nn.Module, image: Tensor, reading: Reading = AUTO) -> list[Lay
                 natural=name in modules
                 and not name.startswith(adapters)
                 and _natural(_wrapped(module) or module, grid),
+                weighted=any(each.ndim > 1 for each in module.parameters()),
                 rectified=_rectified(output),
                 logits=name in own,
             )
@@ -191,7 +195,7 @@ def leaves(model: nn.Module) -> list[str]:
 def default_layer(layers: list[Layer]) -> str:
     """Return the layer that a CAM uses by default: the last layer of a `survey` that is `eligible`
     and, in a detector, on which every box depends. A layer in front of a network that runs several
-    times, such as a normalisation before test-time augmentation, is none.
+    times, such as a normalisation before test-time augmentation or a stem before a loop, is none.
 
     Raises:
         NoTargetLayer: if there is no such layer.
@@ -230,6 +234,14 @@ def default_layer(layers: list[Layer]) -> str:
             f"the model's only layer with a spatial output, {own[-1]!r}, returns the model's own "
             "output, whose map shows the logits again; it can be asked for by its name"
         )
+    stacked = [each.name for each in layers if each.problem and STACKED in each.problem]
+    if stacked:
+        raise NoTargetLayer(
+            f"the model's layers, such as {stacked[-1]!r}, return several {STACKED}, as if crops "
+            "or mirror images shared the batch, and which row shows what is not known; explain the "
+            "network inside with one image, or use a method that needs no layer, such as "
+            "occlusion, rise or gradient"
+        )
     raise NoTargetLayer(
         "no layer of the model has a spatial output that a gradient of its logits reaches"
     )
@@ -237,17 +249,20 @@ def default_layer(layers: list[Layer]) -> str:
 
 def _feeds_calls(layers: list[Layer], position: int) -> bool:
     """Return whether a layer of a classifier or a segmenter is followed by calls of modules that
-    have a coarser grid than the layer, and run several times: a whole network behind it."""
+    run several times and have a coarser grid than the layer, or the same one and weights: a whole
+    network behind it."""
     own = layers[position].grid
     if own is None or any(each.level or not each.common for each in layers):
         return False
-    return any(
-        each.explainable
-        and call_of(each.name)[1]
-        and each.grid is not None
-        and 2 * each.grid.height <= own.height
-        and 2 * each.grid.width <= own.width
+    behind = [
+        (each, each.grid)
         for each in layers[position + 1 :]
+        if each.explainable and call_of(each.name)[1] and each.grid is not None
+    ]
+    return any(
+        (2 * grid.height <= own.height and 2 * grid.width <= own.width)
+        or (each.weighted and (grid.height, grid.width) == (own.height, own.width))
+        for each, grid in behind
     )
 
 

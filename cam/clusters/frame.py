@@ -51,7 +51,7 @@ HARDLY: Final = 0.1
 is said, no other class looks."""
 AREA: Final = 0.4
 """Largest share of the frame that is one place."""
-AREA_OF_A_THING: Final = 2 / 3
+AREA_OF_A_THING: Final = 0.75
 """The same if the photos show the same thing there, such as a border around them."""
 THIRD: Final = 1 / 3
 STEADY: Final = 0.1

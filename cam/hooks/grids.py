@@ -23,6 +23,7 @@ Kind = Literal["channels first", "channels last", "tokens", "custom"]
 Size = tuple[int, int]
 """Height and width."""
 NO_GRID = "no grid of positions on the image"
+STACKED = "rows for one image"
 TOKENS_FIRST = (
     "it changes the layer's output for several images, which needs (batch, tokens, channels), not "
     "(tokens, batch, channels)"

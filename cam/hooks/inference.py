@@ -6,16 +6,19 @@ import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from types import MethodType
-from typing import Any
+from typing import Any, Final
 from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
 
+from cam.errors import ModelError
 from cam.hooks.checkpoints import without_checkpoints
 from cam.hooks.precision import callers_precision
 from cam.hooks.quantised import is_quantised, straight_through
 
+GUARD: Final = "Guard failed"
+"""How the assertions of a program of torch.export begin."""
 _locks: WeakKeyDictionary[nn.Module, threading.RLock] = WeakKeyDictionary()
 _register = threading.Lock()
 
@@ -34,6 +37,19 @@ def alone(model: nn.Module) -> Iterator[None]:
 
 
 @contextmanager
+def _guards_told() -> Iterator[None]:
+    try:
+        yield
+    except AssertionError as error:
+        if GUARD not in str(error):
+            raise
+        raise ModelError(
+            f"the program of torch.export does not take this input ({error}); a map needs one "
+            "image at a time, so export it for one image, or for batches of any size"
+        ) from error
+
+
+@contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
     """Prepare `model` for forward passes with hooks and gradients, and restore it on exit.
 
@@ -47,8 +63,12 @@ def evaluating(model: nn.Module) -> Iterator[None]:
     - gradients pass through quantised linear layers;
     - autocast is as the caller has set it;
     - the thread holds `alone(model)`.
+
+    Raises:
+        ModelError: if the model is a program of torch.export for other inputs, such as batches of
+            four images.
     """
-    with alone(model), ExitStack() as scope:
+    with _guards_told(), alone(model), ExitStack() as scope:
         scope.enter_context(callers_precision())
         scope.enter_context(without_checkpoints())
         copies: dict[int, Tensor] = {}

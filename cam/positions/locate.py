@@ -26,6 +26,7 @@ from torch import Tensor, nn
 from cam.hooks.calls import Modules, Turns, call_of, turns_of
 from cam.hooks.grids import (
     NO_GRID,
+    STACKED,
     Grid,
     Located,
     Location,
@@ -283,7 +284,7 @@ def _locations(model: nn.Module, image: Tensor, *, of_calls: bool) -> dict[str, 
         if grids:
             doubtful[name] = grids
         else:
-            found[name] = Location(shape[1:], None, f"its output {shape[1:]} is {NO_GRID}")
+            found[name] = Location(shape[1:], None, _no_grid(shape))
     if not doubtful:
         return found
     turned = {name for name in doubtful if tokens_first(outputs[name])}
@@ -362,6 +363,16 @@ def _reshape(model: nn.Module, layer: str) -> Reshape | None:
         if fnmatch.fnmatchcase(layer, pattern):
             return reshape
     return None
+
+
+def _no_grid(shape: tuple[int, ...]) -> str:
+    """Return the reason why an output of this shape for one image has no grid, as a clause."""
+    if len(shape) > 2 and shape[0] > 1:
+        return (
+            f"its output {shape} has {shape[0]} {STACKED}, as if crops, mirror images or windows "
+            "shared the batch, and no shape tells which row shows what"
+        )
+    return f"its output {shape[1:]} is {NO_GRID}"
 
 
 def no_tensor(output: Any) -> str:

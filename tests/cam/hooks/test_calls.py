@@ -10,7 +10,13 @@ import torch
 from torch import Tensor, nn
 
 from cam import Capture, SimilarityTarget, default_layer, explain, survey
-from cam.errors import LayerDidNotRun, LayerReused, NoTargetLayer, UnknownLayer
+from cam.errors import (
+    LayerDidNotRun,
+    LayerNotSpatial,
+    LayerReused,
+    NoTargetLayer,
+    UnknownLayer,
+)
 from cam.hooks.calls import turns_of
 from tests.cam.nets import hook_count, images
 
@@ -144,6 +150,58 @@ def test_what_comes_before_a_network_that_runs_twice_is_no_default() -> None:
     words = "every layer of the model behind 'normalise' runs several times"
     with pytest.raises(NoTargetLayer, match=words):
         default_layer(found)
+
+
+class Loop(nn.Module):
+    """A stem before a block that runs three times with the same weights."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(3, 4, 3, 2, 1)
+        self.block = nn.Sequential(nn.Conv2d(4, 4, 3, 1, 1), nn.ReLU())
+        self.head = nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.stem(x)
+        for _ in range(3):
+            x = self.block(x)
+        out: Tensor = self.head(x.mean((2, 3)))
+        return out
+
+
+def test_the_stem_of_a_loop_is_no_default_layer() -> None:
+    model, x = Loop().eval(), torch.rand(1, 3, 32, 32)
+    with pytest.raises(NoTargetLayer, match="behind 'stem' runs several times"):
+        explain(model, x, target=1)
+    (last,) = explain(model, x, target=1, layer="block#3")
+    assert last.map.shape == (16, 16)
+
+
+class Stacked(nn.Module):
+    """Test-time augmentation within one batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = nn.Sequential(
+            nn.Conv2d(3, 4, 3, 2, 1),
+            nn.ReLU(),
+            nn.AdaptiveAvgPool2d(1),
+            nn.Flatten(),
+            nn.Linear(4, 3),
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.net(torch.cat([x, x.flip(-1)])).view(2, -1, 3).mean(0)
+        return out
+
+
+def test_mirror_images_within_the_batch_are_refused_for_the_true_reason() -> None:
+    model, x = Stacked().eval(), torch.rand(1, 3, 32, 32)
+    with pytest.raises(NoTargetLayer, match="several rows for one image"):
+        explain(model, x, target=1)
+    with pytest.raises(LayerNotSpatial, match=r"\(2, 4, 16, 16\) has 2 rows for one image"):
+        explain(model, x, target=1, layer="net.1")
+    assert explain(model, x, target=1, method="gradient")[0].map.shape == (32, 32)
 
 
 def test_turns_by_hand() -> None:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from cam import METHODS, ClassTarget, Question, explain, explain_in_steps
-from cam.errors import NoTargetLayer
+from cam.errors import ModelError, NoTargetLayer
 from cam.passes.batch_dependence import is_stochastic, sees_company
 from cam.passes.stepwise import finish
 from tests.cam.nets import DETECTING, Scale, Small, detector, hook_count, images, segmenter, small
@@ -237,3 +237,11 @@ def test_a_program_of_a_fixed_batch_is_explained_one_by_one() -> None:
         assert "fails on a batch of 3 images" in one.warnings[0]
     with pytest.raises(NoTargetLayer, match="as in a program of torch"):
         explain(program, x)
+
+
+def test_a_program_of_batches_of_four_says_so() -> None:
+    x = images(4)
+    program = torch.export.export(built(Small), (x,)).module()
+    for given in (x[:1], x):
+        with pytest.raises(ModelError, match=r"Guard failed.*4.*export it for one image"):
+            explain(program, given, method="gradient", target=1)
