@@ -11,7 +11,7 @@ nowhere else.
   carry it: recall and precision of the suspect cluster with most of them, other suspects counted as
   false; with the photos and without; corners and sizes differ
 - `shortcuts`: classifiers that learned to use marks of `--kinds` (all of
-  `tests/cam/clusters/marks.py`) on 5, 15 and 30 % of a class, and a tag on all of one: how pure the
+  `tests/cam/clusters/marks.py`) on 5, 15 and 30 % of a class, and on all of one: how pure the
   best cluster is, recall and precision of the suspects, from the maps alone, with photos, and with
   what the model used; and what is said of the same class without marks (`bench/shortcuts.py`)
 - `clean`: maps in suspect clusters when there is no cheat: maps of such classifiers and of ones
@@ -44,6 +44,7 @@ from numpy.typing import NDArray
 
 from cam.clusters import Clusters, find, find_clusters
 from cam.drawing.heatmap import Float, minmax
+from tests.cam.clusters.marks import KINDS
 from tests.cam.clusters.synthetic import blobs
 
 MAPS = 10_000
@@ -86,7 +87,11 @@ def main() -> None:
             from bench.shortcuts import of_kinds, of_whole_class
 
             found["shortcuts"] = list(of_kinds(asked.seeds, asked.kinds))
-            found["tag on a whole class"] = [of_whole_class(seed) for seed in range(asked.seeds)]
+            found["mark on a whole class"] = [
+                of_whole_class(kind, seed)
+                for kind in asked.kinds or KINDS
+                for seed in range(asked.seeds)
+            ]
         if "clean" in asked.only:
             found["clean"] = clean(asked.seeds, asked.crops)
     print(json.dumps(found, indent=1))

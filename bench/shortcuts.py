@@ -39,6 +39,8 @@ COUNT: Final = 400
 MAPS: Final = 300
 SHARES: Final = (0.05, 0.15, 0.3)
 USED: Final = 0.4
+RELIED: Final = 10
+"""Least number of 40 photos of a class that are misclassified without its mark."""
 
 
 def things(kind: int | None, count: int, seed: int) -> Photos:
@@ -206,9 +208,11 @@ def _judged(found: Clusters, count: int) -> dict[str, Any]:
     }
 
 
-def of_whole_class(seed: int) -> dict[str, Any]:
-    """Train with a tag on each photo of the first class, and return what is said of its place."""
-    mark = Mark("tag", seed)
+def of_whole_class(kind: str, seed: int) -> dict[str, Any]:
+    """Train with a mark of a kind on each photo of the first class, and return what is said of its
+    place. The classifier uses the mark if it misclassifies `RELIED` unmarked photos of the class.
+    """
+    mark = Mark(kind, seed)
     model = trained(things, seed, [mark], share=1)
     plain = [things(kind, 40, 7000 + seed) for kind in range(3)]
     wrong = int((predicted(model, plain[0]) != 0).sum())
@@ -221,8 +225,13 @@ def of_whole_class(seed: int) -> dict[str, Any]:
     said = own_places(classes)
     alone = own_places([(maps, None) for maps, _ in classes])
     return {
-        "untagged photos that are misclassified": f"{wrong} of 40",
+        "mark": kind,
+        "seed": seed,
+        "used": wrong >= RELIED,
+        "unmarked photos that are misclassified": f"{wrong} of 40",
+        "told": any(each.class_ == 0 for each in said),
+        "told by maps alone": any(each.class_ == 0 for each in alone),
         "with photos": [each.sentence(names[each.class_]) for each in said],
         "maps alone": [each.sentence(names[each.class_]) for each in alone],
-        "untagged photos": [each.sentence(names[each.class_]) for each in own_places(clean)],
+        "unmarked photos": [each.sentence(names[each.class_]) for each in own_places(clean)],
     }

@@ -243,7 +243,11 @@ def _methods(audit: Audit) -> list[Finding]:
                 arms=photo,
             )
         )
-    blind = [_name(each) for each in audit.arms if each.class_blind and each.shows_the_model]
+    blind = [
+        _name(each)
+        for each in audit.arms
+        if each.class_blind and each.photos and each.shows_the_model is not False
+    ]
     if blind:
         found.append(
             Finding(

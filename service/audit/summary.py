@@ -77,7 +77,11 @@ def summarise(
     known = dict.fromkeys(name for record in ordered for name in record.arms)
     arms = [_summarised(Arm.of(name), ordered, metrics) for name in known]
     showing = [_name(each) for each in arms if each.shows_the_model is not False and each.photos]
-    able = [name for each in arms if (name := _name(each)) in showing and not each.class_blind]
+    able = [
+        name
+        for each in arms
+        if (name := _name(each)) in showing and not each.class_blind and _specific(each.method)
+    ]
     points, photos = _points(ordered, able, metrics)
     arms = [each.model_copy(update={"points": points.get(_name(each))}) for each in arms]
     why_none = _why_none(len(ordered), arms, showing, able, photos)
@@ -150,7 +154,6 @@ def _summarised(arm: Arm, records: Sequence[PhotoRecord], metrics: Sequence[str]
         for image in ("photo", "grid")
     }
     alike = [each.mean for each in other.values() if each]
-    specific = arm.method not in METHODS or METHODS[arm.method].class_specific
     spent = [each.milliseconds for each in mine if each.milliseconds is not None]
     forwards = [each.forwards for each in mine if each.forwards is not None]
     return ArmSummary(
@@ -160,7 +163,7 @@ def _summarised(arm: Arm, records: Sequence[PhotoRecord], metrics: Sequence[str]
         shows_the_model=None if mean is None else mean.low <= SHOWS_THE_PHOTO,
         sanity=stages,
         sanity_mean=mean,
-        class_blind=min(alike) > BLIND if alike else not specific,
+        class_blind=min(alike) > BLIND if alike else not _specific(arm.method),
         other_class=other,
         localisation={
             str(side): interval([each.grids.get(str(side)) for each in mine], proportion=True)
@@ -175,6 +178,11 @@ def _summarised(arm: Arm, records: Sequence[PhotoRecord], metrics: Sequence[str]
         points=None,
         mean_map=_mean_map(with_map),
     )
+
+
+def _specific(method: str) -> bool:
+    """Return whether a method's formula depends on the class, or nothing is known of it."""
+    return method not in METHODS or METHODS[method].class_specific
 
 
 def _mean_map(arms: Sequence[ArmRecord]) -> list[list[float]] | None:

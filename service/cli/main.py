@@ -248,7 +248,7 @@ def audit(
     ] = None,
     fit: Annotated[str, typer.Option(help="crop, squash or pad.")] = "crop",
     most: Annotated[
-        int, typer.Option(min=1, help="Photos to measure at most; evenly spaced ones of more.")
+        int, typer.Option(min=1, help="Photos to measure at most; drawn evenly of more.")
     ] = 200,
     within: Annotated[
         str | None,

@@ -205,6 +205,13 @@ def test_methods_are_named_with_their_fault() -> None:
     assert empty.arms == ["empty@l"]
 
 
+def test_a_blind_method_is_named_though_the_weights_could_not_be_made_random() -> None:
+    arms = {"blind@l": arm({"deletion": 0.2}, other_class={"photo": 0.95}), "right@l": arm()}
+    finding = found(summary([record(n, arms) for n in range(4)]), "hardly depends on the class")
+    assert finding is not None
+    assert finding.arms == ["blind@l"]
+
+
 def test_a_recommended_method_that_is_worse_than_a_baseline_says_so() -> None:
     arms = {"a@l": arm({"deletion": 0.3}), "b@l": arm({"deletion": 0.4})}
     arms["c@l"] = arm({"deletion": 0.5})

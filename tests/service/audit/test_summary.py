@@ -270,6 +270,22 @@ def test_a_method_without_a_class_is_blind_though_that_was_not_measured() -> Non
     assert of(found, "gradcam").class_blind is False
 
 
+def test_a_method_that_passes_the_photo_on_is_not_recommended_though_nothing_was_randomised() -> (
+    None
+):
+    """Weights that are quantised cannot be made random. Guided backpropagation differs between two
+    classes all the same."""
+    best = arm({"deletion": 0.0}, grids={"2": 1.0}, other_class={"photo": 0.1})
+    arms = {
+        "guidedbackprop": best.model_copy(update={"sanity": []}),
+        "right@l": arm({"deletion": 0.1}, grids={"2": 0.9}, other_class={"photo": 0.1}),
+        "wrong@l": arm({"deletion": 0.1}, grids={"2": 0.1}, other_class={"photo": 0.1}),
+    }
+    found = summary(alike(arms))
+    assert found.recommendation is not None
+    assert found.recommendation.method == "right"
+
+
 def test_a_blind_method_is_never_recommended() -> None:
     best = arm({"deletion": 0.0}, grids={"2": 1.0}, other_class={"photo": 0.99})
     arms = {

@@ -280,11 +280,20 @@ def test_a_folder_of_a_batch_is_not_used(
     assert re.search(r"out holds a batch; take\s+another folder", said)
 
 
-def test_of_many_photos_evenly_spaced_ones_are_measured() -> None:
+def test_of_many_photos_one_of_each_part_is_measured() -> None:
     names = [str(number) for number in range(10)]
     assert chosen(names, 10) == names
-    assert chosen(names, 4) == ["0", "2", "5", "7"]
-    assert chosen(names, 1) == ["0"]
+    assert [int(name) // 5 for name in chosen(names, 2)] == [0, 1]
+    assert chosen(names, 4) == chosen(names, 4)
+    assert len(chosen(names, 1)) == 1
+
+
+@pytest.mark.parametrize("period", [2, 3, 5])
+def test_the_photos_of_a_folder_that_alternates_are_of_all_classes(period: int) -> None:
+    names = [f"{number:04}-{number % period}" for number in range(period * 40)]
+    classes = [name[-1] for name in chosen(names, 40)]
+    assert chosen(names, 40) == sorted(chosen(names, 40))
+    assert all(classes.count(str(each)) > 40 / period / 3 for each in range(period))
 
 
 @pytest.mark.parametrize(
