@@ -11,7 +11,7 @@ import math
 import os
 import platform
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -146,7 +146,7 @@ class Metrics:
         )
         self.worker_restarts = Counter(
             "gradcam_worker_restarts",
-            "Workers replaced, because they hung or ended",
+            "Workers replaced, because they hung or ended, or their process did",
             ["model"],
             registry=self._registry,
         )
@@ -219,6 +219,11 @@ class Metrics:
     def measure(self) -> None:
         """Bring those gauges up to date that show what another part of the process counts."""
         self.connections.set(self.count_connections())
+
+    def count_restart(self, models: Iterable[str]) -> None:
+        """Count the workers of models as replaced, because their process has died."""
+        for model in models:
+            self.worker_restarts.labels(model=model).inc()
 
     def render(self, models: Collection[str]) -> bytes:
         """Return the metrics in Prometheus' text format.

@@ -32,8 +32,8 @@ class Child:
     Args:
         name: what the process is, for the log.
         context: how the process is started.
-        target: the function that runs in the process; it gets `arguments` and the connection to
-            which the process writes its messages.
+        target: the function that runs in the process; it gets `arguments`, whether the process
+            replaces another one, and the connection to which the process writes its messages.
         listening: called when the process accepts connections.
         ended: called with the number of the process when it has ended.
     """
@@ -55,6 +55,7 @@ class Child:
         self._listening = listening
         self._ended = ended
         self._process: BaseProcess | None = None
+        self._again = False
         self._signal: int | None = None
         self.readiness: Readiness | None = None
         """What the process has told last; None if it has told nothing or has ended."""
@@ -92,9 +93,10 @@ class Child:
         heard: asyncio.Queue[bytes] = asyncio.Queue()
         # mypy knows no `Process` of the base class.
         process = self._context.Process(  # type: ignore[attr-defined]
-            target=self._target, args=(*self._arguments, sending), name=self.name
+            target=self._target, args=(*self._arguments, self._again, sending), name=self.name
         )
         await asyncio.to_thread(process.start)
+        self._again = True
         self._process = process
         sending.close()
         if self._signal is not None:

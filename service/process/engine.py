@@ -58,7 +58,10 @@ async def _serve(
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop)
     heartbeat.when_orphaned(stopping.set)
-    manager = ModelManager(entries, settings=settings, metrics=Metrics())
+    metrics = Metrics()
+    if heartbeat.again:
+        metrics.count_restart(entry.name for entry in entries)
+    manager = ModelManager(entries, settings=settings, metrics=metrics)
     server = BackendServer(manager, listening)
     manager.subscribe(server.tell)
     async with manager, server:

@@ -28,9 +28,14 @@ REPLACE_ME: Final = 70
 
 
 class Heartbeat:
-    """Sends the messages of a serving process to its supervisor."""
+    """Sends the messages of a serving process to its supervisor.
 
-    def __init__(self, sending: Connection) -> None:
+    Args:
+        again: whether the process replaces one that has died.
+    """
+
+    def __init__(self, sending: Connection, *, again: bool = False) -> None:
+        self.again = again
         self._sending = sending
         os.set_blocking(sending.fileno(), False)
 

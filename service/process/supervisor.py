@@ -302,7 +302,7 @@ async def _bury(folder: Path, child: Child, pid: int) -> None:
 
 
 def _live(
-    settings: Settings, entries: Entries, listening: socket.socket, sending: Connection
+    settings: Settings, entries: Entries, listening: socket.socket, again: bool, sending: Connection
 ) -> None:
     """Run a process that receives requests and holds the models."""
     # These import torch, which the supervisor does not need.
@@ -310,18 +310,18 @@ def _live(
     from service.process.server import run
 
     os.setsid()  # a terminal's Ctrl-C reaches the supervisor alone, which passes it on
-    make = partial(create_app, settings, entries)
-    raise SystemExit(run(make, settings, listening, Heartbeat(sending)))
+    make = partial(create_app, settings, entries, again=again)
+    raise SystemExit(run(make, settings, listening, Heartbeat(sending, again=again)))
 
 
 def _live_engine(
-    settings: Settings, entries: Entries, calls: socket.socket, sending: Connection
+    settings: Settings, entries: Entries, calls: socket.socket, again: bool, sending: Connection
 ) -> None:
     """Run the process that holds the models."""
     from service.process.engine import run
 
     os.setsid()
-    raise SystemExit(run(settings, entries, calls, Heartbeat(sending)))
+    raise SystemExit(run(settings, entries, calls, Heartbeat(sending, again=again)))
 
 
 def _live_door(
@@ -330,10 +330,12 @@ def _live_door(
     listening: socket.socket,
     folder: Path,
     number: int,
+    again: bool,
     sending: Connection,
 ) -> None:
     """Run a process that receives requests."""
     from service.process.door import run
 
     os.setsid()
-    raise SystemExit(run(settings, entries, listening, Heartbeat(sending), folder, number))
+    heartbeat = Heartbeat(sending, again=again)
+    raise SystemExit(run(settings, entries, listening, heartbeat, folder, number))

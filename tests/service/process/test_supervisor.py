@@ -68,6 +68,7 @@ def test_an_engine_that_dies_is_replaced_and_meanwhile_a_503_says_so(
         until_ready(process, http)
         assert explain(http, 1) == 200
         assert family(process)[-1].pid != first.pid
+        assert 'gradcam_worker_restarts_total{model="m"} 1.0' in http.get("/metrics").text
         process.terminate()
         assert process.wait(10) == 0
 
