@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final, Literal
+from functools import cache
+from importlib import import_module
+from typing import Any, Final, Literal
 
 Cost = Literal["one forward", "one backward", "two backwards", "N forwards", "N backwards"]
 Formula = Literal["weights", "map", "steps"]
@@ -11,6 +14,9 @@ Levels = Literal["boxes", "stages"]
 Dependence = Literal["full", "weak", "none"]
 INPUT: Final = "input"
 """Name that stands in place of a layer's name, for methods that explain at the image itself."""
+Function = str | Callable[..., Any]
+"""A function, or the place of one: "package.module:name". The module of a place is imported when
+the function is first used, because functions need torch, and descriptions do not."""
 
 
 @dataclass(frozen=True)
@@ -23,8 +29,10 @@ class Method:
     cost: Cost
     """Cost in addition to the forward pass up to the target layer, which all methods share."""
     formula: Formula
-    """What the method's function in `cam.methods.formulas` returns: the weights of the activations,
-    the map itself, or steps, in which it runs the model."""
+    """What the function returns: the weights of the activations, the map itself, or steps, in which
+    it runs the model. See `cam.methods.formulas`."""
+    function: Function
+    """The function that computes the map."""
     at: Literal["layer", "input"] = "layer"
     """Whether the method takes a target layer; a method at the `input` takes none."""
     budget: int = 0
@@ -43,6 +51,12 @@ class Method:
     """Layers of which the method makes one map together, if none are named: the levels from which
     a detector computes its `boxes`, or the `stages` of a network, see `cam.layers.stage_layers`.
     None: the method makes one map at each layer."""
+    fusion: Function | None = None
+    """The function that makes one map, float32 (h, w), of the maps of several layers, by layer
+    name. A method with `levels` needs one."""
+    score: Function | None = None
+    """The function that returns the score, a scalar tensor, that the method differentiates for a
+    target and a `cam.outputs.output.Output`; None for the target's own score."""
 
     @property
     def class_specific(self) -> bool:
@@ -65,3 +79,17 @@ class Method:
     def differentiates(self) -> bool:
         """Whether the method needs the layer's gradient, in one pass."""
         return self.formula != "steps" and self.class_dependence != "none"
+
+
+@cache
+def load(function: Function) -> Callable[..., Any]:
+    """Return the function that is meant, from the module in which it is.
+
+    Raises:
+        ImportError, AttributeError: if there is no such function.
+    """
+    if not isinstance(function, str):
+        return function
+    module, _, name = function.partition(":")
+    found: Callable[..., Any] = getattr(import_module(module), name)
+    return found

@@ -15,7 +15,7 @@ from cam.drawing.placement import Placement
 from cam.errors import CamError
 from cam.explanation import Answer, Explanation, Map, Question
 from cam.methods import INPUT, METHODS
-from cam.methods.formulas import SCORES
+from cam.methods.method import load
 from cam.methods.progress import Completeness, Passes
 from cam.outputs.output import Output
 from cam.targets import Target
@@ -97,8 +97,9 @@ def score_of(question: Question, target: Target, output: Output) -> Tensor:
     Raises:
         CamError: if the method cannot be used with this target.
     """
-    own = SCORES.get(question.method)
-    return own(target, output) if own else target.score(output)
+    own = METHODS[question.method].score
+    score: Tensor = load(own)(target, output) if own else target.score(output)
+    return score
 
 
 def compose(

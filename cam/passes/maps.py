@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Protocol
 
 import numpy as np
@@ -17,7 +17,8 @@ from cam.hooks.capture import no_path
 from cam.hooks.grids import Grid
 from cam.methods import METHODS
 from cam.methods.components import LEAST_GAP
-from cam.methods.formulas import FUSIONS, apply
+from cam.methods.formulas import apply
+from cam.methods.method import load
 from cam.passes.composition import Found, alike
 from cam.positions.levels import ancestors, ends
 
@@ -131,8 +132,8 @@ def _used(activations: Tensor, maps: Tensor) -> list[NDArray[np.float32] | None]
 def of_levels(
     method: str, found: dict[str, Found | CamError], signals: Signals
 ) -> dict[str, Found | CamError]:
-    """Make one map of the maps of several layers, named after the layers, by the method's function
-    in `FUSIONS`. Of a detector's levels, those that the score reaches are used."""
+    """Make one map of the maps of several layers, named after the layers, by `Method.fusion`. Of a
+    detector's levels, those that the score reaches are used."""
     if METHODS[method].levels == "stages":
         return _of_stages(method, found)
     failed: dict[str, Found | CamError] = {
@@ -156,7 +157,7 @@ def of_levels(
     last = ends(set(reached), ancestors({name: signals.outputs[name] for name in reached}))
     chosen = {name: each for name, each in reached.items() if name in last}
     maps = dict(zip(chosen, alike(list(chosen.values())), strict=True))
-    fused = FUSIONS[method]({name: each.map for name, each in maps.items()})
+    fused = _fused(method, maps)
     placement = next(iter(maps.values())).placement
     return {" + ".join(chosen): Found(fused, placement=placement)}
 
@@ -171,10 +172,17 @@ def _of_stages(method: str, found: dict[str, Found | CamError]) -> dict[str, Fou
     some = {name: each for name, each in found.items() if isinstance(each, Found)}
     good = dict(zip(some, alike(list(some.values())), strict=True))
     told = tuple(warning for each in good.values() for warning in each.warnings)
-    fused = FUSIONS[method]({name: each.map for name, each in good.items()})
+    fused = _fused(method, good)
     reached = all(each.reached for each in good.values())
     placement = next(iter(good.values())).placement
     return {" + ".join(good): Found(fused, None, told, reached, None, placement)}
+
+
+def _fused(method: str, maps: Mapping[str, Found]) -> NDArray[np.float32]:
+    fusion = METHODS[method].fusion
+    assert fusion is not None, "a method with levels has one"
+    found: NDArray[np.float32] = load(fusion)({name: each.map for name, each in maps.items()})
+    return found
 
 
 def _close(way: str, layer: str, ratio: float, dtype: torch.dtype) -> tuple[str, ...]:

@@ -16,7 +16,7 @@ from cam.hooks.inference import evaluating
 from cam.hooks.precision import steps_in_full_precision
 from cam.hooks.replay import recorded
 from cam.methods import INPUT, method_named
-from cam.methods.formulas import STEPS
+from cam.methods.method import load
 from cam.methods.progress import finish as finish
 from cam.methods.subject import Subject, never
 from cam.outputs.logit_layers import logit_layers, no_evidence
@@ -110,7 +110,7 @@ def explain_in_steps(
             record=records.get(layer),
             stop=stop,
         )
-        found = yield from steps_in_full_precision(STEPS[method.name](subject))
+        found = yield from steps_in_full_precision(load(method.function)(subject))
         values = found.maps if question.signed else found.maps.relu()
         sums = found.completeness or [None] * len(targets)
         grid = found.grid or subject.grid

@@ -1,0 +1,62 @@
+"""The worked example of docs/methods.md, in a running service."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from pathlib import Path
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from tests.service.conftest import encoded, noise
+from tests.service.http.test_routes import heatmap
+from tests.service.live import ROOT, serving, until_ready
+from tests.service.process.test_supervisor import PNG, catalog
+
+
+def install(folder: Path) -> None:
+    """Install the example's package into a folder, without its dependency."""
+    text = (ROOT / "docs" / "methods.md").read_text()
+    section = text.partition("## A method of your own")[2].partition("\n## ")[0]
+    for name, content in re.findall(r"```\w+\n# (\S+)\n(.*?)```", section, re.DOTALL):
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_text(content)
+    project = tomllib.loads((folder / "pyproject.toml").read_text())["project"]
+    about = folder / "my_methods-1.0.dist-info"
+    about.mkdir()
+    (about / "METADATA").write_text(
+        f"Metadata-Version: 2.1\nName: {project['name']}\nVersion: {project['version']}\n"
+    )
+    ((group, points),) = project["entry-points"].items()
+    lines = "".join(f"{name} = {value}\n" for name, value in points.items())
+    (about / "entry_points.txt").write_text(f"[{group}]\n{lines}")
+
+
+@pytest.mark.slow
+def test_a_method_of_a_users_package_is_served(tmp_path: Path) -> None:
+    install(tmp_path)
+    photo = encoded(noise(8, 8, 0))
+    asked = "signed=true&normalize=none&size=layer&target=1"
+    with serving("--models", catalog(tmp_path, "tiny"), PYTHONPATH=str(tmp_path)) as (one, http):
+        until_ready(one, http)
+
+        def heat(method: str) -> NDArray[np.float32]:
+            answer = http.post(
+                f"/v1/models/m:explain?method={method}&{asked}", content=photo, headers=PNG
+            )
+            assert answer.status_code == 200, answer.text
+            values: NDArray[np.float32] = heatmap(answer.json()["explanations"][0])
+            return values
+
+        gradcam = heat("gradcam")
+        assert gradcam.any()
+        np.testing.assert_allclose(heat("counterfactual"), -gradcam, rtol=1e-5, atol=1e-7)
+        methods = {each["name"]: each for each in http.get("/v1/models/m").json()["methods"]}
+        assert methods["counterfactual"]["summary"].endswith("what speaks against the class")
+        document = http.get("/openapi.json").text
+        assert '"counterfactual"' in document
+        wrong = http.post("/v1/models/m:explain?method=counter", content=photo, headers=PNG)
+        assert wrong.status_code == 422
+        assert "did you mean 'counterfactual'" in wrong.text
