@@ -33,12 +33,12 @@ from service.http.answers import problem_response
 from service.http.audit_routes import make_audits_router
 from service.http.contract import gather_components
 from service.http.documentation import DESCRIPTION, SECURITY, SECURITY_SCHEMES, TAGS
+from service.http.guard import Guard, Guarded, LimitBody
 from service.http.job_routes import make_jobs_router
-from service.http.middleware import Cors, Head, LimitBody, Observe, TurnAway
+from service.http.middleware import Cors, Head, Observe
 from service.http.reception import Reception
 from service.http.routes import make_router
 from service.jobs.host import Jobs
-from service.limits.access import Access
 from service.limits.admission import Admission
 from service.limits.body_budget import BodyBudget
 from service.limits.counters import CONNECTIONS, Counts, LocalCounts
@@ -95,6 +95,12 @@ def make_app(
     admission = Admission(
         settings.max_queue, tolerance=settings.delay_tolerance, metrics=metrics, counts=counts
     )
+    guard = Guard(
+        keys=keys,
+        rates=rates or Rates(),
+        admission=admission,
+        web_pages=bool(settings.cors_origins),
+    )
     most = max(settings.max_bodies_bytes, settings.max_body_bytes)
     body_budget = BodyBudget(most, metrics, counts)
     jobs = Jobs(
@@ -132,7 +138,7 @@ def make_app(
     app.state.manager = manager
     app.state.metrics = metrics
     app.state.admission = admission
-    app.state.keys = keys
+    app.state.guard = guard
     app.state.counts = counts
     app.state.jobs = jobs
     # The middleware, from the innermost to the outermost.
@@ -144,8 +150,7 @@ def make_app(
         streamed=dict.fromkeys((JOBS, AUDITS), settings.max_job_bytes),
         metrics=metrics,
     )
-    app.add_middleware(TurnAway, admission=admission)
-    app.add_middleware(Access, keys=keys, metrics=metrics, rates=rates)
+    app.add_middleware(Guarded, guard=guard, metrics=metrics)
     app.add_middleware(Observe, metrics=metrics)
     if settings.cors_origins:
         app.add_middleware(

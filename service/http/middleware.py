@@ -1,11 +1,10 @@
-"""Middleware around the app: request ids, metrics, body limits, HEAD, unexpected errors."""
+"""Middleware around the app: request ids, metrics, HEAD, unexpected errors."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import re
-from collections.abc import Mapping
 from time import perf_counter
 from uuid import uuid4
 
@@ -16,11 +15,9 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from service.core.errors import BodyTooLarge, Problem, Unavailable, unexpected
+from service.core.errors import Problem, Unavailable, unexpected
 from service.core.metrics import Metrics
 from service.core.tracing import PROBES, request_span
-from service.limits.admission import Admission
-from service.limits.body_budget import BodyBudget
 
 access_log = logging.getLogger("service.access")
 
@@ -128,24 +125,6 @@ class Observe:
         access_log.log(level, "request", extra=told)
 
 
-class TurnAway:
-    """Takes a place for a request for work on a model, unless the connection has taken it already,
-    or refuses the request, before its body is read. `Observe` frees the place.
-
-    It runs after the check of keys, so that a caller without a key cannot see which model is busy.
-    """
-
-    def __init__(self, app: ASGIApp, *, admission: Admission) -> None:
-        self._app = app
-        self._admission = admission
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and "place" not in scope["state"]:
-            path, key = scope["path"].encode(), scope["state"].get("key", "")
-            scope["state"]["place"] = self._admission.enter(path, key)
-        await self._app(scope, receive, send)
-
-
 class Head:
     """Answers HEAD wherever GET answers, with the same status and headers and without a body.
 
@@ -190,59 +169,3 @@ async def _send_problem(problem: Problem, send: Send) -> None:
     raw = [(name.lower().encode(), value.encode()) for name, value in headers.items()]
     await send({"type": "http.response.start", "status": problem.status, "headers": raw})
     await send({"type": "http.response.body", "body": body})
-
-
-class LimitBody:
-    """Refuses a request whose body is larger than allowed, because of its Content-Length or as soon
-    as too many bytes have arrived. It also refuses a request if the bodies of all requests together
-    are larger than the service may hold.
-
-    Args:
-        max_bytes: maximum bytes of a body.
-        body_budget: counts the bytes of all bodies in memory.
-        streamed: path → maximum bytes of a body that is written to the disk as it arrives. The
-            route itself counts the bytes that it holds in memory.
-    """
-
-    def __init__(
-        self,
-        app: ASGIApp,
-        *,
-        max_bytes: int,
-        body_budget: BodyBudget,
-        streamed: Mapping[str, int],
-        metrics: Metrics,
-    ) -> None:
-        self._app = app
-        self._max_bytes = max_bytes
-        self._streamed = streamed
-        self._body_budget = body_budget
-        self._metrics = metrics
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
-        claimed = Headers(scope=scope).get("content-length", "")
-        streams = scope["path"] in self._streamed
-        most = self._streamed[scope["path"]] if streams else self._max_bytes
-        received = 0
-
-        async def receive_bounded() -> Message:
-            nonlocal received
-            if claimed.isdecimal() and int(claimed[:20]) > most:
-                raise self._too_large(f"the body has {claimed[:20]} bytes", most)
-            message = await receive()
-            received += len(message.get("body", b""))
-            if received > most:
-                raise self._too_large("the body is larger", most)
-            if not streams:
-                hold(received)
-            return message
-
-        with self._body_budget.share() as hold:
-            await self._app(scope, receive_bounded, send)
-
-    def _too_large(self, what: str, most: int) -> BodyTooLarge:
-        self._metrics.rejected.labels(reason="body too large").inc()
-        return BodyTooLarge(f"{what}; at most {most} bytes are allowed")

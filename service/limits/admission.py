@@ -104,6 +104,11 @@ class Admission:
         """Return whether work on images ended within the last `seconds`."""
         return monotonic() - self._counts.touched() < seconds
 
+    @staticmethod
+    def is_work(path: bytes) -> bool:
+        """Return whether requests for a path ask for work on a model."""
+        return WORK.match(path) is not None
+
     def enter(self, path: bytes, key: str = "") -> Place | None:
         """Take a place for a request for that path; None if it asks for no work on a model.
 

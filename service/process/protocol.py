@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from asyncio import TimerHandle
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from time import monotonic
 from typing import Any, Final
@@ -18,10 +18,10 @@ from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from service.core.errors import HeadTooLarge, MalformedRequest, Overloaded, Problem, TooSlow
+from service.http.guard import RawHeaders
 from service.limits.admission import Place
 from service.limits.counters import CONNECTIONS, Counts
 
-RawHeaders = Sequence[tuple[bytes, bytes]]
 LEAST_RATE: Final = 64_000
 """Minimum speed of a body in bytes a second; a faster body may take any time."""
 LINGER_SECONDS: Final = 0.5
@@ -46,9 +46,8 @@ class ConnectionLimits:
             body ends the connection.
         refused: is called with the reason of each refusal.
         counts: counts the connections of the whole service.
-        enter: returns, for a request's path and headers, the place that it has taken, if it needs
-            one, or raises the problem that there is none. It is called before any other work, so
-            that a refusal under overload costs little.
+        enter: `service.http.guard.Guard.let_in_early`. It is called before any other work, so that
+            a refusal under overload costs little.
     """
 
     receive_seconds: float
@@ -57,7 +56,7 @@ class ConnectionLimits:
     max_body_bytes: int
     refused: Callable[[str], None]
     counts: Counts
-    enter: Callable[[bytes, RawHeaders], Place | None] = lambda path, headers: None
+    enter: Callable[[bytes, RawHeaders], dict[str, Any] | None] = lambda path, headers: None
 
 
 class BoundedProtocol(HttpToolsProtocol):
@@ -147,7 +146,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._place = None
         if self._idle and room:
             try:
-                self._place = self.limits.enter(self.url, self.headers)
+                let_in = self.limits.enter(self.url, self.headers)
             except Problem as problem:
                 self._turned_away = True
                 alive = bool(self.parser.should_keep_alive()) and not self._ending
@@ -155,8 +154,9 @@ class BoundedProtocol(HttpToolsProtocol):
                 if not alive:
                     self.linger()
                 return
-            if self._place:
-                self.scope["state"]["place"] = self._place  # the app frees it
+            if let_in:
+                self._place = let_in["place"]  # the app frees it
+                self.scope["state"].update(let_in)
         super().on_headers_complete()
         self.cycle.transport = _Lingering(self)  # type: ignore[assignment]
         self._begun_message = self._message

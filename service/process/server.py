@@ -10,12 +10,9 @@ import logging
 import signal
 import socket
 from collections.abc import Callable, Iterator
-from functools import partial
-from urllib.parse import unquote_to_bytes
 
 import uvicorn
 from fastapi import FastAPI
-from starlette.datastructures import Headers
 
 from service.backend.interface import Backend
 from service.core.allocator import keep_memory
@@ -23,12 +20,9 @@ from service.core.errors import ConfigError
 from service.core.metrics import Metrics
 from service.core.settings import Settings
 from service.jobs.host import Jobs
-from service.limits.access import presented
-from service.limits.admission import Admission, Place
-from service.limits.keys import Keys
 from service.process.heartbeat import LISTENING, READY, REPLACE_ME, Heartbeat
 from service.process.listener import accept_no_more, url
-from service.process.protocol import BoundedProtocol, ConnectionLimits, RawHeaders
+from service.process.protocol import BoundedProtocol, ConnectionLimits
 from service.process.running import end_at_once, run_until_done, why_not_loaded
 
 KEEP_ALIVE_SECONDS = 5
@@ -169,7 +163,7 @@ def _server(settings: Settings, app: FastAPI) -> DrainingServer:
             max_body_bytes=UNREAD_BODIES * settings.max_body_bytes,
             refused=lambda reason: metrics.rejected.labels(reason=reason).inc(),
             counts=app.state.counts,
-            enter=partial(enter, settings, app.state.keys, app.state.admission),
+            enter=app.state.guard.let_in_early,
         )
 
     config = uvicorn.Config(
@@ -184,27 +178,6 @@ def _server(settings: Settings, app: FastAPI) -> DrainingServer:
         timeout_graceful_shutdown=round(settings.drain_seconds),
     )
     return DrainingServer(config, app.state.manager)
-
-
-def enter(
-    settings: Settings, keys: Keys | None, admission: Admission, path: bytes, headers: RawHeaders
-) -> Place | None:
-    """Take a place for a request before the app sees it; None if it needs none, or if the app has
-    to decide: the request has no key that may explain, or a web page needs CORS headers to read a
-    refusal (see `middleware.TurnAway`).
-
-    Raises:
-        QueueFull: if there is no place.
-    """
-    if settings.cors_origins and any(name == b"origin" for name, _ in headers):
-        return None
-    name = ""
-    if keys:
-        key = keys.of(presented(Headers(raw=list(headers))))
-        if key is None or "explain" not in key.scopes:
-            return None
-        name = key.name
-    return admission.enter(unquote_to_bytes(path.partition(b"?")[0]), name)
 
 
 def _say_hello(address: str, manager: Backend, *, keys: bool) -> None:

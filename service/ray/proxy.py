@@ -34,7 +34,8 @@ from service.core.errors import (
 )
 from service.core.metrics import Metrics
 from service.core.settings import read_settings
-from service.http.middleware import REQUEST_ID, SECURITY, LimitBody
+from service.http.guard import LimitBody
+from service.http.middleware import REQUEST_ID, SECURITY
 from service.limits.body_budget import BodyBudget
 
 

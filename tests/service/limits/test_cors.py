@@ -13,10 +13,11 @@ from starlette.testclient import TestClient
 from service.core.errors import QueueFull
 from service.core.metrics import Metrics
 from service.core.settings import Settings
+from service.http.guard import Guard
 from service.limits.admission import Admission
 from service.limits.keys import new_key, read_keys
+from service.limits.rates import Rates
 from service.local.app import create_app
-from service.process.server import enter
 from tests.service.conftest import wait_until_ready
 from tests.service.http.test_bad_input import check
 from tests.service.http.test_overload import FRAGILE
@@ -164,13 +165,17 @@ def test_who_is_refused_before_the_service_hears_of_it(
     early: bool,
 ) -> None:
     secret, file = secret_and_file
-    settings = Settings(cors_origins=cors)
     admission = Admission(1, metrics=Metrics())
     sent = [(name, value.replace(b"right", secret.encode())) for name, value in headers]
-    known = read_keys(file) if keys else None
+    guard = Guard(
+        keys=read_keys(file) if keys else None,
+        rates=Rates(),
+        admission=admission,
+        web_pages=bool(cors),
+    )
     with admission.hold("m", 1, costly=0):
         if early:
             with pytest.raises(QueueFull):
-                enter(settings, known, admission, b"/v1/models/%6D:explain", sent)
+                guard.let_in_early(b"/v1/models/%6D:explain", sent)
         else:
-            assert enter(settings, known, admission, b"/v1/models/m:explain", sent) is None
+            assert guard.let_in_early(b"/v1/models/m:explain", sent) is None

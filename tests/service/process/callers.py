@@ -15,9 +15,10 @@ from starlette.types import Receive, Scope, Send
 
 from service.core.errors import QueueFull
 from service.core.metrics import Metrics
+from service.http.guard import RawHeaders
 from service.limits.admission import Admission, Place
 from service.limits.counters import LocalCounts
-from service.process.protocol import BoundedProtocol, ConnectionLimits, RawHeaders
+from service.process.protocol import BoundedProtocol, ConnectionLimits
 
 SHORT = 0.4
 """Seconds to receive, and to send."""
@@ -151,7 +152,7 @@ class House:
     def listens(self) -> bool:
         return any(each.is_serving() for each in self.server.servers)
 
-    def enter(self, path: bytes, headers: RawHeaders) -> Place | None:
+    def enter(self, path: bytes, headers: RawHeaders) -> dict[str, Any] | None:
         if self.full and path == b"/length":
             raise QueueFull("full", retry_after=1)
         if path != b"/length":
@@ -159,7 +160,7 @@ class House:
         place = self.admission.enter(b"/v1/models/m:explain")
         assert place
         self.places.append(place)
-        return place
+        return {"place": place}
 
     async def app(self, scope: Scope, receive: Receive, send: Send) -> None:
         self.asked.append(scope["path"])
