@@ -177,9 +177,9 @@ def of_report(classes: int) -> dict[str, Any]:
 
 def clusters_of(manifest: Path) -> dict[str, Any]:
     """Find the clusters of a batch in this process, as its report does."""
+    from service.batch.report import read_rows
     from service.batch.report_census import take_census
     from service.batch.report_clusters import cluster_classes, portray, write_clusters
-    from service.batch.report_manifest import read_rows
     from service.batch.report_photos import source_of
 
     census = take_census(read_rows(manifest))

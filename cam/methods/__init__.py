@@ -126,7 +126,7 @@ _BUILT_IN: Final[dict[str, Method]] = {
             "channels weighted as the linear head weights their mean; exact, where there is one",
             "one forward",
             "steps",
-            "cam.methods.linear:cam",
+            "cam.methods.head:cam",
             signed=True,
         ),
         Method(

@@ -22,7 +22,10 @@ from cam.hooks.calls import Modules
 from cam.hooks.grids import Grid
 from cam.hooks.inference import evaluating
 from cam.hooks.quantised import is_quantised, weights_of
+from cam.methods.progress import Progress
+from cam.methods.subject import Attribution, Steps, Subject
 from cam.outputs.reading import AUTO, Reading, logits_of
+from cam.targets import ClassTarget
 
 TOLERANCE = 1e-3
 """Relative tolerance of the comparisons that recognise the head. For a dtype whose machine epsilon
@@ -159,3 +162,33 @@ def _equal(one: Tensor, other: Tensor) -> bool:
     coarse = max(TOLERANCE, torch.finfo(one.dtype).eps, torch.finfo(other.dtype).eps)
     one, other = one.float().flatten(), other.float().flatten()
     return bool((one - other).abs().max() <= coarse * other.abs().max())
+
+
+def cam(subject: Subject) -> Steps:
+    """map = relu(Σ_k w_k A_k), w the class's row in a linear head that reads the mean of A over
+    its positions; with a contrast, the difference of two rows. A head of one output has the row w
+    for the positive class and −w for the negative one.
+
+    Zhou et al., "Learning Deep Features for Discriminative Localization", CVPR 2016, equation 2.
+    The paper has no relu; `signed` leaves it out. For models that apply a relu between the layer
+    and the mean, such as DenseNet, A is rectified, too.
+
+    Raises:
+        MethodUnsuited: if the model has no such head, or if a target is not a class's logit.
+    """
+    head = pooled_head(subject.model, subject.image, subject.layer, subject.grid, subject.reading)
+    weights = head.weights
+    if len(weights) == 1:
+        weights = torch.cat([-weights, weights])
+    a = subject.activations()
+    a = a.relu() if head.rectified else a
+    rows = []
+    for target in subject.targets:
+        if not isinstance(target, ClassTarget) or target.of != "logit":
+            raise MethodUnsuited("cam explains classes' logits: the weights of its head")
+        row = weights[target.index]
+        if target.minus is not None:
+            row = row - weights[target.minus]
+        rows.append(-row if target.against else row)
+    yield Progress(1, 1)
+    return Attribution(torch.einsum("tk,khw->thw", torch.stack(rows), a[0]))

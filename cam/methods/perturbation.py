@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn.functional import interpolate
 
 from cam.errors import CamError, MethodUnsuited
-from cam.methods.linear import cam
+from cam.methods.head import cam
 from cam.methods.progress import Passes, Progress, finish
 from cam.methods.subject import Attribution, Steps, Subject
 

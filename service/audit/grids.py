@@ -20,9 +20,8 @@ from cachetools import LRUCache
 from cam.drawing.heatmap import Float, resize
 from service.backend.interface import ModelBackend
 from service.backend.work import Explain, Pixels
-from service.core.errors import ModelFailed, Problem, Unexplainable, UnknownModel
+from service.core.errors import PASSING, ModelFailed, Problem, Unexplainable, UnknownModel
 from service.models.preprocessing import ModelInput
-from service.pipeline.retries import PASSING
 
 SURE: Final = 0.5
 """Least probability of a class of which the model counts as sure."""

@@ -12,11 +12,10 @@ import numpy as np
 from cam.clusters import FEWEST, Cluster, Clusters, find_clusters, own_places
 from cam.drawing.heatmap import Box
 from service.batch.inputs import Inputs
-from service.batch.report_census import ClassCount, ClassKey, class_of
+from service.batch.report_census import ClassCount, ClassKey, Sample, class_of
 from service.batch.report_means import map_of
 from service.batch.report_photos import Photos
 from service.batch.report_pictures import show
-from service.batch.report_sample import Sample
 from service.core.files import written_whole
 from service.core.page import draw_map
 from service.pipeline.class_maps import ClassMaps, write_table

@@ -12,14 +12,21 @@ from typing import Any, Final
 
 from service import __version__
 from service.batch.configuration import FORMATS, RunConfiguration
-from service.core.errors import ConfigError, InsufficientStorage, Problem, Unavailable
+from service.core.errors import (
+    MOST_TRIES,
+    PASSING,
+    PAUSE_SECONDS,
+    ConfigError,
+    InsufficientStorage,
+    Problem,
+    Unavailable,
+)
 from service.loading.served_model import ServedModel
 from service.local.session import LocalSession
 from service.pipeline.instances import Instance
 from service.pipeline.json_records import describe_input
 from service.pipeline.rendering import EXTENSIONS, Drawing
 from service.pipeline.resolve import questions_of
-from service.pipeline.retries import MOST_TRIES, PASSING, PAUSE_SECONDS
 from service.pipeline.rows import Row, picture_path
 
 LISTED: Final = 20

@@ -365,3 +365,11 @@ class InsufficientStorage(Problem):
     status = 507
     title = "There is no room on the disk"
     example = "the disk is full"
+
+
+PASSING: Final = (DeadlineExceeded, OutOfMemory, QueueFull, Unavailable)
+"""Problems after which another try may succeed, because the image is not their only cause."""
+MOST_TRIES: Final = 3
+"""Maximum number of tries, the first one included, of an image that fails with such a problem."""
+PAUSE_SECONDS: Final = 1.0
+"""Pause between two tries."""

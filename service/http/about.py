@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Final
 
 from fastapi import APIRouter
 from starlette.responses import HTMLResponse, Response
 
 from cam import METHODS
 from cam.agreement import Fidelity
+from cam.drift.shift import Shift, TooFew
+from service.backend.drift import Drift
 from service.backend.interface import Backend
 from service.backend.work import CompareDrift
 from service.core import model_schemas
 from service.core.errors import RETRY_AFTER_SECONDS, Unavailable
 from service.core.metrics import CONTENT_TYPE, Metrics
+from service.core.model_schemas import DriftDescription, ShiftDescription, TooFewDescription
 from service.http.contract import answers
-from service.pipeline.drift_records import describe_drift
+from service.models.labels import Labels
 from service.pipeline.json_records import describe_input
 
 PAGE = Path(__file__).with_name("page.html")
@@ -202,3 +206,59 @@ class AboutRoutes:
         replicas = self._manager.replicas(model)
         drift = (await replicas.ask(CompareDrift())).value
         return describe_drift(drift, replicas.model.labels)
+
+
+NO_REFERENCE: Final = (
+    "the model has no reference to compare its maps with; `gradcam reference` makes one, and "
+    "`reference` in the model's entry names it"
+)
+
+
+def describe_drift(drift: Drift, labels: Labels) -> DriftDescription:
+    """Return the JSON schema object of a drift."""
+    found = drift.comparison
+
+    def label(index: int | None) -> str | None:
+        return None if index is None else labels.name(index)
+
+    def shift(each: Shift) -> ShiftDescription:
+        return ShiftDescription(
+            index=each.index,
+            label=label(each.index),
+            statistic=each.statistic,
+            psi=each.psi,
+            distance=each.distance,
+            p=each.p,
+            before=each.before,
+            after=each.after,
+            reference=each.reference,
+            live=each.live,
+            moved=each.moved,
+            sentence=each.sentence(label(each.index)),
+        )
+
+    def too_few(each: TooFew) -> TooFewDescription:
+        return TooFewDescription(
+            index=each.index,
+            label=label(each.index),
+            statistic=each.statistic,
+            reference=each.reference,
+            live=each.live,
+            sentence=each.sentence(label(each.index)),
+        )
+
+    ordered = sorted(found.shifts, key=lambda each: not each.moved) if found else []
+    return DriftDescription(
+        model=drift.origin.model,
+        method=drift.origin.method,
+        layer=drift.origin.layer,
+        made=drift.made,
+        photos=drift.photos,
+        recorded=drift.recorded,
+        window=drift.size,
+        moved=None if found is None else found.has_moved,
+        missing=NO_REFERENCE if found is None else found.missing,
+        unknown=None if found is None else found.unknown,
+        shifts=[shift(each) for each in ordered],
+        too_few=[too_few(each) for each in found.too_few] if found else [],
+    )

@@ -16,6 +16,9 @@ from service.audit.measurement import Measurement
 from service.audit.plan import plan_of
 from service.backend.interface import Backend, ModelBackend
 from service.core.errors import (
+    MOST_TRIES,
+    PASSING,
+    PAUSE_SECONDS,
     Blamed,
     InvalidParameter,
     ModelFailed,
@@ -36,7 +39,6 @@ from service.models.preprocessing import ModelInput
 from service.pipeline.instances import Instance
 from service.pipeline.pipeline import Pipeline
 from service.pipeline.resolve import target_of
-from service.pipeline.retries import MOST_TRIES, PASSING, PAUSE_SECONDS
 from service.pipeline.targets import MAX_MAPS
 
 AUDITS: Final = 4

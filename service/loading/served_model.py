@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import logging
+import threading
+from collections.abc import Callable
 from dataclasses import dataclass, fields
-from functools import partial
+from functools import partial, wraps
 from time import perf_counter
-from typing import Any, get_args
+from typing import Any, Concatenate, Final, ParamSpec, TypeVar, get_args
 
 import torch
+from timm.data import ImageNetInfo
 from torch import nn
+from torchvision.models import ResNet18_Weights
 
 from cam import METHODS, CamError, Layer, Reading, default_layer, resolve_reading
 from cam.drift.reference import Reference, read_reference
@@ -29,9 +33,7 @@ from service.core.errors import ConfigError, one_line
 from service.loading.devices import accelerators
 from service.loading.examination import apply, examine, keep, recalled
 from service.loading.fingerprint import fingerprint_of, key_of
-from service.loading.imagenet import imagenet
 from service.loading.normalisation import Normalisation
-from service.loading.seeding import seeded
 from service.loading.sources import Built, build, check_source
 from service.models.audited import Audited, read_audited
 from service.models.catalog import EMBEDDED, MEASURED, ModelEntry
@@ -73,6 +75,29 @@ class ServedModel(ModelInfo):
     def info(self) -> ModelInfo:
         """What is known of the model, without the module and its device."""
         return ModelInfo(**{each.name: getattr(self, each.name) for each in fields(ModelInfo)})
+
+
+def seeded(
+    load: Callable[Concatenate[ModelEntry, Rest], Made],
+) -> Callable[Concatenate[ModelEntry, Rest], Made]:
+    """Wrap `load` so that only one wrapped function runs at a time, and so that the random
+    generator has the same state afterwards as before.
+
+    Raises:
+        ConfigError: (the wrapped function) if another one is still running after `LONGEST` seconds.
+    """
+
+    @wraps(load)
+    def alone(entry: ModelEntry, /, *given: Rest.args, **named: Rest.kwargs) -> Made:
+        if not _one_at_a_time.acquire(timeout=LONGEST):
+            raise entry.mistake("source", "another model has been loading for too long")
+        try:
+            with torch.random.fork_rng(devices=[]):
+                return load(entry, *given, **named)
+        finally:
+            _one_at_a_time.release()
+
+    return alone
 
 
 @seeded
@@ -466,3 +491,23 @@ def _has_bfloat16(device: torch.device) -> bool:
     if device.type == "cpu":
         return torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
     return False
+
+
+Made = TypeVar("Made")
+Rest = ParamSpec("Rest")
+LONGEST: Final = 600.0
+"""Seconds that loading a model waits for another model, which may have to be downloaded."""
+_one_at_a_time = threading.Lock()
+
+
+def imagenet() -> Labels:
+    """Return the labels of the 1000 classes of ImageNet-1k: torchvision's category names, with
+    WordNet's synonyms.
+
+    The synonyms also prevent mistakes: `crane` is a bird and a machine, so it is reported as
+    ambiguous.
+    """
+    names = ResNet18_Weights.DEFAULT.meta["categories"]
+    wordnet = ImageNetInfo()
+    lemmas = [wordnet.index_to_description(index).split(", ") for index in range(len(names))]
+    return Labels.of(names, lemmas)

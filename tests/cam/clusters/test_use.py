@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from cam.clusters import find, find_clusters
-from cam.clusters.use import CHANNELS, principal, shares_of_use
+from cam.clusters.find import CHANNELS, principal, shares_of_use
 from cam.drawing.heatmap import Float
 from cam.errors import InvalidOption
 from tests.cam.clusters.synthetic import blobs

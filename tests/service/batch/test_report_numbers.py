@@ -5,9 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from service.batch.report_census import BINS, ClassKey, Grid, take_census
+from service.batch.report_census import BINS, ClassKey, Grid, Sample, quotas, take_census
 from service.batch.report_means import FINEST, mean_maps, scaled_map
-from service.batch.report_sample import Sample, quotas
 from tests.service.batch.report_stage import failed, map_row
 
 CAT, DOG = ClassKey(0, "cat"), ClassKey(1, "dog")

@@ -17,8 +17,8 @@ from starlette.testclient import TestClient
 
 from service.core.settings import Settings
 from service.jobs.collector import CHUNK_BYTES, Collector
-from service.jobs.in_flight import AT_ONCE
 from service.jobs.records import MOST_ID_BYTES
+from service.jobs.runner import AT_ONCE
 from tests.chaos.stage import staged
 from tests.service.conftest import encoded, noise
 from tests.service.jobs.conftest import TINY, app_with

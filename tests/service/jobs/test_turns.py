@@ -8,8 +8,7 @@ import pytest
 from PIL import Image
 from starlette.testclient import TestClient
 
-from service.jobs.in_flight import AT_ONCE
-from service.jobs.runner import LEASE_ITEMS
+from service.jobs.runner import AT_ONCE, LEASE_ITEMS
 from tests.service.conftest import encoded, noise
 from tests.service.jobs.forms import accepted, ended, form_of, until_settled
 

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from starlette.testclient import TestClient
 
-from service.core.errors import Unavailable
+from service.core.errors import MOST_TRIES, Unavailable
 from service.core.settings import Settings
 from service.engine.engine import Engine
 from service.engine.manager import ModelManager
@@ -27,7 +27,6 @@ from service.jobs.store import Store
 from service.jobs.submission import Submissions
 from service.limits.keys import new_key
 from service.local.app import create_app
-from service.pipeline.retries import MOST_TRIES
 from tests.chaos.models import SICK
 from tests.chaos.stage import photo, plain, staged
 from tests.service.conftest import wait_until_ready

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from service.core.errors import AmbiguousLabel, UnknownLabel
-from service.loading.imagenet import imagenet
+from service.loading.served_model import imagenet
 from service.models.labels import Labels, read_labels
 
 

@@ -11,7 +11,7 @@ import skimage.data
 from numpy.typing import NDArray
 from PIL import Image
 
-from service.pipeline.png import encode_png
+from service.pipeline.rendering import encode_png
 
 CAT = skimage.data.chelsea()
 
