@@ -46,8 +46,8 @@ from bench.drift_photos import BATCH, CHANGES, SIDE, Explained, explained, load_
 from bench.record import record
 from cam import ClassTarget, Explanation, Question, explain_batch
 from cam.drift.comparison import compare
+from cam.drift.map_statistics import MapStatistics, statistics_of
 from cam.drift.reference import Origin, Reference, reference_of
-from cam.drift.statistics import MapStatistics, statistics_of
 from cam.drift.window import Window
 from service.backend.answers import Answer, Prediction
 from service.backend.work import Explain

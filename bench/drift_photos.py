@@ -14,7 +14,7 @@ from sklearn.datasets import load_sample_image
 
 from bench.evaluation_scenes import loaded
 from cam import Answer, ClassTarget, Question, explain_batch
-from cam.drift.statistics import MapStatistics, statistics_of
+from cam.drift.map_statistics import MapStatistics, statistics_of
 from service.loading.served_model import ServedModel
 from service.models.catalog import EMBEDDED
 

@@ -33,9 +33,9 @@ from service.core.concurrency import explain_many
 from service.core.settings import Settings
 from service.core.threads import one_each
 from service.jobs.database import Database
-from service.jobs.folder import Folder
+from service.jobs.job_files import Folder
+from service.jobs.leases import Store
 from service.jobs.records import NewItem, NewJob
-from service.jobs.store import Store
 from service.jobs.submission import Submissions
 from service.local.session import local_session
 from service.pipeline.images import decode

@@ -249,8 +249,8 @@ def default_layer(layers: list[Layer]) -> str:
 
 def _feeds_calls(layers: list[Layer], position: int) -> bool:
     """Return whether a layer of a classifier or a segmenter is followed by calls of modules that
-    run several times and have a coarser grid than the layer, or the same one and weights: a whole
-    network behind it."""
+    run several times and have a coarser grid than the layer, or are maps of the same grid and have
+    weights: a whole network behind it."""
     own = layers[position].grid
     if own is None or any(each.level or not each.common for each in layers):
         return False
@@ -261,7 +261,11 @@ def _feeds_calls(layers: list[Layer], position: int) -> bool:
     ]
     return any(
         (2 * grid.height <= own.height and 2 * grid.width <= own.width)
-        or (each.weighted and (grid.height, grid.width) == (own.height, own.width))
+        or (
+            each.weighted
+            and grid.kind == "channels first"
+            and (grid.height, grid.width) == (own.height, own.width)
+        )
         for each, grid in behind
     )
 

@@ -10,7 +10,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from cam.drift.measures import (
+from cam.drift.distances import (
     Numbers,
     effective,
     holm,
@@ -20,9 +20,9 @@ from cam.drift.measures import (
     population_stability,
     quantiles,
 )
+from cam.drift.map_statistics import STATISTICS
 from cam.drift.reference import Reference
 from cam.drift.shift import FLAT, LEAST, Comparison, Quartiles, Shift, TooFew
-from cam.drift.statistics import STATISTICS
 from cam.drift.window import Rows, Snapshot, distinct, evenly
 
 ALPHA: Final = 1e-6

@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from cam.drift.statistics import OPTIONAL, STATISTICS, MapStatistics, row_of
+from cam.drift.map_statistics import OPTIONAL, STATISTICS, MapStatistics, row_of
 from cam.drift.window import NO_CLASS, Classes, Rows, distinct, evenly
 from cam.errors import InvalidReference
 

@@ -9,7 +9,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from cam.drift.statistics import STATISTICS, MapStatistics, row_of
+from cam.drift.map_statistics import STATISTICS, MapStatistics, row_of
 
 Rows = NDArray[np.float32]
 """Statistics of maps: float32 (n, 9), in the order of `STATISTICS`; NaN where there is none."""

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from cam.errors import MethodUnsuited
-from cam.methods.gradients import weighted_sum
+from cam.methods.gradient_weights import weighted_sum
 from cam.methods.pixels import noisy_copies
 from cam.methods.progress import Progress
 from cam.methods.subject import Attribution, Steps, Subject

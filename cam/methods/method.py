@@ -30,7 +30,7 @@ class Method:
     """Cost in addition to the forward pass up to the target layer, which all methods share."""
     formula: Formula
     """What the function returns: the weights of the activations, the map itself, or steps, in which
-    it runs the model. See `cam.methods.formulas`."""
+    it runs the model. See `cam.methods.apply`."""
     function: Function
     """The function that computes the map."""
     at: Literal["layer", "input"] = "layer"

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from cam.errors import MethodUnsuited
 from cam.hooks.guidance import GuidedRectifiers
-from cam.methods.gradients import gradcam, weighted_sum
+from cam.methods.gradient_weights import gradcam, weighted_sum
 from cam.methods.progress import Completeness, Progress
 from cam.methods.subject import Attribution, Steps, Subject
 

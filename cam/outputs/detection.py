@@ -14,7 +14,7 @@ from torch.utils.hooks import RemovableHandle
 from torchvision.ops import batched_nms, box_convert
 
 from cam.errors import NotLogits
-from cam.outputs.forms import (
+from cam.outputs.detection_forms import (
     DetectionForm,
     are_corners,
     described,

@@ -22,7 +22,7 @@ from torch.autograd.graph import Node
 
 from cam.errors import UnsuitedActivation
 from cam.hooks.inference import evaluating
-from cam.outputs.forms import form_of
+from cam.outputs.detection_forms import form_of
 from cam.outputs.output import one_each, outputs_of, size_of
 from cam.outputs.reading import (
     AUTO,

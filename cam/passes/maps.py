@@ -16,8 +16,8 @@ from cam.explanation import Question
 from cam.hooks.capture import no_path
 from cam.hooks.grids import Grid
 from cam.methods import METHODS
+from cam.methods.apply import apply
 from cam.methods.components import LEAST_GAP
-from cam.methods.formulas import apply
 from cam.methods.method import load
 from cam.passes.composition import Found, alike
 from cam.positions.levels import ancestors, ends

@@ -14,7 +14,7 @@ from PIL import Image
 
 from cam.clusters import own_places
 from cam.evaluation.verdict import COMPARED, NAMED
-from service.audit.plan import LEAST_PHOTOS, Arm
+from service.audit.plan import LEAST_PHOTOS, Arm, name_of
 from service.core.audit_schemas import ArmSummary, Audit, Finding, PhotoRecord, Place
 from service.core.bootstrap import interval
 
@@ -139,10 +139,10 @@ def _one_place(audit: Audit) -> list[Finding]:
             kind="looks at one place",
             sentence=(
                 f"The model looks at one place of every photo: {HEAT:.0%} of the heat of "
-                f"{_name(arm)} lie between {left:.0%} and {right:.0%} of the width and between "
+                f"{name_of(arm)} lie between {left:.0%} and {right:.0%} of the width and between "
                 f"{top:.0%} and {bottom:.0%} of the height, whatever the photo shows."
             ),
-            arms=[_name(arm)],
+            arms=[name_of(arm)],
             place=Place(left=left, top=top, right=right, bottom=bottom),
         )
     ]
@@ -154,7 +154,7 @@ def _own_places(audit: Audit, records: Sequence[PhotoRecord]) -> list[Finding]:
     arm = _best(audit)
     if arm is None:
         return []
-    name = _name(arm)
+    name = name_of(arm)
     classes: dict[int, list[PhotoRecord]] = {}
     for each in records:
         if name in each.arms and each.arms[name].map is not None:
@@ -202,7 +202,9 @@ def _best(audit: Audit) -> ArmSummary | None:
     photo: that with the most points, or with the most maps."""
     best = audit.recommendation
     if best is not None:
-        return next(each for each in audit.arms if _name(each) == Arm(best.method, best.layer).name)
+        return next(
+            each for each in audit.arms if name_of(each) == Arm(best.method, best.layer).name
+        )
     able = [each for each in audit.arms if each.mean_map and each.shows_the_model is not False]
     return max(
         able,
@@ -231,7 +233,7 @@ def place_of(mean_map: list[list[float]]) -> tuple[float, float, float, float] |
 
 def _methods(audit: Audit) -> list[Finding]:
     found = []
-    photo = [_name(each) for each in audit.arms if each.shows_the_model is False]
+    photo = [name_of(each) for each in audit.arms if each.shows_the_model is False]
     if photo:
         found.append(
             Finding(
@@ -244,7 +246,7 @@ def _methods(audit: Audit) -> list[Finding]:
             )
         )
     blind = [
-        _name(each)
+        name_of(each)
         for each in audit.arms
         if each.class_blind and each.photos and each.shows_the_model is not False
     ]
@@ -259,7 +261,7 @@ def _methods(audit: Audit) -> list[Finding]:
                 arms=blind,
             )
         )
-    empty = [_name(each) for each in audit.arms if not each.photos]
+    empty = [name_of(each) for each in audit.arms if not each.photos]
     if empty:
         found.append(
             Finding(
@@ -312,10 +314,6 @@ def _gaps(
     return [
         sign * (mine - other) for mine, other in pairs if mine is not None and other is not None
     ]
-
-
-def _name(arm: ArmSummary) -> str:
-    return Arm(arm.method, arm.layer).name
 
 
 def _s(names: Sequence[str]) -> str:

@@ -9,6 +9,7 @@ from typing import Final
 from cam import METHODS, ClassTarget, Question
 from cam.evaluation.metrics import DEFAULTS, METRICS, Options
 from cam.methods import INPUT
+from service.core.audit_schemas import ArmSummary
 from service.core.choices import Fit
 from service.core.errors import InvalidParameter, InvalidTarget
 from service.models.info import ModelInfo
@@ -70,6 +71,11 @@ class Arm:
     @property
     def name(self) -> str:
         return self.method if self.layer == INPUT else f"{self.method}@{self.layer}"
+
+
+def name_of(arm: ArmSummary) -> str:
+    """Return the name of a summary's method and layer."""
+    return Arm(arm.method, arm.layer).name
 
 
 @dataclass(frozen=True)

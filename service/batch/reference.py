@@ -16,9 +16,9 @@ from pydantic import ValidationError
 from rich.console import Console
 
 from cam.drift.comparison import expected_worth, needed_photos
+from cam.drift.map_statistics import MapStatistics, statistics_of
 from cam.drift.reference import Origin, Reference, reference_of
 from cam.drift.shift import LEAST
-from cam.drift.statistics import MapStatistics, statistics_of
 from cam.drift.window import NO_CLASS
 from cam.errors import CamError
 from service.backend.work import Explain

@@ -37,7 +37,7 @@ from service.jobs.errors import NoMaps, NotFinished, UnknownItem, UnknownJob
 from service.jobs.export import parquet, zipped
 from service.jobs.host import Jobs, JobService
 from service.jobs.records import Job, Kind, storable
-from service.jobs.result_store import line_of, picture_of_line
+from service.jobs.results import line_of, picture_of_line
 from service.pipeline.rendering import EXTENSIONS
 
 JSON, NDJSON, EVENTS = "application/json", "application/x-ndjson", "text/event-stream"

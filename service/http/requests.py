@@ -21,9 +21,9 @@ from service.core.errors import (
 )
 from service.core.pydantic_errors import mistake
 from service.pipeline.evaluate_parameters import EvaluateParameters, EvaluateRequest
-from service.pipeline.forms import FormParser
 from service.pipeline.images import decode_base64
 from service.pipeline.instances import Instance, P, Remote
+from service.pipeline.multipart import FormParser
 from service.pipeline.parameters import (
     MAX_INSTANCES,
     ActivationParameters,

@@ -12,9 +12,9 @@ from service.audit.report import audit_page
 from service.audit.summary import summarise
 from service.core.audit_schemas import Audit, PhotoRecord
 from service.core.errors import InternalError
-from service.jobs.folder import Folder
+from service.jobs.job_files import Folder
 from service.jobs.records import Job, parameters_of
-from service.jobs.result_store import ResultStore
+from service.jobs.results import ResultStore
 
 PAGE: Final = 100
 KEPT: Final = 8

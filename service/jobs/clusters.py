@@ -29,9 +29,9 @@ from service.core.cluster_schemas import (
 )
 from service.core.cluster_schemas import OwnPlace as PlaceSchema
 from service.jobs.errors import NoMaps
-from service.jobs.folder import Folder
+from service.jobs.job_files import Folder
 from service.jobs.records import Job
-from service.jobs.result_store import ResultStore, all_finished, maps_of
+from service.jobs.results import ResultStore, all_finished, maps_of
 from service.pipeline.class_maps import MOST, ClassMaps, write_table
 from service.pipeline.json_records import title_of
 

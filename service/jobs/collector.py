@@ -15,7 +15,7 @@ from service.core.errors import (
     Problem,
     TooManyInstances,
 )
-from service.jobs.folder import Blob
+from service.jobs.job_files import Blob
 from service.jobs.records import LONGEST_ID, MOST_ID_BYTES, NewItem, Source, storable
 from service.jobs.submission import Submissions
 from service.jobs.tables import CHUNK

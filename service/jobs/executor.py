@@ -31,10 +31,10 @@ from service.core.pool import Pool
 from service.core.schemas import dump
 from service.jobs.documents import ItemAnswer
 from service.jobs.errors import FolderAway
+from service.jobs.leases import Store
 from service.jobs.records import Leased
-from service.jobs.result_store import stored
+from service.jobs.results import stored
 from service.jobs.sources import Sources
-from service.jobs.store import Store
 from service.models.preprocessing import ModelInput
 from service.pipeline.instances import Instance
 from service.pipeline.pipeline import Pipeline

@@ -18,9 +18,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from service.jobs.folder import Folder
+from service.jobs.job_files import Folder
 from service.jobs.records import Finished, Job
-from service.jobs.result_store import (
+from service.jobs.results import (
     ResultStore,
     all_finished,
     line_of,

@@ -23,15 +23,15 @@ from service.jobs.clusters import Clusterings
 from service.jobs.database import Database
 from service.jobs.documents import JobDocument, describe_job
 from service.jobs.executor import ItemExecutor
-from service.jobs.folder import Folder
 from service.jobs.intake import Intake
 from service.jobs.janitor import enlisted, kept
+from service.jobs.job_files import Folder
+from service.jobs.leases import Store
 from service.jobs.listing import Listing
 from service.jobs.records import Job
-from service.jobs.result_store import ResultStore
+from service.jobs.results import ResultStore
 from service.jobs.runner import Runner
 from service.jobs.sources import Sources
-from service.jobs.store import Store
 from service.jobs.submission import Submissions
 from service.limits.admission import Admission
 from service.limits.body_budget import BodyBudget

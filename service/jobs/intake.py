@@ -25,7 +25,7 @@ from service.core.pool import Pool
 from service.core.settings import Settings
 from service.jobs.collector import Collector
 from service.jobs.errors import no_room
-from service.jobs.folder import Folder
+from service.jobs.job_files import Folder
 from service.jobs.listing import Listing
 from service.jobs.readers import ArchiveReader, FormReader, JsonReader, LinesReader, Reader
 from service.jobs.records import Job, Kind, NewJob, parameters_json

@@ -14,10 +14,10 @@ from typing import Final
 from service.core.errors import InsufficientStorage, Problem
 from service.core.metrics import Metrics
 from service.core.pool import Pool
-from service.jobs.folder import Folder
+from service.jobs.job_files import Folder
+from service.jobs.leases import LEASE_SECONDS, Store
 from service.jobs.listing import Listing
 from service.jobs.runner import Runner
-from service.jobs.store import LEASE_SECONDS, Store
 
 BEAT_SECONDS: Final = LEASE_SECONDS / 4
 log = logging.getLogger(__name__)

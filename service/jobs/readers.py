@@ -15,7 +15,7 @@ from service.core.errors import BodyTooLarge, Problem
 from service.jobs.collector import Collector
 from service.jobs.manifest import JobInstance, JobRequest, manifest_problem
 from service.jobs.unpack import collect_tar, collect_zip
-from service.pipeline.forms import FormParser
+from service.pipeline.multipart import FormParser
 from service.pipeline.parameters import Parameters
 
 

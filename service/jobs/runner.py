@@ -21,9 +21,9 @@ from service.core.errors import Blamed, InsufficientStorage, Problem, Unavailabl
 from service.core.metrics import Metrics
 from service.core.pool import Pool
 from service.jobs.executor import ItemExecutor, Withdrawn
-from service.jobs.folder import Folder
+from service.jobs.job_files import Folder
+from service.jobs.leases import Store
 from service.jobs.records import Kind, Leased
-from service.jobs.store import Store
 from service.limits.admission import Admission
 
 LEASE_ITEMS: Final = 16

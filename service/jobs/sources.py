@@ -25,7 +25,7 @@ from service.core.errors import (
 )
 from service.core.pool import Pool
 from service.core.settings import Settings
-from service.jobs.folder import Folder
+from service.jobs.job_files import Folder
 from service.jobs.records import Leased
 from service.limits.fetch import Allowance, Fetcher
 

@@ -15,10 +15,8 @@ import logging
 import os
 import signal
 from collections.abc import Iterator
-from contextlib import AsyncExitStack, ExitStack, contextmanager, suppress
+from contextlib import AsyncExitStack, contextmanager, suppress
 from dataclasses import replace
-from io import BytesIO
-from pathlib import Path
 from types import FrameType
 from typing import Any, Final
 
@@ -28,6 +26,7 @@ from ray.data import ActorPoolStrategy, DataContext, from_arrow
 from rich.console import Console
 
 from service.batch.configuration import RunConfiguration
+from service.batch.decoder import Decoder
 from service.batch.inputs import open_inputs
 from service.batch.parts import Parts
 from service.batch.progress import Tally, begun, say, shown
@@ -38,7 +37,6 @@ from service.core.errors import ConfigError, Problem, one_line
 from service.core.settings import Settings
 from service.loading.devices import use_all
 from service.local.session import LocalSession, local_session
-from service.pipeline.images import decode
 from service.pipeline.rows import Row, failed_row
 
 BLOCK: Final = 64
@@ -231,41 +229,3 @@ def _terminated_as_interrupted() -> Iterator[None]:
     finally:
         with suppress(TypeError):
             signal.signal(signal.SIGTERM, before)
-
-
-MOST_PIXELS: Final = 4_000_000
-"""Largest number of pixels of a photo that is passed on decoded. Larger photos are passed on
-encoded, because their pixels would fill Ray's object store."""
-DECODED: Final = pa.schema(
-    [
-        pa.field("id", pa.string()),
-        pa.field("target", pa.string()),
-        pa.field("image", pa.large_binary()),
-        pa.field("error", pa.string()),
-        pa.field("problem", pa.string()),
-    ]
-)
-
-
-class Decoder:
-    """A Ray actor on CPUs that reads images and decodes them."""
-
-    def __init__(self, source: str, besides: Path, max_pixels: int) -> None:
-        self._scope = ExitStack()  # stays open as long as the actor lives
-        self._inputs = self._scope.enter_context(open_inputs(source, besides))
-        self._max_pixels = max_pixels
-
-    def __call__(self, block: pa.Table) -> pa.Table:
-        return pa.Table.from_pylist([self._decoded(row) for row in block.to_pylist()], DECODED)
-
-    def _decoded(self, row: dict[str, Any]) -> dict[str, Any]:
-        try:
-            image = self._inputs.read(row["id"])
-            photo = decode(image, max_pixels=self._max_pixels)
-        except Problem as problem:
-            return {**row, "error": problem.detail, "problem": problem.type()}
-        if photo.width * photo.height <= MOST_PIXELS:
-            plain = BytesIO()
-            photo.save(plain, "BMP")  # lossless, at the cost of a copy
-            image = plain.getvalue()
-        return {**row, "image": image}

@@ -15,7 +15,7 @@ from typing import Any
 
 import psutil
 
-from service.jobs.store import HOPELESS
+from service.jobs.leases import HOPELESS
 from tests.chaos.bringing import ask, bring, lines_of, told, until_done
 from tests.chaos.crops import Crops, crops
 from tests.chaos.finding import Finding

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from service.jobs.database import FILE
-from service.jobs.store import HOPELESS
+from service.jobs.leases import HOPELESS
 from tests.chaos.crops import Crops
 
 

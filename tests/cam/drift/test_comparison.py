@@ -11,10 +11,10 @@ import pytest
 from scipy import stats
 
 from cam.drift.comparison import ALPHA, GREAT, compare, expected_worth, needed_photos
-from cam.drift.measures import independent, kolmogorov_probability
+from cam.drift.distances import independent, kolmogorov_probability
+from cam.drift.map_statistics import STATISTICS, MapStatistics
 from cam.drift.reference import Origin, Reference, read_reference, reference_of
 from cam.drift.shift import LEAST, Comparison, Quartiles, Shift, TooFew
-from cam.drift.statistics import STATISTICS, MapStatistics
 from cam.drift.window import Window
 
 ORIGIN = Origin("model", "weights", "gradcam", "layer", "crop")

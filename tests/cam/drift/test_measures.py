@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from cam.drift.measures import (
+from cam.drift.distances import (
     Numbers,
     effective,
     holm,

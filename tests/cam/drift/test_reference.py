@@ -14,6 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from cam.drift.map_statistics import STATISTICS, MapStatistics
 from cam.drift.reference import (
     KEY,
     SCHEMA,
@@ -22,7 +23,6 @@ from cam.drift.reference import (
     read_reference,
     reference_of,
 )
-from cam.drift.statistics import STATISTICS, MapStatistics
 from cam.drift.window import NO_CLASS
 from cam.errors import InvalidReference
 

@@ -11,7 +11,7 @@ import skimage.data
 from scipy import ndimage, stats
 
 from cam.drawing.heatmap import border, concentration
-from cam.drift.statistics import (
+from cam.drift.map_statistics import (
     STATISTICS,
     MapStatistics,
     row_of,

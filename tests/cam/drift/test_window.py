@@ -7,7 +7,7 @@ import tracemalloc
 import numpy as np
 import pytest
 
-from cam.drift.statistics import MapStatistics
+from cam.drift.map_statistics import MapStatistics
 from cam.drift.window import NO_CLASS, Window, evenly
 
 

@@ -14,7 +14,7 @@ import torch
 from cam import METHODS
 from cam.errors import MethodUnsuited
 from cam.methods import Method
-from cam.methods.formulas import apply
+from cam.methods.apply import apply
 from cam.methods.method import Formula
 
 SAID = """

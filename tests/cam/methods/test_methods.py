@@ -26,8 +26,8 @@ from cam import explain
 from cam.drawing.heatmap import minmax
 from cam.errors import GridTooLarge, UnknownMethod
 from cam.methods import METHODS, method_named
+from cam.methods.apply import apply
 from cam.methods.components import eigencam, fem, kpcacam
-from cam.methods.formulas import apply
 from cam.methods.method import load
 
 # Two channels:      A_1        A_2            G_1        G_2

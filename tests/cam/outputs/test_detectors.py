@@ -20,7 +20,7 @@ from cam.methods.detection import fused_levels
 from cam.methods.perturbation import random_masks
 from cam.methods.subject import Subject
 from cam.outputs.detection import detections_of, read_detections
-from cam.outputs.forms import DetectionForm, form_of
+from cam.outputs.detection_forms import DetectionForm, form_of
 from cam.outputs.output import outputs_of, size_of
 from cam.positions.levels import reached_layers
 from tests.cam.detectors import TORCHVISION, blurry, torchvision_detector, trained, yolo_like

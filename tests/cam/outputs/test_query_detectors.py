@@ -19,7 +19,7 @@ from transformers import (
 
 import cam
 from cam.layers import level_layers
-from cam.outputs.forms import form_of
+from cam.outputs.detection_forms import form_of
 from cam.outputs.output import outputs_of, size_of
 from tests.cam.detectors import blurry
 

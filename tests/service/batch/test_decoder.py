@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 from PIL import Image
 
-from service.ray.batch import DECODED, MOST_PIXELS, Decoder
+from service.batch.decoder import DECODED, MOST_PIXELS, Decoder
 from tests.service.batch.batches import small_photos
 from tests.service.batch.laid import lay
 from tests.service.conftest import encoded, noise

@@ -12,9 +12,9 @@ import pytest
 
 from cam import ClassTarget, Explanation, Question
 from cam.drift.comparison import compare
+from cam.drift.map_statistics import STATISTICS
 from cam.drift.reference import Origin, Reference
 from cam.drift.shift import Comparison
-from cam.drift.statistics import STATISTICS
 from cam.drift.window import Snapshot
 from service.backend.answers import Answer, Prediction
 from service.backend.work import NOTHING

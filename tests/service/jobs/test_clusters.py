@@ -20,9 +20,9 @@ from service.http import job_routes
 from service.jobs import clusters
 from service.jobs.clusters import Clusterings, spread
 from service.jobs.errors import NoMaps, UnknownJob
-from service.jobs.folder import Folder
+from service.jobs.job_files import Folder
 from service.jobs.records import Finished, Job
-from service.jobs.result_store import ResultStore
+from service.jobs.results import ResultStore
 from tests.cam.clusters.synthetic import blobs
 from tests.service.conftest import encoded, noise
 from tests.service.jobs.conftest import SLOW, TINY, app_with

@@ -22,8 +22,8 @@ from service.core.files import written_whole
 from service.core.metrics import Metrics
 from service.core.pool import Pool
 from service.jobs.database import FILE
-from service.jobs.folder import Folder
 from service.jobs.janitor import bury_dead, enlisted, kept
+from service.jobs.job_files import Folder
 from tests.service.jobs.desk import Desk, desk_at
 from tests.service.jobs.mortal import DOCUMENT, MOMENTS, NAME, live
 
@@ -169,7 +169,7 @@ def test_a_lock_that_nobody_knows_is_removed_when_it_is_old(
     (tmp_path / "runners" / "gone.lock").touch()
     with enlisted("me", desk.store, desk.folder):
         assert len(files(tmp_path)) == 2
-        monkeypatch.setattr("service.jobs.folder.OLD_SECONDS", -1)
+        monkeypatch.setattr("service.jobs.job_files.OLD_SECONDS", -1)
         bury_dead("other", desk.store, desk.folder)
         assert files(tmp_path) == ["runners/me.lock"]
 

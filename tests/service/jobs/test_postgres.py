@@ -15,7 +15,7 @@ import httpx2
 import pytest
 from sqlalchemy import create_engine, text
 
-from service.jobs.store import LEASE_SECONDS
+from service.jobs.leases import LEASE_SECONDS
 from tests.chaos.sockets import metric
 from tests.chaos.stage import Client, Stage, photo, staged, until_ready
 from tests.service.jobs.apps import answers, job_of, post, until, until_done

@@ -21,9 +21,9 @@ from service.core.pool import Pool
 from service.jobs.errors import UnknownJob
 from service.jobs.export import PAGE, parquet, zipped
 from service.jobs.janitor import kept
+from service.jobs.leases import LEASE_SECONDS
 from service.jobs.records import Job
 from service.jobs.runner import Runner
-from service.jobs.store import LEASE_SECONDS
 from tests.service.jobs.desk import Desk, desk_at
 from tests.service.jobs.postgres import Postgres, postgres
 

@@ -14,8 +14,8 @@ import pytest
 
 from service.core.errors import Blamed, InsufficientStorage, MalformedRequest, Unavailable
 from service.jobs.errors import IdempotencyConflict, TooManyJobs, UnknownJob
+from service.jobs.leases import HANGS, HOPELESS, SUSPICIOUS
 from service.jobs.records import Leased, NewItem
-from service.jobs.store import HANGS, HOPELESS, SUSPICIOUS
 from tests.service.jobs.desk import MODEL, Desk, desk_at
 from tests.service.jobs.postgres import Postgres, postgres
 

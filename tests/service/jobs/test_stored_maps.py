@@ -14,9 +14,9 @@ import pyarrow.parquet as pq
 import pytest
 from starlette.testclient import TestClient
 
-from service.jobs.folder import Folder
+from service.jobs.job_files import Folder
 from service.jobs.records import Finished
-from service.jobs.result_store import maps_of
+from service.jobs.results import maps_of
 from tests.service.batch.batches import Shell, catalog, rows
 from tests.service.conftest import encoded, noise
 from tests.service.jobs.forms import accepted, ended, form_of, results

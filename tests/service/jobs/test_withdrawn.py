@@ -20,10 +20,10 @@ from service.engine.engine import Engine
 from service.engine.manager import ModelManager
 from service.http.job_routes import PAGE
 from service.jobs.database import Database
+from service.jobs.leases import Store
 from service.jobs.records import Job
-from service.jobs.result_store import ResultStore
+from service.jobs.results import ResultStore
 from service.jobs.runner import LEASE_ITEMS, Runner
-from service.jobs.store import Store
 from service.jobs.submission import Submissions
 from service.limits.keys import new_key
 from service.local.app import create_app

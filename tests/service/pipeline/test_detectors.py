@@ -13,7 +13,7 @@ import pytest
 from PIL import Image
 from starlette.testclient import TestClient
 
-from cam.outputs.forms import DetectionForm
+from cam.outputs.detection_forms import DetectionForm
 from service.core import choices
 from service.core.settings import Settings
 from service.local.app import create_app

@@ -26,7 +26,7 @@ from service.core.schemas import (
 from service.jobs.database import Database
 from service.jobs.documents import ItemAnswer, ItemResult
 from service.jobs.errors import ItemFailed, UnknownJob
-from service.jobs.folder import Folder
+from service.jobs.job_files import Folder
 from service.jobs.records import Finished, Job
 from service.jobs.tables import items, results
 from service.pipeline.record import NUMBERS, MapRecord

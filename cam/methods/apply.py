@@ -5,7 +5,7 @@ G = ∂y/∂A, float (n, K, h, w). y is the target's score, K is the number of c
 returns
 
 - weights W, float (n, K, h, w) or (n, K, 1, 1): then map = Σ_k W_k ⊙ A_k; see
-  `cam.methods.gradients`; or
+  `cam.methods.gradient_weights`; or
 - the map, float (n, h, w), where it is no such sum; see `cam.methods.components`.
 
 A function that returns steps runs the model itself: see `cam.methods.perturbation`. Maps are
@@ -21,7 +21,7 @@ from torch import Tensor
 from cam.errors import MethodUnsuited
 from cam.methods import METHODS
 from cam.methods.components import Component, projected
-from cam.methods.gradients import weighted_sum
+from cam.methods.gradient_weights import weighted_sum
 from cam.methods.method import load
 
 
