@@ -68,14 +68,15 @@ class Shift:
             return f"{who}: {what} {verb} from {middle:.{digits}%} to {after:.{digits}%}"
         moves = [abs(one - other) for one, other in zip(self.before, self.after, strict=True)]
         if not any(moves):
-            return f"{who}: {what} lies differently beyond its quartiles, which are as before"
+            return f"{who}: {what} has changed only outside its quartiles"
         if 2 * moves[1] >= max(moves):
             digits = _digits((middle, after), 2)
             return f"{who}: {what} {verb} from {middle:.{digits}f} to {after:.{digits}f} (median)"
         digits = min(_digits(pair, 2) for pair in ((low, lower), (high, higher)))
         return (
-            f"{who}: {what} lies differently, half of the photos were between {low:.{digits}f} and "
-            f"{high:.{digits}f} and are between {lower:.{digits}f} and {higher:.{digits}f}"
+            f"{who}: {what} is distributed differently: the middle half of the photos was between "
+            f"{low:.{digits}f} and {high:.{digits}f} and is now between {lower:.{digits}f} and "
+            f"{higher:.{digits}f}"
         )
 
 

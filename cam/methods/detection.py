@@ -34,7 +34,10 @@ def box_score(target: Target, output: Output) -> Tensor:
         MethodUnsuited: if the model is not a detector.
     """
     if output.detections is None:
-        raise MethodUnsuited("it explains the boxes of a detector: hirescam is the same at a layer")
+        raise MethodUnsuited(
+            "it explains the boxes of a detector; for other models, hirescam does the same at "
+            "one layer"
+        )
     return target.score(output)
 
 
@@ -102,7 +105,9 @@ def _box_of(target: Target, output: Output) -> Detections:
     """
     found = output.detections
     if found is None or not isinstance(target, ClassTarget) or target.against:
-        raise MethodUnsuited("drise explains a box of a detector, and what speaks for it alone")
+        raise MethodUnsuited(
+            "drise explains only the evidence for a box of a detector; leave out against"
+        )
     best = target.find(found)
     assert best is not None  # a target without a detection was refused before
     return found.rows([best])

@@ -191,9 +191,7 @@ def rise(subject: Subject) -> Steps:
     if subject.reading.meaning == "value":
         raise MethodUnsuited(f"rise explains no value: {NO_VALUES}")
     if any(getattr(target, "against", False) for target in subject.targets):
-        raise MethodUnsuited(
-            "rise weighs what speaks for a class, which its probability says; leave out against"
-        )
+        raise MethodUnsuited("rise explains only the evidence for a class; leave out against")
     opened, done, stopped = 0.5, 0, False
     likely = subject.of_probabilities()
     total = torch.zeros(len(subject.targets), *subject.size)

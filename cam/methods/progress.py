@@ -48,8 +48,8 @@ class Passes:
             return None
         share = f"{self.made} of the {self.of} passes that the method takes were made"
         if self.stopped:
-            return f"{share}, for the time was up; a job has all the time"
-        return f"{share}, those of the {self.chosen}: a larger budget has more"
+            return f"{share}, because the time ran out; a job has no time limit"
+        return f"{share}, for the {self.chosen}; a larger budget allows more"
 
 
 def finish(steps: Generator[Progress, None, Value]) -> Value:

@@ -64,9 +64,11 @@ def _incomplete(question: Question, found: Completeness | None) -> tuple[str, ..
         return ()
     more = METHODS[question.method].budget
     reason = (
-        "a larger budget comes nearer" if more else "not all of the model is made of rectifiers"
+        "a larger budget reduces the difference"
+        if more
+        else "not all of the model is made of rectifiers"
     )
-    sums = f"{found.attributed:.4g}, and should to {found.difference:.4g}"
+    sums = f"{found.attributed:.4g} instead of {found.difference:.4g}"
     return (f"the attributions add up to {sums}: {reason}",)
 
 

@@ -130,7 +130,7 @@ class FastPath:
             The reason why the copy runs uncompiled; None if it runs compiled.
         """
         if not self.compiled:
-            return "it was not to be"
+            return "compilation is turned off"
         question = [Question((ClassTarget(),), "gradcam", (self.layer,))]
         try:
             seconds = fastest(lambda: self.explain(image, question))

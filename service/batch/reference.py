@@ -111,10 +111,10 @@ def _told(made: _Made) -> Iterator[str]:
     worth = round(expected_worth(counts))
     if worth < LEAST:
         yield (
-            f"warning: all classes together will hardly ever be compared: of {len(indices)} "
-            f"classes these photos count for about {worth}, and a comparison needs {LEAST}; that "
-            f"takes {needed_photos(len(indices))} photos of these classes, and more if they bring "
-            "other classes"
+            f"warning: all classes together can rarely be compared: the photos of {len(indices)} "
+            f"classes count as about {worth} photos, and a comparison needs {LEAST}; collect "
+            f"{needed_photos(len(indices))} photos of these classes, or more if the new photos "
+            "have other classes"
         )
     few = indices[counts < LEAST].tolist()
     names = [made.labels.name(index) or f"class {index}" for index in few if index != NO_CLASS]

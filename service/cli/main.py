@@ -52,7 +52,8 @@ def _tell_version(asked: bool) -> None:
 @cli.callback()
 def main_options(
     version: Annotated[
-        bool, typer.Option("--version", callback=_tell_version, is_eager=True, help="Its number.")
+        bool,
+        typer.Option("--version", callback=_tell_version, is_eager=True, help="Show the version."),
     ] = False,
 ) -> None:
     """Explains what vision models look at."""
@@ -112,7 +113,7 @@ def serve(
 
 @cli.command()
 def key(
-    name: Annotated[str, typer.Argument(help="Whose it is.")],
+    name: Annotated[str, typer.Argument(help="Name of the key's owner.")],
     scope: Annotated[
         list[str] | None, typer.Option(help="explain or admin; repeat for both.")
     ] = None,
@@ -127,7 +128,9 @@ def key(
 @cli.command()
 def explain(
     photos: Annotated[list[Path], typer.Argument(help="Image files.")],
-    model: Annotated[str | None, typer.Option(help="Its name; else the first.")] = None,
+    model: Annotated[
+        str | None, typer.Option(help="Name of the model; the first model by default.")
+    ] = None,
     target: Target = None,
     method: Method = None,
     layer: Layer = None,
@@ -171,7 +174,9 @@ def batch(
         Path,
         typer.Option(help="Folder for pictures and manifest.parquet; goes on where it stopped."),
     ],
-    model: Annotated[str | None, typer.Option(help="Its name; else the first.")] = None,
+    model: Annotated[
+        str | None, typer.Option(help="Name of the model; the first model by default.")
+    ] = None,
     target: Target = None,
     method: Method = None,
     layer: Layer = None,
@@ -233,7 +238,9 @@ def audit(
         Path,
         typer.Option(help="Folder for report.html and audit.json; goes on where it stopped."),
     ],
-    model: Annotated[str | None, typer.Option(help="Its name; else the first.")] = None,
+    model: Annotated[
+        str | None, typer.Option(help="Name of the model; the first model by default.")
+    ] = None,
     target: Target = None,
     method: Annotated[
         list[str] | None, typer.Option(help="A method to measure; repeat. Else the usual ones.")
@@ -248,11 +255,17 @@ def audit(
     ] = None,
     fit: Annotated[str, typer.Option(help="crop, squash or pad.")] = "crop",
     most: Annotated[
-        int, typer.Option(min=1, help="Photos to measure at most; drawn evenly of more.")
+        int,
+        typer.Option(
+            min=1,
+            help="Largest number of photos to measure; of more photos, evenly drawn ones are used.",
+        ),
     ] = 200,
     within: Annotated[
         str | None,
-        typer.Option(help="Time that it may take, such as 90s, 10m or 1h; fewer photos then."),
+        typer.Option(
+            help="Time limit, such as 90s, 10m or 1h; fewer photos are measured if necessary."
+        ),
     ] = None,
     models: Models = None,
 ) -> None:
@@ -287,13 +300,17 @@ def reference(
     output: Annotated[
         Path | None, typer.Option(help="File to write; without it, the standard output.")
     ] = None,
-    model: Annotated[str | None, typer.Option(help="Its name; else the first.")] = None,
-    method: Annotated[str, typer.Option(help="Method of the maps, one of one pass.")] = "gradcam",
+    model: Annotated[
+        str | None, typer.Option(help="Name of the model; the first model by default.")
+    ] = None,
+    method: Annotated[
+        str, typer.Option(help="Method of the maps; it must need only one pass.")
+    ] = "gradcam",
     layer: Annotated[str, typer.Option(help="Layer of the maps; auto is the default.")] = "auto",
     fit: Annotated[str, typer.Option(help="crop, squash or pad.")] = "crop",
     models: Models = None,
 ) -> None:
-    """Fix what the maps of good photos are like, to watch a live model: writes Parquet."""
+    """Record the statistics of good photos' maps as the reference of a model: writes Parquet."""
     former = {*threading.enumerate()}
     settings = read_settings(os.environ, models=models)
     from service.batch.reference import make_reference

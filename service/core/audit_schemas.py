@@ -136,8 +136,8 @@ class ArmSummary(Open):
     )
     points: Interval | None = Field(
         description=(
-            "Mean share of the other methods that it beats, over localisation and faithfulness; "
-            "only among methods that show the model."
+            "Mean share of the other methods that this method beats in localisation and "
+            "faithfulness; only methods that show the model are compared."
         )
     )
     mean_map: list[list[float]] | None = Field(

@@ -47,7 +47,7 @@ class MapCluster(Open):
         description="The items whose maps are in it.", examples=[["cats/a.jpg", "cats/b.jpg"]]
     )
     numbers: list[int] = Field(
-        description="Of each of these items, which of its explanations it is, from 0.",
+        description="For each entry of `items`, the index of the item's explanation, from 0.",
         examples=[[0, 0]],
     )
     mean: list[list[float]] = Field(
@@ -60,7 +60,7 @@ class MapCluster(Open):
         examples=[0.71],
     )
     tightness: float = Field(
-        description="Mean share of a map's heat that lies as in all of the cluster, 0 … 1.",
+        description="Mean share of a map's heat that overlaps the mean heat of the cluster, 0 … 1.",
         examples=[0.86],
     )
 
@@ -78,7 +78,7 @@ class OwnPlace(Open):
         description="The items whose maps lie there.", examples=[["cats/a.jpg", "cats/b.jpg"]]
     )
     numbers: list[int] = Field(
-        description="Of each of these items, which of its explanations it is, from 0.",
+        description="For each entry of `items`, the index of the item's explanation, from 0.",
         examples=[[0, 0]],
     )
 
@@ -94,9 +94,9 @@ class ClustersOfClass(Open):
     own_place: OwnPlace | None = Field(
         None,
         description=(
-            "The place of the frame at which hardly another class looks, such as a mark on most "
-            "of its photos; absent if there is none. It is a reason to look at the photos, and no "
-            "proof."
+            "A place of the frame where most maps of this class lie and few maps of other "
+            "classes do, such as a mark on most photos of the class; absent if there is none. It "
+            "is a reason to look at the photos, not a proof."
         ),
     )
     clusters: list[MapCluster]

@@ -199,7 +199,7 @@ class UndecodableImage(Problem):
 
 class UnfetchableImage(Problem):
     status = 422
-    title = "The image cannot be had from its address"
+    title = "The image cannot be fetched from its address"
 
 
 class UnknownParameter(Problem):
@@ -347,7 +347,7 @@ class Unavailable(Problem):
 
 class OutOfMemory(Problem):
     status = 503
-    title = "The device has no memory for it"
+    title = "The device has too little memory for the image"
 
 
 class Overloaded(Problem):

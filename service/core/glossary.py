@@ -59,10 +59,10 @@ TERMS: Final = {
         "0.36 where the map is the same everywhere; absent of a flat map."
     ),
     "agreement": (
-        "Of several methods: for each other one how alike its map of the same target at the same "
-        "layer is, as Spearman's rank correlation over the layer's positions, −1 … 1: 1 where both "
-        "order all positions alike, 0 where they have nothing in common. Of two layers' grids the "
-        "coarser one counts; absent of a flat map. `agreement_mean` is the mean over the others."
+        "With several methods: other method → Spearman's rank correlation of its map with this "
+        "map, for the same target and layer, −1 … 1: 1 if both maps order all positions alike, 0 "
+        "if the orders are unrelated. Maps on different grids are compared on the coarser grid. "
+        "Absent if the map is flat. `agreement_mean` is the mean over the other methods."
     ),
     "scores": (
         "How good the map is by each metric that `evaluate` names, metric → value (see "
@@ -78,15 +78,16 @@ TERMS: Final = {
         "The rectangle of whole pixels of the map that the model saw; outside it the map is 0."
     ),
     "covers": (
-        "Where the map's edges lie on the photo, in the photo's pixels, (0, 0) its top left "
-        "corner: the whole photo where `size` is `image`, else what the model saw, which may be a "
-        "part of the photo (`fit=crop`) or reach beyond it (`fit=pad`). In a table "
-        "always what the model saw, for the map there is the layer's."
+        "The edges of the map in the photo's pixels; (0, 0) is the photo's top left corner. If "
+        "`size` is `image`, the map covers the whole photo; otherwise it covers what the model "
+        "saw, which may be a part of the photo (`fit=crop`) or larger than the photo "
+        "(`fit=pad`). In a table the map always covers what the model saw, because a table holds "
+        "the layer's map."
     ),
     "placement": (
-        "The edges of the layer's positions on the photo, in its pixels, and how they are turned, "
-        "of a model that resizes, crops, pads, mirrors or transposes its input itself; the map is "
-        "put there, and is 0 where the model does not look. Absent where the positions cover the "
+        "For a model that resizes, crops, pads, mirrors or transposes its input itself: the "
+        "edges of the layer's grid in the photo's pixels, and the orientation of the grid. The "
+        "map is drawn inside these edges and is 0 outside them. Absent if the grid covers the "
         "model's input evenly and upright."
     ),
     "map": (
@@ -105,10 +106,11 @@ TERMS: Final = {
     ),
     "overlay": "The picture itself, a PNG, where the job's `output` asks for one.",
     "passes": (
-        "Of scorecam, sscam, iscam, ablationcam, rise and drise: how many passes were `made` `of` "
-        "those that the formula takes (of a method of channels, those of all channels; of random "
-        "masks, `budget`). Fewer are made where `budget` allows no more, or where none is given "
-        "and the request's time is nearly up; a warning says so."
+        "For scorecam, sscam, iscam, ablationcam, rise and drise: `made` is the number of passes "
+        "that were made, `of` the number that the formula needs (for methods of channels: the "
+        "passes of all channels; for random masks: `budget`). `made` is smaller if `budget` is "
+        "smaller, or if no budget is given and the request's time is nearly up; a warning then "
+        "says so."
     ),
     "warning": "Why the map should not be trusted as it is.",
     "error": "Why the image has no map.",

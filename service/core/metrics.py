@@ -75,14 +75,15 @@ class Metrics:
         )
         self.answers = Counter(
             "gradcam_answers",
-            "Answers to images, by how: made, joined (one that was being made), remembered",
+            "Answers for images, by origin: made, joined (shared with an answer in progress), "
+            "remembered (from the cache)",
             ["model", "how"],
             registry=self._registry,
         )
         self.map_statistics = Histogram(
             "gradcam_map",
-            "Statistics of the maps that are served, each 0 to 1, of the first classes that are "
-            "frequent; flat is 1 of a map that is the same everywhere, else 0",
+            "Statistics of the served maps, each 0 to 1, for the classes that became frequent "
+            "first; flat is 1 if the map is the same everywhere, else 0",
             ["model", "label", "statistic"],
             buckets=TENTHS,
             registry=self._registry,
@@ -129,7 +130,7 @@ class Metrics:
         )
         self.admission_delay = Gauge(
             "gradcam_admission_delay_seconds",
-            "Longest time of the fastest three quarters of the latest requests",
+            "Time within which three quarters of the latest requests were answered",
             ["model"],
             registry=self._registry,
             multiprocess_mode="livemax",
@@ -146,7 +147,7 @@ class Metrics:
         )
         self.worker_restarts = Counter(
             "gradcam_worker_restarts",
-            "Workers replaced, because they hung or ended, or their process did",
+            "Workers that were replaced because they, or their process, hung or ended",
             ["model"],
             registry=self._registry,
         )

@@ -89,8 +89,8 @@ class MethodDescription(Open):
     )
     reason: str | None = Field(None, description="Reason, if not.")
     fast: bool = Field(
-        description="Whether its maps at the model's default layer come from the fast path: only "
-        "where its fidelity is 0.98 or more, at worst too.",
+        description="Whether the fast path makes this method's maps at the model's default layer, "
+        "which requires a worst fidelity of 0.98 or more.",
         examples=[False],
     )
     fidelity: FidelityDescription | None = Field(
@@ -143,8 +143,8 @@ class ModelDescription(Open):
     )
     methods: list[MethodDescription]
     mode: Mode = Field(
-        description="`fast`: maps at the default layer come from a compiled path, of those methods "
-        "that say so.",
+        description="`fast`: a compiled path makes the maps at the default layer, for the methods "
+        "whose `fast` is true.",
         examples=["exact"],
     )
     runtime: Runtime = Field(
@@ -157,7 +157,7 @@ class ModelDescription(Open):
     )
     max_batch: int = Field(examples=[16])
     batching: str | None = Field(
-        None, description="Reason why images are run one by one, if `max_batch` is 1 for one."
+        None, description="Reason why the service set `max_batch` to 1; null if there is none."
     )
     audited: AuditedMethod | None = Field(
         None, description="What `method=auto` means, by the audit of the model."
@@ -197,11 +197,12 @@ class ShiftDescription(Open):
     label: str | None = Field(None, description="Its name; null if it has none.")
     statistic: str = Field(examples=["border"])
     psi: float = Field(
-        description="Population stability index, less what chance gives it.", examples=[1.2]
+        description="Population stability index, minus its expected value by chance.",
+        examples=[1.2],
     )
     distance: float = Field(description="Kolmogorov's and Smirnov's D, 0 … 1.", examples=[0.46])
     p: float = Field(
-        description="Probability of such a D without a change, corrected by Holm for all tests.",
+        description="p-value of `distance`, with Holm's correction for all tests.",
         examples=[1e-12],
     )
     before: tuple[float, float, float] = Field(
@@ -227,8 +228,8 @@ class TooFewDescription(Open):
     label: str | None = Field(None, description="Its name; null if it has none.")
     statistic: str | None = Field(None, description="Null for all statistics.")
     reference: int = Field(
-        description="Photos in the reference; of all classes together, as many as their weights "
-        "make them worth.",
+        description="Number of photos in the reference; for all classes together, the effective "
+        "number of the weighted photos.",
         examples=[12],
     )
     live: int = Field(description="Different photos in the window.", examples=[3])

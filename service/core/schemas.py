@@ -161,8 +161,9 @@ class Score(Open):
     random_maps: int = Field(
         0,
         description=(
-            "Number of random maps; `random` among the baselines is their mean. Of fewer than 19, "
-            "the percentile is Student's, from their mean and spread; of more, a rank."
+            "Number of random maps; `random` in `baselines` is their mean value. With fewer than "
+            "19 random maps, the percentile is that of Student's distribution with their mean "
+            "and spread; otherwise it is the rank among them."
         ),
         examples=[8],
     )
@@ -199,7 +200,9 @@ class MapFacts(Open):
     agreement: dict[str, float] | None = Field(None, description=TERMS["agreement"])
     signed: Literal[True] | None = None
     completeness: Completeness | None = Field(
-        None, description="Only of methods that promise it: integratedgradients, fullgrad."
+        None,
+        description="Only for methods whose attributions should add up to the score: "
+        "integratedgradients and fullgrad.",
     )
     passes: Passes | None = Field(None, description=TERMS["passes"])
     scores: dict[str, Score] | None = Field(
@@ -325,8 +328,8 @@ class MeanScore(Open):
     verdict: str | None = Field(
         None,
         description=(
-            "How the maps compare with the baselines, by the interval of the mean difference on "
-            "the same image; no better where it holds 0."
+            "How the maps compare with each baseline, judged by the interval of the mean "
+            "difference on the same image: `no better` if the interval contains 0."
         ),
         examples=["better than chance and an edge detector; no better than a centred Gaussian"],
     )

@@ -79,8 +79,8 @@ class Settings(BaseModel):
     max_instances: int = Field(32, ge=1, le=1024, description="most images in one request")
     runtime: WantedRuntime = Field(
         "auto",
-        description="what runs models whose entries do not say it: `torch`, `openvino`, or `auto`, "
-        "whichever is faster, of those that are installed",
+        description="runtime of the models whose entries name none: `torch`, `openvino`, or "
+        "`auto`, the fastest installed one",
     )
     max_queue: int = Field(
         256,
@@ -91,14 +91,15 @@ class Settings(BaseModel):
     delay_tolerance: float = Field(
         3.5,
         ge=0,
-        description="how many times as long as alone three quarters of a model's requests may take "
-        "under load; beyond it requests get a 429. 0: only GRADCAM_MAX_QUEUE limits them",
+        description="largest ratio of a request's time under load to its time alone, for three "
+        "quarters of a model's requests; above this ratio requests get a 429. 0: only "
+        "GRADCAM_MAX_QUEUE limits requests",
     )
     max_bodies_bytes: int = Field(
         250_000_000,
         ge=1,
-        description="of all request bodies held at a time, and of jobs as far as they are not on "
-        "the disk yet; beyond it requests get a 503",
+        description="most bytes of all request bodies in memory, including the parts of jobs that "
+        "are not on the disk yet; above this limit requests get a 503",
     )
     pixel_budget: int = Field(
         100_000_000,
@@ -112,16 +113,17 @@ class Settings(BaseModel):
     receive_seconds: float = Field(
         10.0,
         gt=0,
-        description="longest for a request to come in; a body of at least 64 kB/s has longer",
+        description="longest time to receive a request; a body that arrives at 64 kB/s or more "
+        "may take longer",
     )
     send_seconds: float = Field(
-        30.0, gt=0, description="longest for a client to read nothing of its answer"
+        30.0, gt=0, description="longest time in which a client reads nothing of its answer"
     )
     cache_bytes: int = Field(
         64_000_000,
         ge=0,
-        description="of answers to remember for each model, so that another colour or size of the "
-        "same map costs no forward pass; 0 remembers none",
+        description="size of each model's cache of answers in bytes; a cached map needs no "
+        "forward pass for another colour or size; 0: no cache",
     )
     cache: Path | None = Field(
         None,
@@ -184,8 +186,8 @@ class Settings(BaseModel):
     jobs_bytes: int = Field(
         20_000_000_000,
         ge=1,
-        description="of the disk that all jobs and results may take; beyond it a job gets a 507, "
-        "and those under way wait",
+        description="most bytes of all jobs and results on the disk; above this limit new jobs "
+        "get a 507, and running jobs wait",
     )
     job_retention_seconds: float = Field(
         604_800.0, gt=0, description="how long a job and its results are kept when it has ended"
@@ -205,9 +207,9 @@ class Settings(BaseModel):
         None,
         ge=0,
         le=64,
-        description="processes that receive requests, decode and draw, beside the one that holds "
-        "the models; 0: that one does it itself. Without it one, or more where there are more than "
-        "8 cores or an accelerator",
+        description="number of processes that receive requests, decode and draw, in addition to "
+        "the process of the models; 0: the process of the models does this work, too. Default: "
+        "one, or more on a machine with more than 8 cores or an accelerator",
     )
     log_level: Literal["debug", "info", "warning", "error"] = Field(
         "info", description="least severe messages to log"

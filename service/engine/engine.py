@@ -416,7 +416,7 @@ class Engine:
         except Full as error:
             self._metrics.rejected.labels(reason="queue full").inc()
             raise QueueFull(
-                f"{error} for model {self.model.name!r}, as many as may; try again",
+                f"{error} for model {self.model.name!r}, which is the maximum; try again",
                 retry_after=RETRY_AFTER_SECONDS,
             ) from None
         except Closed as error:

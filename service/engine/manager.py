@@ -192,7 +192,7 @@ class ModelManager:
             raise Conflict(f"there is a model {entry.name!r} already; DELETE it first")
         if len(self._lifecycles) >= self._settings.max_models:
             raise Conflict(
-                f"there are {len(self._lifecycles)} models, as many as may be; DELETE one first"
+                f"there are {len(self._lifecycles)} models, which is the maximum; DELETE one first"
             )
         self._lifecycles[entry.name] = self._lifecycle(entry, essential=False)
         self._tasks[entry.name] = asyncio.create_task(self._join(entry.name), name="add a model")

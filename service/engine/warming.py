@@ -136,8 +136,8 @@ def _warm(model: ServedModel, path: CompiledPath, images: Tensor, worth: float) 
     if not known and path.runtime == "openvino":
         _keep(model, record, found)
     log.info(
-        "model %s has a fast path by %s in %s after %.1f s, %.1f s of them to judge it, %s; its "
-        "maps correlate %.4f or better with the exact ones and differ by %.0e at most; served "
+        "model %s has a fast path by %s in %s after %.1f s, %.1f s of them for its comparison, %s; "
+        "its maps correlate %.4f or better with the exact ones and differ by %.0e at most; served "
         "exact: %s",
         model.name,
         path.runtime,

@@ -49,9 +49,9 @@ def make_administration_router(
         "/v1/models",
         summary="Load one more model",
         description=(
-            "For keys of scope `admin`. It loads in the background; until then `GET` of its "
-            "`Location` answers 503, or 424 where it could not be loaded. No file is named: "
-            "weights are the source's own, or seeded random."
+            "For keys of scope `admin`. The model loads in the background: `GET` of its "
+            "`Location` answers 503 while it loads, and 424 if it could not be loaded. The "
+            "request cannot name files: the weights are the source's own, or seeded random."
         ),
         status_code=202,
         response_model=model_schemas.ModelState,
@@ -66,7 +66,7 @@ def make_administration_router(
     )(routes.add_model)
     router.delete(
         "/v1/models/{model:model}",
-        summary="Finish a model's requests and let it go",
+        summary="Remove a model after its last request",
         description="For keys of scope `admin`. Answers when the last request is done.",
         status_code=204,
         response_description="It is gone.",

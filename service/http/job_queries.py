@@ -43,15 +43,15 @@ class SubmitQuery(JobParameters):
     idempotency_key: IdempotencyKey | Absent = Field(
         None,
         alias="Idempotency-Key",
-        description="The same key with the same job gives the same job again.",
+        description="A second request with the same key and the same job returns the first job.",
         json_schema_extra={"in": "header"},
     )
 
 
 class ListQuery(BaseModel):
     limit: Whole = Field(50, ge=1, le=200, description="How many.")
-    before: str | Absent = Field(None, description="Those that came before this one.")
-    state: JobState | Absent = Field(None, description="Those of this state.")
+    before: str | Absent = Field(None, description="Only jobs that were created before this job.")
+    state: JobState | Absent = Field(None, description="Only jobs in this state.")
 
 
 class CancelQuery(BaseModel):

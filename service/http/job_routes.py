@@ -67,9 +67,9 @@ def make_jobs_router(*, jobs: Jobs, manager: Backend) -> APIRouter:
         "/v1/jobs",
         summary="Explain many images when there is time",
         description=(
-            "Takes inline images, a form, a zip or tar, or lines that name images, reads them as "
-            "they stream in, and answers when they are on the disk: what was accepted is not lost. "
-            "Items fail alone."
+            "Accepts inline images, a form, a zip or tar, or lines that name images. The service "
+            "writes them to the disk as they arrive and then answers, so an accepted job is not "
+            "lost. An item that fails does not affect the others."
         ),
         status_code=202,
         response_model=JobDocument,
@@ -98,8 +98,8 @@ def make_jobs_router(*, jobs: Jobs, manager: Backend) -> APIRouter:
         "/v1/jobs/{job}",
         summary="Cancel a job, or remove it",
         description=(
-            "What is finished stays, until the job expires; a job that has ended stays as it is. "
-            "With `purge=true` the job and its results are gone."
+            "Finished results stay until the job expires; a job that has ended does not change. "
+            "With `purge=true` the job and its results are removed."
         ),
         response_model=JobDocument,
         responses={
@@ -127,10 +127,11 @@ def make_jobs_router(*, jobs: Jobs, manager: Backend) -> APIRouter:
     )(routes.follow_job)
     router.get(
         "/v1/jobs/{job}/results",
-        summary="What is finished of a job, a line each",
+        summary="The finished results of a job, one per line",
         description=(
-            "In the order in which items were finished; `X-Next-Cursor` is the `after` of the next "
-            "request. Of a job that runs it is what there is by now."
+            "The results, in the order in which the items were finished. Send `X-Next-Cursor` as "
+            "`after` in the next request. A running job returns the results that are finished so "
+            "far."
         ),
         response_class=Response,
         responses=answers(
@@ -302,8 +303,8 @@ class JobRoutes:
         await _must_have_ended(place, found)
         if self._places.locked():
             raise QueueFull(
-                f"{CLUSTERS_AT_ONCE} requests for clusters are waiting or computed, as many as "
-                "may; try again",
+                f"{CLUSTERS_AT_ONCE} requests for clusters are in progress, which is the maximum; "
+                "try again",
                 retry_after=LONGEST_WAIT,
             )
         async with self._places, self._clustering:

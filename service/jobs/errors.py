@@ -40,7 +40,7 @@ class ItemFailed(Problem):
 
 class NotFinished(Problem):
     status = 409
-    title = "It is not finished"
+    title = "The job or item is not finished"
 
 
 class DuplicateId(Problem):

@@ -111,7 +111,7 @@ class Jobs:
         self._scope = AsyncExitStack()
         self._place: JobService | None = None
         self._opening: asyncio.Task[None] | None = None
-        self._why_not = "the service is not there yet"
+        self._why_not = "the service is starting"
         self.failure: ConfigError | None = None
         """Reason why jobs cannot be stored where the settings say; None if there is none."""
 
@@ -141,7 +141,7 @@ class Jobs:
         """
         if self._place is None:
             wait = 60 if self._opening is not None else None
-            raise Unavailable(f"there are no jobs here: {self._why_not}", retry_after=wait)
+            raise Unavailable(f"jobs are not available: {self._why_not}", retry_after=wait)
         return self._place
 
     async def _opened(self) -> bool:

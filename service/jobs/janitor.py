@@ -115,9 +115,9 @@ async def kept(
             try:
                 await work()
             except Problem as problem:
-                log.warning("jobs are not looked after: %s", problem.detail)
+                log.warning("maintenance of jobs failed: %s", problem.detail)
             except Exception:
-                log.exception("jobs are not looked after")
+                log.exception("maintenance of jobs failed")
             await asyncio.sleep(BEAT_SECONDS)
 
     # Tasks of their own, because to remove a million results takes longer than a heartbeat may.

@@ -90,8 +90,8 @@ class Blob:
     def _require_room(self) -> None:
         if self.size > self._room:
             raise InsufficientStorage(
-                "the jobs that there are take as much of the disk as they may; delete one, or wait "
-                "until they expire"
+                "the jobs already use all the disk space that is allowed; delete a job, or wait "
+                "until jobs expire"
             )
 
 

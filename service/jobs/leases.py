@@ -301,7 +301,8 @@ def _settled(
 
 def _hopeless() -> Problem:
     return InternalError(
-        "the service died or hung over and over while it worked on this image, so it is given up"
+        "the service ended or hung repeatedly while it processed this image; the image is not "
+        "tried again"
     )
 
 

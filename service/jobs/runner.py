@@ -131,7 +131,7 @@ class Runner:
                     async for _, result in finished:
                         assert not isinstance(result, Problem), result
             except Exception:
-                log.exception("the work on jobs failed; it begins anew")
+                log.exception("processing of jobs failed and is restarted")
                 self._in_flight.clear()
                 self._doubtful = True
                 await asyncio.sleep(LOOK_SECONDS)

@@ -46,7 +46,7 @@ class Submissions:
                 _one_at_a_time(connection)
                 if (there := _unfinished(connection)) >= most:
                     raise TooManyJobs(
-                        f"{there} jobs are unfinished, as many as may be; try again",
+                        f"{there} jobs are unfinished, which is the maximum; try again",
                         retry_after=BUSY_SECONDS,
                     )
             connection.execute(

@@ -208,7 +208,8 @@ class Admission:
             # A request that is larger than the room is admitted if the room is empty.
             if number and held and held + number > room:
                 raise self.refuse(
-                    f"{held} {kind} are in work for model {model!r}, and at most {room} may be",
+                    f"{held} {kind} are in progress for model {model!r}; at most {room} are "
+                    "allowed",
                     RETRY_AFTER_SECONDS,
                     reason="queue full",
                 )
@@ -348,7 +349,7 @@ class _Model:
         self._show()
         taken = self._costly if kind != "requests" else self._counts.total(self._places)
         return self._admission.refuse(
-            f"{taken} {kind} are in work for model {self._name!r}, as many as it can answer in "
+            f"{taken} {kind} are in progress for model {self._name!r}; it cannot answer more in "
             "time",
             self._limit.retry_after(self._taken.total() + self._costly),
             reason="limit",

@@ -73,7 +73,8 @@ class ModelEntry(BaseModel):
     sha256: str | None = Field(
         None,
         pattern=r"^[0-9a-f]{64}$",
-        description="of the file of weights, in hexadecimal: with another one nothing is loaded",
+        description="SHA-256 of the file of weights, in hexadecimal; a file with another SHA-256 "
+        "is not loaded",
     )
     seed: int = Field(0, ge=0, lt=2**63, description='the seed of `weights = "none"`')
     labels: str | None = Field(
@@ -133,9 +134,9 @@ class ModelEntry(BaseModel):
     reshape: str | dict[str, str] = Field(
         {},
         description=(
-            "how the outputs of layers lie whose tokens cannot be located by themselves: "
-            "`tokens HEIGHT WIDTH PREFIX`, such as `tokens 14 14 1`, or a table of such words for "
-            "names or patterns of layers"
+            "grid of the tokens, for layers where the service cannot find it: `tokens HEIGHT "
+            "WIDTH PREFIX`, such as `tokens 14 14 1`, or a table of names or patterns of layers "
+            "with one such value each"
         ),
     )
     input_size: tuple[Side, Side] | Side | None = Field(
@@ -180,9 +181,10 @@ class ModelEntry(BaseModel):
     mode: WantedMode = Field(
         "auto",
         description=(
-            "`exact`: as it is, eager; `fast`: the default layer's maps also in half precision "
-            "where the device has units for it, and compiled; `auto`: fast on an accelerator; on "
-            "the CPU as it is, or by OpenVINO where that is faster and equal to 1e-4"
+            "`exact`: the unchanged model in eager PyTorch; `fast`: maps at the default layer "
+            "also from a compiled copy, in half precision if the device supports it; `auto`: "
+            "`fast` on an accelerator; on the CPU the unchanged model, or OpenVINO if it is "
+            "faster and its maps are equal to 1e-4"
         ),
     )
     runtime: WantedRuntime | None = Field(

@@ -120,7 +120,7 @@ class EvaluateParameters(Parameters):
             "none."
         ),
     )
-    seed: int = Field(0, ge=0, lt=2**31, description="Of the random numbers of all metrics.")
+    seed: int = Field(0, ge=0, lt=2**31, description="Seed of the random numbers of all metrics.")
     region: RegionObject | None = Field(
         None, description="Where the heat should be, for `energy` and `pointing`."
     )

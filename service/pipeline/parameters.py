@@ -139,9 +139,10 @@ class Parameters(PredictParameters):
     method: MethodParameter = Field(
         "gradcam",
         description=(
-            "The method of class activation mapping, or several for a map each, whose `agreement` "
-            "is told: all at the model's default layer, unless `layer` says otherwise. `auto` is "
-            "what the model's audit recommends, where its entry in models.toml names one."
+            "The method of class activation mapping, or several methods. Several methods make "
+            "one map each, at the model's default layer unless `layer` names another, and the "
+            "answer has their `agreement`. `auto` is the method that the model's audit "
+            "recommends, if the model's entry in models.toml names an audit."
         ),
     )
     layer: LayerParameter = Field(
@@ -170,8 +171,8 @@ class Parameters(PredictParameters):
     signed: bool = Field(
         False,
         description=(
-            "Keep what speaks against the target, below 0, too: -1 … 1 where it is scaled, in "
-            "colours with a neutral middle."
+            "Also keep the values below 0, which are evidence against the target. A scaled map "
+            "is then -1 … 1, and its colours have a neutral middle."
         ),
     )
     smooth: Smooth = Field(
@@ -182,7 +183,8 @@ class Parameters(PredictParameters):
         ),
     )
     fuse: Fuse = Field(
-        "none", description="Of several layers, one map: the mean or maximum of theirs, scaled."
+        "none",
+        description="Make one map of several layers: the mean or the maximum of their scaled maps.",
     )
     output: Output | None = Field(
         None,
@@ -198,13 +200,14 @@ class Parameters(PredictParameters):
         ge=0,
         le=1,
         allow_inf_nan=False,
-        description="What is hot: of the box around the hottest region, and of contours.",
+        description="Least value of a hot pixel, for the box around the hottest region and for "
+        "contours.",
     )
     colormap: Colormap | None = Field(
         None, description="The colours of heat: `turbo`, or `coolwarm` where it is signed."
     )
     opacity: float = Field(
-        0.5, ge=0, le=1, allow_inf_nan=False, description="Of the colours over the photo."
+        0.5, ge=0, le=1, allow_inf_nan=False, description="Opacity of the colours over the photo."
     )
     normalize: Normalize = Field(
         "minmax",
@@ -216,8 +219,8 @@ class Parameters(PredictParameters):
     size: Size = Field(
         "image",
         description=(
-            "Of the map: `image` the photo's own pixels, upright; `model` the model's input; "
-            "`layer` the target layer's grid."
+            "Size of the map: `image`: the pixels of the upright photo; `model`: the pixels of "
+            "the model's input; `layer`: the grid of the target layer."
         ),
     )
     evaluate: MetricNames = Field(

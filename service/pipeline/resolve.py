@@ -257,7 +257,7 @@ def target_of(model: ModelInfo, target: OneTarget | None) -> Target:
         )
     if model.kind == "detections" and (minus is not None or target.mask or target.of != "logit"):
         raise InvalidTarget(
-            f"model {model.name!r} detects boxes; a target has class, box and against there"
+            f"model {model.name!r} detects boxes; its targets allow only class, box and against"
         )
     return ClassTarget(index, minus, target.against, target.of, background=background)
 

@@ -143,8 +143,8 @@ def require_few_numbers(instance: Instance[P], pixels: int, among: int) -> None:
     if numbers > MOST_NUMBERS // among:
         where = instance.origins.get("size")
         problem = InvalidParameter(
-            f"size is 'image': {parameters.maps} maps of {pixels} pixels are {numbers} "
-            f"numbers, and an answer may have {MOST_NUMBERS}, of {among} images each its part; "
-            "take size=model or size=layer, fewer maps or fewer images"
+            f"with size=image, {parameters.maps} maps of {pixels} pixels have {numbers} numbers; "
+            f"an answer may have {MOST_NUMBERS}, shared equally by its {among} images; use "
+            "size=model or size=layer, fewer maps or fewer images"
         )
         raise problem.at(where) if where else problem

@@ -89,17 +89,19 @@ class TargetObject(Closed):
         None, description="Instead of `class`: its label, where that is a number."
     )
     minus: ClassIndex | Name | NamedClass | None = Field(
-        None, description="Why this class and not that one: the difference of the two is explained."
+        None,
+        description="Class to contrast the target with: the map explains the target's score minus "
+        "the score of this class.",
     )
-    against: bool = Field(False, description="What speaks against it.")
+    against: bool = Field(False, description="Explain the evidence against the target.")
     of: TargetScore = Field(
-        "logit", description="With `probability`, what raises the competitors counts, too."
+        "logit", description="With `probability`, evidence for the competing classes counts, too."
     )
     box: Edges | None = Field(
         None,
         description=(
-            "Left, top, right, bottom in the photo's pixels: of a detector the detection that "
-            "overlaps it, of a segmenter the pixels to sum over."
+            "Left, top, right, bottom in the photo's pixels. A detector explains the detection "
+            "that overlaps the box; a segmenter sums over the pixels in the box."
         ),
     )
     mask: ImageSource | None = Field(
@@ -127,11 +129,11 @@ class TargetObject(Closed):
             raise PydanticCustomError("target", "a target has class, index or label, one of them")
         if self.channel is not None and (self.layer is None or self.like or of_class):
             raise PydanticCustomError(
-                "target", "a target with a channel has a layer, and against alone beside them"
+                "target", "a target with channel needs layer, and allows no other key than against"
             )
         if self.like is not None and of_class:
             raise PydanticCustomError(
-                "target", "a target with like has a layer and against alone beside it"
+                "target", "a target with like allows no other keys than layer and against"
             )
         if self.layer is not None and self.channel is None and self.like is None:
             raise PydanticCustomError("target", "a target with a layer needs a channel, or like")

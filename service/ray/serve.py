@@ -197,7 +197,8 @@ def _settings(given: dict[str, Any], scale: Scale) -> Settings:
     for name in SERVES_OWN:
         if name in given:
             raise ConfigError(
-                f"{name}={given[name]}: that is Serve's part; where it listens is http_options"
+                f"{name}={given[name]}: Ray Serve controls this setting; set the address to "
+                "listen on in http_options"
             )
     settings = read_settings(os.environ, **given)
     if settings.keys is None and not settings.insecure:

@@ -325,8 +325,8 @@ def test_a_fall_and_another_spread_in_words(rng: np.random.Generator) -> None:
     found = one(compared(drawn(rng, 500), wide), 0, "border")
     assert found.moved
     assert found.sentence() == (
-        "class 0: the share of the heat on the border lies differently, half of the photos were "
-        "between 0.37 and 0.44 and are between 0.20 and 0.60"
+        "class 0: the share of the heat on the border is distributed differently: the middle half "
+        "of the photos was between 0.37 and 0.44 and is now between 0.20 and 0.60"
     )
 
 
@@ -353,13 +353,13 @@ def shift(statistic: str, before: Quartiles, after: Quartiles, moved: bool = Tru
         (
             shift("spread", (0.1001, 0.2, 0.3), (0.1002, 0.2, 0.3)),
             (
-                "the spread of the heat lies differently, half of the photos were between 0.1001 "
-                "and 0.3000 and are between 0.1002 and 0.3000"
+                "the spread of the heat is distributed differently: the middle half of the photos "
+                "was between 0.1001 and 0.3000 and is now between 0.1002 and 0.3000"
             ),
         ),
         (
             shift("spread", (0.1, 0.2, 0.3), (0.1, 0.2, 0.3)),
-            "the spread of the heat lies differently beyond its quartiles, which are as before",
+            "the spread of the heat has changed only outside its quartiles",
         ),
     ],
 )

@@ -112,7 +112,7 @@ def test_a_classifier_has_no_boxes(method: str) -> None:
 
 def test_what_speaks_against_a_box_is_no_question_for_drise() -> None:
     target = cam.ClassTarget(1, box=MINE, against=True)
-    with pytest.raises(MethodUnsuited, match="what speaks for it alone"):
+    with pytest.raises(MethodUnsuited, match="explains only the evidence for a box"):
         cam.explain(Says([(MINE, 1, 0.5)]), IMAGE, target=target, method="drise", budget=4)
 
 

@@ -231,8 +231,8 @@ def test_ordinary_photos_move_nothing_and_others_are_found(client: TestClient) -
     (spread,) = (each for each in moved if each["statistic"] == "spread")
     between = r"between 0\.\d\d and 0\.\d\d"
     assert re.fullmatch(
-        "all classes: the spread of the heat lies differently, half of the photos were "
-        f"{between} and are {between}",
+        "all classes: the spread of the heat is distributed differently: the middle half of the "
+        f"photos was {between} and is now {between}",
         spread["sentence"],
     )
     still = [each["sentence"] for each in found["shifts"] if not each["moved"]]

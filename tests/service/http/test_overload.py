@@ -51,7 +51,7 @@ def test_a_full_queue_answers_429_at_once(slow: TestClient) -> None:
                 response,
                 429,
                 "queue-full",
-                "2 images are in work for model 'slow'",
+                "2 images are in progress for model 'slow'",
                 "at most 2",
                 "try again",
             )

@@ -169,6 +169,6 @@ def test_attributions_that_do_not_add_up_are_told(client: httpx2.Client, cat: by
     assert any("not all of the model is made of rectifiers" in each for each in said)
     gap, said = warned("integratedgradients", 2)
     assert gap > 0.1
-    assert "a larger budget comes nearer" in said[0]
+    assert "a larger budget reduces the difference" in said[0]
     gap, said = warned("integratedgradients", 60)
     assert (gap > 0.1) == any("the attributions add up to" in each for each in said)

@@ -250,7 +250,7 @@ def test_more_requests_than_may_wait(tmp_path: Path, monkeypatch: pytest.MonkeyP
         job = accepted(client.post("/v1/jobs", **form))["id"]
         ended(client, job)
         answer = client.get(f"/v1/jobs/{job}/clusters")
-        check(answer, 429, "queue-full", "as many as may")
+        check(answer, 429, "queue-full", "which is the maximum")
         assert answer.headers["Retry-After"] == "60"
 
 

@@ -222,7 +222,7 @@ def test_without_a_setting_explanations_work_all_the_same(
             ("DELETE", "/v1/jobs/x"),
         ):
             response = client.request(verb, path)
-            check(response, 503, "unavailable", "there are no jobs here", *words)
+            check(response, 503, "unavailable", "jobs are not available", *words)
             assert "Retry-After" not in response.headers  # no other attempt would succeed
 
 

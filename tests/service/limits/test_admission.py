@@ -26,7 +26,10 @@ def test_so_many_images_of_a_model_are_let_in_and_not_one_more(metrics: Metrics)
         admission.check("cat", 1)
         with pytest.raises(QueueFull) as refusal:
             admission.check("cat", 2)
-        assert "3 images are in work for model 'cat', and at most 4 may be" in refusal.value.detail
+        assert (
+            "3 images are in progress for model 'cat'; at most 4 are allowed"
+            in refusal.value.detail
+        )
         assert refusal.value.headers() == {"Retry-After": "1"}
         assert refused(metrics) == 1
         with admission.admit("cat", 1, costly=0):

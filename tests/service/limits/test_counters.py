@@ -107,14 +107,14 @@ def test_the_room_of_a_model_is_for_all_processes(shared: Path) -> None:
         assert other.in_work("m") == 3
         assert [other.at_rest] == [False]
         with (
-            pytest.raises(QueueFull, match="3 images are in work for model 'm', and at most 4"),
+            pytest.raises(QueueFull, match="3 images are in progress for model 'm'; at most 4"),
             other.admit("m", 2, costly=0),
         ):
             pass
         assert other.in_work("m") == 3, "a refused request leaves nothing behind"
         with other.admit("m", 1, costly=0), other.admit("n", 4, costly=0):
             assert one.in_work("m") == 4
-            with pytest.raises(QueueFull, match="4 images are in work for model 'm'"):
+            with pytest.raises(QueueFull, match="4 images are in progress for model 'm'"):
                 one.enter(b"/v1/models/m:explain")
             free = one.enter(b"/v1/models/none:explain")
             assert free

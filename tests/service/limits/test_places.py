@@ -59,7 +59,9 @@ def shown(metrics: Metrics, series: str) -> float:
 
 def test_as_many_are_in_progress_as_the_limit_says(admission: Admission, metrics: Metrics) -> None:
     places = [entered(admission) for _ in range(FIRST)]
-    with pytest.raises(QueueFull, match=f"{FIRST} requests are in work for model 'cat'") as refusal:
+    with pytest.raises(
+        QueueFull, match=f"{FIRST} requests are in progress for model 'cat'"
+    ) as refusal:
         admission.enter(CAT)
     assert int(refusal.value.headers()["Retry-After"]) >= 1
     assert shown(metrics, 'gradcam_rejected_total{reason="limit"}') == 1
@@ -202,7 +204,7 @@ def test_a_request_beside_another_process_is_not_alone(clock: Clock, metrics: Me
         answer(one, clock, 0.1)
     clock.now += 10  # a rest, after which the limit is the first again
     places = [entered(one) for _ in range(FIRST)]
-    with pytest.raises(QueueFull, match="requests are in work"):
+    with pytest.raises(QueueFull, match="requests are in progress"):
         entered(other)
     for place in places:
         place.leave()
