@@ -144,7 +144,7 @@ def require_few_numbers(instance: Instance[P], pixels: int, among: int) -> None:
         where = instance.origins.get("size")
         problem = InvalidParameter(
             f"with size=image, {parameters.maps} maps of {pixels} pixels have {numbers} numbers; "
-            f"an answer may have {MOST_NUMBERS}, shared equally by its {among} images; use "
-            "size=model or size=layer, fewer maps or fewer images"
+            f"this answer may have {MOST_NUMBERS // among} for each image; take size=model or "
+            "size=layer, fewer maps or fewer images"
         )
         raise problem.at(where) if where else problem

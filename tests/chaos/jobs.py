@@ -228,7 +228,7 @@ async def deadly(scale: float) -> list[Finding]:
             f"in {took:.0f} s",
             counts == {"total": count, "done": count - 1, "failed": 1, "left": 0}
             and [line["item"] for line in failed] == [str(sick)]
-            and "died or hung over and over" in why
+            and "ended or hung repeatedly" in why
             and len(lives) - 1 == HOPELESS,
         )
     ]

@@ -161,7 +161,7 @@ def test_reciprocam_of_a_small_budget_asks_for_the_strongest_positions() -> None
     (some,) = explain(Squares(), photo, target=0, method="reciprocam", layer="layer", budget=3)
     np.testing.assert_allclose(some.map, [[16, 0], [0, 4]])
     assert "3 of the 4 passes" in some.warnings[0]
-    assert "those of the positions with the greatest activations" in some.warnings[0]
+    assert "for the positions with the greatest activations" in some.warnings[0]
 
 
 def test_opticam_by_hand() -> None:
@@ -211,7 +211,7 @@ def test_opticam_stops_when_the_time_is_up() -> None:
     answer = finish(steps)
     assert isinstance(answer, Answer)
     assert [each.passes for each in answer.explanations] == [Passes(2, 200, True)] * 2
-    assert "the time was up" in answer.explanations[0].warnings[0]
+    assert "the time ran out" in answer.explanations[0].warnings[0]
 
 
 @pytest.mark.slow
@@ -452,7 +452,7 @@ def test_when_the_time_is_up_the_strongest_channels_make_the_map(method: str, pa
     np.testing.assert_allclose(found.map, [[0, 8], [0, 0]], rtol=1e-6)
     assert found.passes == Passes(passes, 3 * passes, stopped=True)
     assert found.warnings[-1].startswith(f"{passes} of the {3 * passes} passes that the method")
-    assert "the time was up" in found.warnings[-1]
+    assert "the time ran out" in found.warnings[-1]
 
 
 def test_when_the_time_is_up_ablation_has_seen_two_of_three_channels() -> None:
@@ -475,6 +475,6 @@ def test_a_budget_for_fewer_channels_is_told() -> None:
     (found,) = explain(Identity(), PHOTO, target=0, method="sscam", layer="layer", budget=20)
     assert found.passes == Passes(20, 30)
     assert "20 of the 30 passes" in found.warnings[-1]
-    assert "a larger budget has more" in found.warnings[-1]
+    assert "a larger budget allows more" in found.warnings[-1]
     (whole,) = explain(Identity(), PHOTO, target=0, method="sscam", layer="layer")
     assert (whole.passes, whole.warnings) == (Passes(30, 30), ())

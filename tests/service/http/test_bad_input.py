@@ -432,7 +432,7 @@ def test_more_numbers_than_an_answer_may_have(client: TestClient, numbers: dict[
     plain = encoded(Image.new("RGB", (4000, 2000)))
     query = {"target": list(map(str, range(13))), "size": "image", **numbers}
     answer = client.post(EXPLAIN, params=query, content=plain, headers=PNG)
-    words = ("13 maps of 8000000 pixels are 104000000 numbers", "take size=model")
+    words = ("13 maps of 8000000 pixels have 104000000 numbers", "take size=model")
     check(answer, 422, "invalid-parameter", *words, pointer="/query/size")
     query["size"] = "layer"
     assert client.post(EXPLAIN, params=query, content=plain, headers=PNG).status_code == 200
@@ -441,7 +441,7 @@ def test_more_numbers_than_an_answer_may_have(client: TestClient, numbers: dict[
     several = client.post(
         EXPLAIN, json={"instances": [{"image": image}] * 2, "parameters": parameters}
     )
-    assert "of 2 images each its part" in several.text
+    assert "50000000 for each image" in several.text
 
 
 @pytest.mark.parametrize("target", ['{"class": true}', '{"index": false}', '{"class": 1.5}'])

@@ -65,7 +65,7 @@ def own(count: int) -> list[dict[str, Any]]:
 def test_the_parameters_of_instances_take_of_the_disk(tmp_path: Path) -> None:
     with app_with((TINY,), Settings(jobs=tmp_path, jobs_bytes=1_000_000)) as client:
         refused = client.post("/v1/jobs", content=lines(own(10)), headers=NDJSON)
-        check(refused, 507, "insufficient-storage", "as much of the disk as they may")
+        check(refused, 507, "insufficient-storage", "all the disk space that is allowed")
         accepted(client.post("/v1/jobs", content=lines(own(5)), headers=NDJSON))
         refused = client.post("/v1/jobs", content=lines(own(5)), headers=NDJSON)
         check(refused, 507, "insufficient-storage")

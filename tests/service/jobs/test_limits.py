@@ -140,7 +140,7 @@ def test_the_disk_s_share_is_used_up(tmp_path: Path) -> None:
         for kind in FORMS:
             request = form_of(kind, {str(at): picture for at in range(6)})
             refused = client.post("/v1/jobs", **request)
-            check(refused, 507, "insufficient-storage", "as much of the disk as they may", "delete")
+            check(refused, 507, "insufficient-storage", "all the disk space that is allowed", "delete")
             assert files_of(tmp_path) == []
             assert states(tmp_path) == {}
         named = {**form_of("json", {"a": picture}), "headers": {"Idempotency-Key": "a"}}

@@ -242,7 +242,7 @@ def test_who_kills_too_often_is_given_up(desk: Desk) -> None:
     (failed,) = [each for each in desk.finished(job) if each.problem]
     assert failed.number == 1
     assert failed.problem is not None
-    assert "died or hung over and over" in failed.problem["detail"]
+    assert "ended or hung repeatedly" in failed.problem["detail"]
     assert lives == HOPELESS + 1  # the last one finds it given up, and does the third
 
 

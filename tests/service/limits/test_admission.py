@@ -44,11 +44,11 @@ def test_so_many_images_of_a_model_are_let_in_and_not_one_more(metrics: Metrics)
 def test_half_of_the_room_is_open_to_costly_ones(metrics: Metrics, room: int, half: int) -> None:
     admission = Admission(room, metrics=metrics)
     with admission.admit("cat", half, costly=half):
-        with pytest.raises(QueueFull, match="images are in work"):
+        with pytest.raises(QueueFull, match="images are in progress"):
             admission.check("cat", 1, costly=1)
         assert refused(metrics) == 1
         if room > half:
-            with pytest.raises(QueueFull, match=f"{half} costly images .* at most {half} may be"):
+            with pytest.raises(QueueFull, match=f"{half} costly images .* at most {half} are allowed"):
                 admission.check("cat", 1, costly=1)
             admission.check("cat", room - half)
     admission.check("cat", half, costly=half)

@@ -136,7 +136,7 @@ def test_a_full_service_asks_for_a_key_first_and_can_be_read_by_the_page(
     with app.state.admission.hold(FRAGILE.name, 10_000, costly=0):
         check(ask(), 401, "unauthorized")
         full = ask(**bearer(secret_and_file[0]))
-    check(full, 429, "queue-full", "10000 images are in work")
+    check(full, 429, "queue-full", "10000 images are in progress")
     assert int(full.headers["retry-after"]) >= 1
     assert full.headers.get(ALLOW) == (OURS if OURS in origins else None)
     if origins:

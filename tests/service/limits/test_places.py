@@ -155,7 +155,7 @@ def test_costly_images_take_no_places_of_others(admission: Admission) -> None:
     places = [entered(admission) for _ in range(FIRST - 1)]
     last = entered(admission)
     with (
-        pytest.raises(QueueFull, match=f"{FIRST // 2} costly images are in work"),
+        pytest.raises(QueueFull, match=f"{FIRST // 2} costly images are in progress"),
         admission.admit("cat", 1, costly=1, place=last),
     ):
         pytest.fail("half of the limit are costly already")
