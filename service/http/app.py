@@ -141,7 +141,29 @@ def make_app(
     app.state.guard = guard
     app.state.counts = counts
     app.state.jobs = jobs
-    # The middleware, from the innermost to the outermost.
+    _add_middleware(app, settings, guard=guard, body_budget=body_budget, metrics=metrics)
+    # A configured model that was removed may be added again.
+    configured = [entry.source for entry in entries]
+    app.add_exception_handler(Problem, _on_problem)
+    app.add_exception_handler(HTTPException, _on_http_exception)
+    app.include_router(make_about_router(manager=manager, metrics=metrics))
+    app.include_router(make_router(reception=reception, pipeline=pipeline))
+    app.include_router(make_jobs_router(jobs=jobs, manager=manager))
+    app.include_router(make_audits_router(jobs=jobs))
+    app.include_router(
+        make_administration_router(
+            manager=manager,
+            admission=admission,
+            allowed_sources=[*settings.allowed_sources, *configured],
+        )
+    )
+    return app
+
+
+def _add_middleware(
+    app: FastAPI, settings: Settings, *, guard: Guard, body_budget: BodyBudget, metrics: Metrics
+) -> None:
+    """Add the middleware, from the innermost to the outermost."""
     app.add_middleware(Head)
     app.add_middleware(
         LimitBody,
@@ -160,22 +182,6 @@ def make_app(
             allow_headers=["Authorization", "Content-Type", "If-None-Match", *OWN_HEADERS],
             expose_headers=["ETag", "Location", "Retry-After", *SHOWN_HEADERS],
         )
-    # A configured model that was removed may be added again.
-    configured = [entry.source for entry in entries]
-    app.add_exception_handler(Problem, _on_problem)
-    app.add_exception_handler(HTTPException, _on_http_exception)
-    app.include_router(make_about_router(manager=manager, metrics=metrics))
-    app.include_router(make_router(reception=reception, pipeline=pipeline))
-    app.include_router(make_jobs_router(jobs=jobs, manager=manager))
-    app.include_router(make_audits_router(jobs=jobs))
-    app.include_router(
-        make_administration_router(
-            manager=manager,
-            admission=admission,
-            allowed_sources=[*settings.allowed_sources, *configured],
-        )
-    )
-    return app
 
 
 def _operation_id(route: APIRoute) -> str:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from functools import partial, wraps
 from time import perf_counter
@@ -31,7 +32,7 @@ from service.core.choices import Activation
 from service.core.disk_cache import OFF, DiskCache, Kept
 from service.core.errors import ConfigError, one_line
 from service.loading.devices import accelerators
-from service.loading.examination import apply, examine, keep, recalled
+from service.loading.examination import Examination, apply, examine, keep, recalled
 from service.loading.fingerprint import fingerprint_of, key_of
 from service.loading.normalisation import Normalisation
 from service.loading.sources import Built, build, check_source
@@ -118,72 +119,20 @@ def load(entry: ModelEntry, cache: DiskCache = OFF) -> ServedModel:
     built = build(entry, len(given) if given else None)
     device, dtype = _device(entry), getattr(torch, entry.dtype)
     preprocessing = built.preprocessing
-    module = built.module.eval().requires_grad_(False).to(device, dtype)
-    if entry.detections != "auto" or entry.min_score is not None:
-        least = LEAST_SCORE if entry.min_score is None else entry.min_score
-        read_detections(module, entry.detections, least=least)
+    module = _prepared(entry, built, device, dtype)
+    log.info("model %s: built in %.1f s", entry.name, perf_counter() - started)
     shape = (1, 3, preprocessing.height, preprocessing.width)
     image = torch.randn(shape, generator=torch.Generator().manual_seed(0)).to(device, dtype)
-    reshape = {"*": entry.reshape} if isinstance(entry.reshape, str) else entry.reshape
-    try:
-        declare(module, reshape)
-    except CamError as error:
-        raise entry.mistake("reshape", str(error)) from None
-    log.info("model %s: built in %.1f s", entry.name, perf_counter() - started)
     kept = cache.of(key_of(entry, module, preprocessing, device))
-    known = None if entry.source.startswith("factory:") else recalled(kept)
-    try:
-        if known:
-            reading, reason = known.reading, known.activation_reason
-        else:
-            reading, reason = _reading(entry, module, image)
-        with torch.no_grad():
-            raw = module(image)
-        (said,) = outputs_of(raw, size=size_of(image), reading=reading, batch=1)
-        if not all(
-            bool(each.isfinite().all()) for each in (said.logits, said.segments) if each is not None
-        ):
-            raise entry.mistake(
-                "source" if entry.weights in ("default", "none") else "weights",
-                "the model's outputs for noise are not finite; its weights or its precision are at "
-                "fault",
-            )
-        binary = said.kind in ("classes", "segments") and (
-            logits_of(raw, reading, batch=1).shape[1] == 1
-        )
-        if known:
-            log.info("model %s: what is known of its layers was found in the cache", entry.name)
-            found = known
-            apply(found, module, image)
-        else:
-            read, choose = (reading, reason), partial(_default_layer, entry, built)
-            found = examine(entry, module, image, read, choose)
-            keep(found, kept)
-        layers, default, cannot = found.layers, found.default_layer, found.unsuited
-        declare_layers(module, _declared(entry, layers, default))
-        grid = next((layer.grid for layer in layers if layer.name == default), None)
-        head = None
-        if default and grid and "cam" not in cannot:
-            head = pooled_head(module, image, default, grid, reading)
-        if found.stochastic:
-            log.warning("model %s: %s", entry.name, found.stochastic)
-        if found.batching:
-            log.warning("model %s is given images one by one: %s", entry.name, found.batching)
-            entry = entry.model_copy(update={"max_batch": 1})
-    except ConfigError:
-        raise
-    except UnsuitedActivation as error:
-        raise entry.mistake("activation", str(error)) from None
-    except CamError as error:
-        raise entry.mistake("source", f"the model cannot be explained: {error}") from None
-    except Exception as error:  # the module may be the operator's own and raise anything
-        reason = one_line(error)
-        raise entry.mistake(
-            "input_size", f"the model fails on an input of shape {shape}: {reason}"
-        ) from error
-    classes = _class_count(said)
-    labels = _checked(entry, given, built, said, binary=binary)
-    kind = said.kind
+    with _mistakes_of(entry, shape):
+        seen = _examined(entry, built, module, image, kept)
+    if seen.found.batching:
+        entry = entry.model_copy(update={"max_batch": 1})
+    reading, found = seen.reading, seen.found
+    layers, default, cannot = found.layers, found.default_layer, found.unsuited
+    classes = _class_count(seen.said)
+    labels = _checked(entry, given, built, seen.said, binary=seen.binary)
+    kind = seen.said.kind
     assert kind != "features"  # `_reading` refuses it
     fingerprint = fingerprint_of(entry, module, preprocessing, default or "", labels, reading)
     named = (default,) if default else ()
@@ -200,7 +149,7 @@ def load(entry: ModelEntry, cache: DiskCache = OFF) -> ServedModel:
         kind=kind,
         reading=reading,
         activation=_activation(reading),
-        activation_reason=reason,
+        activation_reason=seen.reason,
         labels=labels,
         classes=classes if classes is not None else len(labels),
         layers=tuple(map(_info, layers)),
@@ -213,8 +162,8 @@ def load(entry: ModelEntry, cache: DiskCache = OFF) -> ServedModel:
         batching=found.batching,
         stochastic=found.stochastic,
         channels_last=found.channels_last,
-        head=head,
-        paths=_paths(entry, module, default, kind, device, head, reading, kept),
+        head=seen.head,
+        paths=_paths(entry, module, default, kind, device, seen.head, reading, kept),
         exact=entry.mode == "auto" and device.type == "cpu",
         kept=kept,
         fingerprint=f"{fingerprint}-{audited.digest[:8]}" if audited else fingerprint,
@@ -222,6 +171,99 @@ def load(entry: ModelEntry, cache: DiskCache = OFF) -> ServedModel:
         reference=_reference(entry, fingerprint, layers, cannot),
         explain_sample=entry.explain_sample,
     )
+
+
+def _prepared(
+    entry: ModelEntry, built: Built, device: torch.device, dtype: torch.dtype
+) -> nn.Module:
+    """Return the built module on its device, with the detections and reshapes of its entry."""
+    module = built.module.eval().requires_grad_(False).to(device, dtype)
+    if entry.detections != "auto" or entry.min_score is not None:
+        least = LEAST_SCORE if entry.min_score is None else entry.min_score
+        read_detections(module, entry.detections, least=least)
+    reshape = {"*": entry.reshape} if isinstance(entry.reshape, str) else entry.reshape
+    try:
+        declare(module, reshape)
+    except CamError as error:
+        raise entry.mistake("reshape", str(error)) from None
+    return module
+
+
+@contextmanager
+def _mistakes_of(entry: ModelEntry, shape: tuple[int, ...]) -> Iterator[None]:
+    """Turn what a module raises for an input of this shape into mistakes of its entry."""
+    try:
+        yield
+    except ConfigError:
+        raise
+    except UnsuitedActivation as error:
+        raise entry.mistake("activation", str(error)) from None
+    except CamError as error:
+        raise entry.mistake("source", f"the model cannot be explained: {error}") from None
+    except Exception as error:  # the module may be the operator's own and raise anything
+        reason = one_line(error)
+        raise entry.mistake(
+            "input_size", f"the model fails on an input of shape {shape}: {reason}"
+        ) from error
+
+
+@dataclass(frozen=True, eq=False)
+class _Seen:
+    """What passes of one image show of a model."""
+
+    reading: Reading
+    reason: str
+    """Why the outputs are read so."""
+    said: Output
+    binary: bool
+    """Whether the model has one logit for two classes."""
+    found: Examination
+    head: PooledHead | None
+
+
+def _examined(
+    entry: ModelEntry, built: Built, module: nn.Module, image: torch.Tensor, kept: Kept
+) -> _Seen:
+    """Examine a model, or recall what is known of it."""
+    known = None if entry.source.startswith("factory:") else recalled(kept)
+    if known:
+        reading, reason = known.reading, known.activation_reason
+    else:
+        reading, reason = _reading(entry, module, image)
+    with torch.no_grad():
+        raw = module(image)
+    (said,) = outputs_of(raw, size=size_of(image), reading=reading, batch=1)
+    if not all(
+        bool(values.isfinite().all())
+        for values in (said.logits, said.segments)
+        if values is not None
+    ):
+        raise entry.mistake(
+            "source" if entry.weights in ("default", "none") else "weights",
+            "the model's outputs for noise are not finite; its weights or its precision are at "
+            "fault",
+        )
+    if known:
+        log.info("model %s: what is known of its layers was found in the cache", entry.name)
+        apply(known, module, image)
+    else:
+        choose = partial(_default_layer, entry, built)
+        known = examine(entry, module, image, (reading, reason), choose)
+        keep(known, kept)
+    default = known.default_layer
+    declare_layers(module, _declared(entry, known.layers, default))
+    grid = next((layer.grid for layer in known.layers if layer.name == default), None)
+    head = None
+    if default and grid and "cam" not in known.unsuited:
+        head = pooled_head(module, image, default, grid, reading)
+    if known.stochastic:
+        log.warning("model %s: %s", entry.name, known.stochastic)
+    if known.batching:
+        log.warning("model %s is given images one by one: %s", entry.name, known.batching)
+    binary = said.kind in ("classes", "segments") and (
+        logits_of(raw, reading, batch=1).shape[1] == 1
+    )
+    return _Seen(reading, reason, said, binary, known, head)
 
 
 def check(entry: ModelEntry) -> None:
