@@ -190,8 +190,10 @@ def test_a_reference_that_is_hardly_ever_compared_says_how_many_photos_it_needs(
     words = (str(source), "--models", str(folder / "models.toml"), "--output", str(output))
     assert run(monkeypatch, *words) == 0
     told = capsys.readouterr().err
-    assert "warning: all classes together will hardly ever be compared: of 6 classes" in told
-    assert f"count for about 44, and a comparison needs 50; that takes {needed_photos(6)}" in told
+    assert "warning: all classes together can rarely be compared: the photos of 6 classes" in told
+    assert (
+        f"count as about 44 photos, and a comparison needs 50; collect {needed_photos(6)}" in told
+    )
     assert output.exists()
 
 

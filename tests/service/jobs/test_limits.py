@@ -140,7 +140,9 @@ def test_the_disk_s_share_is_used_up(tmp_path: Path) -> None:
         for kind in FORMS:
             request = form_of(kind, {str(at): picture for at in range(6)})
             refused = client.post("/v1/jobs", **request)
-            check(refused, 507, "insufficient-storage", "all the disk space that is allowed", "delete")
+            check(
+                refused, 507, "insufficient-storage", "all the disk space that is allowed", "delete"
+            )
             assert files_of(tmp_path) == []
             assert states(tmp_path) == {}
         named = {**form_of("json", {"a": picture}), "headers": {"Idempotency-Key": "a"}}
@@ -148,7 +150,7 @@ def test_the_disk_s_share_is_used_up(tmp_path: Path) -> None:
         ended(client, job)
         while (refused := client.post("/v1/jobs", **form_of("json", {"b": picture}))).is_success:
             ended(client, refused.json()["id"])
-        check(refused, 507, "insufficient-storage", "delete one, or wait until they expire")
+        check(refused, 507, "insufficient-storage", "delete a job, or wait until jobs expire")
         assert accepted(client.post("/v1/jobs", **named))["id"] == job
         for each in client.get("/v1/jobs").json()["jobs"]:
             client.delete(f"/v1/jobs/{each['id']}?purge=true")

@@ -91,7 +91,7 @@ def test_a_photo_that_hangs_the_model_is_given_up(tmp_path: Path) -> None:
         assert counts() == {"total": COUNT + 1, "done": COUNT, "failed": 1, "left": 0}
         found = answers(client, job)
         assert [name for name, line in found.items() if "error" in line] == ["20.png"]
-        assert "died or hung" in found["20.png"]["error"]
+        assert "ended or hung" in found["20.png"]["error"]
 
 
 @pytest.mark.slow

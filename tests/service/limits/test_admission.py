@@ -48,7 +48,9 @@ def test_half_of_the_room_is_open_to_costly_ones(metrics: Metrics, room: int, ha
             admission.check("cat", 1, costly=1)
         assert refused(metrics) == 1
         if room > half:
-            with pytest.raises(QueueFull, match=f"{half} costly images .* at most {half} are allowed"):
+            with pytest.raises(
+                QueueFull, match=f"{half} costly images .* at most {half} are allowed"
+            ):
                 admission.check("cat", 1, costly=1)
             admission.check("cat", room - half)
     admission.check("cat", half, costly=half)
