@@ -131,6 +131,11 @@ class _Trial:
         if self.reading.activation != "auto":
             return self._given(self.reading.activation, logits)
         ending = _ending(logits.grad_fn)
+        if logits.grad_fn is not None and operation_of(logits.grad_fn) == "LogSigmoid":
+            raise UnsuitedActivation(
+                "the model ends in a logsigmoid, and no activation turns its outputs into "
+                "probabilities; let it return what goes into the logsigmoid"
+            )
         for module, value in returned.items():
             if _is_like(value, logits):
                 self.problem = _problem_type(module)
@@ -292,7 +297,8 @@ def _returned(model: nn.Module) -> Iterator[dict[nn.Module, Any]]:
         for name, module in model.named_modules():
             if isinstance(module, torch.jit.ScriptModule):
                 continue
-            if "config" in vars(module) or name.partition(".")[0] in HEADS:
+            ends = {name.partition(".")[0], name.rpartition(".")[2]}
+            if "config" in vars(module) or ends & {*HEADS} or _is_without_classes(module):
                 scope.callback(module.register_forward_hook(note).remove)
         yield returned
 
@@ -313,15 +319,22 @@ def _headless(model: nn.Module, raw: Any, returned: dict[nn.Module, Any]) -> str
         return "the output holds features and no logits"
     if not isinstance(raw, Tensor):
         return None
-    if getattr(model, "num_classes", None) == 0:
+    if _is_without_classes(model):
         return "the model was made with num_classes = 0"
     for module, value in returned.items():
+        whole = isinstance(value, Tensor) and _shares_memory(value, raw)
+        if whole and _is_without_classes(module):
+            return f"its {type(module).__name__} was made with num_classes = 0"
         if any(_shares_memory(each, raw) for each in features_of(value)):
             return f"the output is the features that {type(module).__name__} returns"
         is_head = isinstance(module, nn.Identity) and isinstance(value, Tensor)
         if is_head and _shares_memory(value, raw) and _is_pooled(raw.grad_fn):
             return "its head is an identity"
     return None
+
+
+def _is_without_classes(module: nn.Module) -> bool:
+    return getattr(module, "num_classes", None) == 0
 
 
 def _shares_memory(one: Tensor, other: Tensor) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from typing import Any, Final, Literal, get_args
 
 import torch
@@ -203,6 +203,7 @@ def _entries(raw: Any, asked: str | int | None) -> dict[str | int, Any]:
     if isinstance(raw, tuple | list):
         return dict(zip(getattr(raw, "_fields", range(len(raw))), raw, strict=True))
     names = [name for name in (*KNOWN, asked) if isinstance(name, str) and hasattr(raw, name)]
+    names += [each.name for each in fields(raw)] if is_dataclass(raw) else []
     return {**getattr(raw, "__dict__", {}), **{name: getattr(raw, name) for name in names}}
 
 

@@ -24,6 +24,9 @@ NEAR: Final = 0.8
 strides and padding, and for the responses' own size."""
 SMALL: Final = 32
 """Least side of an image in pixels on which a patch tells more than the cell where it is."""
+LONG: Final = 1.9
+"""Least ratio of the sides of a cell of a map of few positions at which it is doubted that the map
+has the view of the layers before it."""
 FEW_CELLS: Final = 16
 """Number of rows or columns below which it is `BEHIND`: few patches lie away from the borders."""
 BEHIND: Final = 1.25
@@ -105,7 +108,7 @@ def located_by(
     for name, measured in layers.items():
         turns = within[name]
         around = [view for each, view in shown_in if each == turns[: len(each)]]
-        own = not turns or any(each == turns for each, _ in shown_in)
+        own = not (turns or turns in parts) or any(each == turns for each, _ in shown_in)
         known = around if own else []  # the first layer of a turn may see another part
         before = around[-1] if around else PLAIN
         if not own and (part := parts.get(turns)):
@@ -204,6 +207,12 @@ def _assumed(
     clear = grid_of_map((1, *shape), size)
     if clear is None or clear.height * clear.width >= TELLING:
         return None
+    if min(clear.height, clear.width) > 1 and not before.transposed:
+        # A stripe of a map, under the view of the whole map, would have long cells.
+        height = size[0] / abs(before.rows.scale) / clear.height
+        width = size[1] / abs(before.columns.scale) / clear.width
+        if max(height, width) >= LONG * min(height, width):
+            return None
     return None if measured.centres(clear, size) else (clear, before, False)
 
 

@@ -47,6 +47,7 @@ from cam.positions.responses import (
     tokens_first,
 )
 from cam.positions.stated import Stated, stated_by
+from cam.positions.views import EDGE
 
 Reshape = str | Callable[[Tensor], Tensor]
 """A user's function from a layer's output (B, …) to (B, K, h, w), or words: see `grid_in_words`."""
@@ -55,6 +56,9 @@ CELLS = (7, 7)
 SETTINGS: Final = (bool, int, str, tuple, type(None))
 """Types of the attributes of modules that may be settings. Numbers that a model counts in a forward
 pass are tensors."""
+MOST_BRANCHES: Final = 8
+"""Maximum number of groups of layers of which it is found out at which part of the image they look.
+Each takes about thirty passes."""
 PASSING: Final = ("training", "_is_full_backward_hook")
 """Attributes of modules that say nothing of where their outputs lie."""
 
@@ -296,13 +300,14 @@ def _locations(model: nn.Module, image: Tensor, *, of_calls: bool) -> dict[str, 
     within = {name: turns_of(name, runs) for name in doubtful}
     parts: dict[Turns, Patch] = {}
     """Turns → the part of the image that its layers look at."""
+    whole = Patch(0, 0, *size)
 
     def seen(turns: Turns) -> Patch:
         if turns not in parts:
             alike = {name: outputs[name] for name in doubtful if within[name] == turns}
             with evaluating(model), torch.inference_mode(False), torch.no_grad():
                 part = seen_part(model, modules, image, alike)
-            parts[turns] = part or Patch(0, 0, *size)
+            parts[turns] = part or whole
         return parts[turns]
 
     def measure(names: Sequence[str], cells: Size, part: Patch | None) -> dict[str, Measured]:
@@ -318,23 +323,51 @@ def _locations(model: nn.Module, image: Tensor, *, of_calls: bool) -> dict[str, 
         measured |= measure(names, cells, None)
         for turns in dict.fromkeys(within[name] for name in names):
             alike = [name for name in names if within[name] == turns]
-            if turns in parts or not _all_move([measured[name] for name in alike]):
+            if turns in parts or not _moving([measured[name] for name in alike]).all():
                 measured |= measure(alike, cells, seen(turns))
+            # A branch, or what comes behind a crop, may look at a part of what the others see.
+            for number, branch in enumerate(_branches({name: measured[name] for name in alike})):
+                own = (*turns, (len(parts), number))
+                within |= dict.fromkeys(branch, own)
+                part = seen(own)
+                if _is_part(part, parts.get(turns, whole)):
+                    measured |= measure(branch, cells, part)
+                else:
+                    within |= dict.fromkeys(branch, turns)
+                    del parts[own]
     # In the order of execution, which `_by_cells` does not keep.
     ordered = {name: measured[name] for name in doubtful}
-    for name, each in located_by(ordered, shapes, size, seen, within, parts).items():
+    known_parts = {turns: part for turns, part in parts.items() if turns or _is_part(part, whole)}
+    for name, each in located_by(ordered, shapes, size, seen, within, known_parts).items():
         grid = each.grid and replace(each.grid, tokens_first=name in turned)
         found[name] = replace(each, grid=grid)
     return found
 
 
-def _all_move(layers: Sequence[Measured]) -> bool:
-    """Return whether each patch moves one of the layers, which were tested with the same ones."""
-    moving = torch.zeros(len(layers[0].patches), dtype=torch.bool)
-    for each in layers:
-        for moved in each.moved.values():
-            moving |= moved.flatten(1).any(1)
-    return bool(moving.all())
+def _moving(layers: Iterable[Measured]) -> Tensor:
+    """Return which patches move any of the layers, which were tested with the same ones: bool
+    (patches,)."""
+    moved = [each.flatten(1).any(1) for layer in layers for each in layer.moved.values()]
+    return torch.stack(moved).any(0) if moved else torch.zeros(1, dtype=torch.bool)
+
+
+def _branches(layers: Mapping[str, Measured]) -> list[list[str]]:
+    """Return the groups of layers that the same patches move, without those that all patches move
+    that move any layer, and those that none does: at most `MOST_BRANCHES`, the largest ones."""
+    every = _moving(layers.values())
+    groups: dict[tuple[bool, ...], list[str]] = defaultdict(list)
+    for name, layer in layers.items():
+        moving = _moving([layer])
+        if moving.any() and not moving.equal(every):
+            groups[tuple(moving.tolist())].append(name)
+    return sorted(groups.values(), key=len, reverse=True)[:MOST_BRANCHES]
+
+
+def _is_part(inner: Patch, outer: Patch) -> bool:
+    """Return whether a part of the image is smaller than another one by more than rounding."""
+    return (inner.bottom - inner.top) < (1 - 2 * EDGE) * (outer.bottom - outer.top) or (
+        inner.right - inner.left
+    ) < (1 - 2 * EDGE) * (outer.right - outer.left)
 
 
 def _by_cells(

@@ -5,11 +5,13 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable
+from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
+import timm
 import torch
 import torchvision
 import transformers
@@ -498,6 +500,37 @@ def test_the_features_that_a_part_returns_are_no_classes(read: str) -> None:
     model = Wrapped(transformers.ResNetModel(config), lambda raw: getattr(raw, read)).eval()
     with pytest.raises(NoHead):
         explain(model, images(1, size=64), layer="net.encoder.stages.0")
+
+
+def timm_without_classes() -> nn.Module:
+    torch.manual_seed(0)
+    model: nn.Module = timm.create_model("resnet18", num_classes=0)
+    return model
+
+
+@pytest.mark.parametrize("make", [timm_without_classes, headless_resnet])
+def test_the_features_of_a_part_without_a_head_are_no_classes(make: Any) -> None:
+    model = Wrapped(make(), lambda raw: raw).eval()
+    with pytest.raises(NoHead):
+        explain(model, images(1, size=64), layer="net.layer2")
+
+
+def test_a_logsigmoid_is_refused_with_the_remedy() -> None:
+    model = Headed(0.5, 0.3, 0.2, ending=Ending(functional.logsigmoid)).eval()
+    with pytest.raises(UnsuitedActivation, match="let it return what goes into the logsigmoid"):
+        explain(model, PHOTO, layer="layer", target=1)
+
+
+@dataclass(slots=True)
+class Slotted:
+    scores: Tensor
+
+
+def test_a_dataclass_with_slots_is_read() -> None:
+    model = Headed(*WEIGHTS, ending=Ending(Slotted)).eval()
+    (found,) = explain(model, PHOTO, layer="layer", target=1)
+    (plain,) = explain(Headed(*WEIGHTS).eval(), PHOTO, layer="layer", target=1)
+    assert found.probability == plain.probability
 
 
 def test_a_head_beside_features_is_a_head() -> None:

@@ -239,6 +239,60 @@ def test_all_calls_are_located_together() -> None:
     assert locate(other, x, ["net.4#1"]).grid("net.4#1") == first
 
 
+class Two(nn.Module):
+    """A network that sees the image, and one that sees a part of it."""
+
+    def __init__(self, part: Change) -> None:
+        super().__init__()
+        self.a, self.b, self.part = network(), network(), part
+        self.eval().requires_grad_(False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.a(x) + self.b(self.part(x))
+        return out
+
+
+class Behind(nn.Module):
+    """A network whose later layers get a part of what its early layers return."""
+
+    def __init__(self, part: Change) -> None:
+        super().__init__()
+        self.early = nn.Sequential(nn.Conv2d(3, 8, 3, 2, 1), nn.ReLU(), nn.Conv2d(8, 8, 3, 2, 1))
+        self.late = nn.Sequential(nn.Conv2d(8, 8, 3, 1, 1), nn.ReLU())
+        self.head, self.part = nn.Linear(8, 5), part
+        self.eval().requires_grad_(False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.head(self.late(self.part(self.early(x))).mean((2, 3)))
+        return out
+
+
+def centre(least: int, most: int) -> Change:
+    return lambda x: x[..., least:most, least:most]
+
+
+BRANCHES: dict[str, tuple[Callable[[], nn.Module], int, str, Box]] = {
+    "a crop for the second": (lambda: Two(centre(16, 80)), 96, "b.4", Box(16, 16, 80, 80)),
+    "a small crop": (lambda: Two(centre(32, 64)), 96, "b.4", Box(32, 32, 64, 64)),
+    "the other one": (lambda: Two(centre(16, 80)), 96, "a.4", Box(0, 0, 96, 96)),
+    "the left half": (lambda: Two(left), 128, "b.4", Box(0, 0, 64, 128)),
+    "the right half of the features": (lambda: Behind(right), 96, "late", Box(48, 0, 96, 96)),
+    "a small crop alone": (lambda: Changing(centre(32, 64)), 96, "net.4", Box(32, 32, 64, 64)),
+}
+
+
+@pytest.mark.parametrize("name", BRANCHES)
+def test_a_branch_has_the_place_of_the_part_that_it_sees(name: str) -> None:
+    make, side, layer, box = BRANCHES[name]
+    (found,) = explain(make(), photo((side, side)), target=1, layer=layer)
+    seen = found.placement.box if found.placement else Box(0, 0, side, side)
+    np.testing.assert_allclose(
+        (seen.left, seen.top, seen.right, seen.bottom),
+        (box.left, box.top, box.right, box.bottom),
+        atol=8,  # features see a little more than their part
+    )
+
+
 @pytest.mark.parametrize("by", [(16, 16), (0, 32), (24, 0)])
 def test_rolled_positions_are_refused(by: tuple[int, int]) -> None:
     model = Changing(lambda x: x.roll(by, (2, 3)))
