@@ -38,6 +38,7 @@ from cam.hooks.inference import evaluating
 from cam.hooks.nested import in_words
 from cam.positions.judgement import Measured, located_by
 from cam.positions.responses import (
+    LEAST_PATCH,
     Patch,
     outputs_at,
     patches_of,
@@ -364,10 +365,13 @@ def _branches(layers: Mapping[str, Measured]) -> list[list[str]]:
 
 
 def _is_part(inner: Patch, outer: Patch) -> bool:
-    """Return whether a part of the image is smaller than another one by more than rounding."""
-    return (inner.bottom - inner.top) < (1 - 2 * EDGE) * (outer.bottom - outer.top) or (
-        inner.right - inner.left
-    ) < (1 - 2 * EDGE) * (outer.right - outer.left)
+    """Return whether a part of the image is smaller than another one by more than what a stride
+    may leave out."""
+    sides = (
+        (inner.bottom - inner.top, outer.bottom - outer.top),
+        (inner.right - inner.left, outer.right - outer.left),
+    )
+    return any(whole - part >= max(2 * EDGE * whole, LEAST_PATCH) for part, whole in sides)
 
 
 def _by_cells(

@@ -29,7 +29,9 @@ def app_at(folder: Path, **settings: Any) -> Iterator[TestClient]:
         weights="none",
         input_size=8,
         max_batch=1,
-        layout="channels-last",  # else it is chosen by time, and last bits differ with it
+        # Else these are chosen by time, and last bits differ with them.
+        layout="channels-last",
+        runtime="torch",
     )
     app = create_app(Settings(jobs=folder, **settings), [entry])
     with TestClient(app, raise_server_exceptions=False) as client:

@@ -176,11 +176,16 @@ def test_a_detection_is_named_by_its_box_on_the_photo(dense: TestClient) -> None
         ("detector", {"class": 77}, "unexplainable", ["finds nothing of class 77"]),
         ("detector", {"box": [0, 0, 1, 1]}, "unexplainable", ["overlaps", "by half"]),
         ("vit", {"class": 1, "box": [0, 0, 9, 9]}, "invalid-target", ["classifies whole photos"]),
-        ("vit", {"channel": 3}, "invalid-parameter", ["a channel has a layer"]),
+        ("vit", {"channel": 3}, "invalid-parameter", ["target with channel needs layer"]),
         ("vit", {"layer": "conv_proj"}, "invalid-parameter", ["needs a channel, or like"]),
         ("vit", {"layer": "conv", "channel": 1}, "invalid-target", ["no layer 'conv'", "nearest"]),
         ("vit", {"layer": "heads", "channel": 1000}, "unexplainable", ["channels 0 to 999"]),
-        ("vit", {"like": {"b64": "aGk="}, "class": 1}, "invalid-parameter", ["beside it"]),
+        (
+            "vit",
+            {"like": {"b64": "aGk="}, "class": 1},
+            "invalid-parameter",
+            ["like allows no other keys"],
+        ),
     ],
 )
 def test_targets_that_cannot_be(
