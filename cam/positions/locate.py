@@ -303,12 +303,14 @@ def _locations(model: nn.Module, image: Tensor, *, of_calls: bool) -> dict[str, 
     """Turns → the part of the image that its layers look at."""
     whole = Patch(0, 0, *size)
 
+    def part_of(names: Iterable[str]) -> Patch:
+        before = {name: outputs[name] for name in names}
+        with evaluating(model), torch.inference_mode(False), torch.no_grad():
+            return seen_part(model, modules, image, before) or whole
+
     def seen(turns: Turns) -> Patch:
         if turns not in parts:
-            alike = {name: outputs[name] for name in doubtful if within[name] == turns}
-            with evaluating(model), torch.inference_mode(False), torch.no_grad():
-                part = seen_part(model, modules, image, alike)
-            parts[turns] = part or whole
+            parts[turns] = part_of(name for name in doubtful if within[name] == turns)
         return parts[turns]
 
     def measure(names: Sequence[str], cells: Size, part: Patch | None) -> dict[str, Measured]:
@@ -327,19 +329,17 @@ def _locations(model: nn.Module, image: Tensor, *, of_calls: bool) -> dict[str, 
             if turns in parts or not _moving([measured[name] for name in alike]).all():
                 measured |= measure(alike, cells, seen(turns))
             # A branch, or what comes behind a crop, may look at a part of what the others see.
-            for number, branch in enumerate(_branches({name: measured[name] for name in alike})):
-                own = (*turns, (len(parts), number))
-                within |= dict.fromkeys(branch, own)
-                part = seen(own)
+            for branch in _branches({name: measured[name] for name in alike}):
+                part = part_of(branch)
                 if _is_part(part, parts.get(turns, whole)):
+                    own = (*turns, (0, len(parts)))  # as if it ran in a call of its own
+                    parts[own] = part
+                    within |= dict.fromkeys(branch, own)
                     measured |= measure(branch, cells, part)
-                else:
-                    within |= dict.fromkeys(branch, turns)
-                    del parts[own]
     # In the order of execution, which `_by_cells` does not keep.
     ordered = {name: measured[name] for name in doubtful}
-    known_parts = {turns: part for turns, part in parts.items() if turns or _is_part(part, whole)}
-    for name, each in located_by(ordered, shapes, size, seen, within, known_parts).items():
+    smaller = {turns: part for turns, part in parts.items() if turns or _is_part(part, whole)}
+    for name, each in located_by(ordered, shapes, size, seen, within, smaller).items():
         grid = each.grid and replace(each.grid, tokens_first=name in turned)
         found[name] = replace(each, grid=grid)
     return found

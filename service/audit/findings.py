@@ -15,6 +15,7 @@ from PIL import Image
 from cam.clusters import own_places
 from cam.evaluation.verdict import COMPARED, NAMED
 from service.audit.plan import LEAST_PHOTOS, Arm, name_of
+from service.audit.recommendation import listed
 from service.core.audit_schemas import ArmSummary, Audit, Finding, PhotoRecord, Place
 from service.core.bootstrap import interval
 
@@ -239,7 +240,7 @@ def _methods(audit: Audit) -> list[Finding]:
             Finding(
                 kind="shows the photo, not the model",
                 sentence=(
-                    f"{_listed(photo)} show{_s(photo)} the photo, not the model: the map hardly "
+                    f"{listed(photo)} show{_s(photo)} the photo, not the model: the map hardly "
                     "changes when the model's weights are random."
                 ),
                 arms=photo,
@@ -255,7 +256,7 @@ def _methods(audit: Audit) -> list[Finding]:
             Finding(
                 kind="hardly depends on the class",
                 sentence=(
-                    f"{_listed(blind)} hardly depend{_s(blind)} on the class: the maps of two "
+                    f"{listed(blind)} hardly depend{_s(blind)} on the class: the maps of two "
                     "classes of one image are nearly the same."
                 ),
                 arms=blind,
@@ -266,7 +267,7 @@ def _methods(audit: Audit) -> list[Finding]:
         found.append(
             Finding(
                 kind="no map",
-                sentence=f"{_listed(empty)} had no map of any photo.",
+                sentence=f"{listed(empty)} had no map of any photo.",
                 arms=empty,
             )
         )
@@ -291,11 +292,11 @@ def _beaten(audit: Audit, records: Sequence[PhotoRecord]) -> list[Finding]:
         worse = [baseline for baseline, gap in gaps.items() if gap and gap.high < 0]
         same = [baseline for baseline, gap in gaps.items() if gap and gap.low <= 0 <= gap.high]
         if worse:
-            said = f"By {metric}, the recommended {name} is worse than {_listed(worse)}."
+            said = f"By {metric}, the recommended {name} is worse than {listed(worse)}."
             found.append(Finding(kind="worse than a baseline", sentence=said, arms=[name]))
         if same:
             said = (
-                f"By {metric}, the recommended {name} does not differ from {_listed(same, 'or')} "
+                f"By {metric}, the recommended {name} does not differ from {listed(same, 'or')} "
                 "beyond chance."
             )
             found.append(Finding(kind="no better than a baseline", sentence=said, arms=[name]))
@@ -318,7 +319,3 @@ def _gaps(
 
 def _s(names: Sequence[str]) -> str:
     return "s" if len(names) == 1 else ""
-
-
-def _listed(names: Sequence[str], last: str = "and") -> str:
-    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} {last} {names[-1]}"

@@ -247,5 +247,6 @@ def _lead(arm: ArmSummary, worse: list[str], others: int) -> str:
     )
 
 
-def listed(names: Sequence[str]) -> str:
-    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
+def listed(names: Sequence[str], last: str = "and") -> str:
+    """Return names as a list in a sentence."""
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} {last} {names[-1]}"

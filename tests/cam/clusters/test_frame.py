@@ -96,7 +96,8 @@ def test_half_of_the_heat_at_a_place_by_chance_is_not_the_same_pattern() -> None
 
 @pytest.mark.parametrize("count", [5, 20, 60])
 def test_small_clean_classes_do_not_hide_it_however_many_they_are(count: int) -> None:
-    """Of 60 classes of 30 maps, one has several maps there by chance."""
+    """Among 60 other classes of 30 maps each, one class has several maps at that place by
+    chance."""
     others = [(blobs(30, seed, 8), None) for seed in range(1, count + 1)]
     assert [each.class_ for each in own_places([(cornered(40), None), *others])] == [0]
 
