@@ -55,6 +55,10 @@ LEAST_PHOTOS: Final = 8
 """Least number of photos of a cluster, and of others, that are compared: fewer prove nothing."""
 MOST_COMPARED: Final = 512
 """Largest number of members whose photos are all read, to leave out those that lack the thing."""
+CHANNELS: Final = 256
+"""Most channels in which photos are compared."""
+COMPONENTS: Final = 10
+"""Number of principal components in which clusters are told apart."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -368,12 +372,6 @@ class _Search:
             border=float(self.borders[members].mean()),
             evidence=evidence,
         )
-
-
-CHANNELS: Final = 256
-"""Most channels in which photos are compared."""
-COMPONENTS: Final = 10
-"""Number of principal components in which clusters are told apart."""
 
 
 def shares_of_use(used: Sequence[Float]) -> Float:

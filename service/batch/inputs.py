@@ -22,6 +22,9 @@ from service.core.errors import ConfigError, ImageTooLarge, UndecodableImage, on
 from service.pipeline.images import LARGEST, read_file
 
 Place = TypeVar("Place")
+COLUMNS: Final = ("path", "id", "target")
+Cells = dict[str, str | None]
+"""One row: name of each column → text of its cell, or None."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -152,11 +155,6 @@ def _of_table(table: Path) -> Inputs:
             targets[name] = row["target"]
     # An absolute path is not changed by the join.
     return Inputs(list(paths), lambda name: read_file(table.parent / _known(paths, name)), targets)
-
-
-COLUMNS: Final = ("path", "id", "target")
-Cells = dict[str, str | None]
-"""One row: name of each column → text of its cell, or None."""
 
 
 def rows_of(table: Path) -> Iterator[Cells]:

@@ -55,6 +55,13 @@ FIRST_CLASSES: Final = 24
 """Number of classes that are visible at once; the others are folded."""
 BLOCK: Final = 50
 """Number of maps in one block of the page's data."""
+ROWS: Final = 1024
+"""Number of rows that are read at a time, without their maps."""
+ROWS_WITH_MAPS: Final = 64
+"""Number of rows that are read at a time with their maps, which may be as large as photos."""
+BYTES: Final = 1 << 20
+"""Number of bytes of a column that are read at a time. Without it, a row group is read as a
+whole."""
 
 
 @dataclass(frozen=True)
@@ -273,15 +280,6 @@ def _number(value: float | None) -> float | None:
 def _blocks(shown: Iterator[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:
     while block := list(islice(shown, BLOCK)):
         yield block
-
-
-ROWS: Final = 1024
-"""Number of rows that are read at a time, without their maps."""
-ROWS_WITH_MAPS: Final = 64
-"""Number of rows that are read at a time with their maps, which may be as large as photos."""
-BYTES: Final = 1 << 20
-"""Number of bytes of a column that are read at a time. Without it, a row group is read as a
-whole."""
 
 
 def read_rows(manifest: Path, *, maps: bool = False) -> Iterator[Row]:

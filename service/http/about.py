@@ -31,6 +31,10 @@ PAGE_POLICY = (
 PAGE_HEADERS = {"Content-Security-Policy": PAGE_POLICY}
 OF_A_MODEL = (401, 404, 424, 503)
 """Statuses of the errors of routes that describe one model."""
+NO_REFERENCE: Final = (
+    "the model has no reference to compare its maps with; `gradcam reference` makes one, and "
+    "`reference` in the model's entry names it"
+)
 
 
 def _fidelity(found: Fidelity | None) -> model_schemas.FidelityDescription | None:
@@ -206,12 +210,6 @@ class AboutRoutes:
         replicas = self._manager.replicas(model)
         drift = (await replicas.ask(CompareDrift())).value
         return describe_drift(drift, replicas.model.labels)
-
-
-NO_REFERENCE: Final = (
-    "the model has no reference to compare its maps with; `gradcam reference` makes one, and "
-    "`reference` in the model's entry names it"
-)
 
 
 def describe_drift(drift: Drift, labels: Labels) -> DriftDescription:

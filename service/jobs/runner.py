@@ -43,6 +43,12 @@ CALM_SECONDS: Final = 0.02
 TICK_SECONDS: Final = 0.005
 log = logging.getLogger(__name__)
 Result = TypeVar("Result")
+AT_ONCE: Final = 32
+"""Largest number of items of each model at once: enough for full batches while other items are
+decoded and drawn. The limit is per model, so that no model waits for a slow one."""
+MEASURED_AT_ONCE: Final = 4
+"""Largest number of photos of audits at once, of all models. Each takes thousands of passes, and a
+photo that is not finished starts anew after a restart."""
 
 
 class Runner:
@@ -270,15 +276,6 @@ class Runner:
 
     async def _run(self, work: Callable[[], Result]) -> Result:
         return await self._pool.run(work)
-
-
-AT_ONCE: Final = 32
-"""Largest number of items of each model at once: enough for full batches while other items are
-decoded and drawn. The limit is per model, so that no model waits for a slow one."""
-
-MEASURED_AT_ONCE: Final = 4
-"""Largest number of photos of audits at once, of all models. Each takes thousands of passes, and a
-photo that is not finished starts anew after a restart."""
 
 
 @dataclass

@@ -43,6 +43,11 @@ from service.models.labels import Labels, read_labels
 from service.models.preprocessing import Fit
 
 log = logging.getLogger(__name__)
+Made = TypeVar("Made")
+Rest = ParamSpec("Rest")
+LONGEST: Final = 600.0
+"""Seconds that loading a model waits for another model, which may have to be downloaded."""
+_one_at_a_time = threading.Lock()
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -533,13 +538,6 @@ def _has_bfloat16(device: torch.device) -> bool:
     if device.type == "cpu":
         return torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
     return False
-
-
-Made = TypeVar("Made")
-Rest = ParamSpec("Rest")
-LONGEST: Final = 600.0
-"""Seconds that loading a model waits for another model, which may have to be downloaded."""
-_one_at_a_time = threading.Lock()
 
 
 def imagenet() -> Labels:

@@ -36,6 +36,14 @@ LINE: Final = (255, 220, 0)
 """RGB colour of contours: yellow stands out from most photos."""
 FRAME: Final = (255, 255, 255)
 """RGB colour of the frame around the explained box."""
+SIGNATURE: Final = b"\x89PNG\r\n\x1a\n"
+COLOUR_TYPES: Final = {1: 0, 3: 2}
+"""Channels → the colour type of the header: grayscale, RGB."""
+UP: Final = 2
+"""Number of the row filter that subtracts the row above. It suits photos and smooth maps, and NumPy
+computes it in one step."""
+LEVEL: Final = 1
+"""Compression level of ISA-L. Higher levels take longer, and their files are hardly smaller."""
 
 
 @dataclass(frozen=True)
@@ -242,16 +250,6 @@ def encode_values(values: Float) -> bytes:
 def _shrunk(view: Picture, height: int, width: int) -> Picture:
     small = cv2.resize(view, (width, height), interpolation=cv2.INTER_AREA)
     return small.astype(np.uint8, copy=False)
-
-
-SIGNATURE: Final = b"\x89PNG\r\n\x1a\n"
-COLOUR_TYPES: Final = {1: 0, 3: 2}
-"""Channels → the colour type of the header: grayscale, RGB."""
-UP: Final = 2
-"""Number of the row filter that subtracts the row above. It suits photos and smooth maps, and NumPy
-computes it in one step."""
-LEVEL: Final = 1
-"""Compression level of ISA-L. Higher levels take longer, and their files are hardly smaller."""
 
 
 def encode_png(picture: NDArray[np.uint8]) -> bytes:
