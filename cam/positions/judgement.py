@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from math import inf
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Final
-
-from torch import Tensor
 
 from cam.hooks.calls import Turns
 from cam.hooks.grids import Grid, Location, Size, grid_of_map
-from cam.positions.responses import FOLLOWS, HITS, PLAIN, Fit, Patch, Peaks, peaks_of
-from cam.positions.views import Centres, View, centres_of, part_view, view_of
+from cam.positions.measurement import Measured, Measurement, Source
+from cam.positions.responses import FOLLOWS, HITS, LEAST_FOLLOWS, PLAIN, Fit, Patch
+from cam.positions.views import LEAST_CELLS, View, part_view, view_of
 
 TELLING: Final = 25
 """Least number of positions of a feature map that is refused if its responses tell nothing. With
@@ -22,8 +20,21 @@ output changes most. Such a layer has the view of the layers before it."""
 NEAR: Final = 0.8
 """Greatest difference in cells between a layer's view and a usual one that is taken for rounding in
 strides and padding, and for the responses' own size."""
+EXACT: Final = 0.5
+"""The same for a layer in which a patch of the image changes a single position."""
 SMALL: Final = 32
 """Least side of an image in pixels on which a patch tells more than the cell where it is."""
+MOST_UNCLEAR: Final = 4
+"""Maximum number of layers of which changes of another layer may show nothing until no more are
+tested in this way."""
+LATEST: Final = 3
+"""Number of changed layers whose changes are looked up for a later layer, before another one is
+changed."""
+MOST_SOURCES: Final = 12
+"""Maximum number of layers that are changed. Each takes nine passes."""
+CLEARLY: Final = 0.5
+"""Least difference in positions by which a layer's own view must fit better than the usual one.
+Attention in windows moves the centres within a window."""
 LONG: Final = 1.9
 """Least ratio of the sides of a cell of a map of few positions at which it is doubted that the map
 has the view of the layers before it."""
@@ -40,103 +51,221 @@ SHIFT: Final = 0.08
 it that is taken for the sum of such roundings (Inception's convolutions without padding)."""
 
 
-@dataclass(frozen=True, eq=False)
-class Measured:
-    """What is known of one layer from the changes of the image."""
-
-    grids: Sequence[Grid]
-    """The grids that its shape allows, the likeliest first."""
-    moved: Mapping[str, Tensor]
-    """Kind of grid → responses, as `cam.positions.responses.responses` returns them."""
-    patches: Sequence[Patch]
-    peaks: dict[Grid, Peaks] = field(default_factory=dict)
-
-    def fit(self, grid: Grid, size: Size, view: View = PLAIN) -> Fit | None:
-        """Return how well a grid fits under a view; None if the layer did not respond."""
-        if grid.kind not in self.moved:
-            return None
-        if grid not in self.peaks:
-            self.peaks[grid] = peaks_of(grid, self.moved[grid.kind], self.patches)
-        return self.peaks[grid].fit(size, view)
-
-    def distance(self, grid: Grid, size: Size, view: View) -> float:
-        """Return the mean distance of the responses from their patches, in positions."""
-        found = self.fit(grid, size, view)
-        return found.distance if found else inf
-
-    def centres(self, grid: Grid, size: Size) -> Centres | None:
-        """Return where the layer responds on a grid; None if its responses are not sharp."""
-        if grid.kind not in self.moved:
-            return None
-        moved = self.moved[grid.kind]
-        if grid.kind == "tokens":
-            moved = grid.apply(moved[..., None])[:, 0]
-        found = centres_of(moved, [patch.centre(size) for patch in self.patches])
-        return found if found.sharp else None
-
-
-def located_by(
-    layers: Mapping[str, Measured],
-    shapes: Mapping[str, tuple[int, ...]],
-    size: Size,
-    seen: Callable[[Turns], Patch],
-    within: Mapping[str, Turns],
-    parts: Mapping[Turns, Patch],
-) -> dict[str, Location]:
-    """Return the locations of layers.
+def located_by(tests: Measurement) -> dict[str, Location]:
+    """Return the locations of the layers that were tested.
 
     Feature maps are judged first, in execution order: a layer with sharp responses shows its own
     view of the image, and a later layer, whose positions see too much of the image, has the view of
-    the layers before it. Tokens are judged under the views of the feature maps. A network that runs
-    several times may see another part of the image each time, so a view counts only for layers in
-    the same turn.
-
-    Args:
-        layers: name → what was measured, in execution order.
-        shapes: name → shape of the output without the batch dimension.
-        size: height and width of the image.
-        seen: returns the part of the image at which the layers of a turn look. It is called if a
-            layer shows a part of the image.
-        within: name → the turns in which the layer runs, see `cam.hooks.calls.turns_of`.
-        parts: turns → the part of the image at which its layers look, as far as known.
+    the layers before it. Where its shape or its responses speak against that, changes of the layer
+    before it show its view. Tokens are judged under the views of the feature maps. A network that
+    runs several times may see another part of the image each time, so a view counts only for layers
+    in the same turn.
     """
-    found: dict[str, Location] = {}
-    views: dict[str, View] = {}
-    """The view of the layers before each layer of tokens."""
-    shown_in: list[tuple[Turns, View]] = []
-    """The views that layers have shown so far, the latest last."""
-    for name, measured in layers.items():
-        turns = within[name]
-        around = [view for each, view in shown_in if each == turns[: len(each)]]
-        own = not (turns or turns in parts) or any(each == turns for each, _ in shown_in)
+    judge = _Judge(tests)
+    for name in tests.layers:
+        judge.add(name)
+    judge.add_tokens()
+    return judge.found
+
+
+class _Judge:
+    """Locations of layers, which are added in the order of execution."""
+
+    def __init__(self, tests: Measurement) -> None:
+        self.tests, self.size = tests, tests.size
+        self.found: dict[str, Location] = {}
+        self.views: dict[str, View] = {}
+        """The view of the layers before each layer of tokens."""
+        self.shown_in: list[tuple[Turns, View]] = []
+        """The views that layers have shown so far, the latest last."""
+        self.sources: dict[str, Source] = {}
+        self.tested: list[Source] = []
+        """The sources that were changed, the latest last."""
+        self.unclear = 0
+        """Number of layers of which changes of a source showed nothing."""
+
+    def add(self, name: str) -> None:
+        measured, shape = self.tests.layers[name], self.tests.shapes[name]
+        turns = self.tests.within[name]
+        around = [view for each, view in self.shown_in if each == turns[: len(each)]]
+        parts = self.tests.parts
+        own = not (turns or turns in parts) or any(each == turns for each, _ in self.shown_in)
         known = around if own else []  # the first layer of a turn may see another part
         before = around[-1] if around else PLAIN
         if not own and (part := parts.get(turns)):
-            own, before = True, part_view(part.region, size)
-        if len(shapes[name]) == 2:
-            views[name] = before
-            continue
-        shown = _shown_by(measured, size, before, known)
+            own, before = True, part_view(part.region, self.size)
+        near = self._nearest(name) if own else []
+        if near:
+            before = near[0].view
+        if len(shape) == 2:
+            self.views[name] = before
+            return
+        doubted = _doubted(measured, self.size, near, known)
+        shown = None if doubted else _shown_by(measured, self.size, before, known)
+        source = doubted or next(iter(near), None)
+        if shown is None and source and measured.moves:
+            told = self._told(name, source)
+            if told:
+                self._place(name, *told, turns=turns)
+                return
+            odd = source in self.tested and not any(map(source.fits, measured.grids))
+            if odd and (behind := self.tests.behind(source)[name]).moves:
+                why = _why_not(behind, shape, source.cells)
+                self.found[name] = Location(shape, None, why)
+                return
+            shown = _shown_by(measured, self.size, before, known)
+        if shown is None and own:
+            shown = _assumed(measured, shape, self.size, before)
         if shown is None:
-            shown = _assumed(measured, shapes[name], size, before) if own else None
-        if shown is None:
-            found[name] = Location(shapes[name], None, _why_not(measured, shapes[name], size))
-            continue
+            self.found[name] = Location(shape, None, _why_not(measured, shape, self.size))
+            return
         grid, view, sharp = shown
         if view != before and view not in known and view.shows_a_part:
-            view = view.widened(seen(turns).region, size)
-        found[name] = Location(shapes[name], _placed(grid, view, size))
-        if sharp:
-            shown_in = [*(each for each in shown_in if each != (turns, view)), (turns, view)]
-    for view in dict.fromkeys(views.values()):
-        behind = {name: layers[name] for name, each in views.items() if each == view}
-        grids = _tokens_under(view, behind, shapes, size)
-        found |= {name: Location(shapes[name], _placed(grids[name], view, size)) for name in grids}
-    for name in views.keys() - found.keys():
-        turned = _turned_tokens(layers[name], size)
-        why = None if turned else _why_not(layers[name], shapes[name], size)
-        found[name] = Location(shapes[name], turned, why)
-    return found
+            view = view.widened(self.tests.seen(turns).region, self.size)
+        self._place(name, grid, view, turns=turns if sharp else None)
+
+    def add_tokens(self) -> None:
+        """Locate the layers of tokens, under the views of the layers before them."""
+        layers, shapes, size = self.tests.layers, self.tests.shapes, self.size
+        for view in dict.fromkeys(self.views.values()):
+            behind = {name: layers[name] for name, each in self.views.items() if each == view}
+            for name, grid in _tokens_under(view, behind, shapes, size).items():
+                self.found[name] = Location(shapes[name], _placed(grid, view, size))
+        for name in self.views.keys() - self.found.keys():
+            turned = _turned_tokens(layers[name], size)
+            why = None if turned else _why_not(layers[name], shapes[name], size)
+            self.found[name] = Location(shapes[name], turned, why)
+
+    def _place(self, name: str, grid: Grid, view: View, *, turns: Turns | None) -> None:
+        """Give a layer its place, which later layers of these turns may have, too."""
+        self.found[name] = Location(self.tests.shapes[name], _placed(grid, view, self.size))
+        self.sources[name] = Source(name, grid, view)
+        if turns is not None:
+            others = [each for each in self.shown_in if each != (turns, view)]
+            self.shown_in = [*others, (turns, view)]
+
+    def _nearest(self, name: str) -> list[Source]:
+        """Return the nearest layers with a known place from which a layer's output is computed, the
+        one with the most positions first."""
+        feeding, found = self.tests.feeding, []
+        seen, waiting = {name}, list(feeding.get(name, ()))
+        while waiting:
+            each = waiting.pop()
+            if each in self.sources and each not in seen:
+                found.append(self.sources[each])
+            elif each not in seen:
+                waiting.extend(feeding.get(each, ()))
+            seen.add(each)
+        found = [each for each in found if min(each.cells) >= LEAST_CELLS] or found
+        return sorted(
+            found, key=lambda each: (-each.cells[0] * each.cells[1], not each.view.plain, each.name)
+        )
+
+    def _told(self, name: str, source: Source) -> tuple[Grid, View] | None:
+        """Return the grid and the view of a layer that changes of a source show, or of an earlier
+        source that was changed already; None if they show none."""
+        if self.unclear >= MOST_UNCLEAR:
+            return None
+        latest = [each for each in self.tested[: -LATEST - 1 : -1] if each != source]
+        for each in ([source] if source in self.tested else []) + latest:
+            if told := self._shown_behind(name, each, nearest=each == source):
+                return told
+        told = None
+        new = source not in self.tested and len(self.tested) < MOST_SOURCES
+        if new and min(source.cells) >= LEAST_CELLS:
+            self.tested.append(source)
+            told = self._shown_behind(name, source, nearest=True)
+        self.unclear += told is None
+        return told
+
+    def _shown_behind(
+        self, name: str, source: Source, *, nearest: bool
+    ) -> tuple[Grid, View] | None:
+        """Return the grid and the view of a layer that changes of a source show; None if they show
+        none."""
+        whole = self.tests.behind(source)[name]
+        if not whole.moves:
+            return None
+        part: Patch | None = None
+        shown = None
+        for grid in sorted(whole.grids, key=source.fits, reverse=True):
+            measured, usual = whole, PLAIN
+            if not source.fits(grid) and grid.kind != source.grid.kind:
+                continue
+            if not source.fits(grid):  # as if it were cropped or padded: it is tested inside
+                part = part or self.tests.part_of(source, name)
+                measured = self.tests.behind(source, part)[name]
+                usual = part_view(part.region, source.cells)
+            if view := _view_behind(measured, grid, source, usual, nearest=nearest):
+                shown = grid, view
+                break
+        if shown is None:
+            return None
+        grid, view = shown
+        if view.shows_a_part:
+            part = part or self.tests.part_of(source, name)
+            view = view.widened(part.region, source.cells)
+        return grid, _evened(view, grid).behind(source.view)
+
+
+def _view_behind(
+    measured: Measured, grid: Grid, source: Source, usual: View, *, nearest: bool
+) -> View | None:
+    """Return the view of a source that a layer shows on a grid; None if it shows none.
+
+    Args:
+        usual: the view that it is expected to have. Another one must explain the responses better
+            by more than `CLEARLY`.
+        nearest: whether no other source lies between them. Else the responses must be narrow.
+    """
+    fits = measured.fit(grid, source.cells, usual)
+    good = bool(fits and fits.good and fits.follows >= LEAST_FOLLOWS)
+    centres = measured.centres(grid, source.cells)
+    if centres is None or not centres.narrow:
+        return usual if good and nearest else None
+    beside, view = centres.residual(usual), view_of(centres)
+    own = view and measured.fit(grid, source.cells, view)
+    if view and own and own.hits >= HITS:
+        residual = centres.residual(view)
+        away = not good or residual + CLEARLY < beside
+        if residual <= EXACT and away and (view.differs(usual) > SHIFT or not source.fits(grid)):
+            return view
+    return usual if good and (nearest or beside <= NEAR) else None
+
+
+def _doubted(
+    measured: Measured, size: Size, near: Sequence[Source], known: Sequence[View]
+) -> Source | None:
+    """Return the source from whose place that of a layer may differ; None if there is no doubt."""
+    large = [source for source in near if min(source.cells) >= LEAST_CELLS]
+    for source in large:
+        alike = [grid for grid in measured.grids if grid.kind == source.grid.kind]
+        if not any(map(source.fits, alike)):
+            return source
+    for source in large[:1]:
+        for grid in measured.grids:
+            centres = measured.centres(grid, size)
+            own = view_of(centres) if centres else None
+            fitting = measured.fit(grid, size, source.view)
+            if not centres or own is None or fitting is None:
+                continue
+            away = own.differs(source.view) > GREAT and fitting.hits < HITS
+            rounded = _rounded(own, grid, source.view, known, single=False)
+            if away or (centres.narrow and rounded != source.view):
+                return source
+    return None
+
+
+def _evened(view: View, grid: Grid) -> View:
+    """Return the view without a scale and an offset if it differs from that by rounding alone."""
+    for plain in (PLAIN, *PLAIN.turned()):
+        if (
+            view.transposed == plain.transposed
+            and view.rows.differs(plain.rows) <= 1 / grid.height + 0.01
+            and view.columns.differs(plain.columns) <= 1 / grid.width + 0.01
+        ):
+            return plain
+    return view
 
 
 def _shown_by(
@@ -158,7 +287,7 @@ def _shown_by(
         if min(size) < SMALL and (known or not fitted or not fitted.exact or fitting.hits >= HITS):
             own, centres = None, None
         if own and (not known or (own.differs(before) > GREAT and fitting.hits < HITS)):
-            view = _rounded(own, grid, before, known)
+            view = _rounded(own, grid, before, known, single=bool(centres and centres.single))
         elif fitting.good and (own or not centres or not centres.narrow or fitting.hits >= HITS):
             view = before
         elif centres is None:
@@ -169,15 +298,21 @@ def _shown_by(
     return min(fits, key=lambda each: each[0])[1:] if fits else None
 
 
-def _rounded(own: View, grid: Grid, before: View, known: Sequence[View]) -> View:
+def _rounded(own: View, grid: Grid, before: View, known: Sequence[View], *, single: bool) -> View:
     """Return the known view from which a layer's own view differs by rounding alone, or the own
-    view if there is none."""
+    view if there is none.
+
+    Args:
+        single: whether a patch changes one position, as in a transformer's embedding of patches,
+            where nothing is rounded.
+    """
     for view in dict.fromkeys((before, *reversed(known), PLAIN, *PLAIN.turned())):
         behind = bool(known) and view == before
         shift = SHIFT if behind else 0.0
         axes = ((own.rows, view.rows, grid.height), (own.columns, view.columns, grid.width))
         if own.transposed == view.transposed and all(
-            one.differs(other) <= max(_near(cells, behind) / cells + 0.01, shift)
+            one.differs(other)
+            <= (EXACT / cells if single else max(_near(cells, behind) / cells + 0.01, shift))
             for one, other, cells in axes
         ):
             return view
@@ -288,7 +423,7 @@ def _placed(grid: Grid, view: View, size: Size) -> Grid:
 
 def _why_not(measured: Measured, shape: tuple[int, ...], size: Size) -> str:
     """Return the reason why a layer has no grid, as a clause."""
-    if not any(bool(each.any()) for each in measured.moved.values()):
+    if not measured.moves:
         return f"its output {shape} does not change with the image"
     if any(measured.centres(grid, size) for grid in measured.grids):
         return (

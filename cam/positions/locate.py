@@ -12,8 +12,8 @@ for as long as the model exists.
 from __future__ import annotations
 
 import fnmatch
-from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from operator import itemgetter
@@ -23,7 +23,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
-from cam.hooks.calls import Modules, Turns, call_of, turns_of
+from cam.hooks.calls import Modules, call_of
 from cam.hooks.grids import (
     NO_GRID,
     STACKED,
@@ -36,19 +36,14 @@ from cam.hooks.grids import (
 )
 from cam.hooks.inference import evaluating
 from cam.hooks.nested import in_words
-from cam.positions.judgement import Measured, located_by
+from cam.positions.judgement import located_by
+from cam.positions.measurement import Measurement
 from cam.positions.responses import (
-    LEAST_PATCH,
-    Patch,
     outputs_at,
-    patches_of,
-    responses,
     runs_of,
-    seen_part,
     tokens_first,
 )
-from cam.positions.stated import Stated, stated_by
-from cam.positions.views import EDGE
+from cam.positions.stated import stated_by
 
 Reshape = str | Callable[[Tensor], Tensor]
 """A user's function from a layer's output (B, …) to (B, K, h, w), or words: see `grid_in_words`."""
@@ -292,106 +287,12 @@ def _locations(model: nn.Module, image: Tensor, *, of_calls: bool) -> dict[str, 
             found[name] = Location(shape[1:], None, _no_grid(shape))
     if not doubtful:
         return found
-    turned = {name for name in doubtful if tokens_first(outputs[name])}
-    shapes = {
-        name: tuple((each.transpose(0, 1) if name in turned else each).shape[1:])
-        for name, each in outputs.items()
-        if name in doubtful
-    }
-    within = {name: turns_of(name, runs) for name in doubtful}
-    parts: dict[Turns, Patch] = {}
-    """Turns → the part of the image that its layers look at."""
-    whole = Patch(0, 0, *size)
-
-    def part_of(names: Iterable[str]) -> Patch:
-        before = {name: outputs[name] for name in names}
-        with evaluating(model), torch.inference_mode(False), torch.no_grad():
-            return seen_part(model, modules, image, before) or whole
-
-    def seen(turns: Turns) -> Patch:
-        if turns not in parts:
-            parts[turns] = part_of(name for name in doubtful if within[name] == turns)
-        return parts[turns]
-
-    def measure(names: Sequence[str], cells: Size, part: Patch | None) -> dict[str, Measured]:
-        before = {name: outputs[name] for name in names}
-        kinds = {name: {grid.kind for grid in doubtful[name]} for name in names}
-        patches = patches_of(size, cells, part)
-        with evaluating(model), torch.inference_mode(False), torch.no_grad():
-            moved = responses(model, modules, image, before, patches, kinds)
-        return {name: Measured(doubtful[name], moved.get(name, {}), patches) for name in names}
-
-    measured: dict[str, Measured] = {}
-    for cells, names in _by_cells(doubtful, shapes, stated).items():
-        measured |= measure(names, cells, None)
-        for turns in dict.fromkeys(within[name] for name in names):
-            alike = [name for name in names if within[name] == turns]
-            if turns in parts or not _moving([measured[name] for name in alike]).all():
-                measured |= measure(alike, cells, seen(turns))
-            # A branch, or what comes behind a crop, may look at a part of what the others see.
-            for branch in _branches({name: measured[name] for name in alike}):
-                part = part_of(branch)
-                if _is_part(part, parts.get(turns, whole)):
-                    own = (*turns, (0, len(parts)))  # as if it ran in a call of its own
-                    parts[own] = part
-                    within |= dict.fromkeys(branch, own)
-                    measured |= measure(branch, cells, part)
-    # In the order of execution, which `_by_cells` does not keep.
-    ordered = {name: measured[name] for name in doubtful}
-    smaller = {turns: part for turns, part in parts.items() if turns or _is_part(part, whole)}
-    for name, each in located_by(ordered, shapes, size, seen, within, smaller).items():
-        grid = each.grid and replace(each.grid, tokens_first=name in turned)
-        found[name] = replace(each, grid=grid)
+    with evaluating(model), torch.inference_mode(False), torch.no_grad():
+        tests = Measurement(model, image, outputs, doubtful, runs, stated)
+        for name, each in located_by(tests).items():
+            grid = each.grid and replace(each.grid, tokens_first=name in tests.turned)
+            found[name] = replace(each, grid=grid)
     return found
-
-
-def _moving(layers: Iterable[Measured]) -> Tensor:
-    """Return which patches move any of the layers, which were tested with the same ones: bool
-    (patches,)."""
-    moved = [each.flatten(1).any(1) for layer in layers for each in layer.moved.values()]
-    return torch.stack(moved).any(0) if moved else torch.zeros(1, dtype=torch.bool)
-
-
-def _branches(layers: Mapping[str, Measured]) -> list[list[str]]:
-    """Return the groups of layers that the same patches move, without those that all patches move
-    that move any layer, and those that none does: at most `MOST_BRANCHES`, the largest ones."""
-    every = _moving(layers.values())
-    groups: dict[tuple[bool, ...], list[str]] = defaultdict(list)
-    for name, layer in layers.items():
-        moving = _moving([layer])
-        if moving.any() and not moving.equal(every):
-            groups[tuple(moving.tolist())].append(name)
-    return sorted(groups.values(), key=len, reverse=True)[:MOST_BRANCHES]
-
-
-def _is_part(inner: Patch, outer: Patch) -> bool:
-    """Return whether a part of the image is smaller than another one by more than what a stride
-    may leave out."""
-    sides = (
-        (inner.bottom - inner.top, outer.bottom - outer.top),
-        (inner.right - inner.left, outer.right - outer.left),
-    )
-    return any(whole - part >= max(2 * EDGE * whole, LEAST_PATCH) for part, whole in sides)
-
-
-def _by_cells(
-    doubtful: Mapping[str, Sequence[Grid]], shapes: Mapping[str, tuple[int, ...]], stated: Stated
-) -> dict[Size, list[str]]:
-    """Group the layers by the rows and columns of the patches that test their grids.
-
-    The patches for a layer of tokens have the size of its tokens, so that one token sees each
-    patch. With smaller patches, tokens from a strided layer would see few of the patches. With
-    larger patches, many tokens would see each patch. A wrong grid would then fit by chance.
-    """
-    sides: dict[int, Size] = {}
-    for name, grids in doubtful.items():
-        if grids[0].kind == "tokens":
-            sides.setdefault(shapes[name][0], (grids[0].height, grids[0].width))
-    usual = (*stated.sides, CELLS)[0]
-    groups: dict[Size, list[str]] = defaultdict(list)
-    for name in doubtful:
-        groups[sides[shapes[name][0]] if len(shapes[name]) == 2 else usual].append(name)
-    return groups
 
 
 def _reshape(model: nn.Module, layer: str) -> Reshape | None:

@@ -99,15 +99,17 @@ class Fit:
         return hits or (self.follows >= FOLLOWS and self.hits >= HITS / 2)
 
 
-def patches_of(size: Size, cells: Size, within: Patch | None = None) -> list[Patch]:
+def patches_of(
+    size: Size, cells: Size, within: Patch | None = None, least: int = LEAST_PATCH
+) -> list[Patch]:
     """Return patches of an image of `size`, or of the part `within` of it. The image or the part is
     divided into `cells` (rows, columns), and a patch is one cell, or several neighbours if cells
-    are small."""
+    are smaller than `least` pixels."""
     part = within or Patch(0, 0, *size)
     height, width = part.bottom - part.top, part.right - part.left
     rows, columns = min(cells[0], height), min(cells[1], width)
-    rows = max(rows // max(-(-LEAST_PATCH * rows // height), 1), min(4, rows))
-    columns = max(columns // max(-(-LEAST_PATCH * columns // width), 1), min(4, columns))
+    rows = max(rows // max(-(-least * rows // height), 1), min(4, rows))
+    columns = max(columns // max(-(-least * columns // width), 1), min(4, columns))
     places = dict.fromkeys((int(y * rows), int(x * columns)) for y, x in FRACTIONS)
     return [
         Patch(
@@ -163,12 +165,15 @@ def responses(
     before: Mapping[str, Tensor],
     patches: Sequence[Patch],
     kinds: Mapping[str, Collection[str]] | None = None,
+    changed: tuple[str, Tensor, int] | None = None,
 ) -> dict[str, dict[str, Tensor]]:
     """Return how much each position of each layer's output changes, compared to `before`, when each
     patch of the image is changed.
 
     Args:
         kinds: layer → the kinds of grid for which this is asked; None asks for all.
+        changed: a layer, its output for the image, and the dimension of the output's channels. Then
+            patches of that output are changed, not patches of the image.
 
     Returns:
         Layer → kind of grid → float32 (patches, h, w), or (patches, N) for tokens: the norm of the
@@ -189,8 +194,15 @@ def responses(
     with ExitStack() as scope:
         for name in before:
             scope.callback(modules[name].register_forward_hook(partial(note, name)).remove)
-        for changed in _changed(image, patches):
-            model(changed)
+        if changed is None:
+            for one in _changed(image, patches):
+                model(one)
+        else:
+            layer, output, axis = changed
+            for one in _changed(output.movedim(axis, 1), patches):
+                instead = one.movedim(1, axis)
+                with modules[layer].register_forward_hook(lambda *_, put=instead: put):
+                    model(image.clone())
     return {
         name: {kind: torch.stack(each) for kind, each in kinds.items()}
         for name, kinds in moved.items()
@@ -199,18 +211,24 @@ def responses(
 
 
 def seen_part(
-    model: nn.Module, modules: Mapping[str, nn.Module], image: Tensor, before: Mapping[str, Tensor]
+    model: nn.Module,
+    modules: Mapping[str, nn.Module],
+    image: Tensor,
+    before: Mapping[str, Tensor],
+    changed: tuple[str, Tensor, int] | None = None,
 ) -> Patch | None:
     """Return the part of the image that any of the layers looks at, or None if they look at
     nothing. Each edge is found by changing strips along it, to about a hundredth of the side.
 
     Args:
         before: the outputs of the layers for the image.
+        changed: as for `responses`. Then it is the part of that layer's positions.
     """
-    height, width = int(image.shape[-2]), int(image.shape[-1])
+    sides = image.shape if changed is None else changed[1].movedim(changed[2], 1).shape
+    height, width = int(sides[-2]), int(sides[-1])
 
     def moves(patch: Patch) -> bool:
-        found = responses(model, modules, image, before, [patch])
+        found = responses(model, modules, image, before, [patch], changed=changed)
         return any(bool(each.any()) for kinds in found.values() for each in kinds.values())
 
     if not moves(Patch(0, 0, height, width)):
@@ -223,8 +241,10 @@ def seen_part(
     ]
     edges = []
     for strip, side in strips:
-        unseen, seen = 0, side  # a strip of `unseen` pixels moves nothing, one of `seen` does
-        while seen - unseen > max(side // 100, 1):
+        least = max(side // 100, 1)
+        # A strip of `unseen` pixels moves nothing, one of `seen` does. Most models see the edge.
+        unseen, seen = (0, least) if moves(strip(least)) else (least, side)
+        while seen - unseen > least:
             middle = (unseen + seen) // 2
             unseen, seen = (unseen, middle) if moves(strip(middle)) else (middle, seen)
         edges.append(unseen)
@@ -232,8 +252,8 @@ def seen_part(
 
 
 def _changed(image: Tensor, patches: Sequence[Patch]) -> Iterator[Tensor]:
-    """Yield a copy of the image for each patch, with the patch changed. The noise has a fixed
-    seed."""
+    """Yield a copy of the image (1, C, H, W) for each patch, with the patch changed. The noise has
+    a fixed seed."""
     rng = torch.Generator().manual_seed(0)
     contrast = float(image.float().std(correction=0)) or 1.0
     for patch in patches:

@@ -26,10 +26,14 @@ columns, at which the centre of the response tells where the patch is."""
 NARROW: Final = 0.09
 """The same for a layer whose view may differ from that of the layers before it. Wider responses are
 cut off at the borders, and their centres lie too far inside."""
+SINGLE: Final = 0.6
+"""Greatest standard deviation of a response, in positions, of a patch that changes two neighbours
+at most."""
 LEAST_CELLS: Final = 4
 """Least number of rows and columns of a layer that tells its view."""
 LARGEST: Final = 2.5
-"""Largest size of a layer's positions on the image, in sides of the image."""
+"""Largest size of a layer's rows or columns on the image, in sides of the image, unless at least
+`LEAST_CELLS` of them lie on it."""
 LEAST_PATCHES: Final = 4
 """Least number of patches that must agree on a view."""
 AGREEING: Final = 0.85
@@ -51,6 +55,10 @@ class Axis:
 
     def at(self, share: float) -> float:
         return self.scale * share + self.offset
+
+    def behind(self, before: Axis) -> Axis:
+        """Return the axis of a layer that lies at this axis of a layer with the axis `before`."""
+        return Axis(self.scale * before.scale, self.scale * before.offset + self.offset)
 
     def differs(self, other: Axis) -> float:
         """Return the greatest difference between two axes over the image, as a share of the
@@ -125,6 +133,16 @@ class View:
             self.transposed,
         )
 
+    def behind(self, before: View) -> View:
+        """Return the view of a layer that shows this part of a layer with the view `before`."""
+        along = (before.rows, before.columns)
+        rows, columns = along[::-1] if self.transposed else along
+        return View(
+            self.rows.behind(rows),
+            self.columns.behind(columns),
+            self.transposed != before.transposed,
+        )
+
     def turned(self) -> list[View]:
         """Return the same view mirrored, turned upside down and transposed in all other ways."""
         found = []
@@ -174,6 +192,21 @@ class Centres:
     def narrow(self) -> bool:
         """Whether the responses are narrow enough to tell a view unlike that of other layers."""
         return self.sharp and self._spread <= NARROW
+
+    def residual(self, view: View) -> float:
+        """Return the mean distance of the responses from where a view expects them, in positions,
+        along the axis on which it is greater. Responses that the borders cut off do not count."""
+        wanted = torch.tensor([view.shares(y, x) for y, x in self.patches.tolist()])
+        away = (self.places - wanted).abs() * torch.tensor(self.cells)
+        sure = self.whole | ~self.whole.any(0)
+        return float(((away * sure).sum(0) / sure.sum(0)).max())
+
+    @property
+    def single(self) -> bool:
+        """Whether most patches change one position, or two neighbours, so that a shift by half a
+        position shows."""
+        spread = self.spread.median(0).values
+        return bool((spread * torch.tensor(self.cells) <= SINGLE).all())
 
     @property
     def _spread(self) -> float:
@@ -248,7 +281,7 @@ def _axis(along: Tensor, found: Centres, axis: int) -> tuple[Axis, int] | None:
             continue
         scale = (y[one] - y[other]) / (x[one] - x[other])
         agree = sure & (np.abs(y - y[one] - scale * (x - x[one])) <= tolerance)
-        if abs(scale) > 1 / LARGEST and agree.sum() > most:
+        if abs(scale) > min(1 / LARGEST, LEAST_CELLS / cells) and agree.sum() > most:
             best, most = agree, int(agree.sum())
     if best is None or most < max(LEAST_PATCHES, AGREEING * int(sure.sum())):
         return None

@@ -293,6 +293,132 @@ def test_a_branch_has_the_place_of_the_part_that_it_sees(name: str) -> None:
     )
 
 
+class Deep(nn.Module):
+    """Two parts of six convolutions each, and a change of the features between them."""
+
+    def __init__(self, change: Change) -> None:
+        super().__init__()
+        self.early, self.late = self._part(3, 2), self._part(12, 1)
+        self.head, self.change = nn.Linear(12, 5), change
+        self.eval().requires_grad_(False)
+
+    @staticmethod
+    def _part(channels: int, stride: int) -> nn.Sequential:
+        layers = [nn.Conv2d(channels, 12, 3, stride, 1), nn.ReLU(), nn.Conv2d(12, 12, 3, stride, 1)]
+        for _ in range(4):
+            layers += [nn.ReLU(), nn.Conv2d(12, 12, 3, 1, 1)]
+        return nn.Sequential(*layers)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.head(self.late(self.change(self.early(x))).mean((2, 3)))
+        return out
+
+
+# Changes of features of 32 × 32 positions, each of four pixels.
+BETWEEN: dict[str, tuple[Change, Box]] = {
+    "nothing": (lambda x: x, Box(0, 0, 128, 128)),
+    "a crop": (lambda x: x[..., 3:-3, 3:-3], Box(12, 12, 116, 116)),
+    "a crop at the left": (lambda x: x[..., 4:], Box(16, 0, 128, 128)),
+    "padding": (lambda x: pad(x, (4, 4, 4, 4)), Box(-16, -16, 144, 144)),
+    "padding at the right": (lambda x: pad(x, (0, 6, 0, 0)), Box(0, 0, 152, 128)),
+    "a shift": (lambda x: pad(x[..., 4:, 4:], (0, 4, 0, 4)), Box(16, 16, 144, 144)),
+    "a resize and a crop": (
+        lambda x: interpolate(x, scale_factor=1.25, mode="bilinear")[..., 4:-4, 4:-4],
+        Box(12.8, 12.8, 115.2, 115.2),
+    ),
+    "a stripe": (lambda x: x[..., 10:16, :], Box(0, 40, 128, 64)),
+    "a half": (lambda x: x[..., 16:], Box(64, 0, 128, 128)),
+}
+
+
+@pytest.mark.parametrize("name", BETWEEN)
+def test_a_change_of_the_features_moves_all_layers_behind_it(name: str) -> None:
+    """Late layers see too much of the image to show it, so features before them are changed."""
+    change, box = BETWEEN[name]
+    located = locate(Deep(change), photo((128, 128)))
+    for layer in ("late.0", "late.4", "late.10", "late"):
+        grid = located.grid(layer)
+        assert grid is not None, layer
+        seen = grid.placement.box if grid.placement else Box(0, 0, 128, 128)
+        np.testing.assert_allclose(
+            (seen.left, seen.top, seen.right, seen.bottom),
+            (box.left, box.top, box.right, box.bottom),
+            atol=5,  # little more than one position
+            err_msg=layer,
+        )
+    assert located.grid("early") == Grid("channels first", 32, 32)
+
+
+@pytest.mark.parametrize("count", [4, 6])
+def test_stripes_of_the_features_lie_where_they_are_cut(count: int) -> None:
+    """As in networks that recognise a person by horizontal stripes."""
+
+    class Stripes(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.early = Deep(lambda x: x).early
+            self.parts = nn.ModuleList(nn.Conv2d(12, 12, 3, 1, 1) for _ in range(count))
+
+        def forward(self, x: Tensor) -> Tensor:
+            stripes = self.early(x).chunk(count, 2)
+            out = [part(each) for part, each in zip(self.parts, stripes, strict=True)]
+            return torch.stack([each.mean((2, 3)) for each in out]).sum(0)
+
+    located = locate(Stripes().eval(), photo((192, 64)))
+    for number in range(count):
+        grid = located.grid(f"parts.{number}")
+        assert grid
+        assert grid.placement
+        box = grid.placement.box
+        wanted = (0, 192 / count * number, 64, 192 / count * (number + 1))
+        np.testing.assert_allclose((box.left, box.top, box.right, box.bottom), wanted, atol=5)
+
+
+@pytest.mark.parametrize("before", [0, 16])
+def test_padding_by_one_token(before: int) -> None:
+    """A transformer's patches are placed to half a patch: nothing is rounded in them."""
+
+    class Patches(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embed = nn.Conv2d(3, 8, 16, 16)
+            self.mix = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
+
+        def forward(self, x: Tensor) -> Tensor:
+            tokens = self.embed(pad(x, (before, 16, before, 16))).flatten(2).mT
+            out: Tensor = self.mix(tokens).mean(1)
+            return out
+
+    located = locate(Patches().eval(), photo((144, 144)))
+    for layer in ("embed", "mix"):
+        grid = located.grid(layer)
+        assert grid
+        assert grid.placement
+        box = grid.placement.box
+        edges = (box.left, box.top, box.right, box.bottom)
+        assert edges == pytest.approx((-before, -before, 160, 160), abs=4)
+
+
+@pytest.mark.parametrize("ratio", [7, 9])
+def test_a_letterbox_of_a_long_photo(ratio: int) -> None:
+    high, wide = 128 // ratio, 128
+    rest = (128 - high) // 2
+    model = Deep(lambda x: x)
+    model.register_forward_pre_hook(
+        lambda _, args: pad(interpolate(args[0], (high, wide)), (0, 0, rest, 128 - high - rest))
+    )
+    size = (36, 36 * ratio)
+    grid = locate(model, photo(size)).grid("late")
+    assert grid
+    assert grid.placement
+    box = grid.placement.box
+    top, bottom = -rest / high * 36, (128 - rest) / high * 36
+    wanted = (0, top, 36 * ratio, bottom)
+    # Little more than one of 32 positions.
+    np.testing.assert_allclose((box.left, box.right), wanted[::2], atol=36 * ratio / 25)
+    np.testing.assert_allclose((box.top, box.bottom), wanted[1::2], atol=(bottom - top) / 25)
+
+
 @pytest.mark.parametrize("by", [(16, 16), (0, 32), (24, 0)])
 def test_rolled_positions_are_refused(by: tuple[int, int]) -> None:
     model = Changing(lambda x: x.roll(by, (2, 3)))

@@ -1,0 +1,67 @@
+"""From which other layers a layer's output is computed, according to autograd's graph."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import Node
+
+
+def feeding(
+    model: nn.Module, modules: Mapping[str, nn.Module], image: Tensor, layers: Iterable[str]
+) -> dict[str, frozenset[str]]:
+    """Return for each of the layers those of the others from which its output is computed directly,
+    not through another of them. It is empty for the first layers, and where no graph is recorded.
+
+    The function runs the model once, with a graph. If two layers return the same tensor, as a block
+    and its last layer do, the first one feeds the second.
+    """
+    nodes: dict[str, Node] = {}
+
+    def note(name: str, module: nn.Module, args: Any, output: Any) -> None:
+        if isinstance(output, Tensor) and output.grad_fn is not None:
+            nodes[name] = output.grad_fn
+
+    with ExitStack() as scope, torch.enable_grad():
+        for name in layers:
+            scope.callback(modules[name].register_forward_hook(partial(note, name)).remove)
+        # The model may change its input in place, which a leaf does not allow: a clone.
+        model(image.detach().clone().requires_grad_().clone())
+        return dict(_nearest(nodes))
+
+
+def _nearest(nodes: Mapping[str, Node]) -> Iterator[tuple[str, frozenset[str]]]:
+    """Yield each name and the names at the nearest nodes before its own."""
+    owners: dict[Node, str] = {}
+    for name, node in nodes.items():
+        owners.setdefault(node, name)
+    before: dict[Node, frozenset[str]] = {}
+
+    def behind(node: Node) -> frozenset[str]:
+        owner = owners.get(node)
+        return frozenset((owner,)) if owner else before[node]
+
+    for node in _in_order(owners, lambda each: each in before):
+        inputs = [each for each, _ in node.next_functions if each is not None]
+        before[node] = frozenset().union(*map(behind, inputs))
+    for name, node in nodes.items():
+        yield name, before[node] if owners[node] == name else frozenset((owners[node],))
+
+
+def _in_order(ends: Iterable[Node], known: Callable[[Node], bool]) -> Iterator[Node]:
+    """Yield all nodes from which `ends` are computed and `ends`, each after its inputs."""
+    waiting = list(ends)
+    while waiting:
+        node = waiting[-1]
+        if known(node):
+            waiting.pop()
+            continue
+        missing = [each for each, _ in node.next_functions if each and not known(each)]
+        if not missing:
+            yield waiting.pop()
+        waiting.extend(missing)
