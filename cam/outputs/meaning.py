@@ -95,7 +95,8 @@ def resolve_reading(
 
     Raises:
         NotLogits: see `outputs_of`.
-        UnsuitedActivation: if the activation does not fit the outputs.
+        UnsuitedActivation: if the activation does not fit the outputs, or if they are made of
+            probabilities and are outside 0 … 1.
     """
     if reading.resolved:
         return reading, "it was given"
@@ -150,6 +151,13 @@ class _Trial:
         single = logits.shape[1] == 1
         if ending and single and logits.ndim == 2 and not images:
             return "none", "value", f"its output is outside 0 … 1, though it ends in a {ending}"
+        if ending and not single and not images and logits.isfinite().all():
+            least, most = (float(end) for end in logits.detach().aminmax())
+            raise UnsuitedActivation(
+                f"the model ends in a {ending}, but its outputs are from {least:.3g} to {most:.3g} "
+                "and not in 0 … 1, such as percentages: let it return the probabilities, or say "
+                "with activation that the outputs are logits"
+            )
         reason = "the model's output has one logit" if single else _SEVERAL
         return activation_for(logits.shape[1], self.reading), "classes", reason
 

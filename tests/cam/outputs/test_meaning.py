@@ -521,6 +521,14 @@ def test_a_logsigmoid_is_refused_with_the_remedy() -> None:
         explain(model, PHOTO, layer="layer", target=1)
 
 
+def test_percentages_are_refused_unless_an_activation_is_given() -> None:
+    model = Headed(*WEIGHTS, ending=Ending(lambda z: 100 * z.softmax(1))).eval()
+    with pytest.raises(UnsuitedActivation, match=r"ends in a softmax, .* not in 0 … 1"):
+        explain(model, PHOTO, layer="layer", target=1)
+    (found,) = explain(model, PHOTO, layer="layer", target=1, activation="softmax")
+    assert found.map.shape == (2, 2)
+
+
 @dataclass(slots=True)
 class Slotted:
     scores: Tensor
