@@ -113,7 +113,8 @@ class _Judge:
                 why = _why_not(behind, shape, source.cells)
                 self.found[name] = Location(shape, None, why)
                 return
-            shown = _shown_by(measured, self.size, before, known)
+            if doubted:
+                shown = _shown_by(measured, self.size, before, known)
         if shown is None and own:
             shown = _assumed(measured, shape, self.size, before)
         if shown is None:

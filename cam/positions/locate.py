@@ -47,14 +47,9 @@ from cam.positions.stated import stated_by
 
 Reshape = str | Callable[[Tensor], Tensor]
 """A user's function from a layer's output (B, …) to (B, K, h, w), or words: see `grid_in_words`."""
-CELLS = (7, 7)
-"""Rows and columns of the patches for feature maps, if the model states no token grid."""
 SETTINGS: Final = (bool, int, str, tuple, type(None))
 """Types of the attributes of modules that may be settings. Numbers that a model counts in a forward
 pass are tensors."""
-MOST_BRANCHES: Final = 8
-"""Maximum number of groups of layers of which it is found out at which part of the image they look.
-Each takes about thirty passes."""
 PASSING: Final = ("training", "_is_full_backward_hook")
 """Attributes of modules that say nothing of where their outputs lie."""
 

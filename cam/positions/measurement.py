@@ -39,7 +39,7 @@ Each takes about thirty passes."""
 
 @dataclass(frozen=True, eq=False)
 class Measured:
-    """What is known of one layer from the changes of the image."""
+    """What is known of one layer from the changes of the image, or of a source."""
 
     grids: Sequence[Grid]
     """The grids that its shape allows, the likeliest first."""
@@ -79,7 +79,7 @@ class Measured:
 
 @dataclass(frozen=True)
 class Source:
-    """A layer whose place is known and narrow, as seen from the layers behind it."""
+    """A layer whose place is known, as seen from the layers behind it."""
 
     name: str
     grid: Grid
