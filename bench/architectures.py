@@ -43,6 +43,8 @@ from torch import Tensor, nn
 from torch.nn.functional import interpolate
 
 from cam import CamError, ClassTarget, Layer, Target, default_layer, explain, survey
+from cam.drawing.heatmap import Box
+from cam.hooks.calls import Modules
 from cam.hooks.grids import Grid, grid_of_map
 from cam.methods.abilities import unsuited
 from cam.positions.judgement import TELLING
@@ -132,6 +134,8 @@ TRANSFORMERS: dict[str, Callable[[], nn.Module]] = {
 PLACES = 16
 TARGETS = 5
 Where = Literal["there", "elsewhere", "nowhere"]
+Place = tuple[float, float, float, float]
+"""Top, left, height and width of a patch, as shares of the part of the image that a layer sees."""
 ATTENTION = ("rollout", "chefer", "legrad")
 
 
@@ -232,6 +236,9 @@ def verdict(model: nn.Module, side: int) -> Verdict:
     what = f"{shape} ({grid.kind}): {grid.height} × {grid.width}"
     if unclear:
         what += f"; {len(unclear)} layers that do not tell"
+    parts = sum(bool(each.grid and each.grid.placement) for each in usable)
+    if parts:
+        what += f"; {parts} layers see a part of the image"
     return Verdict("explained", name, what, len(usable) - len(unclear), attention)
 
 
@@ -275,7 +282,7 @@ def misplaced(model: nn.Module, image: Tensor, layers: list[Layer]) -> dict[str,
         else:
             outputs[name] = grid.apply(output.float()).clone()
 
-    modules = dict(model.named_modules())
+    modules = Modules(model)
     with torch.no_grad(), ExitStack() as scope:
         for name in grids:
             scope.callback(modules[name].register_forward_hook(partial(keep, name)).remove)
@@ -285,13 +292,28 @@ def misplaced(model: nn.Module, image: Tensor, layers: list[Layer]) -> dict[str,
             patch = 2.0 + 1.5 * torch.randn(1, image.shape[1], size, size, generator=rng)
             changed[:, :, top : top + size, left : left + size] += patch
             model(changed)
-    found = {
-        name: follows(each, corners, size / side, side) for name, each in moved.items() if each
-    }
+    found = {}
+    for name, each in moved.items():
+        seen = [seen_at(grids[name], corner, size, side) for corner in corners]
+        inside = [turn for turn, place in enumerate(seen) if place] if each else []
+        if inside:
+            places = [place for place in seen if place]
+            found[name] = follows([each[turn] for turn in inside], places)
     return {name: where == "elsewhere" for name, where in found.items() if where != "there"}
 
 
-def follows(moved: list[Tensor], corners: list[tuple[int, int]], share: float, side: int) -> Where:
+def seen_at(grid: Grid | None, corner: tuple[int, int], size: int, side: int) -> Place | None:
+    """Where a patch of the image lies on the part of it that a layer sees: its top, left, height
+    and width, as shares of the part; None if its middle lies outside."""
+    assert grid
+    box = grid.placement.box if grid.placement else Box(0, 0, side, side)
+    height, width = box.bottom - box.top, box.right - box.left
+    top, left = (corner[0] - box.top) / height, (corner[1] - box.left) / width
+    place = top, left, size / height, size / width
+    return place if 0 <= top + place[2] / 2 <= 1 and 0 <= left + place[3] / 2 <= 1 else None
+
+
+def follows(moved: list[Tensor], patches: list[Place]) -> Where:
     """Whether what moves is where the patches are: most positions that move most lie within one
     position of the patch, or the middle of what moves follows it on both axes, or each patch is
     nearer to what it moves than in 99 % of random pairings. (Random weights let the last layers of
@@ -303,31 +325,31 @@ def follows(moved: list[Tensor], corners: list[tuple[int, int]], share: float, s
     if moving.sum() < 3:
         return "there"
     values = values[moving] / total[moving, None, None]
-    corners = [corner for corner, each in zip(corners, moving.tolist(), strict=True) if each]
+    patches = [patch for patch, each in zip(patches, moving.tolist(), strict=True) if each]
     contrast = values - values.mean(0)
     height, width = values.shape[1:]
     near = 0
     found = []
-    for each, (top, left) in zip(contrast, corners, strict=True):
+    for each, (top, left, high, wide) in zip(contrast, patches, strict=True):
         row, column = np.unravel_index(int(each.argmax()), each.shape)
         y, x = (row + 0.5) / height, (column + 0.5) / width
         found.append((y, x))
-        near += (top / side - 1.5 / height <= y <= top / side + share + 1.5 / height) and (
-            left / side - 1.5 / width <= x <= left / side + share + 1.5 / width
+        near += (top - 1.5 / height <= y <= top + high + 1.5 / height) and (
+            left - 1.5 / width <= x <= left + wide + 1.5 / width
         )
-    if near >= math.ceil(2 / 3 * len(corners)):
+    if near >= math.ceil(2 / 3 * len(patches)):
         return "there"
     weights = contrast.clip(min=0)
     weights /= weights.sum((1, 2), keepdims=True)
     rows = (weights.sum(2) * np.arange(height)).sum(1)
     columns = (weights.sum(1) * np.arange(width)).sum(1)
-    wanted = np.array(corners, float).T
+    places = np.array([(top + high / 2, left + wide / 2) for top, left, high, wide in patches])
     measured = [
         np.corrcoef(middle, truth)[0, 1]
-        for middle, truth, cells in zip((rows, columns), wanted, (height, width), strict=True)
+        for middle, truth, cells in zip((rows, columns), places.T, (height, width), strict=True)
         if cells > 1
     ]
-    points, places = np.array(found), wanted.T / side + share / 2
+    points = np.array(found)
     if min(measured) >= 0.7 or paired(points, places, 0.01):
         return "there"
     turned = (
@@ -397,7 +419,10 @@ def main() -> None:
         if arguments.names and name not in arguments.names:
             continue
         started = perf_counter()
-        found = verdict(*build(library, name))
+        try:
+            found = verdict(*build(library, name))
+        except Exception as error:  # one model must not stop the others
+            found = Verdict("wrong", what=f"crashed with {type(error).__name__}: {error}")
         rows[key] = (
             f"{key} | {found.how} | `{found.layer}` | {found.what} | {found.placed} | "
             f"{found.attention} |"
