@@ -101,7 +101,8 @@ class ClassTarget:
         if output.features is not None:
             raise NoHead(
                 "the model has no head: it returns features and no scores of classes; explain what "
-                "makes an image like another one by a SimilarityTarget, or take a model with a head"
+                "makes an image like another one by a SimilarityTarget, or take a model with a "
+                "head; if its outputs are scores, say so by activation"
             )
         if output.detections is not None:
             return self._detected(output.detections)

@@ -54,9 +54,16 @@ AVERAGING: Final = frozenset(
 probabilities, or that bound and enlarge them."""
 POOLING: Final = frozenset(
     {"AdaptiveAvgPool2D", "AdaptiveMaxPool2D", "AvgPool2D", "MaxPool2DWithIndices", "Mean"}
-    | {"CudnnBatchNorm", "NativeBatchNorm", "NativeLayerNorm"}
 )
-"""Operations that compute features, and after which a head follows, if there is one."""
+NORMALISING: Final = frozenset(
+    {"CudnnBatchNorm", "NativeBatchNorm", "NativeGroupNorm", "NativeLayerNorm"}
+)
+RECTIFYING: Final = frozenset(
+    {"Elu", "Gelu", "HardTanh", "Hardswish", "LeakyRelu", "Mish", "Relu", "Silu", "Threshold"}
+)
+"""Activations that follow a normalisation in a feature extractor."""
+WIDTH: Final = 16
+"""Numbers of channels of feature extractors are multiples of it; numbers of classes seldom are."""
 HEADS: Final = ("fc", "head", "heads", "classifier", "last_linear")
 """Names of the heads of torchvision's and timm's models."""
 
@@ -71,12 +78,15 @@ def resolve_reading(
     """Return the reading with its activation and meaning resolved, and the reason as half a
     sentence.
 
-    An activation other than `auto` is kept; if it is `none`, outputs outside 0 … 1 are values.
+    An activation other than `auto` is kept, and a tensor is then no features; if it is `none`,
+    outputs outside 0 … 1 are values.
     Otherwise the first of these rules that applies decides:
 
     - the outputs of a detector are probabilities;
     - a model without a head has features: an output of Hugging Face's without logits, a tensor
-      that is one of its entries, or that of a model whose head is an identity;
+      that is one of its entries, or that of a model whose head is an identity; outputs of length 1,
+      as embeddings have; or a multiple of 16 channels behind a normalisation, without a layer
+      with weights between;
     - the activation is `none` if the outputs of several images are all in 0 … 1 and there is
       evidence that they always are: the graph of the outputs ends in softmaxes or sigmoids; they
       add up to 1 over the classes; or they stay in 0 … 1 if noise is added inside the model;
@@ -95,8 +105,9 @@ def resolve_reading(
 
     Raises:
         NotLogits: see `outputs_of`.
-        UnsuitedActivation: if the activation does not fit the outputs, or if they are made of
-            probabilities and are outside 0 … 1.
+        UnsuitedActivation: if the activation does not fit the outputs, if they are made of
+            probabilities and are outside 0 … 1, or if some of them are made of probabilities and
+            others are not.
     """
     if reading.resolved:
         return reading, "it was given"
@@ -126,7 +137,9 @@ class _Trial:
         one_each(outputs_of(raw, size=size, reading=self.reading, batch=count), self.image)
         if self.reading.output is None and form_of(raw) is not None:
             return "none", "classes", "a detector's scores are probabilities already"
-        if self.reading.output is None and (found := _headless(self.model, raw, returned)):
+        given = self.reading.activation != "auto" and isinstance(raw, Tensor)
+        known = given or self.reading.output is not None
+        if not known and (found := _headless(self.model, raw, returned)):
             return "none", "features", found
         logits = logits_of(raw, self.reading, batch=count)
         if self.reading.activation != "auto":
@@ -143,6 +156,11 @@ class _Trial:
         images = self._in_range(logits.detach())
         if images and (reason := self._evidence(ending, images)):
             return "none", "classes", reason
+        if _is_joined(logits.grad_fn):
+            raise UnsuitedActivation(
+                "some of the model's outputs are probabilities, behind a softmax or a sigmoid, and "
+                "the others are not: let it return one kind, or name one of them with output"
+            )
         told = f"its configuration has problem_type = {self.problem!r}"
         if self.problem == "multi_label_classification":
             return "sigmoid", "classes", told
@@ -158,6 +176,11 @@ class _Trial:
                 "and not in 0 … 1, such as percentages: let it return the probabilities, or say "
                 "with activation that the outputs are logits"
             )
+        if isinstance(raw, Tensor) and logits.shape[1] % WIDTH == 0:
+            if _is_normalised(logits.grad_fn):
+                return "none", "features", "it ends in a normalisation, and no layer follows"
+            if logits.ndim == 2 and self._has_length_1(logits.detach()):
+                return "none", "features", "its output is a vector of length 1"
         reason = "the model's output has one logit" if single else _SEVERAL
         return activation_for(logits.shape[1], self.reading), "classes", reason
 
@@ -232,6 +255,13 @@ class _Trial:
             return False
         values = torch.cat(finite)
         return bool(values.min() < 0.01) and bool(values.max() > 0.99)
+
+    def _has_length_1(self, first: Tensor) -> bool:
+        """Return whether the outputs are a vector of length 1, as embeddings are."""
+        other = self._outputs(self._noise(1.0, 0))
+        return other is not None and all(
+            bool(((each.float().norm(dim=1) - 1).abs() < 1e-3).all()) for each in (first, other)
+        )
 
     def _noise(self, scale: float, seed: int) -> Tensor:
         """Return an image of noise, which is the same on every device."""
@@ -353,7 +383,33 @@ def _is_pooled(node: Node | None) -> bool:
     """Return whether the graph up to this node ends in a pooling or a normalisation."""
     while node is not None and operation_of(node) in RESHAPING:
         node = node.next_functions[0][0]
-    return node is not None and operation_of(node) in POOLING
+    return node is not None and operation_of(node) in POOLING | NORMALISING
+
+
+def _is_normalised(node: Node | None) -> bool:
+    """Return whether all ways in the graph up to this node lead to a normalisation through
+    operations without weights."""
+    while node is not None:
+        operation = operation_of(node)
+        if operation in NORMALISING:
+            return True
+        if operation not in RESHAPING | AVERAGING | POOLING | RECTIFYING:
+            return False
+        before = [each for each, _ in node.next_functions if each is not None]
+        if not all(map(_is_normalised, before[1:])):
+            return False
+        node = before[0] if before else None
+    return False
+
+
+def _is_joined(node: Node | None) -> bool:
+    """Return whether the graph up to this node joins probabilities and other outputs."""
+    while node is not None and operation_of(node) in RESHAPING:
+        node = node.next_functions[0][0]
+    if node is None or operation_of(node) not in ("Cat", "Stack"):
+        return False
+    kinds = {_ending(each) is None for each, _ in node.next_functions if each is not None}
+    return len(kinds) > 1
 
 
 def operation_of(node: Node) -> str:

@@ -515,6 +515,72 @@ def test_the_features_of_a_part_without_a_head_are_no_classes(make: Any) -> None
         explain(model, images(1, size=64), layer="net.layer2")
 
 
+def without_the_head(parts: int) -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(*list(torchvision.models.resnet18(weights=None).children())[:-parts])
+
+
+def embedding(z: Tensor) -> Tensor:
+    return functional.normalize(z, dim=1)
+
+
+WITHOUT_A_TRACE: dict[str, Callable[[], nn.Module]] = {
+    "pooled (512, 1, 1)": lambda: without_the_head(1),
+    "pooled and flat": lambda: nn.Sequential(without_the_head(1), nn.Flatten()),
+    "maps (512, 2, 2)": lambda: without_the_head(2),
+    "MobileNet's maps": lambda: torchvision.models.mobilenet_v3_small().features,
+    "a transformer's token": lambda: timm.create_model("test_vit", num_classes=0, img_size=64),
+    "length 1": lambda: net(embedding, classes=32),
+}
+
+
+@pytest.mark.parametrize("kind", WITHOUT_A_TRACE)
+def test_features_without_a_trace_of_a_head_are_no_classes(kind: str) -> None:
+    model, x = WITHOUT_A_TRACE[kind]().eval(), images(1, size=64)
+    assert resolve_reading(model, x)[0].meaning == "features"
+    given = Reading(activation="softmax")
+    assert resolve_reading(model, x, given)[0].meaning != "features"
+    with pytest.raises(NoHead, match="if its outputs are scores, say so by activation"):
+        explain(model, x, target=0)
+
+
+def mean_of_heads(z: Tensor) -> Tensor:
+    return (z + z.flip(1)) / 2
+
+
+CLASSIFIERS: dict[str, Callable[[], nn.Module]] = {
+    "a normalisation before the last layer": lambda: nn.Sequential(
+        nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.Conv2d(8, 32, 1), nn.AdaptiveAvgPool2d(1)
+    ),
+    "ten classes behind a normalisation": lambda: nn.Sequential(
+        net(lambda z: z, classes=10), nn.BatchNorm1d(10)
+    ),
+    "squeezenet": lambda: torchvision.models.squeezenet1_1(num_classes=32),
+    "several heads": lambda: net(mean_of_heads, classes=32),
+}
+
+
+@pytest.mark.parametrize("kind", CLASSIFIERS)
+def test_a_head_without_a_name_is_a_head(kind: str) -> None:
+    model = CLASSIFIERS[kind]().eval()
+    assert resolve_reading(model, images(1, size=64))[0].meaning == "classes"
+
+
+JOINED: dict[str, Callable[[Tensor], Tensor]] = {
+    "a softmax beside a logit": lambda z: torch.cat([z[:, :4].softmax(1), z[:, 4:]], 1),
+    "a sigmoid among logits": lambda z: torch.stack([z[:, 0], z[:, 1].sigmoid(), z[:, 2]], 1),
+}
+
+
+@pytest.mark.parametrize("kind", JOINED)
+def test_probabilities_beside_logits_are_refused_unless_an_activation_is_given(kind: str) -> None:
+    model = net(JOINED[kind])
+    with pytest.raises(UnsuitedActivation, match="some of the model's outputs are probabilities"):
+        resolve_reading(model, images(1))
+    given = Reading(activation="softmax")
+    assert resolve_reading(model, images(1), given)[0].meaning != "features"
+
+
 def test_a_logsigmoid_is_refused_with_the_remedy() -> None:
     model = Headed(0.5, 0.3, 0.2, ending=Ending(functional.logsigmoid)).eval()
     with pytest.raises(UnsuitedActivation, match="let it return what goes into the logsigmoid"):
