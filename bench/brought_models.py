@@ -22,7 +22,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 from torch import Tensor, nn
-from torch.nn.functional import affine_grid, grid_sample, interpolate, pad
+from torch.nn.functional import affine_grid, grid_sample, interpolate, normalize, pad
 
 from cam import CamError, Explanation, default_layer, explain, survey
 
@@ -103,6 +103,7 @@ PLACES: Final[dict[str, Place]] = {
         (72, 96), (7.2, 19.02, 64.8, 76.98), "",
     ),
     "centre crop": (lambda x: x[..., 16:80, 16:80], (96, 96), (16, 16, 80, 80), ""),
+    "crop by an eighth": (lambda x: x[..., 8:56, 8:56], (64, 64), (8, 8, 56, 56), ""),
     "small crop": (lambda x: x[..., 40:104, 60:124], (144, 144), (40, 60, 104, 124), ""),
     "normalise and crop": (
         lambda x: ((x - 0.1) / 0.9)[..., 8:72, :64],
@@ -130,6 +131,20 @@ ORDERS: Final[dict[str, Callable[[Tensor], Tensor]]] = {
     "rolled by half": lambda x: x.roll(32, 3),
     "windows": _shuffled,
 }
+DEPENDING: Final[dict[str, Callable[[Tensor], Tensor]]] = {
+    "crop of the brightest": lambda x: _brightest(x),
+    "mirrored by the photo": lambda x: (
+        x[..., 8:56, 8:56].flip(3)
+        if x[..., 32:].mean() > x[..., :32].mean()
+        else x[..., 8:56, 8:56]
+    ),
+}
+
+
+def _brightest(x: Tensor) -> Tensor:
+    sums = nn.functional.avg_pool2d(x.mean(1, keepdim=True), 40, 8)[0, 0]
+    row, column = divmod(int(sums.argmax()), sums.shape[1])
+    return x[..., 8 * row :, 8 * column :][..., :40, :40]
 
 
 def photo(height: int, width: int) -> Tensor:
@@ -205,6 +220,12 @@ LOGITS: Final[dict[str, Callable[[Tensor], Tensor]]] = {
     "(B, C, 1, 1) logits": lambda z: z[:, :, None, None],
     "small logits": lambda z: 0.5 + 0.01 * z,
 }
+MIXED: Final[dict[str, tuple[Callable[[Tensor], Tensor], str]]] = {
+    "percentages": (lambda z: 100 * _soft(z), "not in 0 … 1"),
+    "softmax beside logits": (
+        lambda z: torch.cat([_soft(z[:, :3]), z[:, 3:]], 1), "some of the model's outputs",
+    ),
+}  # fmt: skip
 
 
 def _raw(end: Callable[[Tensor], Any]) -> tuple[Explanation, Tensor, int]:
@@ -226,6 +247,11 @@ def _is_logit(end: Callable[[Tensor], Tensor]) -> bool:
     found, raw, index = _raw(end)
     wanted = float(raw.softmax(0)[index])
     return found.probability is not None and abs(found.probability - wanted) < 1e-4
+
+
+def _has_meaning(end: Callable[[Tensor], Tensor]) -> bool:
+    _raw(end)
+    return False  # it has none
 
 
 def _is_value(count: int) -> bool:
@@ -262,7 +288,19 @@ _FEATURES: Final[dict[str, Callable[[], tuple[nn.Module, int]]]] = {
     "timm resnet10t without a head": partial(_timm, "resnet10t", 64),
     "timm mobilenetv3 without a head": partial(_timm, "mobilenetv3_small_050", 64),
     "ViTModel": _vit,
+    "ResNet-18 without its last part": lambda: (_without_the_last_part(1), 64),
+    "ResNet-18 without its last two parts": lambda: (_without_the_last_part(2), 64),
+    "embeddings of length 1": lambda: (
+        nn.Sequential(padded_net()[:-1], nn.Linear(16, 32), Behind(nn.Identity(), same, normalize)),
+        64,
+    ),
 }
+
+
+def _without_the_last_part(count: int) -> nn.Module:
+    from torchvision.models import resnet18
+
+    return nn.Sequential(*list(resnet18().children())[:-count])
 
 
 class Segmenter(nn.Module):
@@ -350,6 +388,9 @@ def cases() -> Iterator[Case]:
         for name, change in ORDERS.items():
             reason = "no scale, shift or turn explains"
             yield Case("order", f"{name}, {net}", partial(_explained, change, make), reason)
+        for name, change in DEPENDING.items():
+            explained = partial(_explained, change, make)
+            yield Case("order", f"{name}, {net}", explained, "depend")
     for name, end in PROBABILITIES.items():
         yield Case("meaning", name, partial(_is_probability, end))
     for name, end in LOGITS.items():
@@ -358,6 +399,8 @@ def cases() -> Iterator[Case]:
         yield Case("meaning", f"regression of {count}", partial(_is_value, count))
     for name in _FEATURES:
         yield Case("meaning", name, partial(_headless, name), "SimilarityTarget")
+    for name, (end, reason) in MIXED.items():
+        yield Case("meaning", name, partial(_has_meaning, end), reason)
     for name, end in SEGMENTERS.items():
         yield Case("layers", f"segmenter, {name}", partial(_not_its_logits, end))
     flip: Callable[[Tensor], Tensor] = partial(torch.flip, dims=(3,))

@@ -429,7 +429,8 @@ def _why_not(measured: Measured, shape: tuple[int, ...], size: Size) -> str:
     if any(measured.centres(grid, size) for grid in measured.grids):
         return (
             f"its output {shape} does not lie on the image: no scale, shift or turn explains where "
-            "it changes, as if its positions were rolled, repeated or in windows"
+            "it changes, as if its positions were rolled, repeated or in windows, or as if the "
+            "part that they show depended on the image"
         )
     return (
         f"its output {shape} does not lie on the image: a change at one place of the image does "

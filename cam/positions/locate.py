@@ -15,7 +15,7 @@ import fnmatch
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import astuple, dataclass, field, replace
 from operator import itemgetter
 from typing import Any, Final
 from weakref import WeakKeyDictionary
@@ -36,7 +36,7 @@ from cam.hooks.grids import (
 )
 from cam.hooks.inference import evaluating
 from cam.hooks.nested import in_words
-from cam.positions.judgement import located_by
+from cam.positions.judgement import SHIFT, located_by
 from cam.positions.measurement import Measurement
 from cam.positions.responses import (
     outputs_at,
@@ -52,6 +52,7 @@ SETTINGS: Final = (bool, int, str, tuple, type(None))
 pass are tensors."""
 PASSING: Final = ("training", "_is_full_backward_hook")
 """Attributes of modules that say nothing of where their outputs lie."""
+DEPENDS: Final = "the part of the image that its output shows depends on the image"
 
 
 class Setup:
@@ -252,19 +253,56 @@ def _locations(model: nn.Module, image: Tensor, *, of_calls: bool) -> dict[str, 
     if not image.isfinite().all():  # layers can be located with noise instead
         noise = torch.randn(image.shape, generator=torch.Generator().manual_seed(0))
         image = noise.to(image)
-    size = (int(image.shape[-2]), int(image.shape[-1]))
-    modules = Modules(model)
     with evaluating(model), torch.inference_mode(False), torch.no_grad():
         runs = runs_of(model, image) if of_calls else {}
+    found = _found_with(model, image, runs)
+    if any(each.grid and each.grid.placement for each in found.values()):
+        height, width = image.shape[-2:]
+        moved = image.flip((-2, -1)).roll((height // 6, width // 6), (-2, -1))
+        found = _same(found, _found_with(model, moved, runs), max(height, width))
+    return dict(found)
+
+
+def _same(
+    found: Mapping[str, Location], other: Mapping[str, Location], side: int
+) -> dict[str, Location]:
+    """Return the locations found with one image, without those that differ for another image."""
+    return {
+        name: Location(location.shape, None, DEPENDS)
+        if name in other and _differ(location.grid, other[name].grid, side)
+        else location
+        for name, location in found.items()
+    }
+
+
+def _differ(one: Grid | None, other: Grid | None, side: int) -> bool:
+    """Return whether two grids lie at different places of an image with this greater side."""
+    if one is None or one.placement is None:
+        return False
+    if other is None or other.placement is None:
+        return True
+    if replace(one.placement, box=other.placement.box) != other.placement:
+        return True
+    edges, others = astuple(one.placement.box), astuple(other.placement.box)
+    return any(abs(a - b) > SHIFT * side for a, b in zip(edges, others, strict=True))
+
+
+def _found_with(model: nn.Module, image: Tensor, runs: Mapping[str, int]) -> dict[str, Location]:
+    """Return the locations of the layers that one image shows.
+
+    Args:
+        runs: module → number of its runs, for the modules whose calls are located one by one.
+    """
+    size = (int(image.shape[-2]), int(image.shape[-1]))
     calls = [
         f"{name}#{number + 1}"
         for name, count in runs.items()
         if count > 1
         for number in range(count)
     ]
-    outputs = _outputs(model, image, [*modules, *calls])
+    outputs = _outputs(model, image, [*Modules(model), *calls])
     stated = stated_by(model, size)
-    found: dict[str, Location | None] = {}
+    found: dict[str, Location] = {}
     doubtful: dict[str, list[Grid]] = {}
     for name, output in outputs.items():
         if not isinstance(output, Tensor):

@@ -195,8 +195,10 @@ class Measurement:
             measured |= self._responding(names, patches_of(self.size, cells))
             for turns in dict.fromkeys(self.within[name] for name in names):
                 alike = [name for name in names if self.within[name] == turns]
-                if turns in self._parts or not _moving([measured[name] for name in alike]).all():
-                    inside = patches_of(self.size, cells, self.seen(turns))
+                seen = self.seen(turns)
+                every = _moving([measured[name] for name in alike]).all()
+                if not every or _is_part(seen, self._whole):
+                    inside = patches_of(self.size, cells, seen)
                     measured |= self._responding(alike, inside)
                 # A branch, or what comes behind a crop, may look at a part of what the others see.
                 for branch in _branches({name: measured[name] for name in alike}):

@@ -41,6 +41,9 @@ LEAST_FOLLOWS = 0.7
 chance if the positions have seen all others, or if a grid has few columns."""
 FEW = 9
 """Number of tokens below which all patches must hit."""
+FAINT = 0.02
+"""Strength of the strips that tell which part of the image is seen. A model that crops what is
+brightest would crop a bright strip."""
 PLAIN = View()
 Float64 = NDArray[np.float64]
 AXES = {4: {"channels first": 1, "channels last": 3}, 3: {"tokens": 2}}
@@ -166,6 +169,7 @@ def responses(
     patches: Sequence[Patch],
     kinds: Mapping[str, Collection[str]] | None = None,
     changed: tuple[str, Tensor, int] | None = None,
+    strength: float = 1.0,
 ) -> dict[str, dict[str, Tensor]]:
     """Return how much each position of each layer's output changes, compared to `before`, when each
     patch of the image is changed.
@@ -174,6 +178,7 @@ def responses(
         kinds: layer → the kinds of grid for which this is asked; None asks for all.
         changed: a layer, its output for the image, and the dimension of the output's channels. Then
             patches of that output are changed, not patches of the image.
+        strength: how much a patch is changed, in units of twice the image's standard deviation.
 
     Returns:
         Layer → kind of grid → float32 (patches, h, w), or (patches, N) for tokens: the norm of the
@@ -195,11 +200,11 @@ def responses(
         for name in before:
             scope.callback(modules[name].register_forward_hook(partial(note, name)).remove)
         if changed is None:
-            for one in _changed(image, patches):
+            for one in _changed(image, patches, strength):
                 model(one)
         else:
             layer, output, axis = changed
-            for one in _changed(output.movedim(axis, 1), patches):
+            for one in _changed(output.movedim(axis, 1), patches, strength):
                 instead = one.movedim(1, axis)
                 with modules[layer].register_forward_hook(lambda *_, put=instead: put):
                     model(image.clone())
@@ -228,30 +233,31 @@ def seen_part(
     height, width = int(sides[-2]), int(sides[-1])
 
     def moves(patch: Patch) -> bool:
-        found = responses(model, modules, image, before, [patch], changed=changed)
+        found = responses(model, modules, image, before, [patch], None, changed, FAINT)
         return any(bool(each.any()) for kinds in found.values() for each in kinds.values())
 
-    if not moves(Patch(0, 0, height, width)):
-        return None
     strips: list[tuple[Callable[[int], Patch], int]] = [
         (lambda n: Patch(0, 0, n, width), height),
         (lambda n: Patch(0, 0, height, n), width),
         (lambda n: Patch(height - n, 0, height, width), height),
         (lambda n: Patch(0, width - n, height, width), width),
     ]
+    least = [max(side // 100, 1) for _, side in strips]
+    at_edge = [moves(strip(few)) for (strip, _), few in zip(strips, least, strict=True)]
+    if not any(at_edge) and not moves(Patch(0, 0, height, width)):
+        return None
     edges = []
-    for strip, side in strips:
-        least = max(side // 100, 1)
+    for (strip, side), few, moved in zip(strips, least, at_edge, strict=True):
         # A strip of `unseen` pixels moves nothing, one of `seen` does. Most models see the edge.
-        unseen, seen = (0, least) if moves(strip(least)) else (least, side)
-        while seen - unseen > least:
+        unseen, seen = (0, few) if moved else (few, side)
+        while seen - unseen > few:
             middle = (unseen + seen) // 2
             unseen, seen = (unseen, middle) if moves(strip(middle)) else (middle, seen)
         edges.append(unseen)
     return Patch(edges[0], edges[1], height - edges[2], width - edges[3])
 
 
-def _changed(image: Tensor, patches: Sequence[Patch]) -> Iterator[Tensor]:
+def _changed(image: Tensor, patches: Sequence[Patch], strength: float) -> Iterator[Tensor]:
     """Yield a copy of the image (1, C, H, W) for each patch, with the patch changed. The noise has
     a fixed seed."""
     rng = torch.Generator().manual_seed(0)
@@ -260,7 +266,8 @@ def _changed(image: Tensor, patches: Sequence[Patch]) -> Iterator[Tensor]:
         changed = image.clone()
         part = changed[..., patch.top : patch.bottom, patch.left : patch.right]
         # The patch becomes brighter and rougher: some layers do not respond to one of the two.
-        part += ((2 + 2 * torch.randn(part.shape, generator=rng)) * contrast).to(part)
+        noise = torch.randn(part.shape, generator=rng)
+        part += (2 * strength * contrast * (1 + noise)).to(part)
         yield changed
 
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
-from torch.nn.functional import interpolate, pad
+from torch.nn.functional import avg_pool2d, interpolate, pad
 
 from cam import ClassTarget, default_layer, explain, factorise, observe, survey
 from cam.drawing.heatmap import Box, place
@@ -80,6 +80,12 @@ CHANGES: dict[str, tuple[Change, tuple[int, int], Box, tuple[bool, bool, bool]]]
     ),
     "pad": (lambda x: pad(x, (16, 0, 0, 16)), (64, 64), Box(-16, 0, 64, 80), (False, False, False)),
     "crop": (lambda x: x[..., 24:, 8:72], (88, 96), Box(8, 24, 72, 88), (False, False, False)),
+    "crop by an eighth": (
+        lambda x: x[..., 8:56, 8:56],  # each of the patches reaches into it
+        (64, 64),
+        Box(8, 8, 56, 56),
+        (False, False, False),
+    ),
     "mirror": (lambda x: x.flip(3), (64, 64), Box(0, 0, 64, 64), (False, False, True)),
     "upside down": (lambda x: x.flip(2), (64, 64), Box(0, 0, 64, 64), (False, True, False)),
     "transpose": (lambda x: x.mT, (64, 96), Box(0, 0, 96, 64), (True, False, False)),
@@ -424,6 +430,29 @@ def test_rolled_positions_are_refused(by: tuple[int, int]) -> None:
     model = Changing(lambda x: x.roll(by, (2, 3)))
     with pytest.raises(LayerNotSpatial, match="no scale, shift or turn explains"):
         explain(model, photo((64, 64)), layer="net.1")
+
+
+def brightest(x: Tensor) -> Tensor:
+    """The 64 × 64 pixels around what is brightest."""
+    sums = avg_pool2d(x.mean(1, keepdim=True), 64, 8)[0, 0]
+    row, column = divmod(int(sums.argmax()), sums.shape[1])
+    return x[..., 8 * row :, 8 * column :][..., :64, :64]
+
+
+def mirrored_by_the_photo(x: Tensor) -> Tensor:
+    """Mirrored, so that the brighter side of what it crops is on the left."""
+    part = x[..., 16:80, 16:80]
+    return part.flip(-1) if x[..., 64:].mean() > x[..., :64].mean() else part
+
+
+@pytest.mark.parametrize("change", [brightest, mirrored_by_the_photo])
+def test_a_part_that_depends_on_the_photo_is_refused(change: Change) -> None:
+    model, x = Changing(change), 0.3 * torch.randn(1, 3, 128, 128)
+    x[..., 8:60, 66:126] += 3
+    assert model(x).shape == (1, 5)
+    for layer in ("net.0", "net.2", "net.5"):
+        with pytest.raises(LayerNotSpatial, match="depends on the image"):
+            explain(model, x, layer=layer, target=1)
 
 
 def test_convolutions_without_padding_leave_the_map_as_it_is() -> None:
