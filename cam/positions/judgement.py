@@ -168,14 +168,19 @@ class _Judge:
         if self.unclear >= MOST_UNCLEAR:
             return None
         latest = [each for each in self.tested[: -LATEST - 1 : -1] if each != source]
+        another = None
         for each in ([source] if source in self.tested else []) + latest:
-            if told := self._shown_behind(name, each, nearest=each == source):
+            told = self._shown_behind(name, each, nearest=each == source)
+            if told and (each == source or told[1] == each.view):
                 return told
+            another = another or told
         told = None
         new = source not in self.tested and len(self.tested) < MOST_SOURCES
         if new and min(source.cells) >= LEAST_CELLS:
             self.tested.append(source)
             told = self._shown_behind(name, source, nearest=True)
+        # Where a source further away shows another view, the nearest one shows it more precisely.
+        told = told or another
         self.unclear += told is None
         return told
 
@@ -228,8 +233,11 @@ def _view_behind(
     own = view and measured.fit(grid, source.cells, view)
     if view and own and own.hits >= HITS:
         residual = centres.residual(view)
-        away = not good or residual + CLEARLY < beside
-        if residual <= EXACT and away and (view.differs(usual) > SHIFT or not source.fits(grid)):
+        better = not good or residual + CLEARLY < beside
+        # Convolutions of an even size, padded on one side, move their output by half a position.
+        rounded = _rounded(view, grid, usual, (), single=False) == usual
+        away = view.differs(usual) > SHIFT and not rounded
+        if residual <= EXACT and better and (away or not source.fits(grid)):
             return view
     return usual if good and (nearest or beside <= NEAR) else None
 
