@@ -263,7 +263,7 @@ def _feeds_calls(layers: list[Layer], position: int) -> bool:
         (2 * grid.height <= own.height and 2 * grid.width <= own.width)
         or (
             each.weighted
-            and grid.kind == "channels first"
+            and grid.kind == own.kind == "channels first"
             and (grid.height, grid.width) == (own.height, own.width)
         )
         for each, grid in behind

@@ -177,6 +177,31 @@ def test_the_stem_of_a_loop_is_no_default_layer() -> None:
     assert last.map.shape == (16, 16)
 
 
+class SharedPositions(nn.Module):
+    """A transformer whose two blocks share a convolution of the tokens, as CoaT's do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.patches = nn.Conv2d(3, 8, 4, 4)
+        self.positions = nn.Conv2d(8, 8, 3, 1, 1, groups=8)
+        self.norms = nn.ModuleList(nn.LayerNorm(8) for _ in range(2))
+        self.head = nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.patches(x)
+        for norm in self.norms:
+            tokens: Tensor = norm(x.flatten(2).transpose(1, 2))
+            values = tokens.transpose(1, 2).reshape(x.shape)
+            x = x + values * self.positions(values)
+        out: Tensor = self.head(x.mean((2, 3)))
+        return out
+
+
+def test_a_shared_convolution_inside_the_blocks_does_not_refuse_the_default_layer() -> None:
+    model, x = SharedPositions().eval(), torch.rand(1, 3, 32, 32)
+    assert default_layer(survey(model, x)) == "norms.1"
+
+
 class Stacked(nn.Module):
     """Test-time augmentation within one batch."""
 
