@@ -220,7 +220,16 @@ def verdict(model: nn.Module, side: int) -> Verdict:
     usable = [each for each in layers if each.explainable]
     lost = misplaced(model, image, usable)
     shapes = {each.name: (1, *(each.shape or ())) for each in layers}
-    clear = {name: grid_of_map(shapes[name], (side, side)) for name in lost}
+    last = {each.name for each in usable if each.grid and each.grid.kind == "channels last"}
+    clear = {
+        name: grid_of_map(
+            (shapes[name][0], shapes[name][3], *shapes[name][1:3])
+            if name in last
+            else shapes[name],
+            (side, side),
+        )
+        for name in lost
+    }
     unclear = [
         name
         for name, elsewhere in lost.items()

@@ -20,8 +20,12 @@ output changes most. Such a layer has the view of the layers before it."""
 NEAR: Final = 0.8
 """Greatest difference in cells between a layer's view and a usual one that is taken for rounding in
 strides and padding, and for the responses' own size."""
+NEAR_SINGLE: Final = 0.7
+"""The same for a first layer in which a patch of the image changes a single position. A convolution
+of patches that overlap moves the middle of a cell by up to half of it."""
 EXACT: Final = 0.5
-"""The same for a layer in which a patch of the image changes a single position."""
+"""Greatest mean distance, in positions, of the responses from where a layer's own view expects
+them."""
 SMALL: Final = 32
 """Least side of an image in pixels on which a patch tells more than the cell where it is."""
 MOST_UNCLEAR: Final = 4
@@ -94,14 +98,17 @@ class _Judge:
         before = around[-1] if around else PLAIN
         if not own and (part := parts.get(turns)):
             own, before = True, part_view(part.region, self.size)
-        near = self._nearest(name) if own else []
+        feeding = self._nearest(name)
+        near = feeding if own else []
         if near:
             before = near[0].view
         if len(shape) == 2:
             self.views[name] = before
             return
         doubted = _doubted(measured, self.size, near, known)
-        shown = None if doubted else _shown_by(measured, self.size, before, known)
+        shown = (
+            None if doubted else _shown_by(measured, self.size, before, known, first=not feeding)
+        )
         source = doubted or next(iter(near), None)
         if shown is None and source and measured.moves:
             told = self._told(name, source)
@@ -114,7 +121,7 @@ class _Judge:
                 self.found[name] = Location(shape, None, why)
                 return
             if doubted:
-                shown = _shown_by(measured, self.size, before, known)
+                shown = _shown_by(measured, self.size, before, known, first=not feeding)
         if shown is None and own:
             shown = _assumed(measured, shape, self.size, before)
         if shown is None:
@@ -278,10 +285,14 @@ def _evened(view: View, grid: Grid) -> View:
 
 
 def _shown_by(
-    measured: Measured, size: Size, before: View, known: Sequence[View]
+    measured: Measured, size: Size, before: View, known: Sequence[View], *, first: bool
 ) -> tuple[Grid, View, bool] | None:
     """Return the grid and the view that a feature map's responses show, and whether they are narrow
-    enough to show it to later layers; None if they show none."""
+    enough to show it to later layers; None if they show none.
+
+    Args:
+        first: whether the layer is computed from the image and from no other layer.
+    """
     fits = []
     for grid in measured.grids:
         fitting = measured.fit(grid, size, before)
@@ -296,7 +307,9 @@ def _shown_by(
         if min(size) < SMALL and (known or not fitted or not fitted.exact or fitting.hits >= HITS):
             own, centres = None, None
         if own and (not known or (own.differs(before) > GREAT and fitting.hits < HITS)):
-            view = _rounded(own, grid, before, known, single=bool(centres and centres.single))
+            view = _rounded(
+                own, grid, before, known, single=first and bool(centres and centres.single)
+            )
         elif fitting.good and (own or not centres or not centres.narrow or fitting.hits >= HITS):
             view = before
         elif centres is None:
@@ -321,7 +334,7 @@ def _rounded(own: View, grid: Grid, before: View, known: Sequence[View], *, sing
         axes = ((own.rows, view.rows, grid.height), (own.columns, view.columns, grid.width))
         if own.transposed == view.transposed and all(
             one.differs(other)
-            <= (EXACT / cells if single else max(_near(cells, behind) / cells + 0.01, shift))
+            <= (NEAR_SINGLE / cells if single else max(_near(cells, behind) / cells + 0.01, shift))
             for one, other, cells in axes
         ):
             return view
