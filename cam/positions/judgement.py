@@ -98,17 +98,15 @@ class _Judge:
         before = around[-1] if around else PLAIN
         if not own and (part := parts.get(turns)):
             own, before = True, part_view(part.region, self.size)
-        feeding = self._nearest(name)
-        near = feeding if own else []
+        near = self._nearest(name)
         if near:
-            before = near[0].view
+            own, before = True, near[0].view
+            known = known or [before]
         if len(shape) == 2:
             self.views[name] = before
             return
         doubted = _doubted(measured, self.size, near, known)
-        shown = (
-            None if doubted else _shown_by(measured, self.size, before, known, first=not feeding)
-        )
+        shown = None if doubted else _shown_by(measured, self.size, before, known, first=not near)
         source = doubted or next(iter(near), None)
         if shown is None and source and measured.moves:
             told = self._told(name, source)
@@ -121,7 +119,7 @@ class _Judge:
                 self.found[name] = Location(shape, None, why)
                 return
             if doubted:
-                shown = _shown_by(measured, self.size, before, known, first=not feeding)
+                shown = _shown_by(measured, self.size, before, known, first=not near)
         if shown is None and own:
             shown = _assumed(measured, shape, self.size, before)
         if shown is None:
