@@ -148,7 +148,7 @@ def inside(classes: int, backwards: bool) -> dict[str, Any]:
 def of_report(classes: int) -> dict[str, Any]:
     from PIL import Image
 
-    from tests.service.batch.report_stage import map_row, write_manifest
+    from tests.service.insights.report.report_stage import map_row, write_manifest
 
     random = np.random.default_rng(0)
     covers = {"covers_left": 0, "covers_top": 0, "covers_right": 224, "covers_bottom": 224}
@@ -177,16 +177,18 @@ def of_report(classes: int) -> dict[str, Any]:
 
 def clusters_of(manifest: Path) -> dict[str, Any]:
     """Find the clusters of a batch in this process, as its report does."""
-    from service.batch.report import read_rows
-    from service.batch.report_census import take_census
-    from service.batch.report_clusters import cluster_classes, portray, write_clusters
-    from service.batch.report_photos import source_of
+    from service.batch.configuration import source_of
+    from service.insights.report.census import take_census
+    from service.insights.report.clusters import cluster_classes, portray, write_clusters
+    from service.insights.report.write import read_rows
 
     census = take_census(read_rows(manifest))
     before = peak()
     begun, worked = time.perf_counter(), time.process_time()
     with source_of(manifest.parent) as inputs:
-        found = cluster_classes(read_rows(manifest, maps=True), census.classes, inputs, MAPS)
+        found = cluster_classes(
+            read_rows(manifest, maps=True), census.classes, inputs.read if inputs else None, MAPS
+        )
     write_clusters(found, manifest.with_suffix(".csv"))
     portray(found, manifest.parent, manifest)
     return {

@@ -136,3 +136,13 @@ def test_the_build_for_cpus_is_the_lock_without_what_is_for_cards() -> None:
     ).stdout
     assert "--index-url https://a/cpu" in recipe
     assert "--require-hashes --no-deps -r .venv/rest.lock" in recipe
+
+
+def test_doors_start_without_what_few_requests_need() -> None:
+    """Clusters and pages are computed with large packages, which are imported when asked for."""
+    code = (
+        "import sys, cam, cam.clusters, service.process.door, service.cli.main; "
+        "print({name.partition('.')[0] for name in sys.modules} & {'jinja2', 'scipy', 'sklearn'})"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "set()"

@@ -20,11 +20,6 @@ from rich.console import Console
 from cam import METHODS, ClassTarget
 from cam.evaluation.candidate import Candidate
 from cam.evaluation.metrics import Options
-from service.audit.grids import Neighbours
-from service.audit.measurement import Measurement, stored_name
-from service.audit.plan import LEAST_PHOTOS, Plan, plan_of, require_one_class, with_target
-from service.audit.report import write_audit
-from service.audit.summary import summarise
 from service.backend.work import Evaluate
 from service.batch.command import GO_ON, INTERRUPTED
 from service.batch.configuration import RunConfiguration
@@ -43,6 +38,11 @@ from service.core.errors import (
 )
 from service.core.files import written_whole
 from service.core.settings import Settings
+from service.insights.audit.grids import Neighbours
+from service.insights.audit.measurement import Measurement, stored_name
+from service.insights.audit.plan import LEAST_PHOTOS, Plan, plan_of, require_one_class, with_target
+from service.insights.audit.report import write_audit
+from service.insights.audit.summary import summarise
 from service.local.session import LocalSession, local_session
 from service.models.preprocessing import ModelInput
 from service.pipeline.images import decoders_heard

@@ -13,7 +13,7 @@ from typing import Final, Protocol
 
 from rich.console import Console
 
-from service.batch.configuration import LOCK, RECORD, RunConfiguration
+from service.batch.configuration import LOCK, RECORD, RunConfiguration, source_of
 from service.batch.inputs import open_inputs
 from service.batch.parts import MANIFEST, PARTS, Parts
 from service.batch.progress import Tally, begun, say, shown
@@ -104,11 +104,19 @@ def batch(
         files = "1 file" if tally.warned == 1 else f"{tally.warned} files"
         say(f"The decoder warned of {files}; the column 'warning' says of what.", console)
     if report:
-        from service.batch.report import write_report
+        from service.insights.report.write import write_report
 
         served = configuration.model()
         try:
-            write_report(manifest, configuration.output, report, title=source, model=served)
+            with source_of(configuration.output) as inputs:
+                write_report(
+                    manifest,
+                    configuration.output,
+                    report,
+                    title=source,
+                    model=served,
+                    read=inputs.read if inputs else None,
+                )
         except OSError as error:
             raise ConfigError(f"{report} cannot be written: {error.strerror}") from None
         say(f"Report: {report}", console)

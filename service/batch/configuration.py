@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -14,6 +14,7 @@ from typing import Any, Final, Literal
 from filelock import FileLock, Timeout
 from pydantic import ValidationError
 
+from service.batch.inputs import Inputs, open_inputs
 from service.core.errors import ConfigError
 from service.core.files import written_whole
 from service.pipeline.parameters import Parameters
@@ -190,3 +191,15 @@ class RunConfiguration:
                     f"{former.get(key)}, and this one has {now}; take another folder, or go on "
                     "with the former"
                 )
+
+
+@contextmanager
+def source_of(output: Path) -> Iterator[Inputs | None]:
+    """Open the images of the batch in the folder `output`, as its run.json names them; None if
+    there is no such record, or the images are not there any more."""
+    with ExitStack() as scope:
+        inputs = None
+        with suppress(OSError, ValueError, KeyError, TypeError, ConfigError):
+            source = json.loads((output / RECORD).read_text(encoding="utf-8"))["source"]
+            inputs = scope.enter_context(open_inputs(str(source), output))
+        yield inputs

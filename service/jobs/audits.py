@@ -8,10 +8,10 @@ from typing import Final
 from cachetools import LRUCache
 
 from cam.evaluation.metrics import DEFAULTS
-from service.audit.report import audit_page
-from service.audit.summary import summarise
 from service.core.audit_schemas import Audit, PhotoRecord
 from service.core.errors import InternalError
+from service.insights.audit.report import audit_page
+from service.insights.audit.summary import summarise
 from service.jobs.job_files import Folder
 from service.jobs.records import Job, parameters_of
 from service.jobs.results import ResultStore

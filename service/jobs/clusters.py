@@ -28,11 +28,11 @@ from service.core.cluster_schemas import (
     MapCluster,
 )
 from service.core.cluster_schemas import OwnPlace as PlaceSchema
+from service.insights.class_maps import MOST, ClassMaps, write_table
 from service.jobs.errors import NoMaps
 from service.jobs.job_files import Folder
 from service.jobs.records import Job
 from service.jobs.results import ResultStore, all_finished, maps_of
-from service.pipeline.class_maps import MOST, ClassMaps, write_table
 from service.pipeline.json_records import title_of
 
 MOST_PIXELS: Final = 4_000_000_000

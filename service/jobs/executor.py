@@ -11,9 +11,6 @@ from typing import Final
 from cachetools import LRUCache
 
 from cam import ClassTarget
-from service.audit.grids import Neighbours
-from service.audit.measurement import Measurement
-from service.audit.plan import plan_of
 from service.backend.interface import Backend, ModelBackend
 from service.core.errors import (
     MOST_TRIES,
@@ -29,6 +26,9 @@ from service.core.errors import (
 )
 from service.core.pool import Pool
 from service.core.schemas import dump
+from service.insights.audit.grids import Neighbours
+from service.insights.audit.measurement import Measurement
+from service.insights.audit.plan import plan_of
 from service.jobs.documents import ItemAnswer
 from service.jobs.errors import FolderAway
 from service.jobs.leases import Store

@@ -12,7 +12,6 @@ from python_multipart.multipart import parse_options_header
 from starlette.datastructures import ImmutableMultiDict
 from starlette.requests import Request
 
-from service.audit.plan import plan_of
 from service.backend.interface import Backend
 from service.core.errors import (
     BodyTooLarge,
@@ -23,6 +22,7 @@ from service.core.errors import (
 )
 from service.core.pool import Pool
 from service.core.settings import Settings
+from service.insights.audit.plan import plan_of
 from service.jobs.collector import Collector
 from service.jobs.errors import no_room
 from service.jobs.job_files import Folder

@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-from service.audit.plan import Plan, plan_of
 from service.batch.audit import (
     RECORDS,
     REPORT,
@@ -24,8 +23,9 @@ from service.batch.audit import (
 )
 from service.cli.main import main
 from service.core.errors import ConfigError
+from service.insights.audit.plan import Plan, plan_of
 from service.pipeline.parameters import Parameters
-from tests.service.audit.photos import catalog, photos, square_photo
+from tests.service.insights.audit.photos import catalog, photos, square_photo
 from tests.service.rpc.fake import info
 
 METHODS = ("gradcam", "hirescam", "layercam", "eigencam")

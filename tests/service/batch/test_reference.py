@@ -24,8 +24,8 @@ from service.core.settings import Settings
 from service.loading.served_model import load
 from service.local.app import create_app
 from service.models.catalog import ModelEntry, read_catalog
-from tests.service.audit.photos import catalog, photo, photos
 from tests.service.conftest import wait_until_ready
+from tests.service.insights.audit.photos import catalog, photo, photos
 
 COUNT = 120
 PHOTO = {"Content-Type": "image/png"}

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from service.client import AsyncClient, Client, NotFinished, ServiceError
-from tests.service.audit.photos import catalog, photos
+from tests.service.insights.audit.photos import catalog, photos
 from tests.service.live import serving, until_ready
 
 COUNT = 20

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 from playwright.sync_api import Browser, Page, Route, expect
 
-from tests.service.batch.report_browser import CHROMIUM, launched
+from tests.service.insights.report.report_browser import CHROMIUM, launched
 
 pytestmark = [
     pytest.mark.slow,

@@ -17,7 +17,7 @@ from service.jobs.database import FILE
 from service.jobs.documents import AuditDocument
 from service.jobs.tables import VERSION
 from service.models.catalog import read_catalog
-from tests.service.audit.photos import catalog, photo
+from tests.service.insights.audit.photos import catalog, photo
 from tests.service.jobs.conftest import TINY, app_with
 from tests.service.jobs.forms import (
     NDJSON,

@@ -1,0 +1,482 @@
+"""Measuring one photo of an audit: faithfulness, stability, sanity, localisation and cost."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from importlib.metadata import version
+from io import BytesIO
+from typing import Final
+
+import numpy as np
+from PIL import Image
+
+from cam import METHODS, ClassTarget, Explanation, Question
+from cam.agreement import spearman
+from cam.drawing.heatmap import Float, minmax, shrink
+from cam.evaluation.candidate import Candidate, candidates_of
+from cam.evaluation.metrics import METRICS, Options, Scores
+from cam.evaluation.similarity import similarity
+from service import __version__
+from service.backend.answers import Prediction
+from service.backend.interface import ModelBackend
+from service.backend.work import Evaluate, Explain, Pixels, Randomise
+from service.core.audit_schemas import ArmRecord, Numbers, PhotoRecord, SimilarityRecord
+from service.core.errors import OutOfMemory, Unexplainable
+from service.insights.audit.grids import SURE, Grid, Neighbours, share_inside
+from service.insights.audit.plan import SIDES, STAGES, Plan, with_target
+from service.models.preprocessing import ModelInput
+
+MAP_SIDE: Final = 14
+"""Largest number of positions along a side of the maps that a record keeps."""
+THUMBNAIL: Final = 96
+"""Longer side of a thumbnail in pixels."""
+SAME: Final = 1e-4
+"""Largest difference of two maps, scaled to 0 … 1, that are scored once."""
+LEAST_RISE: Final = 1.01
+"""Least ratio of two probabilities that is none of rounding."""
+NOT_PREDICTED: Final = "the class that is explained is not the predicted one"
+UNSURE: Final = f"the model is not sure of the class, whose probability is below {SURE:g}"
+TOO_FEW: Final = "other classes have too few photos of which the model is sure"
+NOT_FOUND: Final = "the model no longer finds the class in the grid, beside the other photos"
+
+
+@dataclass
+class Localised:
+    """What the grids of one photo tell."""
+
+    shares: dict[str, Numbers] = field(default_factory=dict)
+    """Name of a method → side of a grid → share of the positive heat in the photo's own cell."""
+    alike: dict[str, float | None] = field(default_factory=dict)
+    """Name of a method → rank correlation of its maps of two classes."""
+    problem: str | None = None
+    """Why there is no grid, as a clause."""
+    warnings: list[str] = field(default_factory=list)
+
+
+class Measurement:
+    """Measures the photos of one audit.
+
+    Args:
+        replicas: the model.
+        neighbours: the photos that can stand in grids.
+    """
+
+    def __init__(self, replicas: ModelBackend, plan: Plan, neighbours: Neighbours) -> None:
+        self._replicas = replicas
+        self._plan = plan
+        self._neighbours = neighbours
+
+    async def measure(
+        self,
+        number: int,
+        item: str,
+        seen: ModelInput,
+        target: ClassTarget | None = None,
+        warnings: Sequence[str] = (),
+        progress: Callable[[float], None] = lambda share: None,
+    ) -> PhotoRecord:
+        """Measure one photo. All passes are of background priority but for those that are timed.
+
+        Args:
+            number: number of the photo in the audit, from 0.
+            item: name of the photo.
+            seen: what the model sees of the photo.
+            target: the class of the photo; None for the predicted class.
+            progress: called with the share of the photo's passes that are made, 0 … 1.
+
+        Raises:
+            Problem: if the photo cannot be measured at all. A method that has no map of it is only
+                noted in the record.
+        """
+        plan = self._plan
+        passes = plan.passes(sanity=plan.is_for_sanity(number))
+        whole, done = sum(passes.values()), 0
+
+        def finished(part: str) -> None:
+            nonlocal done
+            done += passes[part]
+            progress(done / whole)
+
+        outcome = await self._replicas.ask(Explain(seen, priority="background"))
+        likely = _probabilities(outcome.value.prediction)
+        predicted = int(likely.argmax())
+        wanted = predicted if target is None or target.index is None else target.index
+        asked = [with_target(each, ClassTarget(wanted)) for each in plan.questions]
+        found, problems = await self._explained(seen, asked)
+        arms = {arm.name: ArmRecord(problem=problems.get(arm.method)) for arm in plan.arms}
+        names = {
+            question.method: [arm.name for arm in plan.arms if arm.method == question.method]
+            for question in asked
+        }
+        maps: dict[str, Explanation] = {}
+        for method, explanations in found.items():
+            maps |= dict(zip(names[method], explanations, strict=True))
+        usable = {name: each for name, each in maps.items() if np.ptp(each.map) > 0}
+        updates: dict[str, dict[str, object]] = {name: {} for name in arms}
+        for name, explanation in maps.items():
+            if name in usable:
+                updates[name]["map"] = _coarse(explanation.map)
+            else:
+                updates[name]["problem"] = "the map is the same everywhere"
+        finished("maps")
+        scores, baselines = await self._scored(
+            seen,
+            asked,
+            found,
+            names,
+            usable,
+            lambda share: progress((done + share * passes["scores"]) / whole),
+        )
+        finished("scores")
+        for name, numbers in scores.items():
+            updates[name]["scores"] = numbers
+        able = [each for each in asked if each.method in found]
+        sanity_problem = None
+        if plan.is_for_sanity(number) and able:
+            try:
+                for name, stages in (await self._sanity(number, seen, able, names)).items():
+                    updates[name]["sanity"] = stages
+            except Unexplainable as problem:
+                sanity_problem = problem.detail
+        finished("sanity")
+        localised = Localised(problem=UNSURE if wanted == predicted else NOT_PREDICTED)
+        if wanted == predicted and likely[wanted] >= SURE:
+            localised = await self._localised(number, seen, able, names)
+        alike = {"grid": localised.alike}
+        if plan.is_for_sanity(number) and len(likely) > 1:
+            other = _another(wanted, len(likely), [plan.seed, number])
+            own = {name: each.map for name, each in usable.items()}
+            alike["photo"] = await self._as_another(seen, able, names, own, other)
+        for name, update in updates.items():
+            update["grids"] = localised.shares.get(name, {})
+            update["other_class"] = {
+                image: each[name] for image, each in alike.items() if name in each
+            }
+        if plan.is_for_cost(number):
+            for question in able:
+                mine = names[question.method]
+                for name, layer in zip(mine, question.layers or ("",), strict=False):
+                    alone = question if len(mine) == 1 else replace(question, layers=(layer,))
+                    updates[name] |= await self._spent(seen, alone)
+        return PhotoRecord(
+            index=number,
+            item=stored_name(item),
+            target=wanted,
+            label=self._replicas.model.labels.name(wanted),
+            asked=target is not None,
+            probability=float(likely[wanted]),
+            predicted=predicted,
+            confidence=float(likely.max()),
+            logit=self._logit(outcome.value.prediction, predicted),
+            arms={name: arm.model_copy(update=updates[name]) for name, arm in arms.items()},
+            baselines=baselines,
+            sanity_problem=sanity_problem,
+            grid_problem=localised.problem,
+            enlarged=self._neighbours.enlarged,
+            thumbnail=_thumbnail(seen),
+            warnings=[*warnings, *localised.warnings],
+            measured=datetime.now(UTC).isoformat(timespec="seconds"),
+            made_with=self._made_with(),
+        )
+
+    def _made_with(self) -> dict[str, str]:
+        """Return what the numbers depend on, beside the weights and the parameters that the plan
+        was made of. Several photos may be measured by different versions."""
+        devices = dict.fromkeys(self._replicas.devices.split(", "))
+        return {
+            "gradcam-service": __version__,
+            "torch": version("torch"),
+            "device": ", ".join(devices),
+            "dtype": self._replicas.model.precision,
+            "fit": self._plan.fit,
+        }
+
+    async def _explained(
+        self, seen: ModelInput, questions: Sequence[Question]
+    ) -> tuple[dict[str, tuple[Explanation, ...]], dict[str, str]]:
+        """Return the explanations of each method, and the reasons of those methods that have
+        none."""
+        with suppress(Unexplainable):  # one of them; which one is found out one by one
+            outcome = await self._replicas.ask(Explain(seen, questions, "background"))
+            found = {
+                question.method: tuple(
+                    each for each in outcome.value.explanations if each.method == question.method
+                )
+                for question in questions
+            }
+            return found, {}
+        return await self._explained_singly(seen, questions)
+
+    async def _explained_singly(
+        self, seen: ModelInput, questions: Sequence[Question]
+    ) -> tuple[dict[str, tuple[Explanation, ...]], dict[str, str]]:
+        """Return the same as `_explained`, by a question at a time."""
+        explained: dict[str, tuple[Explanation, ...]] = {}
+        problems = {}
+        for question in questions:
+            try:
+                outcome = await self._replicas.ask(Explain(seen, (question,), "background"))
+                explained[question.method] = outcome.value.explanations
+            except Unexplainable as problem:
+                problems[question.method] = problem.detail
+        return explained, problems
+
+    async def _scored(
+        self,
+        seen: ModelInput,
+        questions: Sequence[Question],
+        found: dict[str, tuple[Explanation, ...]],
+        names: dict[str, list[str]],
+        usable: dict[str, Explanation],
+        progress: Callable[[float], None],
+    ) -> tuple[dict[str, Numbers], dict[str, Numbers]]:
+        """Return the scores of each map, and those of the baselines; tell the share of the passes
+        without maps that are made."""
+        scores: dict[str, Numbers] = {name: {} for name in usable}
+        baselines: dict[str, Numbers] = {}
+
+        def note(arm: str, given: Scores) -> None:
+            for metric, score in given.items():
+                scores[arm][metric] = score.value
+                for name, value in score.baselines.items():
+                    baselines.setdefault(name, {}).setdefault(metric, value)
+
+        # A recommendation is about the mean of many photos, for which one random map of each do.
+        options = Options(random_maps=1)
+        plain = [name for name in self._plan.metrics if not METRICS[name].maps(options)]
+        again = [name for name in self._plan.metrics if METRICS[name].maps(options)]
+        if plain and usable:
+            groups = _alike(usable)
+            candidates = [Candidate(usable[group[0]].map) for group in groups]
+            outcome = await self._replicas.ask(
+                Evaluate(seen.pixels, questions[0], candidates, plain, options),
+                progress=lambda step: progress(step.done / step.total),
+            )
+            for group, given in zip(groups, outcome.value, strict=True):
+                for name in group:
+                    note(name, given)
+        first = True
+        for question in questions if again else ():
+            mine = found.get(question.method, ())
+            if not any(name in usable for name in names[question.method]):
+                continue
+            options = Options(random_maps=1) if first else Options(baselines=())
+            work = Evaluate(seen.pixels, question, candidates_of(mine), again, options)
+            outcome = await self._replicas.ask(work)
+            first = False
+            for name, given in zip(names[question.method], outcome.value, strict=True):
+                if name in usable:
+                    note(name, given)
+        return scores, baselines
+
+    async def _sanity(
+        self,
+        number: int,
+        seen: ModelInput,
+        questions: Sequence[Question],
+        names: dict[str, list[str]],
+    ) -> dict[str, list[SimilarityRecord]]:
+        """Return how alike each map is to the maps of the randomised models, a stage each.
+
+        Raises:
+            Unexplainable: if the model's weights cannot be replaced.
+        """
+        signed = [_signed(each) for each in questions]
+        arms = [name for each in questions for name in names[each.method]]
+        own = (await self._replicas.ask(Explain(seen, signed, "background"))).value
+        seed = self._plan.seed * self._plan.total + number
+        outcome = await self._replicas.ask(Randomise(seen.pixels, signed, STAGES, seed))
+        stages: dict[str, list[SimilarityRecord]] = {name: [] for name in arms}
+        for maps in outcome.value:
+            for name, mine, other in zip(arms, own.explanations, maps, strict=True):
+                record = SimilarityRecord()
+                if other is not None:
+                    alike = similarity(mine.map, other)
+                    record = SimilarityRecord(
+                        spearman=alike.spearman,
+                        absolute=alike.absolute,
+                        ssim=alike.ssim,
+                        hog=alike.hog,
+                    )
+                stages[name].append(record)
+        return stages
+
+    async def _localised(
+        self,
+        number: int,
+        seen: ModelInput,
+        questions: Sequence[Question],
+        names: dict[str, list[str]],
+    ) -> Localised:
+        """Return how much of each map's positive heat lies in the photo's cell of each grid, and
+        how alike the maps of two classes of the smallest grid are."""
+        found = Localised()
+        target = questions[0].targets[0] if questions else None
+        if not isinstance(target, ClassTarget) or target.index is None:
+            return found
+        for side in SIDES:
+            try:
+                grid = await self._neighbours.grid(
+                    self._replicas, number, seen.pixels, target.index, side
+                )
+                if grid is None:
+                    found.problem = found.problem or TOO_FEW
+                    break
+                if not await self._finds(grid, target.index):
+                    found.problem = NOT_FOUND
+                    continue
+                await self._in_grid(number, grid, questions, names, found)
+            except OutOfMemory as problem:  # for n² photos at once; the record has the rest
+                found.problem = f"no grid of {side} × {side}: {problem.detail}"
+                found.warnings.append(found.problem)
+                break
+        if found.shares:
+            found.problem = None
+        return found
+
+    async def _finds(self, grid: Grid, target: int) -> bool:
+        """Return whether the model finds the class in the grid: it is one of the n² most probable
+        ones, or, of a model with no more classes, more probable than without the photo. Where it is
+        not, a map of the class has no right place."""
+        likely = await self._likely(grid.pixels)
+        if len(likely) > grid.side**2:
+            return int((likely > likely[target]).sum()) < grid.side**2
+        without = await self._likely(grid.without)
+        chance, before = float(likely[target]), float(without[target])
+        # Relative, of what speaks for the class or against it: beside n² − 1 photos of another
+        # class, both probabilities can be near 0.
+        return chance > before * LEAST_RISE or 1 - before > (1 - chance) * LEAST_RISE
+
+    def _logit(self, prediction: Prediction, index: int) -> float | None:
+        """Return the logit of a class; None where the outputs are probabilities already."""
+        if self._replicas.model.activation == "none" or prediction.logits is None:
+            return None
+        return float(prediction.logits[index])
+
+    async def _likely(self, pixels: Pixels) -> Float:
+        work = Explain(ModelInput.of(pixels), priority="background")
+        outcome = await self._replicas.ask(work)
+        return _probabilities(outcome.value.prediction)
+
+    async def _in_grid(
+        self,
+        number: int,
+        grid: Grid,
+        questions: Sequence[Question],
+        names: dict[str, list[str]],
+        localised: Localised,
+    ) -> None:
+        """Add what the maps of one grid tell."""
+        # All methods together would be one step of the engine, for which requests wait: a grid
+        # takes up to nine times as long as a photo.
+        seen = ModelInput.of(grid.pixels)
+        found, _ = await self._explained_singly(seen, questions)
+        maps = {
+            name: each.map
+            for method, explanations in found.items()
+            for name, each in zip(names[method], explanations, strict=True)
+        }
+        for name, values in maps.items():
+            localised.shares.setdefault(name, {})[str(grid.side)] = share_inside(values, grid)
+        if grid.side == SIDES[0] and self._plan.is_for_sanity(number):
+            able = [each for each in questions if each.method in found]
+            own = {name: values for name, values in maps.items() if np.ptp(values) > 0}
+            localised.alike |= await self._as_another(seen, able, names, own, grid.other)
+
+    async def _as_another(
+        self,
+        seen: ModelInput,
+        questions: Sequence[Question],
+        names: dict[str, list[str]],
+        own: dict[str, Float],
+        other: int,
+    ) -> dict[str, float | None]:
+        """Return the rank correlation of each map with the map of another class of the image; 0 for
+        a map of that class that is the same everywhere."""
+        asked = [with_target(each, ClassTarget(other)) for each in questions]
+        found, _ = await self._explained_singly(seen, asked)
+        return {
+            name: spearman(own[name], each.map) or 0.0
+            for method, explanations in found.items()
+            for name, each in zip(names[method], explanations, strict=True)
+            if name in own
+        }
+
+    async def _spent(self, seen: ModelInput, question: Question) -> dict[str, object]:
+        """Return what one map costs alone, at interactive priority, without other images."""
+        outcome = await self._replicas.ask(Explain(seen, (question,)))
+        method, (explanation, *_) = METHODS[question.method], outcome.value.explanations
+        many = (method.budget or 1) if method.cost.startswith("N") else 1
+        return {
+            # An answer from the cache took no time.
+            "milliseconds": 1000 * outcome.run_seconds if outcome.run_seconds else None,
+            "forwards": explanation.passes.made if explanation.passes else many,
+        }
+
+
+def stored_name(name: str) -> str:
+    """Return a photo's name as JSON can store it."""
+    return name.encode("utf-8", "backslashreplace").decode()
+
+
+def _another(wanted: int, count: int, seed: Sequence[int]) -> int:
+    """Return one of the other classes at random. It is not the second most probable one, of which
+    the same pixels may be the evidence."""
+    drawn = int(np.random.default_rng(seed).integers(count - 1))
+    return drawn + (drawn >= wanted)
+
+
+def _signed(question: Question) -> Question:
+    return Question(
+        question.targets,
+        question.method,
+        question.layers,
+        question.budget,
+        signed=METHODS[question.method].signed,
+    )
+
+
+def _alike(maps: dict[str, Explanation]) -> list[list[str]]:
+    """Return the names of the maps, those of equal maps together: behind a pooled linear head,
+    several methods make the same map, which is scored once."""
+    groups: list[tuple[Float, list[str]]] = []
+    for name, explanation in maps.items():
+        scaled = minmax(explanation.map)
+        for other, names in groups:
+            if other.shape == scaled.shape and np.abs(other - scaled).max() <= SAME:
+                names.append(name)
+                break
+        else:
+            groups.append((scaled, [name]))
+    return [names for _, names in groups]
+
+
+def _coarse(values: Float) -> list[list[float]]:
+    height, width = (min(side, MAP_SIDE) for side in values.shape)
+    small = shrink(minmax(values.clip(min=0)), height, width)
+    rows: list[list[float]] = np.round(small.astype(np.float64), 3).tolist()
+    return rows
+
+
+def _thumbnail(seen: ModelInput) -> str:
+    picture = Image.fromarray(seen.pixels)
+    picture.thumbnail((THUMBNAIL, THUMBNAIL))
+    written = BytesIO()
+    picture.save(written, "JPEG", quality=80)
+    return base64.b64encode(written.getvalue()).decode()
+
+
+def _probabilities(prediction: Prediction) -> Float:
+    """Return the probabilities of the classes.
+
+    Raises:
+        Problem: if they are not finite.
+    """
+    assert prediction.probabilities is not None  # only classifiers are audited
+    if not np.isfinite(prediction.probabilities).all():
+        raise Unexplainable("the model's output for this photo is not finite")
+    return prediction.probabilities

@@ -1,0 +1,1 @@
+"""The report of a batch: one HTML page of its maps, classes and clusters."""

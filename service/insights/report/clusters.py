@@ -1,0 +1,340 @@
+"""The clusters of each class's maps, the suspect ones first, as the report shows them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+
+from cam.clusters import FEWEST, Cluster, Clusters, find_clusters, own_places
+from cam.drawing.heatmap import Box
+from service.core.files import written_whole
+from service.insights.class_maps import ClassMaps, write_table
+from service.insights.page import draw_map
+from service.insights.report.census import ClassCount, ClassKey, Sample, class_of
+from service.insights.report.means import map_of
+from service.insights.report.photos import Photos, Read
+from service.insights.report.pictures import show
+from service.pipeline.rows import Row
+
+DOTS: Final = 2000
+"""Largest number of maps in the scatter plot of a class, and at least one of each cluster."""
+MEMBERS: Final = 200
+"""Largest number of maps of a suspect cluster that are shown in addition to the sample."""
+PROTOTYPES: Final = 2000
+"""Largest number of prototypes that are shown in addition to the sample, over all clusters."""
+COLOURS: Final = 8
+"""Number of colours of clusters in report_style.css."""
+FULL: Final = 24
+"""Number of classes whose clusters have pictures of photos; suspect clusters always have them."""
+
+
+@dataclass(eq=False)
+class ClassRows(ClassMaps):
+    """The maps of one class, and what the page needs of their rows."""
+
+    rows: list[int] = field(default_factory=list)
+    """Number of each map's row in the manifest."""
+    pictures: list[str | None] = field(default_factory=list)
+    boxes: list[Box | None] = field(default_factory=list)
+    """The part of the photo that each map covers."""
+
+    def take(self, row: Row, at: int) -> None:
+        values = map_of(row)
+        # A map that is missing shows nothing, as a constant one.
+        self.add(row.id, row.number, np.zeros((1, 1), np.float32) if values is None else values)
+        self.rows.append(at)
+        self.pictures.append(row.picture)
+        self.boxes.append(_covers(row))
+
+
+@dataclass(frozen=True, eq=False)
+class ClassClusters:
+    """The clusters of one class."""
+
+    position: int
+    """Index of the class in the census."""
+    count: ClassCount
+    maps: ClassRows
+    found: Clusters
+    looked: bool
+    """Whether photos could be read, but for `found.unreadable` of them."""
+    place: str | None = None
+    """Sentence about the place of the frame at which hardly another class looks, if there is
+    one."""
+
+    @property
+    def suspects(self) -> int:
+        return sum(each.suspect for each in self.found.clusters)
+
+
+@dataclass(frozen=True)
+class Prototype:
+    """One of the most typical maps of a cluster, as the page shows it."""
+
+    row: int
+    """Number of its row in the manifest."""
+    id: str
+    """Id of the image."""
+    thumbnail: str
+    """As a data URI."""
+
+
+@dataclass(frozen=True)
+class ClusterPortrait:
+    """A cluster as the page shows it."""
+
+    number: int
+    """Number of the cluster in its class, from 0."""
+    maps: int
+    share: float
+    """Its maps as a share of those of the class that were clustered."""
+    suspect: bool
+    why: str
+    """Its reasons as one sentence; empty if there are none."""
+    mean: str
+    """The mean map as a data URI."""
+    prototypes: tuple[Prototype, ...]
+
+    @property
+    def colour(self) -> int:
+        return self.number % COLOURS
+
+
+@dataclass(frozen=True)
+class ClustersPortrait:
+    """A class's clusters as the page shows them."""
+
+    position: int
+    name: str
+    maps: int
+    """Number of maps that were clustered."""
+    note: str | None
+    """Why the maps were not split, so that no cluster was tested; None if they were."""
+    place: str | None
+    """Sentence about the place of the frame at which hardly another class looks, if there is
+    one."""
+    clusters: tuple[ClusterPortrait, ...]
+    dots: tuple[tuple[int, str], ...]
+    """Colour of a cluster, and an SVG path with a dot for each of its maps, in 0 … 100."""
+
+    @property
+    def grouped(self) -> int:
+        """Number of maps in clusters. A map that shows nothing is in none."""
+        return sum(each.maps for each in self.clusters)
+
+    @property
+    def suspects(self) -> list[ClusterPortrait]:
+        return [each for each in self.clusters if each.suspect]
+
+    @property
+    def others(self) -> list[ClusterPortrait]:
+        return [each for each in self.clusters if not each.suspect]
+
+
+def cluster_classes(
+    rows: Iterable[Row], classes: Sequence[ClassCount], read: Read | None, most: int
+) -> list[ClassClusters]:
+    """Find the clusters of each class of at least `cam.clusters.FEWEST` images, and the places of
+    the frame that are hardly another class's. Of an image, only the first map of the class counts.
+
+    Args:
+        rows: rows of the manifest with their maps, read once.
+        classes: the classes, as the census has them.
+        read: returns the bytes of the image with an id; None if the images cannot be read.
+        most: largest number of images in total. Of more, as many of each class are taken as there
+            is room for, evenly spaced.
+
+    Returns:
+        The classes, those with a place of their own first, then those with the most suspicious
+        clusters, then in the given order.
+    """
+    large = {each.key: each for each in classes if each.images >= FEWEST}
+    sample = Sample({key: each.images for key, each in large.items()}, most)
+    kept = _collected(rows, large, sample)
+    photos = {
+        key: None if read is None else Photos(read, maps.ids, maps.boxes)
+        for key, maps in kept.items()
+    }
+    places = own_places([(maps.maps, photos[key]) for key, maps in kept.items()])
+    keys = list(kept)
+    place_of = {
+        keys[each.class_]: _sentence(
+            each.sentence(keys[each.class_].name, [keys[other].name for other in each.shared])
+        )
+        for each in places
+    }
+    found = [
+        replace(
+            _clustered(position, count, kept[count.key], photos[count.key]),
+            place=place_of.get(count.key),
+        )
+        for position, count in enumerate(classes)
+        if count.key in kept
+    ]
+    return sorted(found, key=_rank)
+
+
+def _rank(found: ClassClusters) -> tuple[bool, float]:
+    # The first cluster of a class is the most suspicious one.
+    return found.place is None, -found.found.clusters[0].suspicion if found.suspects else 0.0
+
+
+def _collected(
+    rows: Iterable[Row], classes: Mapping[ClassKey, ClassCount], sample: Sample
+) -> dict[ClassKey, ClassRows]:
+    kept = {key: ClassRows(key.name) for key in classes}
+    latest: dict[ClassKey, str] = {}
+    for at, row in enumerate(rows):
+        key = class_of(row)
+        if row.error is not None or key not in kept or latest.get(key) == row.id:
+            continue
+        latest[key] = row.id
+        if sample.takes(key):
+            kept[key].take(row, at)
+    return kept
+
+
+def _clustered(
+    position: int, count: ClassCount, maps: ClassRows, photos: Photos | None
+) -> ClassClusters:
+    found = find_clusters(maps.maps, photos)
+    looked = photos is not None and (photos.any_read or not found.unreadable)
+    return ClassClusters(position, count, maps, found, looked)
+
+
+def _covers(row: Row) -> Box | None:
+    edges = (row.covers_left, row.covers_top, row.covers_right, row.covers_bottom)
+    left, top, right, bottom = edges
+    if left is None or top is None or right is None or bottom is None:
+        return None
+    return Box(left, top, right, bottom) if left < right and top < bottom else None
+
+
+def labels_of(classes: Iterable[ClassClusters]) -> dict[int, int]:
+    """Return the cluster of each clustered map: number of its row in the manifest → number of the
+    cluster in its class."""
+    return {
+        row: label
+        for each in classes
+        for row, label in zip(each.maps.rows, each.found.labels.tolist(), strict=True)
+        if label >= 0
+    }
+
+
+def suspect_rows(classes: Iterable[ClassClusters], most: int) -> set[int]:
+    """Return the row numbers of members of suspect clusters, at most `MEMBERS` of each, evenly
+    spaced, and at most `most` in total, those of the most suspicious clusters first."""
+    suspects = sorted(
+        ((each, cluster) for each in classes for cluster in each.found.clusters if cluster.suspect),
+        key=lambda pair: -pair[1].suspicion,
+    )
+    chosen: list[int] = []
+    for each, cluster in suspects:
+        chosen += [each.maps.rows[number] for number in _spaced(cluster.members, MEMBERS)]
+    return set(chosen[:most])
+
+
+def prototype_rows(classes: Iterable[ClassClusters]) -> set[int]:
+    """Return the row numbers of the clusters' prototypes, so that no cluster is without a map on
+    the page. Of more than `PROTOTYPES`, the most typical one of each cluster comes first."""
+    ranked = [
+        (rank, each.maps.rows[number])
+        for each in classes
+        for cluster in each.found.clusters
+        for rank, number in enumerate(cluster.prototypes.tolist())
+    ]
+    ranked.sort(key=lambda pair: pair[0])
+    return {row for _, row in ranked[:PROTOTYPES]}
+
+
+def write_clusters(classes: Iterable[ClassClusters], file: Path) -> None:
+    """Write the table of all clustered maps. The file appears only when it is complete.
+
+    Raises:
+        OSError: if it cannot be written.
+    """
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with (
+        written_whole(file) as temporary,
+        temporary.open("w", encoding="utf-8", errors="replace", newline="") as written,
+    ):
+        write_table(((each.maps, each.found) for each in classes), written)
+
+
+def portray(classes: Sequence[ClassClusters], output: Path, page: Path) -> list[ClustersPortrait]:
+    """Draw the clusters of the classes.
+
+    Args:
+        output: the folder that contains the batch's pictures.
+        page: the HTML file.
+    """
+    portraits = []
+    for place, each in enumerate(classes):
+        clusters = tuple(
+            _portrait(number, cluster, each.maps, output, page, cluster.suspect or place < FULL)
+            for number, cluster in enumerate(each.found.clusters)
+        )
+        portraits.append(
+            ClustersPortrait(
+                position=each.position,
+                name=each.count.key.name,
+                maps=int((each.found.labels >= 0).sum()),
+                note=each.found.note,
+                place=each.place,
+                clusters=clusters,
+                dots=() if each.found.note else tuple(_dots(each.found)),
+            )
+        )
+    return portraits
+
+
+def _portrait(
+    number: int, cluster: Cluster, maps: ClassRows, output: Path, page: Path, pictures: bool
+) -> ClusterPortrait:
+    shown = cluster.prototypes.tolist() if pictures else []
+    return ClusterPortrait(
+        number=number,
+        maps=len(cluster.members),
+        share=cluster.evidence.share,
+        suspect=cluster.suspect,
+        why=_sentence("; ".join(cluster.sentences)),
+        mean=draw_map(cluster.mean),
+        prototypes=tuple(
+            Prototype(maps.rows[each], maps.ids[each], _picture(maps, each, output, page))
+            for each in shown
+        ),
+    )
+
+
+def _sentence(words: str) -> str:
+    """Return words as a sentence; empty if there are none."""
+    return f"{words[:1].upper()}{words[1:]}." if words else ""
+
+
+def _picture(maps: ClassRows, number: int, output: Path, page: Path) -> str:
+    """Return the thumbnail of a map's picture; of the map alone if the batch has no pictures."""
+    return show(maps.pictures[number], output, page).thumbnail or draw_map(maps.maps[number])
+
+
+def _dots(found: Clusters) -> Iterable[tuple[int, str]]:
+    """Yield the dots of each cluster. Suspect clusters come last, so that they lie on top."""
+    shown = np.flatnonzero(found.labels >= 0)
+    positions = found.embedding
+    low, high = positions[shown].min(0), positions[shown].max(0)
+    places = 2 + 96 * (positions - low) / np.maximum(high - low, 1e-9)
+    room = min(DOTS / len(shown), 1)
+    for number, cluster in reversed([*enumerate(found.clusters)]):
+        members = _spaced(cluster.members, max(int(len(cluster.members) * room), 1))
+        path = "".join(f"M{x:.1f} {y:.1f}h0" for x, y in places[members])
+        yield number % COLOURS, path
+
+
+def _spaced(members: np.ndarray[tuple[int], np.dtype[np.int64]], most: int) -> list[int]:
+    """Return at most `most` members, evenly spaced."""
+    if len(members) <= most:
+        return [int(each) for each in members]
+    return [int(members[each * len(members) // most]) for each in range(most)]
