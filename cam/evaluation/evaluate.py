@@ -51,6 +51,10 @@ from cam.outputs.reading import AUTO, Reading
 from cam.passes.onepass import explain_batch
 from cam.targets import ClassTarget, Target
 
+Planned = tuple[Any, Metric, Scorer, Judged, int]
+"""One piece of work: its key, the metric, the scorer, the map, and the number of forward passes."""
+Known = Mapping[Any, tuple[float | None, Mapping[str, Any], str | None]]
+"""Key of a piece of work → value, details and warning."""
 ScoreSteps = Generator[Progress, None, list[Scores] | CamError]
 Formula = Callable[[Scorer, Judged], Forwards[tuple[float | None, Mapping[str, Any]]]]
 
@@ -216,11 +220,8 @@ def evaluate_in_steps(
         InvalidOption, MethodUnsuited: if the metrics or options cannot be used for the candidates.
     """
     named = check(metrics, options, candidates, image)
-    for each in candidates:
-        if each.map.ndim != 2 or not each.map.size:
-            return InvalidOption(f"the map has the shape {each.map.shape}, not (height, width)")
-        if not np.isfinite(each.map).all():
-            return NonFinite("the map has values that are NaN or infinite")
+    if problem := _unusable([candidate.map for candidate in candidates]):
+        return problem
     (first,) = answer(image[None], [OUTPUT])
     if isinstance(first, CamError):
         return first
@@ -232,7 +233,7 @@ def evaluate_in_steps(
     targets = question.resolve(first.output)
     if isinstance(targets, CamError):
         return targets
-    if any(each.turn >= len(targets) for each in candidates):
+    if any(candidate.turn >= len(targets) for candidate in candidates):
         return NothingDetected("the model no longer finds what the map explains")
     scorers: list[Scorer] = []
     for target in targets:
@@ -245,7 +246,25 @@ def evaluate_in_steps(
             model, image, target, likely, answer, options, chunk, reading, pixels, normalise
         )
         scorers.append(scorer)
-    plan = list(_plan(named, options, question, candidates, scorers))
+    known = yield from _values(list(_plan(named, options, question, candidates, scorers)))
+    return [
+        {metric.name: _score(metric, number, candidate, options, known) for metric in named}
+        for number, candidate in enumerate(candidates)
+    ]
+
+
+def _unusable(maps: Sequence[NDArray[np.float32]]) -> CamError | None:
+    """Return the reason why one of the maps cannot be scored, or None."""
+    for values in maps:
+        if values.ndim != 2 or not values.size:
+            return InvalidOption(f"the map has the shape {values.shape}, not (height, width)")
+        if not np.isfinite(values).all():
+            return NonFinite("the map has values that are NaN or infinite")
+    return None
+
+
+def _values(plan: Sequence[Planned]) -> Generator[Progress, None, Known]:
+    """Compute what is planned. The generator yields its progress after each forward pass."""
     total, done = 1 + sum(passes for *_, passes in plan), 1
     yield Progress(done, total)
     known: dict[Any, tuple[float | None, Mapping[str, Any], str | None]] = {}
@@ -264,29 +283,34 @@ def evaluate_in_steps(
             yield Progress(done + min(made, passes), total)
         done += passes
         yield Progress(done, total)
-    results: list[Scores] = []
-    for number, candidate in enumerate(candidates):
-        scores: Scores = {}
-        for metric in named:
-            value, details, warning = known[metric.name, number]
-            if value is None and warning is None:
-                warning = WITHOUT.get(metric.name, "the map is constant")
-            drawn = {
-                name: [
-                    found
-                    for key in _baseline_keys(metric, name, candidate, options)
-                    if (found := known[key][0]) is not None
-                ]
-                for name in options.baselines
-                if name in metric.baselines
-            }
-            compared: dict[str, float | None] = {
-                name: float(np.mean(each)) if each else None for name, each in drawn.items()
-            }
-            chance = tuple(drawn.get("random", ()))
-            scores[metric.name] = Score(value, compared, details, warning, chance)
-        results.append(scores)
-    return results
+    return known
+
+
+def _score(
+    metric: Metric, number: int, candidate: Candidate, options: Options, known: Known
+) -> Score:
+    """Return a metric's value for a candidate beside those for its baselines.
+
+    Args:
+        number: number of the candidate.
+        known: what `_values` has returned.
+    """
+    value, details, warning = known[metric.name, number]
+    if value is None and warning is None:
+        warning = WITHOUT.get(metric.name, "the map is constant")
+    drawn = {
+        name: [
+            other
+            for key in _baseline_keys(metric, name, candidate, options)
+            if (other := known[key][0]) is not None
+        ]
+        for name in options.baselines
+        if name in metric.baselines
+    }
+    compared: dict[str, float | None] = {
+        name: float(np.mean(values)) if values else None for name, values in drawn.items()
+    }
+    return Score(value, compared, details, warning, tuple(drawn.get("random", ())))
 
 
 def _plan(
@@ -295,9 +319,8 @@ def _plan(
     question: Question,
     candidates: Sequence[Candidate],
     scorers: Sequence[Scorer],
-) -> Iterator[tuple[Any, Metric, Scorer, Judged, int]]:
-    """Yield each piece of work once: its key, the metric, the scorer, the map, and the number of
-    forward passes."""
+) -> Iterator[Planned]:
+    """Yield each piece of work once."""
     planned: dict[Any, Judged] = {}
     parts: set[Any] = set()
     for number, candidate in enumerate(candidates):
