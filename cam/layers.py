@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
@@ -101,10 +101,71 @@ def survey(model: nn.Module, image: Tensor, reading: Reading = AUTO) -> list[Lay
     Raises:
         NotLogits: if the model's output holds neither logits nor detections.
     """
-    names = {module: name for name, module in model.named_modules() if name}
-    scripted = {
-        name for module, name in names.items() if isinstance(module, torch.jit.ScriptModule)
-    }
+    ran = _ran(model, image, reading)
+    modules = dict(model.named_modules())
+    adapters = tuple(f"{name}." for name, module in modules.items() if _wrapped(module))
+    calls = [name for name in ran.outputs if name not in modules]
+    located = locate(model, image, [*modules, *calls]).found
+    layers = []
+    for name in [*ran.outputs, *(name for name in modules if name and name not in ran.outputs)]:
+        output, location = ran.outputs.get(name), located.get(name)
+        module = modules[call_of(name)[0]]
+        grid = location.grid if location else None
+        layers.append(
+            Layer(
+                name=name,
+                type=type(module).__name__,
+                shape=_shape(output, location),
+                problem=ran.problem(name, module, location),
+                grid=grid,
+                natural=name in modules
+                and not name.startswith(adapters)
+                and _natural(_wrapped(module) or module, grid),
+                weighted=any(parameter.ndim > 1 for parameter in module.parameters()),
+                rectified=_rectified(output),
+                logits=name in ran.logits,
+            )
+        )
+    if ran.detections is not None:
+        return _with_levels(model, image, layers)
+    return layers
+
+
+@dataclass(frozen=True)
+class _Pass:
+    """What one forward and one backward pass show of a model."""
+
+    outputs: Mapping[str, Any]
+    """Layer or call → output, in the order in which they finish."""
+    runs: Mapping[str, int]
+    gradients: Mapping[str, Tensor | None]
+    frozen: Set[str]
+    """The calls that ran in `torch.inference_mode`."""
+    logits: Set[str]
+    """The layers whose output is the model's own."""
+    detections: int | None
+    """Number of a detector's detections; None for other models."""
+
+    def problem(self, name: str, module: nn.Module, location: Location | None) -> str | None:
+        """Return the reason why a layer cannot be explained; None if it can."""
+        if isinstance(module, torch.jit.ScriptModule):
+            return "it is TorchScript, which runs no hooks"
+        times = 1 if call_of(name)[1] else self.runs[name]
+        # A detector may find nothing (in noise): then it is not known on which layers it depends.
+        known = self.detections != 0
+        gradient = self.gradients.get(name)
+        problem = _problem(self.outputs.get(name), times, location, gradient, known=known)
+        if problem == INDEPENDENT and self.frozen & {name, f"{name}#1"}:
+            return GRADIENTS_OFF
+        return problem
+
+
+def _ran(model: nn.Module, image: Tensor, reading: Reading) -> _Pass:
+    """Run a model forwards and backwards once, with hooks on all of its modules.
+
+    Raises:
+        NotLogits: if the model's output holds neither logits nor detections.
+    """
     frozen: set[str] = set()
     outputs: dict[str, Any] = {}
     runs: Counter[str] = Counter()
@@ -134,53 +195,23 @@ def survey(model: nn.Module, image: Tensor, reading: Reading = AUTO) -> list[Lay
         scope.enter_context(unfiltered(model))
         scope.enter_context(torch.inference_mode(False))
         scope.enter_context(torch.enable_grad())
-        for module, name in names.items():
-            if name not in scripted:
+        for name, module in model.named_modules():
+            if name and not isinstance(module, torch.jit.ScriptModule):
                 scope.callback(module.register_forward_hook(partial(note, name)).remove)
         probe = image.detach().clone().requires_grad_()
         # The model gets a clone, because it may not change a leaf in place.
         raw = model(probe.clone())
         said = outputs_of(raw, size=size_of(image), reading=reading, batch=len(image))
         said = one_each(said, probe)
-        outputs = _by_layer(outputs, runs)
-        own = logit_layers(said[0], _with_graph(outputs))
-        gradients = _gradients(total(said), outputs)
-        # A detector may find nothing (in noise): then it is not known on which layers it depends.
-        known = said[0].detections is None or bool(len(said[0].detections.scores))
-
-    found = []
-    modules = dict(model.named_modules())
-    adapters = tuple(f"{name}." for name, module in modules.items() if _wrapped(module))
-    calls = [name for name in outputs if name not in modules]
-    located = locate(model, image, [*modules, *calls]).found
-    for name in [*outputs, *(name for name in names.values() if name not in outputs)]:
-        output, location = outputs.get(name), located.get(name)
-        module = modules[call_of(name)[0]]
-        grid = location.grid if location else None
-        times = runs[name] if name in modules else 1
-        problem = _problem(output, times, location, gradients.get(name), known=known)
-        if name in scripted:
-            problem = "it is TorchScript, which runs no hooks"
-        elif problem == INDEPENDENT and frozen & {name, f"{name}#1"}:
-            problem = GRADIENTS_OFF
-        found.append(
-            Layer(
-                name=name,
-                type=type(module).__name__,
-                shape=_shape(output, location),
-                problem=problem,
-                grid=grid,
-                natural=name in modules
-                and not name.startswith(adapters)
-                and _natural(_wrapped(module) or module, grid),
-                weighted=any(each.ndim > 1 for each in module.parameters()),
-                rectified=_rectified(output),
-                logits=name in own,
-            )
+        by_layer = _by_layer(outputs, runs)
+        return _Pass(
+            outputs=by_layer,
+            runs=runs,
+            gradients=_gradients(total(said), by_layer),
+            frozen=frozen,
+            logits=logit_layers(said[0], _with_graph(by_layer)),
+            detections=None if said[0].detections is None else len(said[0].detections.scores),
         )
-    if said[0].detections is not None:
-        return _with_levels(model, image, found)
-    return found
 
 
 def leaves(model: nn.Module) -> list[str]:
