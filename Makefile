@@ -123,7 +123,7 @@ openapi: .venv/serve ## write openapi/openapi.json
 	mv .venv/openapi.json openapi/openapi.json
 
 # service/client/_sync is made of service/client/_async: change that, and run this.
-client: .venv/test ## generate the blocking client from the awaited one
+client: .venv/test ## generate the blocking client and the options of the client
 	$(BIN)/python -m tests.service.client.generate
 
 lock: $(BIN)/uv ## pin all dependencies anew

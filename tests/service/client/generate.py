@@ -1,4 +1,5 @@
-"""Generates the blocking client, service/client/_sync, from the awaited one, service/client/_async.
+"""Generates the blocking client, service/client/_sync, from the awaited one, service/client/_async,
+and the options of both: see `tests.service.client.generate_options`.
 
 `python -m tests.service.client.generate` writes the files. With `--check` it writes nothing, and
 fails where they are not current.
@@ -13,6 +14,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import unasync
+
+from tests.service.client import generate_options
 
 ROOT = Path(__file__).parents[3]
 SOURCE = ROOT / "service" / "client" / "_async"
@@ -108,10 +111,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--check", action="store_true", help="write nothing; fail if not current")
     check = parser.parse_args().check
-    files = generate()
+    files, options = generate(), generate_options.generate()
     if not check:
         write(files)
-    elif names := outdated(files):
+        generate_options.TARGET.write_text(options)
+        return
+    names = outdated(files)
+    if generate_options.TARGET.read_text() != options:
+        names.append(generate_options.TARGET.name)
+    if names:
         sys.exit(f"not current: {', '.join(names)}; run `make client`")
 
 

@@ -8,7 +8,6 @@ import inspect
 import io
 import subprocess
 import sys
-import typing
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -32,8 +31,6 @@ from service.client import (
 from service.client.photos import Named, instance_of, read
 from service.limits.keys import new_key
 from service.pipeline.images import decode
-from service.pipeline.parameters import Parameters, PredictParameters
-from service.pipeline.targets import TargetObject
 from tests.service.conftest import CAT, ESPRESSO, MODEL, encoded, noise
 from tests.service.live import ROOT, serving, until_ready
 
@@ -380,22 +377,6 @@ def test_it_loads_nothing_heavy() -> None:
     assert "service.client._sync.client" in loaded
     heavy = {"torch", "torchvision", "timm", "cam", "cv2", "fastapi", "starlette", "uvicorn"}
     assert not loaded & heavy
-
-
-def test_its_parameters_are_the_services() -> None:
-    assert set(options.Options.__annotations__) == set(Parameters.model_fields)
-    assert set(options.PredictOptions.__annotations__) == set(PredictParameters.model_fields)
-    keys = {field.alias or name for name, field in TargetObject.model_fields.items()}
-    assert set(options.TargetObject.__annotations__) == keys
-    hints = typing.get_type_hints(options.Options)
-    compared = set()
-    for name, field in Parameters.model_fields.items():
-        for allowed in (field.annotation, *typing.get_args(field.annotation)):
-            chosen = getattr(allowed, "__value__", None)  # of an alias with a name
-            if typing.get_origin(chosen) is typing.Literal:
-                assert typing.get_args(hints[name]) == typing.get_args(chosen), name
-                compared.add(name)
-    assert compared == {"fit", "smooth", "fuse", "output", "normalize", "size"}
 
 
 @pytest.mark.parametrize(("waiting", "awaiting"), [(Client, AsyncClient), (Job, AsyncJob)])

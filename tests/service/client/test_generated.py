@@ -1,4 +1,5 @@
-"""The blocking client is what the generator makes of the awaited one."""
+"""The blocking client is what the generator makes of the awaited one, and the options are what it
+makes of the service's parameters."""
 
 from __future__ import annotations
 
@@ -10,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from service.client import AsyncClient, AsyncJob, Client, Job, tasks, threads
-from tests.service.client import generate
+from tests.service.client import generate, generate_options
 
 
 @pytest.fixture(scope="module")
@@ -20,6 +21,25 @@ def files() -> dict[str, str]:
 
 def test_the_blocking_client_is_current(files: dict[str, str]) -> None:
     assert generate.outdated(files) == [], "run `make client`"
+
+
+def test_the_options_are_current() -> None:
+    assert generate_options.TARGET.read_text() == generate_options.generate(), "run `make client`"
+
+
+def test_the_type_of_an_option_is_that_of_its_schema() -> None:
+    whole = {"$defs": {"Fit": {"enum": ["crop", "pad"], "type": "string"}}}
+    for schema, kind in (
+        ({"$ref": "#/$defs/Fit"}, "Literal['crop', 'pad']"),
+        ({"anyOf": [{"type": "integer"}, {"type": "null"}]}, "int"),
+        ({"type": "array", "items": {"type": "number"}}, "Sequence[float]"),
+        ({"enum": list("abcdefg"), "type": "string"}, "str"),
+        (
+            {"anyOf": [{"type": "integer"}, {"const": "fine", "type": "string"}]},
+            "int | Literal['fine']",
+        ),
+    ):
+        assert generate_options._type(schema, whole) == kind
 
 
 def test_what_is_not_current_is_found_and_written(files: dict[str, str], tmp_path: Path) -> None:
