@@ -9,50 +9,21 @@ from typing import Final
 
 from cam.hooks.calls import Turns
 from cam.hooks.grids import Grid, Location, Size, grid_of_map
-from cam.positions.measurement import Measured, Measurement, Source
-from cam.positions.responses import FOLLOWS, HITS, LEAST_FOLLOWS, PLAIN, Fit, Patch
-from cam.positions.views import LEAST_CELLS, View, part_view, view_of
+from cam.positions.measurement import Measured, Measurement
+from cam.positions.responses import FOLLOWS, HITS, PLAIN, Fit
+from cam.positions.rounding import rounded
+from cam.positions.sources import GREAT, Sources, doubted
+from cam.positions.views import View, part_view, view_of
 
 TELLING: Final = 25
 """Least number of positions of a feature map that is refused if its responses tell nothing. With
 fewer positions, each position sees the whole image many times over, and padding decides where the
 output changes most. Such a layer has the view of the layers before it."""
-NEAR: Final = 0.8
-"""Greatest difference in cells between a layer's view and a usual one that is taken for rounding in
-strides and padding, and for the responses' own size."""
-NEAR_SINGLE: Final = 0.7
-"""The same for a first layer in which a patch of the image changes a single position. A convolution
-of patches that overlap moves the middle of a cell by up to half of it."""
-EXACT: Final = 0.5
-"""Greatest mean distance, in positions, of the responses from where a layer's own view expects
-them."""
 SMALL: Final = 32
 """Least side of an image in pixels on which a patch tells more than the cell where it is."""
-MOST_UNCLEAR: Final = 4
-"""Maximum number of layers of which changes of another layer may show nothing until no more are
-tested in this way."""
-LATEST: Final = 3
-"""Number of changed layers whose changes are looked up for a later layer, before another one is
-changed."""
-MOST_SOURCES: Final = 12
-"""Maximum number of layers that are changed. Each takes nine passes."""
-CLEARLY: Final = 0.5
-"""Least difference in positions by which a layer's own view must fit better than the usual one.
-Attention in windows moves the centres within a window."""
 LONG: Final = 1.9
 """Least ratio of the sides of a cell of a map of few positions at which it is doubted that the map
 has the view of the layers before it."""
-FEW_CELLS: Final = 16
-"""Number of rows or columns below which it is `BEHIND`: few patches lie away from the borders."""
-BEHIND: Final = 1.25
-"""The same for the view of the layers before it: strided convolutions with padding shift their
-output by up to half a cell."""
-GREAT: Final = 0.25
-"""Least difference, as a share of the side, at which a layer's own view is taken instead of that of
-the layers before it. Random weights let late layers respond beside the patch."""
-SHIFT: Final = 0.08
-"""Greatest difference, as a share of the side, between a layer's view and that of the layers before
-it that is taken for the sum of such roundings (Inception's convolutions without padding)."""
 
 
 def located_by(tests: Measurement) -> dict[str, Location]:
@@ -82,11 +53,7 @@ class _Judge:
         """The view of the layers before each layer of tokens."""
         self.shown_in: list[tuple[Turns, View]] = []
         """The views that layers have shown so far, the latest last."""
-        self.sources: dict[str, Source] = {}
-        self.tested: list[Source] = []
-        """The sources that were changed, the latest last."""
-        self.unclear = 0
-        """Number of layers of which changes of a source showed nothing."""
+        self.sources = Sources(tests)
 
     def add(self, name: str) -> None:
         measured, shape = self.tests.layers[name], self.tests.shapes[name]
@@ -98,27 +65,27 @@ class _Judge:
         before = around[-1] if around else PLAIN
         if not own and (part := parts.get(turns)):
             own, before = True, part_view(part.region, self.size)
-        near = self._nearest(name)
+        near = self.sources.nearest(name)
         if near:
             own, before = True, near[0].view
             known = known or [before]
         if len(shape) == 2:
             self.views[name] = before
             return
-        doubted = _doubted(measured, self.size, near, known)
-        shown = None if doubted else _shown_by(measured, self.size, before, known, first=not near)
-        source = doubted or next(iter(near), None)
+        doubtful = doubted(measured, self.size, near, known)
+        shown = None if doubtful else _shown_by(measured, self.size, before, known, first=not near)
+        source = doubtful or next(iter(near), None)
         if shown is None and source and measured.moves:
-            told = self._told(name, source)
+            told = self.sources.told(name, source)
             if told:
                 self._place(name, *told, turns=turns)
                 return
-            odd = source in self.tested and not any(map(source.fits, measured.grids))
+            odd = source in self.sources.tested and not any(map(source.fits, measured.grids))
             if odd and (behind := self.tests.behind(source)[name]).moves:
                 why = _why_not(behind, shape, source.cells)
                 self.found[name] = Location(shape, None, why)
                 return
-            if doubted:
+            if doubtful:
                 shown = _shown_by(measured, self.size, before, known, first=not near)
         if shown is None and own:
             shown = _assumed(measured, shape, self.size, before)
@@ -145,141 +112,10 @@ class _Judge:
     def _place(self, name: str, grid: Grid, view: View, *, turns: Turns | None) -> None:
         """Give a layer its place, which later layers of these turns may have, too."""
         self.found[name] = Location(self.tests.shapes[name], _placed(grid, view, self.size))
-        self.sources[name] = Source(name, grid, view)
+        self.sources.add(name, grid, view)
         if turns is not None:
             others = [each for each in self.shown_in if each != (turns, view)]
             self.shown_in = [*others, (turns, view)]
-
-    def _nearest(self, name: str) -> list[Source]:
-        """Return the nearest layers with a known place from which a layer's output is computed, the
-        one with the most positions first."""
-        feeding, found = self.tests.feeding, []
-        seen, waiting = {name}, list(feeding.get(name, ()))
-        while waiting:
-            each = waiting.pop()
-            if each in self.sources and each not in seen:
-                found.append(self.sources[each])
-            elif each not in seen:
-                waiting.extend(feeding.get(each, ()))
-            seen.add(each)
-        found = [each for each in found if min(each.cells) >= LEAST_CELLS] or found
-        return sorted(
-            found, key=lambda each: (-each.cells[0] * each.cells[1], not each.view.plain, each.name)
-        )
-
-    def _told(self, name: str, source: Source) -> tuple[Grid, View] | None:
-        """Return the grid and the view of a layer that changes of a source show, or of an earlier
-        source that was changed already; None if they show none."""
-        if self.unclear >= MOST_UNCLEAR:
-            return None
-        latest = [each for each in self.tested[: -LATEST - 1 : -1] if each != source]
-        another = None
-        for each in ([source] if source in self.tested else []) + latest:
-            told = self._shown_behind(name, each, nearest=each == source)
-            if told and (each == source or told[1] == each.view):
-                return told
-            another = another or told
-        told = None
-        new = source not in self.tested and len(self.tested) < MOST_SOURCES
-        if new and min(source.cells) >= LEAST_CELLS:
-            self.tested.append(source)
-            told = self._shown_behind(name, source, nearest=True)
-        # Where a source further away shows another view, the nearest one shows it more precisely.
-        told = told or another
-        self.unclear += told is None
-        return told
-
-    def _shown_behind(
-        self, name: str, source: Source, *, nearest: bool
-    ) -> tuple[Grid, View] | None:
-        """Return the grid and the view of a layer that changes of a source show; None if they show
-        none."""
-        whole = self.tests.behind(source)[name]
-        if not whole.moves:
-            return None
-        part: Patch | None = None
-        shown = None
-        for grid in sorted(whole.grids, key=source.fits, reverse=True):
-            measured, usual = whole, PLAIN
-            if not source.fits(grid) and grid.kind != source.grid.kind:
-                continue
-            if not source.fits(grid):  # as if it were cropped or padded: it is tested inside
-                part = part or self.tests.part_of(source, name)
-                measured = self.tests.behind(source, part)[name]
-                usual = part_view(part.region, source.cells)
-            if view := _view_behind(measured, grid, source, usual, nearest=nearest):
-                shown = grid, view
-                break
-        if shown is None:
-            return None
-        grid, view = shown
-        if view.shows_a_part:
-            part = part or self.tests.part_of(source, name)
-            view = view.widened(part.region, source.cells)
-        return grid, _evened(view, grid).behind(source.view)
-
-
-def _view_behind(
-    measured: Measured, grid: Grid, source: Source, usual: View, *, nearest: bool
-) -> View | None:
-    """Return the view of a source that a layer shows on a grid; None if it shows none.
-
-    Args:
-        usual: the view that it is expected to have. Another one must explain the responses better
-            by more than `CLEARLY`.
-        nearest: whether no other source lies between them. Else the responses must be narrow.
-    """
-    fits = measured.fit(grid, source.cells, usual)
-    good = bool(fits and fits.good and fits.follows >= LEAST_FOLLOWS)
-    centres = measured.centres(grid, source.cells)
-    if centres is None or not centres.narrow:
-        return usual if good and nearest else None
-    beside, view = centres.residual(usual), view_of(centres)
-    own = view and measured.fit(grid, source.cells, view)
-    if view and own and own.hits >= HITS:
-        residual = centres.residual(view)
-        better = not good or residual + CLEARLY < beside
-        # Convolutions of an even size, padded on one side, move their output by half a position.
-        rounded = _rounded(view, grid, usual, (), single=False) == usual
-        away = view.differs(usual) > SHIFT and not rounded
-        if residual <= EXACT and better and (away or not source.fits(grid)):
-            return view
-    return usual if good and (nearest or beside <= NEAR) else None
-
-
-def _doubted(
-    measured: Measured, size: Size, near: Sequence[Source], known: Sequence[View]
-) -> Source | None:
-    """Return the source from whose place that of a layer may differ; None if there is no doubt."""
-    large = [source for source in near if min(source.cells) >= LEAST_CELLS]
-    for source in large:
-        alike = [grid for grid in measured.grids if grid.kind == source.grid.kind]
-        if not any(map(source.fits, alike)):
-            return source
-    for source in large[:1]:
-        for grid in measured.grids:
-            centres = measured.centres(grid, size)
-            own = view_of(centres) if centres else None
-            fitting = measured.fit(grid, size, source.view)
-            if not centres or own is None or fitting is None:
-                continue
-            away = own.differs(source.view) > GREAT and fitting.hits < HITS
-            rounded = _rounded(own, grid, source.view, known, single=False)
-            if away or (centres.narrow and rounded != source.view):
-                return source
-    return None
-
-
-def _evened(view: View, grid: Grid) -> View:
-    """Return the view without a scale and an offset if it differs from that by rounding alone."""
-    for plain in (PLAIN, *PLAIN.turned()):
-        if (
-            view.transposed == plain.transposed
-            and view.rows.differs(plain.rows) <= 1 / grid.height + 0.01
-            and view.columns.differs(plain.columns) <= 1 / grid.width + 0.01
-        ):
-            return plain
-    return view
 
 
 def _shown_by(
@@ -305,7 +141,7 @@ def _shown_by(
         if min(size) < SMALL and (known or not fitted or not fitted.exact or fitting.hits >= HITS):
             own, centres = None, None
         if own and (not known or (own.differs(before) > GREAT and fitting.hits < HITS)):
-            view = _rounded(
+            view = rounded(
                 own, grid, before, known, single=first and bool(centres and centres.single)
             )
         elif fitting.good and (own or not centres or not centres.narrow or fitting.hits >= HITS):
@@ -316,31 +152,6 @@ def _shown_by(
             shown = centres is not None and centres.narrow
             fits.append((measured.distance(grid, size, view), grid, view, shown))
     return min(fits, key=lambda each: each[0])[1:] if fits else None
-
-
-def _rounded(own: View, grid: Grid, before: View, known: Sequence[View], *, single: bool) -> View:
-    """Return the known view from which a layer's own view differs by rounding alone, or the own
-    view if there is none.
-
-    Args:
-        single: whether a patch changes one position, as in a transformer's embedding of patches,
-            where nothing is rounded.
-    """
-    for view in dict.fromkeys((before, *reversed(known), PLAIN, *PLAIN.turned())):
-        behind = bool(known) and view == before
-        shift = SHIFT if behind else 0.0
-        axes = ((own.rows, view.rows, grid.height), (own.columns, view.columns, grid.width))
-        if own.transposed == view.transposed and all(
-            one.differs(other)
-            <= (NEAR_SINGLE / cells if single else max(_near(cells, behind) / cells + 0.01, shift))
-            for one, other, cells in axes
-        ):
-            return view
-    return own
-
-
-def _near(cells: int, behind: bool) -> float:
-    return BEHIND if behind or cells < FEW_CELLS else NEAR
 
 
 def _turned(measured: Measured, grid: Grid, size: Size, before: View) -> View | None:

@@ -36,13 +36,14 @@ from cam.hooks.grids import (
 )
 from cam.hooks.inference import evaluating
 from cam.hooks.nested import in_words
-from cam.positions.judgement import SHIFT, located_by
+from cam.positions.judgement import located_by
 from cam.positions.measurement import Measurement
 from cam.positions.responses import (
     outputs_at,
     runs_of,
     tokens_first,
 )
+from cam.positions.rounding import SHIFT
 from cam.positions.stated import stated_by
 
 Reshape = str | Callable[[Tensor], Tensor]
