@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from importlib.metadata import version
 from io import BytesIO
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 from PIL import Image
@@ -43,6 +43,9 @@ UNSURE: Final = f"the model is not sure of the class, whose probability is below
 TOO_FEW: Final = "other classes have too few photos of which the model is sure"
 NOT_FOUND: Final = "the model no longer finds the class in the grid, beside the other photos"
 
+Explanations = dict[str, tuple[Explanation, ...]]
+"""Method → its explanations, one for each of its layers."""
+
 
 @dataclass
 class Localised:
@@ -69,6 +72,11 @@ class Measurement:
         self._replicas = replicas
         self._plan = plan
         self._neighbours = neighbours
+        self._names = {
+            question.method: [arm.name for arm in plan.arms if arm.method == question.method]
+            for question in plan.questions
+        }
+        """Method → names of its arms, in the order of its explanations."""
 
     async def measure(
         self,
@@ -107,61 +115,48 @@ class Measurement:
         wanted = predicted if target is None or target.index is None else target.index
         asked = [with_target(each, ClassTarget(wanted)) for each in plan.questions]
         found, problems = await self._explained(seen, asked)
-        arms = {arm.name: ArmRecord(problem=problems.get(arm.method)) for arm in plan.arms}
-        names = {
-            question.method: [arm.name for arm in plan.arms if arm.method == question.method]
-            for question in asked
-        }
-        maps: dict[str, Explanation] = {}
-        for method, explanations in found.items():
-            maps |= dict(zip(names[method], explanations, strict=True))
+        maps = self._by_arm(found)
         usable = {name: each for name, each in maps.items() if np.ptp(each.map) > 0}
-        updates: dict[str, dict[str, object]] = {name: {} for name in arms}
-        for name, explanation in maps.items():
-            if name in usable:
-                updates[name]["map"] = _coarse(explanation.map)
-            else:
-                updates[name]["problem"] = "the map is the same everywhere"
         finished("maps")
         scores, baselines = await self._scored(
             seen,
             asked,
             found,
-            names,
             usable,
             lambda share: progress((done + share * passes["scores"]) / whole),
         )
         finished("scores")
-        for name, numbers in scores.items():
-            updates[name]["scores"] = numbers
         able = [each for each in asked if each.method in found]
+        stages: dict[str, list[SimilarityRecord]] = {}
         sanity_problem = None
         if plan.is_for_sanity(number) and able:
             try:
-                for name, stages in (await self._sanity(number, seen, able, names)).items():
-                    updates[name]["sanity"] = stages
+                stages = await self._sanity(number, seen, able)
             except Unexplainable as problem:
                 sanity_problem = problem.detail
         finished("sanity")
         localised = Localised(problem=UNSURE if wanted == predicted else NOT_PREDICTED)
         if wanted == predicted and likely[wanted] >= SURE:
-            localised = await self._localised(number, seen, able, names)
+            localised = await self._localised(number, seen, able)
         alike = {"grid": localised.alike}
         if plan.is_for_sanity(number) and len(likely) > 1:
             other = _another(wanted, len(likely), [plan.seed, number])
             own = {name: each.map for name, each in usable.items()}
-            alike["photo"] = await self._as_another(seen, able, names, own, other)
-        for name, update in updates.items():
-            update["grids"] = localised.shares.get(name, {})
-            update["other_class"] = {
-                image: each[name] for image, each in alike.items() if name in each
-            }
-        if plan.is_for_cost(number):
-            for question in able:
-                mine = names[question.method]
-                for name, layer in zip(mine, question.layers or ("",), strict=False):
-                    alone = question if len(mine) == 1 else replace(question, layers=(layer,))
-                    updates[name] |= await self._spent(seen, alone)
+            alike["photo"] = await self._as_another(seen, able, own, other)
+        costs = await self._costs(seen, able) if plan.is_for_cost(number) else {}
+
+        def record(name: str, method: str) -> ArmRecord:
+            flat = "the map is the same everywhere" if name in maps and name not in usable else None
+            return ArmRecord(
+                map=_coarse(usable[name].map) if name in usable else None,
+                problem=flat or problems.get(method),
+                scores=scores.get(name, {}),
+                sanity=stages.get(name),
+                grids=localised.shares.get(name, {}),
+                other_class={image: each[name] for image, each in alike.items() if name in each},
+                **costs.get(name, {}),
+            )
+
         return PhotoRecord(
             index=number,
             item=stored_name(item),
@@ -172,7 +167,7 @@ class Measurement:
             predicted=predicted,
             confidence=float(likely.max()),
             logit=self._logit(outcome.value.prediction, predicted),
-            arms={name: arm.model_copy(update=updates[name]) for name, arm in arms.items()},
+            arms={arm.name: record(arm.name, arm.method) for arm in plan.arms},
             baselines=baselines,
             sanity_problem=sanity_problem,
             grid_problem=localised.problem,
@@ -182,6 +177,14 @@ class Measurement:
             measured=datetime.now(UTC).isoformat(timespec="seconds"),
             made_with=self._made_with(),
         )
+
+    def _by_arm(self, found: Explanations) -> dict[str, Explanation]:
+        """Return the explanations by the names of arms, from those by method."""
+        return {
+            name: each
+            for method, explanations in found.items()
+            for name, each in zip(self._names[method], explanations, strict=True)
+        }
 
     def _made_with(self) -> dict[str, str]:
         """Return what the numbers depend on, beside the weights and the parameters that the plan
@@ -197,7 +200,7 @@ class Measurement:
 
     async def _explained(
         self, seen: ModelInput, questions: Sequence[Question]
-    ) -> tuple[dict[str, tuple[Explanation, ...]], dict[str, str]]:
+    ) -> tuple[Explanations, dict[str, str]]:
         """Return the explanations of each method, and the reasons of those methods that have
         none."""
         with suppress(Unexplainable):  # one of them; which one is found out one by one
@@ -213,9 +216,9 @@ class Measurement:
 
     async def _explained_singly(
         self, seen: ModelInput, questions: Sequence[Question]
-    ) -> tuple[dict[str, tuple[Explanation, ...]], dict[str, str]]:
+    ) -> tuple[Explanations, dict[str, str]]:
         """Return the same as `_explained`, by a question at a time."""
-        explained: dict[str, tuple[Explanation, ...]] = {}
+        explained: Explanations = {}
         problems = {}
         for question in questions:
             try:
@@ -229,8 +232,7 @@ class Measurement:
         self,
         seen: ModelInput,
         questions: Sequence[Question],
-        found: dict[str, tuple[Explanation, ...]],
-        names: dict[str, list[str]],
+        found: Explanations,
         usable: dict[str, Explanation],
         progress: Callable[[float], None],
     ) -> tuple[dict[str, Numbers], dict[str, Numbers]]:
@@ -262,13 +264,14 @@ class Measurement:
         first = True
         for question in questions if again else ():
             mine = found.get(question.method, ())
-            if not any(name in usable for name in names[question.method]):
+            names = self._names[question.method]
+            if not any(name in usable for name in names):
                 continue
             options = Options(random_maps=1) if first else Options(baselines=())
             work = Evaluate(seen.pixels, question, candidates_of(mine), again, options)
             outcome = await self._replicas.ask(work)
             first = False
-            for name, given in zip(names[question.method], outcome.value, strict=True):
+            for name, given in zip(names, outcome.value, strict=True):
                 if name in usable:
                     note(name, given)
         return scores, baselines
@@ -278,7 +281,6 @@ class Measurement:
         number: int,
         seen: ModelInput,
         questions: Sequence[Question],
-        names: dict[str, list[str]],
     ) -> dict[str, list[SimilarityRecord]]:
         """Return how alike each map is to the maps of the randomised models, a stage each.
 
@@ -286,7 +288,7 @@ class Measurement:
             Unexplainable: if the model's weights cannot be replaced.
         """
         signed = [_signed(each) for each in questions]
-        arms = [name for each in questions for name in names[each.method]]
+        arms = [name for each in questions for name in self._names[each.method]]
         own = (await self._replicas.ask(Explain(seen, signed, "background"))).value
         seed = self._plan.seed * self._plan.total + number
         outcome = await self._replicas.ask(Randomise(seen.pixels, signed, STAGES, seed))
@@ -310,7 +312,6 @@ class Measurement:
         number: int,
         seen: ModelInput,
         questions: Sequence[Question],
-        names: dict[str, list[str]],
     ) -> Localised:
         """Return how much of each map's positive heat lies in the photo's cell of each grid, and
         how alike the maps of two classes of the smallest grid are."""
@@ -329,7 +330,7 @@ class Measurement:
                 if not await self._finds(grid, target.index):
                     found.problem = NOT_FOUND
                     continue
-                await self._in_grid(number, grid, questions, names, found)
+                await self._in_grid(number, grid, questions, found)
             except OutOfMemory as problem:  # for n² photos at once; the record has the rest
                 found.problem = f"no grid of {side} × {side}: {problem.detail}"
                 found.warnings.append(found.problem)
@@ -367,7 +368,6 @@ class Measurement:
         number: int,
         grid: Grid,
         questions: Sequence[Question],
-        names: dict[str, list[str]],
         localised: Localised,
     ) -> None:
         """Add what the maps of one grid tell."""
@@ -375,23 +375,18 @@ class Measurement:
         # takes up to nine times as long as a photo.
         seen = ModelInput.of(grid.pixels)
         found, _ = await self._explained_singly(seen, questions)
-        maps = {
-            name: each.map
-            for method, explanations in found.items()
-            for name, each in zip(names[method], explanations, strict=True)
-        }
+        maps = {name: each.map for name, each in self._by_arm(found).items()}
         for name, values in maps.items():
             localised.shares.setdefault(name, {})[str(grid.side)] = share_inside(values, grid)
         if grid.side == SIDES[0] and self._plan.is_for_sanity(number):
             able = [each for each in questions if each.method in found]
             own = {name: values for name, values in maps.items() if np.ptp(values) > 0}
-            localised.alike |= await self._as_another(seen, able, names, own, grid.other)
+            localised.alike |= await self._as_another(seen, able, own, grid.other)
 
     async def _as_another(
         self,
         seen: ModelInput,
         questions: Sequence[Question],
-        names: dict[str, list[str]],
         own: dict[str, Float],
         other: int,
     ) -> dict[str, float | None]:
@@ -401,12 +396,23 @@ class Measurement:
         found, _ = await self._explained_singly(seen, asked)
         return {
             name: spearman(own[name], each.map) or 0.0
-            for method, explanations in found.items()
-            for name, each in zip(names[method], explanations, strict=True)
+            for name, each in self._by_arm(found).items()
             if name in own
         }
 
-    async def _spent(self, seen: ModelInput, question: Question) -> dict[str, object]:
+    async def _costs(
+        self, seen: ModelInput, questions: Sequence[Question]
+    ) -> dict[str, dict[str, Any]]:
+        """Return what one map of each arm costs alone."""
+        costs = {}
+        for question in questions:
+            names = self._names[question.method]
+            for name, layer in zip(names, question.layers or ("",), strict=False):
+                alone = question if len(names) == 1 else replace(question, layers=(layer,))
+                costs[name] = await self._spent(seen, alone)
+        return costs
+
+    async def _spent(self, seen: ModelInput, question: Question) -> dict[str, Any]:
         """Return what one map costs alone, at interactive priority, without other images."""
         outcome = await self._replicas.ask(Explain(seen, (question,)))
         method, (explanation, *_) = METHODS[question.method], outcome.value.explanations
