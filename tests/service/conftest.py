@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Iterator
 from io import BytesIO
 
@@ -18,6 +17,7 @@ from service.core.settings import Settings
 from service.loading import served_model
 from service.local.app import create_app
 from tests.service.live import serving, until_ready
+from tests.waiting import until
 
 MODEL = "/v1/models/efficientnet-lite0"
 SLOW = """
@@ -75,10 +75,7 @@ def address() -> Iterator[str]:
 
 
 def wait_until_ready(client: TestClient, seconds: float = 120) -> None:
-    deadline = time.monotonic() + seconds
-    while client.get("/readyz").status_code != 200:
-        assert time.monotonic() < deadline, client.get("/readyz").text
-        time.sleep(0.05)
+    until(lambda: client.get("/readyz").status_code == 200, seconds)
 
 
 @pytest.fixture(scope="session")

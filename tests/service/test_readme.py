@@ -10,8 +10,8 @@ import re
 import shutil
 import subprocess
 import sys
-import time
 import zipfile
+from functools import partial
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -30,6 +30,7 @@ from service.local.app import create_app
 from service.models.catalog import ModelEntry, read_catalog
 from service.pipeline.parameters import Parameters
 from tests.service.live import ROOT, serving, until_ready
+from tests.waiting import until
 
 README = (ROOT / "README.md").read_text()
 HTTP_API, JOBS, CONFIGURATION, SECURITY, DEPLOYMENT, INDEX = (
@@ -123,8 +124,8 @@ def test_with_keys(tmp_path: Path) -> None:
             done = subprocess.run(f"KEY={key}; {command}", shell=True, capture_output=True)
             assert done.returncode == 0, done
             if "POST" in line:
-                while http.get("/v1/models/r50", headers={"X-API-Key": key}).status_code == 503:
-                    time.sleep(0.1)
+                asked = partial(http.get, "/v1/models/r50", headers={"X-API-Key": key})
+                until(lambda asked=asked: asked().status_code != 503, 120)  # type: ignore[misc]
         models = http.get("/v1/models", headers={"X-API-Key": keys[0]}).json()
         assert models == {"models": ["efficientnet-lite0"]}
 

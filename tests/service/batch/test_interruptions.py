@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import signal
 import subprocess
-import time
 from collections import Counter
 from pathlib import Path
 
@@ -12,6 +11,7 @@ import pytest
 
 from service.batch.parts import Parts
 from tests.service.batch.batches import catalog, rows, small_photos, start
+from tests.waiting import until
 
 IMAGES = 30
 
@@ -24,12 +24,12 @@ def drawn(output: Path) -> dict[str, int]:
 
 def until_further(process: subprocess.Popen[str], output: Path, count: int) -> None:
     enough = len(drawn(output)) + count
-    for _ in range(6000):
-        if len(drawn(output)) >= enough:
-            return
+
+    def came() -> bool:
         assert process.poll() is None, process.communicate()
-        time.sleep(0.01)
-    raise AssertionError("nothing is drawn")
+        return len(drawn(output)) >= enough
+
+    until(came, 60)
 
 
 @pytest.mark.slow

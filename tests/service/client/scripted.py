@@ -16,6 +16,8 @@ from itertools import pairwise
 from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
 
+from tests.waiting import until
+
 JSON = {"Content-Type": "application/json"}
 
 
@@ -86,10 +88,7 @@ class Script:
             self.busiest = max(self.busiest, self.busy)
 
     def until_unconnected(self) -> None:
-        deadline = time.monotonic() + 10
-        while self.connections:
-            assert time.monotonic() < deadline, f"{self.connections} connections stay open"
-            time.sleep(0.01)
+        until(lambda: not self.connections, 10)
 
 
 @contextmanager

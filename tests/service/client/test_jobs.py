@@ -32,6 +32,7 @@ from service.client import (
 from service.client.job_calls import Rhythm
 from tests.service.client.scripted import Asked, Reply, Script, in_json, problem, scripted
 from tests.service.client.test_many import explained
+from tests.waiting import until
 
 NDJSON = {"Content-Type": "application/x-ndjson"}
 EXPLAINED = json.loads(explained(Asked("", "", "", {}, {}, b"3", 0)).body)["explanations"][0]
@@ -453,10 +454,7 @@ def test_who_stops_listening_leaves_no_connection(
         events = job.events()
         next(events)
         events.close()
-        deadline = time.monotonic() + 5
-        while script.connections > kept:
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
+        until(lambda: script.connections <= kept, 5)
 
 
 @pytest.mark.slow

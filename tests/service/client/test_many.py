@@ -25,6 +25,7 @@ from service.client import (
     UnexpectedAnswer,
 )
 from tests.service.client.scripted import Asked, Reply, Script, in_json, problem, scripted
+from tests.waiting import until
 
 ONE_PIXEL = "AACAPw=="  # 1.0 as a little-endian float32
 
@@ -250,9 +251,8 @@ def test_those_who_wait_for_room_are_dropped_with_the_iterator(take: Take) -> No
     with scripted(answer) as script:
         assert scores(take(script, numbers([]), 1, in_flight=4)) == [0]
     assert time.monotonic() - begun < 10
-    while begun + 10 > time.monotonic() and set(threading.enumerate()) - strangers:
-        time.sleep(0.01)  # those of the script's connections end when they hear of it
-    assert not set(threading.enumerate()) - strangers
+    # Those of the script's connections end when they hear of it.
+    until(lambda: not set(threading.enumerate()) - strangers, 10)
 
 
 @both

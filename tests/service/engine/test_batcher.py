@@ -10,6 +10,7 @@ import pytest
 
 from service.backend.outcome import Outcome
 from service.engine.batcher import Batcher, Closed, Full
+from tests.waiting import until_async
 
 pytestmark = pytest.mark.anyio
 
@@ -181,11 +182,9 @@ async def test_nobody_waits_for_a_worker_that_is_gone() -> None:
 
 
 async def no_thread(name: str) -> None:
-    for _ in range(200):
-        if not any(thread.name.startswith(name) for thread in threading.enumerate()):
-            return
-        await asyncio.sleep(0.01)
-    raise AssertionError([thread.name for thread in threading.enumerate()])
+    await until_async(
+        lambda: not any(thread.name.startswith(name) for thread in threading.enumerate())
+    )
 
 
 @pytest.mark.parametrize("error", [StopIteration("no more"), SystemExit(3), KeyboardInterrupt()])

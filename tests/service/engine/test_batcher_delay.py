@@ -10,6 +10,7 @@ import pytest
 from service.core.pool import Priority
 from service.engine import batcher as module
 from service.engine.batcher import COURTESY_SECONDS, Batcher
+from tests.waiting import until_async
 
 pytestmark = pytest.mark.anyio
 
@@ -43,8 +44,7 @@ class Line:
             self.batcher = batcher
             for item in items:
                 batcher.submit(item)
-            while len(self.order) < count:  # noqa: ASYNC110 - a closed batcher takes none
-                await asyncio.sleep(0.001)
+            await until_async(lambda: len(self.order) >= count)  # a closed batcher takes none
 
 
 @pytest.fixture

@@ -35,6 +35,7 @@ from service.loading.served_model import ServedModel, load
 from service.models.catalog import EMBEDDED, ModelEntry
 from service.models.preprocessing import ModelInput
 from tests.cam.nets import hook_count
+from tests.waiting import until_async
 
 pytestmark = pytest.mark.anyio
 
@@ -254,11 +255,7 @@ async def test_a_closed_engine_answers_503_and_its_thread_is_gone(model: ServedM
         assert any(thread.name.startswith("engine") for thread in started)
     with pytest.raises(Unavailable, match="takes no more requests"):
         await engine.ask(Explain(image(0), [mixed(0)]))
-    for _ in range(100):
-        if not any(thread.is_alive() for thread in started):
-            return
-        await asyncio.sleep(0.01)
-    raise AssertionError("the engine's thread lives on")
+    await until_async(lambda: not any(thread.is_alive() for thread in started))
 
 
 @pytest.mark.slow

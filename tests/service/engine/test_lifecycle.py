@@ -20,6 +20,7 @@ from service.engine.manager import ModelManager
 from service.loading.served_model import ServedModel, load
 from service.models.catalog import ModelEntry
 from tests.service.jobs.conftest import TINY
+from tests.waiting import until_async
 
 pytestmark = pytest.mark.anyio
 SOON = 20
@@ -76,9 +77,7 @@ async def test_a_worker_that_cannot_be_replaced_is_tried_again(
         else:
             monkeypatch.setattr(Engine, "warm", warm_at_last)
         await lifecycle.replicas.engines[0].abandon()
-        async with asyncio.timeout(SOON):
-            while left or not lifecycle.ready:  # noqa: ASYNC110
-                await asyncio.sleep(0.02)
+        await until_async(lambda: not left and lifecycle.ready, SOON)
         assert workers() <= before, "those that failed are gone"
     assert sum("cannot be replaced" in record.message for record in caplog.records) == 3
     assert sum("it is replaced" in record.message for record in caplog.records) == 1
@@ -101,9 +100,7 @@ async def test_who_subscribes_is_told_of_each_change() -> None:
     manager.subscribe(lambda: told.append(state()))
 
     async def until(said: str, name: str) -> None:
-        async with asyncio.timeout(SOON):
-            while not told or told[-1][1].get(name) != said:  # noqa: ASYNC110
-                await asyncio.sleep(0.01)
+        await until_async(lambda: told and told[-1][1].get(name) == said, SOON)
         assert told[-1] == state()
 
     async with manager:
@@ -127,6 +124,9 @@ async def test_the_thread_that_loaded_a_model_ends() -> None:
     before = set(threading.enumerate())
     async with watched() as lifecycle:
         assert lifecycle.replicas
-        await asyncio.sleep(0.1)  # the thread ends after its result is there
-        new = {thread.name for thread in set(threading.enumerate()) - before}
-        assert not [name for name in new if name.startswith(("load", "asyncio"))]
+
+        def new() -> list[str]:
+            return [thread.name for thread in set(threading.enumerate()) - before]
+
+        # The thread ends after its result is there.
+        await until_async(lambda: not [n for n in new() if n.startswith(("load", "asyncio"))])

@@ -25,7 +25,7 @@ from service.engine.watch import CLASSES, FREQUENT, SAMPLED_AT_ONCE, Watch
 from service.loading.served_model import ServedModel, load
 from service.models.catalog import ModelEntry
 from service.models.labels import Labels
-from tests.service.rpc.fake import until
+from tests.waiting import until_async
 
 pytestmark = pytest.mark.anyio
 
@@ -260,13 +260,13 @@ async def test_metrics_catch_up_after_a_burst(
     metrics = Metrics()
     watch = Watch(watched, metrics)
     note(watch, 60)
-    await until(lambda: 'gradcam_drift_moved{model="m"}' in text(metrics))
+    await until_async(lambda: 'gradcam_drift_moved{model="m"}' in text(metrics))
     assert calls == [60]
     note(watch, 30, seed=1)
     note(watch, 30, seed=2)
     await asyncio.sleep(0.02)
     assert calls == [60]
-    await until(lambda: calls == [60, 120])
+    await until_async(lambda: calls == [60, 120])
     await asyncio.sleep(0.6)
     assert calls == [60, 120]  # nothing is new
     found = await watch.drift()
@@ -286,7 +286,7 @@ async def test_samples_alone_bring_the_metrics_up_to_date(watched: ServedModel) 
         return answer(question.layers[0], 0, next(heats))
 
     watch.sample([NOTHING], explain)
-    await until(lambda: 'gradcam_drift_unknown_ratio{model="m"} 0.0' in text(metrics))
+    await until_async(lambda: 'gradcam_drift_unknown_ratio{model="m"} 0.0' in text(metrics))
     assert "gradcam_drift_moved{" not in text(metrics)  # of one map nothing is known
 
 
@@ -310,7 +310,7 @@ async def test_a_closed_watch_does_nothing_more(
     monkeypatch.setattr(module, "PAUSE_SECONDS", 0.05)
     watch = Watch(watched, Metrics(), sample=1.0)
     note(watch, 60)
-    await until(lambda: calls == [60])
+    await until_async(lambda: calls == [60])
     ended: list[str] = []
 
     async def explain(question: Question) -> Answer:

@@ -25,6 +25,7 @@ from tests.cam.nets import Small
 from tests.service.conftest import encoded, noise, wait_until_ready
 from tests.service.http.test_bad_input import check
 from tests.service.http.test_overload import FRAGILE, TINY
+from tests.waiting import until
 
 HERE = "factory:tests.service.http.test_administration"
 NEW: dict[str, Any] = {"name": "new", "source": "factory:tests.service.factories:tiny", **TINY}
@@ -95,12 +96,13 @@ def add(client: TestClient, **keys: Any) -> None:
     assert response.status_code == 202, response.text
 
 
-def until(client: TestClient, status: int, path: str = MODEL) -> Response:
-    deadline = time.monotonic() + SECONDS
-    while (response := client.get(path)).status_code != status:
-        assert time.monotonic() < deadline, response.text
-        time.sleep(0.01)
-    return response
+def answered(client: TestClient, status: int, path: str = MODEL) -> Response:
+    """The first answer with this status."""
+
+    def asked() -> list[Response]:
+        return [response for response in [client.get(path)] if response.status_code == status]
+
+    return until(asked, SECONDS)[0]
 
 
 def explain(client: TestClient, seed: int = 0) -> Response:
@@ -115,10 +117,7 @@ def traces(client: TestClient, name: str = "new") -> list[str]:
 
 def gone(client: TestClient, name: str = "new") -> bool:
     """Within a moment, for a thread needs one to end."""
-    deadline = time.monotonic() + 2
-    while traces(client, name) and time.monotonic() < deadline:
-        time.sleep(0.02)
-    return not traces(client, name)
+    return until(lambda: not traces(client, name), 5)
 
 
 def test_a_model_joins_while_the_others_go_on(tmp_path: Path) -> None:
@@ -140,7 +139,7 @@ def test_a_model_joins_while_the_others_go_on(tmp_path: Path) -> None:
         assert other.status_code == 200
 
         may_build.set()
-        described = until(client, 200).json()
+        described = answered(client, 200).json()
         assert described["name"] == "new"
         assert described["source"] == f"{HERE}:held"
         assert described["input"]["height"] == 8
@@ -154,7 +153,7 @@ def test_a_detector_that_joins_says_how_its_boxes_are_read(tmp_path: Path) -> No
     keys = {"input_size": 64, "detections": "yolov8", "min_score": 0.01}
     with served(tmp_path) as client:
         add(client, source="factory:tests.service.factories:yolo", **keys)
-        until(client, 200)
+        answered(client, 200)
         assert explain(client).json()["predictions"][0]["detections"]
         refused = client.post("/v1/models", json={**NEW, "name": "other", "detections": "yolo"})
         check(refused, 422, "invalid-parameter", "yolov8", pointer="/detections")
@@ -163,15 +162,14 @@ def test_a_detector_that_joins_says_how_its_boxes_are_read(tmp_path: Path) -> No
 def test_a_model_leaves_when_its_requests_are_done(tmp_path: Path) -> None:
     with served(tmp_path) as client, ThreadPoolExecutor(6) as threads:
         add(client, source=f"{HERE}:paused", max_batch=1)
-        until(client, 200)
+        answered(client, 200)
         may_run.clear()
         running.clear()
         under_way = [threads.submit(explain, client, seed) for seed in (0, 1, 2, 2)]
         assert running.wait(SECONDS)
-        while 'gradcam_queue_depth{model="new"} 2.0' not in client.get("/metrics").text:
-            time.sleep(0.01)
+        until(lambda: 'gradcam_queue_depth{model="new"} 2.0' in client.get("/metrics").text)
         leaving = threads.submit(client.delete, MODEL)
-        described = until(client, 503)
+        described = answered(client, 503)
         for late in (described, explain(client, 9), client.get(f"{MODEL}/layers")):
             check(late, 503, "unavailable", "'new' is being unloaded")
         check(client.delete(MODEL), 409, "conflict", "'new' is being unloaded")
@@ -186,14 +184,14 @@ def test_a_model_leaves_when_its_requests_are_done(tmp_path: Path) -> None:
         assert client.get("/v1/models").json() == {"models": ["fragile"]}
         assert gone(client), traces(client)
         add(client)
-        until(client, 200)
+        answered(client, 200)
         assert explain(client).status_code == 200
 
 
 def test_a_request_that_hangs_keeps_no_model_for_ever(tmp_path: Path) -> None:
     with served(tmp_path, drain_seconds=0.3) as client, ThreadPoolExecutor(2) as threads:
         add(client, source=f"{HERE}:paused", max_batch=1)
-        until(client, 200)
+        answered(client, 200)
         may_run.clear()
         running.clear()
         hangs = threads.submit(explain, client)
@@ -216,7 +214,7 @@ def test_a_model_of_the_catalog_may_leave_too(tmp_path: Path) -> None:
         assert client.get("/v1/models/fragile").status_code == 404
         assert gone(client, "fragile"), traces(client, "fragile")
         add(client, name="fragile")
-        assert until(client, 200, "/v1/models/fragile").json()["source"] == NEW["source"]
+        assert answered(client, 200, "/v1/models/fragile").json()["source"] == NEW["source"]
 
 
 def test_a_model_that_still_loads_may_leave(tmp_path: Path) -> None:
@@ -229,7 +227,7 @@ def test_a_model_that_still_loads_may_leave(tmp_path: Path) -> None:
         may_build.set()
         assert gone(client), traces(client)
         add(client)
-        until(client, 200)
+        answered(client, 200)
 
 
 @pytest.mark.parametrize("leaves", ["first", "second"])
@@ -242,8 +240,8 @@ def test_a_model_of_the_catalog_that_still_loads_may_leave(tmp_path: Path, leave
         assert building.wait(SECONDS)
         assert client.delete(f"/v1/models/{leaves}").status_code == 204
         may_build.set()
-        until(client, 200, f"/v1/models/{stays}")
-        until(client, 200, "/readyz")
+        answered(client, 200, f"/v1/models/{stays}")
+        answered(client, 200, "/readyz")
         time.sleep(0.5)  # in which what has left would come back
         assert client.get("/v1/models").json() == {"models": [stays]}
         assert traces(client, leaves) == []
@@ -264,10 +262,8 @@ def test_a_model_that_cannot_be_built_says_why_and_harms_nobody(
 ) -> None:
     with served(tmp_path) as client:
         add(client, source=source)
-        deadline = time.monotonic() + SECONDS
-        while "still loading" in (said := client.get(MODEL)).text and time.monotonic() < deadline:
-            time.sleep(0.01)
-        for refused in (said, explain(client)):
+        until(lambda: "still loading" not in client.get(MODEL).text, SECONDS)
+        for refused in (client.get(MODEL), explain(client)):
             check(refused, 424, "model-failed", "'new' could not be loaded", why)
             assert "Retry-After" not in refused.headers
             assert "try again" not in refused.text
@@ -278,7 +274,7 @@ def test_a_model_that_cannot_be_built_says_why_and_harms_nobody(
         assert client.delete(MODEL).status_code == 204
         assert gone(client), traces(client)
         add(client)
-        until(client, 200)
+        answered(client, 200)
 
 
 def test_a_factory_that_would_end_the_process_is_a_mistake_in_its_entry() -> None:
@@ -295,24 +291,24 @@ def test_there_are_so_many_models_and_no_more(tmp_path: Path) -> None:
         refused = client.post("/v1/models", json=third)
         check(refused, 409, "conflict", "there are 2 models", "DELETE one")
         check(client.get("/v1/models/third"), 404, "unknown-model")
-        until(client, 200)
+        answered(client, 200)
         assert client.delete(MODEL).status_code == 204
         add(client, name="third")
-        until(client, 200, "/v1/models/third")
+        answered(client, 200, "/v1/models/third")
 
 
 def test_a_model_leaves_when_those_that_take_many_passes_are_done(tmp_path: Path) -> None:
     """Between two of them nothing of theirs is in its queue."""
     with served(tmp_path) as client, ThreadPoolExecutor(2) as threads:
         add(client, source=f"{HERE}:paused", max_batch=1)
-        until(client, 200)
+        answered(client, 200)
         may_run.clear()
         running.clear()
         address = f"{MODEL}:explain?method=rise&budget=64&size=layer"
         asking = threads.submit(client.post, address, content=PHOTO, headers=PNG)
         assert running.wait(SECONDS)
         leaving = threads.submit(client.delete, MODEL)
-        until(client, 503)
+        answered(client, 503)
         may_run.set()
         assert asking.result().status_code == 200
         assert leaving.result().status_code == 204

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import time
 import zipfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -17,6 +16,7 @@ from starlette.testclient import TestClient
 from service.core.settings import Settings
 from service.local.app import create_app
 from service.models.catalog import ModelEntry
+from tests import waiting
 from tests.service.conftest import wait_until_ready
 
 
@@ -68,13 +68,11 @@ def until(
     client: Client, job: str, wanted: Callable[[Any], bool], seconds: float = 90
 ) -> dict[str, Any]:
     """The job's document as soon as it is as wanted."""
-    deadline = time.monotonic() + seconds
-    while True:
-        document: dict[str, Any] = client.get(job).json()
-        if wanted(document):
-            return document
-        assert time.monotonic() < deadline, document
-        time.sleep(0.05)
+
+    def asked() -> list[dict[str, Any]]:
+        return [document for document in [client.get(job).json()] if wanted(document)]
+
+    return waiting.until(asked, seconds)[0]
 
 
 def until_done(client: Client, job: str, seconds: float = 90) -> dict[str, Any]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,6 +16,7 @@ from service.local.app import create_app
 from service.models.catalog import EMBEDDED, ModelEntry
 from tests.service.conftest import wait_until_ready
 from tests.service.jobs.forms import states, strays
+from tests.waiting import until
 
 TINY = ModelEntry(
     name="tiny",
@@ -97,9 +97,5 @@ def nothing_is_left(jobs: TestClient, place: Path) -> Iterator[None]:
     for job in brought:
         jobs.delete(f"/v1/jobs/{job}")
     # An item that is being finished has a temporary file for a moment, and then the next one.
-    deadline = time.monotonic() + 10
     left = {*strays(place)}
-    while left and time.monotonic() < deadline:
-        time.sleep(0.05)
-        left &= {*strays(place)}
-    assert not left
+    until(lambda: not left.intersection(strays(place)), 10)

@@ -8,7 +8,6 @@ import json
 import os
 import sqlite3
 import tarfile
-import time
 import zipfile
 from collections.abc import Mapping, Sequence
 from contextlib import closing
@@ -19,6 +18,7 @@ from httpx2 import Response
 from starlette.testclient import TestClient
 
 from service.jobs.database import FILE
+from tests.waiting import until
 
 NDJSON = {"Content-Type": "application/x-ndjson"}
 ZIP = {"Content-Type": "application/zip"}
@@ -98,27 +98,32 @@ def accepted(response: Response) -> dict[str, Any]:
 
 def ended(client: TestClient, job: str, seconds: float = 60) -> dict[str, Any]:
     """The document of a job, as soon as it is done or cancelled."""
-    deadline = time.monotonic() + seconds
-    while True:
+
+    def asked() -> dict[str, Any] | None:
         response = client.get(f"/v1/jobs/{job}")
         document: dict[str, Any] = response.json()
         if document["state"] in ("done", "cancelled"):
             assert "Retry-After" not in response.headers
             return document
         assert int(response.headers["Retry-After"]) >= 1
-        assert time.monotonic() < deadline, document
-        time.sleep(0.05)
+        return None
+
+    document = until(asked, seconds)
+    assert document
+    return document
 
 
 def until_settled(client: TestClient, job: str, count: int) -> dict[str, Any]:
     """The document of a job, as soon as so many of its items are done or failed."""
-    deadline = time.monotonic() + 60
-    while True:
+
+    def settled() -> dict[str, Any] | None:
         document: dict[str, Any] = client.get(f"/v1/jobs/{job}").json()
-        if document["counts"]["done"] + document["counts"]["failed"] >= count:
-            return document
-        assert time.monotonic() < deadline, document
-        time.sleep(0.05)
+        counts = document["counts"]
+        return document if counts["done"] + counts["failed"] >= count else None
+
+    document = until(settled, 60)
+    assert document
+    return document
 
 
 def results(client: TestClient, job: str) -> dict[str, dict[str, Any]]:

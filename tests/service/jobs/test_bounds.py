@@ -25,6 +25,7 @@ from tests.service.jobs.conftest import TINY, app_with
 from tests.service.jobs.desk import desk_at
 from tests.service.jobs.forms import NDJSON, ZIP, accepted, check, inline, lines, zipped
 from tests.service.jobs.test_postgres import http
+from tests.waiting import until
 
 JSON = {"Content-Type": "application/json"}
 DOT = inline(encoded(noise(9, 9)))
@@ -41,11 +42,8 @@ def test_results_beyond_the_share_of_the_disk_wait(tmp_path: Path) -> None:
         body = zipped({f"{at}.png": SQUARE for at in range(200)})
         query = {"output": "values", "size": "image"}
         job = accepted(client.post("/v1/jobs", params=query, content=body, headers=ZIP))["id"]
-        deadline = time.monotonic() + 60
-        while "stalled" not in (document := client.get(f"/v1/jobs/{job}").json()):
-            assert time.monotonic() < deadline, document
-            time.sleep(0.05)
-        assert f"at most {share} are allowed; delete one" in document["stalled"]
+        stalled = until(lambda: client.get(f"/v1/jobs/{job}").json().get("stalled"), 60)
+        assert f"at most {share} are allowed; delete one" in stalled
         time.sleep(1)
         document = client.get(f"/v1/jobs/{job}").json()
         assert share / result / 2 < document["counts"]["done"] < share / result + 2 * AT_ONCE

@@ -26,6 +26,7 @@ from service.jobs.janitor import bury_dead, enlisted, kept
 from service.jobs.job_files import Folder
 from tests.service.jobs.desk import Desk, desk_at
 from tests.service.jobs.mortal import DOCUMENT, MOMENTS, NAME, live
+from tests.waiting import until_async
 
 
 @dataclass(frozen=True)
@@ -279,7 +280,6 @@ async def test_what_is_cancelled_through_another_process_is_withdrawn(desk: Desk
     desk.listing.cancel(cancelled.id)
     dropped: list[str] = []
     runner = SimpleNamespace(name="me", jobs_in_work={going.id, cancelled.id}, drop=dropped.append)
-    async with looked_after_by(desk, runner), asyncio.timeout(10):
-        while not dropped:  # noqa: ASYNC110
-            await asyncio.sleep(0.02)
+    async with looked_after_by(desk, runner):
+        await until_async(lambda: dropped)
     assert dropped == [cancelled.id]

@@ -26,6 +26,7 @@ from service.jobs.records import Job
 from service.jobs.runner import Runner
 from tests.service.jobs.desk import Desk, desk_at
 from tests.service.jobs.postgres import Postgres, postgres
+from tests.waiting import until_async
 
 MOMENT = 0.3
 """Seconds in which a statement that waits for no lock is over."""
@@ -166,8 +167,7 @@ def test_files_that_cannot_be_removed_keep_no_other_job_s(desk: Desk) -> None:
                 retention_seconds=60,
                 metrics=Metrics(),
             ):
-                while desk.rows(second.id)["jobs"]:  # noqa: ASYNC110
-                    await asyncio.sleep(0.05)
+                await until_async(lambda: not desk.rows(second.id)["jobs"])
 
     asyncio.run(asyncio.wait_for(keep(), 20))
     assert desk.rows(first.id)["jobs"] == 1

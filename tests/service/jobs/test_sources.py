@@ -24,6 +24,7 @@ from tests.service.jobs.forms import (
     inline,
     results,
 )
+from tests.waiting import until
 
 DOT = encoded(noise(9, 9))
 GOOD = {"image": inline(DOT)}
@@ -174,10 +175,7 @@ def test_a_store_that_does_not_answer_holds_up_no_end(tmp_path: Path, mute: str)
     with app_with((TINY,), Settings(jobs=tmp_path, input_uris=("mute://*",))) as client:
         named = [{"image": {"uri": mute.format(at)}} for at in range(3)]
         job = accepted(client.post("/v1/jobs", json={"instances": named}))["id"]
-        deadline = time.monotonic() + 30
-        while not [one for one in threading.enumerate() if one.name.startswith("read mute:")]:
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
+        until(lambda: any(one.name.startswith("read mute:") for one in threading.enumerate()))
         assert client.get(f"/v1/jobs/{job}").json()["state"] == "running"
         begun = time.monotonic()
     assert time.monotonic() - begun < READ_SECONDS / 4

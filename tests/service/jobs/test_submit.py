@@ -7,7 +7,6 @@ import io
 import json
 import re
 import threading
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -39,6 +38,7 @@ from tests.service.jobs.forms import (
     tarred,
     zipped,
 )
+from tests.waiting import until
 
 ASKED = {"fit": "squash", "size": "model", "output": "heatmap", "top_k": 2}
 DOT = encoded(noise(9, 9))
@@ -391,10 +391,7 @@ def test_jobs_are_seen_by_their_owner_and_by_admins(
         assert seen.json()["detail"].replace(job, "0" * 28) == never.json()["detail"]
     assert guarded.delete(f"/v1/jobs/{job}", headers=bob).status_code == 404
     assert guarded.delete(f"/v1/jobs/{job}?purge=true", headers=bob).status_code == 404
-    deadline = time.monotonic() + 30
-    while guarded.get(f"/v1/jobs/{job}", headers=ann).json()["state"] != "done":
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    until(lambda: guarded.get(f"/v1/jobs/{job}", headers=ann).json()["state"] == "done")
     for who in (ann, eve):
         assert guarded.get(f"/v1/jobs/{job}/results/a", headers=who).status_code == 200
     assert guarded.delete(f"/v1/jobs/{job}?purge=true", headers=eve).status_code == 204
@@ -466,10 +463,7 @@ def test_the_list_tells_states_apart(jobs: TestClient) -> None:
             **form_of("json", {str(at): DOT for at in range(9)}),
         )
     )["id"]
-    deadline = time.monotonic() + 20
-    while jobs.get(f"/v1/jobs/{running}").json()["state"] != "running":
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+    until(lambda: jobs.get(f"/v1/jobs/{running}").json()["state"] == "running")
 
     def listed(state: str) -> list[str]:
         found = jobs.get("/v1/jobs", params={"state": state, "limit": 200}).json()["jobs"]

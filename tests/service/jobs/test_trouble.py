@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from service.jobs.database import FILE
+from tests import waiting
 from tests.chaos.stage import photo
 from tests.service.jobs.apps import answers, app_at, job_of, lines, post, until, until_done
 from tests.service.jobs.forms import files_of
@@ -106,10 +107,7 @@ def test_a_job_for_which_there_is_no_room_is_refused(disk: Path, room: int) -> N
         )
         assert explained.status_code == 200  # which needs no disk
         ballast.remove()
-        deadline = time.monotonic() + 20
-        while jobs_in(disk / "jobs"):
-            assert time.monotonic() < deadline, jobs_in(disk / "jobs")
-            time.sleep(0.1)
+        waiting.until(lambda: not jobs_in(disk / "jobs"))
         job = job_of(post(client, large))
         assert until_done(client, job)["counts"]["done"] == 6
 

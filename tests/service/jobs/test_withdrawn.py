@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -140,6 +141,10 @@ def test_a_folder_that_cannot_be_read_for_a_while_fails_no_item(
         assert document["counts"] == {"total": COUNT, "done": COUNT, "failed": 0, "left": 0}
 
 
+def has_at_most(left: int, document: dict[str, Any]) -> bool:
+    return bool(document["counts"]["left"] <= left)
+
+
 @pytest.mark.slow
 def test_a_runner_that_was_taken_for_dead_goes_on(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
@@ -149,8 +154,7 @@ def test_a_runner_that_was_taken_for_dead_goes_on(
         runner: Runner = client.app.state.jobs.place.runner  # type: ignore[attr-defined]
         job = job_of(post(client, PHOTOS))
         for most in (COUNT - 2, COUNT - 20):
-            while client.get(job).json()["counts"]["left"] > most:
-                time.sleep(0.05)
+            until(client, job, partial(has_at_most, most))
             with Database(tmp_path, None) as database:
                 Store(database).bury(runner.name)
         document = until_done(client, job)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import socket
 import ssl
 import subprocess
@@ -17,6 +16,7 @@ import psutil
 from aiohttp.abc import AbstractResolver, ResolveResult
 
 from service.limits.fetch import Allowance, Fetcher
+from tests.waiting import until_async
 
 SITE = "127.0.0.2"
 """Where the sites are: no public address, so that tests let it pass for one."""
@@ -96,10 +96,8 @@ class Site(ThreadingHTTPServer):
 
     async def closed(self, seconds: float = 5.0) -> bool:
         """Whether within this time no connection is left."""
-        for _ in range(round(seconds / 0.02)):
-            if not self.connections():
-                return True
-            await asyncio.sleep(0.02)
+        with suppress(AssertionError):
+            return await until_async(lambda: not self.connections(), seconds)
         return False
 
     async def hang_up(self) -> None:

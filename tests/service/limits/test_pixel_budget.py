@@ -11,6 +11,7 @@ from contextlib import asynccontextmanager
 import pytest
 
 from service.limits.pixel_budget import PhotoPool, PixelBudget
+from tests.waiting import until_async
 
 pytestmark = pytest.mark.anyio
 
@@ -319,8 +320,4 @@ async def test_leaving_waits_for_nothing_and_its_threads_end(
     assert not running.done()
     gate.set()
     await running
-    for _ in range(500):
-        if not threads():
-            return
-        await asyncio.sleep(0.01)
-    raise AssertionError(threads())
+    await until_async(lambda: not threads())

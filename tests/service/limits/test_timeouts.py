@@ -10,6 +10,7 @@ import pytest
 
 from tests.service.conftest import encoded, noise
 from tests.service.live import serving, until_ready
+from tests.waiting import until
 
 LEAVERS = 7
 """With one more there are as many as the service admits before it has measured anything."""
@@ -50,9 +51,5 @@ def test_callers_who_leave_are_dropped_from_the_queue(slow_catalog: str) -> None
         )
         assert response.status_code == 200
         assert time.monotonic() - started < 2
-        for _ in range(50):
-            if left(http) == LEAVERS:
-                break
-            time.sleep(0.1)
-        assert left(http) == LEAVERS
+        until(lambda: left(http) == LEAVERS, 5)
         assert http.get("/readyz").status_code == 200

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -19,6 +19,7 @@ from service.http.guard import RawHeaders
 from service.limits.admission import Admission, Place
 from service.limits.counters import LocalCounts
 from service.process.protocol import BoundedProtocol, ConnectionLimits
+from tests.waiting import until_async
 
 SHORT = 0.4
 """Seconds to receive, and to send."""
@@ -101,14 +102,6 @@ class Caller:
         problem = json.loads(body)
         assert int(head.split()[1]) == problem["status"]
         return problem["status"], problem["type"].rpartition(":")[2]
-
-
-async def until(come_about: Callable[[], object]) -> None:
-    for _ in range(500):
-        if come_about():
-            return
-        await asyncio.sleep(0.01)
-    raise AssertionError("it never came about")
 
 
 @dataclass
@@ -212,13 +205,13 @@ async def serving(receive_seconds: float = SHORT) -> AsyncIterator[House]:
         house = House(listening.getsockname(), uvicorn.Server(config))
         Remembered.limits = replace(times, refused=house.refuse, enter=house.enter)
         task = asyncio.create_task(house.server.serve([listening]))
-        await until(lambda: house.server.started)
+        await until_async(lambda: house.server.started)
         try:
             yield house
         finally:
             for one in house.callers:
                 one.close()
-            await until(lambda: not house.server.server_state.connections)
+            await until_async(lambda: not house.server.server_state.connections)
             for each in house.server.servers:
                 each.close()
             task.cancel()

@@ -6,7 +6,6 @@ import asyncio
 import json
 import signal
 import socket
-import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -17,6 +16,7 @@ import pytest
 from service.process.probes import MOST, Probes, Readiness
 from tests.service.live import free_port, serving, until_ready
 from tests.service.process.test_supervisor import catalog, family
+from tests.waiting import until
 
 pytestmark = pytest.mark.anyio
 
@@ -121,6 +121,4 @@ def test_the_supervisor_tells_whether_the_engine_is_there(tmp_path: Path) -> Non
 
 
 def until_status(probes: httpx2.Client, status: int, seconds: float = 15) -> None:
-    deadline = time.monotonic() + seconds
-    while probes.get("/readyz").status_code != status:
-        assert time.monotonic() < deadline
+    until(lambda: probes.get("/readyz").status_code == status, seconds)

@@ -21,9 +21,9 @@ from tests.service.process.callers import (
     SOON,
     VAST,
     serving,
-    until,
     upload,
 )
+from tests.waiting import until_async
 
 pytestmark = pytest.mark.anyio
 
@@ -195,7 +195,7 @@ async def test_trailers_of_a_body_are_bounded_as_its_head_is(trailer: bytes) -> 
         caller = await house.caller()
         chunked = upload(0).replace(b"Content-Length: 0", b"Transfer-Encoding: chunked")
         await caller.say(chunked + b"2\r\nab\r\n0\r\n")
-        await until(lambda: house.heard)
+        await until_async(lambda: house.heard)
         await caller.say(trailer)
         assert await caller.refused() == (431, "head-too-large")
 
@@ -224,7 +224,7 @@ async def test_a_client_that_reads_nothing_of_its_answer_is_dropped() -> None:
         caller = await house.caller()
         began = monotonic()
         await caller.say(LARGE % VAST)
-        await until(lambda: house.refusals)
+        await until_async(lambda: house.refusals)
         assert house.refusals == ["answer not read"]
         assert SHORT * 0.9 < monotonic() - began < SOON
         assert 0 < len((await caller.answer())[1]) < VAST
@@ -274,7 +274,7 @@ async def test_one_connection_too_many_is_told_to_come_again_and_may() -> None:
         await callers[0].say(HELLO)
         assert (await callers[0].answer())[0].startswith(b"HTTP/1.1 200")
         house.callers[1].close()
-        await until(lambda: len(house.server.server_state.connections) == 4)
+        await until_async(lambda: len(house.server.server_state.connections) == 4)
         seventh = await house.caller()
         await seventh.say(HELLO)
         assert (await seventh.answer())[0].startswith(b"HTTP/1.1 200")
@@ -290,7 +290,7 @@ async def test_a_connection_that_was_idle_when_the_server_ends_has_its_last_requ
             await one.say(HELLO)
             assert b"connection: close" not in (await one.answer())[0]
         house.server.should_exit = True
-        await until(lambda: not house.listens())
+        await until_async(lambda: not house.listens())
         for one in (last, fresh):
             await one.say(HELLO)
             head, _ = await one.answer()
@@ -307,7 +307,7 @@ async def test_a_request_that_runs_when_the_server_ends_is_finished() -> None:
     async with serving() as house:
         caller = await house.caller()
         await caller.say(upload(3, b"/later") + b"123")
-        await until(lambda: house.server.server_state.tasks)
+        await until_async(lambda: house.server.server_state.tasks)
         house.server.should_exit = True
         head, body = await caller.answer()
         assert (head.split()[1], body) == (b"200", b"3")
@@ -320,7 +320,7 @@ async def test_requests_that_wait_for_an_earlier_one_are_few() -> None:
     async with serving() as house:
         caller = await house.caller()
         await caller.say(upload(3, b"/later") + b"123" + HELLO * 10_000)
-        await until(lambda: house.refusals)
+        await until_async(lambda: house.refusals)
         (connection,) = house.server.server_state.connections
         assert isinstance(connection, protocol.BoundedProtocol)
         assert len(connection.pipeline) == protocol.MOST_PIPELINED

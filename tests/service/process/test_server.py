@@ -22,6 +22,7 @@ import pytest
 from service.limits.keys import new_key
 from tests.service.conftest import encoded, noise
 from tests.service.live import ROOT, serving, until_ready
+from tests.waiting import until
 
 PNG = {"Content-Type": "image/png"}
 
@@ -52,11 +53,7 @@ def test_from_loading_to_a_clean_stop_that_loses_no_request(slow_catalog: str) -
 
 
 def wait_for(http: httpx2.Client, line: str) -> None:
-    for _ in range(400):
-        if line in http.get("/metrics").text:
-            return
-        time.sleep(0.005)
-    raise AssertionError(f"{line} is not in\n{http.get('/metrics').text}")
+    until(lambda: line in http.get("/metrics").text)
 
 
 @pytest.mark.slow

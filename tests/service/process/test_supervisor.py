@@ -22,6 +22,7 @@ from PIL import Image
 from service.process import child
 from tests.service.conftest import encoded, noise
 from tests.service.live import serving, until_ready
+from tests.waiting import until
 
 TINY = 'weights = "none"\ninput_size = 8\nname = "m"\nsource = "factory:tests.service.factories:{}"'
 PNG = {"Content-Type": "image/png"}
@@ -89,13 +90,9 @@ def test_a_door_that_dies_is_replaced_and_costs_only_its_connections(tmp_path: P
                     assert explain(another, seed) == 200
             assert alive.is_running()
         until_all_accept(http, process, 2)
-        metrics = ""
-        for _ in range(100):  # the doors notice soon that connections were closed
-            metrics = http.get("/metrics").text
-            if "gradcam_connections 1.0" in metrics:
-                break
-            time.sleep(0.05)
-        assert "gradcam_connections 1.0" in metrics, "those of the dead do not count"
+        # Those of the dead do not count, and the doors notice soon that connections were closed.
+        until(lambda: "gradcam_connections 1.0" in http.get("/metrics").text)
+        metrics = http.get("/metrics").text
         assert 'route="/v1/models/{model}:explain",status="200"} 31.0' in metrics
         for each in doors_of(process):
             assert f'process_cpu_seconds_total{{pid="{each.pid}"}}' in metrics

@@ -8,7 +8,8 @@ import json
 import pytest
 
 from service.process import protocol
-from tests.service.process.callers import HELLO, LATER, SHORT, SOON, VAST, serving, until, upload
+from tests.service.process.callers import HELLO, LATER, SHORT, SOON, VAST, serving, upload
+from tests.waiting import until_async
 
 pytestmark = pytest.mark.anyio
 
@@ -42,7 +43,7 @@ async def test_the_app_gets_the_place_and_its_time_begins_when_the_body_is_there
     async with serving() as house:
         caller = await house.caller()
         await caller.say(upload(3))
-        await until(lambda: house.places)
+        await until_async(lambda: house.places)
         (place,) = house.places
         head = place.since
         await asyncio.sleep(SHORT / 8)
@@ -99,7 +100,7 @@ async def test_one_who_comes_while_the_server_ends_is_hung_up_on() -> None:
         await caller.say(HELLO)
         await caller.answer()
         house.server.should_exit = True
-        await until(lambda: not house.listens())
+        await until_async(lambda: not house.listens())
         await caller.say(FULL)
         assert await caller.refused() == (429, "queue-full")
 
@@ -120,7 +121,7 @@ async def test_one_behind_a_request_that_runs_is_answered_after_it() -> None:
     async with serving() as house:
         caller = await house.caller()
         await caller.say(upload(3, b"/later") + b"123")
-        await until(lambda: house.asked)
+        await until_async(lambda: house.asked)
         house.full = True
         await caller.say(FULL)
         assert (await caller.answer())[1] == b"3"

@@ -29,6 +29,7 @@ from service.models.labels import Labels
 from service.models.preprocessing import Preprocessing
 from service.rpc.client import RemoteBackend
 from service.rpc.server import BackendServer
+from tests.waiting import until_async
 
 
 def info(name: str = "m", fingerprint: str = "one") -> ModelInfo:
@@ -155,8 +156,7 @@ class FakeBackend:
     async def remove(self, name: str, in_work: Callable[[], int] = lambda: 0) -> None:
         self.leaving.add(name)
         self.tell()
-        while in_work():  # noqa: ASYNC110
-            await asyncio.sleep(0.01)
+        await until_async(lambda: not in_work(), 60)
         del self.models[name]
         self.tell()
 
@@ -183,9 +183,3 @@ async def reached(folder: Path) -> AsyncIterator[RemoteBackend]:
     """A backend that asks the one at the folder's socket."""
     async with RemoteBackend(str(folder / "engine"), Metrics()) as backend:
         yield backend
-
-
-async def until(condition: Callable[[], object], seconds: float = 5) -> None:
-    async with asyncio.timeout(seconds):
-        while not condition():  # noqa: ASYNC110
-            await asyncio.sleep(0.005)

@@ -36,7 +36,8 @@ from service.models.catalog import ModelEntry
 from service.models.preprocessing import ModelInput
 from service.rpc.client import RemoteBackend
 from service.rpc.frames import LENGTH
-from tests.service.rpc.fake import DRIFT, FakeBackend, FakeModel, info, reached, served, until
+from tests.service.rpc.fake import DRIFT, FakeBackend, FakeModel, info, reached, served
+from tests.waiting import until_async
 
 pytestmark = pytest.mark.anyio
 SEEN = ModelInput(np.arange(192, dtype=np.uint8).reshape(8, 8, 3), Box(0, 0, 8, 8), b"digest")
@@ -167,9 +168,9 @@ async def test_a_cancelled_call_ends_its_work(pair: tuple[FakeBackend, RemoteBac
     model = fake.models["m"]
     model.going_on.clear()
     asking = asyncio.create_task(remote.replicas("m").ask(ASKED))
-    await until(lambda: model.asked)
+    await until_async(lambda: model.asked)
     asking.cancel()
-    await until(lambda: model.cancelled)
+    await until_async(lambda: model.cancelled)
 
 
 async def test_requests_know_at_once_what_changes(
@@ -181,7 +182,7 @@ async def test_requests_know_at_once_what_changes(
     with pytest.raises(Unavailable, match="has just been replaced; try again"):
         await known.ask(ASKED)
     fake.tell()
-    await until(lambda: remote.replicas("m").model.fingerprint == "two")
+    await until_async(lambda: remote.replicas("m").model.fingerprint == "two")
     await remote.replicas("m").ask(ASKED)
     fake.leaving.add("m")
     fake.tell()
@@ -193,7 +194,7 @@ async def test_requests_know_at_once_what_changes(
             return True
         return False
 
-    await until(away)
+    await until_async(away)
     with pytest.raises(Unavailable, match="model 'm' is still loading; try again"):
         remote.replicas("m")
     with pytest.raises(UnknownModel, match="there is no model 'n'; the models are m"):
@@ -227,10 +228,10 @@ async def test_a_removal_goes_on_when_its_caller_ends(tmp_path: Path) -> None:
             fake.done.set()
             await asyncio.wait_for(remote.loaded, 5)
             removing = asyncio.create_task(remote.remove("m", lambda: 1))
-            await until(lambda: "m" in fake.leaving)
+            await until_async(lambda: "m" in fake.leaving)
         with pytest.raises(Unavailable):
             await removing
-        await until(lambda: list(fake.models) == ["other"])
+        await until_async(lambda: list(fake.models) == ["other"])
 
 
 async def test_a_result_that_cannot_be_sent_is_a_problem(
@@ -271,15 +272,15 @@ async def test_requests_in_flight_see_the_end_of_the_engine_and_later_ones_the_n
         assert not remote.ready
         for life in range(3):
             async with served(tmp_path) as fake:
-                await until(lambda: remote.names)
+                await until_async(lambda: remote.names)
                 fake.done.set()
-                await until(lambda: remote.ready)
+                await until_async(lambda: remote.ready)
                 await asyncio.wait_for(asyncio.shield(remote.loaded), 5)
                 model = remote.replicas("m")
                 await model.ask(ASKED)
                 fake.models["m"].going_on.clear()
                 asking = asyncio.create_task(model.ask(ASKED))
-                await until(lambda fake=fake: len(fake.models["m"].asked) == 2)  # type: ignore[misc]
+                await until_async(lambda fake=fake: len(fake.models["m"].asked) == 2)  # type: ignore[misc]
             with pytest.raises(Unavailable, match="the engine ended") as caught:
                 await asyncio.wait_for(asking, 5)
             assert caught.value.blamed == "process"
@@ -314,12 +315,12 @@ async def test_nothing_stays_when_both_sides_are_left(tmp_path: Path) -> None:
             await asyncio.wait_for(remote.loaded, 5)
             fake.models["m"].going_on.clear()
             asking = asyncio.create_task(remote.replicas("m").ask(ASKED))
-            await until(lambda: fake.models["m"].asked)
+            await until_async(lambda: fake.models["m"].asked)
         with pytest.raises(Unavailable):
             await asking
-        await until(lambda: fake.models["m"].cancelled)
-    await until(lambda: asyncio.all_tasks() == before)
+        await until_async(lambda: fake.models["m"].cancelled)
+    await until_async(lambda: asyncio.all_tasks() == before)
     with pytest.raises(RuntimeError):
         async with served(tmp_path), reached(tmp_path):
             raise RuntimeError
-    await until(lambda: asyncio.all_tasks() == before)
+    await until_async(lambda: asyncio.all_tasks() == before)
