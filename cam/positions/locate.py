@@ -23,6 +23,8 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
+from cam.drawing.heatmap import Box
+from cam.drawing.placement import Placement
 from cam.hooks.calls import Modules, call_of
 from cam.hooks.grids import (
     NO_GRID,
@@ -278,13 +280,16 @@ def _same(
 
 def _differ(one: Grid | None, other: Grid | None, side: int) -> bool:
     """Return whether two grids lie at different places of an image with this greater side."""
-    if one is None or one.placement is None:
+    here = one.placement if one else None
+    if here is None:
         return False
-    if other is None or other.placement is None:
+    if other is None:
         return True
-    if replace(one.placement, box=other.placement.box) != other.placement:
+    whole = Box(0, 0, here.width, here.height)
+    there = other.placement or Placement(whole, here.height, here.width)
+    if replace(here, box=there.box) != there:
         return True
-    edges, others = astuple(one.placement.box), astuple(other.placement.box)
+    edges, others = astuple(here.box), astuple(there.box)
     return any(abs(a - b) > SHIFT * side for a, b in zip(edges, others, strict=True))
 
 

@@ -199,7 +199,12 @@ def test_a_record_that_cannot_be_written_harms_nobody(capfd: pytest.CaptureFixtu
     assert "the next one" in capfd.readouterr().err
 
 
-def test_the_level_is_the_least_that_is_told(capfd: pytest.CaptureFixture[str]) -> None:
+def test_the_level_is_the_least_that_is_told(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # A server that another test ran in this process may have left handlers of its own.
+    monkeypatch.setattr(logging.getLogger("uvicorn"), "handlers", [])
+    monkeypatch.setattr(logging.getLogger("uvicorn"), "propagate", True)
     with writing(log_format="json", log_level="warning"):
         logging.getLogger("service.access").info("request")
         logging.getLogger("uvicorn.error").warning("from uvicorn", extra={"color_message": "x"})
