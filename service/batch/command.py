@@ -6,6 +6,7 @@ import asyncio
 import os
 import signal
 from contextlib import nullcontext, suppress
+from functools import partial
 from pathlib import Path
 from time import monotonic
 from types import TracebackType
@@ -108,15 +109,14 @@ def batch(
 
         served = configuration.model()
         try:
-            with source_of(configuration.output) as inputs:
-                write_report(
-                    manifest,
-                    configuration.output,
-                    report,
-                    title=source,
-                    model=served,
-                    read=inputs.read if inputs else None,
-                )
+            write_report(
+                manifest,
+                configuration.output,
+                report,
+                title=source,
+                model=served,
+                source=partial(source_of, configuration.output),
+            )
         except OSError as error:
             raise ConfigError(f"{report} cannot be written: {error.strerror}") from None
         say(f"Report: {report}", console)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Final, overload
+from typing import Final, Protocol, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,6 +22,13 @@ Photo = NDArray[np.uint8]
 """RGB, (height, width, 3)."""
 Read = Callable[[str], bytes]
 """Returns the bytes of the image with an id."""
+
+
+class Source(Protocol):
+    """The images of a batch."""
+
+    @property
+    def read(self) -> Read: ...
 
 
 class Photos(Sequence[Photo | None]):

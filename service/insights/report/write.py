@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import islice
@@ -45,7 +46,7 @@ from service.insights.report.clusters import (
     write_clusters,
 )
 from service.insights.report.means import MeanMap, mean_maps, scaled_map
-from service.insights.report.photos import Read
+from service.insights.report.photos import Source
 from service.insights.report.pictures import in_order, show
 from service.pipeline.rows import SCHEMA, Row
 
@@ -95,7 +96,7 @@ def write_report(
     *,
     title: str,
     model: str | None = None,
-    read: Read | None = None,
+    source: Callable[[], AbstractContextManager[Source | None]] = nullcontext,
     most: int = 2000,
 ) -> None:
     """Write the report of a batch as one self-contained HTML file.
@@ -106,7 +107,8 @@ def write_report(
         file: the file to write. It appears only when it is complete.
         title: title of the page.
         model: name of the model; None to leave it out.
-        read: returns the bytes of the batch's image with an id; None if they cannot be read.
+        source: opens the images of the batch; None if they cannot be read. It is called if a class
+            has enough maps for clusters.
         most: largest number of maps in the page's sample, which is spread evenly over the classes.
             Maps that are extreme in some respect, in a suspect cluster, or typical of a cluster are
             shown in addition. Counts and mean maps always cover all maps.
@@ -121,7 +123,7 @@ def write_report(
     """
     census = take_census(read_rows(manifest))
     portraits = _portraits(manifest, census)
-    clusters = _clusters(manifest, census, read)
+    clusters = _clusters(manifest, census, source)
     table = file.with_name(f"{file.stem}.clusters.csv")
     if clusters:
         write_clusters(clusters, table)
@@ -171,11 +173,17 @@ def _portraits(manifest: Path, census: Census) -> list[ClassPortrait]:
     ]
 
 
-def _clusters(manifest: Path, census: Census, read: Read | None) -> list[ClassClusters]:
+def _clusters(
+    manifest: Path,
+    census: Census,
+    source: Callable[[], AbstractContextManager[Source | None]],
+) -> list[ClassClusters]:
     classes = census.classes[:CLASSES]
     if not any(each.images >= FEWEST for each in classes):
         return []
-    return cluster_classes(read_rows(manifest, maps=True), classes, read, MOST)
+    with source() as images:
+        read = images.read if images else None
+        return cluster_classes(read_rows(manifest, maps=True), classes, read, MOST)
 
 
 def _shown(

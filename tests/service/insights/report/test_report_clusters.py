@@ -8,6 +8,7 @@ import os
 import re
 import sys
 from dataclasses import replace
+from functools import partial
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -103,9 +104,9 @@ def planted(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "batch" / "run.json").write_text(json.dumps({"source": str(folder / "photos")}))
     file = folder / "page.html"
     manifest = write_manifest(folder, planted_rows())
-    with source_of(folder / "batch") as inputs:
-        read = inputs.read if inputs else None
-        write_report(manifest, folder / "batch", file, title="Photos", read=read, most=20)
+    output = folder / "batch"
+    opened = partial(source_of, output)
+    write_report(manifest, output, file, title="Photos", source=opened, most=20)
     return file
 
 
@@ -191,11 +192,9 @@ def test_prototypes_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_same_manifest_makes_the_same_section(planted: Path, tmp_path: Path) -> None:
     again = tmp_path / "page.html"
     manifest = planted.with_name("manifest.parquet")
-    with source_of(planted.with_name("batch")) as inputs:
-        read = inputs.read if inputs else None
-        write_report(
-            manifest, planted.with_name("batch"), again, title="Photos", read=read, most=20
-        )
+    output = planted.with_name("batch")
+    opened = partial(source_of, output)
+    write_report(manifest, output, again, title="Photos", source=opened, most=20)
     assert section(again) == section(planted)
     first = planted.with_name("page.clusters.csv").read_bytes()
     assert again.with_name("page.clusters.csv").read_bytes() == first
