@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from time import monotonic
@@ -229,14 +229,11 @@ class Engine:
                 break
         if not seconds:
             return
-        each = {count: found / count for count, found in seconds.items()}
-        best = min(each.values())
-        chosen = min(count for count, found in each.items() if found <= SLOWER * best)
-        self._batcher.interactive_batch = chosen
+        self._batcher.interactive_batch = chosen = smallest_that_pays(seconds)
         log.info(
             "model %s: milliseconds an image in batches: %s; at most %d images wait for each other",
             self.model.name,
-            ", ".join(f"{found * 1000:.1f} of {count}" for count, found in each.items()),
+            ", ".join(f"{took / count * 1000:.1f} of {count}" for count, took in seconds.items()),
             chosen,
         )
 
@@ -490,6 +487,18 @@ class Engine:
         layout = torch.channels_last if channels_last else torch.contiguous_format
         images = self.model.normalise(np.stack(pixels)).to(self.model.dtype)
         return images.contiguous(memory_format=layout)
+
+
+def smallest_that_pays(seconds: Mapping[int, float]) -> int:
+    """Return the smallest number of images that in one batch cost an image at most `SLOWER` times
+    what it costs in the best batch.
+
+    Args:
+        seconds: the seconds that a batch of each number of images takes.
+    """
+    shares = {count: took / count for count, took in seconds.items()}
+    best = min(shares.values())
+    return min(count for count, share in shares.items() if share <= SLOWER * best)
 
 
 def _plain(found: Explained | CamError) -> Answer | CamError:

@@ -29,7 +29,7 @@ from service.core.errors import (
 )
 from service.core.metrics import Metrics
 from service.core.settings import Settings
-from service.engine.engine import BACKGROUND_GROUP, Engine
+from service.engine.engine import BACKGROUND_GROUP, Engine, smallest_that_pays
 from service.engine.manager import ModelManager
 from service.loading.served_model import ServedModel, load
 from service.models.catalog import EMBEDDED, ModelEntry
@@ -298,11 +298,22 @@ async def test_a_fleet_reports_the_model_that_cannot_be_loaded_and_closes_the_ot
     assert not good.alive
 
 
-@pytest.mark.parametrize(("factory", "largest"), [("paced", 4), ("bulky", 8)])
-async def test_a_batch_is_only_as_large_as_pays(factory: str, largest: int) -> None:
-    """Of 2 ms and 40 ms an image: alone one takes 42 ms, among eight 40.25 ms, so eight do not pay.
-    Where a batch costs what an image costs, eight do."""
-    source = f"factory:tests.service.factories:{factory}"
+@pytest.mark.parametrize(
+    ("seconds", "chosen"),
+    [
+        ({1: 0.042, 2: 0.082, 4: 0.162, 8: 0.322}, 1),  # 42 ms an image alone, 40.25 among eight
+        ({1: 0.003, 2: 0.004, 4: 0.006, 8: 0.010}, 8),  # 3, 2, 1.5 and 1.25 ms an image
+        ({1: 0.010, 2: 0.012, 4: 0.022, 8: 0.042}, 4),  # 10, 6, 5.5 and 5.25 ms: 5.5 < 1.1 * 5.25
+    ],
+)
+def test_the_smallest_batch_that_pays_costs_an_image_a_tenth_more_at_most(
+    seconds: dict[int, float], chosen: int
+) -> None:
+    assert smallest_that_pays(seconds) == chosen
+
+
+async def test_where_a_batch_costs_what_an_image_costs_batches_are_full() -> None:
+    source = "factory:tests.service.factories:bulky"
     entry = ModelEntry(name="m", source=source, weights="none", input_size=32, max_batch=8)
     async with Engine(load(entry), max_queue=64, metrics=Metrics()) as engine:
         await engine.warm()
@@ -310,8 +321,6 @@ async def test_a_batch_is_only_as_large_as_pays(factory: str, largest: int) -> N
         work = Explain(ModelInput.of(np.zeros((32, 32, 3), np.uint8)), [question])
         first = asyncio.create_task(engine.ask(work))
         await asyncio.sleep(0)
-        found = await asyncio.gather(*(engine.ask(work) for _ in range(16)))
+        outcomes = await asyncio.gather(*(engine.ask(work) for _ in range(16)))
         await first
-    assert max(outcome.batch_size for outcome in found) <= largest
-    if factory == "bulky":
-        assert max(outcome.batch_size for outcome in found) == 8
+    assert max(outcome.batch_size for outcome in outcomes) == 8
