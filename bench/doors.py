@@ -38,7 +38,7 @@ from rich.table import Table
 
 from bench.wrk import ACCEPT, require_wrk, send, write_photos
 from cam import ClassTarget, Explanation
-from service.backend.answers import Answer, Prediction
+from service.backend.answers import Prediction, ServedAnswer
 from service.backend.interface import Backend, Listener, unknown_model
 from service.backend.outcome import Outcome
 from service.backend.work import Explain
@@ -99,7 +99,9 @@ class Simulated:
     def is_fast(self, method: str) -> bool:
         return False
 
-    async def ask(self, work: Explain, *, progress: Listener | None = None) -> Outcome[Answer]:
+    async def ask(
+        self, work: Explain, *, progress: Listener | None = None
+    ) -> Outcome[ServedAnswer]:
         """Wait until the accelerator has done this image."""
         begun = time.monotonic()
         self._free = max(self._free, begun) + self._seconds
@@ -107,7 +109,7 @@ class Simulated:
         explanation = Explanation(ClassTarget(3), 5.0, 0.5, "gradcam", "layer", self._map)
         prediction = Prediction(logits=self._logits, probabilities=self._probabilities)
         ran = time.monotonic() - begun
-        return Outcome(Answer(prediction, (explanation,)), 0.0, ran, 1)
+        return Outcome(ServedAnswer(prediction, (explanation,)), 0.0, ran, 1)
 
     def replicas(self, name: str) -> Simulated:
         if name != NAME:

@@ -49,7 +49,7 @@ from cam.drift.comparison import compare
 from cam.drift.map_statistics import MapStatistics, statistics_of
 from cam.drift.reference import Origin, Reference, reference_of
 from cam.drift.window import Window
-from service.backend.answers import Answer, Prediction
+from service.backend.answers import Prediction, ServedAnswer
 from service.backend.work import Explain
 from service.core.metrics import Metrics
 from service.engine.engine import Engine
@@ -227,7 +227,7 @@ def cost(served: ServedModel) -> dict[str, float]:
     # have them in files, as they are where there are several processes.
     served_watch = Watch(served, Metrics())
     found = Explanation(ClassTarget(3), 1.0, 0.5, "gradcam", served.default, values)
-    said = Answer(Prediction(), (found,))
+    said = ServedAnswer(Prediction(), (found,))
 
     def note() -> None:
         served_watch.note([served_watch.question], said, pixels[0])

@@ -32,7 +32,7 @@ from cam import Explanation, default_layer, evaluate, explain, survey
 from cam.drawing.heatmap import minmax, resize
 from cam.evaluation import road
 from cam.evaluation.imputation import impute
-from cam.evaluation.metrics import FINE_STEP, PERCENTAGES, Options, step_of
+from cam.evaluation.metrics import FINE_STEP, PERCENTAGES, MetricOptions, step_of
 from cam.evaluation.perturbation import squares
 from service.models.catalog import EMBEDDED
 
@@ -89,7 +89,7 @@ def score(scene: Scene, metric: str, *, again: bool = False, **chosen: Any) -> f
         scene.explanation if again else scene.values,
         target=None if again else scene.index,
         metrics=[metric],
-        options=Options(**chosen, baselines=()),
+        options=MetricOptions(**chosen, baselines=()),
     )[metric]
     assert found.value is not None, found.warning
     return found.value
@@ -143,7 +143,7 @@ def curves() -> list[Row]:
         for steps, name in ((30, "30 steps"), ("fine", f"steps of {FINE_STEP} pixels")):
 
             def rise(scene: Scene, insert: bool = insert, steps: Any = steps) -> float:
-                step = step_of(Options(steps=steps), scene.values.size)
+                step = step_of(MetricOptions(steps=steps), scene.values.size)
                 asked = (scene.model, scene.images, scene.index, scene.values)
                 return peers.rise(*asked, step=step, insert=insert)
 
@@ -151,7 +151,7 @@ def curves() -> list[Row]:
             found.append(Row(f"{metric}, {name}", "RISE's code", ours, rise))
 
         def flipped(scene: Scene, insert: bool = insert) -> float:
-            step = step_of(Options(steps=30), scene.values.size)
+            step = step_of(MetricOptions(steps=30), scene.values.size)
             asked = (scene.model, scene.images, [scene.index], scene.values[None])
             return peers.quantus_areas(*asked, step=step, insert=insert)[0]
 
@@ -240,7 +240,7 @@ def perturbed() -> list[Row]:
         return scene.values / np.float32(SIDE**2)
 
     def infidelity(scene: Scene, *, normalize: bool) -> float:
-        options = Options()
+        options = MetricOptions()
         rng = np.random.default_rng(options.seed)
         height, width = scene.images.shape[-2:]
         masks = squares(options.squares, height, width, rng)
@@ -255,13 +255,13 @@ def perturbed() -> list[Row]:
             small(scene),
             target=scene.index,
             metrics=["infidelity"],
-            options=Options(scale_free=False, baselines=()),
+            options=MetricOptions(scale_free=False, baselines=()),
         )["infidelity"]
         assert found.value is not None
         return found.value
 
     def sensitivity(scene: Scene) -> float:
-        options = Options()
+        options = MetricOptions()
         generator = torch.Generator().manual_seed(options.seed)
         shape = (options.samples, *scene.images.shape[1:])
         noise = (2 * torch.rand(shape, generator=generator) - 1) * options.radius

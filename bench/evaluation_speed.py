@@ -38,7 +38,7 @@ from bench.record import machine
 from cam import ClassTarget, Question, evaluate
 from cam.evaluation.candidate import Candidate
 from cam.evaluation.evaluate import evaluate_in_steps
-from cam.evaluation.metrics import PERCENTAGES, Options, Scores, step_of
+from cam.evaluation.metrics import PERCENTAGES, MetricOptions, Scores, step_of
 from cam.passes.openvino import OpenVinoPath, is_installed
 from service.core.threads import WAITING, one_each
 from service.engine.engine import BACKGROUND_GROUP
@@ -48,7 +48,7 @@ MODELS = SCENES[:2]
 STEPS = 30
 TASKS = {"insertion and deletion": ("insertion", "deletion"), "ROAD": ("road",)}
 """Task → cam's metrics."""
-OPTIONS = Options(steps=STEPS, percentages=PERCENTAGES, baselines=())
+OPTIONS = MetricOptions(steps=STEPS, percentages=PERCENTAGES, baselines=())
 CHUNK = BACKGROUND_GROUP
 """Images in one forward pass, as in the service. On a CPU, larger passes take longer per image."""
 OURS, COMPILED = "cam, PyTorch", "cam, OpenVINO"

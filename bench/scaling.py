@@ -28,7 +28,7 @@ from service.backend.work import Explain
 from service.batch.configuration import RunConfiguration
 from service.batch.inputs import open_inputs
 from service.batch.parts import Parts
-from service.batch.work import Item, explain_item
+from service.batch.work import UnreadImage, explain_item
 from service.core.concurrency import explain_many
 from service.core.settings import Settings
 from service.core.threads import one_each
@@ -98,7 +98,7 @@ async def measure(folder: Path) -> dict[str, float]:
         async with local_session(Settings(cache_bytes=0), None) as session:
             model = session.replicas.model
             questions_of(model, Parameters())
-            items = [Item(name, inputs.read) for name in inputs.ids]
+            items = [UnreadImage(name, inputs.read) for name in inputs.ids]
             rows: list[Row] = []
             async with explain_many(
                 items,

@@ -37,7 +37,7 @@ from cam.evaluation.metrics import (
     SQUARES,
     Baseline,
     Metric,
-    Options,
+    MetricOptions,
     Score,
     Scores,
     metric_named,
@@ -93,7 +93,7 @@ def evaluate(
     *,
     target: Target | SupportsIndex | None = None,
     metrics: Sequence[str] | None = None,
-    options: Options | None = None,
+    options: MetricOptions | None = None,
     question: Question | None = None,
     chunk: int | None = None,
     reading: Reading = AUTO,
@@ -142,7 +142,7 @@ def evaluate(
         candidate = Candidate(np.asarray(judged, np.float32))
     if metrics is None:
         known = candidate.layer is not None
-        metrics = [name for name in DEFAULTS if known or not METRICS[name].maps(Options())]
+        metrics = [name for name in DEFAULTS if known or not METRICS[name].maps(MetricOptions())]
     reading, _ = resolve_reading(model, image[None], reading)
     steps = evaluate_in_steps(
         model,
@@ -150,7 +150,7 @@ def evaluate(
         question,
         [candidate],
         metrics,
-        options or Options(),
+        options or MetricOptions(),
         answer=partial(explain_batch, model, reading=reading),
         chunk=chunk or (4 if image.device.type == "cpu" else 64),
         reading=reading,
@@ -164,7 +164,7 @@ def evaluate(
 
 
 def check(
-    metrics: Sequence[str], options: Options, candidates: Sequence[Candidate], image: Tensor
+    metrics: Sequence[str], options: MetricOptions, candidates: Sequence[Candidate], image: Tensor
 ) -> list[Metric]:
     """Return the metrics after checking that the candidates can be scored by them.
 
@@ -197,7 +197,7 @@ def evaluate_in_steps(
     question: Question,
     candidates: Sequence[Candidate],
     metrics: Sequence[str],
-    options: Options,
+    options: MetricOptions,
     *,
     answer: Answering,
     chunk: int = 16,
@@ -287,7 +287,7 @@ def _values(plan: Sequence[Planned]) -> Generator[Progress, None, Known]:
 
 
 def _score(
-    metric: Metric, number: int, candidate: Candidate, options: Options, known: Known
+    metric: Metric, number: int, candidate: Candidate, options: MetricOptions, known: Known
 ) -> Score:
     """Return a metric's value for a candidate beside those for its baselines.
 
@@ -315,7 +315,7 @@ def _score(
 
 def _plan(
     named: Sequence[Metric],
-    options: Options,
+    options: MetricOptions,
     question: Question,
     candidates: Sequence[Candidate],
     scorers: Sequence[Scorer],
@@ -354,7 +354,7 @@ def _plan(
 
 
 def _baseline_keys(
-    metric: Metric, name: Baseline, candidate: Candidate, options: Options
+    metric: Metric, name: Baseline, candidate: Candidate, options: MetricOptions
 ) -> list[tuple[Any, ...]]:
     """Return a key of each map of a baseline: of `random` there are several."""
     if name != "random":

@@ -43,7 +43,7 @@ FEW_RANDOM_MAPS: Final = 4
 
 
 @dataclass(frozen=True, eq=False)
-class Options:
+class MetricOptions:
     """What a caller can choose about the metrics. The defaults are the published conventions."""
 
     steps: int | Literal["fine"] = 30
@@ -134,12 +134,12 @@ class Metric:
     summary: str
     """One sentence: what the value says."""
     better: Better
-    convention: Callable[[Options], str]
+    convention: Callable[[MetricOptions], str]
     """Returns how the value is computed, with the source."""
-    forwards: Callable[[Options, int], Mapping[str, int]] = lambda options, pixels: {}
+    forwards: Callable[[MetricOptions, int], Mapping[str, int]] = lambda options, pixels: {}
     """Returns the numbers of forward passes for one map of so many pixels, without those that make
     maps, by a name that metrics with the same passes share."""
-    maps: Callable[[Options], int] = lambda options: 0
+    maps: Callable[[MetricOptions], int] = lambda options: 0
     """Returns how many maps are made for changed images. If it is not 0, a map whose method is not
     known cannot be scored. Coherency and ADCC share theirs."""
     baselines: tuple[Baseline, ...] = BASELINES
@@ -148,7 +148,7 @@ class Metric:
     """Names of the options that have an effect."""
     needs: Literal["region", "completeness"] | None = None
 
-    def random_maps(self, options: Options) -> int:
+    def random_maps(self, options: MetricOptions) -> int:
         """Return the number of random maps with which a score is compared."""
         if options.random_maps is not None:
             return options.random_maps
@@ -190,12 +190,12 @@ def _substrate(what: Substrate) -> str:
     }[what]
 
 
-def _steps(options: Options) -> str:
+def _steps(options: MetricOptions) -> str:
     return f"steps of {FINE_STEP} pixels" if options.steps == "fine" else f"{options.steps} steps"
 
 
-def _curve(what: str) -> Callable[[Options], str]:
-    def convention(options: Options) -> str:
+def _curve(what: str) -> Callable[[MetricOptions], str]:
+    def convention(options: MetricOptions) -> str:
         done = (
             f"the most relevant pixels are replaced first, by {_substrate(options.deletion_to)}"
             if what == "deletion"
@@ -209,8 +209,8 @@ def _curve(what: str) -> Callable[[Options], str]:
     return convention
 
 
-def _road(order: str) -> Callable[[Options], str]:
-    def convention(options: Options) -> str:
+def _road(order: str) -> Callable[[MetricOptions], str]:
+    def convention(options: MetricOptions) -> str:
         shares = ", ".join(f"{each:g}" for each in options.percentages)
         value = {
             "both": "mean over the percentages of half the difference of the probability without "
@@ -228,17 +228,17 @@ def _road(order: str) -> Callable[[Options], str]:
     return convention
 
 
-def step_of(options: Options, pixels: int) -> int:
+def step_of(options: MetricOptions, pixels: int) -> int:
     """Return the number of pixels in a step of a curve."""
     return FINE_STEP if options.steps == "fine" else max(-(-pixels // options.steps), 1)
 
 
-def _points(curve: str) -> Callable[[Options, int], Mapping[str, int]]:
+def _points(curve: str) -> Callable[[MetricOptions, int], Mapping[str, int]]:
     """Return the passes of a curve between its two ends, which all maps of the image share."""
     return lambda options, pixels: {curve: -(-pixels // step_of(options, pixels)) - 1}
 
 
-def _shares(*orders: str) -> Callable[[Options, int], Mapping[str, int]]:
+def _shares(*orders: str) -> Callable[[MetricOptions, int], Mapping[str, int]]:
     return lambda options, pixels: dict.fromkeys(orders, NOISES * len(options.percentages))
 
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from cam.drawing.heatmap import minmax
 from cam.errors import CamError, NothingDetected
-from cam.evaluation.metrics import Options
+from cam.evaluation.metrics import MetricOptions
 from cam.explanation import Answer, Explanation, Map, Question
 from cam.methods.progress import Completeness
 from cam.outputs.reading import AUTO, Reading
@@ -63,7 +63,7 @@ class Scorer:
     whole: float
     """Probability of the target for the image as it is."""
     answer: Answering
-    options: Options
+    options: MetricOptions
     chunk: int
     """Maximum number of images in one forward pass."""
     reading: Reading = AUTO

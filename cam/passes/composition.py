@@ -25,7 +25,7 @@ COMPLETE: Final = 0.1
 
 
 @dataclass(frozen=True, eq=False)
-class Found:
+class ComputedMap:
     """A computed map and its facts, from which `compose` makes an explanation."""
 
     map: Map
@@ -47,7 +47,7 @@ class Found:
         return self.placement.on_input(self.map) if self.placement else self.map
 
 
-def alike(found: Sequence[Found]) -> Sequence[Found]:
+def alike(found: Sequence[ComputedMap]) -> Sequence[ComputedMap]:
     """Return maps of several layers that lie on the model's input in the same way: unchanged if
     they do already, else each at its place."""
     if len({each.placement for each in found}) == 1:
@@ -108,7 +108,7 @@ def compose(
     question: Question,
     targets: list[Target] | CamError,
     output: Output,
-    found: list[dict[str, Found | CamError]],
+    found: list[dict[str, ComputedMap | CamError]],
 ) -> Answer | CamError:
     """Compose an image's answer from its resolved targets, the model's output, and the map of each
     layer for each target. If there are errors among these, return the first one."""
@@ -123,7 +123,7 @@ def compose(
         for each in maps:
             if isinstance(each, CamError):
                 return each
-        good = [each for each in maps if isinstance(each, Found)]
+        good = [each for each in maps if isinstance(each, ComputedMap)]
         if question.fuse != "none" and len(good) > 1:
             good = list(alike(good))
             told = tuple(warning for each in good for warning in each.warnings)
@@ -131,7 +131,7 @@ def compose(
             reached = any(each.reached for each in good)
             passes = _together([each.passes for each in good if each.passes is not None])
             placement = good[0].placement
-            good = [Found(fused, None, told, reached, passes, placement)]
+            good = [ComputedMap(fused, None, told, reached, passes, placement)]
             names = [" + ".join(names)]
         explanations += [
             Explanation(

@@ -19,7 +19,7 @@ from cam.methods import METHODS
 from cam.methods.apply import apply
 from cam.methods.components import LEAST_GAP
 from cam.methods.method import load
-from cam.passes.composition import Found, alike
+from cam.passes.composition import ComputedMap, alike
 from cam.positions.levels import ancestors, ends
 
 
@@ -50,7 +50,7 @@ def maps_of(
     unrecorded: Collection[str],
     *,
     scales: Tensor | None = None,
-) -> dict[int, dict[str, Found | CamError]]:
+) -> dict[int, dict[str, ComputedMap | CamError]]:
     """Return the maps of the last backward pass, by item and layer name.
 
     The items that share a method, its options and a layer are computed in one call. Layers that
@@ -63,7 +63,7 @@ def maps_of(
         for layer in asked.layers:
             groups[asked.method, asked.signed, asked.smooth == "eigen", layer].append(item)
     activations, reached = signals.activations, signals.reached
-    found: dict[int, dict[str, Found | CamError]] = {item: {} for item in items}
+    found: dict[int, dict[str, ComputedMap | CamError]] = {item: {} for item in items}
     for (name, signed, eigen, layer), members in groups.items():
         a = _of(members, grids[layer].apply(activations[layer]))
         g = a.new_zeros(()).expand(a.shape)
@@ -99,7 +99,7 @@ def maps_of(
             members, maps.cpu().numpy(), finite.tolist(), told, some, used, strict=True
         ):
             found[item][layer] = (
-                Found(
+                ComputedMap(
                     values,
                     warnings=warnings,
                     reached=any_there,
@@ -130,13 +130,13 @@ def _used(activations: Tensor, maps: Tensor) -> list[NDArray[np.float32] | None]
 
 
 def of_levels(
-    method: str, found: dict[str, Found | CamError], signals: Signals
-) -> dict[str, Found | CamError]:
+    method: str, found: dict[str, ComputedMap | CamError], signals: Signals
+) -> dict[str, ComputedMap | CamError]:
     """Make one map of the maps of several layers, named after the layers, by `Method.fusion`. Of a
     detector's levels, those that the score reaches are used."""
     if METHODS[method].levels == "stages":
         return _of_stages(method, found)
-    failed: dict[str, Found | CamError] = {
+    failed: dict[str, ComputedMap | CamError] = {
         name: each
         for name, each in found.items()
         if isinstance(each, CamError) and not isinstance(each, NoGradientPath)
@@ -144,7 +144,7 @@ def of_levels(
     if failed:
         return failed
     reached = {
-        name: each for name, each in found.items() if isinstance(each, Found) and each.reached
+        name: each for name, each in found.items() if isinstance(each, ComputedMap) and each.reached
     }
     if not reached:
         names = ", ".join(map(repr, found))
@@ -159,26 +159,28 @@ def of_levels(
     maps = dict(zip(chosen, alike(list(chosen.values())), strict=True))
     fused = _fused(method, maps)
     placement = next(iter(maps.values())).placement
-    return {" + ".join(chosen): Found(fused, placement=placement)}
+    return {" + ".join(chosen): ComputedMap(fused, placement=placement)}
 
 
-def _of_stages(method: str, found: dict[str, Found | CamError]) -> dict[str, Found | CamError]:
+def _of_stages(
+    method: str, found: dict[str, ComputedMap | CamError]
+) -> dict[str, ComputedMap | CamError]:
     """Make one map of the maps of all layers, or return the layers' errors if there are any."""
-    failed: dict[str, Found | CamError] = {
+    failed: dict[str, ComputedMap | CamError] = {
         name: each for name, each in found.items() if isinstance(each, CamError)
     }
     if failed:
         return failed
-    some = {name: each for name, each in found.items() if isinstance(each, Found)}
+    some = {name: each for name, each in found.items() if isinstance(each, ComputedMap)}
     good = dict(zip(some, alike(list(some.values())), strict=True))
     told = tuple(warning for each in good.values() for warning in each.warnings)
     fused = _fused(method, good)
     reached = all(each.reached for each in good.values())
     placement = next(iter(good.values())).placement
-    return {" + ".join(good): Found(fused, None, told, reached, None, placement)}
+    return {" + ".join(good): ComputedMap(fused, None, told, reached, None, placement)}
 
 
-def _fused(method: str, maps: Mapping[str, Found]) -> NDArray[np.float32]:
+def _fused(method: str, maps: Mapping[str, ComputedMap]) -> NDArray[np.float32]:
     fusion = METHODS[method].fusion
     assert fusion is not None, "a method with levels has one"
     found: NDArray[np.float32] = load(fusion)({name: each.map for name, each in maps.items()})

@@ -33,7 +33,7 @@ from cam.outputs.output import (
     watching,
 )
 from cam.outputs.reading import AUTO, Reading, logits_of
-from cam.passes.composition import Found, compose, score_of
+from cam.passes.composition import ComputedMap, compose, score_of
 from cam.passes.maps import Signals, maps_of, of_levels
 from cam.positions.levels import reached_layers
 from cam.positions.locate import locate
@@ -207,7 +207,7 @@ def _answer_one_each(
     rounds = max(
         (len(targets) for targets in asked if not isinstance(targets, CamError)), default=0
     )
-    maps: list[list[dict[str, Found | CamError]]] = [[] for _ in asked]
+    maps: list[list[dict[str, ComputedMap | CamError]]] = [[] for _ in asked]
     for turn in range(rounds):
         chosen = {
             item: targets[turn]

@@ -41,7 +41,7 @@ ROUNDED: Final = 0.1
 and the model's, at which the network counts as the model's."""
 
 
-class Kept(Protocol):
+class NetworkStore(Protocol):
     """Keeps a model's converted network for the next process."""
 
     def read(self, what: str) -> bytes | None:
@@ -89,7 +89,7 @@ class OpenVinoPath:
         sizes: Sequence[int],
         head: PooledHead | None = None,
         reading: Reading = AUTO,
-        kept: Kept | None = None,
+        kept: NetworkStore | None = None,
     ) -> None:
         self.layer, self.dtype = layer, dtype
         self.sizes = tuple(sorted(set(sizes)))

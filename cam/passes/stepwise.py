@@ -18,7 +18,7 @@ from cam.hooks.replay import recorded
 from cam.methods import INPUT, method_named
 from cam.methods.method import load
 from cam.methods.progress import finish as finish
-from cam.methods.subject import Subject, never
+from cam.methods.subject import Attribution, Subject, never
 from cam.outputs.logit_layers import logit_layers, no_evidence
 from cam.outputs.meaning import resolve_reading
 from cam.outputs.output import (
@@ -31,7 +31,7 @@ from cam.outputs.output import (
 )
 from cam.outputs.reading import AUTO, Reading
 from cam.passes.augmentation import explain_augmented
-from cam.passes.composition import Found, compose
+from cam.passes.composition import ComputedMap, compose
 from cam.positions.locate import locate
 
 CHUNK: Final = 16
@@ -93,7 +93,7 @@ def explain_in_steps(
     if isinstance(targets, CamError):
         return targets
     whole = Grid("channels first", *size_of(one))
-    maps: list[dict[str, Found | CamError]] = [{} for _ in targets]
+    maps: list[dict[str, ComputedMap | CamError]] = [{} for _ in targets]
     for layer in layers:
         subject = Subject(
             model=model,
@@ -111,17 +111,26 @@ def explain_in_steps(
             stop=stop,
         )
         found = yield from steps_in_full_precision(load(method.function)(subject))
-        values = found.maps if question.signed else found.maps.relu()
-        sums = found.completeness or [None] * len(targets)
-        grid = found.grid or subject.grid
-        at_grid = values.shape[1:] == (grid.height, grid.width)
-        placement = grid.placement if at_grid else None
-        told = (no_evidence(layer),) if layer in own else ()
-        for each, complete, kept in zip(values.cpu(), sums, maps, strict=True):
-            good = bool(each.isfinite().all())
-            kept[layer] = (
-                Found(each.numpy(), complete, told, passes=found.passes, placement=placement)
-                if good
-                else NonFinite(f"a score at {layer!r} is not finite")
-            )
+        warnings = (no_evidence(layer),) if layer in own else ()
+        for computed, of_target in zip(
+            _computed(found, subject, warnings, signed=question.signed), maps, strict=True
+        ):
+            of_target[layer] = computed
     return compose(question, targets, said, maps)
+
+
+def _computed(
+    found: Attribution, subject: Subject, warnings: tuple[str, ...], *, signed: bool
+) -> list[ComputedMap | CamError]:
+    """Return a method's map of each target at the subject's layer."""
+    values = found.maps if signed else found.maps.relu()
+    sums = found.completeness or [None] * len(values)
+    grid = found.grid or subject.grid
+    at_grid = values.shape[1:] == (grid.height, grid.width)
+    placement = grid.placement if at_grid else None
+    return [
+        ComputedMap(map_.numpy(), complete, warnings, passes=found.passes, placement=placement)
+        if bool(map_.isfinite().all())
+        else NonFinite(f"a score at {subject.layer!r} is not finite")
+        for map_, complete in zip(values.cpu(), sums, strict=True)
+    ]

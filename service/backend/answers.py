@@ -46,7 +46,7 @@ class Prediction:
 
 
 @dataclass(frozen=True, eq=False)
-class Answer:
+class ServedAnswer:
     """The answer for one image: the model's prediction, and one explanation for each target and
     layer, ordered by method, then by target, then by layer."""
 

@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 
 from cam import Concept, Observation, Question, Target
 from cam.evaluation.candidate import Candidate
-from cam.evaluation.metrics import Options, Scores
-from service.backend.answers import Answer
+from cam.evaluation.metrics import MetricOptions, Scores
+from service.backend.answers import ServedAnswer
 from service.backend.drift import Drift
 from service.core.pool import Priority
 from service.models.preprocessing import ModelInput
@@ -31,7 +31,7 @@ class Work(Generic[Value]):
 
 
 @dataclass(frozen=True, eq=False)
-class Explain(Work[Answer]):
+class Explain(Work[ServedAnswer]):
     """Answers one or more questions about one image: one answer, with its explanations in the order
     of the questions. An answer from the cache has times and a batch size of 0."""
 
@@ -64,7 +64,7 @@ class Evaluate(Work[list[Scores]]):
     candidates: Sequence[Candidate]
     metrics: Sequence[str]
     """Names in `cam.evaluation.metrics.METRICS`."""
-    options: Options
+    options: MetricOptions
 
 
 @dataclass(frozen=True, eq=False)

@@ -19,7 +19,7 @@ from rich.console import Console
 
 from cam import METHODS, ClassTarget
 from cam.evaluation.candidate import Candidate
-from cam.evaluation.metrics import Options
+from cam.evaluation.metrics import MetricOptions
 from service.backend.work import Evaluate
 from service.batch.command import GO_ON, INTERRUPTED
 from service.batch.configuration import RunConfiguration
@@ -39,7 +39,7 @@ from service.core.errors import (
 from service.core.files import written_whole
 from service.core.settings import Settings
 from service.insights.audit.grids import Neighbours
-from service.insights.audit.measurement import Measurement, stored_name
+from service.insights.audit.measurement import AuditMeasurement, stored_name
 from service.insights.audit.plan import LEAST_PHOTOS, Plan, plan_of, require_one_class, with_target
 from service.insights.audit.report import write_audit
 from service.insights.audit.summary import summarise
@@ -200,7 +200,7 @@ async def _measure(
     """Measure the photos that have no record yet; return the photos that failed, with the
     reason."""
     finished = {each.index for each in read_records(configuration.output / RECORDS, names)}
-    measurement = Measurement(session.replicas, plan, neighbours)
+    measurement = AuditMeasurement(session.replicas, plan, neighbours)
 
     in_work: dict[int, float] = {}
     """Number of a photo → share of its passes that are made."""
@@ -264,7 +264,7 @@ async def _estimated(
 ) -> Estimate | None:
     """Return how long passes take, by those of a deletion curve, on the first photo that can be
     read; None if none can."""
-    options = Options(steps=TRIED, baselines=())
+    options = MetricOptions(steps=TRIED, baselines=())
     for name in names:
         with suppress(Problem):
             seen = await reader.read(name)

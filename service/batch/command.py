@@ -18,7 +18,7 @@ from service.batch.configuration import LOCK, RECORD, RunConfiguration, source_o
 from service.batch.inputs import open_inputs
 from service.batch.parts import MANIFEST, PARTS, Parts
 from service.batch.progress import Tally, begun, say, shown
-from service.batch.work import Item, check, explain_item, made_with, raise_last
+from service.batch.work import UnreadImage, check, explain_item, made_with, raise_last
 from service.core.allocator import keep_memory
 from service.core.concurrency import explain_many
 from service.core.errors import ConfigError, InsufficientStorage, Problem, Unavailable
@@ -34,7 +34,7 @@ INTERRUPTED: Final = 130
 """Exit code of a run that a signal ended."""
 
 
-class Explain(Protocol):
+class Explainer(Protocol):
     """Explains the images that are left of a batch and returns the tally."""
 
     def __call__(
@@ -57,7 +57,7 @@ def batch(
     model: str | None = None,
     retry_failed: bool = False,
     report: Path | None = None,
-    explain: Explain | None = None,
+    explain: Explainer | None = None,
 ) -> int:
     """Explain the images of `source` that are not done yet, and write the results to
     `configuration.output`.
@@ -174,7 +174,7 @@ async def _explain(
             if inputs.warning:
                 say(inputs.warning, console)
             left, tally = begun(inputs, parts, retry_failed=retry_failed)
-            items = (Item(name, inputs.read, inputs.targets.get(name)) for name in left)
+            items = (UnreadImage(name, inputs.read, inputs.targets.get(name)) for name in left)
             with Shelf(parts) as shelf, shown(tally, console) as show:
                 async with explain_many(
                     items,

@@ -34,7 +34,7 @@ LISTED: Final = 20
 
 
 @dataclass(frozen=True)
-class Item:
+class UnreadImage:
     """One image that has not been read yet."""
 
     id: str
@@ -106,7 +106,7 @@ def raise_last(session: LocalSession, result: object) -> None:
 
 
 async def explain_item(
-    session: LocalSession, configuration: RunConfiguration, item: Item
+    session: LocalSession, configuration: RunConfiguration, item: UnreadImage
 ) -> list[Row]:
     """Explain an image, write its pictures and return the rows of its maps.
 

@@ -22,7 +22,7 @@ from service.process.listener import listen
 from service.process.supervisor import supervise
 
 if TYPE_CHECKING:
-    from service.batch.command import Explain
+    from service.batch.command import Explainer
 
 cli = typer.Typer(
     name="gradcam",
@@ -319,7 +319,7 @@ def reference(
     _end(make_reference(photos, settings, given, model=model, output=output), former)
 
 
-def _on_ray(address: str) -> Explain:
+def _on_ray(address: str) -> Explainer:
     """Return the function that explains a batch on the Ray cluster at `address`.
 
     Raises:

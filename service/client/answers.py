@@ -16,7 +16,7 @@ M = TypeVar("M", bound=BaseModel)
 
 
 @dataclass(frozen=True)
-class Answer:
+class Response:
     """The answer to a call.
 
     Attributes:
@@ -28,7 +28,7 @@ class Answer:
     headers: Mapping[str, str]
     body: bytes
 
-    def require_success(self) -> Answer:
+    def require_success(self) -> Response:
         """Return the answer if its status is 2xx.
 
         Raises:
@@ -67,7 +67,7 @@ def parsed(schema: type[M], body: bytes | str) -> M:
         ) from error
 
 
-def explanations(answer: Answer) -> list[Explanation]:
+def explanations(answer: Response) -> list[Explanation]:
     """Return the explanations of an answer.
 
     Raises:
@@ -78,7 +78,7 @@ def explanations(answer: Answer) -> list[Explanation]:
     return [Explanation(_sound(each)) for each in found]
 
 
-def evaluations(answer: Answer) -> list[schemas.Evaluation]:
+def evaluations(answer: Response) -> list[schemas.Evaluation]:
     """Return the scores of an answer.
 
     Raises:
@@ -110,7 +110,7 @@ def only(found: list[Explanation]) -> Explanation:
     return found[0]
 
 
-def prediction(answer: Answer) -> schemas.Prediction:
+def prediction(answer: Response) -> schemas.Prediction:
     """Return the prediction of an answer.
 
     Raises:

@@ -21,7 +21,7 @@ ANY_IMAGE = "image/x-unknown"
 
 
 @dataclass(frozen=True)
-class Call:
+class Request:
     """One request, which can be repeated.
 
     Attributes:
@@ -37,9 +37,9 @@ class Call:
     bulky: bool = False
 
 
-def get(path: str, **query: str | int | None) -> Call:
+def get(path: str, **query: str | int | None) -> Request:
     given = tuple((name, str(value)) for name, value in query.items() if value is not None)
-    return Call("GET", path, given)
+    return Request("GET", path, given)
 
 
 def step(name: str) -> str:
@@ -65,7 +65,7 @@ def model_path(model: str) -> str:
 
 def about_photo(
     verb: str, model: str, photo: Photo, parameters: Mapping[str, Any], accept: str
-) -> Call:
+) -> Request:
     """Read one photo and return the call that sends it. If the photo is given by its bytes and no
     parameter is a list or an object, the bytes are the body and the parameters are in the query;
     otherwise the body is JSON.
@@ -78,14 +78,14 @@ def about_photo(
     simple = not any(_compound(value) for value in parameters.values())
     if simple and not isinstance(content, Named):
         headers = {"Accept": accept, "Content-Type": ANY_IMAGE}
-        return Call("POST", path, query_of(parameters), headers, content)
+        return Request("POST", path, query_of(parameters), headers, content)
     if isinstance(content, Named):
         image = {content.field: content.address}
     else:
         image = {"b64": base64.b64encode(content).decode("ascii")}
     document = {"instances": [{"image": image}], "parameters": _given(parameters)}
     headers = {"Accept": accept, "Content-Type": JSON}
-    return Call("POST", path, (), headers, to_json(document))
+    return Request("POST", path, (), headers, to_json(document))
 
 
 def sent_map(values: NDArray[np.floating[Any]]) -> dict[str, str]:

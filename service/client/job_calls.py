@@ -13,8 +13,8 @@ from urllib.parse import parse_qsl, urlsplit
 import numpy as np
 from PIL import Image
 
-from service.client.answers import Answer
-from service.client.calls import JSON, Call, get, query_of, require_name, step, to_json
+from service.client.answers import Response
+from service.client.calls import JSON, Request, get, query_of, require_name, step, to_json
 from service.client.failures import seconds_until
 from service.client.job_documents import JobDocument
 from service.client.photos import Photo, instance_of
@@ -49,7 +49,7 @@ def submit(
     key: str | None,
     *,
     path: str = JOBS,
-) -> Call:
+) -> Request:
     """Return the request that submits a job.
 
     Args:
@@ -73,7 +73,7 @@ def submit(
             )
         size = str(file.stat().st_size)
         headers |= {"Content-Type": FILES[ending], "Content-Length": size}
-        return Call("POST", path, query, headers, lambda: _chunks(file), bulky=True)
+        return Request("POST", path, query, headers, lambda: _chunks(file), bulky=True)
     if isinstance(photos, (bytes, bytearray, memoryview, np.ndarray, Image.Image)):
         raise TypeError("a job is made of several photos; give a list of them")
     items: list[Any]
@@ -82,43 +82,43 @@ def submit(
     else:
         items = list(photos)
     headers["Content-Type"] = NDJSON
-    return Call("POST", path, query, headers, lambda: _lines(items), bulky=True)
+    return Request("POST", path, query, headers, lambda: _lines(items), bulky=True)
 
 
-def listed(state: str | None, limit: int) -> Call:
+def listed(state: str | None, limit: int) -> Request:
     return get(JOBS, state=state, limit=limit)
 
 
-def listed_next(address: str) -> Call:
+def listed_next(address: str) -> Request:
     """Return the request for the next page of a list. Only the query of the address is used, so
     that the request always goes to the same service."""
-    return Call("GET", JOBS, tuple(parse_qsl(urlsplit(address).query)))
+    return Request("GET", JOBS, tuple(parse_qsl(urlsplit(address).query)))
 
 
-def document(job: str) -> Call:
+def document(job: str) -> Request:
     return get(_path(job))
 
 
-def events(job: str) -> Call:
+def events(job: str) -> Request:
     headers = {"Accept": "text/event-stream", "Cache-Control": "no-store"}
-    return Call("GET", f"{_path(job)}/events", headers=headers, bulky=True)
+    return Request("GET", f"{_path(job)}/events", headers=headers, bulky=True)
 
 
-def results(job: str, after: int, limit: int) -> Call:
+def results(job: str, after: int, limit: int) -> Request:
     return get(f"{_path(job)}/results", after=after, limit=limit)
 
 
-def lines_of(answer: Answer) -> list[bytes]:
+def lines_of(answer: Response) -> list[bytes]:
     return [line for line in answer.body.split(b"\n") if line.strip()]
 
 
-def result(job: str, item: str, accept: str = JSON) -> Call:
+def result(job: str, item: str, accept: str = JSON) -> Request:
     require_name("id of the item", item)
     path = f"{_path(job)}/results/{'/'.join(map(step, item.split('/')))}"
-    return Call("GET", path, headers={"Accept": accept})
+    return Request("GET", path, headers={"Accept": accept})
 
 
-def archive(job: str, path: Path, form: str | None) -> Call:
+def archive(job: str, path: Path, form: str | None) -> Request:
     """Return the request for all results in one file.
 
     Raises:
@@ -130,28 +130,28 @@ def archive(job: str, path: Path, form: str | None) -> Call:
             f"the format of {path.name!r} is not known; name it .zip or .parquet, or say "
             "format='zip' or format='parquet'"
         )
-    return Call("GET", f"{_path(job)}/archive", (("format", form),), bulky=True)
+    return Request("GET", f"{_path(job)}/archive", (("format", form),), bulky=True)
 
 
-def clusters(job: str) -> Call:
-    return Call("GET", f"{_path(job)}/clusters", headers={"Accept": JSON}, bulky=True)
+def clusters(job: str) -> Request:
+    return Request("GET", f"{_path(job)}/clusters", headers={"Accept": JSON}, bulky=True)
 
 
-def audit(job: str) -> Call:
+def audit(job: str) -> Request:
     return get(_path(job, AUDITS))
 
 
-def audit_report(job: str) -> Call:
+def audit_report(job: str) -> Request:
     headers = {"Accept": "text/html"}
-    return Call("GET", f"{_path(job, AUDITS)}/report", headers=headers, bulky=True)
+    return Request("GET", f"{_path(job, AUDITS)}/report", headers=headers, bulky=True)
 
 
-def cancel(job: str) -> Call:
-    return Call("DELETE", _path(job))
+def cancel(job: str) -> Request:
+    return Request("DELETE", _path(job))
 
 
-def purge(job: str) -> Call:
-    return Call("DELETE", _path(job), (("purge", "true"),))
+def purge(job: str) -> Request:
+    return Request("DELETE", _path(job), (("purge", "true"),))
 
 
 @contextmanager
@@ -174,7 +174,7 @@ class Rhythm:
     def __init__(self) -> None:
         self._next = FIRST_LOOK
 
-    def pause(self, answer: Answer) -> float:
+    def pause(self, answer: Response) -> float:
         """Return the seconds until the next request, after the one that returned `answer`."""
         said = seconds_until(answer.headers.get("retry-after"))
         longest = LONGEST_LOOK if said is None else min(said, LONGEST_LOOK)

@@ -43,9 +43,9 @@ class DiskCache:
         self._folder = folder if folder and _is_safe(folder) else None
         self._most_bytes = most_bytes
 
-    def of(self, key: str) -> Kept:
+    def of(self, key: str) -> KeyedCache:
         """Return the part of the cache that belongs to a key."""
-        return Kept(self, key)
+        return KeyedCache(self, key)
 
     def read(self, key: str) -> bytes | None:
         """Return what was written under the key; None if that is not there or is damaged."""
@@ -93,7 +93,7 @@ class DiskCache:
 
 
 @dataclass(frozen=True)
-class Kept:
+class KeyedCache:
     """The part of a cache that belongs to a key."""
 
     cache: DiskCache

@@ -45,142 +45,101 @@ class Metrics:
 
     def __init__(self) -> None:
         self._registry = CollectorRegistry()
-        self.requests = Counter(
-            "gradcam_requests",
-            "Requests answered",
-            ["route", "method", "status"],
-            registry=self._registry,
+        counter = partial(Counter, registry=self._registry)
+        histogram = partial(Histogram, registry=self._registry)
+        gauge = partial(Gauge, registry=self._registry, multiprocess_mode="livemostrecent")
+        self.requests = counter(
+            "gradcam_requests", "Requests answered", ["route", "method", "status"]
         )
-        self.request_seconds = Histogram(
+        self.request_seconds = histogram(
             "gradcam_request_seconds",
             "Time from a request's first byte to its answer's last",
             ["route"],
             buckets=SECONDS,
-            registry=self._registry,
         )
-        self.phase_seconds = Histogram(
+        self.phase_seconds = histogram(
             "gradcam_phase_seconds",
             "Time spent in room (waiting for memory), decode, preprocess, queue, "
             "forward_backward, render",
             ["phase"],
             buckets=SECONDS,
-            registry=self._registry,
         )
-        self.batch_size = Histogram(
+        self.batch_size = histogram(
             "gradcam_batch_size",
             "Images in one forward pass",
             ["model"],
             buckets=(1, 2, 4, 8, 16, 32, 64, 128),
-            registry=self._registry,
         )
-        self.answers = Counter(
+        self.answers = counter(
             "gradcam_answers",
             "Answers for images, by origin: made, joined (shared with an answer in progress), "
             "remembered (from the cache)",
             ["model", "how"],
-            registry=self._registry,
         )
-        self.map_statistics = Histogram(
+        self.map_statistics = histogram(
             "gradcam_map",
             "Statistics of the served maps, each 0 to 1, for the classes that became frequent "
             "first; flat is 1 if the map is the same everywhere, else 0",
             ["model", "label", "statistic"],
             buckets=TENTHS,
-            registry=self._registry,
         )
-        self.drift = Gauge(
+        self.drift = gauge(
             "gradcam_drift_psi",
             "Population stability index of the maps' statistics against the model's reference",
             ["model", "label", "statistic"],
-            registry=self._registry,
-            multiprocess_mode="livemostrecent",
         )
-        self.drift_moved = Gauge(
+        self.drift_moved = gauge(
             "gradcam_drift_moved",
             "Statistics of maps that have moved since the model's reference was made",
             ["model"],
-            registry=self._registry,
-            multiprocess_mode="livemostrecent",
         )
-        self.drift_unknown = Gauge(
+        self.drift_unknown = gauge(
             "gradcam_drift_unknown_ratio",
             "Share of the latest maps whose classes the model's reference lacks",
             ["model"],
-            registry=self._registry,
-            multiprocess_mode="livemostrecent",
         )
         self.map_labels: defaultdict[str, set[str]] = defaultdict(set)
         """Model → labels of classes that its maps have been counted with. A series of a histogram
         stays, also when the model is unloaded and another one takes its name."""
         self._drift_told: defaultdict[str, set[tuple[str, str]]] = defaultdict(set)
         """Model → labels and statistics of `drift` that have a value."""
-        self.queue_depth = Gauge(
-            "gradcam_queue_depth",
-            "Images waiting",
-            ["model"],
-            registry=self._registry,
-            multiprocess_mode="livemostrecent",
-        )
-        self.admission_limit = Gauge(
+        self.queue_depth = gauge("gradcam_queue_depth", "Images waiting", ["model"])
+        self.admission_limit = gauge(
             "gradcam_admission_limit",
             "Requests that may be in progress, in all processes that receive requests together",
             ["model"],
-            registry=self._registry,
-            multiprocess_mode="livemostrecent",
         )
-        self.admission_delay = Gauge(
+        self.admission_delay = gauge(
             "gradcam_admission_delay_seconds",
             "Time within which three quarters of the latest requests were answered",
             ["model"],
-            registry=self._registry,
             multiprocess_mode="livemax",
         )
-        self.rejected = Counter(
-            "gradcam_rejected", "Requests refused", ["reason"], registry=self._registry
+        self.rejected = counter("gradcam_rejected", "Requests refused", ["reason"])
+        self.model_ready = gauge(
+            "gradcam_model_ready", "1 once a model is loaded, warm and its worker alive", ["model"]
         )
-        self.model_ready = Gauge(
-            "gradcam_model_ready",
-            "1 once a model is loaded, warm and its worker alive",
-            ["model"],
-            registry=self._registry,
-            multiprocess_mode="livemostrecent",
-        )
-        self.worker_restarts = Counter(
+        self.worker_restarts = counter(
             "gradcam_worker_restarts",
             "Workers that were replaced because they, or their process, hung or ended",
             ["model"],
-            registry=self._registry,
         )
-        self.jobs = Gauge(
-            "gradcam_jobs",
-            "Unfinished jobs, by state: waiting, running",
-            ["state"],
-            registry=self._registry,
-            multiprocess_mode="livemostrecent",
-        )
-        self.job_items = Counter(
+        self.jobs = gauge("gradcam_jobs", "Unfinished jobs, by state: waiting, running", ["state"])
+        self.job_items = counter(
             "gradcam_job_items",
             "Images of jobs that are finished, by outcome: done, failed",
             ["outcome"],
-            registry=self._registry,
         )
         for outcome in ("done", "failed"):  # a rate has a start only if the series is there before
             self.job_items.labels(outcome=outcome)
-        build_info = Gauge(
+        self.build_info = gauge(
             "gradcam_build_info",
             "1, with the versions of the service and of Python",
             ["version", "python"],
-            registry=self._registry,
             multiprocess_mode="max",
         )
-        build_info.labels(version=__version__, python=platform.python_version()).set(1)
-        self.build_info = build_info
-        self.connections = Gauge(
-            "gradcam_connections",
-            "Connections that are open",
-            registry=self._registry,
-            multiprocess_mode="livemostrecent",
-        )
+        self.build_info.labels(version=__version__, python=platform.python_version()).set(1)
+        self.connections = gauge("gradcam_connections", "Connections that are open")
         self.count_connections: Callable[[], int] = lambda: 0
         """Returns the number of connections that are open."""
         self._folder = os.environ.get(FOLDER)

@@ -38,11 +38,11 @@ Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 
-class Full(Exception):
+class BatcherFull(Exception):
     """The queue holds the maximum number of items."""
 
 
-class Closed(Exception):
+class BatcherClosed(Exception):
     """The batcher has been closed, or its worker has ended.
 
     Attributes:
@@ -161,7 +161,7 @@ class Batcher(Generic[Item, Result]):
 
     async def abandon(self) -> None:
         """Abandon the thread, even in the middle of a batch. All waiting items fail with
-        `Closed`."""
+        `BatcherClosed`."""
         self._closing = self._abandoned = True
         if self._worker:
             self._worker.cancel()
@@ -190,11 +190,11 @@ class Batcher(Generic[Item, Result]):
             Closed: if the batcher is closed or its worker has ended.
         """
         if not self.alive:
-            raise Closed("the batcher is closed")
+            raise BatcherClosed("the batcher is closed")
         if len(self._queue) >= self._max_queue:
             self._queue = deque(e for e in self._queue if not e.future.cancelled())
         if len(self._queue) >= self._max_queue and not admitted:
-            raise Full(f"{len(self._queue)} items are waiting")
+            raise BatcherFull(f"{len(self._queue)} items are waiting")
         future: asyncio.Future[Outcome[Result]] = asyncio.get_running_loop().create_future()
         now = perf_counter()
         self._queue.append(_Entry(item, future, now))
@@ -219,13 +219,13 @@ class Batcher(Generic[Item, Result]):
         finally:
             for entry in self._queue:
                 if not entry.future.done():
-                    entry.future.set_exception(Closed("the worker has ended"))
+                    entry.future.set_exception(BatcherClosed("the worker has ended"))
             self._queue.clear()
 
     def _end(self, batch: list[_Entry[Item, Result]]) -> None:
         """Give each entry of a batch a result, unless it has one. In a method of its own, because
         the loop's variable would keep the last item in memory until the next one comes."""
-        ended = Closed("the worker has ended", blamed=self._abandoned)
+        ended = BatcherClosed("the worker has ended", blamed=self._abandoned)
         for entry in batch:
             self._settle(entry, ended, 0, len(batch))
 

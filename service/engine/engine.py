@@ -39,7 +39,7 @@ from cam.methods.progress import Progress
 from cam.outputs.output import Output
 from cam.passes.fast import CompiledPath
 from cam.passes.samples import samples
-from service.backend.answers import Answer, Boxes, Prediction
+from service.backend.answers import Boxes, Prediction, ServedAnswer
 from service.backend.interface import Listener
 from service.backend.outcome import Outcome
 from service.backend.work import (
@@ -65,7 +65,7 @@ from service.core.errors import (
 )
 from service.core.metrics import Metrics
 from service.core.pool import Priority
-from service.engine.batcher import Batcher, Closed, Full
+from service.engine.batcher import Batcher, BatcherClosed, BatcherFull
 from service.engine.memory import is_of_memory
 from service.engine.warming import warm_paths
 from service.loading.devices import bind
@@ -410,13 +410,13 @@ class Engine:
     async def _submit(self, item: _Item, *, admitted: bool = False) -> Outcome[object]:
         try:
             return await self._batcher.submit(item, admitted=admitted)
-        except Full as error:
+        except BatcherFull as error:
             self._metrics.rejected.labels(reason="queue full").inc()
             raise QueueFull(
                 f"{error} for model {self.model.name!r}, which is the maximum; try again",
                 retry_after=RETRY_AFTER_SECONDS,
             ) from None
-        except Closed as error:
+        except BatcherClosed as error:
             raise Unavailable(
                 f"model {self.model.name!r} takes no more requests; try again",
                 retry_after=RETRY_AFTER_SECONDS,
@@ -501,7 +501,7 @@ def smallest_that_pays(seconds: Mapping[int, float]) -> int:
     return min(count for count, share in shares.items() if share <= SLOWER * best)
 
 
-def _plain(found: Explained | CamError) -> Answer | CamError:
+def _plain(found: Explained | CamError) -> ServedAnswer | CamError:
     """Return an answer as plain data. Targets lose their masks, which no caller reads."""
     if isinstance(found, CamError):
         return found
@@ -511,7 +511,7 @@ def _plain(found: Explained | CamError) -> Answer | CamError:
         else each
         for each in found.explanations
     )
-    return Answer(_prediction(found.output), explanations)
+    return ServedAnswer(_prediction(found.output), explanations)
 
 
 def _prediction(said: Output) -> Prediction:

@@ -12,7 +12,7 @@ import numpy as np
 from cam import Explanation, Question
 from cam.agreement import Fidelity
 from cam.methods.progress import Progress
-from service.backend.answers import Answer
+from service.backend.answers import ServedAnswer
 from service.backend.interface import Listener, naming
 from service.backend.outcome import Outcome
 from service.backend.work import CompareDrift, Explain, Randomise, Value, Work
@@ -41,7 +41,7 @@ class Replicas:
         self._metrics = metrics
         model = engines[0].model
         self.watch = Watch(model, metrics, sample=model.explain_sample)
-        self._response_cache: ResponseCache[Outcome[Answer], Progress] = ResponseCache(
+        self._response_cache: ResponseCache[Outcome[ServedAnswer], Progress] = ResponseCache(
             cache_bytes, _bytes_of
         )
 
@@ -117,10 +117,10 @@ class Replicas:
         engine = self._idlest(randomising=isinstance(work, Randomise))
         return await engine.ask(work, progress=progress)
 
-    async def _explain(self, work: Explain, progress: Listener | None) -> Outcome[Answer]:
+    async def _explain(self, work: Explain, progress: Listener | None) -> Outcome[ServedAnswer]:
         if len(work.questions) == 1:
             return await self._explain_group(work, progress, work.questions)
-        outcomes: list[Outcome[Answer]] = []
+        outcomes: list[Outcome[ServedAnswer]] = []
         found: dict[str, list[Explanation]] = {}
         for asked in self._groups(work.questions):
             group = asked
@@ -150,7 +150,7 @@ class Replicas:
 
     async def _explain_group(
         self, work: Explain, progress: Listener | None, asked: Sequence[Question]
-    ) -> Outcome[Answer]:
+    ) -> Outcome[ServedAnswer]:
         """Answer one group of questions: those of one-pass methods, or a single question of a
         method of many passes.
 
@@ -170,10 +170,10 @@ class Replicas:
             self._watch(work.seen, asked, outcome.value)
         return Outcome(outcome.value, 0.0, 0.0, 0) if how == "remembered" else outcome
 
-    def _watch(self, seen: ModelInput, questions: Sequence[Question], answer: Answer) -> None:
+    def _watch(self, seen: ModelInput, questions: Sequence[Question], answer: ServedAnswer) -> None:
         """Record an answer to live traffic."""
 
-        async def explain(question: Question) -> Answer:
+        async def explain(question: Question) -> ServedAnswer:
             work = Explain(seen, (question,), "background", watched=True)
             return (await self._idlest().ask(work)).value
 
@@ -208,7 +208,7 @@ def _key(seen: ModelInput, questions: Sequence[Question]) -> bytes:
     return digest.digest()
 
 
-def _bytes_of(outcome: Outcome[Answer]) -> int | None:
+def _bytes_of(outcome: Outcome[ServedAnswer]) -> int | None:
     """Return the size of an answer in the cache, in bytes; None if it must not be cached."""
     answer = outcome.value
     if any(each.passes and each.passes.stopped for each in answer.explanations):

@@ -52,7 +52,7 @@ class WarmPath:
     """See `_seconds`."""
 
 
-class TooSlow(Exception):
+class PathTooSlow(Exception):
     """A path is slower than the exact path."""
 
 
@@ -88,17 +88,7 @@ def warm_paths(model: ServedModel, worth: float = math.inf) -> WarmPath | None:
 def _warm(model: ServedModel, path: CompiledPath, images: Tensor, worth: float) -> WarmPath | None:
     """Compile a path and compare it with the exact path. Return None if it must not be used."""
     started = perf_counter()
-    methods = [
-        name
-        for name, method in METHODS.items()
-        if method.formula != "steps"
-        and name not in model.unsuited
-        # The paths stop at one layer, and these methods make one map of several.
-        and not method.levels
-        # In methods with components or thresholds, a rounding error may change the whole map on
-        # photos that are unlike the samples.
-        and (method.formula == "weights" or path.dtype == torch.float32)
-    ]
+    methods = _candidates(model, path)
     record = f"judgement {path.runtime} {path.dtype} {path.layer} {path.sizes} {methods}"
     known = _recalled(model, record) if path.runtime == "openvino" else None
     if not known and path.runtime == "openvino" and SAVED * worth < PREPARATION_SECONDS:
@@ -126,7 +116,7 @@ def _warm(model: ServedModel, path: CompiledPath, images: Tensor, worth: float) 
             name: each for name, each in found.fidelities.items() if each.exact or not model.exact
         }
     except Exception as error:  # whatever fails here, the exact path still works
-        passing = isinstance(error, TooSlow | OSError) or is_of_memory(error)
+        passing = isinstance(error, PathTooSlow | OSError) or is_of_memory(error)
         if not passing and not known and path.runtime == "openvino":
             _keep(model, record, Judgement(unfit=one_line(error)))
         log.warning(
@@ -152,6 +142,21 @@ def _warm(model: ServedModel, path: CompiledPath, images: Tensor, worth: float) 
     return WarmPath(path, usable, found.seconds)
 
 
+def _candidates(model: ServedModel, path: CompiledPath) -> list[str]:
+    """Return the names of the methods whose maps a path may make, if they prove to be exact."""
+    return [
+        name
+        for name, method in METHODS.items()
+        if method.formula != "steps"
+        and name not in model.unsuited
+        # The paths stop at one layer, and these methods make one map of several.
+        and not method.levels
+        # In methods with components or thresholds, a rounding error may change the whole map on
+        # photos that are unlike the samples.
+        and (method.formula == "weights" or path.dtype == torch.float32)
+    ]
+
+
 def _judged(
     model: ServedModel, path: CompiledPath, images: Tensor, methods: Sequence[str]
 ) -> Judgement:
@@ -168,7 +173,7 @@ def _judged(
     if model.exact:
         plain = _seconds(model, partial(_exact, model), images)
         if seconds > MARGIN * plain:
-            raise TooSlow(f"{seconds * 1000:.1f} ms an image, {plain * 1000:.1f} ms without it")
+            raise PathTooSlow(f"{seconds * 1000:.1f} ms an image, {plain * 1000:.1f} ms without it")
     return Judgement(judged, seconds)
 
 

@@ -19,7 +19,7 @@ from cam.drift.map_statistics import STATISTICS, MapStatistics, row_of, statisti
 from cam.drift.reference import Origin, Reference
 from cam.drift.shift import FLAT, Comparison
 from cam.drift.window import Window
-from service.backend.answers import Answer
+from service.backend.answers import ServedAnswer
 from service.backend.drift import Drift
 from service.backend.work import NOTHING, Pixels
 from service.core.errors import Problem
@@ -108,7 +108,7 @@ class Watch:
         return seen.fit == self._origin.fit
 
     def note(
-        self, questions: Sequence[Question], answer: Answer, pixels: Pixels | None = None
+        self, questions: Sequence[Question], answer: ServedAnswer, pixels: Pixels | None = None
     ) -> None:
         """Record the maps of an answer that was computed for live traffic.
 
@@ -127,7 +127,7 @@ class Watch:
     def sample(
         self,
         questions: Sequence[Question],
-        explain: Callable[[Question], Awaitable[Answer]],
+        explain: Callable[[Question], Awaitable[ServedAnswer]],
         pixels: Pixels | None = None,
     ) -> None:
         """Explain a prediction in the background, with the probability that the model's entry

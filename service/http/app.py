@@ -19,6 +19,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Match
+from starlette.types import Lifespan
 
 from service import __version__
 from service.backend.interface import Backend
@@ -35,13 +36,13 @@ from service.http.contract import gather_components
 from service.http.documentation import DESCRIPTION, SECURITY, SECURITY_SCHEMES, TAGS
 from service.http.guard import Guard, Guarded, LimitBody
 from service.http.job_routes import make_jobs_router
-from service.http.middleware import Cors, Head, Observe
+from service.http.middleware import Cors, Head, ObserveRequests
 from service.http.reception import Reception
 from service.http.routes import make_router
 from service.jobs.host import Jobs
 from service.limits.admission import Admission
 from service.limits.body_budget import BodyBudget
-from service.limits.counters import CONNECTIONS, Counts, LocalCounts
+from service.limits.counters import CONNECTIONS, LocalCounts, ServiceCounts
 from service.limits.fetch import Fetcher
 from service.limits.keys import read_keys
 from service.limits.rates import Rates
@@ -70,7 +71,7 @@ def make_app(
     *,
     manager: Backend,
     metrics: Metrics,
-    counts: Counts | None = None,
+    counts: ServiceCounts | None = None,
     rates: Rates | None = None,
     works_on_jobs: bool = True,
 ) -> FastAPI:
@@ -87,7 +88,6 @@ def make_app(
     register_url_convertor("model", ModelName())
     # Refuse a picture about whose size Pillow would only warn.
     warnings.simplefilter("error", Image.DecompressionBombWarning)
-    keys = read_keys(settings.keys) if settings.keys else None
     counts = counts or LocalCounts()
     metrics.count_connections = lambda: counts.total(CONNECTIONS)
     pipeline = make_pipeline(settings, metrics, counts)
@@ -95,14 +95,12 @@ def make_app(
     admission = Admission(
         settings.max_queue, tolerance=settings.delay_tolerance, metrics=metrics, counts=counts
     )
-    guard = Guard(
-        keys=keys,
-        rates=rates or Rates(),
-        admission=admission,
-        web_pages=bool(settings.cors_origins),
+    keys = read_keys(settings.keys) if settings.keys else None
+    pages = bool(settings.cors_origins)
+    guard = Guard(keys=keys, rates=rates or Rates(), admission=admission, web_pages=pages)
+    body_budget = BodyBudget(
+        max(settings.max_bodies_bytes, settings.max_body_bytes), metrics, counts
     )
-    most = max(settings.max_bodies_bytes, settings.max_body_bytes)
-    body_budget = BodyBudget(most, metrics, counts)
     jobs = Jobs(
         manager=manager,
         pipeline=pipeline,
@@ -124,6 +122,31 @@ def make_app(
                 yield
                 resting.cancel()
 
+    app = _described_app(lifespan)
+    app.state.manager = manager
+    app.state.metrics = metrics
+    app.state.admission = admission
+    app.state.guard = guard
+    app.state.counts = counts
+    app.state.jobs = jobs
+    _add_middleware(app, settings, guard=guard, body_budget=body_budget, metrics=metrics)
+    app.add_exception_handler(Problem, _on_problem)
+    app.add_exception_handler(HTTPException, _on_http_exception)
+    # A configured model that was removed may be added again.
+    sources = [*settings.allowed_sources, *(entry.source for entry in entries)]
+    for router in (
+        make_about_router(manager=manager, metrics=metrics),
+        make_router(reception=reception, pipeline=pipeline),
+        make_jobs_router(jobs=jobs, manager=manager),
+        make_audits_router(jobs=jobs),
+        make_administration_router(manager=manager, admission=admission, allowed_sources=sources),
+    ):
+        app.include_router(router)
+    return app
+
+
+def _described_app(lifespan: Lifespan[FastAPI]) -> FastAPI:
+    """Return an app without routes, which describes itself as this service."""
     app = FastAPIOffline(
         title="gradcam-service",
         version=__version__,
@@ -135,28 +158,6 @@ def make_app(
         generate_unique_id_function=_operation_id,
     )
     app.openapi = partial(_openapi, app)  # type: ignore[method-assign]
-    app.state.manager = manager
-    app.state.metrics = metrics
-    app.state.admission = admission
-    app.state.guard = guard
-    app.state.counts = counts
-    app.state.jobs = jobs
-    _add_middleware(app, settings, guard=guard, body_budget=body_budget, metrics=metrics)
-    # A configured model that was removed may be added again.
-    configured = [entry.source for entry in entries]
-    app.add_exception_handler(Problem, _on_problem)
-    app.add_exception_handler(HTTPException, _on_http_exception)
-    app.include_router(make_about_router(manager=manager, metrics=metrics))
-    app.include_router(make_router(reception=reception, pipeline=pipeline))
-    app.include_router(make_jobs_router(jobs=jobs, manager=manager))
-    app.include_router(make_audits_router(jobs=jobs))
-    app.include_router(
-        make_administration_router(
-            manager=manager,
-            admission=admission,
-            allowed_sources=[*settings.allowed_sources, *configured],
-        )
-    )
     return app
 
 
@@ -173,7 +174,7 @@ def _add_middleware(
         metrics=metrics,
     )
     app.add_middleware(Guarded, guard=guard, metrics=metrics)
-    app.add_middleware(Observe, metrics=metrics)
+    app.add_middleware(ObserveRequests, metrics=metrics)
     if settings.cors_origins:
         app.add_middleware(
             Cors,

@@ -28,7 +28,7 @@ from service.core.errors import (
 from service.core.metrics import Metrics
 from service.limits.admission import Admission
 from service.limits.body_budget import BodyBudget
-from service.limits.keys import Key, Keys
+from service.limits.keys import ApiKey, Keys
 from service.limits.rates import Rates
 
 OPEN_PATHS = ("/healthz", "/readyz")
@@ -107,7 +107,7 @@ class Guard:
         except Problem:  # the app refuses it again, with a request id and a line in the log
             return None
 
-    def _key_of(self, headers: Headers) -> Key | None:
+    def _key_of(self, headers: Headers) -> ApiKey | None:
         """Return the key of a request; None if the service has no keys."""
         if self._keys is None:
             return None
@@ -118,7 +118,7 @@ class Guard:
             raise Unauthorized(f"the API key that was sent is not known; {SEND_ONE}")
         raise Unauthorized(SEND_ONE)
 
-    def _require_scope(self, key: Key | None, method: str, path: str) -> None:
+    def _require_scope(self, key: ApiKey | None, method: str, path: str) -> None:
         wants_admin = path.startswith("/v1/models") and (
             method == "DELETE" or (method == "POST" and ":" not in path)
         )
@@ -136,7 +136,7 @@ class Guard:
                 f"needs {needed}"
             )
 
-    def _count(self, key: Key | None) -> None:
+    def _count(self, key: ApiKey | None) -> None:
         if key is None or key.rate is None:
             return
         wait = self._rates.hit(key.rate, key.name)

@@ -44,7 +44,7 @@ class Cors(CORSMiddleware):
         return response
 
 
-class Observe:
+class ObserveRequests:
     """Gives every request an id, counts and logs it, and answers errors that inner layers raise.
 
     A defect of the service gets a 500 with the id; a request that the end of the process interrupts

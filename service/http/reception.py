@@ -16,7 +16,7 @@ from service.backend.timings import Timings
 from service.core.errors import MalformedRequest, Problem
 from service.core.settings import Settings
 from service.http.requests import read_instances
-from service.limits.admission import Admission, Place
+from service.limits.admission import Admission, AdmittedRequest
 from service.limits.fetch import Allowance, Fetcher
 from service.limits.timeouts import deadline
 from service.pipeline.instances import Instance, P, Remote
@@ -92,7 +92,7 @@ class Reception:
         replicas = self._manager.replicas(model)
         timings = Timings()
         seconds = self._patience(request)
-        place: Place | None = request.scope["state"].get("place")
+        place: AdmittedRequest | None = request.scope["state"].get("place")
         until = monotonic() + seconds
         # More images than the queue holds cannot be admitted together.
         most = min(self._settings.max_instances, self._settings.max_queue)

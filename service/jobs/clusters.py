@@ -43,7 +43,7 @@ DIGITS: Final = 4
 
 
 @dataclass(frozen=True, slots=True)
-class Key:
+class ClassKey:
     """A class. A label alone does not identify it: two classes may be called crane."""
 
     index: int | None
@@ -51,8 +51,8 @@ class Key:
 
 
 @dataclass(frozen=True, eq=False)
-class Found:
-    key: Key
+class ClassClusters:
+    key: ClassKey
     maps: ClassMaps
     clusters: Clusters | None
     """None if the class has too few maps."""
@@ -66,7 +66,7 @@ class Found:
 class Clustering:
     """The clusters of a job."""
 
-    classes: list[Found]
+    classes: list[ClassClusters]
     explained: int
     """Number of items that are explained."""
     read: int
@@ -136,7 +136,7 @@ class Clusterings:
             found = self._known[job.id] = Clustering(classes, explained, read)
         return found
 
-    def _maps(self, job: Job) -> tuple[dict[Key, ClassMaps], int, int]:
+    def _maps(self, job: Job) -> tuple[dict[ClassKey, ClassMaps], int, int]:
         """Return the maps of each class, one of each item: of several methods the first. Then the
         number of items that are explained, and of those that were read.
 
@@ -144,19 +144,19 @@ class Clusterings:
         """
         explained = [each for each in all_finished(self._results, job) if each.problem is None]
         maps = pixels = 0
-        taken: dict[int, dict[Key, tuple[int, Float]]] = {}
+        taken: dict[int, dict[ClassKey, tuple[int, Float]]] = {}
         for rank in spread(len(explained)):
             if maps >= MOST or pixels >= MOST_PIXELS:
                 break
             found = taken[rank] = {}
             for record in maps_of(self._folder, job, explained[rank]):
                 target = record.facts.target
-                key = Key(target.index, title_of(target))
+                key = ClassKey(target.index, title_of(target))
                 if key not in found:
                     found[key] = record.number, reduced(record.map)
                 pixels += math.prod(record.picture_shape)
             maps += len(found)
-        classes: dict[Key, ClassMaps] = {}
+        classes: dict[ClassKey, ClassMaps] = {}
         for rank in sorted(taken):
             for key, (number, heat) in taken[rank].items():
                 of_class = classes.setdefault(key, ClassMaps(key.label))
@@ -171,11 +171,11 @@ def spread(count: int) -> list[int]:
     return sorted(range(count), key=lambda number: int(f"{number:0{digits}b}"[::-1], 2))
 
 
-def _clustered(key: Key, maps: ClassMaps) -> Found:
-    return Found(key, maps, find_clusters(maps.maps) if len(maps.ids) >= FEWEST else None)
+def _clustered(key: ClassKey, maps: ClassMaps) -> ClassClusters:
+    return ClassClusters(key, maps, find_clusters(maps.maps) if len(maps.ids) >= FEWEST else None)
 
 
-def _rank(found: Found) -> tuple[bool, float, int, str]:
+def _rank(found: ClassClusters) -> tuple[bool, float, int, str]:
     """Return what classes are sorted by: those with a place of their own first, then the most
     suspicious one, then the largest."""
     clusters = found.clusters.clusters if found.clusters else ()
@@ -183,7 +183,7 @@ def _rank(found: Found) -> tuple[bool, float, int, str]:
     return found.place is None, -suspicion, -len(found.maps.ids), found.key.label
 
 
-def _describe(found: Found) -> ClustersOfClass:
+def _describe(found: ClassClusters) -> ClustersOfClass:
     count = len(found.maps.ids)
     note: str | None = too_few(count)
     clusters: tuple[Cluster, ...] = ()
@@ -198,7 +198,7 @@ def _describe(found: Found) -> ClustersOfClass:
     )
 
 
-def _place(place: OwnPlace, of: Found) -> PlaceSchema:
+def _place(place: OwnPlace, of: ClassClusters) -> PlaceSchema:
     members = place.members.tolist()
     x, y = place.place
     return PlaceSchema(

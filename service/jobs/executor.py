@@ -27,14 +27,14 @@ from service.core.errors import (
 from service.core.pool import Pool
 from service.core.schemas import dump
 from service.insights.audit.grids import Neighbours
-from service.insights.audit.measurement import Measurement
+from service.insights.audit.measurement import AuditMeasurement
 from service.insights.audit.plan import plan_of
 from service.jobs.documents import ItemAnswer
 from service.jobs.errors import FolderAway
 from service.jobs.leases import Store
 from service.jobs.records import Leased
 from service.jobs.results import stored
-from service.jobs.sources import Sources
+from service.jobs.sources import ItemReader
 from service.models.preprocessing import ModelInput
 from service.pipeline.instances import Instance
 from service.pipeline.pipeline import Pipeline
@@ -57,7 +57,7 @@ class ItemExecutor:
         *,
         manager: Backend,
         pipeline: Pipeline,
-        sources: Sources,
+        sources: ItemReader,
         store: Store,
         pool: Pool,
     ) -> None:
@@ -138,7 +138,7 @@ class ItemExecutor:
             self._neighbours[item.job] = Neighbours(
                 item.total, partial(self._seen, item), plan.seed
             )
-        measurement = Measurement(replicas, plan, self._neighbours[item.job])
+        measurement = AuditMeasurement(replicas, plan, self._neighbours[item.job])
         seen, warnings = await self._opened(item)
         sent = item.parameters.target
         assert not isinstance(sent, list)  # `plan_of` accepts one class

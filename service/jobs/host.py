@@ -24,14 +24,14 @@ from service.jobs.database import Database
 from service.jobs.documents import JobDocument, describe_job
 from service.jobs.executor import ItemExecutor
 from service.jobs.intake import Intake
-from service.jobs.janitor import enlisted, kept
+from service.jobs.janitor import Janitor, enlisted
 from service.jobs.job_files import Folder
 from service.jobs.leases import Store
 from service.jobs.listing import Listing
 from service.jobs.records import Job
 from service.jobs.results import ResultStore
 from service.jobs.runner import Runner
-from service.jobs.sources import Sources
+from service.jobs.sources import ItemReader
 from service.jobs.submission import Submissions
 from service.limits.admission import Admission
 from service.limits.body_budget import BodyBudget
@@ -175,8 +175,8 @@ class Jobs:
             # Separate threads, so that a request for a job's status does not wait until an archive
             # is unpacked or images are read.
             pool, intake_pool, image_pool = (
-                scope.enter_context(Pool(each, THREADS))
-                for each in ("jobs", "job intake", "job images")
+                scope.enter_context(Pool(threads, THREADS))
+                for threads in ("jobs", "job intake", "job images")
             )
 
             def open_files() -> tuple[Database, Folder, Store]:
@@ -188,23 +188,6 @@ class Jobs:
 
             database, folder, store = await pool.run(open_files)
             listing = Listing(database)
-            executor = ItemExecutor(
-                manager=self._manager,
-                pipeline=self._pipeline,
-                sources=Sources(folder, self._fetcher, settings, image_pool),
-                store=store,
-                pool=pool,
-            )
-            runner = Runner(
-                name,
-                store=store,
-                folder=folder,
-                executor=executor,
-                manager=self._manager,
-                admission=self._admission,
-                pool=pool,
-                metrics=self._metrics,
-            )
             intake = Intake(
                 runner=name,
                 folder=folder,
@@ -215,21 +198,21 @@ class Jobs:
                 settings=settings,
                 pool=intake_pool,
             )
-            retention = settings.job_retention_seconds
-            keeping = kept(
+            runner = self._runner(name, store, folder, pool, image_pool)
+            janitor = Janitor(
                 runner,
                 store,
                 listing,
                 folder,
                 pool,
-                retention_seconds=retention,
+                retention_seconds=settings.job_retention_seconds,
                 clear_up=intake.clear_up,
                 metrics=self._metrics,
             )
             async with AsyncExitStack() as open_scope:
                 if self._works:
                     await open_scope.enter_async_context(runner)
-                await open_scope.enter_async_context(keeping)
+                await open_scope.enter_async_context(janitor)
                 results = ResultStore(database)
                 yield JobService(
                     listing,
@@ -241,5 +224,27 @@ class Jobs:
                     runner,
                     pool,
                     self._manager,
-                    retention,
+                    settings.job_retention_seconds,
                 )
+
+    def _runner(
+        self, name: str, store: Store, folder: Folder, pool: Pool, image_pool: Pool
+    ) -> Runner:
+        """Return what processes the items, not yet entered."""
+        executor = ItemExecutor(
+            manager=self._manager,
+            pipeline=self._pipeline,
+            sources=ItemReader(folder, self._fetcher, self._settings, image_pool),
+            store=store,
+            pool=pool,
+        )
+        return Runner(
+            name,
+            store=store,
+            folder=folder,
+            executor=executor,
+            manager=self._manager,
+            admission=self._admission,
+            pool=pool,
+            metrics=self._metrics,
+        )

@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager, suppress
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager, suppress
 from functools import partial
 from time import monotonic
+from types import TracebackType
 from typing import Final
 
 from service.core.errors import InsufficientStorage, Problem
@@ -58,79 +59,96 @@ def bury_dead(name: str, store: Store, folder: Folder, *, silent: bool = True) -
         folder.clear(each)
 
 
-@asynccontextmanager
-async def kept(
-    runner: Runner,
-    store: Store,
-    listing: Listing,
-    folder: Folder,
-    pool: Pool,
-    *,
-    retention_seconds: float,
-    clear_up: Callable[[], None] = lambda: None,
-    metrics: Metrics,
-) -> AsyncIterator[None]:
-    """Maintain jobs while the block runs: send the runner's heartbeats, free the items of dead
-    runners, count the unfinished jobs, and remove expired jobs.
+class Janitor:
+    """Maintains jobs while the `async with` block runs: sends the runner's heartbeats, frees the
+    items of dead runners, counts the unfinished jobs, and removes expired jobs.
 
     Args:
         retention_seconds: seconds after its end at which a job is removed.
         clear_up: called with every removal of expired jobs, for additional cleaning.
     """
-    heard = steady = monotonic()
 
-    def look_around() -> None:
-        nonlocal heard, steady
-        store.enlist(runner.name)
-        before, heard = heard, monotonic()
-        if heard - before > LEASE_SECONDS / 2:  # the database was unreachable, also for others
-            steady = heard
-        silent = heard - steady > LEASE_SECONDS
-        bury_dead(runner.name, store, folder, silent=silent)
+    def __init__(
+        self,
+        runner: Runner,
+        store: Store,
+        listing: Listing,
+        folder: Folder,
+        pool: Pool,
+        *,
+        retention_seconds: float,
+        clear_up: Callable[[], None] = lambda: None,
+        metrics: Metrics,
+    ) -> None:
+        self._runner = runner
+        self._store = store
+        self._listing = listing
+        self._folder = folder
+        self._pool = pool
+        self._retention_seconds = retention_seconds
+        self._clear_up = clear_up
+        self._metrics = metrics
+        self._heard = self._steady = monotonic()
+        """Time of the latest heartbeat, and of the first one since the database was unreachable."""
+        self._duties: list[asyncio.Task[None]] = []
 
-    def count() -> None:
-        for state, number in listing.unfinished().items():
-            metrics.jobs.labels(state=state).set(number)
+    async def __aenter__(self) -> None:
+        # Tasks of their own, because to remove a million results takes longer than a heartbeat may.
+        duties = (
+            partial(self._pool.run, self._look_around),
+            partial(self._pool.run, self._tidy_up),
+            partial(self._pool.run, self._count),
+            self._withdraw,
+        )
+        self._duties = [asyncio.create_task(_repeat(duty), name="keep jobs") for duty in duties]
 
-    def tidy_up() -> None:
-        clear_up()
-        ended_before = time.time() - retention_seconds
-        for job in listing.leaving(ended_before):
-            if listing.expire(job, ended_before):
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        for duty in self._duties:
+            duty.cancel()
+        await asyncio.wait(self._duties)
+
+    def _look_around(self) -> None:
+        self._store.enlist(self._runner.name)
+        before, self._heard = self._heard, monotonic()
+        if self._heard - before > LEASE_SECONDS / 2:  # the database was unreachable, also to others
+            self._steady = self._heard
+        silent = self._heard - self._steady > LEASE_SECONDS
+        bury_dead(self._runner.name, self._store, self._folder, silent=silent)
+
+    def _count(self) -> None:
+        for state, number in self._listing.unfinished().items():
+            self._metrics.jobs.labels(state=state).set(number)
+
+    def _tidy_up(self) -> None:
+        self._clear_up()
+        ended_before = time.time() - self._retention_seconds
+        for job in self._listing.leaving(ended_before):
+            if self._listing.expire(job, ended_before):
                 try:
-                    folder.remove(job)
+                    self._folder.remove(job)
                 except InsufficientStorage as problem:  # the other jobs are still removed
                     log.warning("job %s cannot be removed: %s", job, problem.detail)
                 else:
-                    listing.remove(job)
+                    self._listing.remove(job)
 
-    async def withdraw() -> None:
+    async def _withdraw(self) -> None:
         """Withdraw items of jobs that were cancelled through another process."""
-        if jobs := runner.jobs_in_work:
-            for job in await pool.run(lambda: store.closed(jobs)):
-                runner.drop(job)
+        if jobs := self._runner.jobs_in_work:
+            for job in await self._pool.run(lambda: self._store.closed(jobs)):
+                self._runner.drop(job)
 
-    async def keep(work: Callable[[], Awaitable[None]]) -> None:
-        while True:
-            try:
-                await work()
-            except Problem as problem:
-                log.warning("maintenance of jobs failed: %s", problem.detail)
-            except Exception:
-                log.exception("maintenance of jobs failed")
-            await asyncio.sleep(BEAT_SECONDS)
 
-    # Tasks of their own, because to remove a million results takes longer than a heartbeat may.
-    duties = (
-        partial(pool.run, look_around),
-        partial(pool.run, tidy_up),
-        partial(pool.run, count),
-        withdraw,
-    )
-    keeping = [asyncio.create_task(keep(work), name="keep jobs") for work in duties]
-    try:
-        yield
-    finally:
-        for each in keeping:
-            each.cancel()
-        await asyncio.wait(keeping)
+async def _repeat(duty: Callable[[], Awaitable[None]]) -> None:
+    while True:
+        try:
+            await duty()
+        except Problem as problem:
+            log.warning("maintenance of jobs failed: %s", problem.detail)
+        except Exception:
+            log.exception("maintenance of jobs failed")
+        await asyncio.sleep(BEAT_SECONDS)

@@ -12,14 +12,14 @@ from service.core.pydantic_errors import mistake
 from service.jobs.records import LONGEST_ID, Source
 from service.pipeline.images import decode_base64
 from service.pipeline.parameters import ExplainInstance, Parameters
-from service.pipeline.targets import Closed
+from service.pipeline.targets import StrictModel
 from service.pipeline.validation import OWN, parameter_problem
 
 MOST_PATH = 2000
 FORMS = ("b64", "url", "path", "uri")
 
 
-class JobPhoto(Closed):
+class JobPhoto(StrictModel):
     """One photo: its bytes, or the location from which the service reads it."""
 
     b64: str | None = Field(
@@ -87,7 +87,7 @@ class JobInstance(ExplainInstance):
         )
 
 
-class JobRequest(Closed):
+class JobRequest(StrictModel):
     model: str | None = Field(
         None, min_length=1, max_length=200, description="Without it the service's first."
     )

@@ -279,7 +279,7 @@ class Runner:
 
 
 @dataclass
-class Item:
+class ItemInFlight:
     model: str
     kind: Kind
     task: asyncio.Task[bytes | Problem] | None = None
@@ -288,12 +288,12 @@ class Item:
 
 class InFlight:
     def __init__(self) -> None:
-        self._items: dict[tuple[str, int], Item] = {}
+        self._items: dict[tuple[str, int], ItemInFlight] = {}
         self._none = asyncio.Event()
         self._none.set()
 
     def begin(self, item: Leased) -> None:
-        self._items[item.job, item.number] = Item(item.model, item.kind)
+        self._items[item.job, item.number] = ItemInFlight(item.model, item.kind)
         self._none.clear()
 
     def answer(self, item: Leased, task: asyncio.Task[bytes | Problem]) -> None:

@@ -34,7 +34,7 @@ READ_SECONDS: Final = 60.0
 AT_ONCE: Final = 16
 
 
-class Sources:
+class ItemReader:
     """Reads the bytes of items, up to the settings' `max_body_bytes` per image."""
 
     def __init__(self, folder: Folder, fetcher: Fetcher, settings: Settings, pool: Pool) -> None:

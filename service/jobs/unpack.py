@@ -104,7 +104,7 @@ def collect_tar(file: BinaryIO, collector: Collector, *, max_bytes: int) -> None
             fileobj=unpacked,  # type: ignore[call-overload]
             mode="r|",
             bufsize=BUFFER,
-            tarinfo=_Entry,
+            tarinfo=_TarEntry,
         ) as archive:
             while (entry := archive.next()) is not None:
                 archive.members = []  # otherwise the archive would keep all entries in memory
@@ -200,11 +200,11 @@ class _Unpacked:
                 break
 
 
-class _Entry(tarfile.TarInfo):
+class _TarEntry(tarfile.TarInfo):
     """An entry of a tar; the size of its extension headers is limited."""
 
     @classmethod
-    def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> _Entry:
+    def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> _TarEntry:
         entry = super().frombuf(buf, encoding, errors)
         if entry.type in HEADERS and not 0 <= entry.size <= LONGEST_HEADER:
             raise tarfile.ReadError(f"one of its headers has {entry.size} bytes")

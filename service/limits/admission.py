@@ -18,7 +18,7 @@ from typing import Final
 from service.core.errors import RETRY_AFTER_SECONDS, QueueFull
 from service.core.metrics import Metrics
 from service.limits.adaptive_limit import LEAST, AdaptiveLimit
-from service.limits.counters import Cells, Counts, LocalCounts
+from service.limits.counters import Cells, LocalCounts, ServiceCounts
 
 WORK = re.compile(rb"^/v1/models/([^/:]+):")
 IMAGES: Final = "images"
@@ -29,7 +29,7 @@ ACTIVE_SECONDS: Final = 1.0
 """Time after its last request in which a key counts among those that share the places."""
 
 
-class Place:
+class AdmittedRequest:
     """One request's place among those in progress. `Admission.enter` makes it."""
 
     def __init__(
@@ -79,7 +79,7 @@ class Admission:
         *,
         metrics: Metrics,
         tolerance: float = 0.0,
-        counts: Counts | None = None,
+        counts: ServiceCounts | None = None,
         clock: Callable[[], float] = monotonic,
     ) -> None:
         self._room = room
@@ -109,7 +109,7 @@ class Admission:
         """Return whether requests for a path ask for work on a model."""
         return WORK.match(path) is not None
 
-    def enter(self, path: bytes, key: str = "") -> Place | None:
+    def enter(self, path: bytes, key: str = "") -> AdmittedRequest | None:
         """Take a place for a request for that path; None if it asks for no work on a model.
 
         Args:
@@ -140,7 +140,7 @@ class Admission:
 
     @contextmanager
     def admit(
-        self, model: str, count: int, *, costly: int, place: Place | None = None
+        self, model: str, count: int, *, costly: int, place: AdmittedRequest | None = None
     ) -> Iterator[None]:
         """Check that there is room for images, and count them until the block is left.
 
@@ -219,7 +219,7 @@ class _Model:
     """The places of one model. All processes count against one limit."""
 
     def __init__(
-        self, name: str, admission: Admission, counts: Counts, clock: Callable[[], float]
+        self, name: str, admission: Admission, counts: ServiceCounts, clock: Callable[[], float]
     ) -> None:
         self._name = name
         self._admission = admission
@@ -240,14 +240,14 @@ class _Model:
         leave none to the others."""
         self._here = 0
         """Number of requests that have entered this process and not left."""
-        self._reading: dict[Place, None] = {}
+        self._reading: dict[AdmittedRequest, None] = {}
         """Requests whose bodies have not arrived, the oldest first."""
         self._asked: dict[str, float] = {}
         """When each key asked last."""
         self._is_known = False
         """Whether a request was ever admitted, so that there is such a model."""
 
-    def enter(self, key: str) -> Place:
+    def enter(self, key: str) -> AdmittedRequest:
         now = self._clock()
         self._asked[key] = now
         if not self._has_place(key, now):
@@ -256,7 +256,7 @@ class _Model:
         if alone:
             self._limit.wake()
         number = self._counts.add(self._entered, 1)
-        place = Place(self, key, now, number=number, began_alone=alone)
+        place = AdmittedRequest(self, key, now, number=number, began_alone=alone)
         self._here += 1
         self._take(key, 1)
         self._reading[place] = None
@@ -266,12 +266,12 @@ class _Model:
         self._taken[key] += places
         self._counts.add(self._places, places)
 
-    def arrive(self, place: Place) -> None:
+    def arrive(self, place: AdmittedRequest) -> None:
         if place in self._reading:
             del self._reading[place]
             place.since = self._clock()
 
-    def admit(self, place: Place, count: int, *, is_costly: bool) -> None:
+    def admit(self, place: AdmittedRequest, count: int, *, is_costly: bool) -> None:
         """Let a request begin, whose images are known now."""
         self._is_known = True
         self.arrive(place)
@@ -292,7 +292,7 @@ class _Model:
             self._take(place.key, weight)
         place.weight, place.is_costly, place.images = weight, is_costly, count
 
-    def leave(self, place: Place) -> None:
+    def leave(self, place: AdmittedRequest) -> None:
         self._reading.pop(place, None)
         self._limit.free(place.weight)
         if place.is_costly:

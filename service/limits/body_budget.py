@@ -8,7 +8,7 @@ from typing import Final
 
 from service.core.errors import RETRY_AFTER_SECONDS, Overloaded
 from service.core.metrics import Metrics
-from service.limits.counters import Counts, LocalCounts
+from service.limits.counters import LocalCounts, ServiceCounts
 
 BODIES: Final = "bytes of bodies"
 
@@ -21,7 +21,7 @@ class BodyBudget:
         counts: the counts of the whole service; by default, this process is alone.
     """
 
-    def __init__(self, most: int, metrics: Metrics, counts: Counts | None = None) -> None:
+    def __init__(self, most: int, metrics: Metrics, counts: ServiceCounts | None = None) -> None:
         self._most = most
         self._counts = counts or LocalCounts()
         self._metrics = metrics

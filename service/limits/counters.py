@@ -23,7 +23,7 @@ CONNECTIONS: Final = "connections"
 NAMES: Final = 512
 """Number of names for which there is room in a table."""
 CELLS: Final = 16
-"""Number of numbers that all processes may write for a name, see `Counts.cells`."""
+"""Number of numbers that all processes may write for a name, see `ServiceCounts.cells`."""
 NAME_BYTES: Final = 96
 NUMBER_BYTES: Final = 8
 UNNAMED: Final = bytes(NAME_BYTES)
@@ -35,7 +35,7 @@ class Cells(Protocol):
     def __setitem__(self, place: int, value: float, /) -> None: ...
 
 
-class Counts(Protocol):
+class ServiceCounts(Protocol):
     """Numbers by name, each the sum of what all processes of the service have added."""
 
     shared: bool
@@ -65,7 +65,7 @@ class Counts(Protocol):
 
 
 class LocalCounts:
-    """The numbers of a service of one process: see `Counts`."""
+    """The numbers of a service of one process: see `ServiceCounts`."""
 
     shared = False
 
@@ -98,7 +98,8 @@ class LocalCounts:
 
 
 class SharedCounts:
-    """The numbers of several processes, in a file that all of them map into memory: see `Counts`.
+    """The numbers of several processes, in a file that all of them map into memory. See
+    `ServiceCounts`.
 
     Args:
         file: a file that `make_table` made.

@@ -52,7 +52,7 @@ class KeyEntry(BaseModel):
 
 
 @dataclass(frozen=True)
-class Key:
+class ApiKey:
     """The key of one caller."""
 
     name: str
@@ -64,10 +64,10 @@ class Key:
 class Keys:
     """The keys of one file."""
 
-    def __init__(self, keys: list[Key]) -> None:
+    def __init__(self, keys: list[ApiKey]) -> None:
         self._keys = keys
 
-    def of(self, presented: str) -> Key | None:
+    def of(self, presented: str) -> ApiKey | None:
         """Return the key that a caller presents, or None if it is unknown. Every digest is compared
         in constant time, so that the time taken reveals nothing."""
         if not presented:
@@ -95,7 +95,7 @@ def read_keys(file: Path) -> Keys:
     tables = document.get("keys")
     if not isinstance(tables, list) or not tables or document.keys() - {"keys"}:
         raise ConfigError(f"{file}: holds [[keys]] entries, at least one, and nothing else")
-    found: list[Key] = []
+    found: list[ApiKey] = []
     for number, table in enumerate(tables, start=1):
         try:
             entry = KeyEntry.model_validate(table)
@@ -106,7 +106,7 @@ def read_keys(file: Path) -> Keys:
         if entry.name in (key.name for key in found):
             raise ConfigError(f"{file}: entry {number}: the name {entry.name!r} is taken")
         found.append(
-            Key(
+            ApiKey(
                 entry.name,
                 bytes.fromhex(entry.digest.removeprefix(DIGEST)),
                 frozenset(entry.scopes),

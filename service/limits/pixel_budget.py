@@ -17,7 +17,7 @@ from types import TracebackType
 from typing import Final, TypeVar
 
 from service.core.pool import Pool, Priority
-from service.limits.counters import Counts, LocalCounts
+from service.limits.counters import LocalCounts, ServiceCounts
 
 LOOK_SECONDS: Final = 0.002
 """Seconds after which a process looks again whether others have freed room."""
@@ -25,7 +25,7 @@ Result = TypeVar("Result")
 
 
 @dataclass(eq=False)
-class Place:
+class PixelReservation:
     pixels: int
     whose: str
     turn: asyncio.Future[None]
@@ -47,7 +47,7 @@ class PhotoPool:
         pixels: int,
         threads: int,
         priority: Priority = "interactive",
-        counts: Counts | None = None,
+        counts: ServiceCounts | None = None,
     ) -> None:
         self._room = pixels
         self._name = f"pixels of {priority} {name}"
@@ -55,7 +55,7 @@ class PhotoPool:
         self._counts = counts or LocalCounts()
         self._looking: asyncio.TimerHandle | None = None
         self._pool = Pool(name, threads, priority=priority)
-        self._waiting: list[Place] = []
+        self._waiting: list[PixelReservation] = []
         self._held: Counter[str] = Counter()
 
     def open(self) -> None:
@@ -72,7 +72,7 @@ class PhotoPool:
     async def hold(self, pixels: int, whose: str = "") -> AsyncIterator[None]:
         """Wait for room for `pixels`, and free it when the block is left."""
         turn = asyncio.get_running_loop().create_future()
-        place = Place(min(pixels, self._room), whose, turn, monotonic_ns())
+        place = PixelReservation(min(pixels, self._room), whose, turn, monotonic_ns())
         self._waiting.append(place)
         self._let_in()
         try:
@@ -90,7 +90,7 @@ class PhotoPool:
         finally:
             self._release(place)
 
-    def _release(self, place: Place) -> None:
+    def _release(self, place: PixelReservation) -> None:
         self._counts.add(self._name, -place.pixels)
         self._held[place.whose] -= place.pixels
         self._held += Counter()  # drops models that hold nothing
@@ -144,7 +144,7 @@ class PixelBudget:
         threads: int,
         largest: int,
         priority: Priority = "interactive",
-        counts: Counts | None = None,
+        counts: ServiceCounts | None = None,
     ) -> None:
         self._bound = pixels // 8
         pool = partial(PhotoPool, priority=priority, counts=counts)

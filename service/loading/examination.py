@@ -18,7 +18,7 @@ from cam.outputs.output import size_of
 from cam.passes.batch_dependence import is_stochastic, sees_company
 from cam.passes.layout import laid_out, lay_out
 from cam.positions.locate import locate, remember
-from service.core.disk_cache import Kept
+from service.core.disk_cache import KeyedCache
 from service.models.catalog import ModelEntry
 
 WHAT = "examination"
@@ -93,14 +93,14 @@ def examine(
     )
 
 
-def keep(found: Examination, kept: Kept) -> None:
+def keep(found: Examination, kept: KeyedCache) -> None:
     """Keep an examination for the next start. One with a function of the caller's own cannot be
     kept."""
     if not any(each.grid and each.grid.reshape for each in found.locations.values()):
         kept.write(WHAT, TypeAdapter(Examination).dump_json(found))
 
 
-def recalled(kept: Kept) -> Examination | None:
+def recalled(kept: KeyedCache) -> Examination | None:
     """Return the examination that was kept; None if there is none."""
     content = kept.read(WHAT)
     if content is None:

@@ -41,7 +41,7 @@ LEVIT_RATIO: Final = 256 / 224
 
 
 @dataclass(frozen=True)
-class Stated:
+class ProcessorSettings:
     """What an image processor states, in terms of the service."""
 
     mean: tuple[float, float, float]
@@ -93,7 +93,7 @@ def preprocessing_of_processor(entry: ModelEntry, processor: Any) -> Preprocessi
     raise _refusal(entry, processor, f"makes {height} × {width} pixels that no fit represents")
 
 
-def _stated(entry: ModelEntry, processor: Any) -> Stated:
+def _stated(entry: ModelEntry, processor: Any) -> ProcessorSettings:
     """Return what a processor does to values, as measured, and to sizes, as its settings say."""
     black, white, red, mixed = (
         _middle(_made(entry, processor, Image.new("RGB", (400, 400), colour)))
@@ -121,7 +121,7 @@ def _stated(entry: ModelEntry, processor: Any) -> Stated:
         interpolation = Resampling(resample).name.lower() if known else str(resample.value)
     if interpolation.upper() not in Resampling.__members__:
         raise _refusal(entry, processor, f"resizes by {interpolation!r}")
-    return Stated(
+    return ProcessorSettings(
         _three(-black / span),
         _three(1 / span),
         interpolation,
@@ -165,7 +165,7 @@ def _settings(processor: Any) -> dict[str, Any]:
     return setting
 
 
-def _plain(stated: Stated, size: tuple[int, int]) -> Preprocessing:
+def _plain(stated: ProcessorSettings, size: tuple[int, int]) -> Preprocessing:
     """Return the preprocessing without settings of the entry, as a squashed photo."""
     return Preprocessing(
         height=size[0],
@@ -181,7 +181,7 @@ def _plain(stated: Stated, size: tuple[int, int]) -> Preprocessing:
 
 
 def _overridden(
-    entry: ModelEntry, stated: Stated, size: tuple[int, int], shorter_side: int, fit: Fit
+    entry: ModelEntry, stated: ProcessorSettings, size: tuple[int, int], shorter_side: int, fit: Fit
 ) -> Preprocessing:
     found = preprocessing_of(
         entry,

@@ -29,7 +29,7 @@ from cam.passes.fast import CompiledPath, FastPath
 from cam.passes.openvino import OpenVinoPath, is_installed
 from cam.positions.locate import declare
 from service.core.choices import Activation
-from service.core.disk_cache import OFF, DiskCache, Kept
+from service.core.disk_cache import OFF, DiskCache, KeyedCache
 from service.core.errors import ConfigError, one_line
 from service.loading.devices import accelerators
 from service.loading.examination import Examination, apply, examine, keep, recalled
@@ -74,7 +74,7 @@ class ServedModel(ModelInfo):
     """Share of predictions that are explained to watch the model."""
     exact: bool
     """Whether only a path may be used whose maps are the exact ones up to rounding."""
-    kept: Kept
+    kept: KeyedCache
     """Keeps what is found out about the model for the next start."""
 
     @property
@@ -227,7 +227,7 @@ class _Seen:
 
 
 def _examined(
-    entry: ModelEntry, built: Built, module: nn.Module, image: torch.Tensor, kept: Kept
+    entry: ModelEntry, built: Built, module: nn.Module, image: torch.Tensor, kept: KeyedCache
 ) -> _Seen:
     """Examine a model, or recall what is known of it."""
     known = None if entry.source.startswith("factory:") else recalled(kept)
@@ -499,7 +499,7 @@ def _paths(
     device: torch.device,
     head: PooledHead | None,
     reading: Reading,
-    kept: Kept,
+    kept: KeyedCache,
 ) -> tuple[CompiledPath, ...]:
     """Return the paths that the entry allows on the device.
 

@@ -91,7 +91,7 @@ def load_weights(module: nn.Module, state: State) -> None:
 
 
 @dataclass(frozen=True)
-class Counts:
+class HeadSizes:
     """The numbers of classes of a model and of a state dict whose head differs from the model's."""
 
     name: str
@@ -102,7 +102,7 @@ class Counts:
     """Number of classes in the state dict."""
 
 
-def classes_of(module: nn.Module, state: State) -> Counts | None:
+def classes_of(module: nn.Module, state: State) -> HeadSizes | None:
     """Return the numbers of classes of a model and a state dict whose shapes differ only in the
     number of classes of the head; None in any other case."""
     own = module.state_dict()
@@ -113,7 +113,7 @@ def classes_of(module: nn.Module, state: State) -> Counts | None:
     if len(counts) != 1 or not alike:
         return None
     ((mine, given),) = counts
-    return Counts(other[0], mine[0], given[0]) if mine and given else None
+    return HeadSizes(other[0], mine[0], given[0]) if mine and given else None
 
 
 def _named_as(own: State, state: State) -> State:

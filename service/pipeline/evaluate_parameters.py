@@ -17,10 +17,10 @@ from service.pipeline.parameters import (
     known_metrics,
     listed,
 )
-from service.pipeline.targets import Closed, Edges, ImageSource
+from service.pipeline.targets import Edges, ImageSource, StrictModel
 
 
-class RegionObject(Closed):
+class RegionObject(StrictModel):
     """The part of a photo where the heat should be."""
 
     box: Edges | None = Field(
@@ -41,7 +41,7 @@ class RegionObject(Closed):
         return self
 
 
-class SentMap(Closed):
+class SentMap(StrictModel):
     """A map that another program made."""
 
     b64: str = Field(
@@ -144,7 +144,7 @@ class EvaluateInstance(ExplainInstance):
     map: SentMap | None = None
 
 
-class EvaluateRequest(Closed):
+class EvaluateRequest(StrictModel):
     instances: Annotated[list[EvaluateInstance], FailFast()] = Field(
         min_length=1, max_length=MAX_INSTANCES
     )

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from cam.evaluation.metrics import METRICS, Metric, Options, Score, Scores, harmonic
+from cam.evaluation.metrics import METRICS, Metric, MetricOptions, Score, Scores, harmonic
 from cam.evaluation.verdict import COMPARED, in_words, percentile, verdict
 from cam.targets import pixels_in
 from service.core import schemas
@@ -66,12 +66,12 @@ def require_suited(metrics: Sequence[str], parameters: EvaluateParameters | None
 
 
 def _needs_method(metric: Metric) -> bool:
-    return metric.needs == "completeness" or metric.maps(Options()) > 0
+    return metric.needs == "completeness" or metric.maps(MetricOptions()) > 0
 
 
 def options_of(
     parameters: EvaluateParameters, photo: Image.Image, seen: ModelInput, *, max_pixels: int
-) -> Options:
+) -> MetricOptions:
     """Return the options of the metrics, with the region in the input's pixels.
 
     Raises:
@@ -83,7 +83,7 @@ def options_of(
             region = _region(parameters.region, photo, seen, max_pixels)
         except Problem as problem:
             raise InvalidRegion(problem.detail) from None
-    return Options(
+    return MetricOptions(
         steps=parameters.steps,
         deletion_to=parameters.deletion_to,
         insertion_from=parameters.insertion_from,
@@ -193,7 +193,7 @@ def _shape_of(file: bytes) -> tuple[int, ...]:
 
 
 def describe_scores(
-    scores: Scores, options: Options, audited: Audited | None = None, fit: Fit = "crop"
+    scores: Scores, options: MetricOptions, audited: Audited | None = None, fit: Fit = "crop"
 ) -> dict[str, schemas.Score]:
     """Return the JSON schema objects of a map's scores.
 
@@ -205,7 +205,7 @@ def describe_scores(
 
 
 def _describe(
-    name: str, score: Score, options: Options, audited: Audited | None, fit: Fit
+    name: str, score: Score, options: MetricOptions, audited: Audited | None, fit: Fit
 ) -> schemas.Score:
     metric = METRICS[name]
     value, warning = _finite(score.value), score.warning
@@ -229,7 +229,7 @@ def _describe(
 
 
 def _verdict(
-    name: str, score: Score, options: Options, audited: Audited | None, fit: Fit
+    name: str, score: Score, options: MetricOptions, audited: Audited | None, fit: Fit
 ) -> str | None:
     words = verdict(name, score)
     if audited is None or score.value is None:

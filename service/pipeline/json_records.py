@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cam import Explanation, SimilarityTarget, UnitTarget
-from service.backend.answers import Answer
+from service.backend.answers import ServedAnswer
 from service.core import model_schemas, schemas
 from service.models.info import ModelInfo
 from service.models.labels import Labels
@@ -94,7 +94,7 @@ def title_of(target: schemas.ExplainedTarget) -> str:
 
 
 def predict(
-    answer: Answer, model: ModelInfo, seen: ModelInput, instance: Instance[P]
+    answer: ServedAnswer, model: ModelInfo, seen: ModelInput, instance: Instance[P]
 ) -> schemas.Prediction:
     """Return the JSON schema object of a model's `top_k` best classes, segments or detections, or
     of all values of a regression."""

@@ -15,9 +15,9 @@ from service.core.choices import ChannelRanking, Fit, Fuse, Normalize, Output, S
 from service.pipeline.targets import (
     MAX_MAPS,
     ClassIndex,
-    Closed,
     Name,
     Photo,
+    StrictModel,
     TargetObject,
     TargetParameter,
     object_in_text,
@@ -104,7 +104,7 @@ def known_colormap(colormap: str | None) -> str | None:
     return colormap
 
 
-class PredictParameters(Closed):
+class PredictParameters(StrictModel):
     """Parameters of `:predict`: the same names in JSON, in the query and in form fields."""
 
     top_k: int = Field(5, ge=1, le=1000, description="How many labels to return, best first.")
@@ -323,7 +323,7 @@ class ActivationParameters(PredictParameters):
     _colormap_exists = field_validator("colormap")(known_colormap)
 
 
-class PredictInstance(Closed):
+class PredictInstance(StrictModel):
     """One photo."""
 
     image: Photo
@@ -338,21 +338,21 @@ class ExplainInstance(PredictInstance):
     layer: LayerParameter | None = None
 
 
-class PredictRequest(Closed):
+class PredictRequest(StrictModel):
     instances: Annotated[list[PredictInstance], FailFast()] = Field(
         min_length=1, max_length=MAX_INSTANCES
     )
     parameters: PredictParameters = PredictParameters()
 
 
-class ActivationRequest(Closed):
+class ActivationRequest(StrictModel):
     instances: Annotated[list[PredictInstance], FailFast()] = Field(
         min_length=1, max_length=MAX_INSTANCES
     )
     parameters: ActivationParameters = ActivationParameters()
 
 
-class ExplainRequest(Closed):
+class ExplainRequest(StrictModel):
     instances: Annotated[list[ExplainInstance], FailFast()] = Field(
         min_length=1, max_length=MAX_INSTANCES
     )

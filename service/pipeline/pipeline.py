@@ -29,8 +29,8 @@ from cam import (
     Target,
 )
 from cam.evaluation.candidate import Candidate, candidates_of
-from cam.evaluation.metrics import Options, Scores
-from service.backend.answers import Answer
+from cam.evaluation.metrics import MetricOptions, Scores
+from service.backend.answers import ServedAnswer
 from service.backend.interface import OBSERVED_AT_ONCE, Listener, ModelBackend, naming
 from service.backend.outcome import Outcome
 from service.backend.timings import Timings
@@ -40,7 +40,7 @@ from service.core.errors import NotAcceptable, Problem
 from service.core.metrics import Metrics
 from service.core.pool import PRIORITIES, Priority
 from service.core.settings import Settings
-from service.limits.counters import Counts
+from service.limits.counters import ServiceCounts
 from service.limits.pixel_budget import PhotoPool, PixelBudget
 from service.models.info import ModelInfo
 from service.models.preprocessing import Fit, ModelInput
@@ -69,7 +69,7 @@ from service.pipeline.parameters import (
     points_at_photo,
 )
 from service.pipeline.resolve import cheapest, layers_of, placed, questions_of, target_of
-from service.pipeline.result import Result, require_few_numbers
+from service.pipeline.result import ImageResult, require_few_numbers
 
 SMALL_JPEG_BYTES: Final = 128 * 1024
 """Size of a JPEG whose header is read at once: that takes less than 0.1 ms, and at most 2 ms for a
@@ -101,7 +101,7 @@ class Pipeline:
         pixel_budget: int,
         threads: int,
         metrics: Metrics,
-        counts: Counts | None = None,
+        counts: ServiceCounts | None = None,
     ) -> None:
         self._max_pixels = max_pixels
         self._metrics = metrics
@@ -142,7 +142,7 @@ class Pipeline:
         priority: Priority = "interactive",
         json_of: int | None = None,
         until: float | None = None,
-    ) -> AsyncIterator[Result]:
+    ) -> AsyncIterator[ImageResult]:
         """Explain one image. The photo holds its share of the pixel budget until the block is left.
 
         Args:
@@ -190,12 +190,19 @@ class Pipeline:
                 photo.close()
                 await scope.aclose()
                 scores = await self._scored(
-                    replicas, seen, questions, outcome.value, metrics, Options(), timings, progress
+                    replicas,
+                    seen,
+                    questions,
+                    outcome.value,
+                    metrics,
+                    MetricOptions(),
+                    timings,
+                    progress,
                 )
                 opened = self._opened(model, instance, timings, priority)
                 encoded, pool = await scope.enter_async_context(opened)
                 photo, seen = await self._seen(model, instance, encoded, pool, timings)
-            yield Result(
+            yield ImageResult(
                 instance,
                 model,
                 photo,
@@ -370,7 +377,7 @@ class Pipeline:
         until: float | None = None,
         *,
         watched: bool = False,
-    ) -> tuple[Image.Image, ModelInput, tuple[Question, ...], Outcome[Answer]]:
+    ) -> tuple[Image.Image, ModelInput, tuple[Question, ...], Outcome[ServedAnswer]]:
         """Return the decoded photo, the model's input, the questions that the parameters ask, and
         their answer.
 
@@ -402,7 +409,7 @@ class Pipeline:
         timings: Timings,
         progress: Listener | None,
         until: float | None,
-    ) -> tuple[ModelInput, tuple[Question, ...], Answer, Options, Map | None]:
+    ) -> tuple[ModelInput, tuple[Question, ...], ServedAnswer, MetricOptions, Map | None]:
         """Return what scoring an image's maps needs: the model's input, the questions, their answer
         with the maps, the metrics' options, and the map that was sent, on the input's pixels.
 
@@ -420,7 +427,7 @@ class Pipeline:
                 replicas, instance, encoded, pool, timings, progress, until=until
             )
 
-            def prepare() -> tuple[Options, Map | None]:
+            def prepare() -> tuple[MetricOptions, Map | None]:
                 options = options_of(parameters, photo, seen, max_pixels=limit)
                 return options, None if sent is None else map_on_input(sent.b64, photo, seen)
 
@@ -438,9 +445,9 @@ class Pipeline:
         replicas: ModelBackend,
         seen: ModelInput,
         questions: Sequence[Question],
-        answer: Answer,
+        answer: ServedAnswer,
         metrics: Sequence[str],
-        options: Options,
+        options: MetricOptions,
         timings: Timings,
         progress: Listener | None,
         judged: Map | None = None,
@@ -604,7 +611,9 @@ def _has_quick_header(image: object) -> bool:
     )
 
 
-def make_pipeline(settings: Settings, metrics: Metrics, counts: Counts | None = None) -> Pipeline:
+def make_pipeline(
+    settings: Settings, metrics: Metrics, counts: ServiceCounts | None = None
+) -> Pipeline:
     """Make a pipeline with the limits of the settings."""
     return Pipeline(
         max_pixels=settings.max_pixels,

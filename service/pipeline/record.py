@@ -26,7 +26,7 @@ from cam.drawing.heatmap import (
 )
 from cam.drawing.placement import Placement
 from cam.methods import INPUT
-from service.backend.answers import Answer
+from service.backend.answers import ServedAnswer
 from service.core import schemas
 from service.models.info import ModelInfo
 from service.models.preprocessing import ModelInput
@@ -89,7 +89,7 @@ class MapRecord(BaseModel):
 
 def record_of(
     drawing: Drawing,
-    answer: Answer,
+    answer: ServedAnswer,
     model: ModelInfo,
     seen: ModelInput,
     instance: Instance[Parameters],
@@ -212,7 +212,7 @@ def _names_a_class(target: OneTarget | None) -> bool:
     return target is not None
 
 
-def _agreement(answer: Answer, number: int) -> dict[str, float] | None:
+def _agreement(answer: ServedAnswer, number: int) -> dict[str, float] | None:
     """Return each other method's Spearman correlation with the map, keyed by method.
 
     Maps of the same target at the same layer are compared; if both methods have a single map of the

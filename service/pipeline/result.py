@@ -9,8 +9,8 @@ from typing import Final, TypeVar
 
 from PIL import Image
 
-from cam.evaluation.metrics import Options, Scores
-from service.backend.answers import Answer
+from cam.evaluation.metrics import MetricOptions, Scores
+from service.backend.answers import ServedAnswer
 from service.backend.timings import Timings
 from service.core import schemas
 from service.core.choices import Fit
@@ -35,7 +35,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, eq=False)
-class Result:
+class ImageResult:
     """The maps of one image, with its photo.
 
     Use it only within the block of `Pipeline.explain`, which keeps the photo's share of the pixel
@@ -47,7 +47,7 @@ class Result:
     photo: Image.Image
     """The decoded photo, RGB and upright."""
     seen: ModelInput
-    answer: Answer
+    answer: ServedAnswer
     scores: tuple[Scores, ...]
     """Scores of each of the answer's maps; empty if the parameters name no metrics."""
     decoder_warnings: tuple[str, ...]
@@ -117,7 +117,7 @@ class Result:
         fit: Fit = instance.parameters.fit
         scores = None
         if self.scores:
-            scores = describe_scores(self.scores[number], Options(), self.model.audited, fit)
+            scores = describe_scores(self.scores[number], MetricOptions(), self.model.audited, fit)
         caption = partial(caption_of, explanation, target, self.model, scores)
         drawing = draw(
             self.photo, self.seen, explanation, number, instance.parameters, caption=caption

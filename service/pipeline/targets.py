@@ -14,7 +14,7 @@ MAX_MAPS = 100
 MAX_NAME = 200
 
 
-class Closed(BaseModel):
+class StrictModel(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
@@ -23,14 +23,14 @@ ClassIndex = Annotated[int, Field(strict=True, ge=0, lt=2**31)]
 """Strict, because pydantic would take true for 1 in a form, whose fields are text."""
 
 
-class ImageSource(Closed):
+class ImageSource(StrictModel):
     b64: str = Field(
         description="The image's bytes in base64; a data: URL is taken too.",
         json_schema_extra={"contentEncoding": "base64"},
     )
 
 
-class Photo(Closed):
+class Photo(StrictModel):
     """One photo: its bytes or, if the service allows it, its address."""
 
     b64: str | None = Field(
@@ -62,7 +62,7 @@ Edges = Annotated[
 ]
 
 
-class NamedClass(Closed):
+class NamedClass(StrictModel):
     """A class, named by its index or by its label where a number could mean either."""
 
     index: ClassIndex | None = Field(None, description="Of the model's output, from 0.")
@@ -75,7 +75,7 @@ class NamedClass(Closed):
         return self
 
 
-class TargetObject(Closed):
+class TargetObject(StrictModel):
     """A target other than the score of a class: a class with a contrast, a box or a mask, a unit of
     a layer, or the similarity to another image."""
 

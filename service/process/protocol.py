@@ -19,8 +19,8 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from service.core.errors import HeadTooLarge, MalformedRequest, Overloaded, Problem, TooSlow
 from service.http.guard import RawHeaders
-from service.limits.admission import Place
-from service.limits.counters import CONNECTIONS, Counts
+from service.limits.admission import AdmittedRequest
+from service.limits.counters import CONNECTIONS, ServiceCounts
 
 LEAST_RATE: Final = 64_000
 """Minimum speed of a body in bytes a second; a faster body may take any time."""
@@ -55,7 +55,7 @@ class ConnectionLimits:
     max_connections: int
     max_body_bytes: int
     refused: Callable[[str], None]
-    counts: Counts
+    counts: ServiceCounts
     enter: Callable[[bytes, RawHeaders], dict[str, Any] | None] = lambda path, headers: None
 
 
@@ -77,7 +77,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._refusal: Problem | None = None
         self._ending = False
         self._turned_away = False
-        self._place: Place | None = None
+        self._place: AdmittedRequest | None = None
         """Place of the request whose body is arriving."""
         self._lingering = False
         """Whether the last answer has been sent; what still arrives is read and dropped."""

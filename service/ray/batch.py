@@ -30,7 +30,7 @@ from service.batch.decoder import Decoder
 from service.batch.inputs import open_inputs
 from service.batch.parts import Parts
 from service.batch.progress import Tally, begun, say, shown
-from service.batch.work import Item, check, explain_item, made_with, raise_last
+from service.batch.work import UnreadImage, check, explain_item, made_with, raise_last
 from service.core.allocator import keep_memory
 from service.core.concurrency import explain_many
 from service.core.errors import ConfigError, Problem, one_line
@@ -141,7 +141,7 @@ class Explainers:
         session, configuration = self._session, self._configuration
         images = {row["id"]: row["image"] for row in block}
         items = [
-            Item(row["id"], images.__getitem__, row["target"])
+            UnreadImage(row["id"], images.__getitem__, row["target"])
             for row in block
             if row["error"] is None
         ]

@@ -27,12 +27,12 @@ from service.rpc.frames import FrameProtocol
 from service.rpc.messages import (
     CODEC,
     Add,
-    Call,
     Cancelled,
     Idle,
-    ModelState,
+    ModelSnapshot,
     Progressed,
     Raised,
+    RemoteCall,
     Remove,
     Returned,
     State,
@@ -195,7 +195,7 @@ class RemoteBackend:
         self._pending[number] = pending
         try:
             listens, context = listener is not None, get_contextvars()
-            self._send(Call(number, model, work, fingerprint, listens, context))
+            self._send(RemoteCall(number, model, work, fingerprint, listens, context))
             return await pending.result
         except asyncio.CancelledError:
             self._send(Cancelled(number))
@@ -292,7 +292,7 @@ class RemoteBackend:
 class RemoteModel:
     """One model of another process: see `ModelBackend`."""
 
-    def __init__(self, backend: RemoteBackend, name: str, state: ModelState) -> None:
+    def __init__(self, backend: RemoteBackend, name: str, state: ModelSnapshot) -> None:
         assert state.info
         self._backend = backend
         self._name = name

@@ -17,10 +17,10 @@ from cam.drawing.placement import Placement
 from cam.drift.reference import Origin
 from cam.drift.shift import Comparison, Shift, TooFew
 from cam.evaluation.candidate import Candidate
-from cam.evaluation.metrics import Options, Score
+from cam.evaluation.metrics import MetricOptions, Score
 from cam.methods.progress import Completeness, Passes, Progress
 from cam.observations import Statistics
-from service.backend.answers import Answer, Boxes, Prediction
+from service.backend.answers import Boxes, Prediction, ServedAnswer
 from service.backend.drift import Drift
 from service.backend.outcome import Outcome
 from service.backend.work import (
@@ -56,7 +56,7 @@ class Remove:
 
 
 @dataclass(frozen=True)
-class Call:
+class RemoteCall:
     """A call of the backend or of a model."""
 
     number: int
@@ -110,7 +110,7 @@ class Raised:
 
 
 @dataclass(frozen=True)
-class ModelState:
+class ModelSnapshot:
     """One model, as requests see it."""
 
     ready: bool
@@ -132,7 +132,7 @@ class ModelState:
 class State:
     """All models, as requests see them. It is sent when a connection begins, and at each change."""
 
-    models: Mapping[str, ModelState]
+    models: Mapping[str, ModelSnapshot]
     ready: bool
     why_not_ready: str
     loaded: bool
@@ -161,13 +161,24 @@ _NUMPY = {
 
 CODEC = Codec(
     {
-        *(Call, Add, Remove, Cancelled, Idle, Progressed, Returned, Raised, ModelState, State),
+        *(
+            RemoteCall,
+            Add,
+            Remove,
+            Cancelled,
+            Idle,
+            Progressed,
+            Returned,
+            Raised,
+            ModelSnapshot,
+            State,
+        ),
         *(Explain, Evaluate, Randomise, Observe, Factorise, Embed, CompareDrift),
-        *(Answer, Boxes, Prediction, Outcome, ModelInput, Box),
+        *(ServedAnswer, Boxes, Prediction, Outcome, ModelInput, Box),
         *(ModelInfo, LayerInfo, Audited, Labels, Preprocessing, Image.Resampling),
         *(Question, Explanation, Placement, Passes, Completeness, Progress),
         *(Observation, Statistics, Concept),
-        *(Fidelity, Candidate, Options, Score),
+        *(Fidelity, Candidate, MetricOptions, Score),
         *(Drift, Comparison, Shift, TooFew, Origin),
         *get_args(Target),
         *_problems(errors.Problem),

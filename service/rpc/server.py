@@ -37,12 +37,12 @@ from service.rpc.frames import FrameProtocol
 from service.rpc.messages import (
     CODEC,
     Add,
-    Call,
     Cancelled,
     Idle,
-    ModelState,
+    ModelSnapshot,
     Progressed,
     Raised,
+    RemoteCall,
     Remove,
     Returned,
     State,
@@ -177,7 +177,7 @@ class _Connection:
             log.exception("a process sent what is no message; its connection is closed")
             self._transport.abort()
             return
-        if isinstance(message, Call):
+        if isinstance(message, RemoteCall):
             task = asyncio.create_task(self._answer(message), name=f"call {message.number}")
             self._calls[message.number] = task
             self._server.received += 1
@@ -187,7 +187,7 @@ class _Connection:
         elif isinstance(message, Idle):
             self._idle.add(message.number)
 
-    async def _answer(self, call: Call) -> None:
+    async def _answer(self, call: RemoteCall) -> None:
         with bound_contextvars(**call.log_context):
             try:
                 self.send(Returned(call.number, await self._work(call)))
@@ -197,7 +197,7 @@ class _Connection:
                 failure = unexpected(f"{type(call.work).__name__} of model {call.model}")
                 self.send(Raised(call.number, failure))
 
-    async def _work(self, call: Call) -> object:
+    async def _work(self, call: RemoteCall) -> object:
         work = call.work
         if isinstance(work, Add):
             await self._backend.add(ModelEntry.model_validate_json(work.entry))
@@ -210,14 +210,14 @@ class _Connection:
                 return await replicas.ask(work, progress=progress if call.listens else None)
         return None
 
-    async def _remove(self, call: Call) -> None:
+    async def _remove(self, call: RemoteCall) -> None:
         def in_work() -> int:
             return int(not self._lost and call.number not in self._idle)
 
         await self._server.remove(call.model, in_work)
         self._idle.discard(call.number)
 
-    def _replicas(self, call: Call) -> ModelBackend:
+    def _replicas(self, call: RemoteCall) -> ModelBackend:
         """Return the model that the caller means.
 
         Raises:
@@ -246,13 +246,13 @@ def _state(backend: Backend) -> State:
     )
 
 
-def _model_state(backend: Backend, name: str) -> ModelState:
+def _model_state(backend: Backend, name: str) -> ModelSnapshot:
     ready = backend.model_ready(name)
     try:
         replicas = backend.replicas(name)
     except Problem as problem:
-        return ModelState(ready, problem)
-    return ModelState(
+        return ModelSnapshot(ready, problem)
+    return ModelSnapshot(
         ready,
         None,
         info=replicas.model.info,

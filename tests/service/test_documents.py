@@ -20,7 +20,7 @@ from PIL import Image
 import cam
 import service.client
 from cam import METHODS, METRICS
-from cam.evaluation.metrics import Options
+from cam.evaluation.metrics import MetricOptions
 from service.pipeline.evaluate_parameters import EvaluateParameters
 from service.pipeline.parameters import Parameters
 from tests.service.live import ROOT
@@ -108,10 +108,10 @@ def test_the_page_of_metrics_is_the_codes() -> None:
         assert (summary, better) == (metric.summary, metric.better)
         named = metric.options or (("region",) if metric.needs == "region" else ())
         assert re.findall(r"`(\w+)`", options) == list(named)
-        assert f"- `{name}`: {metric.convention(Options())}." in text
+        assert f"- `{name}`: {metric.convention(MetricOptions())}." in text
     own = set(EvaluateParameters.model_fields) - set(Parameters.model_fields)
     assert own <= rows.keys()
-    assert {each.name for each in fields(Options)} - {"baselines", "random_maps"} <= own
+    assert {each.name for each in fields(MetricOptions)} - {"baselines", "random_maps"} <= own
 
 
 @pytest.mark.slow

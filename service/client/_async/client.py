@@ -334,7 +334,7 @@ class AsyncClient:
                 return
             call = job_calls.listed_next(found.next)
 
-    def _job(self, answer: answers.Answer) -> AsyncJob:
+    def _job(self, answer: answers.Response) -> AsyncJob:
         return AsyncJob(self._line, answers.parsed(JobDocument, answer.body))
 
     async def _named(self, model: str | None) -> str:
@@ -348,6 +348,6 @@ class AsyncClient:
 
 async def _about_photo(
     verb: str, model: str, photo: Photo, parameters: Mapping[str, Any], accept: str
-) -> calls.Call:
+) -> calls.Request:
     # Reading photos and encoding pictures block.
     return await call_blocking(calls.about_photo, verb, model, photo, parameters, accept)

@@ -12,8 +12,8 @@ import httpx2
 
 from service.client import job_calls
 from service.client._async.transport import AsyncLine
-from service.client.answers import Answer, parsed
-from service.client.calls import Call
+from service.client.answers import Response, parsed
+from service.client.calls import Request
 from service.client.job_documents import (
     AuditDocument,
     Counts,
@@ -206,13 +206,13 @@ class AsyncJob:
         """Stop it, and have its results deleted."""
         await self._line.send(job_calls.purge(self.id))
 
-    async def _download(self, call: Call, target: Path) -> Path:
+    async def _download(self, call: Request, target: Path) -> Path:
         """Write the answer to a call to a file, which is there once it is whole."""
         with job_calls.arriving(target) as file:
             await self._line.send(call, into=file)
         return target
 
-    async def _look(self, call: Call) -> Answer:
+    async def _look(self, call: Request) -> Response:
         answer = await self._line.send(call)
         self.document = parsed(JobDocument, answer.body)
         return answer

@@ -8,8 +8,8 @@ from typing import BinaryIO
 
 import httpx2
 
-from service.client.answers import Answer
-from service.client.calls import Call
+from service.client.answers import Response
+from service.client.calls import Request
 from service.client.retries import FAILURES, Retries, Tries
 from service.client.tasks import iterate_blocking, sleep
 
@@ -21,7 +21,7 @@ class AsyncLine:
         self.http = http
         self.rule = rule
 
-    async def send(self, call: Call, *, into: BinaryIO | None = None) -> Answer:
+    async def send(self, call: Request, *, into: BinaryIO | None = None) -> Response:
         """The answer of a call that succeeded at last, its body written `into` a file if there is
         one.
 
@@ -41,7 +41,9 @@ class AsyncLine:
                         else:
                             sink.write(chunk)
                         tries.require_time()
-                return Answer(response.status_code, response.headers, bytes(body)).require_success()
+                return Response(
+                    response.status_code, response.headers, bytes(body)
+                ).require_success()
             except FAILURES as error:
                 pause = tries.pause(error)
             if into is not None:
@@ -50,7 +52,7 @@ class AsyncLine:
             await sleep(pause)
 
     @asynccontextmanager
-    async def listen(self, call: Call, tries: Tries) -> AsyncIterator[httpx2.EventSource]:
+    async def listen(self, call: Request, tries: Tries) -> AsyncIterator[httpx2.EventSource]:
         """The events that one try of a call gives, while it lasts.
 
         Raises:
@@ -59,11 +61,11 @@ class AsyncLine:
         async with self._opened(call, tries) as response:
             if not response.is_success:
                 body = await response.aread()
-                Answer(response.status_code, response.headers, body).require_success()
+                Response(response.status_code, response.headers, body).require_success()
             yield httpx2.EventSource(response)
 
     @asynccontextmanager
-    async def _opened(self, call: Call, tries: Tries) -> AsyncIterator[httpx2.Response]:
+    async def _opened(self, call: Request, tries: Tries) -> AsyncIterator[httpx2.Response]:
         # Such a body reads files on its way.
         content = iterate_blocking(call.body()) if callable(call.body) else call.body
         opening = self.http.stream(

@@ -340,7 +340,7 @@ class Client:
                 return
             call = job_calls.listed_next(found.next)
 
-    def _job(self, answer: answers.Answer) -> Job:
+    def _job(self, answer: answers.Response) -> Job:
         return Job(self._line, answers.parsed(JobDocument, answer.body))
 
     def _named(self, model: str | None) -> str:
@@ -354,6 +354,6 @@ class Client:
 
 def _about_photo(
     verb: str, model: str, photo: Photo, parameters: Mapping[str, Any], accept: str
-) -> calls.Call:
+) -> calls.Request:
     # Reading photos and encoding pictures block.
     return call_blocking(calls.about_photo, verb, model, photo, parameters, accept)

@@ -14,8 +14,8 @@ import httpx2
 
 from service.client import job_calls
 from service.client._sync.transport import Line
-from service.client.answers import Answer, parsed
-from service.client.calls import Call
+from service.client.answers import Response, parsed
+from service.client.calls import Request
 from service.client.job_documents import (
     AuditDocument,
     Counts,
@@ -208,13 +208,13 @@ class Job:
         """Stop it, and have its results deleted."""
         self._line.send(job_calls.purge(self.id))
 
-    def _download(self, call: Call, target: Path) -> Path:
+    def _download(self, call: Request, target: Path) -> Path:
         """Write the answer to a call to a file, which is there once it is whole."""
         with job_calls.arriving(target) as file:
             self._line.send(call, into=file)
         return target
 
-    def _look(self, call: Call) -> Answer:
+    def _look(self, call: Request) -> Response:
         answer = self._line.send(call)
         self.document = parsed(JobDocument, answer.body)
         return answer

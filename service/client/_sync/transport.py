@@ -10,8 +10,8 @@ from typing import BinaryIO
 
 import httpx2
 
-from service.client.answers import Answer
-from service.client.calls import Call
+from service.client.answers import Response
+from service.client.calls import Request
 from service.client.retries import FAILURES, Retries, Tries
 from service.client.threads import iterate_blocking, sleep
 
@@ -23,7 +23,7 @@ class Line:
         self.http = http
         self.rule = rule
 
-    def send(self, call: Call, *, into: BinaryIO | None = None) -> Answer:
+    def send(self, call: Request, *, into: BinaryIO | None = None) -> Response:
         """The answer of a call that succeeded at last, its body written `into` a file if there is
         one.
 
@@ -43,7 +43,9 @@ class Line:
                         else:
                             sink.write(chunk)
                         tries.require_time()
-                return Answer(response.status_code, response.headers, bytes(body)).require_success()
+                return Response(
+                    response.status_code, response.headers, bytes(body)
+                ).require_success()
             except FAILURES as error:
                 pause = tries.pause(error)
             if into is not None:
@@ -52,7 +54,7 @@ class Line:
             sleep(pause)
 
     @contextmanager
-    def listen(self, call: Call, tries: Tries) -> Iterator[httpx2.EventSource]:
+    def listen(self, call: Request, tries: Tries) -> Iterator[httpx2.EventSource]:
         """The events that one try of a call gives, while it lasts.
 
         Raises:
@@ -61,11 +63,11 @@ class Line:
         with self._opened(call, tries) as response:
             if not response.is_success:
                 body = response.read()
-                Answer(response.status_code, response.headers, body).require_success()
+                Response(response.status_code, response.headers, body).require_success()
             yield httpx2.EventSource(response)
 
     @contextmanager
-    def _opened(self, call: Call, tries: Tries) -> Iterator[httpx2.Response]:
+    def _opened(self, call: Request, tries: Tries) -> Iterator[httpx2.Response]:
         # Such a body reads files on its way.
         content = iterate_blocking(call.body()) if callable(call.body) else call.body
         opening = self.http.stream(

@@ -33,7 +33,7 @@ MENDABLE: Final = (*PASSING, ModelFailed, UnknownModel)
 
 
 @dataclass(frozen=True, eq=False)
-class Grid:
+class PhotoGrid:
     """An image of n × n photos."""
 
     pixels: Pixels
@@ -76,7 +76,7 @@ class Neighbours:
 
     async def grid(
         self, replicas: ModelBackend, number: int, pixels: Pixels, predicted: int, side: int
-    ) -> Grid | None:
+    ) -> PhotoGrid | None:
         """Return a grid with this photo and others of other classes, which differ where there are
         enough; None if there are too few photos of other classes of which the model is sure.
 
@@ -119,7 +119,7 @@ class Neighbours:
                 reduced = cv2.resize(whole, (width, height), interpolation=cv2.INTER_AREA)
                 whole = reduced.astype(np.uint8, copy=False)
             images.append(whole)
-        return Grid(images[0], place // side, place % side, side, classes[1], images[1])
+        return PhotoGrid(images[0], place // side, place % side, side, classes[1], images[1])
 
     async def _enlarges(self, replicas: ModelBackend, pixels: Pixels) -> bool:
         if self.enlarged is None:
@@ -172,7 +172,7 @@ class Neighbours:
         return self._pixels[number]
 
 
-def share_inside(values: Float, grid: Grid) -> float:
+def share_inside(values: Float, grid: PhotoGrid) -> float:
     """Return the share of a map's heat above 0 that lies in the cell of the photo, 0 … 1.
 
     Args:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from functools import partial
 from importlib.metadata import version
 from io import BytesIO
 from typing import Any, Final
@@ -18,7 +19,7 @@ from cam import METHODS, ClassTarget, Explanation, Question
 from cam.agreement import spearman
 from cam.drawing.heatmap import Float, minmax, shrink
 from cam.evaluation.candidate import Candidate, candidates_of
-from cam.evaluation.metrics import METRICS, Options, Scores
+from cam.evaluation.metrics import METRICS, MetricOptions, Scores
 from cam.evaluation.similarity import similarity
 from service import __version__
 from service.backend.answers import Prediction
@@ -26,7 +27,7 @@ from service.backend.interface import ModelBackend
 from service.backend.work import Evaluate, Explain, Pixels, Randomise
 from service.core.audit_schemas import ArmRecord, Numbers, PhotoRecord, SimilarityRecord
 from service.core.errors import OutOfMemory, Unexplainable
-from service.insights.audit.grids import SURE, Grid, Neighbours, share_inside
+from service.insights.audit.grids import SURE, Neighbours, PhotoGrid, share_inside
 from service.insights.audit.plan import SIDES, STAGES, Plan, with_target
 from service.models.preprocessing import ModelInput
 
@@ -60,7 +61,24 @@ class Localised:
     warnings: list[str] = field(default_factory=list)
 
 
-class Measurement:
+@dataclass
+class _Steps:
+    """The progress of one photo: the passes of each part, of which some are made."""
+
+    passes: Mapping[str, int]
+    progress: Callable[[float], None]
+    made: int = 0
+
+    def within(self, part: str, share: float) -> None:
+        """Tell that a share of a part's passes is made."""
+        self.progress((self.made + share * self.passes[part]) / sum(self.passes.values()))
+
+    def finish(self, part: str) -> None:
+        self.within(part, 1)
+        self.made += self.passes[part]
+
+
+class AuditMeasurement:
     """Measures the photos of one audit.
 
     Args:
@@ -101,14 +119,7 @@ class Measurement:
                 noted in the record.
         """
         plan = self._plan
-        passes = plan.passes(sanity=plan.is_for_sanity(number))
-        whole, done = sum(passes.values()), 0
-
-        def finished(part: str) -> None:
-            nonlocal done
-            done += passes[part]
-            progress(done / whole)
-
+        steps = _Steps(plan.passes(sanity=plan.is_for_sanity(number)), progress)
         outcome = await self._replicas.ask(Explain(seen, priority="background"))
         likely = _probabilities(outcome.value.prediction)
         predicted = int(likely.argmax())
@@ -117,27 +128,15 @@ class Measurement:
         found, problems = await self._explained(seen, asked)
         maps = self._by_arm(found)
         usable = {name: each for name, each in maps.items() if np.ptp(each.map) > 0}
-        finished("maps")
+        steps.finish("maps")
         scores, baselines = await self._scored(
-            seen,
-            asked,
-            found,
-            usable,
-            lambda share: progress((done + share * passes["scores"]) / whole),
+            seen, asked, found, usable, partial(steps.within, "scores")
         )
-        finished("scores")
+        steps.finish("scores")
         able = [each for each in asked if each.method in found]
-        stages: dict[str, list[SimilarityRecord]] = {}
-        sanity_problem = None
-        if plan.is_for_sanity(number) and able:
-            try:
-                stages = await self._sanity(number, seen, able)
-            except Unexplainable as problem:
-                sanity_problem = problem.detail
-        finished("sanity")
-        localised = Localised(problem=UNSURE if wanted == predicted else NOT_PREDICTED)
-        if wanted == predicted and likely[wanted] >= SURE:
-            localised = await self._localised(number, seen, able)
+        stages, sanity_problem = await self._sanity(number, seen, able)
+        steps.finish("sanity")
+        localised = await self._localised(number, seen, able, likely, wanted)
         alike = {"grid": localised.alike}
         if plan.is_for_sanity(number) and len(likely) > 1:
             other = _another(wanted, len(likely), [plan.seed, number])
@@ -146,10 +145,8 @@ class Measurement:
         costs = await self._costs(seen, able) if plan.is_for_cost(number) else {}
 
         def record(name: str, method: str) -> ArmRecord:
-            flat = "the map is the same everywhere" if name in maps and name not in usable else None
             return ArmRecord(
-                map=_coarse(usable[name].map) if name in usable else None,
-                problem=flat or problems.get(method),
+                **_map_record(maps.get(name), problems.get(method)),
                 scores=scores.get(name, {}),
                 sanity=stages.get(name),
                 grids=localised.shares.get(name, {}),
@@ -248,7 +245,7 @@ class Measurement:
                     baselines.setdefault(name, {}).setdefault(metric, value)
 
         # A recommendation is about the mean of many photos, for which one random map of each do.
-        options = Options(random_maps=1)
+        options = MetricOptions(random_maps=1)
         plain = [name for name in self._plan.metrics if not METRICS[name].maps(options)]
         again = [name for name in self._plan.metrics if METRICS[name].maps(options)]
         if plain and usable:
@@ -267,7 +264,7 @@ class Measurement:
             names = self._names[question.method]
             if not any(name in usable for name in names):
                 continue
-            options = Options(random_maps=1) if first else Options(baselines=())
+            options = MetricOptions(random_maps=1) if first else MetricOptions(baselines=())
             work = Evaluate(seen.pixels, question, candidates_of(mine), again, options)
             outcome = await self._replicas.ask(work)
             first = False
@@ -281,17 +278,20 @@ class Measurement:
         number: int,
         seen: ModelInput,
         questions: Sequence[Question],
-    ) -> dict[str, list[SimilarityRecord]]:
-        """Return how alike each map is to the maps of the randomised models, a stage each.
-
-        Raises:
-            Unexplainable: if the model's weights cannot be replaced.
-        """
+    ) -> tuple[dict[str, list[SimilarityRecord]], str | None]:
+        """Return how alike each map is to the maps of the randomised models, a stage each, and the
+        reason if the model's weights cannot be replaced; nothing, if the photo is not one of those
+        that this is asked for."""
+        if not questions or not self._plan.is_for_sanity(number):
+            return {}, None
         signed = [_signed(each) for each in questions]
         arms = [name for each in questions for name in self._names[each.method]]
-        own = (await self._replicas.ask(Explain(seen, signed, "background"))).value
         seed = self._plan.seed * self._plan.total + number
-        outcome = await self._replicas.ask(Randomise(seen.pixels, signed, STAGES, seed))
+        try:
+            own = (await self._replicas.ask(Explain(seen, signed, "background"))).value
+            outcome = await self._replicas.ask(Randomise(seen.pixels, signed, STAGES, seed))
+        except Unexplainable as problem:
+            return {}, problem.detail
         stages: dict[str, list[SimilarityRecord]] = {name: [] for name in arms}
         for maps in outcome.value:
             for name, mine, other in zip(arms, own.explanations, maps, strict=True):
@@ -305,29 +305,35 @@ class Measurement:
                         hog=alike.hog,
                     )
                 stages[name].append(record)
-        return stages
+        return stages, None
 
     async def _localised(
         self,
         number: int,
         seen: ModelInput,
         questions: Sequence[Question],
+        likely: Float,
+        wanted: int,
     ) -> Localised:
         """Return how much of each map's positive heat lies in the photo's cell of each grid, and
-        how alike the maps of two classes of the smallest grid are."""
+        how alike the maps of two classes of the smallest grid are. A photo stands in a grid only
+        if the model is sure that it shows the wanted class."""
+        if wanted != int(likely.argmax()):
+            return Localised(problem=NOT_PREDICTED)
+        if likely[wanted] < SURE:
+            return Localised(problem=UNSURE)
         found = Localised()
-        target = questions[0].targets[0] if questions else None
-        if not isinstance(target, ClassTarget) or target.index is None:
+        if not questions:
             return found
         for side in SIDES:
             try:
                 grid = await self._neighbours.grid(
-                    self._replicas, number, seen.pixels, target.index, side
+                    self._replicas, number, seen.pixels, wanted, side
                 )
                 if grid is None:
                     found.problem = found.problem or TOO_FEW
                     break
-                if not await self._finds(grid, target.index):
+                if not await self._finds(grid, wanted):
                     found.problem = NOT_FOUND
                     continue
                 await self._in_grid(number, grid, questions, found)
@@ -339,7 +345,7 @@ class Measurement:
             found.problem = None
         return found
 
-    async def _finds(self, grid: Grid, target: int) -> bool:
+    async def _finds(self, grid: PhotoGrid, target: int) -> bool:
         """Return whether the model finds the class in the grid: it is one of the n² most probable
         ones, or, of a model with no more classes, more probable than without the photo. Where it is
         not, a map of the class has no right place."""
@@ -366,7 +372,7 @@ class Measurement:
     async def _in_grid(
         self,
         number: int,
-        grid: Grid,
+        grid: PhotoGrid,
         questions: Sequence[Question],
         localised: Localised,
     ) -> None:
@@ -422,6 +428,15 @@ class Measurement:
             "milliseconds": 1000 * outcome.run_seconds if outcome.run_seconds else None,
             "forwards": explanation.passes.made if explanation.passes else many,
         }
+
+
+def _map_record(explanation: Explanation | None, problem: str | None) -> dict[str, Any]:
+    """Return the fields of an arm's record that state its map, or why it has none."""
+    if explanation is None:
+        return {"problem": problem}
+    if np.ptp(explanation.map) == 0:
+        return {"problem": "the map is the same everywhere"}
+    return {"map": _coarse(explanation.map)}
 
 
 def stored_name(name: str) -> str:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from cam import METHODS, ClassTarget, Question
-from cam.evaluation.metrics import DEFAULTS, METRICS, Options
+from cam.evaluation.metrics import DEFAULTS, METRICS, MetricOptions
 from cam.methods import INPUT
 from service.core.audit_schemas import ArmSummary
 from service.core.choices import Fit
@@ -113,7 +113,7 @@ class Plan:
         Args:
             sanity: whether the weights are randomised for the photo.
         """
-        options = Options()
+        options = MetricOptions()
         single = [passes_of(each.method, each.budget) for each in self.questions]
         one_pass = [
             each for each in self.questions if not METHODS[each.method].cost.startswith("N")

@@ -10,7 +10,7 @@ from typing import Final
 import numpy as np
 
 from cam import METHODS
-from cam.evaluation.metrics import METRICS, Options
+from cam.evaluation.metrics import METRICS, MetricOptions
 from service.core.audit_schemas import (
     ArmRecord,
     ArmSummary,
@@ -61,7 +61,7 @@ def summarise(
         failed: photo → reason why it could not be measured.
     """
     ordered = sorted(records, key=lambda each: each.index)
-    options = Options()
+    options = MetricOptions()
     known = dict.fromkeys(name for record in ordered for name in record.arms)
     arms = [_summarised(Arm.of(name), ordered, metrics) for name in known]
     showing = [name_of(each) for each in arms if each.shows_the_model is not False and each.photos]

@@ -36,7 +36,7 @@ class ClassKey:
         return "no class" if self.index is None else f"class {self.index}"
 
 
-class Grid(NamedTuple):
+class GridSize(NamedTuple):
     height: int
     width: int
 
@@ -68,10 +68,10 @@ class ClassCount:
     """Id of the image of the latest map."""
     probability: Mean = field(default_factory=Mean)
     concentration: Mean = field(default_factory=Mean)
-    grids: Counter[Grid] = field(default_factory=Counter)
+    grids: Counter[GridSize] = field(default_factory=Counter)
 
     @property
-    def grid(self) -> Grid | None:
+    def grid(self) -> GridSize | None:
         """The most frequent grid of the class's maps, and the finest of equally frequent ones; None
         if no map has a grid."""
         return max(self.grids, key=lambda grid: (self.grids[grid], grid), default=None)
@@ -218,7 +218,7 @@ def _count_map(census: Census, classes: dict[ClassKey, ClassCount], row: Row) ->
     counted.probability.add(row.target_probability)
     counted.concentration.add(row.concentration)
     if row.map_height and row.map_width:
-        counted.grids[Grid(row.map_height, row.map_width)] += 1
+        counted.grids[GridSize(row.map_height, row.map_width)] += 1
     if row.target_probability is not None and 0 <= row.target_probability <= 1:
         census.histogram[min(int(row.target_probability * BINS), BINS - 1)] += 1
 

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cam.drawing.heatmap import minmax, resize
-from service.insights.report.census import ClassKey, Grid, class_of
+from service.insights.report.census import ClassKey, GridSize, class_of
 from service.pipeline.rows import Row
 
 Float = NDArray[np.float32]
@@ -29,7 +29,7 @@ class MeanMap:
     """Number of maps that were averaged, at least 1."""
 
 
-def mean_maps(rows: Iterable[Row], grids: Mapping[ClassKey, Grid]) -> dict[ClassKey, MeanMap]:
+def mean_maps(rows: Iterable[Row], grids: Mapping[ClassKey, GridSize]) -> dict[ClassKey, MeanMap]:
     """Return the mean of each class's maps, each min-max scaled to 0 … 1 and resized to its class's
     grid.
 
@@ -80,14 +80,14 @@ def map_of(row: Row) -> Float | None:
     return values if np.isfinite(values).all() else None
 
 
-def _bounded(grid: Grid) -> Grid:
+def _bounded(grid: GridSize) -> GridSize:
     longest = max(grid)
     if longest <= FINEST:
         return grid
-    return Grid(*(max(round(side * FINEST / longest), 1) for side in grid))
+    return GridSize(*(max(round(side * FINEST / longest), 1) for side in grid))
 
 
-def _onto(found: Float, grid: Grid) -> Float:
+def _onto(found: Float, grid: GridSize) -> Float:
     """Resize a map to a grid: by averaging areas if the grid is coarser, bilinearly otherwise."""
     if found.shape == tuple(grid):
         return found

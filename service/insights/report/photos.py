@@ -24,7 +24,7 @@ Read = Callable[[str], bytes]
 """Returns the bytes of the image with an id."""
 
 
-class Source(Protocol):
+class PhotoSource(Protocol):
     """The images of a batch."""
 
     @property

@@ -21,7 +21,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from cam.clusters import FEWEST
-from cam.evaluation.metrics import METRICS, Options
+from cam.evaluation.metrics import METRICS, MetricOptions
 from service.core.errors import ConfigError, one_line
 from service.core.glossary import TERMS
 from service.insights.class_maps import MOST
@@ -46,7 +46,7 @@ from service.insights.report.clusters import (
     write_clusters,
 )
 from service.insights.report.means import MeanMap, mean_maps, scaled_map
-from service.insights.report.photos import Source
+from service.insights.report.photos import PhotoSource
 from service.insights.report.pictures import in_order, show
 from service.pipeline.rows import SCHEMA, Row
 
@@ -96,7 +96,7 @@ def write_report(
     *,
     title: str,
     model: str | None = None,
-    source: Callable[[], AbstractContextManager[Source | None]] = nullcontext,
+    source: Callable[[], AbstractContextManager[PhotoSource | None]] = nullcontext,
     most: int = 2000,
 ) -> None:
     """Write the report of a batch as one self-contained HTML file.
@@ -176,7 +176,7 @@ def _portraits(manifest: Path, census: Census) -> list[ClassPortrait]:
 def _clusters(
     manifest: Path,
     census: Census,
-    source: Callable[[], AbstractContextManager[Source | None]],
+    source: Callable[[], AbstractContextManager[PhotoSource | None]],
 ) -> list[ClassClusters]:
     classes = census.classes[:CLASSES]
     if not any(each.images >= FEWEST for each in classes):
@@ -272,7 +272,7 @@ def _metrics(census: Census) -> list[dict[str, str]]:
             "name": name,
             "summary": METRICS[name].summary,
             "better": METRICS[name].better,
-            "convention": METRICS[name].convention(Options()),
+            "convention": METRICS[name].convention(MetricOptions()),
         }
         for name in names
         if name in METRICS

@@ -14,7 +14,7 @@ from cam import ClassTarget, Explanation, Question, explain, explain_batch
 from cam.errors import CamError
 from cam.evaluation.candidate import Candidate
 from cam.evaluation.evaluate import evaluate_in_steps
-from cam.evaluation.metrics import Options, Scores
+from cam.evaluation.metrics import MetricOptions, Scores
 from cam.methods.progress import Progress
 from cam.outputs.reading import Reading
 
@@ -89,9 +89,9 @@ def explained(model: nn.Module, image: Numbers, *, method: str = "hirescam") -> 
     return found
 
 
-def alone(**options: object) -> Options:
+def alone(**options: object) -> MetricOptions:
     """Return options without baselines."""
-    return Options(baselines=(), **options)  # type: ignore[arg-type]
+    return MetricOptions(baselines=(), **options)  # type: ignore[arg-type]
 
 
 def asked(*targets: int, layers: Sequence[str] = ("layer",)) -> Question:
@@ -104,7 +104,7 @@ def in_steps(
     question: Question,
     candidates: Sequence[Candidate],
     metrics: Sequence[str],
-    options: Options,
+    options: MetricOptions,
     chunk: int = 16,
 ) -> tuple[list[Progress], list[Scores] | CamError]:
     """Return every progress and the result."""

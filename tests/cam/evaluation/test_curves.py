@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from cam import evaluate
 from cam.evaluation.curves import blur_kernel, substrate
-from cam.evaluation.metrics import Options, Score, Substrate
+from cam.evaluation.metrics import MetricOptions, Score, Substrate
 from cam.evaluation.scorer import ranks
 from tests.cam.evaluation.nets import (
     SIGMOID,
@@ -25,7 +25,7 @@ from tests.cam.evaluation.nets import (
 
 
 def scored(
-    metric: str, model: Weighed, image: Numbers, heat: Numbers, options: Options
+    metric: str, model: Weighed, image: Numbers, heat: Numbers, options: MetricOptions
 ) -> tuple[Score, Numbers]:
     """Return the score and its curve."""
     model.batches.clear()

@@ -26,7 +26,7 @@ from cam import (
 from cam.errors import ClassOutOfRange, InvalidOption, MethodUnsuited, NonFinite, TargetMismatch
 from cam.evaluation.baselines import baseline
 from cam.evaluation.candidate import Candidate, candidates_of
-from cam.evaluation.metrics import BASELINES, Options, Scores
+from cam.evaluation.metrics import BASELINES, MetricOptions, Scores
 from cam.outputs.reading import Reading
 from tests.cam.evaluation.nets import (
     SIGMOID,
@@ -48,7 +48,7 @@ REGION = np.zeros(SIZE, bool)
 REGION[3:9, 2:5] = True
 HEAT = drawn(*SIZE, seed=2).astype(np.float32)
 ALL = tuple(name for name in METRICS if name != "completeness")
-FREE = tuple(name for name in ALL if not METRICS[name].maps(Options()))
+FREE = tuple(name for name in ALL if not METRICS[name].maps(MetricOptions()))
 """The metrics that make no map."""
 
 
@@ -67,22 +67,22 @@ def judged() -> tuple[Weighed, Tensor, Explanation]:
         ({"metrics": ["accuracy"]}, InvalidOption, "no metric 'accuracy'; the metrics are inserti"),
         ({"metrics": ["road", ""]}, InvalidOption, "no metric ''"),
         ({"metrics": []}, InvalidOption, "the list of metrics is empty"),
-        ({"options": Options(steps=0)}, InvalidOption, "steps is 0"),
-        ({"options": Options(radius=-1)}, InvalidOption, "radius is -1"),
+        ({"options": MetricOptions(steps=0)}, InvalidOption, "steps is 0"),
+        ({"options": MetricOptions(radius=-1)}, InvalidOption, "radius is -1"),
         (
-            {"options": Options(region=REGION.T)},
+            {"options": MetricOptions(region=REGION.T)},
             InvalidOption,
             r"the region is bool \(8, 15\); it should be bool \(15, 8\)",
         ),
         (
-            {"options": Options(region=REGION.astype(np.uint8))},
+            {"options": MetricOptions(region=REGION.astype(np.uint8))},
             InvalidOption,
             "the region is uint8",
         ),
-        ({"options": Options(steps=True)}, InvalidOption, "steps is True"),
-        ({"options": Options(steps=2.5)}, InvalidOption, "steps is 2.5"),  # type: ignore[arg-type]
-        ({"options": Options(seed=-1)}, InvalidOption, "seed is -1"),
-        ({"options": Options(random_maps=0)}, InvalidOption, "random_maps is 0"),
+        ({"options": MetricOptions(steps=True)}, InvalidOption, "steps is True"),
+        ({"options": MetricOptions(steps=2.5)}, InvalidOption, "steps is 2.5"),  # type: ignore[arg-type]
+        ({"options": MetricOptions(seed=-1)}, InvalidOption, "seed is -1"),
+        ({"options": MetricOptions(random_maps=0)}, InvalidOption, "random_maps is 0"),
         ({"judged": np.ones(5)}, InvalidOption, "shape \\(5,\\)"),
         ({"judged": np.ones((0, 4))}, InvalidOption, "shape \\(0, 4\\)"),
         ({"target": UnitTarget("layer", 0)}, TargetMismatch, "a unit"),
@@ -112,7 +112,7 @@ def test_what_cannot_be_is_named(
         "judged": HEAT,
         "target": 1,
         "metrics": ["deletion"],
-        "options": Options(),
+        "options": MetricOptions(),
         "reading": SIGMOID,
         **arguments,
     }
@@ -173,7 +173,7 @@ def test_an_explanation_knows_its_target_even_as_the_second_of_two() -> None:
 
 def test_an_explanation_and_its_map_score_the_same() -> None:
     model, image, explanation = judged()
-    options = Options(region=REGION)
+    options = MetricOptions(region=REGION)
     first = evaluate(model, image, explanation, metrics=FREE, options=options, reading=SIGMOID)
     second = evaluate(
         model, image, explanation.map, target=1, metrics=FREE, options=options, reading=SIGMOID
@@ -300,7 +300,12 @@ def test_a_fused_map_is_made_again_from_its_layers() -> None:
 
 
 def promised(
-    model: Weighed, metrics: tuple[str, ...], options: Options, *, turns: int = 1, maps: int = 1
+    model: Weighed,
+    metrics: tuple[str, ...],
+    options: MetricOptions,
+    *,
+    turns: int = 1,
+    maps: int = 1,
 ) -> tuple[int, int]:
     """Return how many passes were promised and how many images the model has seen, after checking
     that the progress never falls, never exceeds its total, and ends there."""
@@ -319,7 +324,7 @@ def promised(
     return total, model.passes
 
 
-REGIONAL = Options(region=REGION)
+REGIONAL = MetricOptions(region=REGION)
 
 
 @pytest.mark.parametrize(
@@ -368,38 +373,38 @@ def test_a_baseline_takes_the_passes_of_a_map(
     metrics: tuple[str, ...], each: int, all_maps: int
 ) -> None:
     model = weighed(2, *SIZE)
-    random = METRICS[metrics[0]].random_maps(Options())
-    _, made = promised(model, metrics, Options())
+    random = METRICS[metrics[0]].random_maps(MetricOptions())
+    _, made = promised(model, metrics, MetricOptions())
     assert made == 1 + (1 + 3 + random) * each + all_maps
-    _, made = promised(model, metrics, Options(random_maps=2))
+    _, made = promised(model, metrics, MetricOptions(random_maps=2))
     assert made == 1 + (1 + 3 + 2) * each + all_maps
-    _, made = promised(model, metrics, Options(baselines=("edges",)))
+    _, made = promised(model, metrics, MetricOptions(baselines=("edges",)))
     assert made == 1 + (1 + 1) * each + all_maps
 
 
 @pytest.mark.parametrize("maps", [1, 2, 3])
 def test_the_maps_of_one_target_share_the_baselines(maps: int) -> None:
     model = weighed(2, *SIZE)
-    _, made = promised(model, ("deletion",), Options(), maps=maps)
+    _, made = promised(model, ("deletion",), MetricOptions(), maps=maps)
     assert made == 1 + (maps + 3 + 4) * 29 + 1
-    _, made = promised(model, ("deletion", "road"), Options(), maps=maps)
+    _, made = promised(model, ("deletion", "road"), MetricOptions(), maps=maps)
     assert made == 1 + (maps + 3 + 4) * (29 + 36) + 1
-    _, made = promised(model, ("infidelity",), Options(), maps=maps)
+    _, made = promised(model, ("infidelity",), MetricOptions(), maps=maps)
     assert made == 1 + 32
 
 
 def test_each_target_has_baselines_of_its_own() -> None:
     model = weighed(2, *SIZE)
-    _, made = promised(model, ("deletion",), Options(), turns=2)
+    _, made = promised(model, ("deletion",), MetricOptions(), turns=2)
     assert made == 1 + 2 * ((1 + 3 + 4) * 29 + 1)
-    _, made = promised(model, ("infidelity",), Options(), turns=2, maps=2)
+    _, made = promised(model, ("infidelity",), MetricOptions(), turns=2, maps=2)
     assert made == 1 + 2 * 32
 
 
 def test_maps_of_other_sizes_share_all_but_the_random_map() -> None:
     model, image = weighed(2, *SIZE), picture(2, *SIZE)
     candidates = [Candidate(HEAT), Candidate(HEAT[:2, :3]), Candidate(HEAT[:3, :2])]
-    _, found = in_steps(model, image, asked(1), candidates, ["deletion"], Options())
+    _, found = in_steps(model, image, asked(1), candidates, ["deletion"], MetricOptions())
     assert model.passes == 1 + (3 + 3 + 3 * 4) * 29 + 1
     assert isinstance(found, list)
     compared = [each["deletion"].baselines for each in found]
@@ -411,7 +416,7 @@ def test_maps_of_other_sizes_share_all_but_the_random_map() -> None:
 def test_maps_that_share_their_baselines_score_as_they_do_alone() -> None:
     model, image = weighed(2, *SIZE), picture(2, *SIZE)
     candidates = [Candidate(HEAT), Candidate(-HEAT), Candidate(HEAT[:2, :3])]
-    options = Options(region=REGION)
+    options = MetricOptions(region=REGION)
     _, together = in_steps(model, image, asked(1), candidates, FREE, options)
     assert isinstance(together, list)
     for candidate, found in zip(candidates, together, strict=True):
@@ -424,7 +429,7 @@ def test_a_baseline_scores_as_its_map_does(name: Any) -> None:
     model, image = model_and_image()
     rng = np.random.default_rng([0, 0, 0])
     heat = baseline(name, image.numpy(), SIZE, rng)
-    options = Options(region=REGION, random_maps=1)
+    options = MetricOptions(region=REGION, random_maps=1)
     found = evaluate(model, image, HEAT, target=1, metrics=FREE, options=options, reading=SIGMOID)
     expected = evaluate(
         model, image, heat, target=1, metrics=FREE, options=options, reading=SIGMOID
@@ -438,7 +443,7 @@ def test_chance_is_the_scores_of_random_maps() -> None:
     model, image = model_and_image()
 
     def scores(heat: NDArray[np.float32]) -> Scores:
-        metrics, options = ["complexity", "confidence_drop"], Options(random_maps=3)
+        metrics, options = ["complexity", "confidence_drop"], MetricOptions(random_maps=3)
         return evaluate(
             model, image, heat, target=1, metrics=metrics, options=options, reading=SIGMOID
         )
@@ -458,7 +463,7 @@ def test_chance_is_the_scores_of_random_maps() -> None:
 
 def test_only_the_baselines_that_say_something_are_compared() -> None:
     model, image, explanation = judged()
-    options = Options(region=REGION)
+    options = MetricOptions(region=REGION)
     found = evaluate(model, image, explanation, metrics=ALL, options=options, reading=SIGMOID)
     for name, score in found.items():
         assert tuple(score.baselines) == METRICS[name].baselines
@@ -470,7 +475,7 @@ def test_only_the_baselines_that_say_something_are_compared() -> None:
         image,
         explanation,
         metrics=["deletion", "stability"],
-        options=Options(baselines=("uniform", "random")),
+        options=MetricOptions(baselines=("uniform", "random")),
         reading=SIGMOID,
     )
     assert set(some["deletion"].baselines) == {"uniform", "random"}
@@ -486,7 +491,7 @@ def test_the_same_seed_gives_the_same_scores() -> None:
             image,
             explanation,
             metrics=ALL,
-            options=Options(region=REGION, seed=seed),
+            options=MetricOptions(region=REGION, seed=seed),
             reading=SIGMOID,
         )
 
@@ -516,7 +521,12 @@ def test_random_numbers_of_others_are_left_as_they_are() -> None:
     torch.manual_seed(5)
     before = torch.get_rng_state()
     evaluate(
-        model, image, explanation, metrics=ALL, options=Options(region=REGION), reading=SIGMOID
+        model,
+        image,
+        explanation,
+        metrics=ALL,
+        options=MetricOptions(region=REGION),
+        reading=SIGMOID,
     )
     assert torch.equal(torch.get_rng_state(), before)
 
@@ -560,7 +570,7 @@ def test_the_model_is_left_as_it_was_found(times: int | None) -> None:
     before = {name: value.clone() for name, value in model.state_dict().items()}
     hooks = hook_count(model)
     region = np.eye(8) > 0
-    arguments: dict[str, Any] = {"metrics": ALL, "options": Options(region=region, samples=3)}
+    arguments: dict[str, Any] = {"metrics": ALL, "options": MetricOptions(region=region, samples=3)}
     if times is None:
         evaluate(model, x, explanation, **arguments)
     else:
@@ -583,7 +593,7 @@ def test_a_model_in_training_scores_as_in_eval_mode() -> None:
     (explanation,) = explain(model, x[None], target=1, layer="relu2")
     arguments: dict[str, Any] = {
         "metrics": ALL,
-        "options": Options(region=np.eye(8) > 0, samples=3),
+        "options": MetricOptions(region=np.eye(8) > 0, samples=3),
     }
     expected = evaluate(model, x, explanation, **arguments)
     model.train()
@@ -596,7 +606,12 @@ def test_the_image_and_the_map_are_left_as_they_are() -> None:
     before, heat = image.clone(), explanation.map.copy()
     region = REGION.copy()
     evaluate(
-        model, image, explanation, metrics=ALL, options=Options(region=region), reading=SIGMOID
+        model,
+        image,
+        explanation,
+        metrics=ALL,
+        options=MetricOptions(region=region),
+        reading=SIGMOID,
     )
     assert torch.equal(image, before)
     assert image.grad is None
@@ -615,7 +630,12 @@ class Shaky(Weighed):
 def test_an_output_that_is_not_finite_costs_its_metric_alone() -> None:
     model, image = Shaky(drawn(2, *SIZE)).eval(), picture(2, *SIZE)
     told, found = in_steps(
-        model, image, asked(1), [Candidate(HEAT)], ["deletion", "insertion", "road"], Options()
+        model,
+        image,
+        asked(1),
+        [Candidate(HEAT)],
+        ["deletion", "insertion", "road"],
+        MetricOptions(),
     )
     assert isinstance(found, list)
     (scores,) = found
@@ -625,7 +645,7 @@ def test_an_output_that_is_not_finite_costs_its_metric_alone() -> None:
     assert set(scores["deletion"].baselines.values()) == {None}
     plain = Weighed(drawn(2, *SIZE)).eval()
     _, expected = in_steps(
-        plain, image, asked(1), [Candidate(HEAT)], ["insertion", "road"], Options()
+        plain, image, asked(1), [Candidate(HEAT)], ["insertion", "road"], MetricOptions()
     )
     assert isinstance(expected, list)
     for name in ("insertion", "road"):
@@ -638,11 +658,11 @@ def test_an_output_that_is_not_finite_costs_its_metric_alone() -> None:
 def test_an_image_that_the_model_cannot_read_is_the_images_error() -> None:
     model, image = model_and_image()
     dark = image.numpy().astype(np.float64) * np.nan
-    told, found = in_steps(model, dark, asked(1), [Candidate(HEAT)], ["deletion"], Options())
+    told, found = in_steps(model, dark, asked(1), [Candidate(HEAT)], ["deletion"], MetricOptions())
     assert isinstance(found, NonFinite)
     assert told == []
     _, found = in_steps(
-        model, picture(2, *SIZE), asked(2), [Candidate(HEAT)], ["deletion"], Options()
+        model, picture(2, *SIZE), asked(2), [Candidate(HEAT)], ["deletion"], MetricOptions()
     )
     assert isinstance(found, ClassOutOfRange)
 
@@ -695,7 +715,7 @@ def test_the_maps_of_changed_images_are_of_the_maps_own_layer(asked_for: tuple[s
     model, image = TwoLayers().eval(), tensor(picture(2, 8, 8))
     question = Question((ClassTarget(1),), "hirescam", asked_for)
     explanations = explain(model, image[None], target=1, method="hirescam", layer=asked_for)
-    options = Options(radius=1e-6, baselines=())
+    options = MetricOptions(radius=1e-6, baselines=())
     for each in explanations:
         found = evaluate(
             model, image, each, metrics=["sensitivity"], options=options, question=question
@@ -731,7 +751,7 @@ def test_the_progress_ends_at_its_total(metrics: list[str], method: str) -> None
 
 def test_a_random_baseline_does_not_depend_on_the_other_metrics() -> None:
     model, image, explanation = judged()
-    options = Options(baselines=("random",))
+    options = MetricOptions(baselines=("random",))
     alone_, after = (
         evaluate(model, image, explanation, metrics=metrics, options=options)["stability"]
         for metrics in (["stability"], ["sensitivity", "coherency", "stability"])

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from cam import evaluate, explain
-from cam.evaluation.metrics import Options, Score
+from cam.evaluation.metrics import MetricOptions, Score
 from cam.methods.progress import Completeness
 from tests.cam.evaluation.nets import SIGMOID, alone, drawn, explained, picture, tensor, weighed
 
@@ -87,7 +87,7 @@ def test_the_uniform_baseline_has_the_regions_share() -> None:
         HEAT,
         target=1,
         metrics=["energy", "pointing"],
-        options=Options(region=REGION, baselines=("uniform",)),
+        options=MetricOptions(region=REGION, baselines=("uniform",)),
         reading=SIGMOID,
     )
     assert found["energy"].baselines == {"uniform": pytest.approx(0.25)}

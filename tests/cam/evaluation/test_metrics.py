@@ -10,7 +10,7 @@ import pytest
 from cam import METRICS
 from cam.errors import InvalidOption
 from cam.evaluation.evaluate import FORMULAS
-from cam.evaluation.metrics import BASELINES, DEFAULTS, Options, metric_named, step_of
+from cam.evaluation.metrics import BASELINES, DEFAULTS, MetricOptions, metric_named, step_of
 
 
 def test_every_metric_is_computed_and_none_besides() -> None:
@@ -60,7 +60,7 @@ def test_which_metrics_are_better_when_lower() -> None:
 )
 def test_an_option_that_cannot_be_is_named(options: dict[str, Any], said: str) -> None:
     with pytest.raises(InvalidOption, match=said):
-        Options(**options).check()
+        MetricOptions(**options).check()
 
 
 @pytest.mark.parametrize(
@@ -78,7 +78,7 @@ def test_an_option_that_cannot_be_is_named(options: dict[str, Any], said: str) -
     ],
 )
 def test_the_edges_of_what_is_allowed_are_allowed(options: dict[str, Any]) -> None:
-    Options(**options).check()
+    MetricOptions(**options).check()
 
 
 def test_a_metric_that_does_not_exist_is_named_beside_those_that_do() -> None:
@@ -102,33 +102,33 @@ def test_a_metric_that_does_not_exist_is_named_beside_those_that_do() -> None:
     ],
 )
 def test_the_pixels_of_a_step(steps: Any, pixels: int, expected: int) -> None:
-    assert step_of(Options(steps=steps), pixels) == expected
+    assert step_of(MetricOptions(steps=steps), pixels) == expected
 
 
 @pytest.mark.parametrize(
     ("name", "options", "passes", "maps"),
     [
-        ("insertion", Options(), 29, 0),
-        ("deletion", Options(), 29, 0),
-        ("deletion", Options(steps="fine"), 4, 0),  # 900 pixels are four steps and a rest
-        ("road", Options(), 36, 0),
-        ("road_morf", Options(), 18, 0),
-        ("road_lerf", Options(percentages=(20.0, 50.0)), 4, 0),
-        ("confidence_drop", Options(), 1, 0),
-        ("confidence_increase", Options(), 1, 0),
-        ("coherency", Options(), 0, 1),
-        ("complexity", Options(), 0, 0),
-        ("adcc", Options(), 1, 1),
-        ("sensitivity", Options(samples=7), 0, 7),
-        ("infidelity", Options(squares=5), 5, 0),
-        ("stability", Options(), 0, 3),
-        ("energy", Options(), 0, 0),
-        ("pointing", Options(), 0, 0),
-        ("completeness", Options(), 0, 0),
+        ("insertion", MetricOptions(), 29, 0),
+        ("deletion", MetricOptions(), 29, 0),
+        ("deletion", MetricOptions(steps="fine"), 4, 0),  # 900 pixels are four steps and a rest
+        ("road", MetricOptions(), 36, 0),
+        ("road_morf", MetricOptions(), 18, 0),
+        ("road_lerf", MetricOptions(percentages=(20.0, 50.0)), 4, 0),
+        ("confidence_drop", MetricOptions(), 1, 0),
+        ("confidence_increase", MetricOptions(), 1, 0),
+        ("coherency", MetricOptions(), 0, 1),
+        ("complexity", MetricOptions(), 0, 0),
+        ("adcc", MetricOptions(), 1, 1),
+        ("sensitivity", MetricOptions(samples=7), 0, 7),
+        ("infidelity", MetricOptions(squares=5), 5, 0),
+        ("stability", MetricOptions(), 0, 3),
+        ("energy", MetricOptions(), 0, 0),
+        ("pointing", MetricOptions(), 0, 0),
+        ("completeness", MetricOptions(), 0, 0),
     ],
 )
 def test_the_passes_that_a_metric_promises(
-    name: str, options: Options, passes: int, maps: int
+    name: str, options: MetricOptions, passes: int, maps: int
 ) -> None:
     assert sum(METRICS[name].forwards(options, 900).values()) == passes
     assert METRICS[name].maps(options) == maps
@@ -137,20 +137,20 @@ def test_the_passes_that_a_metric_promises(
 @pytest.mark.parametrize(
     ("name", "options", "count"),
     [
-        ("insertion", Options(), 4),
-        ("deletion", Options(steps=1), 59),  # its two ends alone, which all maps share
-        ("road_morf", Options(), 4),
-        ("stability", Options(), 4),
-        ("adcc", Options(), 4),
-        ("confidence_drop", Options(), 59),
-        ("infidelity", Options(), 59),  # all maps share the squares
-        ("complexity", Options(), 59),
-        ("insertion", Options(random_maps=30), 30),
-        ("complexity", Options(random_maps=1), 1),
+        ("insertion", MetricOptions(), 4),
+        ("deletion", MetricOptions(steps=1), 59),  # its two ends alone, which all maps share
+        ("road_morf", MetricOptions(), 4),
+        ("stability", MetricOptions(), 4),
+        ("adcc", MetricOptions(), 4),
+        ("confidence_drop", MetricOptions(), 59),
+        ("infidelity", MetricOptions(), 59),  # all maps share the squares
+        ("complexity", MetricOptions(), 59),
+        ("insertion", MetricOptions(random_maps=30), 30),
+        ("complexity", MetricOptions(random_maps=1), 1),
     ],
 )
 def test_cheap_metrics_are_compared_with_many_random_maps(
-    name: str, options: Options, count: int
+    name: str, options: MetricOptions, count: int
 ) -> None:
     assert METRICS[name].random_maps(options) == count
 
@@ -158,29 +158,45 @@ def test_cheap_metrics_are_compared_with_many_random_maps(
 @pytest.mark.parametrize(
     ("name", "options", "said"),
     [
-        ("deletion", Options(), "by zero after preprocessing; 30 steps"),
-        ("deletion", Options(deletion_to="mean", steps=7), "by the image's mean colour; 7 steps"),
-        ("insertion", Options(), "into the image blurred by an 11 × 11 Gaussian kernel of σ = 5"),
-        ("insertion", Options(steps="fine"), "steps of 224 pixels"),
-        ("road", Options(percentages=(12.5, 50.0)), "12.5, 50 % removed"),
-        ("sensitivity", Options(samples=3, radius=0.1), "over 3 images with uniform noise of ±0.1"),
-        ("sensitivity", Options(), "greatest ‖m − m′‖ / ‖m‖ over"),
-        ("sensitivity", Options(scale_free=False), "greatest ‖m − m′‖ over"),
-        ("infidelity", Options(squares=9), "over 9 random squares of 0.25 of each side"),
-        ("infidelity", Options(scale_free=False), "the heat is not scaled"),
-        ("stability", Options(), "its central 0.875 of each side, and of the image as JPEG of"),
+        ("deletion", MetricOptions(), "by zero after preprocessing; 30 steps"),
+        (
+            "deletion",
+            MetricOptions(deletion_to="mean", steps=7),
+            "by the image's mean colour; 7 steps",
+        ),
+        (
+            "insertion",
+            MetricOptions(),
+            "into the image blurred by an 11 × 11 Gaussian kernel of σ = 5",
+        ),
+        ("insertion", MetricOptions(steps="fine"), "steps of 224 pixels"),
+        ("road", MetricOptions(percentages=(12.5, 50.0)), "12.5, 50 % removed"),
+        (
+            "sensitivity",
+            MetricOptions(samples=3, radius=0.1),
+            "over 3 images with uniform noise of ±0.1",
+        ),
+        ("sensitivity", MetricOptions(), "greatest ‖m − m′‖ / ‖m‖ over"),
+        ("sensitivity", MetricOptions(scale_free=False), "greatest ‖m − m′‖ over"),
+        ("infidelity", MetricOptions(squares=9), "over 9 random squares of 0.25 of each side"),
+        ("infidelity", MetricOptions(scale_free=False), "the heat is not scaled"),
+        (
+            "stability",
+            MetricOptions(),
+            "its central 0.875 of each side, and of the image as JPEG of",
+        ),
     ],
 )
-def test_the_convention_says_what_was_chosen(name: str, options: Options, said: str) -> None:
+def test_the_convention_says_what_was_chosen(name: str, options: MetricOptions, said: str) -> None:
     assert said in METRICS[name].convention(options)
 
 
 def test_every_metric_states_its_convention_and_a_sentence() -> None:
     for metric in METRICS.values():
         assert metric.summary.endswith(".")
-        assert metric.convention(Options())
+        assert metric.convention(MetricOptions())
         assert set(metric.baselines) <= set(BASELINES)
-        assert all(hasattr(Options(), name) for name in metric.options)
+        assert all(hasattr(MetricOptions(), name) for name in metric.options)
     assert {name for name, metric in METRICS.items() if metric.needs == "region"} == {
         "energy",
         "pointing",
@@ -188,7 +204,7 @@ def test_every_metric_states_its_convention_and_a_sentence() -> None:
 
 
 def test_an_option_that_is_named_by_a_metric_changes_its_convention_or_its_passes() -> None:
-    other = Options(
+    other = MetricOptions(
         steps=7,
         deletion_to="mean",
         insertion_from="zero",
@@ -201,5 +217,8 @@ def test_an_option_that_is_named_by_a_metric_changes_its_convention_or_its_passe
     )
     for metric in METRICS.values():
         for name in metric.options:
-            changed = Options(**{name: getattr(other, name)})
-            assert metric.convention(changed) != metric.convention(Options()), (metric.name, name)
+            changed = MetricOptions(**{name: getattr(other, name)})
+            assert metric.convention(changed) != metric.convention(MetricOptions()), (
+                metric.name,
+                name,
+            )

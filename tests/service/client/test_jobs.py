@@ -473,12 +473,12 @@ def test_wait(open_client: Any, script: Script, jobs: Jobs) -> None:
 
 
 def test_looks_become_rarer_up_to_what_the_service_says() -> None:
-    from service.client.answers import Answer
+    from service.client.answers import Response
 
     def pauses(count: int, **headers: str) -> list[float]:
         names = {name.replace("_", "-"): value for name, value in headers.items()}
         rhythm = Rhythm()
-        return [rhythm.pause(Answer(200, names, b"")) for _ in range(count)]
+        return [rhythm.pause(Response(200, names, b"")) for _ in range(count)]
 
     assert pauses(6, retry_after="1") == [0.1, 0.2, 0.4, 0.8, 1, 1]
     assert pauses(3, retry_after="0") == [0.1, 0.1, 0.1]

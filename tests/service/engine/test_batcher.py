@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import pytest
 
 from service.backend.outcome import Outcome
-from service.engine.batcher import Batcher, Closed, Full
+from service.engine.batcher import Batcher, BatcherClosed, BatcherFull
 from tests.waiting import until_async
 
 pytestmark = pytest.mark.anyio
@@ -126,7 +126,7 @@ async def test_a_full_queue_refuses_at_once_and_takes_again_when_a_caller_leaves
         await hold(batcher, run)
         gone = batcher.submit(1)
         batcher.submit(2)
-        with pytest.raises(Full, match="2 items are waiting"):
+        with pytest.raises(BatcherFull, match="2 items are waiting"):
             batcher.submit(3)
         gone.cancel()
         last = batcher.submit(4)
@@ -142,7 +142,7 @@ async def test_leaving_finishes_what_is_queued_and_ends_the_thread() -> None:
         run.gate.set()
     assert first.done()
     assert [future.result().value for future in rest] == [2, 4]
-    with pytest.raises(Closed):
+    with pytest.raises(BatcherClosed):
         batcher.submit(3)
     await no_thread("doubling")
 
@@ -170,10 +170,10 @@ async def test_nobody_waits_for_a_worker_that_is_gone() -> None:
     assert batcher._worker
     batcher._worker.cancel()
     for future in (running, queued):
-        with pytest.raises(Closed):
+        with pytest.raises(BatcherClosed):
             await future
     assert not batcher.alive
-    with pytest.raises(Closed):
+    with pytest.raises(BatcherClosed):
         batcher.submit(2)
     run.gate.set()
     with pytest.raises(asyncio.CancelledError):
@@ -219,7 +219,7 @@ async def test_a_worker_cancelled_between_the_halves_of_a_batch_leaves_nobody_wa
     assert batcher._worker
     batcher._worker.cancel()
     results = await asyncio.wait_for(asyncio.gather(*futures, return_exceptions=True), 5)
-    assert [type(each) for each in results] == [Closed] * 4
+    assert [type(each) for each in results] == [BatcherClosed] * 4
     gate.set()
     with pytest.raises(asyncio.CancelledError):
         await batcher.__aexit__(None, None, None)
@@ -230,7 +230,7 @@ async def test_work_that_was_let_in_is_not_refused_half_way() -> None:
     async with Batcher(run, max_batch=1, max_queue=1) as batcher:
         running = await hold(batcher, run)
         queued = batcher.submit(1)
-        with pytest.raises(Full):
+        with pytest.raises(BatcherFull):
             batcher.submit(2)
         further = batcher.submit(3, admitted=True)
         run.gate.set()

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from service.engine.batcher import Batcher, Closed
+from service.engine.batcher import Batcher, BatcherClosed
 from tests.service.engine.test_batcher import Doubler, hold, no_thread
 
 pytestmark = pytest.mark.anyio
@@ -142,10 +142,10 @@ async def test_abandoning_tells_all_who_wait_at_once_while_the_thread_still_hang
             assert running.done()
             assert all(future.done() for future in waiting)
             results = await asyncio.gather(running, *waiting, return_exceptions=True)
-            assert [type(each) for each in results] == [Closed] * 4
+            assert [type(each) for each in results] == [BatcherClosed] * 4
             assert not batcher.alive
             assert (len(batcher), batcher.load) == (0, 0)
-            with pytest.raises(Closed):
+            with pytest.raises(BatcherClosed):
                 batcher.submit(5)
     assert hanging("hangs")
     assert run.batches == []
@@ -174,7 +174,7 @@ async def test_one_who_is_leaving_is_let_go_by_abandoning() -> None:
     assert not leaving.done()
     await batcher.abandon()
     await asyncio.wait([leaving], timeout=SOON)
-    with pytest.raises(Closed):
+    with pytest.raises(BatcherClosed):
         await running
     run.gate.set()
     await no_thread("drains")
@@ -192,7 +192,7 @@ async def test_a_thread_that_hangs_is_seen_after_patience_with_leaving_has_ended
             await batcher.__aexit__(None, None, None)
     seconds = batcher.running_seconds
     await batcher.abandon()
-    with pytest.raises(Closed):
+    with pytest.raises(BatcherClosed):
         await running
     assert hanging("stays")
     run.gate.set()

@@ -16,7 +16,7 @@ from cam.drift.map_statistics import STATISTICS
 from cam.drift.reference import Origin, Reference
 from cam.drift.shift import Comparison
 from cam.drift.window import Snapshot
-from service.backend.answers import Answer, Prediction
+from service.backend.answers import Prediction, ServedAnswer
 from service.backend.work import NOTHING
 from service.core.errors import Unavailable
 from service.core.metrics import Metrics
@@ -43,12 +43,12 @@ def model() -> ServedModel:
     return load(entry)
 
 
-def answer(layer: str, index: int = 0, heat: float = 1.0, method: str = "gradcam") -> Answer:
+def answer(layer: str, index: int = 0, heat: float = 1.0, method: str = "gradcam") -> ServedAnswer:
     """One map whose heat is in the upper left corner, and `heat` in the opposite one."""
     values = np.zeros((4, 4), np.float32)
     values[0, 0], values[3, 3] = 1, heat
     explained = Explanation(ClassTarget(index), 1.0, 0.75, method, layer, values)
-    return Answer(Prediction(), (explained,))
+    return ServedAnswer(Prediction(), (explained,))
 
 
 def recorded(watch: Watch) -> int:
@@ -64,19 +64,19 @@ def test_only_maps_that_can_be_compared_are_recorded(model: ServedModel) -> None
     mine, layer = watch.question, model.default
     watch.note([mine], answer(layer))
     assert recorded(watch) == 1
-    others: list[tuple[Question, Answer]] = [
+    others: list[tuple[Question, ServedAnswer]] = [
         (replace(mine, targets=(ClassTarget(2),)), answer(layer)),
         (replace(mine, targets=(ClassTarget(mask=np.ones((8, 8), bool)),)), answer(layer)),
         (replace(mine, signed=True), answer(layer)),
         (replace(mine, method="layercam"), answer(layer, method="layercam")),
         (replace(mine, layers=("other",)), answer("other")),
-        (NOTHING, Answer(Prediction(), ())),
+        (NOTHING, ServedAnswer(Prediction(), ())),
     ]
     for question, said in others:
         watch.note([question], said)
     assert recorded(watch) == 1
     # One of several methods counts alone.
-    both = Answer(
+    both = ServedAnswer(
         Prediction(),
         answer(layer).explanations + answer(layer, method="layercam").explanations,
     )
@@ -191,7 +191,7 @@ async def test_a_sample_of_predictions_is_explained(
     asked: list[Question] = []
     going_on = asyncio.Event()
 
-    async def explain(question: Question) -> Answer:
+    async def explain(question: Question) -> ServedAnswer:
         asked.append(question)
         await going_on.wait()
         if len(asked) > SAMPLED_AT_ONCE:
@@ -215,7 +215,7 @@ async def test_a_sample_of_predictions_is_explained(
 async def test_nothing_is_sampled_unless_it_is_asked_for(model: ServedModel) -> None:
     watch = Watch(model, Metrics())
 
-    async def explain(question: Question) -> Answer:
+    async def explain(question: Question) -> ServedAnswer:
         raise AssertionError
 
     for _ in range(100):
@@ -282,7 +282,7 @@ async def test_samples_alone_bring_the_metrics_up_to_date(watched: ServedModel) 
     watch = Watch(watched, metrics, sample=1.0)
     heats = iter(np.random.default_rng(0).random(60).tolist())
 
-    async def explain(question: Question) -> Answer:
+    async def explain(question: Question) -> ServedAnswer:
         return answer(question.layers[0], 0, next(heats))
 
     watch.sample([NOTHING], explain)
@@ -313,7 +313,7 @@ async def test_a_closed_watch_does_nothing_more(
     await until_async(lambda: calls == [60])
     ended: list[str] = []
 
-    async def explain(question: Question) -> Answer:
+    async def explain(question: Question) -> ServedAnswer:
         try:
             await asyncio.sleep(60)
         except asyncio.CancelledError:

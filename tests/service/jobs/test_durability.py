@@ -22,7 +22,7 @@ from service.core.files import written_whole
 from service.core.metrics import Metrics
 from service.core.pool import Pool
 from service.jobs.database import FILE
-from service.jobs.janitor import bury_dead, enlisted, kept
+from service.jobs.janitor import Janitor, bury_dead, enlisted
 from service.jobs.job_files import Folder
 from tests.service.jobs.desk import Desk, desk_at
 from tests.service.jobs.mortal import DOCUMENT, MOMENTS, NAME, live
@@ -262,7 +262,7 @@ async def looked_after(desk: Desk) -> AsyncIterator[None]:
 @asynccontextmanager
 async def looked_after_by(desk: Desk, runner: object) -> AsyncIterator[None]:
     with Pool("jobs", 2) as pool, enlisted("me", desk.store, desk.folder):
-        async with kept(
+        async with Janitor(
             runner,  # type: ignore[arg-type]
             desk.store,
             desk.listing,

@@ -20,7 +20,7 @@ from service.core.metrics import Metrics
 from service.core.pool import Pool
 from service.jobs.errors import UnknownJob
 from service.jobs.export import PAGE, parquet, zipped
-from service.jobs.janitor import kept
+from service.jobs.janitor import Janitor
 from service.jobs.leases import LEASE_SECONDS
 from service.jobs.records import Job
 from service.jobs.runner import Runner
@@ -158,7 +158,7 @@ def test_files_that_cannot_be_removed_keep_no_other_job_s(desk: Desk) -> None:
     async def keep() -> None:
         with Pool("keeper", 1) as pool:
             runner = cast(Runner, SimpleNamespace(name="me", jobs_in_work=set()))
-            async with kept(
+            async with Janitor(
                 runner,
                 desk.store,
                 desk.listing,

@@ -9,12 +9,12 @@ import pytest
 from service.core.errors import QueueFull
 from service.core.metrics import Metrics
 from service.limits.adaptive_limit import ALONE, FIRST
-from service.limits.admission import ACTIVE_SECONDS, BODY_SECONDS, Admission, Place
+from service.limits.admission import ACTIVE_SECONDS, BODY_SECONDS, Admission, AdmittedRequest
 from service.limits.counters import LocalCounts
 from tests.service.limits.test_adaptive_limit import Clock
 
 CAT = b"/v1/models/cat:explain"
-Enter = Callable[..., Place]
+Enter = Callable[..., AdmittedRequest]
 
 
 @pytest.fixture
@@ -37,7 +37,7 @@ def admission(clock: Clock, metrics: Metrics) -> Admission:
     return admission
 
 
-def entered(admission: Admission, key: str = "") -> Place:
+def entered(admission: Admission, key: str = "") -> AdmittedRequest:
     place = admission.enter(CAT, key)
     assert place
     place.arrive()

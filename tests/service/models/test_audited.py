@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from cam.evaluation.metrics import METRICS, Options
+from cam.evaluation.metrics import METRICS, MetricOptions
 from service.models.audited import Audited, read_audited
 
 GOOD: dict[str, Any] = {
@@ -16,7 +16,7 @@ GOOD: dict[str, Any] = {
     "fingerprint": "abc",
     "recommendation": {"method": "layercam", "layer": "blocks.6"},
     "made_with": {"fit": "crop"},
-    "metrics": {"deletion": METRICS["deletion"].convention(Options()), "insertion": "other"},
+    "metrics": {"deletion": METRICS["deletion"].convention(MetricOptions()), "insertion": "other"},
     "quantiles": {"deletion": [0.1, 0.2, 0.3, 0.4], "insertion": [0.0, 1.0]},
 }
 
@@ -78,7 +78,7 @@ def test_a_missing_file_is_refused(tmp_path: Path) -> None:
 )
 def test_a_percentile_by_hand(tmp_path: Path, value: float, percentile: int) -> None:
     found = read_audited(written(tmp_path, GOOD), "abc")
-    convention = METRICS["deletion"].convention(Options())
+    convention = METRICS["deletion"].convention(MetricOptions())
     assert found.percentile("deletion", value, convention, "crop") == percentile
 
 
@@ -91,13 +91,13 @@ def test_higher_is_better_where_the_metric_says_so() -> None:
 
 def test_another_convention_has_no_percentile(tmp_path: Path) -> None:
     found = read_audited(written(tmp_path, GOOD), "abc")
-    other = METRICS["deletion"].convention(Options(steps=10))
+    other = METRICS["deletion"].convention(MetricOptions(steps=10))
     assert found.percentile("deletion", 0.2, other, "crop") is None
     assert found.percentile("road", 0.2, "any", "crop") is None
 
 
 def test_photos_that_are_fitted_otherwise_have_no_percentile(tmp_path: Path) -> None:
-    convention = METRICS["deletion"].convention(Options())
+    convention = METRICS["deletion"].convention(MetricOptions())
     found = read_audited(written(tmp_path, GOOD), "abc")
     assert found.percentile("deletion", 0.2, convention, "pad") is None
     unsaid = {name: each for name, each in GOOD.items() if name != "made_with"}

@@ -15,7 +15,7 @@ from PIL import Image
 
 from cam import METRICS
 from cam.drawing.heatmap import Box
-from cam.evaluation.metrics import Options, Score
+from cam.evaluation.metrics import MetricOptions, Score
 from service.core import schemas
 from service.core.bootstrap import student_interval
 from service.core.errors import InvalidMap
@@ -52,7 +52,7 @@ def test_the_usual_metrics_stand_beside_the_baselines(client: httpx2.Client, cat
     assert list(found["scores"]) == ["insertion", "deletion", "stability"]
     for name, score in found["scores"].items():
         assert score["better"] == METRICS[name].better
-        assert score["convention"] == METRICS[name].convention(Options(steps=3))
+        assert score["convention"] == METRICS[name].convention(MetricOptions(steps=3))
         assert set(score["baselines"]) == set(METRICS[name].baselines)
         assert "better than" in score["verdict"]
     deletion, stability = found["scores"]["deletion"], found["scores"]["stability"]
@@ -319,7 +319,7 @@ def test_a_region_is_put_on_the_input() -> None:
 
 def test_a_value_that_json_cannot_hold_is_left_out() -> None:
     scores = {"infidelity": Score(float("inf")), "energy": Score(None, warning="it is constant")}
-    found = describe_scores(scores, Options())
+    found = describe_scores(scores, MetricOptions())
     assert found["infidelity"].value is None
     assert found["infidelity"].warning == "the value is not finite"
     assert found["energy"].warning == "it is constant"
@@ -403,6 +403,6 @@ def test_over_few_photos_chance_is_seldom_taken_for_a_difference(photos: int) ->
 
 def test_a_score_says_among_how_many_random_maps_it_is() -> None:
     scores = {"complexity": Score(0.1, {"random": 0.5}, chance=(0.5,) * 59)}
-    found = describe_scores(scores, Options())["complexity"]
+    found = describe_scores(scores, MetricOptions())["complexity"]
     assert (found.random_maps, found.percentile) == (59, 98.3)
     assert found.verdict == "better than chance"

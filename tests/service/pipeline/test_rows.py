@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from cam import ClassTarget, Explanation
-from service.backend.answers import Answer, Prediction
+from service.backend.answers import Prediction, ServedAnswer
 from service.core.errors import UndecodableImage
 from service.loading.served_model import ServedModel, load
 from service.models.catalog import read_catalog
@@ -66,7 +66,7 @@ def row(
         signed=signed,
     )
     shares = np.array([0.2, 0.3, 0.5], np.float32)
-    answer = Answer(Prediction(np.log(shares), shares), (explanation,))
+    answer = ServedAnswer(Prediction(np.log(shares), shares), (explanation,))
     parameters = Parameters.model_validate(given)
     target = describe_target(explanation, model.labels, seen)
     caption = partial(caption_of, explanation, target, model)

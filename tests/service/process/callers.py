@@ -16,7 +16,7 @@ from starlette.types import Receive, Scope, Send
 from service.core.errors import QueueFull
 from service.core.metrics import Metrics
 from service.http.guard import RawHeaders
-from service.limits.admission import Admission, Place
+from service.limits.admission import Admission, AdmittedRequest
 from service.limits.counters import LocalCounts
 from service.process.protocol import BoundedProtocol, ConnectionLimits
 from tests.waiting import until_async
@@ -118,7 +118,7 @@ class House:
     """By the app."""
     asked: list[str] = field(default_factory=list)
     """Of the app: paths."""
-    places: list[Place] = field(default_factory=list)
+    places: list[AdmittedRequest] = field(default_factory=list)
     """The statuses are those of requests for /length."""
     handed: list[object] = field(default_factory=list)
     """Places that the app has found with its requests."""

@@ -16,7 +16,7 @@ from cam import ClassTarget, Explanation
 from cam.drift.reference import Origin
 from cam.drift.shift import Comparison, Shift, TooFew
 from cam.methods.progress import Progress
-from service.backend.answers import Answer, Prediction
+from service.backend.answers import Prediction, ServedAnswer
 from service.backend.drift import Drift
 from service.backend.interface import Backend, Listener, unknown_model
 from service.backend.outcome import Outcome
@@ -68,7 +68,7 @@ DRIFT = Drift(
         0.25,
     ),
 )
-ANSWER = Answer(
+ANSWER = ServedAnswer(
     Prediction(logits=np.array([1, 2], np.float32)),
     (Explanation(ClassTarget(1), 0.5, 0.25, "gradcam", "layer", np.full((2, 2), 3, np.float32)),),
 )

@@ -17,7 +17,7 @@ from service.core import errors
 from service.core.errors import InvalidParameter, Problem, Unavailable
 from service.models.preprocessing import ModelInput
 from service.rpc.frames import LENGTH, MOST_BYTES, FrameProtocol, UnknownClass
-from service.rpc.messages import CODEC, Call, ModelState, Raised, Returned, State
+from service.rpc.messages import CODEC, ModelSnapshot, Raised, RemoteCall, Returned, State
 from tests.service.rpc.fake import info
 
 
@@ -59,7 +59,7 @@ def test_targets_and_questions_come_as_they_went() -> None:
     assert {type(each) for each in targets} == set(get_args(Target))
     seen = ModelInput(np.ones((8, 8, 3), np.uint8), Box(0, 0, 8, 8), b"digest")
     question = Question(targets, "gradcam", ("layer",), budget=5, signed=True)
-    call = again(Call(1, "m", Explain(seen, [question], until=1.5), "f", True))
+    call = again(RemoteCall(1, "m", Explain(seen, [question], until=1.5), "f", True))
     assert (call.work.until, call.listens, call.fingerprint) == (1.5, True, "f")
     (asked,) = call.work.questions
     assert asked.targets[:2] == targets[:2]
@@ -69,7 +69,7 @@ def test_targets_and_questions_come_as_they_went() -> None:
 
 def test_a_state_comes_as_it_went() -> None:
     problem = Unavailable("not yet", retry_after=1)
-    states = {"a": ModelState(True, None, info("a")), "b": ModelState(False, problem)}
+    states = {"a": ModelSnapshot(True, None, info("a")), "b": ModelSnapshot(False, problem)}
     found = again(State(states, True, "", True, 5))
     assert found.models["a"].info.preprocessing == info().preprocessing
     assert found.models["a"].info.labels.meant("dog") == 1

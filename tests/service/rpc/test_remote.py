@@ -18,7 +18,7 @@ import structlog
 from cam import ClassTarget, Question
 from cam.drawing.heatmap import Box
 from cam.evaluation.candidate import Candidate
-from cam.evaluation.metrics import Options, Score
+from cam.evaluation.metrics import MetricOptions, Score
 from cam.methods.progress import Completeness, Progress
 from service.backend.interface import OBSERVED_AT_ONCE
 from service.backend.work import (
@@ -75,7 +75,7 @@ async def test_other_work_goes_there_with_all_that_it_has(
 ) -> None:
     fake, remote = pair
     candidate = Candidate(np.eye(2, dtype=np.float32), 1, 0, Completeness(1.5, 2.0))
-    options = Options(steps="fine", region=np.eye(8, dtype=bool), baselines=("edges",))
+    options = MetricOptions(steps="fine", region=np.eye(8, dtype=bool), baselines=("edges",))
     asked: list[Work[Any]] = [
         Evaluate(SEEN.pixels, QUESTION, [candidate], ["deletion"], options),
         Randomise(SEEN.pixels, (QUESTION,), stages=3, seed=7),

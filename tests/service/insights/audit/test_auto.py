@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from starlette.testclient import TestClient
 
-from cam.evaluation.metrics import METRICS, Options
+from cam.evaluation.metrics import METRICS, MetricOptions
 from service.core.errors import ConfigError
 from service.core.settings import Settings
 from service.loading.served_model import load
@@ -31,7 +31,7 @@ def audited(folder: Path, method: str = "hirescam", layer: str = "features") -> 
         "fingerprint": load(entry).weights,
         "recommendation": {"method": method, "layer": layer},
         "made_with": {"fit": "crop"},
-        "metrics": {"deletion": METRICS["deletion"].convention(Options())},
+        "metrics": {"deletion": METRICS["deletion"].convention(MetricOptions())},
         "quantiles": {"deletion": [0.9] * 101},
     }
     (folder / "audit.json").write_text(json.dumps(document))

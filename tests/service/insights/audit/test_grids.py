@@ -22,7 +22,7 @@ from service.core.errors import (
     Unexplainable,
     UnknownModel,
 )
-from service.insights.audit.grids import Grid, Neighbours, share_inside
+from service.insights.audit.grids import Neighbours, PhotoGrid, share_inside
 from service.models.preprocessing import ModelInput
 
 pytestmark = pytest.mark.anyio
@@ -238,7 +238,7 @@ async def test_a_model_of_one_size_gets_a_grid_of_its_size() -> None:
     ("row", "column", "share"), [(0, 0, 0.1), (0, 1, 0.2), (1, 0, 0.3), (1, 1, 0.4)]
 )
 def test_the_share_is_of_the_positive_heat(row: int, column: int, share: float) -> None:
-    grid = Grid(blank := np.zeros((8, 8, 3), np.uint8), row, column, 2, 1, blank)
+    grid = PhotoGrid(blank := np.zeros((8, 8, 3), np.uint8), row, column, 2, 1, blank)
     cells = np.array([[1, 2], [3, 4]], np.float32)
     values: Float = np.kron(cells, np.ones((4, 4), np.float32)).astype(np.float32)
     assert share_inside(values, grid) == pytest.approx(share)
@@ -250,13 +250,13 @@ def test_the_share_is_of_the_positive_heat(row: int, column: int, share: float) 
 
 
 def test_a_map_without_heat_has_none_in_the_cell() -> None:
-    grid = Grid(blank := np.zeros((6, 6, 3), np.uint8), 0, 0, 3, 1, blank)
+    grid = PhotoGrid(blank := np.zeros((6, 6, 3), np.uint8), 0, 0, 3, 1, blank)
     assert share_inside(np.full((3, 3), -1, np.float32), grid) == 0
 
 
 def test_a_coarse_map_is_enlarged_to_the_grid() -> None:
     # Behind bilinear interpolation some heat of the cell lies in its neighbours.
-    grid = Grid(blank := np.zeros((30, 30, 3), np.uint8), 1, 1, 3, 1, blank)
+    grid = PhotoGrid(blank := np.zeros((30, 30, 3), np.uint8), 1, 1, 3, 1, blank)
     values = np.zeros((3, 3), np.float32)
     values[1, 1] = 1
     found = share_inside(values, grid)

@@ -10,14 +10,14 @@ import numpy as np
 import pytest
 
 from cam import ClassTarget
-from cam.evaluation.metrics import Options
+from cam.evaluation.metrics import MetricOptions
 from service.backend.interface import ModelBackend
 from service.backend.work import Explain, Work
 from service.core.audit_schemas import PhotoRecord
 from service.core.errors import OutOfMemory
 from service.core.settings import Settings
 from service.insights.audit.grids import Neighbours
-from service.insights.audit.measurement import MAP_SIDE, Measurement
+from service.insights.audit.measurement import MAP_SIDE, AuditMeasurement
 from service.insights.audit.plan import STAGES, plan_of
 from service.local.session import LocalSession, local_session
 from service.models.preprocessing import ModelInput
@@ -58,7 +58,7 @@ async def measured(
     plan = plan_of(session.replicas.model, parameters, TOTAL)
     neighbours = Neighbours(TOTAL, lambda each: seen(session, each))
     replicas: ModelBackend = session.replicas
-    measurement = Measurement(replicas, plan, neighbours)
+    measurement = AuditMeasurement(replicas, plan, neighbours)
     return await measurement.measure(number, f"{number}.png", await seen(session, number), target)
 
 
@@ -77,7 +77,7 @@ async def test_a_record_has_what_was_measured(session: LocalSession) -> None:
     assert heat[:2, :2].sum() == heat.sum()
     assert np.array(at_input.map).shape == (MAP_SIDE, MAP_SIDE)
     assert set(arm.scores) == {"deletion", "complexity", "stability"}
-    assert set(found.baselines) == set(Options().baselines)
+    assert set(found.baselines) == set(MetricOptions().baselines)
     assert set(found.baselines["edges"]) >= {"deletion", "complexity", "stability"}
     assert arm.sanity is not None
     assert len(arm.sanity) == min(STAGES, 2)  # the model has two modules with weights

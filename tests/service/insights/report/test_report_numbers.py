@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from service.insights.report.census import BINS, ClassKey, Grid, Sample, quotas, take_census
+from service.insights.report.census import BINS, ClassKey, GridSize, Sample, quotas, take_census
 from service.insights.report.means import FINEST, mean_maps, scaled_map
 from tests.service.insights.report.report_stage import failed, map_row
 
 CAT, DOG = ClassKey(0, "cat"), ClassKey(1, "dog")
-TWO = Grid(2, 2)
+TWO = GridSize(2, 2)
 
 
 def test_a_mean_map_worked_by_hand() -> None:
@@ -52,7 +52,7 @@ def test_of_equally_common_grids_the_finest_counts() -> None:
 def test_maps_at_the_photos_pixels_are_made_coarser() -> None:
     values = np.zeros((4 * FINEST, 2 * FINEST), np.float32)
     values[: 2 * FINEST] = 1
-    mean = mean_maps([map_row("a", values.tolist())], {CAT: Grid(*values.shape)})[CAT]
+    mean = mean_maps([map_row("a", values.tolist())], {CAT: GridSize(*values.shape)})[CAT]
     assert mean.values.shape == (FINEST, FINEST // 2)
     np.testing.assert_allclose(mean.values[: FINEST // 2], 1)
     np.testing.assert_allclose(mean.values[FINEST // 2 :], 0)
