@@ -23,7 +23,7 @@ from service.client.failures import (
     UnexpectedAnswer,
     Unreachable,
 )
-from service.client.job_documents import JobDocument, Result
+from service.client.job_result import Result
 from service.client.options import (
     AuditOptions,
     EvaluateOptions,
@@ -31,6 +31,7 @@ from service.client.options import (
     PredictOptions,
     TargetObject,
 )
+from service.core.job_schemas import JobDocument
 
 __all__ = [
     "AsyncClient",

@@ -16,8 +16,8 @@ from PIL import Image
 from service.client.answers import Response
 from service.client.calls import JSON, Request, get, query_of, require_name, step, to_json
 from service.client.failures import seconds_until
-from service.client.job_documents import JobDocument
 from service.client.photos import Photo, instance_of
+from service.core.job_schemas import JobDocument
 
 NDJSON = "application/x-ndjson"
 FILES = {

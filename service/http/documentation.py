@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 from typing import Any, Final
 
+from service.core.job_schemas import ItemResult
 from service.core.schemas import TINY_PNG, Evaluation, Explanation, Prediction
 from service.http.contract import PHOTOS, takes, worked_example
 from service.http.job_queries import JobParameters, SubmitQuery
-from service.jobs.documents import ItemResult
 from service.jobs.manifest import JobRequest
 from service.models.catalog import NewModel
 from service.pipeline.evaluate_parameters import EvaluateParameters, EvaluateRequest

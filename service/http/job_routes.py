@@ -20,6 +20,7 @@ from service.core.errors import (
     QueueFull,
     Unavailable,
 )
+from service.core.job_schemas import ItemResult, JobDocument, JobList
 from service.core.schemas import dump
 from service.http import documentation
 from service.http.contract import READING_JOBS, answers, takes, worked_example
@@ -32,7 +33,6 @@ from service.http.job_queries import (
 )
 from service.http.middleware import CLIENT_LEFT
 from service.http.negotiation import choose
-from service.jobs.documents import ItemResult, JobDocument, JobList
 from service.jobs.errors import NoMaps, NotFinished, UnknownItem, UnknownJob
 from service.jobs.export import parquet, zipped
 from service.jobs.host import Jobs, JobService

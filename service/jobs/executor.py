@@ -24,12 +24,12 @@ from service.core.errors import (
     UnknownModel,
     unexpected,
 )
+from service.core.job_schemas import ItemAnswer
 from service.core.pool import Pool
 from service.core.schemas import dump
 from service.insights.audit.grids import Neighbours
 from service.insights.audit.measurement import AuditMeasurement
 from service.insights.audit.plan import plan_of
-from service.jobs.documents import ItemAnswer
 from service.jobs.errors import FolderAway
 from service.jobs.leases import Store
 from service.jobs.records import Leased

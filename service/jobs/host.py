@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, ExitStack, asynccontextmanager
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from types import TracebackType
 from typing import Final
 from uuid import uuid4
@@ -15,13 +17,13 @@ import platformdirs
 
 from service.backend.interface import Backend
 from service.core.errors import ConfigError, InsufficientStorage, Unavailable
+from service.core.job_schemas import Counts, JobDocument
 from service.core.metrics import Metrics
 from service.core.pool import Pool
 from service.core.settings import Settings
 from service.jobs.audits import Audits
 from service.jobs.clusters import Clusterings
 from service.jobs.database import Database
-from service.jobs.documents import JobDocument, describe_job
 from service.jobs.executor import ItemExecutor
 from service.jobs.intake import Intake
 from service.jobs.janitor import Janitor, enlisted
@@ -248,3 +250,31 @@ class Jobs:
             pool=pool,
             metrics=self._metrics,
         )
+
+
+def describe_job(
+    job: Job, *, rate: float | None, stalled: str | None, retention_seconds: float
+) -> JobDocument:
+    left = job.total - job.settled
+    going = rate is not None and rate > 0 and not job.ended
+    expires = None if job.finished is None else _time(job.finished + retention_seconds)
+    return JobDocument(
+        id=job.id,
+        kind=job.kind,
+        state=job.state,
+        model=job.model,
+        parameters=json.loads(job.parameters),
+        counts=Counts(total=job.total, done=job.done, failed=job.failed, left=left),
+        created=_time(job.created),
+        started=None if job.started is None else _time(job.started),
+        finished=None if job.finished is None else _time(job.finished),
+        expires=expires,
+        rate=None if rate is None else round(rate, 3),
+        eta_seconds=round(left / rate, 1) if going and rate else None,
+        stalled=None if job.ended else stalled,
+        warnings=list(job.warnings),
+    )
+
+
+def _time(seconds: float) -> datetime:
+    return datetime.fromtimestamp(round(seconds, 3), UTC)

@@ -15,6 +15,7 @@ from pydantic import BaseModel
 from sqlalchemy import Row, select
 
 from service.core.errors import InternalError, NotAcceptable
+from service.core.job_schemas import ItemAnswer, ItemResult
 from service.core.schemas import (
     Box,
     Explanation,
@@ -24,7 +25,6 @@ from service.core.schemas import (
     dump,
 )
 from service.jobs.database import Database
-from service.jobs.documents import ItemAnswer, ItemResult
 from service.jobs.errors import ItemFailed, UnknownJob
 from service.jobs.job_files import Folder
 from service.jobs.records import Finished, Job

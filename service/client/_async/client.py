@@ -16,7 +16,6 @@ from service.client._async.job import AsyncJob
 from service.client._async.transport import AsyncLine
 from service.client.explanation import Explanation
 from service.client.failures import ClientError, Failure, Overloaded, ServiceError, Unreachable
-from service.client.job_documents import JobDocument, JobList, State
 from service.client.options import (
     AuditOptions,
     EvaluateOptions,
@@ -29,6 +28,8 @@ from service.client.retries import Retries
 from service.client.settings import settings
 from service.client.tasks import Later, call_blocking, call_early, concurrent_map
 from service.core import model_schemas, schemas
+from service.core.choices import JobState
+from service.core.job_schemas import JobDocument, JobList
 
 P = TypeVar("P", bound=Photo)
 
@@ -322,7 +323,9 @@ class AsyncClient:
         """
         return self._job(await self._line.send(job_calls.document(name)))
 
-    async def jobs(self, state: State | None = None, *, page: int = 50) -> AsyncGenerator[AsyncJob]:
+    async def jobs(
+        self, state: JobState | None = None, *, page: int = 50
+    ) -> AsyncGenerator[AsyncJob]:
         """The jobs that there are, the latest first, `page` of them fetched at a time."""
         call = job_calls.listed(state, page)
         while True:

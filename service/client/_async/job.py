@@ -14,19 +14,14 @@ from service.client import job_calls
 from service.client._async.transport import AsyncLine
 from service.client.answers import Response, parsed
 from service.client.calls import Request
-from service.client.job_documents import (
-    AuditDocument,
-    Counts,
-    JobDocument,
-    Result,
-    State,
-    result_of,
-)
+from service.client.job_result import Result, result_of
 from service.client.options import MediaType
 from service.client.retries import FAILURES, Tries
 from service.client.tasks import sleep
 from service.core.audit_schemas import Audit
+from service.core.choices import JobState
 from service.core.cluster_schemas import ClustersOfClass, JobClusters
+from service.core.job_schemas import AuditDocument, Counts, JobDocument
 
 
 class AsyncJob:
@@ -46,7 +41,7 @@ class AsyncJob:
         return self.document.id
 
     @property
-    def state(self) -> State:
+    def state(self) -> JobState:
         """waiting, running, done or cancelled, when it was last looked at."""
         return self.document.state
 

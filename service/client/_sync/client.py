@@ -18,7 +18,6 @@ from service.client._sync.job import Job
 from service.client._sync.transport import Line
 from service.client.explanation import Explanation
 from service.client.failures import ClientError, Failure, Overloaded, ServiceError, Unreachable
-from service.client.job_documents import JobDocument, JobList, State
 from service.client.options import (
     AuditOptions,
     EvaluateOptions,
@@ -31,6 +30,8 @@ from service.client.retries import Retries
 from service.client.settings import settings
 from service.client.threads import Later, call_blocking, call_early, concurrent_map
 from service.core import model_schemas, schemas
+from service.core.choices import JobState
+from service.core.job_schemas import JobDocument, JobList
 
 P = TypeVar("P", bound=Photo)
 
@@ -328,7 +329,7 @@ class Client:
         """
         return self._job(self._line.send(job_calls.document(name)))
 
-    def jobs(self, state: State | None = None, *, page: int = 50) -> Generator[Job]:
+    def jobs(self, state: JobState | None = None, *, page: int = 50) -> Generator[Job]:
         """The jobs that there are, the latest first, `page` of them fetched at a time."""
         call = job_calls.listed(state, page)
         while True:

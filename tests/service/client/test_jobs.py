@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pydantic import BaseModel
 
 from service.client import (
     AsyncClient,
@@ -27,7 +26,6 @@ from service.client import (
     ServiceError,
     UnexpectedAnswer,
     Unreachable,
-    job_documents,
 )
 from service.client.job_calls import Rhythm
 from tests.service.client.scripted import Asked, Reply, Script, in_json, problem, scripted
@@ -621,22 +619,3 @@ def test_closing_an_iterator_that_has_not_begun_is_fine() -> None:
             pass
 
     asyncio.run(begin())
-
-
-@pytest.mark.parametrize(
-    ("mine", "theirs"),
-    [
-        ("Counts", "Counts"),
-        ("JobDocument", "JobDocument"),
-        ("JobList", "JobList"),
-        ("ResultLine", "ItemResult"),
-    ],
-)
-def test_documents_are_the_services(mine: str, theirs: str) -> None:
-    documents = pytest.importorskip("service.jobs.documents")
-    known: type[BaseModel] = getattr(job_documents, mine)
-    said: type[BaseModel] = getattr(documents, theirs)
-    # `error` repeats what `problem` says.
-    assert set(known.model_fields) == set(said.model_fields) - {"error"}
-    required = {name for name, field in known.model_fields.items() if field.is_required()}
-    assert required <= {name for name, field in said.model_fields.items() if field.is_required()}

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 from starlette.testclient import TestClient
 
+from service.core.job_schemas import AuditDocument
 from service.core.settings import Settings
 from service.jobs.database import FILE
-from service.jobs.documents import AuditDocument
 from service.jobs.tables import VERSION
 from service.models.catalog import read_catalog
 from tests.service.insights.audit.photos import catalog, photo

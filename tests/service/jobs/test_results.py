@@ -110,7 +110,7 @@ def test_the_document_of_a_job_that_is_done(jobs: TestClient, named: dict[str, A
     assert (moment(named["expires"]) - finished).total_seconds() == pytest.approx(week)
     seconds = (finished - started).total_seconds()
     assert named["rate"] == pytest.approx(total / max(seconds, 1e-3), rel=0.05)
-    assert not {"eta_seconds", "stalled", "warnings"} & named.keys()
+    assert not {"eta_seconds", "stalled"} & named.keys()
 
 
 def test_the_document_of_a_job_that_runs(jobs: TestClient) -> None:

@@ -1,17 +1,17 @@
-"""The JSON documents that describe jobs and their results."""
+"""Schemas of JSON answers about jobs and their results."""
 
 from __future__ import annotations
 
-import json
-from datetime import UTC, datetime
-from typing import Any
+from datetime import datetime
+from typing import Any, Final
 
 from pydantic import Field
 
 from service.core.audit_schemas import Audit
 from service.core.choices import JobKind, JobState
 from service.core.schemas import Explanation, Open, Prediction, ProblemDocument
-from service.jobs.records import Job
+
+ENDED: Final = ("done", "cancelled")
 
 
 class Counts(Open):
@@ -49,7 +49,12 @@ class JobDocument(Open):
     stalled: str | None = Field(
         None, description="The reason why the job makes no progress; absent while it does."
     )
-    warnings: list[str] | None = None
+    warnings: list[str] = Field(default_factory=list)
+
+    @property
+    def ended(self) -> bool:
+        """Whether the job has ended, so that no results will be added."""
+        return self.state in ENDED
 
 
 class AuditDocument(JobDocument):
@@ -83,31 +88,3 @@ class ItemResult(ItemAnswer):
     )
     error: str | None = None
     problem: ProblemDocument | None = None
-
-
-def describe_job(
-    job: Job, *, rate: float | None, stalled: str | None, retention_seconds: float
-) -> JobDocument:
-    left = job.total - job.settled
-    going = rate is not None and rate > 0 and not job.ended
-    expires = None if job.finished is None else _time(job.finished + retention_seconds)
-    return JobDocument(
-        id=job.id,
-        kind=job.kind,
-        state=job.state,
-        model=job.model,
-        parameters=json.loads(job.parameters),
-        counts=Counts(total=job.total, done=job.done, failed=job.failed, left=left),
-        created=_time(job.created),
-        started=None if job.started is None else _time(job.started),
-        finished=None if job.finished is None else _time(job.finished),
-        expires=expires,
-        rate=None if rate is None else round(rate, 3),
-        eta_seconds=round(left / rate, 1) if going and rate else None,
-        stalled=None if job.ended else stalled,
-        warnings=list(job.warnings) or None,
-    )
-
-
-def _time(seconds: float) -> datetime:
-    return datetime.fromtimestamp(round(seconds, 3), UTC)
