@@ -20,6 +20,12 @@ def until(condition: Callable[[], T], seconds: float = 30) -> T:
     return value
 
 
+async def settled(turns: int = 20) -> None:
+    """Let the other tasks of the loop go on, as far as they can without anything from outside."""
+    for _ in range(turns):
+        await asyncio.sleep(0)
+
+
 async def until_async(condition: Callable[[], T], seconds: float = 10) -> T:
     """As `until`, while the other tasks of the loop go on."""
     deadline = time.monotonic() + seconds

@@ -14,6 +14,7 @@ import pytest
 
 from service.core.concurrency import explain_many
 from service.core.errors import InternalError, Problem, UndecodableImage
+from tests.waiting import settled
 
 pytestmark = pytest.mark.anyio
 Results = AsyncIterator[tuple[int, int | Problem]]
@@ -38,7 +39,7 @@ class Work:
             if not self.free:
                 await self.go[item].wait()
         except asyncio.CancelledError:
-            await settle()  # who withdraws it waits for this
+            await settled()  # who withdraws it waits for this
             self.withdrawn.append(item)
             raise
         finally:
@@ -58,11 +59,6 @@ class Source:
             yield item
 
 
-async def settle() -> None:
-    for _ in range(20):
-        await asyncio.sleep(0)
-
-
 @pytest.fixture
 async def complaints() -> AsyncIterator[list[str]]:
     """What the loop says of tasks whose exceptions nobody has looked at; and no task is left."""
@@ -73,7 +69,7 @@ async def complaints() -> AsyncIterator[list[str]]:
     gc.freeze()  # only what the test has made is collected: all of torch would take seconds
     try:
         yield said
-        await settle()
+        await settled()
         gc.collect()
         # Those of pytest's plugin come from elsewhere.
         assert [task for task in asyncio.all_tasks() if "concurrency.py" in repr(task)] == []
@@ -96,12 +92,12 @@ async def test_all_the_room_there_is_is_used() -> None:
     work = Work()
     async with explain_many(range(9), work, at_once=4) as results:
         waiting = asyncio.ensure_future(anext(results))
-        await settle()
+        await settled()
         assert work.now == {0, 1, 2, 3}
         work.go[1].set()
         assert await waiting == (1, 1)
         waiting = asyncio.ensure_future(anext(results))
-        await settle()
+        await settled()
         assert work.now == {0, 2, 3, 4}
         waiting.cancel()
         await asyncio.wait([waiting])
@@ -158,7 +154,7 @@ async def test_a_source_without_end_is_read_as_far_as_there_is_room() -> None:
     async with explain_many(source, work, at_once=3) as results:
         for expected in range(20):
             waiting = asyncio.ensure_future(anext(results))
-            await settle()
+            await settled()
             assert work.begun == list(range(expected + 3))
             assert source.taken <= expected + 4  # the one that is next may be at hand
             work.go[expected].set()
@@ -171,7 +167,7 @@ async def test_nothing_begins_while_nobody_takes_the_results() -> None:
     source = Source()
     async with explain_many(source, work, at_once=3) as results:
         await anext(results)
-        await settle()
+        await settled()
         assert len(work.begun) <= 3
         assert source.taken <= 4
 
@@ -205,7 +201,7 @@ async def test_failures_that_nobody_took_are_not_complained_about(complaints: li
             await anext(results)
     async with explain_many(range(3), work, at_once=3) as results:
         waiting = asyncio.ensure_future(anext(results))
-        await settle()
+        await settled()
         gate.set()
         assert isinstance((await waiting)[1], UndecodableImage)
 
@@ -254,7 +250,7 @@ async def test_leaving_early_withdraws_what_is_under_way(
     async def leave() -> None:
         async with explain_many(Source(), work, at_once=4) as results:
             async for _ in results:
-                await settle()
+                await settled()
                 if raising:
                     raise KeyError("the host's own")
                 break
@@ -274,7 +270,7 @@ async def test_leaving_before_the_first_result(complaints: list[str]) -> None:
     async with explain_many(range(3), work, at_once=2):
         pass
     async with explain_many(range(3), work, at_once=2):
-        await settle()
+        await settled()
     assert sorted(work.withdrawn) == sorted(work.begun)
 
 
@@ -288,7 +284,7 @@ async def test_being_cancelled_withdraws_what_is_under_way(complaints: list[str]
                 found.append(item)
 
     task = asyncio.create_task(host())
-    await settle()
+    await settled()
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
@@ -306,7 +302,7 @@ async def test_a_withdrawal_that_fails_does_not_keep_the_others(complaints: list
 
     async with explain_many(range(3), work, at_once=3) as results:
         waiting = asyncio.ensure_future(anext(results))
-        await settle()
+        await settled()
         waiting.cancel()
         await asyncio.wait([waiting])
 

@@ -10,6 +10,7 @@ import pytest
 
 from service.engine.batcher import Batcher, BatcherClosed
 from tests.service.engine.test_batcher import Doubler, hold, no_thread
+from tests.waiting import settled, until_async
 
 pytestmark = pytest.mark.anyio
 
@@ -97,10 +98,8 @@ async def test_running_seconds_are_those_of_the_batch_in_the_thread() -> None:
     async with Batcher(run, max_batch=1, max_queue=8) as batcher:
         assert batcher.running_seconds == 0
         first = await hold(batcher, run)
-        await asyncio.sleep(0.2)
-        assert 0.1 < batcher.running_seconds < SOON
-        before = batcher.running_seconds
-        assert batcher.running_seconds > before
+        before = await until_async(lambda: batcher.running_seconds)
+        assert before < batcher.running_seconds < SOON
         run.gate.set()
         await first
         assert batcher.running_seconds == 0
@@ -121,8 +120,7 @@ async def test_a_batch_that_waited_behind_another_counts_from_its_own_start() ->
     async with Batcher(run, max_batch=1, max_queue=8) as batcher:
         futures = [batcher.submit(item) for item in (0, 1)]
         await asyncio.to_thread(begun[0].wait, SOON)
-        await asyncio.sleep(0.5)
-        first = batcher.running_seconds
+        first = await until_async(lambda: batcher.running_seconds > 0.5 and batcher.running_seconds)
         gates[0].set()
         await asyncio.to_thread(begun[1].wait, SOON)
         assert batcher.running_seconds < first
@@ -170,7 +168,7 @@ async def test_one_who_is_leaving_is_let_go_by_abandoning() -> None:
     batcher = await Batcher(run, max_batch=1, max_queue=8, name="drains").__aenter__()
     running = await hold(batcher, run)
     leaving = asyncio.create_task(batcher.__aexit__(None, None, None))
-    await asyncio.sleep(0.1)
+    await settled()
     assert not leaving.done()
     await batcher.abandon()
     await asyncio.wait([leaving], timeout=SOON)

@@ -35,7 +35,7 @@ from service.loading.served_model import ServedModel, load
 from service.models.catalog import EMBEDDED, ModelEntry
 from service.models.preprocessing import ModelInput
 from tests.cam.nets import hook_count
-from tests.waiting import until_async
+from tests.waiting import settled, until_async
 
 pytestmark = pytest.mark.anyio
 
@@ -320,7 +320,7 @@ async def test_where_a_batch_costs_what_an_image_costs_batches_are_full() -> Non
         question = Question((ClassTarget(1),), "gradcam", ("relu2",))
         work = Explain(ModelInput.of(np.zeros((32, 32, 3), np.uint8)), [question])
         first = asyncio.create_task(engine.ask(work))
-        await asyncio.sleep(0)
+        await settled(1)
         outcomes = await asyncio.gather(*(engine.ask(work) for _ in range(16)))
         await first
     assert max(outcome.batch_size for outcome in outcomes) == 8

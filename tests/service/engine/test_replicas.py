@@ -31,6 +31,7 @@ from service.models.catalog import ModelEntry
 from service.models.preprocessing import ModelInput
 from tests.cam.nets import hook_count
 from tests.service.conftest import encoded, noise, wait_until_ready
+from tests.waiting import until_async
 
 pytestmark = pytest.mark.anyio
 
@@ -132,9 +133,7 @@ async def test_a_sample_for_the_watch_costs_the_passes_of_one_image() -> None:
         assert sizes == [4]
         sizes.clear()
         await replicas.ask(Explain(given, watched=True))
-        async with asyncio.timeout(5):
-            while not await recorded(replicas):  # noqa: ASYNC110
-                await asyncio.sleep(0.01)
+        await until_async(lambda: len(sizes) > 1)
     assert sizes == [1, 1]
 
 

@@ -8,6 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from service.engine.response_cache import ResponseCache
+from tests.waiting import settled
 
 pytestmark = pytest.mark.anyio
 
@@ -38,16 +39,11 @@ def response_cache(max_bytes: int = 100) -> ResponseCache[bytes, int]:
     return ResponseCache(max_bytes, len)
 
 
-async def settle() -> None:
-    for _ in range(5):
-        await asyncio.sleep(0)
-
-
 async def test_asked_thrice_at_once_and_once_later_it_is_made_once() -> None:
     known, work = response_cache(), Work()
     heard: list[int] = []
     asking = [asyncio.create_task(known.get("a", work, heard.append)) for _ in range(3)]
-    await settle()
+    await settled()
     work.go.set()
     found = await asyncio.gather(*asking)
     assert [value for value, _ in found] == [b"answer"] * 3
@@ -68,9 +64,9 @@ async def test_other_questions_are_other_answers() -> None:
 async def test_one_who_leaves_does_not_take_it_from_the_others() -> None:
     known, work = response_cache(), Work()
     first, second = (asyncio.create_task(known.get("a", work)) for _ in range(2))
-    await settle()
+    await settled()
     first.cancel()
-    await settle()
+    await settled()
     assert not work.cancelled
     work.go.set()
     assert await second == (b"answer", "joined")
@@ -79,10 +75,10 @@ async def test_one_who_leaves_does_not_take_it_from_the_others() -> None:
 async def test_when_the_last_has_left_the_work_ends_and_begins_anew_for_the_next() -> None:
     known, work = response_cache(), Work()
     asking = [asyncio.create_task(known.get("a", work)) for _ in range(2)]
-    await settle()
+    await settled()
     for task in asking:
         task.cancel()
-    await settle()
+    await settled()
     assert work.cancelled == 1
     work.go.set()
     assert await known.get("a", work) == (b"answer", "made")

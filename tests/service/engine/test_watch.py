@@ -25,7 +25,7 @@ from service.engine.watch import CLASSES, FREQUENT, SAMPLED_AT_ONCE, Watch
 from service.loading.served_model import ServedModel, load
 from service.models.catalog import ModelEntry
 from service.models.labels import Labels
-from tests.waiting import until_async
+from tests.waiting import settled, until_async
 
 pytestmark = pytest.mark.anyio
 
@@ -202,13 +202,13 @@ async def test_a_sample_of_predictions_is_explained(
     watch.sample([watch.question], explain)  # an explanation is none
     for _ in range(3):
         watch.sample([NOTHING], explain)
-    await asyncio.sleep(0.01)
+    await settled()
     assert asked == [watch.question] * SAMPLED_AT_ONCE
     going_on.set()
-    await asyncio.sleep(0.01)
+    await settled()
     assert recorded(watch) == SAMPLED_AT_ONCE
     watch.sample([NOTHING], explain)
-    await asyncio.sleep(0.01)
+    await settled()
     assert recorded(watch) == SAMPLED_AT_ONCE
 
 
@@ -220,7 +220,7 @@ async def test_nothing_is_sampled_unless_it_is_asked_for(model: ServedModel) -> 
 
     for _ in range(100):
         watch.sample([NOTHING], explain)
-    await asyncio.sleep(0)
+    await settled()
 
 
 @pytest.fixture
@@ -264,7 +264,7 @@ async def test_metrics_catch_up_after_a_burst(
     assert calls == [60]
     note(watch, 30, seed=1)
     note(watch, 30, seed=2)
-    await asyncio.sleep(0.02)
+    await settled()
     assert calls == [60]
     await until_async(lambda: calls == [60, 120])
     await asyncio.sleep(0.6)
@@ -295,7 +295,7 @@ async def test_callers_share_a_comparison(watched: ServedModel, calls: list[int]
     watch = Watch(watched, Metrics())
     note(watch, 70)
     impatient, *others = (asyncio.create_task(watch.drift()) for _ in range(3))
-    await asyncio.sleep(0)
+    await settled()
     impatient.cancel()
     first, second = await asyncio.gather(*others)
     assert first is second
@@ -322,7 +322,7 @@ async def test_a_closed_watch_does_nothing_more(
         raise AssertionError
 
     watch.sample([NOTHING], explain)
-    await asyncio.sleep(0)
+    await settled()
     note(watch, 60)
     await watch.close()
     assert ended == ["cancelled"]

@@ -39,6 +39,7 @@ from tests.service.jobs.forms import (
     until_settled,
 )
 from tests.service.jobs.leisurely import SECONDS
+from tests.waiting import until
 
 DOT = encoded(noise(12, 10))
 TOO_LATE = 4 * BEAT_SECONDS
@@ -627,10 +628,8 @@ def test_a_purged_job_is_gone_with_its_files(jobs: TestClient, place: Path, runn
 def gone_from(client: TestClient, place: Path, job: str) -> None:
     """Wait until neither a file nor a row of a job is left."""
     listing = client.app.state.jobs.place.listing  # type: ignore[attr-defined]
-    deadline = time.monotonic() + TOO_LATE
-    while files_of(place, job) or (place / "results" / job).exists() or rows_of(listing, job):
-        assert time.monotonic() < deadline, (files_of(place, job), rows_of(listing, job))
-        time.sleep(0.2)
+    until(lambda: not files_of(place, job), TOO_LATE)
+    until(lambda: not (place / "results" / job).exists() and not rows_of(listing, job), TOO_LATE)
 
 
 def rows_of(listing: Any, job: str) -> int:

@@ -153,9 +153,8 @@ async def test_pixels_are_counted_for_all_processes(shared: Path) -> None:
             await asyncio.wait_for(photo(other, 90, "beside it"), 5)
             waiting = asyncio.create_task(photo(other, 99, "after it"))
             async with one.hold(20):
-                await asyncio.sleep(0.05)
+                await asyncio.sleep(0.05)  # it has looked for room several times
                 assert order == ["beside it"], "199 of 200 pixels are held, and 99 do not fit"
-            await asyncio.sleep(0.05)
         await asyncio.wait_for(waiting, 5)
     assert order == ["beside it", "after it"]
 

@@ -11,7 +11,7 @@ from contextlib import asynccontextmanager
 import pytest
 
 from service.limits.pixel_budget import PhotoPool, PixelBudget
-from tests.waiting import until_async
+from tests.waiting import settled, until_async
 
 pytestmark = pytest.mark.anyio
 
@@ -56,12 +56,6 @@ class Holders:
             self._leave[pixels] = asyncio.Event()
             await self._leave[pixels].wait()
             self.inside.remove(pixels)
-
-
-async def settled() -> None:
-    """Until everybody who can go on has."""
-    for _ in range(10):
-        await asyncio.sleep(0)
 
 
 async def is_empty(pool: PhotoPool, pixels: int = 10) -> bool:
@@ -118,7 +112,7 @@ async def test_who_holds_least_comes_next() -> None:
         async with pool.hold(2, whose):
             order.append(whose)
             await leaving.wait()
-            await asyncio.sleep(0)
+            await settled(1)
 
     slow = [asyncio.create_task(stay("slow")) for _ in range(6)]
     await settled()
@@ -291,8 +285,7 @@ async def test_room_is_not_given_back_before_a_thread_is_done_with_a_photo_nobod
             assert holders.inside == []
         finally:
             gate.set()
-        await asyncio.sleep(0.1)
-        assert holders.inside == [60]
+        await until_async(lambda: holders.inside == [60])
         await holders.leave(60)
         await task
 

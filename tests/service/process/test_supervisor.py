@@ -109,15 +109,16 @@ def doors_of(process: subprocess.Popen[str]) -> list[psutil.Process]:
 def until_all_accept(http: httpx2.Client, process: subprocess.Popen[str], doors: int) -> None:
     """Open connections until each door has accepted one, and close them."""
     with ExitStack() as scope:
-        for _ in range(300):
+
+        def all_have_accepted() -> bool:
             one = scope.enter_context(httpx2.Client(base_url=http.base_url, timeout=30))
             one.get("/healthz")
             with suppress(psutil.NoSuchProcess):
                 found = doors_of(process)
-                if len(found) == doors and all(has_accepted(each) for each in found):
-                    return
-            time.sleep(0.02)
-    raise AssertionError
+                return len(found) == doors and all(map(has_accepted, found))
+            return False
+
+        until(all_have_accepted)
 
 
 def has_accepted(door: psutil.Process) -> bool:
@@ -203,14 +204,12 @@ def test_sigterm_does_not_wait_for_a_model_that_loads(tmp_path: Path) -> None:
 
 
 def wait_until_it_says(http: httpx2.Client, detail: str) -> None:
-    for _ in range(2000):
-        try:
-            if http.get("/readyz").json()["detail"] == detail:
-                return
-        except httpx2.ConnectError:
-            pass
-        time.sleep(0.02)
-    raise AssertionError(detail)
+    def says_it() -> bool:
+        with suppress(httpx2.ConnectError):
+            return bool(http.get("/readyz").json()["detail"] == detail)
+        return False
+
+    until(says_it, 40)
 
 
 @pytest.mark.slow
@@ -243,12 +242,14 @@ def test_a_service_whose_shared_folder_is_gone_ends(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_who_says_nothing_to_the_stand_in_is_hung_up_on(tmp_path: Path) -> None:
     with serving("--models", catalog(tmp_path, "sluggish")) as (_, http):
-        for _ in range(500):
-            try:
-                one = socket.create_connection(("127.0.0.1", http.base_url.port or 0), timeout=12)
-                break
-            except OSError:
-                time.sleep(0.01)
+
+        def connected() -> socket.socket | None:
+            with suppress(OSError):
+                return socket.create_connection(("127.0.0.1", http.base_url.port or 0), 12)
+            return None
+
+        one = until(connected)
+        assert one
         with one:
             assert one.recv(100) == b""
 
