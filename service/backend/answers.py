@@ -42,7 +42,7 @@ class Prediction:
         arrays: list[NDArray[Any] | None] = [self.logits, self.probabilities, self.shares]
         if self.boxes is not None:
             arrays += [self.boxes.edges, self.boxes.labels, self.boxes.scores]
-        return sum(each.nbytes for each in arrays if each is not None)
+        return sum(array.nbytes for array in arrays if array is not None)
 
 
 @dataclass(frozen=True, eq=False)

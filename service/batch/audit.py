@@ -199,7 +199,7 @@ async def _measure(
 ) -> dict[str, str]:
     """Measure the photos that have no record yet; return the photos that failed, with the
     reason."""
-    finished = {each.index for each in read_records(configuration.output / RECORDS, names)}
+    finished = {record.index for record in read_records(configuration.output / RECORDS, names)}
     measurement = AuditMeasurement(session.replicas, plan, neighbours)
 
     in_work: dict[int, float] = {}

@@ -119,7 +119,9 @@ class Search:
                 continue
             yield folder
             # Links to folders are not followed, so there are no cycles.
-            left += [folder / each.name for each in self._entries(folder) if _is_own_folder(each)]
+            left += [
+                folder / entry.name for entry in self._entries(folder) if _is_own_folder(entry)
+            ]
 
     def _is_apart(self, folder: Path) -> bool:
         if self._besides is None:

@@ -94,7 +94,7 @@ class Parts:
             name
             for file in self._files()
             for batch in _batches(file, ["id", "asked"])
-            for name, asked in zip(*(each.to_pylist() for each in batch.columns), strict=True)
+            for name, asked in zip(*(column.to_pylist() for column in batch.columns), strict=True)
             if asked != targets.get(name)
         }
 

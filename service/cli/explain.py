@@ -102,7 +102,7 @@ class Names:
         """Return the photo's own name, with a number if another photo has that name already."""
         choices = chain([photo.stem], (f"{photo.stem}-{turn}" for turn in count(2)))
         # Some file systems do not distinguish upper and lower case.
-        name = next(each for each in choices if each.casefold() not in self._taken)
+        name = next(choice for choice in choices if choice.casefold() not in self._taken)
         self._taken.add(name.casefold())
         return name
 

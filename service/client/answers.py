@@ -85,7 +85,10 @@ def evaluations(answer: Response) -> list[schemas.Evaluation]:
         ServiceError: if the service could not evaluate the photo's maps.
         UnexpectedAnswer: if the answer does not fit the schema.
     """
-    return [_sound(each) for each in parsed(schemas.EvaluateResponse, answer.body).evaluations]
+    return [
+        _sound(evaluation)
+        for evaluation in parsed(schemas.EvaluateResponse, answer.body).evaluations
+    ]
 
 
 def first(models: list[str]) -> str:

@@ -45,6 +45,6 @@ def result_of(line: bytes) -> Result:
         index=read.index,
         item=read.item,
         prediction=read.prediction,
-        explanations=[Explanation(each) for each in read.explanations or ()],
+        explanations=[Explanation(explanation) for explanation in read.explanations or ()],
         failure=None if read.problem is None else failure(read.problem),
     )

@@ -217,10 +217,10 @@ class _OfModels:
     def collect(self) -> Iterator[Metric]:
         for metric in self._registry.collect():
             metric.samples = [
-                each
-                for each in metric.samples
-                if ("model" not in each.labels or each.labels["model"] in self._models)
-                and not math.isnan(each.value)
+                sample
+                for sample in metric.samples
+                if ("model" not in sample.labels or sample.labels["model"] in self._models)
+                and not math.isnan(sample.value)
             ]
             yield metric
 
@@ -240,6 +240,8 @@ class _Processes(Collector):
             with suppress(OSError):  # the process has just ended
                 for metric in ProcessCollector(pid=partial(int, pid), registry=None).collect():
                     known = found.setdefault(metric.name, metric)
-                    samples = [each._replace(labels={"pid": str(pid)}) for each in metric.samples]
+                    samples = [
+                        sample._replace(labels={"pid": str(pid)}) for sample in metric.samples
+                    ]
                     known.samples = samples if known is metric else known.samples + samples
         yield from found.values()

@@ -275,7 +275,7 @@ class Engine:
             self._fast is not None
             and item.steps is None
             and self._of_usual_size(item.pixels)
-            and all(self.is_fast(each.method) for each in item.questions)
+            and all(self.is_fast(question.method) for question in item.questions)
             and all(map(self._fast.takes, item.questions))
         )
 
@@ -506,10 +506,10 @@ def _plain(found: Explained | CamError) -> ServedAnswer | CamError:
     if isinstance(found, CamError):
         return found
     explanations = tuple(
-        replace(each, target=replace(each.target, mask=None))
-        if isinstance(each.target, ClassTarget) and each.target.mask is not None
-        else each
-        for each in found.explanations
+        replace(explanation, target=replace(explanation.target, mask=None))
+        if isinstance(explanation.target, ClassTarget) and explanation.target.mask is not None
+        else explanation
+        for explanation in found.explanations
     )
     return ServedAnswer(_prediction(found.output), explanations)
 

@@ -135,7 +135,7 @@ class ModelManager:
 
     @property
     def _missing(self) -> list[ModelLifecycle]:
-        return [each for each in self._lifecycles.values() if self._is_missed(each)]
+        return [lifecycle for lifecycle in self._lifecycles.values() if self._is_missed(lifecycle)]
 
     @staticmethod
     def _is_missed(lifecycle: ModelLifecycle) -> bool:

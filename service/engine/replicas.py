@@ -130,22 +130,22 @@ class Replicas:
                 group = tuple(replace(each, targets=targets) for each in asked)
             told = progress and naming(group[0].method, progress)
             outcomes.append(await self._explain_group(replace(work, questions=group), told, asked))
-            for each in outcomes[-1].value.explanations:
-                found.setdefault(each.method, []).append(each)
+            for explanation in outcomes[-1].value.explanations:
+                found.setdefault(explanation.method, []).append(explanation)
         explanations = [each for one in work.questions for each in found.get(one.method, [])]
         return Outcome(
             replace(outcomes[0].value, explanations=tuple(explanations)),
-            sum(each.queued_seconds for each in outcomes),
-            sum(each.run_seconds for each in outcomes),
-            max(each.batch_size for each in outcomes),
+            sum(outcome.queued_seconds for outcome in outcomes),
+            sum(outcome.run_seconds for outcome in outcomes),
+            max(outcome.batch_size for outcome in outcomes),
         )
 
     def _groups(self, questions: Sequence[Question]) -> list[tuple[Question, ...]]:
         """Return the groups of questions that are answered together."""
         groups: dict[object, list[Question]] = {}
-        for each in questions:
-            key = each.method if each.in_steps else self.is_fast(each.method)
-            groups.setdefault(key, []).append(each)
+        for question in questions:
+            key = question.method if question.in_steps else self.is_fast(question.method)
+            groups.setdefault(key, []).append(question)
         return [tuple(group) for group in groups.values()]
 
     async def _explain_group(
@@ -201,18 +201,29 @@ def _key(seen: ModelInput, questions: Sequence[Question]) -> bytes:
 
     for target in questions[0].targets:
         add(type(target).__name__)
-        for each in fields(target):
-            add(getattr(target, each.name))
+        for field_ in fields(target):
+            add(getattr(target, field_.name))
     for question in questions:
-        add([getattr(question, each.name) for each in fields(question) if each.name != "targets"])
+        add(
+            [
+                getattr(question, field_.name)
+                for field_ in fields(question)
+                if field_.name != "targets"
+            ]
+        )
     return digest.digest()
 
 
 def _bytes_of(outcome: Outcome[ServedAnswer]) -> int | None:
     """Return the size of an answer in the cache, in bytes; None if it must not be cached."""
     answer = outcome.value
-    if any(each.passes and each.passes.stopped for each in answer.explanations):
+    if any(
+        explanation.passes and explanation.passes.stopped for explanation in answer.explanations
+    ):
         return None  # a deadline stopped it; a later request may have more time
     # A view keeps the maps of its whole batch in memory, so these count.
-    maps = [each.map if each.map.base is None else each.map.base for each in answer.explanations]
+    maps = [
+        explanation.map if explanation.map.base is None else explanation.map.base
+        for explanation in answer.explanations
+    ]
     return 2000 + answer.prediction.nbytes + sum(each.nbytes for each in maps)

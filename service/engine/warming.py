@@ -210,7 +210,7 @@ def _images(model: ServedModel) -> Tensor:
     """Return preprocessed sample images, (SAMPLES, 3, H, W)."""
     seen = model.preprocessing
     pictures = samples(SAMPLES, seen.height, seen.width)
-    rows = [seen.apply(Image.fromarray(each), "squash").pixels for each in pictures]
+    rows = [seen.apply(Image.fromarray(picture), "squash").pixels for picture in pictures]
     return model.normalise(np.stack(rows)).contiguous()
 
 

@@ -118,10 +118,13 @@ class Watch:
         """
         for question in questions:
             if self._asks(question):
-                for each in answer.explanations:
-                    if each.method == question.method and each.layer == question.layers[0]:
-                        index = each.target.index
-                        found = statistics_of(each.map, each.probability, pixels)
+                for explanation in answer.explanations:
+                    if (
+                        explanation.method == question.method
+                        and explanation.layer == question.layers[0]
+                    ):
+                        index = explanation.target.index
+                        found = statistics_of(explanation.map, explanation.probability, pixels)
                         self._record(index, found)
 
     def sample(
@@ -190,7 +193,8 @@ class Watch:
     def _asks(self, question: Question) -> bool:
         """Return whether the maps of a question can be compared with the recorded ones."""
         masked = any(
-            isinstance(each, ClassTarget) and each.mask is not None for each in question.targets
+            isinstance(target, ClassTarget) and target.mask is not None
+            for target in question.targets
         )  # masks are not compared by `==`
         return question == self.question and not masked
 
@@ -249,9 +253,12 @@ class Watch:
         """Show a comparison in the metrics: of the classes that have a label of their own, and of
         all together."""
         found = {
-            (self._labels[each.index] if each.index is not None else ALL, each.statistic): each.psi
-            for each in comparison.shifts
-            if each.index is None or each.index in self._labels
+            (
+                self._labels[shift.index] if shift.index is not None else ALL,
+                shift.statistic,
+            ): shift.psi
+            for shift in comparison.shifts
+            if shift.index is None or shift.index in self._labels
         }
         self._metrics.tell_drift(
             self._origin.model,

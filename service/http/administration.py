@@ -141,7 +141,7 @@ def _problem(error: ValidationError) -> Problem:
         told = WORDS.get(key) or mistake(first)
         return InvalidParameter(f"{key} is {str(first['input'])[:80]!r}: {told}", pointer=pointer)
     # A key may have several forms: name what each of them requires.
-    of_key = [each for each in error.errors() if each["loc"][0] == first["loc"][0]]
+    of_key = [detail for detail in error.errors() if detail["loc"][0] == first["loc"][0]]
     wanted = " or ".join(dict.fromkeys(map(mistake, of_key)))
     value = str(first["input"])[:80]
     return InvalidParameter(f"{key} is {value!r}: {wanted}"[:390], pointer=pointer)

@@ -227,9 +227,9 @@ async def _on_http_exception(request: Request, error: Exception) -> Response:
             verb
             for verb in ("GET", "HEAD", "POST", "DELETE")
             if any(
-                each.matches({**request.scope, "method": "GET" if verb == "HEAD" else verb})[0]
+                route.matches({**request.scope, "method": "GET" if verb == "HEAD" else verb})[0]
                 is Match.FULL
-                for each in routes
+                for route in routes
             )
         )
         response = problem_response(

@@ -26,7 +26,9 @@ HEADERS: Final = {
     "Server-Timing": ("Milliseconds per phase.", "string"),
     "X-Next-Cursor": ("Where to go on.", "integer"),
 }
-PROBLEMS: Final = {each.status: each for each in Problem.__subclasses__() if each.example}
+PROBLEMS: Final = {
+    subclass.status: subclass for subclass in Problem.__subclasses__() if subclass.example
+}
 """Status → the problem class that represents all problems of that status: of several that have an
 example, the one that `service/core/errors.py` defines last."""
 SERVING: Final = (400, 401, 403, 404, 406, 408, 413, 415, 422, 424, 429, 431, 500, 503, 504)
@@ -58,7 +60,9 @@ def answers(
         schema = {} if media_type == EVENTS else TEXT
         content[media_type] = FILE if text is None else {**schema, "example": text}
     success = {"content": content, "headers": _headers(*headers)}
-    refusals: dict[int | str, Any] = {each: _refusal(PROBLEMS[each]) for each in sorted(problems)}
+    refusals: dict[int | str, Any] = {
+        status: _refusal(PROBLEMS[status]) for status in sorted(problems)
+    }
     return {status: {key: each for key, each in success.items() if each}, **refusals}
 
 

@@ -63,7 +63,7 @@ async def fill(
             image = problem.at(instance.pointer)
         return replace(instance, image=image)
 
-    if not any(isinstance(each.image, Remote) for each in instances):
+    if not any(isinstance(instance.image, Remote) for instance in instances):
         return instances
     return list(await asyncio.gather(*map(filled, instances)))
 

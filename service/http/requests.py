@@ -181,7 +181,7 @@ def _body_problem(error: ValidationError, parameters: type[PredictParameters]) -
     if error.error_count() > MAX_MISTAKES:  # listing all would take longer than reading the body
         return MalformedRequest(f"the body has {error.error_count()} mistakes; send fewer fields")
     # An unknown field often explains a missing one.
-    unknown = [each for each in error.errors() if each["type"] == "extra_forbidden"]
+    unknown = [detail for detail in error.errors() if detail["type"] == "extra_forbidden"]
     first = (unknown or error.errors())[0]
     where = [str(part) for part in first["loc"]]
     own = own_of(parameters)

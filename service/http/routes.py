@@ -158,7 +158,7 @@ class ImageRoutes:
                 _require_single(context.instances, form)
             served = context.replicas.model
             tag = await _quickly(
-                sum(each.size for each in context.instances),
+                sum(instance.size for instance in context.instances),
                 partial(entity_tag, served, form, context.instances),
             )
             headers = {"ETag": tag, "Vary": "Accept"}
@@ -192,7 +192,9 @@ class ImageRoutes:
         evaluations: list[schemas.Evaluation | schemas.FailedInstance] = []
         for instance, result in zip(context.instances, results, strict=True):
             evaluations += [failed(instance, result)] if isinstance(result, Problem) else result
-        good = [each for each in evaluations if isinstance(each, schemas.Evaluation)]
+        good = [
+            evaluation for evaluation in evaluations if isinstance(evaluation, schemas.Evaluation)
+        ]
         answer = schemas.EvaluateResponse(evaluations=evaluations, summary=summarise(good))
         body = await to_thread.run_sync(dump, answer)
         headers = {"Server-Timing": context.timings.header(), "Vary": "Accept"}
@@ -320,9 +322,11 @@ async def _quickly(size: int, work: Callable[[], T]) -> T:
 def _size_of(answer: schemas.ExplainResponse) -> int:
     """Return the bytes of the maps and pictures in an answer."""
     size = 0
-    for each in answer.explanations:
-        if isinstance(each, schemas.Explanation):
-            size += len(each.heatmap.data) + (len(each.overlay.data) if each.overlay else 0)
+    for explanation in answer.explanations:
+        if isinstance(explanation, schemas.Explanation):
+            size += len(explanation.heatmap.data) + (
+                len(explanation.overlay.data) if explanation.overlay else 0
+            )
     return size
 
 

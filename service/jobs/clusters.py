@@ -179,7 +179,7 @@ def _rank(found: ClassClusters) -> tuple[bool, float, int, str]:
     """Return what classes are sorted by: those with a place of their own first, then the most
     suspicious one, then the largest."""
     clusters = found.clusters.clusters if found.clusters else ()
-    suspicion = max((each.suspicion for each in clusters if each.suspect), default=0.0)
+    suspicion = max((cluster.suspicion for cluster in clusters if cluster.suspect), default=0.0)
     return found.place is None, -suspicion, -len(found.maps.ids), found.key.label
 
 
@@ -205,8 +205,8 @@ def _place(place: OwnPlace, of: ClassClusters) -> PlaceSchema:
         sentence=place.sentence(of.key.label, of.shared),
         where=place.where,
         place=ClusterPlace(x=round(x, DIGITS), y=round(y, DIGITS)),
-        items=[of.maps.ids[each] for each in members],
-        numbers=[of.maps.numbers[each] for each in members],
+        items=[of.maps.ids[member] for member in members],
+        numbers=[of.maps.numbers[member] for member in members],
     )
 
 
@@ -218,8 +218,8 @@ def _cluster(number: int, cluster: Cluster, maps: ClassMaps) -> MapCluster:
         suspect=cluster.suspect,
         reasons=list(cluster.reasons),
         sentences=list(cluster.sentences),
-        items=[maps.ids[each] for each in members],
-        numbers=[maps.numbers[each] for each in members],
+        items=[maps.ids[member] for member in members],
+        numbers=[maps.numbers[member] for member in members],
         mean=[[round(float(each), DIGITS) for each in row] for row in cluster.mean],
         place=ClusterPlace(x=round(x, DIGITS), y=round(y, DIGITS)),
         border=round(cluster.border, DIGITS),

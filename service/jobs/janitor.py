@@ -47,7 +47,7 @@ def bury_dead(name: str, store: Store, folder: Folder, *, silent: bool = True) -
         name: the calling runner, which is never treated as dead.
         silent: whether runners without a heartbeat for `LEASE_SECONDS` count as dead, too.
     """
-    dead = {each for each in store.neighbours(name) if folder.is_dead(each)}
+    dead = {neighbour for neighbour in store.neighbours(name) if folder.is_dead(neighbour)}
     if silent:
         dead |= set(store.silent())
     for each in dead - {name}:

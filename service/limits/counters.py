@@ -139,7 +139,7 @@ class SharedCounts:
         column = self._found(name)
         if column is None:
             return 0
-        return min((each for each in self._shares(column) if each), default=0)
+        return min((share for share in self._shares(column) if share), default=0)
 
     def cells(self, name: str) -> Cells:
         start = self._column(name) * CELLS

@@ -96,7 +96,7 @@ def examine(
 def keep(found: Examination, kept: KeyedCache) -> None:
     """Keep an examination for the next start. One with a function of the caller's own cannot be
     kept."""
-    if not any(each.grid and each.grid.reshape for each in found.locations.values()):
+    if not any(location.grid and location.grid.reshape for location in found.locations.values()):
         kept.write(WHAT, TypeAdapter(Examination).dump_json(found))
 
 

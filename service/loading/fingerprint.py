@@ -77,7 +77,7 @@ def _surroundings() -> str:
     processor, lines = platform.processor() or platform.machine(), set[str]()
     with suppress(OSError):
         lines = set(Path("/proc/cpuinfo").read_text().splitlines())
-    told = sorted(each for each in lines if each.startswith(("model name", "flags", "Features")))
+    told = sorted(line for line in lines if line.startswith(("model name", "flags", "Features")))
     return f"{versions} {code.hexdigest()} {processor} {told} {len(usable())}"
 
 

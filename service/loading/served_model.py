@@ -80,7 +80,9 @@ class ServedModel(ModelInfo):
     @property
     def info(self) -> ModelInfo:
         """What is known of the model, without the module and its device."""
-        return ModelInfo(**{each.name: getattr(self, each.name) for each in fields(ModelInfo)})
+        return ModelInfo(
+            **{field_.name: getattr(self, field_.name) for field_ in fields(ModelInfo)}
+        )
 
 
 def seeded(

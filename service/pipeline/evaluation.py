@@ -269,16 +269,16 @@ def score_lines(scores: Mapping[str, schemas.Score] | None) -> list[str]:
 def summarise(evaluations: Iterable[schemas.Evaluation]) -> list[schemas.EvaluationSummary]:
     """Return the means over several images, for each method and layer."""
     groups: dict[tuple[str | None, str | None], list[schemas.Evaluation]] = {}
-    for each in evaluations:
-        groups.setdefault((each.method, each.layer), []).append(each)
+    for evaluation in evaluations:
+        groups.setdefault((evaluation.method, evaluation.layer), []).append(evaluation)
     found = []
     for (method, layer), members in groups.items():
-        if len({each.instance for each in members}) < 2:
+        if len({member.instance for member in members}) < 2:
             continue
         scores = {
             name: mean
             for name in members[0].scores
-            if (mean := _mean(name, [each.scores[name] for each in members])) is not None
+            if (mean := _mean(name, [member.scores[name] for member in members])) is not None
         }
         of_means = None
         if all(name in scores for name in PARTS) or "adcc" in scores:
@@ -292,12 +292,12 @@ def summarise(evaluations: Iterable[schemas.Evaluation]) -> list[schemas.Evaluat
 
 
 def _mean(metric: str, scores: Sequence[schemas.Score]) -> schemas.MeanScore | None:
-    mean = interval([each.value for each in scores])
+    mean = interval([score.value for score in scores])
     if mean is None:
         return None
     baselines = {}
     for name in scores[0].baselines:
-        others = [value for each in scores if (value := each.baselines.get(name)) is not None]
+        others = [value for score in scores if (value := score.baselines.get(name)) is not None]
         if others:
             baselines[name] = float(np.mean(others))
     return schemas.MeanScore(
@@ -315,7 +315,7 @@ def _mean_verdict(metric: str, scores: Sequence[schemas.Score]) -> str | None:
     sign = 1 if METRICS[metric].better == "higher" else -1
     told = {}
     for name in COMPARED:
-        pairs = [(each.value, each.baselines.get(name)) for each in scores]
+        pairs = [(score.value, score.baselines.get(name)) for score in scores]
         gaps = [
             sign * (mine - other) for mine, other in pairs if mine is not None and other is not None
         ]
@@ -328,11 +328,11 @@ def _mean_verdict(metric: str, scores: Sequence[schemas.Score]) -> str | None:
 def _adcc_of_means(members: Sequence[schemas.Evaluation]) -> float | None:
     """Return the harmonic mean of the parts' means over the maps that have all three."""
     rows = []
-    for each in members:
-        parts = each.scores["adcc"].details if "adcc" in each.scores else {}
+    for member in members:
+        parts = member.scores["adcc"].details if "adcc" in member.scores else {}
         row = [parts.get(name) for name in PARTS]
         if not parts:
-            row = [each.scores[name].value for name in PARTS]
+            row = [member.scores[name].value for name in PARTS]
         numbers = [value for value in row if isinstance(value, float)]
         if len(numbers) == len(PARTS):
             rows.append(numbers)

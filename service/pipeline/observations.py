@@ -44,7 +44,7 @@ def describe_activations(
             output=_signal(seen.output),
             gradient=None if seen.gradient is None else _signal(seen.gradient),
             channels=seen.strongest(parameters.top_k, parameters.by),
-            concepts=[_concept(each, labels) for each in concepts[seen.layer]]
+            concepts=[_concept(concept, labels) for concept in concepts[seen.layer]]
             if seen.layer in concepts
             else None,
         )

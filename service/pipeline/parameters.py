@@ -87,7 +87,7 @@ def _is_text(sent: Any) -> bool:
 
 def known_metrics(metrics: list[str]) -> list[str]:
     """Return the names of metrics without duplicates, if all exist."""
-    unknown = [each for each in metrics if each not in METRICS]
+    unknown = [metric for metric in metrics if metric not in METRICS]
     if unknown:
         raise PydanticCustomError(
             "unknown_metric",
@@ -362,7 +362,7 @@ class ExplainRequest(StrictModel):
 def points_at_photo(target: object) -> bool:
     """Return whether a target may have a box, a mask or another photo."""
     targets = target if isinstance(target, list) else [target]
-    return any(isinstance(each, TargetObject) for each in targets)
+    return any(isinstance(target, TargetObject) for target in targets)
 
 
 def names_of(model: type[BaseModel]) -> list[str]:

@@ -396,7 +396,7 @@ class Pipeline:
             targets = await self._placed(replicas, instance, questions[0], photo, seen, priority)
         except Problem as problem:
             raise instance.blame(problem) from None
-        questions = tuple(replace(each, targets=targets) for each in questions)
+        questions = tuple(replace(question, targets=targets) for question in questions)
         work = Explain(seen, questions, priority, until, watched)
         outcome = await replicas.ask(work, progress=progress)
         timings.note_outcome(outcome)
@@ -459,7 +459,11 @@ class Pipeline:
         """
         found: list[Scores] = []
         for question in questions:
-            mine = [each for each in answer.explanations if each.method == question.method]
+            mine = [
+                explanation
+                for explanation in answer.explanations
+                if explanation.method == question.method
+            ]
             if not mine:
                 continue
             # The class is not chosen again: another precision could choose another one.

@@ -219,7 +219,9 @@ def _agreement(answer: ServedAnswer, number: int) -> dict[str, float] | None:
     target, their layers may differ. A map that is the same everywhere has no correlation.
     """
     mine = answer.explanations[number]
-    same_target = [each for each in answer.explanations if each.turn == mine.turn]
+    same_target = [
+        explanation for explanation in answer.explanations if explanation.turn == mine.turn
+    ]
     maps = Counter(each.method for each in same_target)
     found = {}
     for other in same_target:

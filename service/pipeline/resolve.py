@@ -54,7 +54,7 @@ def questions_of(model: ModelInfo, parameters: Parameters) -> tuple[Question, ..
         ranks = range(min(parameters.boxes, MAX_MAPS))
         targets = tuple(ClassTarget(rank=rank) for rank in ranks)
     questions = [_question(model, parameters, method, targets) for method in parameters.methods]
-    layers = max(len(each.layers) for each in questions)
+    layers = max(len(question.layers) for question in questions)
     maps = len(targets) * parameters.maps_at(layers)
     if maps > MAX_MAPS:
         several = f" by {len(questions)} methods" if len(questions) > 1 else ""

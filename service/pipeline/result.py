@@ -93,7 +93,7 @@ class ImageResult:
                 row, or None. It may block. Its exceptions propagate.
         """
 
-        warnings = [f"{DECODER}{each}" for each in self.decoder_warnings]
+        warnings = [f"{DECODER}{warning}" for warning in self.decoder_warnings]
 
         def work(record: MapRecord, drawing: Drawing) -> Row:
             item = self.instance.id or ""

@@ -63,7 +63,7 @@ def parameter_problem(
     """
     way = error.errors()[0]["loc"][: depth + 1]
     name = str(way[-1])
-    errors = [each for each in error.errors() if each["loc"][: depth + 1] == way]
+    errors = [detail for detail in error.errors() if detail["loc"][: depth + 1] == way]
     pointer = f"{where}/{step(name)}"
     if errors[0]["type"] == "extra_forbidden":
         known = ", ".join(names_of(schema))
@@ -74,8 +74,8 @@ def parameter_problem(
         return UnknownMethod(errors[0]["msg"], pointer=pointer)
     if errors[0]["type"] == "unknown_metric":
         return InvalidParameter(errors[0]["msg"], pointer=pointer)
-    inner = [each for each in errors if any(map(_is_target, each["loc"][:-1]))]
-    inner += [each for each in errors if each["type"] == "target"]
+    inner = [error for error in errors if any(map(_is_target, error["loc"][:-1]))]
+    inner += [error for error in errors if error["type"] == "target"]
     if inner:
         return _target_problem(inner[0], pointer)
     sent = errors[0]["input"]
@@ -83,7 +83,7 @@ def parameter_problem(
     if isinstance(sent, list) and where in ("/query", "/form") and repeated:
         return InvalidParameter(f"{name} is given {len(sent)} times; give it once", pointer=pointer)
     allowed = range_of(schema, name) if errors[0]["type"] in BOUNDS else None
-    allowed = allowed or " or ".join(dict.fromkeys(mistake(each) for each in errors))
+    allowed = allowed or " or ".join(dict.fromkeys(mistake(error) for error in errors))
     value = str(sent)[:80]
     return InvalidParameter(f"{name} is {value!r}: {allowed}", pointer=pointer)
 
@@ -97,7 +97,7 @@ def _target_problem(error: ErrorDetails, pointer: str) -> Problem:
     where = next(turn for turn, each in enumerate(loc) if _is_target(each))
     key, value = str(loc[where + 1])[:80], str(error["input"])[:80]
     if error["type"] == "extra_forbidden":
-        keys = ", ".join(each.rstrip("_") for each in TargetObject.model_fields)
+        keys = ", ".join(field_.rstrip("_") for field_ in TargetObject.model_fields)
         said = f"a target has no key {key!r}; its keys are {keys}"
     else:
         said = f"{key} of a target is {value!r}: {mistake(error)}"

@@ -55,8 +55,8 @@ async def accept_no_more(sockets: Iterable[socket.socket]) -> None:
     """Stop accepting connections before the sockets' server is closed. asyncio would drop a
     connection that is accepted at the moment at which the server is closed."""
     loop = asyncio.get_running_loop()
-    for each in sockets:
-        loop.remove_reader(each.fileno())
+    for listening in sockets:
+        loop.remove_reader(listening.fileno())
     await asyncio.sleep(SETTLE_SECONDS)
 
 

@@ -100,7 +100,7 @@ def usual_doors() -> int:
     second than one door can decode and draw, so a core is for each door, beside the engine's own. A
     model on the processor needs the cores itself; one door in eight cores keeps up with it."""
     cores = os.cpu_count() or 1
-    if any(next(Path("/dev").glob(each), None) for each in ACCELERATORS):
+    if any(next(Path("/dev").glob(accelerator), None) for accelerator in ACCELERATORS):
         return max(min(cores - 1, MOST_DOORS), 1)
     return 1 + (cores - 1) // CORES_OF_A_DOOR
 

@@ -99,8 +99,8 @@ class RemoteBackend:
     ) -> None:
         self.draining = True
         tasks = [self._connecting, self.loaded]
-        for each in tasks:
-            each.cancel()
+        for task in tasks:
+            task.cancel()
         await asyncio.wait(tasks)
         if self._transport:
             self._transport.close()

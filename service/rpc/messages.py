@@ -143,9 +143,9 @@ class State:
 
 def _problems(problem: type[errors.Problem]) -> Iterator[type[errors.Problem]]:
     yield problem
-    for each in problem.__subclasses__():
-        if each.__module__ == errors.__name__:
-            yield from _problems(each)
+    for subclass in problem.__subclasses__():
+        if subclass.__module__ == errors.__name__:
+            yield from _problems(subclass)
 
 
 _ARRAY = np.zeros(1, np.float32)

@@ -91,8 +91,8 @@ class BackendServer:
         tasks = [*self._removals]
         for removal in self._removals:
             removal.cancel()
-        for each in list(self._connections):
-            tasks += each.close()
+        for connection in list(self._connections):
+            tasks += connection.close()
         if tasks:
             await asyncio.wait(tasks)
 
@@ -104,7 +104,7 @@ class BackendServer:
     @property
     def calls(self) -> int:
         """Number of calls that are being answered."""
-        return sum(each.calls for each in self._connections)
+        return sum(connection.calls for connection in self._connections)
 
     def begin(self, connection: _Connection) -> None:
         self._connections.add(connection)
@@ -128,8 +128,8 @@ class BackendServer:
     def tell(self) -> None:
         """Tell all connections the backend's state, which has changed."""
         state = _state(self._backend)
-        for each in self._connections:
-            each.send(state)
+        for connection in self._connections:
+            connection.send(state)
 
 
 class _Connection:
@@ -156,8 +156,8 @@ class _Connection:
     def close(self) -> list[asyncio.Task[None]]:
         """Close the connection, and return the tasks of its calls, which are cancelled."""
         self._transport.close()
-        for each in self._calls.values():
-            each.cancel()
+        for call in self._calls.values():
+            call.cancel()
         return list(self._calls.values())
 
     def _open(self, transport: asyncio.Transport) -> None:
@@ -167,8 +167,8 @@ class _Connection:
     def _lose(self) -> None:
         self._lost = True
         self._server.end(self)
-        for each in self._calls.values():
-            each.cancel()
+        for call in self._calls.values():
+            call.cancel()
 
     def _receive(self, payload: memoryview) -> None:
         try:

@@ -48,7 +48,7 @@ def _grids(records: Sequence[PhotoRecord]) -> list[Finding]:
     count = sum(any(arm.grids for arm in record.arms.values()) for record in records)
     if not records or count >= LEAST_PHOTOS:
         return []
-    causes = Counter(each.grid_problem for each in records if each.grid_problem)
+    causes = Counter(record.grid_problem for record in records if record.grid_problem)
     why = "; ".join(f"for {_photos(number)}, {cause}" for cause, number in causes.most_common())
     measured = f"on only {_photos(count)} of {len(records)}"
     return [
@@ -87,10 +87,10 @@ def _too_few(audit: Audit) -> list[Finding]:
 
 def _ignoring(records: Sequence[PhotoRecord]) -> list[Finding]:
     """Find a model whose output does not depend on the photo."""
-    if len(records) < 2 or len({each.predicted for each in records}) > 1:
+    if len(records) < 2 or len({record.predicted for record in records}) > 1:
         return []
-    sure = [each.confidence for each in records]
-    logits = [each.logit for each in records if each.logit is not None]
+    sure = [record.confidence for record in records]
+    logits = [record.logit for record in records if record.logit is not None]
     if max(sure) - min(sure) > SAME_OUTPUT * max(sure):
         return []
     if logits and max(logits) - min(logits) > SAME_OUTPUT * max(1, *map(abs, logits)):
@@ -111,7 +111,7 @@ def _ignoring(records: Sequence[PhotoRecord]) -> list[Finding]:
 
 def _unchecked(records: Sequence[PhotoRecord]) -> list[Finding]:
     """Find a model whose weights could not be replaced."""
-    problems = [each.sanity_problem for each in records if each.sanity_problem]
+    problems = [record.sanity_problem for record in records if record.sanity_problem]
     checked = any(arm.sanity for record in records for arm in record.arms.values())
     if not problems or checked:
         return []
@@ -157,9 +157,9 @@ def _own_places(audit: Audit, records: Sequence[PhotoRecord]) -> list[Finding]:
         return []
     name = name_of(arm)
     classes: dict[int, list[PhotoRecord]] = {}
-    for each in records:
-        if name in each.arms and each.arms[name].map is not None:
-            classes.setdefault(each.target, []).append(each)
+    for record in records:
+        if name in record.arms and record.arms[name].map is not None:
+            classes.setdefault(record.target, []).append(record)
     compared = list(classes.values())
     labels = [mine[0].label or f"class {mine[0].target}" for mine in compared]
     places = own_places(
@@ -203,10 +203,8 @@ def _best(audit: Audit) -> ArmSummary | None:
     photo: that with the most points, or with the most maps."""
     best = audit.recommendation
     if best is not None:
-        return next(
-            each for each in audit.arms if name_of(each) == Arm(best.method, best.layer).name
-        )
-    able = [each for each in audit.arms if each.mean_map and each.shows_the_model is not False]
+        return next(arm for arm in audit.arms if name_of(arm) == Arm(best.method, best.layer).name)
+    able = [arm for arm in audit.arms if arm.mean_map and arm.shows_the_model is not False]
     return max(
         able,
         key=lambda each: (each.points.mean if each.points else -1, each.photos),
@@ -234,7 +232,7 @@ def place_of(mean_map: list[list[float]]) -> tuple[float, float, float, float] |
 
 def _methods(audit: Audit) -> list[Finding]:
     found = []
-    photo = [name_of(each) for each in audit.arms if each.shows_the_model is False]
+    photo = [name_of(arm) for arm in audit.arms if arm.shows_the_model is False]
     if photo:
         found.append(
             Finding(
@@ -247,9 +245,9 @@ def _methods(audit: Audit) -> list[Finding]:
             )
         )
     blind = [
-        name_of(each)
-        for each in audit.arms
-        if each.class_blind and each.photos and each.shows_the_model is not False
+        name_of(arm)
+        for arm in audit.arms
+        if arm.class_blind and arm.photos and arm.shows_the_model is not False
     ]
     if blind:
         found.append(
@@ -262,7 +260,7 @@ def _methods(audit: Audit) -> list[Finding]:
                 arms=blind,
             )
         )
-    empty = [name_of(each) for each in audit.arms if not each.photos]
+    empty = [name_of(arm) for arm in audit.arms if not arm.photos]
     if empty:
         found.append(
             Finding(

@@ -124,7 +124,7 @@ class AuditMeasurement:
         likely = _probabilities(outcome.value.prediction)
         predicted = int(likely.argmax())
         wanted = predicted if target is None or target.index is None else target.index
-        asked = [with_target(each, ClassTarget(wanted)) for each in plan.questions]
+        asked = [with_target(question, ClassTarget(wanted)) for question in plan.questions]
         found, problems = await self._explained(seen, asked)
         maps = self._by_arm(found)
         usable = {name: each for name, each in maps.items() if np.ptp(each.map) > 0}
@@ -204,7 +204,9 @@ class AuditMeasurement:
             outcome = await self._replicas.ask(Explain(seen, questions, "background"))
             found = {
                 question.method: tuple(
-                    each for each in outcome.value.explanations if each.method == question.method
+                    explanation
+                    for explanation in outcome.value.explanations
+                    if explanation.method == question.method
                 )
                 for question in questions
             }
@@ -284,8 +286,8 @@ class AuditMeasurement:
         that this is asked for."""
         if not questions or not self._plan.is_for_sanity(number):
             return {}, None
-        signed = [_signed(each) for each in questions]
-        arms = [name for each in questions for name in self._names[each.method]]
+        signed = [_signed(question) for question in questions]
+        arms = [name for question in questions for name in self._names[question.method]]
         seed = self._plan.seed * self._plan.total + number
         try:
             own = (await self._replicas.ask(Explain(seen, signed, "background"))).value
@@ -385,7 +387,7 @@ class AuditMeasurement:
         for name, values in maps.items():
             localised.shares.setdefault(name, {})[str(grid.side)] = share_inside(values, grid)
         if grid.side == SIDES[0] and self._plan.is_for_sanity(number):
-            able = [each for each in questions if each.method in found]
+            able = [question for question in questions if question.method in found]
             own = {name: values for name, values in maps.items() if np.ptp(values) > 0}
             localised.alike |= await self._as_another(seen, able, own, grid.other)
 
@@ -398,7 +400,7 @@ class AuditMeasurement:
     ) -> dict[str, float | None]:
         """Return the rank correlation of each map with the map of another class of the image; 0 for
         a map of that class that is the same everywhere."""
-        asked = [with_target(each, ClassTarget(other)) for each in questions]
+        asked = [with_target(question, ClassTarget(other)) for question in questions]
         found, _ = await self._explained_singly(seen, asked)
         return {
             name: spearman(own[name], each.map) or 0.0

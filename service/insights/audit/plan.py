@@ -99,11 +99,11 @@ class Plan:
 
     @property
     def methods(self) -> list[str]:
-        return [each.method for each in self.questions]
+        return [question.method for question in self.questions]
 
     def only(self, methods: Sequence[str]) -> tuple[Question, ...]:
         """Return the questions of some methods."""
-        return tuple(each for each in self.questions if each.method in methods)
+        return tuple(question for question in self.questions if question.method in methods)
 
     def passes(self, *, sanity: bool) -> dict[str, int]:
         """Return about how many forward passes a photo takes, by the part of its measurement:
@@ -114,15 +114,17 @@ class Plan:
             sanity: whether the weights are randomised for the photo.
         """
         options = MetricOptions()
-        single = [passes_of(each.method, each.budget) for each in self.questions]
+        single = [passes_of(question.method, question.budget) for question in self.questions]
         one_pass = [
-            each for each in self.questions if not METHODS[each.method].cost.startswith("N")
+            question
+            for question in self.questions
+            if not METHODS[question.method].cost.startswith("N")
         ]
         shared = max((passes_of(each.method) for each in one_pass), default=0)
         alone = (
-            passes_of(each.method, each.budget) * len(each.layers or "1")
-            for each in self.questions
-            if each not in one_pass
+            passes_of(question.method, question.budget) * len(question.layers or "1")
+            for question in self.questions
+            if question not in one_pass
         )
         maps = shared + sum(alone)
         arms, scores = len(self.arms), 0
@@ -209,15 +211,15 @@ def require_one_class(parameters: Parameters) -> None:
 def finer_stages(model: ModelInfo) -> list[str]:
     """Return the layer that is audited beside the one at which a method is served: the last stage
     with the next finer grid than the default layer's, if there is one."""
-    by_name = {each.name: each for each in model.layers}
+    by_name = {layer.name: layer for layer in model.layers}
     default = model.default
     grid = by_name[default].grid if default in by_name else None
     if grid is None:
         return []
     finer = [
-        each
-        for each in model.layers
-        if each.explainable and each.grid and each.grid[0] > grid[0] and each.grid[1] > grid[1]
+        layer
+        for layer in model.layers
+        if layer.explainable and layer.grid and layer.grid[0] > grid[0] and layer.grid[1] > grid[1]
     ]
     if not finer:
         return []

@@ -55,7 +55,7 @@ def points_of(
     faithfulness = [name for name in metrics if name in FAITHFULNESS]
     groups = [(1.0, faithfulness)]
     if localises(records):
-        records = [each for each in records if in_grid(each)]
+        records = [record for record in records if in_grid(record)]
         groups = [
             (LOCALISATION, [f"grid {side}" for side in SIDES]),
             (1 - LOCALISATION, faithfulness),
@@ -153,7 +153,7 @@ def why_none(
     compared = min(map(len, points.values()))
     if compared < LEAST_PHOTOS:
         return f"the methods could be compared on {compared} photos, and {needed}"
-    kinds = len({_key(each) for each in points.values()})
+    kinds = len({_key(point) for point in points.values()})
     if kinds == 1:
         return f"{listed(list(points))} score the same on each photo"
     others = len({_key(points[name]) for name in _alike(points)}) - 1
@@ -196,7 +196,7 @@ def recommended(
         by_grids: whether localisation decides.
     """
     names = _alike(points)
-    alike = [each for each in arms if name_of(each) in names]
+    alike = [arm for arm in arms if name_of(arm) in names]
 
     def worth(arm: ArmSummary) -> float:
         """Return the points, rounded so that methods with equal maps are equal."""
@@ -210,7 +210,7 @@ def recommended(
     chosen = max(cheap, key=lambda each: (worth(each), -cost(each)))
     best = max(alike, key=worth)
     assert chosen.points is not None
-    worse = [name_of(each) for each in arms if worth(each) < worth(chosen)]
+    worse = [name_of(arm) for arm in arms if worth(arm) < worth(chosen)]
     reason = _lead(chosen, worse, len(arms) - 1)
     if worth(best) > worth(chosen):
         reason += (

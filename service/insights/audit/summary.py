@@ -64,16 +64,16 @@ def summarise(
     options = MetricOptions()
     known = dict.fromkeys(name for record in ordered for name in record.arms)
     arms = [_summarised(Arm.of(name), ordered, metrics) for name in known]
-    showing = [name_of(each) for each in arms if each.shows_the_model is not False and each.photos]
+    showing = [name_of(arm) for arm in arms if arm.shows_the_model is not False and arm.photos]
     able = [
         name
-        for each in arms
-        if (name := name_of(each)) in showing and not each.class_blind and _specific(each.method)
+        for arm in arms
+        if (name := name_of(arm)) in showing and not arm.class_blind and _specific(arm.method)
     ]
     points, photos = points_of(ordered, able, metrics)
-    arms = [each.model_copy(update={"points": points.get(name_of(each))}) for each in arms]
+    arms = [arm.model_copy(update={"points": points.get(name_of(arm))}) for arm in arms]
     reason = why_none(len(ordered), arms, showing, able, photos)
-    compared = [each for each in arms if each.points]
+    compared = [arm for arm in arms if arm.points]
     chosen = None if reason else recommended(compared, photos, by_grids=localises(ordered))
     baselines = sorted({name for record in ordered for name in record.baselines})
     summary = Audit(
@@ -110,17 +110,17 @@ def summarise(
 def _made_with(records: Sequence[PhotoRecord]) -> dict[str, str]:
     """Return what the photos were measured with. An audit that went on with another version has
     both."""
-    names = dict.fromkeys(name for each in records for name in each.made_with)
+    names = dict.fromkeys(name for record in records for name in record.made_with)
     return {
         name: " and ".join(
-            dict.fromkeys(each.made_with[name] for each in records if name in each.made_with)
+            dict.fromkeys(record.made_with[name] for record in records if name in record.made_with)
         )
         for name in names
     }
 
 
 def _summarised(arm: Arm, records: Sequence[PhotoRecord], metrics: Sequence[str]) -> ArmSummary:
-    mine = [each.arms[arm.name] for each in records if arm.name in each.arms]
+    mine = [record.arms[arm.name] for record in records if arm.name in record.arms]
     with_map = [each for each in mine if each.map is not None]
     # Without a map of the model itself there is nothing to compare.
     checked = [each.sanity for each in with_map if each.sanity]
@@ -171,7 +171,7 @@ def _specific(method: str) -> bool:
 
 def _mean_map(arms: Sequence[ArmRecord]) -> list[list[float]] | None:
     """Return the mean of the maps of the commonest size."""
-    maps = [np.array(each.map) for each in arms]
+    maps = [np.array(arm.map) for arm in arms]
     if not maps:
         return None
     shapes = [each.shape for each in maps]
@@ -198,18 +198,20 @@ def _quantiles(
 
 
 def _conventions(records: Sequence[PhotoRecord]) -> dict[str, str]:
-    enlarged = next((each.enlarged for each in records if each.enlarged is not None), None)
+    enlarged = next((record.enlarged for record in records if record.enlarged is not None), None)
     size = {
         True: "the grid is n times as large as the model's input",
         False: "the model takes no larger images, so the grid is reduced to its input",
         None: "the grid is n times as large as the model's input, where the model takes that",
     }[enlarged]
     checked = [
-        max(len(arm.sanity or ()) for arm in each.arms.values()) for each in records if each.arms
+        max(len(arm.sanity or ()) for arm in record.arms.values())
+        for record in records
+        if record.arms
     ]
     sanity, stages = sum(map(bool, checked)), max(checked, default=0)
     count = "1 stage" if stages == 1 else f"{stages} stages"
-    cost = sum(any(arm.milliseconds for arm in each.arms.values()) for each in records)
+    cost = sum(any(arm.milliseconds for arm in record.arms.values()) for record in records)
     return {
         "sanity": (
             "Adebayo et al., Sanity Checks for Saliency Maps, NeurIPS 2018: cascading "

@@ -68,7 +68,7 @@ class ClassClusters:
 
     @property
     def suspects(self) -> int:
-        return sum(each.suspect for each in self.found.clusters)
+        return sum(cluster.suspect for cluster in self.found.clusters)
 
 
 @dataclass(frozen=True)
@@ -124,15 +124,15 @@ class ClustersPortrait:
     @property
     def grouped(self) -> int:
         """Number of maps in clusters. A map that shows nothing is in none."""
-        return sum(each.maps for each in self.clusters)
+        return sum(cluster.maps for cluster in self.clusters)
 
     @property
     def suspects(self) -> list[ClusterPortrait]:
-        return [each for each in self.clusters if each.suspect]
+        return [cluster for cluster in self.clusters if cluster.suspect]
 
     @property
     def others(self) -> list[ClusterPortrait]:
-        return [each for each in self.clusters if not each.suspect]
+        return [cluster for cluster in self.clusters if not cluster.suspect]
 
 
 def cluster_classes(
@@ -162,10 +162,10 @@ def cluster_classes(
     places = own_places([(maps.maps, photos[key]) for key, maps in kept.items()])
     keys = list(kept)
     place_of = {
-        keys[each.class_]: _sentence(
-            each.sentence(keys[each.class_].name, [keys[other].name for other in each.shared])
+        keys[place.class_]: _sentence(
+            place.sentence(keys[place.class_].name, [keys[other].name for other in place.shared])
         )
-        for each in places
+        for place in places
     }
     found = [
         replace(
@@ -336,5 +336,5 @@ def _dots(found: Clusters) -> Iterable[tuple[int, str]]:
 def _spaced(members: np.ndarray[tuple[int], np.dtype[np.int64]], most: int) -> list[int]:
     """Return at most `most` members, evenly spaced."""
     if len(members) <= most:
-        return [int(each) for each in members]
+        return [int(member) for member in members]
     return [int(members[each * len(members) // most]) for each in range(most)]

@@ -89,7 +89,7 @@ def thumbnail(data: bytes, box: Box | None) -> Photo:
     found = small.transform(
         (SIDE, SIDE),
         Image.Transform.EXTENT,
-        tuple(each / factor for each in edges),
+        tuple(edge / factor for edge in edges),
         Image.Resampling.BILINEAR,
     )
     return np.asarray(found)

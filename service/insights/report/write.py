@@ -145,8 +145,8 @@ def write_report(
         sample_size=sample.size,
         clusters=portray(clusters, output, file),
         fewest=FEWEST,
-        blind=[each.count.key.name for each in clusters if not each.looked],
-        unreadable=sum(each.found.unreadable for each in clusters if each.looked),
+        blind=[cluster.count.key.name for cluster in clusters if not cluster.looked],
+        unreadable=sum(cluster.found.unreadable for cluster in clusters if cluster.looked),
         table=table.name,
         table_link=quote(os.fsencode(table.name)),  # the name need not be UTF-8
         blocks=_blocks(shown),
