@@ -56,7 +56,7 @@ def spearman(first: Float, second: Float) -> float | None:
     """
     height = min(first.shape[0], second.shape[0])
     width = min(first.shape[1], second.shape[1])
-    one, other = (_ranks(shrink(each, height, width)) for each in (first, second))
+    one, other = (_ranks(shrink(values, height, width)) for values in (first, second))
     one, other = one - one.mean(), other - other.mean()
     length = float(np.sqrt((one @ one) * (other @ other)))
     return float(one @ other) / length if length else None

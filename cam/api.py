@@ -144,19 +144,24 @@ def explain(
             rest = (way.name, tuple(names), budget_of(budget), signed, smooth, fuse, used)
             questions.append([Question(targets, *rest) for targets in asked])
             questions[-1][0].check()
-        in_steps = any(each[0].in_steps for each in questions)
+        in_steps = any(group[0].in_steps for group in questions)
         if in_steps:
             reading, _ = resolve_reading(model, images[:1], reading)
         conduct = conduct_of(model, images[:1], reading, many=in_steps or len(images) > 1)
         size = 1 if conduct.company else len(images)
-        found: list[Explanation] = []
+        explanations: list[Explanation] = []
         for start in range(0, len(images), size):
             some = slice(start, start + size)
-            asked_of = [each[some] for each in questions]
-            found += _answered(model, images[some], asked_of, reading, alone=bool(conduct.company))
+            asked_of = [choices[some] for choices in questions]
+            explanations += _answered(
+                model, images[some], asked_of, reading, alone=bool(conduct.company)
+            )
     if not conduct.warnings:
-        return found
-    return [replace(each, warnings=(*each.warnings, *conduct.warnings)) for each in found]
+        return explanations
+    return [
+        replace(explanation, warnings=(*explanation.warnings, *conduct.warnings))
+        for explanation in explanations
+    ]
 
 
 def _answered(
@@ -173,13 +178,13 @@ def _answered(
     Raises:
         CamError: if a question has an error instead of an answer.
     """
-    together = [each for each in questions if not each[0].in_steps]
+    together = [group for group in questions if not group[0].in_steps]
     answers = iter(
         explain_batch(model, images, list(chain(*together)), reading=reading) if together else []
     )
-    found: list[list[Explanation]] = [[] for _ in images]
-    for each in questions:
-        for image, question, explanations in zip(images, each, found, strict=True):
+    by_image: list[list[Explanation]] = [[] for _ in images]
+    for group in questions:
+        for image, question, explanations in zip(images, group, by_image, strict=True):
             if question.in_steps:
                 chunk = 1 if alone else CHUNK
                 steps = explain_in_steps(model, image, question, chunk=chunk, reading=reading)
@@ -189,7 +194,7 @@ def _answered(
             if isinstance(answer, CamError):
                 raise answer
             explanations.extend(answer.explanations)
-    return list(chain(*found))
+    return list(chain(*by_image))
 
 
 def _meant(name: str, layers: list[Layer]) -> Sequence[str]:
@@ -206,10 +211,10 @@ def _meant(name: str, layers: list[Layer]) -> Sequence[str]:
         for layer in layers
         if layer.explainable and (of_calls or call_of(layer.name)[1] is None)
     ]
-    found = fnmatch.filter(usable, name)
-    if not found:
+    matches = fnmatch.filter(usable, name)
+    if not matches:
         raise UnknownLayer(
             f"no layer at which a map can be made matches {name!r}; the last are "
             f"{', '.join(usable[-3:])}"
         )
-    return found
+    return matches

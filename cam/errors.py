@@ -123,7 +123,7 @@ def unknown_layer(name: str, names: Iterable[str]) -> UnknownLayer:
 
 def did_you_mean(name: object, names: Iterable[str]) -> str:
     """Return "; did you mean 'layer4'?" for the nearest name; "" if none is near."""
-    near = get_close_matches(str(name)[:200], [each for each in names if each], 1)
+    near = get_close_matches(str(name)[:200], [known for known in names if known], 1)
     return f"; did you mean {near[0]!r}?" if near else ""
 
 

@@ -82,19 +82,23 @@ class Question:
         if self.targets and method.at == "layer" and not self.layers:
             raise UnknownLayer(f"{method.name} makes maps at layers, and none is named")
         if self.signed and not method.signed:
-            able = ", ".join(each.name for each in METHODS.values() if each.signed)
+            able = ", ".join(method.name for method in METHODS.values() if method.signed)
             raise MethodUnsuited(
                 f"{method.name} has nothing below 0 to show; signed works with {able}"
             )
         if self.smooth in ("eigen", "both") and method.formula != "weights":
-            able = ", ".join(each.name for each in METHODS.values() if each.formula == "weights")
+            able = ", ".join(
+                method.name for method in METHODS.values() if method.formula == "weights"
+            )
             raise MethodUnsuited(
                 f"{method.name} has no weighted activations; smooth={self.smooth} works with {able}"
             )
         if self.smooth in ("eigen", "both") and self.signed:
             raise MethodUnsuited("a principal component has no sign; leave out signed or eigen")
         if self.smooth in ("augment", "both") and method.formula == "steps":
-            able = ", ".join(each.name for each in METHODS.values() if each.formula != "steps")
+            able = ", ".join(
+                method.name for method in METHODS.values() if method.formula != "steps"
+            )
             raise MethodUnsuited(
                 f"{method.name} takes many passes itself; smooth={self.smooth} works with {able}"
             )
@@ -111,16 +115,16 @@ class Question:
         """
         if not output.finite:
             return NonFinite("the model's output for this image is not finite")
-        found: list[Target] = []
+        targets: list[Target] = []
         try:
             for target in self.targets:
                 ranked = output.detections and isinstance(target, ClassTarget) and target.rank
                 if output.detections and ranked and ranked >= len(output.detections.scores):
                     continue
-                found.append(target.resolve(output))
+                targets.append(target.resolve(output))
         except CamError as error:
             return error
-        return found
+        return targets
 
 
 @dataclass(frozen=True, eq=False)
@@ -190,10 +194,10 @@ def join(answers: Sequence[Answer | CamError]) -> Answer | CamError:
     The result is the first error among the answers, if there is one; otherwise the first answer's
     output with the explanations of all answers.
     """
-    for each in answers:
-        if isinstance(each, CamError):
-            return each
-    good = [each for each in answers if isinstance(each, Answer)]
+    for answer in answers:
+        if isinstance(answer, CamError):
+            return answer
+    good = [answer for answer in answers if isinstance(answer, Answer)]
     if len(good) == 1:
         return good[0]
-    return replace(good[0], explanations=tuple(chain(*(each.explanations for each in good))))
+    return replace(good[0], explanations=tuple(chain(*(answer.explanations for answer in good))))

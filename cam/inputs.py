@@ -57,8 +57,8 @@ def model_of(model: nn.Module, method: str) -> nn.Module:
             f"{method} needs hooks on the model's layers, and TorchScript runs none: explain the "
             f"model that was scripted or traced, or use {', '.join(HOOKLESS)}"
         )
-    found: nn.Module = original
-    return found
+    inner: nn.Module = original
+    return inner
 
 
 def methods_of(method: str | Sequence[str]) -> list[Method]:
@@ -70,11 +70,11 @@ def methods_of(method: str | Sequence[str]) -> list[Method]:
     names = [method] if isinstance(method, str) or not isinstance(method, Sequence) else method
     if not names:
         raise UnknownMethod(f"the list of methods is empty; the methods are {', '.join(METHODS)}")
-    found = [method_named(name) for name in names]
-    twice = [each.name for each in found if found.count(each) > 1]
+    methods = [method_named(name) for name in names]
+    twice = [method.name for method in methods if methods.count(method) > 1]
     if twice:
         raise UnknownMethod(f"method {twice[0]!r} is named twice")
-    return found
+    return methods
 
 
 def images_of(images: Tensor) -> Tensor:
@@ -130,26 +130,30 @@ def photos_of(model: nn.Module, images: Any, preprocess: Preprocess | None) -> A
         isinstance(images, np.ndarray) and images.ndim == 4
     )
     photos = list(images) if several else [images]
-    if not photos or not all(isinstance(each, Image.Image | np.ndarray) for each in photos):
+    if not photos or not all(isinstance(photo, Image.Image | np.ndarray) for photo in photos):
         of = f" of {type(photos[0]).__name__}" if several and photos else ""
         raise InvalidImages(
             f"the images are a {type(images).__name__}{of}, not a torch.Tensor, a PIL image, a "
             "uint8 array (H, W, 3), or a list of such photos"
         )
-    pictures = [_photo(each) for each in photos]
+    pictures = [_photo(photo) for photo in photos]
     prepare = preprocess or _timm_transform(model)
-    made = [prepare(each) for each in pictures]
+    made = [prepare(picture) for picture in pictures]
     shapes = [
-        tuple(each.shape) if isinstance(each, Tensor) else type(each).__name__ for each in made
+        tuple(tensor.shape) if isinstance(tensor, Tensor) else type(tensor).__name__
+        for tensor in made
     ]
     if len(set(shapes)) > 1 or not all(
-        isinstance(each, Tensor) and each.ndim == 3 for each in made
+        isinstance(tensor, Tensor) and tensor.ndim == 3 for tensor in made
     ):
         raise InvalidImages(
             f"preprocess returned {', '.join(map(str, dict.fromkeys(shapes)))} for {len(made)} "
             "photos; it returns one tensor (C, H, W) for a photo, of the same shape for all"
         )
-    like = next((each for each in model.parameters() if each.is_floating_point()), torch.zeros(0))
+    like = next(
+        (parameter for parameter in model.parameters() if parameter.is_floating_point()),
+        torch.zeros(0),
+    )
     return torch.stack(made).to(like.device, like.dtype)
 
 
@@ -203,7 +207,7 @@ def targets_of(target: Targets, count: int) -> list[tuple[Target, ...]]:
                 f"the targets are an array of shape {tuple(target.shape)}; one with a class for "
                 f"each image has shape ({count},)"
             )
-        return [(_target(each),) for each in target]
+        return [(_target(one),) for one in target]
     if isinstance(target, list | tuple):
         if not target:
             raise InvalidTarget("the list of targets is empty; None explains the predicted class")
@@ -216,7 +220,7 @@ def _target(given: Any) -> Target:
         return ClassTarget()
     if isinstance(given, ClassTarget):
         first, second = (
-            None if each is None else _named(each) for each in (given.index, given.minus)
+            None if name is None else _named(name) for name in (given.index, given.minus)
         )
         return replace(given, index=first, minus=second)
     if isinstance(given, UnitTarget):
@@ -227,13 +231,13 @@ def _target(given: Any) -> Target:
 
 
 def _named(given: Any, what: str = "a class, None or a target") -> int:
-    found = _whole(given)
-    if found is None:
+    index = _whole(given)
+    if index is None:
         raise InvalidTarget(
             f"{str(given)[:80]!r} is a {type(given).__name__}, not {what}: a class or channel is a "
             "whole number"
         )
-    return found
+    return index
 
 
 def _whole(given: Any) -> int | None:
@@ -259,24 +263,24 @@ def layers_of(model: nn.Module, layer: Layers) -> list[str]:
     # A Sequential is a module and a sequence of modules: it is one layer.
     several = isinstance(layer, Sequence) and not isinstance(layer, str | nn.Module)
     asked: list[Any] = list(cast(Sequence[Any], layer)) if several else [layer]
-    if not all(isinstance(each, str | nn.Module) for each in asked):
+    if not all(isinstance(layer, str | nn.Module) for layer in asked):
         raise UnknownLayer(f"{str(layer)[:80]!r} is no layer's name, no module and no list of them")
     if not asked:
         raise UnknownLayer('the list of layers is empty; "auto" chooses one')
     names = [name for name, _ in model.named_modules()]
     plain = {name.replace(_COMPILED, ""): name for name in names}
-    found = [
-        _name_of(each, model)
-        if isinstance(each, nn.Module)
-        else each
-        if each in names
-        else plain.get(each.replace(_COMPILED, ""), each)
-        for each in asked
+    resolved = [
+        _name_of(name, model)
+        if isinstance(name, nn.Module)
+        else name
+        if name in names
+        else plain.get(name.replace(_COMPILED, ""), name)
+        for name in asked
     ]
-    twice = [name for name in found if found.count(name) > 1]
+    twice = [name for name in resolved if resolved.count(name) > 1]
     if twice:
         raise UnknownLayer(f"layer {twice[0]!r} is named twice")
-    return found
+    return resolved
 
 
 def _name_of(module: nn.Module, model: nn.Module) -> str:
@@ -286,7 +290,7 @@ def _name_of(module: nn.Module, model: nn.Module) -> str:
         UnknownLayer: if it is no part of the model, or the model itself.
     """
     module = getattr(module, "_orig_mod", module)
-    names = (name for name, each in model.named_modules() if each is module)
+    names = (name for name, known in model.named_modules() if known is module)
     name: str | None = next(names, None)
     if name:
         return name
@@ -328,8 +332,8 @@ def diagnosed(model: nn.Module, images: Tensor) -> Iterator[None]:
         yield
     except RuntimeError as error:
         held = [*chain(model.parameters(), model.buffers())]
-        devices = {each.device for each in held}
-        dtypes = {each.dtype for each in held if each.is_floating_point()}
+        devices = {tensor.device for tensor in held}
+        dtypes = {tensor.dtype for tensor in held if tensor.is_floating_point()}
         if "meta" in {device.type for device in devices}:
             reason = "the model's parameters are on the meta device and hold no numbers"
         elif devices and images.device not in devices:

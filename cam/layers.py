@@ -184,7 +184,7 @@ def _ran(model: nn.Module, image: Tensor, reading: Reading) -> _Pass:
                 leaf = output.detach().requires_grad_()
                 outputs[name] = leaf
                 return leaf.clone()  # the model may change its copy in place
-        elif isinstance(output, Tensor) and any(output is each for each in args):
+        elif isinstance(output, Tensor) and any(output is value for value in args):
             # Others may read the input of an identity, and the model need not depend on its output.
             outputs[name] = copy = output.clone()
             return copy
@@ -265,7 +265,7 @@ def default_layer(layers: list[Layer]) -> str:
             f"the model's only layer with a spatial output, {own[-1]!r}, returns the model's own "
             "output, whose map shows the logits again; it can be asked for by its name"
         )
-    stacked = [each.name for each in layers if each.problem and STACKED in each.problem]
+    stacked = [layer.name for layer in layers if layer.problem and STACKED in layer.problem]
     if stacked:
         raise NoTargetLayer(
             f"the model's layers, such as {stacked[-1]!r}, return several {STACKED}, as if crops "
@@ -283,21 +283,21 @@ def _feeds_calls(layers: list[Layer], position: int) -> bool:
     run several times and have a coarser grid than the layer, or are maps of the same grid and have
     weights: a whole network behind it."""
     own = layers[position].grid
-    if own is None or any(each.level or not each.common for each in layers):
+    if own is None or any(layer.level or not layer.common for layer in layers):
         return False
     behind = [
-        (each, each.grid)
-        for each in layers[position + 1 :]
-        if each.explainable and call_of(each.name)[1] and each.grid is not None
+        (layer, layer.grid)
+        for layer in layers[position + 1 :]
+        if layer.explainable and call_of(layer.name)[1] and layer.grid is not None
     ]
     return any(
         (2 * grid.height <= own.height and 2 * grid.width <= own.width)
         or (
-            each.weighted
+            layer.weighted
             and grid.kind == own.kind == "channels first"
             and (grid.height, grid.width) == (own.height, own.width)
         )
-        for each, grid in behind
+        for layer, grid in behind
     )
 
 
@@ -388,7 +388,7 @@ def stage_layers(layers: list[Layer], default: str) -> tuple[str, ...]:
         if not finer:
             break
         size = (finer[-1][1].height, finer[-1][1].width)
-        alike = [layer for layer, each in finer if (each.height, each.width) == size]
+        alike = [layer for layer, grid in finer if (grid.height, grid.width) == size]
         alike = [layer for layer in alike if layer.rectified] or alike
         least = min(layer.name.count(".") for layer in alike)
         last = next(layer for layer in reversed(alike) if layer.name.count(".") == least)
@@ -400,11 +400,11 @@ def stage_layers(layers: list[Layer], default: str) -> tuple[str, ...]:
 def _with_levels(model: nn.Module, image: Tensor, layers: list[Layer]) -> list[Layer]:
     """Return a detector's layers with `level` and `common` set."""
     usable = [layer.name for layer in layers if layer.eligible]
-    found = levels_of(model, image, usable)
-    if found is None:
+    levels = levels_of(model, image, usable)
+    if levels is None:
         return layers
     return [
-        replace(layer, level=layer.name in found.direct, common=layer.name in found.common)
+        replace(layer, level=layer.name in levels.direct, common=layer.name in levels.common)
         for layer in layers
     ]
 
@@ -420,14 +420,14 @@ def _gradients(score: Tensor, outputs: dict[str, Any]) -> dict[str, Tensor]:
 
 def _by_layer(outputs: dict[str, Any], runs: Counter[str]) -> dict[str, Any]:
     """Return the outputs by the names of layers, from those by module and call."""
-    found: dict[str, Any] = {}
+    captured: dict[str, Any] = {}
     for name, output in outputs.items():
         module, number = call_of(name)
         if runs[module] > 1:
-            found[name] = output
+            captured[name] = output
         if runs[module] == number:
-            found[module] = output
-    return found
+            captured[module] = output
+    return captured
 
 
 def _with_graph(outputs: dict[str, Any]) -> dict[str, Tensor]:
@@ -448,8 +448,8 @@ def _natural(module: nn.Module, grid: Grid | None) -> bool:
 
 def _wrapped(module: nn.Module) -> nn.Module | None:
     """Return the module that an adapter wraps; None if the module is no adapter."""
-    found = [dict(module.named_children()).get(name) for name in _WRAPPED]
-    return next((each for each in found if each is not None), None)
+    children = [dict(module.named_children()).get(name) for name in _WRAPPED]
+    return next((child for child in children if child is not None), None)
 
 
 def _shape(output: Any, location: Location | None) -> tuple[int, ...] | None:

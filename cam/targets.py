@@ -124,13 +124,15 @@ class ClassTarget:
                 raise ClassOutOfRange(
                     f"{what} {index} is out of range; the model has {all_} 0 to {classes - 1}"
                 )
-        found = self._predicted(output) if self.index is None else self.index
-        if found == self.minus:
+        chosen = self._predicted(output) if self.index is None else self.index
+        if chosen == self.minus:
             said = "it is the predicted class" if self.index is None else "name another"
             if value:
-                raise SelfContrast(f"output {found} cannot be contrasted with itself; name another")
-            raise SelfContrast(f"class {found} cannot be contrasted with itself; {said}")
-        resolved = replace(self, index=found)
+                raise SelfContrast(
+                    f"output {chosen} cannot be contrasted with itself; name another"
+                )
+            raise SelfContrast(f"class {chosen} cannot be contrasted with itself; {said}")
+        resolved = replace(self, index=chosen)
         if output.segments is not None:
             resolved = replace(resolved, mask=resolved._pixels(output))
         return resolved
@@ -163,11 +165,11 @@ class ClassTarget:
         probabilities = output.probabilities
         if probabilities is None:
             return None
-        found = probabilities[self.index]
+        probability = probabilities[self.index]
         if output.segments is not None:
             assert self.mask is not None
-            return float(found[found.new_tensor(self.mask).bool()].mean())
-        return float(found)
+            return float(probability[probability.new_tensor(self.mask).bool()].mean())
+        return float(probability)
 
     def _predicted(self, output: Output) -> int:
         if output.kind == "value":
@@ -191,10 +193,10 @@ class ClassTarget:
                 ((np.arange(size) + 0.5) * pixels / size).astype(int)  # the nearest pixel
                 for size, pixels in zip((height, width), given.shape, strict=True)
             )
-            found: NDArray[np.bool_] = given[rows][:, columns]
-            if not found.any():
+            mask: NDArray[np.bool_] = given[rows][:, columns]
+            if not mask.any():
                 raise MaskEmpty("the mask has no pixel that the model sees")
-            return found
+            return mask
         if self.box is not None:
             seen = output.size or (height, width)
             y, x = height / seen[0], width / seen[1]
@@ -211,17 +213,17 @@ class ClassTarget:
             )
         return predicted
 
-    def _detected(self, found: Detections) -> ClassTarget:
+    def _detected(self, detections: Detections) -> ClassTarget:
         if self.minus is not None or self.of == "probability" or self.mask is not None:
             raise TargetMismatch(
                 "the model detects boxes; a target there has a class, a box and against alone"
             )
-        labels = sorted(set(found.labels.tolist()))
-        usable = found.scores.new_ones(len(found.scores)).bool()
+        labels = sorted(set(detections.labels.tolist()))
+        usable = detections.scores.new_ones(len(detections.scores)).bool()
         if self.index is not None:
-            usable &= found.labels.eq(self.index)
+            usable &= detections.labels.eq(self.index)
         if self.box is not None:
-            usable &= overlap_with(found.boxes, self.box) >= OVERLAP
+            usable &= overlap_with(detections.boxes, self.box) >= OVERLAP
         if not usable.any():
             sought = "" if self.index is None else f" of class {self.index}"
             where = "" if self.box is None else " that overlaps the box by half"
@@ -231,30 +233,30 @@ class ClassTarget:
                 if sought or where
                 else "the model detects nothing in this image"
             )
-        rank = found.scores if self.box is None else overlap_with(found.boxes, self.box)
+        rank = detections.scores if self.box is None else overlap_with(detections.boxes, self.box)
         order = rank.detach().where(usable, -1.0).argsort(descending=True, stable=True)
         if self.rank >= int(usable.sum()):
             raise NothingDetected(
                 f"the model finds {int(usable.sum())} of them; there is no number {self.rank + 1}"
             )
         best = int(order[self.rank])
-        left, top, right, bottom = (float(edge) for edge in found.boxes[best].tolist())
+        left, top, right, bottom = (float(edge) for edge in detections.boxes[best].tolist())
         box = (left, top, right, bottom)
-        return replace(self, index=int(found.labels[best]), box=box, rank=0)
+        return replace(self, index=int(detections.labels[best]), box=box, rank=0)
 
-    def find(self, found: Detections) -> int | None:
+    def find(self, detections: Detections) -> int | None:
         """Return the index of the detection that a resolved target is about; None if no detection
         of its class overlaps its box by `OVERLAP`."""
         assert self.box is not None
-        overlaps = overlap_with(found.boxes.detach(), self.box)
-        usable = (found.labels == self.index) & (overlaps >= OVERLAP)
+        overlaps = overlap_with(detections.boxes.detach(), self.box)
+        usable = (detections.labels == self.index) & (overlaps >= OVERLAP)
         if not usable.any():
             return None
         return int(overlaps.where(usable, -1.0).argmax())
 
-    def _best(self, found: Detections) -> Tensor:
-        best = self.find(found)
-        return found.scores.sum() * 0 if best is None else found.scores[best]
+    def _best(self, detections: Detections) -> Tensor:
+        best = self.find(detections)
+        return detections.scores.sum() * 0 if best is None else detections.scores[best]
 
 
 def pixels_in(box: tuple[float, float, float, float], height: int, width: int) -> NDArray[np.bool_]:

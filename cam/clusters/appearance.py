@@ -107,12 +107,12 @@ def appearance(heat: Float, photos: Photos, other_heat: Float, other_photos: Pho
         photos, other_photos: uint8 (m, H, W, 3), at least one each.
     """
     place = resize(hot_place(heat).astype(np.float32), *photos.shape[1:3]) >= 0.5
-    found = spreads(photos, other_photos)
+    share = spreads(photos, other_photos)
     moved = shifts(_with_edges(photos), _with_edges(other_photos))
     under, other_under = _under(photos, heat), _under(other_photos, other_heat)
-    beside = found[~place]
+    beside = share[~place]
     return Appearance(
-        inside=float(np.quantile(found[place], 0.05)) if place.any() else 1.0,
+        inside=float(np.quantile(share[place], 0.05)) if place.any() else 1.0,
         outside=float(np.quantile(beside, 0.10)) if beside.size else 0.0,
         colour=float(spreads(under[:, :3], other_under[:, :3])),
         shift=float(np.quantile(moved[place], 0.95)) if place.any() else 0.0,
@@ -144,8 +144,8 @@ def alike(heat: Float, photos: Photos, other_photos: Photos) -> NDArray[np.bool_
     middle = np.median(levels, axis=0)
     distances = np.abs(levels - middle).mean((1, 2))
     control = np.abs(other_photos[:, common].astype(np.float32) - middle).mean((1, 2))
-    found: NDArray[np.bool_] = distances <= (np.median(distances) + np.median(control)) / 2
-    return found
+    near: NDArray[np.bool_] = distances <= (np.median(distances) + np.median(control)) / 2
+    return near
 
 
 def hot_place(maps: Float) -> NDArray[np.bool_]:
@@ -169,7 +169,7 @@ def spreads(members: Photos | Float, others: Photos | Float) -> Float:
     Returns:
         float32 (…).
     """
-    mine, control = (_deviation(each) for each in (members, others))
+    mine, control = (_deviation(group) for group in (members, others))
     return np.asarray(mine / np.maximum(control, LEAST_SPREAD), np.float32)
 
 
@@ -190,7 +190,7 @@ def shifts(members: Photos | Float, others: Photos | Float) -> Float:
     Returns:
         float32 (…).
     """
-    mine, control = (each.astype(np.float32) for each in (members, others))
+    mine, control = (group.astype(np.float32) for group in (members, others))
     spread = np.maximum((mine.var(0) + control.var(0)) / 2, LEAST_SPREAD**2)
     return np.asarray(
         (np.abs(mine.mean(0) - control.mean(0)) / np.sqrt(spread)).max(-1), np.float32
@@ -220,7 +220,7 @@ def _under(photos: Photos, heat: Float) -> Float:
     """Return what lies under each photo's own heat: the mean colour, the standard deviation of the
     brightness and the mean strength of the edges, float32 (m, 5)."""
     size = photos.shape[1:3]
-    weights = np.stack([resize(each**2, *size) for each in heat])
+    weights = np.stack([resize(map_**2, *size) for map_ in heat])
     weights /= weights.sum((1, 2), keepdims=True)
     levels = photos.astype(np.float32)
     grey = levels.mean(-1)
@@ -249,7 +249,7 @@ class Thumbnails:
     @property
     def unreadable(self) -> int:
         """Number of photos that could not be read."""
-        return sum(each is None for each in self._read.values())
+        return sum(photo is None for photo in self._read.values())
 
     def some(self, numbers: Numbers, most: int) -> tuple[Numbers, Photos]:
         """Return at most `most` of the photos that can be read: their numbers, ascending, and their
@@ -261,12 +261,14 @@ class Thumbnails:
         wanted = np.zeros(len(self._photos), bool)
         wanted[numbers] = True
         chosen = np.sort(self._order[wanted[self._order]][:most])
-        found = [
-            (int(each), photo) for each in chosen if (photo := self._photo(int(each))) is not None
+        photos = [
+            (int(index), photo)
+            for index in chosen
+            if (photo := self._photo(int(index))) is not None
         ]
         shape = (0, *(self._shape or (1, 1, 3)))
-        pixels = np.stack([photo for _, photo in found]) if found else np.empty(shape, np.uint8)
-        return np.array([number for number, _ in found], np.int64), pixels
+        pixels = np.stack([photo for _, photo in photos]) if photos else np.empty(shape, np.uint8)
+        return np.array([number for number, _ in photos], np.int64), pixels
 
     def _photo(self, number: int) -> Photos | None:
         if number not in self._read:
@@ -275,13 +277,13 @@ class Thumbnails:
         return self._read[number]
 
     def _checked(self, number: int, photo: Photos) -> Photos:
-        found = np.asarray(photo)
-        if self._shape is None and found.ndim == 3 and found.shape[2] == 3:
-            self._shape = found.shape
-        if found.dtype != np.uint8 or found.shape != self._shape:
+        pixels = np.asarray(photo)
+        if self._shape is None and pixels.ndim == 3 and pixels.shape[2] == 3:
+            self._shape = pixels.shape
+        if pixels.dtype != np.uint8 or pixels.shape != self._shape:
             needed = self._shape or "(H, W, 3)"
             raise InvalidImages(
-                f"thumbnail {number} is {found.dtype} {found.shape}; all must be uint8 and of one "
-                f"shape, here {needed}"
+                f"thumbnail {number} is {pixels.dtype} {pixels.shape}; all must be uint8 and of "
+                f"one shape, here {needed}"
             )
-        return found
+        return pixels

@@ -53,8 +53,8 @@ def _held_out(members: Float, others: Float) -> tuple[Double, Double]:
     places = np.zeros(len(mine)), np.zeros(len(control))
     for fold in (0, 1):
         seen = mine[1 - fold :: 2], control[1 - fold :: 2]
-        centres = [each.mean(0) for each in seen]
-        around = np.concatenate([each - each.mean(0) for each in seen])
+        centres = [points.mean(0) for points in seen]
+        around = np.concatenate([points - points.mean(0) for points in seen])
         scatter = around.T @ around / len(around)
         least = max(SHRINKAGE * np.trace(scatter) / len(scatter), np.finfo(np.float64).tiny)
         scatter += least * np.eye(len(scatter))

@@ -180,13 +180,13 @@ def _shares(used: Sequence[Float | None] | None, gridded: Gridded) -> Float | No
         return None
     if len(used) != gridded.count:
         raise InvalidOption(f"used has {len(used)} vectors for {gridded.count} maps")
-    found = [values for each in gridded.kept if (values := used[each]) is not None]
-    if len(found) < len(gridded.kept) or not found:
+    known = [values for index in gridded.kept if (values := used[index]) is not None]
+    if len(known) < len(gridded.kept) or not known:
         return None
-    sizes = {np.shape(each) for each in found}
+    sizes = {np.shape(values) for values in known}
     if len(sizes) > 1 or len(next(iter(sizes))) != 1:
         raise InvalidOption(f"used has vectors of the shapes {sorted(sizes)}; one (K,) is needed")
-    return shares_of_use(found)
+    return shares_of_use(known)
 
 
 def _cut(evidence: Evidence) -> tuple[int, int]:
@@ -227,13 +227,13 @@ class _Search:
         if not np.ptp(self.points, axis=0).any():
             return self._whole(f"all {size} maps are equal")
         graph = affinity(self.points, neighbour_count(size))
-        found = spectrum(graph, max(COUNTS) + 1)
-        chosen = eigengap(found.eigenvalues)
+        bands = spectrum(graph, max(COUNTS) + 1)
+        chosen = eigengap(bands.eigenvalues)
         most = size // LEAST_MEAN
-        counts = sorted({chosen, *(each for each in COUNTS if each <= most)})
-        divisions = {each: partition(found.vectors, each, self.seed) for each in counts}
+        counts = sorted({chosen, *(count for count in COUNTS if count <= most)})
+        divisions = {number: partition(bands.vectors, number, self.seed) for number in counts}
         labels, evidence = self._with_suspects(graph, divisions, chosen)
-        return self._result(labels, graph, found.eigenvalues, chosen, None, evidence)
+        return self._result(labels, graph, bands.eigenvalues, chosen, None, evidence)
 
     def _with_suspects(
         self, graph: csr_array, divisions: dict[int, Numbers], chosen: int
@@ -246,25 +246,25 @@ class _Search:
         suspects = []
         for count, labels in divisions.items():
             evidence = self._evidence(graph, labels, count)
-            for number, each in evidence.items():
-                if each.suspect:
-                    suspects.append((each, labels == number))
+            for number, proof in evidence.items():
+                if proof.suspect:
+                    suspects.append((proof, labels == number))
         combined = divisions[chosen].copy()
-        found = {}
+        clusters = {}
         taken = np.zeros(len(combined), bool)
-        for number, (each, members) in enumerate(
+        for number, (proof, members) in enumerate(
             sorted(suspects, key=lambda suspect: _cut(suspect[0])), chosen
         ):
             if (taken & members).any():
                 continue
             taken |= members
             # Maps of one pattern that are cut off from others have one cause, however it looks.
-            unsure = each.same_thing and not each.same_pattern
+            unsure = proof.same_thing and not proof.same_pattern
             kept = self._with_the_thing(members) if unsure else members
             combined[kept] = number
             share = float(kept.mean())
-            found[number] = replace(each, size=int(kept.sum()), share=share)
-        return combined, found
+            clusters[number] = replace(proof, size=int(kept.sum()), share=share)
+        return combined, clusters
 
     def _with_the_thing(self, members: NDArray[np.bool_]) -> NDArray[np.bool_]:
         """Return the members without those whose photos lack what most members show under the heat.
@@ -277,9 +277,9 @@ class _Search:
         _, others = self._photos_of(~members, OTHERS)
         if min(len(mine), len(others)) < LEAST_PHOTOS:
             return members
-        found = members.copy()
-        found[numbers[~alike(self.maps[numbers], mine, others)]] = False
-        return found if found.sum() >= LEAST_MEMBERS // 2 else members
+        grown = members.copy()
+        grown[numbers[~alike(self.maps[numbers], mine, others)]] = False
+        return grown if grown.sum() >= LEAST_MEMBERS // 2 else members
 
     def _photos_of(self, chosen: NDArray[np.bool_], most: int) -> tuple[Numbers, Photos]:
         """Return at most `most` photos of the maps that are chosen, bool (m,), and whose they are:
@@ -293,12 +293,12 @@ class _Search:
     ) -> dict[int, Evidence]:
         """Return the evidence of each cluster that has members."""
         leaving = np.zeros(count) if graph is None else conductances(graph, labels, count)
-        found = {}
+        evidence = {}
         for number in np.unique(labels).tolist():
             members = labels == number
             hot = hot_place(self.maps[members])
             beside = float(self.borders[~members].mean()) if not members.all() else 0.0
-            found[number] = Evidence(
+            evidence[number] = Evidence(
                 size=int(members.sum()),
                 share=float(members.mean()),
                 conductance=float(leaving[number]),
@@ -312,9 +312,9 @@ class _Search:
                 else separation(self.use[members], self.use[~members]),
                 by_use=self.by_use,
             )
-            if self.photos is not None and found[number].worth_a_look:
-                found[number] = replace(found[number], appearance=self._look(members))
-        return found
+            if self.photos is not None and evidence[number].worth_a_look:
+                evidence[number] = replace(evidence[number], appearance=self._look(members))
+        return evidence
 
     def _look(self, members: NDArray[np.bool_]) -> Appearance | None:
         """Read the photos of some members and of some other maps, and compare them; None if too
@@ -340,17 +340,17 @@ class _Search:
     ) -> Clusters:
         count = int(labels.max(initial=-1)) + 1
         evidence = {**self._evidence(graph, labels, count), **(of_suspects or {})}
-        order = sorted(evidence, key=lambda each: (-evidence[each].suspicion, each))
-        clusters = tuple(self._cluster(labels == each, evidence[each]) for each in order)
-        found = np.full(self.count, -1, np.int64)
-        for number, each in enumerate(order):
-            found[self.kept[labels == each]] = number
-        suspects = [each.members for each in clusters if each.suspect]
+        order = sorted(evidence, key=lambda label: (-evidence[label].suspicion, label))
+        clusters = tuple(self._cluster(labels == label, evidence[label]) for label in order)
+        numbers = np.full(self.count, -1, np.int64)
+        for number, label in enumerate(order):
+            numbers[self.kept[labels == label]] = number
+        suspects = [cluster.members for cluster in clusters if cluster.suspect]
         first = np.searchsorted(self.kept, np.concatenate(suspects)) if suspects else None
         embedding = np.full((self.count, 2), np.nan, np.float32)
         embedding[self.kept] = embed(self.points, self.seed, first)
         unreadable = 0 if self.photos is None else self.photos.unreadable
-        return Clusters(found, clusters, embedding, eigenvalues, chosen, note, unreadable)
+        return Clusters(numbers, clusters, embedding, eigenvalues, chosen, note, unreadable)
 
     def _cluster(self, members: NDArray[np.bool_], evidence: Evidence) -> Cluster:
         mean = self.maps[members].mean(0)
@@ -407,5 +407,5 @@ def principal(shares: Float) -> Float:
     roots = np.sqrt(shares.astype(np.float64))
     centred = roots - roots.mean(0)
     _, vectors = np.linalg.eigh(centred.T @ centred)
-    found: Float = (centred @ vectors[:, : -COMPONENTS - 1 : -1]).astype(np.float32)
-    return found
+    components: Float = (centred @ vectors[:, : -COMPONENTS - 1 : -1]).astype(np.float32)
+    return components

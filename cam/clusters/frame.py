@@ -132,8 +132,8 @@ def own_places(
     Raises:
         InvalidImages: as `find_clusters`.
     """
-    found = _Frame(classes, seed)
-    return [place for number in found.large if (place := found.place_of(number)) is not None]
+    frame = _Frame(classes, seed)
+    return [place for number in frame.large if (place := frame.place_of(number)) is not None]
 
 
 class _Frame:
@@ -148,9 +148,9 @@ class _Frame:
 
         def owned() -> Iterator[Float]:
             for number, (maps, _) in enumerate(classes):
-                for each in maps:
+                for map_ in maps:
                     owners.append(number)
-                    yield each
+                    yield map_
 
         gridded = on_one_grid(owned())
         self.maps = gridded.maps
@@ -199,9 +199,9 @@ class _Frame:
             ),
             where=where or "at the middle",
             elsewhere=max(
-                float(looks[self.rows[each]].mean())
-                for each in self.large
-                if each not in (number, *shared)
+                float(looks[self.rows[class_]].mean())
+                for class_ in self.large
+                if class_ not in (number, *shared)
             ),
             unsteadiness=spread,
             appearance=seen,
@@ -215,14 +215,14 @@ class _Frame:
         typical = np.median(self.shares[members], axis=0)
         overlaps = np.minimum(self.shares, typical / typical.sum()).sum((1, 2))
         alike = overlaps >= np.quantile(overlaps[members], AS_THESE)
-        others = [each for each in self.large if each != number]
+        others = [class_ for class_ in self.large if class_ != number]
         chances = [
             bdtrc(int(alike[rows].sum()) - 1, len(rows), ELSEWHERE)
-            for rows in (self.rows[each] for each in others)
+            for rows in (self.rows[class_] for class_ in others)
         ]
         return tuple(
-            each
-            for each, chance in zip(others, chances, strict=True)
+            other
+            for other, chance in zip(others, chances, strict=True)
             if chance < CHANCE / len(others)
         )
 
@@ -231,14 +231,14 @@ class _Frame:
     ) -> Appearance | None:
         """Compare photos of maps of a class with photos of the classes that do not share its place;
         None if too few of them can be read."""
-        others = [each for each in self.large if each not in (number, *shared)]
+        others = [class_ for class_ in self.large if class_ not in (number, *shared)]
         each_few = -(-OTHERS // len(others))
         mine = self._photos_of(number, members, MEMBERS)
-        found = [self._photos_of(each, self.rows[each], each_few) for each in others]
-        beside = [each for each in found if len(each[0])]
-        if min(len(mine[0]), sum(len(each) for each, _ in beside)) < LEAST_PHOTOS:
+        seen = [self._photos_of(class_, self.rows[class_], each_few) for class_ in others]
+        beside = [photos for photos in seen if len(photos[0])]
+        if min(len(mine[0]), sum(len(rows) for rows, _ in beside)) < LEAST_PHOTOS:
             return None
-        rows, photos = (np.concatenate(each) for each in zip(*beside, strict=True))
+        rows, photos = (np.concatenate(columns) for columns in zip(*beside, strict=True))
         return appearance(self.maps[mine[0]], mine[1], self.maps[rows], photos)
 
     def _photos_of(
@@ -264,5 +264,5 @@ def in_words(place: Mask) -> str | None:
     y, x = (rows.mean() + 0.5) / height, (columns.mean() + 0.5) / width
     vertical = "top" if y < THIRD else "bottom" if y > 1 - THIRD else ""
     across = "left" if x < THIRD else "right" if x > 1 - THIRD else ""
-    words = " ".join(each for each in (vertical, across) if each)
+    words = " ".join(word for word in (vertical, across) if word)
     return f"at the {words}" if words else "around the middle"

@@ -84,8 +84,8 @@ def _nearest(points: Float, neighbours: int) -> tuple[NDArray[np.float64], NDArr
     """Return the total variation to the nearest other points and their numbers, each (n,
     neighbours), the nearest first."""
     # OpenCV compares each row alone, so that the number of threads does not change the result.
-    found = cv2.batchDistance(points, points, cv2.CV_32F, None, None, cv2.NORM_L1, neighbours + 1)
-    distances, nearest = found[0].astype(np.float64) / 2, found[1].astype(np.int64)
+    matches = cv2.batchDistance(points, points, cv2.CV_32F, None, None, cv2.NORM_L1, neighbours + 1)
+    distances, nearest = matches[0].astype(np.float64) / 2, matches[1].astype(np.int64)
     # A point is its own nearest neighbour, unless there are enough equal points before it.
     own = nearest == np.arange(len(points))[:, None]
     own[~own.any(1), -1] = True

@@ -47,8 +47,8 @@ def on_one_grid(maps: Iterable[Float]) -> Gridded:
     small: list[Float] = []
     kept: list[int] = []
     count = 0
-    for each in maps:
-        values = np.asarray(each, np.float32)
+    for map_ in maps:
+        values = np.asarray(map_, np.float32)
         if values.ndim != 2 or not values.size:
             raise InvalidImages(f"map {count} has the shape {values.shape}; (h, w) is needed")
         heat = np.maximum(values, 0)
@@ -58,9 +58,9 @@ def on_one_grid(maps: Iterable[Float]) -> Gridded:
         count += 1
     if not small:
         return Gridded(np.zeros((0, 1, 1), np.float32), np.zeros(0, np.int64), count)
-    grids = Counter(each.shape for each in small)
+    grids = Counter(map_.shape for map_ in small)
     height, width = max(grids, key=lambda grid: (grids[grid], grid))
-    scaled = np.stack([minmax(_onto(each, height, width)) for each in small])
+    scaled = np.stack([minmax(_onto(map_, height, width)) for map_ in small])
     shown = scaled.any(axis=(1, 2))  # averaging may make a map constant, such as a chessboard
     return Gridded(scaled[shown], np.array(kept, np.int64)[shown], count)
 

@@ -66,12 +66,12 @@ def spectrum(affinity: csr_array, count: int) -> Spectrum:
     _, component = connected_components(matrix, directed=False)
     values: list[Double] = []
     vectors: list[Double] = []
-    for each in range(component.max() + 1):
-        nodes = np.flatnonzero(component == each)
+    for number in range(component.max() + 1):
+        nodes = np.flatnonzero(component == number)
         part = matrix[nodes][:, nodes]
         wanted = min(count, len(nodes))
         if len(nodes) <= DENSE:
-            found, inside = eigh(part.toarray(), subset_by_index=[0, wanted - 1])
+            eigenvalues_, inside = eigh(part.toarray(), subset_by_index=[0, wanted - 1])
         else:
             start = np.random.default_rng(0).uniform(0.5, 1, len(nodes))
             # The smallest eigenvalues of L are those of 2 I − L that lie at its outer end, where
@@ -79,7 +79,7 @@ def spectrum(affinity: csr_array, count: int) -> Spectrum:
             turned = -part
             turned.setdiag(turned.diagonal() + 2)
             try:
-                found, inside = eigsh(
+                eigenvalues_, inside = eigsh(
                     turned,
                     wanted,
                     which="LA",
@@ -89,15 +89,15 @@ def spectrum(affinity: csr_array, count: int) -> Spectrum:
                     maxiter=ITERATIONS,
                 )
             except ArpackNoConvergence as error:  # fewer pairs divide the maps more coarsely
-                found, inside = error.eigenvalues, error.eigenvectors
-            order = np.argsort(-found)
-            found, inside = 2 - found[order], inside[:, order]
-            if not len(found):  # the first pair is known
+                eigenvalues_, inside = error.eigenvalues, error.eigenvectors
+            order = np.argsort(-eigenvalues_)
+            eigenvalues_, inside = 2 - eigenvalues_[order], inside[:, order]
+            if not len(eigenvalues_):  # the first pair is known
                 roots = np.sqrt(affinity.sum(axis=1)[nodes])
-                found, inside = np.zeros(1), (roots / np.linalg.norm(roots))[:, None]
-        whole = np.zeros((size, len(found)))
+                eigenvalues_, inside = np.zeros(1), (roots / np.linalg.norm(roots))[:, None]
+        whole = np.zeros((size, len(eigenvalues_)))
         whole[nodes] = inside
-        values.append(found)
+        values.append(eigenvalues_)
         vectors.append(whole)
     together = np.concatenate(values)
     order = np.argsort(together, kind="stable")[:count]
@@ -150,6 +150,6 @@ def conductances(affinity: csr_array, labels: NDArray[np.int64], count: int) -> 
     between = (member.T @ affinity @ member).toarray()
     whole = between.sum(1)
     inside = np.diag(between)
-    found: Double = np.full(count, np.nan)
-    np.divide(whole - inside, whole, out=found, where=whole > 0)
-    return found
+    scores: Double = np.full(count, np.nan)
+    np.divide(whole - inside, whole, out=scores, where=whole > 0)
+    return scores

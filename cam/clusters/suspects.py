@@ -181,8 +181,8 @@ class Evidence:
             evidence.append(2 * seen.unlike - 1 if seen.stands_out else 0.0)
         own = max(1 - self.foreign, 0.0) * max(evidence)
         use = max(self.apart or 0.0, 0.0)
-        found = (1 - self.conductance) * max(own, use / (APART + use))
-        return (1 + found) / 2 if self.suspect else found / 2
+        suspicion = (1 - self.conductance) * max(own, use / (APART + use))
+        return (1 + suspicion) / 2 if self.suspect else suspicion / 2
 
     @property
     def reasons(self) -> tuple[Reason, ...]:
@@ -246,4 +246,4 @@ def unsteadiness(maps: Float) -> float:
 def border_shares(maps: Float) -> NDArray[np.float64]:
     """Return the share of each map's heat near its border, float64 (m,): see
     `cam.drawing.heatmap.border`."""
-    return np.array([border(each) for each in maps])
+    return np.array([border(map_) for map_ in maps])

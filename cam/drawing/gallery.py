@@ -40,7 +40,7 @@ def gallery(
     columns = columns or max(int(np.ceil(np.sqrt(len(maps)))), 1)
     rows = -(-len(maps) // columns)
     height, width = maps[0].shape
-    tall, wide = (max(round(side * each / max(height, width)), 1) for each in (height, width))
+    tall, wide = (max(round(side * length / max(height, width)), 1) for length in (height, width))
     cell_height, cell_width = tall + CAPTION + GAP, wide + GAP
     sheet = np.full((rows * cell_height + GAP, columns * cell_width + GAP, 3), 255, np.uint8)
     for number, (values, name) in enumerate(zip(maps, names, strict=True)):

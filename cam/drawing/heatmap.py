@@ -132,16 +132,16 @@ def fuse(maps: Sequence[Float], how: Literal["mean", "max"], signed: bool = Fals
     Returns:
         float32 (h, w), 0 … 1, or −1 … 1 if signed.
     """
-    height = max(each.shape[0] for each in maps)
-    width = max(each.shape[1] for each in maps)
+    height = max(map_.shape[0] for map_ in maps)
+    width = max(map_.shape[1] for map_ in maps)
     scale = symmetric if signed else minmax
-    stack = np.stack([resize(scale(each), height, width) for each in maps])
+    stack = np.stack([resize(scale(map_), height, width) for map_ in maps])
     if how == "mean":
         mean: Float = stack.mean(0, dtype=np.float32)
         return mean
     strongest = np.abs(stack).argmax(0)
-    found: Float = np.take_along_axis(stack, strongest[None], 0)[0]
-    return found
+    fused: Float = np.take_along_axis(stack, strongest[None], 0)[0]
+    return fused
 
 
 def hot_region(heatmap: Float, threshold: float) -> Region | None:
@@ -160,7 +160,7 @@ def hot_region(heatmap: Float, threshold: float) -> Region | None:
     hot = ((heatmap >= threshold) & (heatmap > 0)).astype(np.uint8)
     _, labels, boxes, _ = cv2.connectedComponentsWithStats(hot, connectivity=8)
     y, x = np.unravel_index(int(heatmap.argmax()), heatmap.shape)
-    left, top, width, height = (int(each) for each in boxes[labels[y, x]][:4])
+    left, top, width, height = (int(number) for number in boxes[labels[y, x]][:4])
     return Region(left, top, width, height)
 
 
@@ -226,8 +226,8 @@ def _interpolation(cells: int, start: float, stop: float, pixels: int) -> tuple[
     lower = np.minimum(positions.astype(np.int64), max(cells - 2, 0))
     fraction = positions - lower
     weights = np.zeros((last - first, cells), np.float32)
-    each = np.arange(last - first)
-    weights[each, lower] = 1 - fraction
+    cell = np.arange(last - first)
+    weights[cell, lower] = 1 - fraction
     if cells > 1:
-        weights[each, lower + 1] = fraction
+        weights[cell, lower + 1] = fraction
     return weights, first

@@ -179,8 +179,8 @@ def paint(picture: Picture, maps: Sequence[Float], *, opacity: float = 0.6) -> P
     """
     strength = np.zeros(picture.shape[:2], np.float32)
     strongest = np.zeros(picture.shape[:2], np.uint8)
-    for turn, each in enumerate(maps):
-        scaled = each / max(float(each.max()), 1e-12)
+    for turn, map_ in enumerate(maps):
+        scaled = map_ / max(float(map_.max()), 1e-12)
         strongest[scaled > strength] = turn
         np.maximum(strength, scaled, out=strength)
     strength = strength[..., None] * np.float32(opacity)

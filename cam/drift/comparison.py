@@ -67,7 +67,7 @@ def compare(reference: Reference, snapshot: Snapshot) -> Comparison:
     The reference and the window must be of the same `Origin`, which is not checked here.
     """
     too_few: list[TooFew] = []
-    found: list[Shift] = []
+    compared: list[Shift] = []
     known, unknown = _known(reference, snapshot)
     classes = [_series_of(reference, index, rows) for index, rows in snapshot.by_class.items()]
     for series in [known, *classes]:
@@ -75,17 +75,17 @@ def compare(reference: Reference, snapshot: Snapshot) -> Comparison:
         if min(counts) < LEAST:
             too_few.append(TooFew(series.index, None, *counts))
             continue
-        for each in _tests(series):
-            if isinstance(each, Shift):
-                found.append(each)
+        for test in _tests(series):
+            if isinstance(test, Shift):
+                compared.append(test)
             else:
-                too_few.append(each)
-    corrected = holm(np.array([each.p for each in found]))
+                too_few.append(test)
+    corrected = holm(np.array([shift.p for shift in compared]))
     shifts = [
-        replace(each, p=float(p), moved=bool(p < ALPHA and each.psi > GREAT))
-        for each, p in zip(found, corrected, strict=True)
+        replace(shift, p=float(p), moved=bool(p < ALPHA and shift.psi > GREAT))
+        for shift, p in zip(compared, corrected, strict=True)
     ]
-    shifts.sort(key=lambda each: -each.psi)
+    shifts.sort(key=lambda shift: -shift.psi)
     return Comparison(tuple(shifts), tuple(too_few), unknown)
 
 

@@ -58,7 +58,7 @@ class MapStatistics:
     it."""
 
 
-STATISTICS: Final = tuple(each.name for each in fields(MapStatistics))
+STATISTICS: Final = tuple(field.name for field in fields(MapStatistics))
 """Names of the statistics, in the order of the columns of a row."""
 OPTIONAL: Final = ("confidence", "sharpness")
 """Names of the statistics that a map may lack: the last ones."""
@@ -135,8 +135,8 @@ def row_of(statistics: MapStatistics | None) -> tuple[float, ...]:
     """Return the statistics in the order of `STATISTICS`, NaN where there is none."""
     if statistics is None:
         return EMPTY
-    found: tuple[float | None, ...] = _in_order(statistics)
-    return tuple(math.nan if each is None else each for each in found)
+    values: tuple[float | None, ...] = _in_order(statistics)
+    return tuple(math.nan if value is None else value for value in values)
 
 
 EMPTY: Final = (math.nan,) * len(STATISTICS)
@@ -157,6 +157,6 @@ def _weights(height: int, width: int) -> NDArray[np.float64]:
         for start in (BORDER, 0.25)
     )
     columns = [x, y, x * x + y * y, 1 - inside, centre]
-    weights = np.stack([each.ravel() for each in columns], axis=1)
+    weights = np.stack([column.ravel() for column in columns], axis=1)
     weights.flags.writeable = False
     return weights

@@ -78,7 +78,7 @@ class Reference:
             OSError: if the file cannot be written.
         """
         columns = [pa.array(self.classes, mask=self.classes == NO_CLASS)]
-        columns += [pa.array(each, mask=np.isnan(each)) for each in self.rows.T]
+        columns += [pa.array(column, mask=np.isnan(column)) for column in self.rows.T]
         told = {**asdict(self.origin), "photos": len(self.rows), "made": self.made.isoformat()}
         schema = SCHEMA.with_metadata({KEY: json.dumps(told)})
         pq.write_table(pa.Table.from_arrays(columns, schema=schema), file)
@@ -140,9 +140,9 @@ def read_reference(file: Path) -> Reference:
         if name not in names:  # of a file that is older than the statistic
             table = table.append_column(name, pa.nulls(len(table), pa.float32()))
     classes, *columns = (table.column(name) for name in SCHEMA.names)
-    if any(_has_nan(each) for each in columns):
+    if any(_has_nan(column) for column in columns):
         raise InvalidReference(f"{file} is no reference: it has a NaN; a missing value is null")
-    rows = np.stack([each.to_numpy().astype(np.float32) for each in columns], axis=1)
+    rows = np.stack([column.to_numpy().astype(np.float32) for column in columns], axis=1)
     indices = classes.fill_null(NO_CLASS).to_numpy().astype(np.int32)
     if problem := _problem(indices, rows):
         raise InvalidReference(f"{file} is no reference: {problem}")
@@ -183,8 +183,8 @@ def _problem(classes: Classes, rows: Rows) -> str | None:
     for name, column in zip(STATISTICS, rows.T, strict=True):
         outside = (column < -ROUNDING) | (column > 1 + ROUNDING)
         if outside.any():
-            found = float(column[outside][0])
-            return f"it has {found:g} as {name}; statistics are 0 … 1"
+            value = float(column[outside][0])
+            return f"it has {value:g} as {name}; statistics are 0 … 1"
     return None
 
 
@@ -198,10 +198,10 @@ def _description(metadata: dict[bytes, bytes] | None) -> tuple[Origin, datetime]
     """Return what a file's metadata says of the reference; None if it does not say it."""
     try:
         told: dict[str, Any] = json.loads((metadata or {})[KEY])
-        words = [told[each.name] for each in fields(Origin)]
+        words = [told[field.name] for field in fields(Origin)]
         made = datetime.fromisoformat(told["made"])
     except (KeyError, TypeError, ValueError, RecursionError):  # deep lists are a RecursionError
         return None
-    if not all(isinstance(each, str) for each in words) or made.tzinfo is None:
+    if not all(isinstance(word, str) for word in words) or made.tzinfo is None:
         return None
     return Origin(*words), made

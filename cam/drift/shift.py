@@ -145,7 +145,7 @@ class Comparison:
     @property
     def moved(self) -> tuple[Shift, ...]:
         """The shifts that are worth telling a person."""
-        return tuple(each for each in self.shifts if each.moved)
+        return tuple(shift for shift in self.shifts if shift.moved)
 
     @property
     def has_moved(self) -> bool | None:
@@ -154,15 +154,15 @@ class Comparison:
         compared. See `missing`."""
         if self.moved:
             return True
-        compared = any(each.index is None and each.statistic != FLAT for each in self.shifts)
+        compared = any(shift.index is None and shift.statistic != FLAT for shift in self.shifts)
         return False if compared else None
 
     @property
     def missing(self) -> str | None:
         """What a comparison of all classes together lacks, in one sentence; None if it was
         made."""
-        if any(each.index is None and each.statistic != FLAT for each in self.shifts):
+        if any(shift.index is None and shift.statistic != FLAT for shift in self.shifts):
             return None
-        lacking = [each for each in self.too_few if each.index is None]
-        lacking.sort(key=lambda each: each.statistic is not None)
+        lacking = [sample for sample in self.too_few if sample.index is None]
+        lacking.sort(key=lambda sample: sample.statistic is not None)
         return lacking[0].sentence() if lacking else None

@@ -83,7 +83,7 @@ class Window:
         return Snapshot(
             latest=rows[-self.size :].copy(),
             classes=classes[-self.size :].copy(),
-            by_class={int(each): rows[classes == each][-self.size :] for each in frequent},
+            by_class={int(class_): rows[classes == class_][-self.size :] for class_ in frequent},
         )
 
 

@@ -34,7 +34,7 @@ def baseline(name: Baseline, image: Map, shape: tuple[int, int], rng: np.random.
     """
     height, width = image.shape[-2:]
     if name == "random":
-        rows, columns = (min(each, MOST_CELLS) for each in shape)
+        rows, columns = (min(length, MOST_CELLS) for length in shape)
         drawn: Map = rng.random((rows, columns), dtype=np.float32)
         return drawn
     if name == "uniform":

@@ -24,8 +24,10 @@ class Candidate:
 
 def candidates_of(explanations: Sequence[Explanation]) -> list[Candidate]:
     """Return the maps of a question's answer."""
-    found: list[Candidate] = []
-    for each in explanations:
-        layer = sum(other.turn == each.turn for other in found)
-        found.append(Candidate(each.map, each.turn, layer, each.completeness))
-    return found
+    candidates: list[Candidate] = []
+    for explanation in explanations:
+        layer = sum(other.turn == explanation.turn for other in candidates)
+        candidates.append(
+            Candidate(explanation.map, explanation.turn, layer, explanation.completeness)
+        )
+    return candidates

@@ -61,8 +61,8 @@ def _end(scorer: Scorer, what: Substrate | None) -> Forwards[float]:
         return scorer.whole
     end = substrate(scorer.image, what)[None]
     one = partial(scorer.probabilities, 1, lambda some: end)
-    (found,) = yield from scorer.remembered(("end", what), one)
-    return found
+    (probability,) = yield from scorer.remembered(("end", what), one)
+    return probability
 
 
 def substrate(image: Tensor, what: Substrate | None) -> Tensor:

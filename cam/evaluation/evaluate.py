@@ -157,10 +157,10 @@ def evaluate(
         pixels=pixels,
         normalise=normalise,
     )
-    found = finish(steps)
-    if isinstance(found, CamError):
-        raise found
-    return found[0]
+    scores = finish(steps)
+    if isinstance(scores, CamError):
+        raise scores
+    return scores[0]
 
 
 def check(
@@ -172,11 +172,11 @@ def check(
         InvalidOption, MethodUnsuited: if not.
     """
     options.check()
-    named = [metric_named(each) for each in dict.fromkeys(metrics)]
+    named = [metric_named(name) for name in dict.fromkeys(metrics)]
     if not named:
         raise InvalidOption("the list of metrics is empty")
     for metric in named:
-        if metric.maps(options) and any(each.layer is None for each in candidates):
+        if metric.maps(options) and any(candidate.layer is None for candidate in candidates):
             raise MethodUnsuited(
                 f"{metric.name} makes maps of changed images, and how this map was made is not "
                 "known"
@@ -225,7 +225,9 @@ def evaluate_in_steps(
     (first,) = answer(image[None], [OUTPUT])
     if isinstance(first, CamError):
         return first
-    if not all(isinstance(each, ClassTarget) and not each.against for each in question.targets):
+    if not all(
+        isinstance(target, ClassTarget) and not target.against for target in question.targets
+    ):
         return TargetMismatch(
             "only a target that has a probability can be evaluated: a class, a box or a mask, not "
             "what speaks against it, a unit or a similarity"
@@ -336,21 +338,21 @@ def _plan(
                     if which not in planned:
                         planned[which] = _baseline(scorer, name, candidate, draw)
                     work.append((key, which, planned[which]))
-            for key, which, each in work:
+            for key, which, job in work:
                 if key in parts:
                     continue
                 parts.add(key)
-                counts = dict(metric.forwards(options, each.values.size))
+                counts = dict(metric.forwards(options, job.values.size))
                 if maps := metric.maps(options):
                     part = "again" if metric.name in ("adcc", "coherency") else metric.name
-                    counts[part] = maps * (_passes(question) if each is judged else 0)
+                    counts[part] = maps * (_passes(question) if job is judged else 0)
                 passes = 0
                 for part, count in counts.items():
                     owner = candidate.turn if part == SQUARES else which
                     if (owner, part) not in parts:
                         parts.add((owner, part))
                         passes += count
-                yield key, metric, scorer, each, passes
+                yield key, metric, scorer, job, passes
 
 
 def _baseline_keys(

@@ -66,9 +66,9 @@ def impute(image: Tensor, removed: Tensor, noise: Tensor | None = None) -> Tenso
 
     masks = removed.cpu().numpy()
     with ThreadPoolExecutor(min(len(masks), torch.get_num_threads())) as threads:
-        found = torch.from_numpy(np.stack(list(threads.map(one, masks))))
-    found = found.permute(0, 3, 1, 2).contiguous().to(image.device)
-    return found if noise is None else found + noise * removed[:, None]
+        filled = torch.from_numpy(np.stack(list(threads.map(one, masks))))
+    filled = filled.permute(0, 3, 1, 2).contiguous().to(image.device)
+    return filled if noise is None else filled + noise * removed[:, None]
 
 
 def _imputed(planes: Planes, mask: NDArray[np.bool_]) -> Planes:
@@ -89,9 +89,9 @@ def _with_neighbours(values: Planes, out: Planes | None = None) -> Planes:
     return _planes(cv2.sepFilter2D(values, -1, KERNEL, KERNEL, dst=out, borderType=border))
 
 
-def _planes(found: Any) -> Planes:
+def _planes(planes: Any) -> Planes:
     """Return OpenCV's result with its channels: it leaves out a single one."""
-    values: Planes = found
+    values: Planes = planes
     return values if values.ndim == 3 else values[..., None]
 
 
@@ -121,17 +121,17 @@ class _Grid:
         """Return the first step of Jacobi's method from zero. The array is the grid's own."""
         return np.multiply(self.weight, right, out=self._found)
 
-    def improve(self, found: Planes, right: Planes) -> None:
+    def improve(self, solution: Planes, right: Planes) -> None:
         """Make one step of Jacobi's method in place. It needs no damping: with these weights, it
         leaves at most a third of each error that changes its sign within two pixels."""
-        rest = self.apply(found, self._rest)
+        rest = self.apply(solution, self._rest)
         np.subtract(right, rest, out=rest)
         rest *= self.weight
-        found += rest
+        solution += rest
 
-    def rest(self, found: Planes, right: Planes) -> Planes:
+    def rest(self, solution: Planes, right: Planes) -> Planes:
         """Return the residual at the free pixels, as the coarser grid has it."""
-        rest = self.apply(found, self._rest)
+        rest = self.apply(solution, self._rest)
         np.subtract(right, rest, out=rest)
         rest *= self.free
         small = _halved(rest)
@@ -139,12 +139,12 @@ class _Grid:
         small *= 4
         return small
 
-    def correct(self, found: Planes, coarse: Planes) -> None:
+    def correct(self, solution: Planes, coarse: Planes) -> None:
         """Add the coarser grid's solution to the free pixels in place."""
-        height, width = found.shape[:2]
+        height, width = solution.shape[:2]
         size = (2 * coarse.shape[1], 2 * coarse.shape[0])
         fine = _planes(cv2.resize(coarse, size, interpolation=cv2.INTER_LINEAR))
-        found += np.multiply(fine[:height, :width], self.free, out=self._rest)
+        solution += np.multiply(fine[:height, :width], self.free, out=self._rest)
 
 
 def _grids(free: Planes) -> tuple[list[_Grid], Planes]:
@@ -157,7 +157,9 @@ def _grids(free: Planes) -> tuple[list[_Grid], Planes]:
         grids.append(_Grid(free))
     loose = np.flatnonzero(free[..., 0])
     # 2 for the same row or column, 1 for the next one: KERNEL along both axes.
-    rows, columns = (np.subtract.outer(each, each) for each in np.divmod(loose, free.shape[1]))
+    rows, columns = (
+        np.subtract.outer(indices, indices) for indices in np.divmod(loose, free.shape[1])
+    )
     weights = np.maximum(2 - np.abs(rows), 0) * np.maximum(2 - np.abs(columns), 0)
     system = np.diag(grids[-1].diagonal[..., 0].flat[loose]) - weights
     inverse = np.zeros((free[..., 0].size, free[..., 0].size), np.float32)
@@ -177,7 +179,7 @@ def _halved(values: Planes) -> Planes:
 def _solved(system: tuple[list[_Grid], Planes], right: Planes) -> Planes:
     """Solve (D − W) x = right on the free pixels by flexible conjugate gradients."""
     grid = system[0][0]
-    found = np.zeros_like(right)
+    solution = np.zeros_like(right)
     residual, last = right.copy(), np.empty_like(right)
     direction, product, step = np.zeros_like(right), np.empty_like(right), np.empty_like(right)
     whole = _dot(right, right)
@@ -198,10 +200,10 @@ def _solved(system: tuple[list[_Grid], Planes], right: Planes) -> Planes:
         if curvature <= 0:  # rounding alone is left
             break
         length = now / curvature
-        found += np.multiply(direction, length, out=step)
+        solution += np.multiply(direction, length, out=step)
         last[:], before = residual, now
         residual -= np.multiply(product, length, out=step)
-    return found
+    return solution
 
 
 def _dot(one: Planes, other: Planes) -> float:
@@ -213,10 +215,10 @@ def _cycle(grids: Sequence[_Grid], inverse: Planes, right: Planes, level: int) -
     if level + 1 == len(grids):
         return (inverse @ right.reshape(-1, right.shape[-1])).reshape(right.shape)
     grid = grids[level]
-    found = grid.start(right)
-    rest = grid.rest(found, right)
+    solution = grid.start(right)
+    rest = grid.rest(solution, right)
     rest *= grids[level + 1].free
-    grid.correct(found, _cycle(grids, inverse, rest, level + 1))
+    grid.correct(solution, _cycle(grids, inverse, rest, level + 1))
     for _ in range(STEPS_AFTER):
-        grid.improve(found, right)
-    return found
+        grid.improve(solution, right)
+    return solution

@@ -42,9 +42,9 @@ def completeness(scorer: Scorer, judged: Judged) -> Forwards[Value]:
         InvalidOption: if the method promises no sum.
     """
     yield 0
-    found = judged.completeness
-    if found is None:
+    sums = judged.completeness
+    if sums is None:
         raise InvalidOption("the attributions of this method are not meant to add up to a score")
-    gap = abs(found.attributed - found.difference)
-    value = gap / abs(found.difference) if found.difference else None
-    return value, {"attributed": found.attributed, "difference": found.difference}
+    gap = abs(sums.attributed - sums.difference)
+    value = gap / abs(sums.difference) if sums.difference else None
+    return value, {"attributed": sums.attributed, "difference": sums.difference}

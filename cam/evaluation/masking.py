@@ -78,8 +78,8 @@ def _masked(scorer: Scorer, judged: Judged) -> Forwards[float]:
     def work() -> Forwards[list[float]]:
         return scorer.probabilities(1, lambda some: _masked_image(scorer, judged))
 
-    (found,) = yield from scorer.remembered(("masked", id(judged)), work)
-    return found
+    (probability,) = yield from scorer.remembered(("masked", id(judged)), work)
+    return probability
 
 
 def _coherency(scorer: Scorer, judged: Judged) -> Forwards[float]:
@@ -88,14 +88,14 @@ def _coherency(scorer: Scorer, judged: Judged) -> Forwards[float]:
     (other,) = yield from judged.again(_masked_image(scorer, judged), [scorer.target])
     if isinstance(other, CamError):
         raise other
-    found = pearson(judged.values, resize(other, *scorer.size))
-    return 0.0 if found is None else (1 + found) / 2
+    correlation = pearson(judged.values, resize(other, *scorer.size))
+    return 0.0 if correlation is None else (1 + correlation) / 2
 
 
 def pearson(first: Map, second: Map) -> float | None:
     """Return Pearson's correlation of two maps of one size; None if one is constant."""
     if float(np.ptp(first)) == 0 or float(np.ptp(second)) == 0:
         return None
-    one, other = (each.astype(np.float64).ravel() - each.mean() for each in (first, second))
+    one, other = (map_.astype(np.float64).ravel() - map_.mean() for map_ in (first, second))
     one, other = one - one.mean(), other - other.mean()
     return float(one @ other / np.sqrt((one @ one) * (other @ other)))

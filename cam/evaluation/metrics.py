@@ -22,7 +22,7 @@ DEFAULTS: Final = ("insertion", "deletion", "stability")
 """Names of the metrics that are computed if none are named."""
 FINE_STEP: Final = 224
 """Pixels in a step of a fine curve, as in the code of Petsiuk et al. for 224 × 224 pixels."""
-PERCENTAGES: Final = tuple(float(each) for each in range(10, 100, 10))
+PERCENTAGES: Final = tuple(float(percentage) for percentage in range(10, 100, 10))
 MOST_STEPS: Final = 1000
 MOST_SAMPLES: Final = 1000
 JPEG_QUALITY: Final = 50
@@ -92,7 +92,7 @@ class MetricOptions:
             if getattr(self, name) not in get_args(Substrate):
                 allowed = ", ".join(get_args(Substrate))
                 raise InvalidOption(f"{name} is {getattr(self, name)!r:.80}; it can be {allowed}")
-        if not self.percentages or not all(0 < each < 100 for each in self.percentages):
+        if not self.percentages or not all(0 < percentage < 100 for percentage in self.percentages):
             raise InvalidOption(
                 "percentages has one value or more, each above 0 and below 100; it is "
                 f"{list(self.percentages)!r:.80}"
@@ -115,7 +115,7 @@ class MetricOptions:
                 )
         if not 0 < self.radius <= 10:
             raise InvalidOption(f"radius is {self.radius}; it is above 0 and at most 10")
-        unknown = [each for each in self.baselines if each not in BASELINES]
+        unknown = [name for name in self.baselines if name not in BASELINES]
         if unknown:
             raise InvalidOption(
                 f"there is no baseline {unknown[0]!r:.80}; the baselines are {', '.join(BASELINES)}"
@@ -179,7 +179,7 @@ def harmonic(*values: float) -> float:
     """Return the harmonic mean of values ≥ 0; it is 0 if one of them is 0."""
     if min(values) <= 0:
         return 0.0
-    return len(values) / sum(1 / each for each in values)
+    return len(values) / sum(1 / value for value in values)
 
 
 def _substrate(what: Substrate) -> str:
@@ -211,7 +211,7 @@ def _curve(what: str) -> Callable[[MetricOptions], str]:
 
 def _road(order: str) -> Callable[[MetricOptions], str]:
     def convention(options: MetricOptions) -> str:
-        shares = ", ".join(f"{each:g}" for each in options.percentages)
+        shares = ", ".join(f"{percentage:g}" for percentage in options.percentages)
         value = {
             "both": "mean over the percentages of half the difference of the probability without "
             "the least and without the most relevant pixels",
@@ -249,8 +249,8 @@ _MASKED: Final = (
 )
 
 METRICS: Final[Mapping[str, Metric]] = {
-    each.name: each
-    for each in (
+    metric.name: metric
+    for metric in (
         Metric(
             "insertion",
             "How quickly the probability comes back when the hottest pixels come first.",

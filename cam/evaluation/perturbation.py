@@ -36,13 +36,13 @@ def sensitivity(scorer: Scorer, judged: Judged) -> Forwards[Found]:
         count = min(scorer.chunk, options.samples - len(changes))
         noise = torch.stack([torch.rand(image.shape, generator=generator) for _ in range(count)])
         images = image[None] + ((2 * noise - 1) * options.radius).to(image)
-        for each in (yield from judged.again(images, [scorer.target] * count)):
-            if isinstance(each, CamError):
-                raise each
-            other = resize(each, *judged.small.shape)
+        for map_ in (yield from judged.again(images, [scorer.target] * count)):
+            if isinstance(map_, CamError):
+                raise map_
+            other = resize(map_, *judged.small.shape)
             changes.append(float(np.linalg.norm(judged.small - other)))
     scale = norm if options.scale_free else 1.0
-    return max(changes) / scale, {"changes": tuple(each / scale for each in changes)}
+    return max(changes) / scale, {"changes": tuple(change / scale for change in changes)}
 
 
 def infidelity(scorer: Scorer, judged: Judged) -> Forwards[Found]:
@@ -66,7 +66,7 @@ def infidelity(scorer: Scorer, judged: Judged) -> Forwards[Found]:
 
     left = yield from scorer.remembered("squares", work)
     losses = scorer.whole - np.array(left)
-    heat = np.array([judged.values[each].sum(dtype=np.float64) for each in inside])
+    heat = np.array([judged.values[square].sum(dtype=np.float64) for square in inside])
     return infidelity_of(heat, losses, scale_free=options.scale_free), {}
 
 

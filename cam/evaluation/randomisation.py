@@ -76,11 +76,11 @@ def randomised_in_steps(
         raise InvalidOption(f"stages is {stages}; it can be 1 or more")
     units = _units(model, image)
     counts = _counts(len(units), stages)
-    quick = [each for each in questions if not each.in_steps]
+    quick = [question for question in questions if not question.in_steps]
     total = 1 + len(counts) * len(questions)
     yield Progress(1, total)
     pairs: list[Pair] = []
-    found: list[Stage] = []
+    measured: list[Stage] = []
     for stage, (start, count) in enumerate(zip([0, *counts], counts, strict=False)):
         for number in range(start, count):
             pairs += _drawn(units[number], seed, number)
@@ -107,9 +107,12 @@ def randomised_in_steps(
             if isinstance(said, CamError):
                 maps += [None] * _count(question)
             else:
-                maps += [each.map if each.map.any() else None for each in said.explanations]
-        found.append(maps)
-    return found
+                maps += [
+                    explanation.map if explanation.map.any() else None
+                    for explanation in said.explanations
+                ]
+        measured.append(maps)
+    return measured
 
 
 @contextmanager

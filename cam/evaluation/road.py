@@ -36,14 +36,14 @@ def road(scorer: Scorer, judged: Judged) -> Forwards[Shares]:
 
 def road_morf(scorer: Scorer, judged: Judged) -> Forwards[Shares]:
     """Return the mean probability without the most relevant pixels (MoRF), 0 … 1."""
-    found = yield from _removed(scorer, judged, most=True)
-    return float(np.mean(found)), {"curve": found, "percentages": scorer.options.percentages}
+    curve = yield from _removed(scorer, judged, most=True)
+    return float(np.mean(curve)), {"curve": curve, "percentages": scorer.options.percentages}
 
 
 def road_lerf(scorer: Scorer, judged: Judged) -> Forwards[Shares]:
     """Return the mean probability without the least relevant pixels (LeRF), 0 … 1."""
-    found = yield from _removed(scorer, judged, most=False)
-    return float(np.mean(found)), {"curve": found, "percentages": scorer.options.percentages}
+    curve = yield from _removed(scorer, judged, most=False)
+    return float(np.mean(curve)), {"curve": curve, "percentages": scorer.options.percentages}
 
 
 def _removed(scorer: Scorer, judged: Judged, *, most: bool) -> Forwards[tuple[float, ...]]:
@@ -51,9 +51,11 @@ def _removed(scorer: Scorer, judged: Judged, *, most: bool) -> Forwards[tuple[fl
 
     def work() -> Forwards[tuple[float, ...]]:
         rank = scorer.ranks(judged)
-        counts = torch.tensor([removed_count(each, rank.numel()) for each in percentages])
+        counts = torch.tensor(
+            [removed_count(percentage, rank.numel()) for percentage in percentages]
+        )
         generator = torch.Generator().manual_seed(scorer.options.seed + most)
-        found: list[float] = []
+        means: list[float] = []
         group = max(scorer.chunk // NOISES, 1)
         for start in range(0, len(counts), group):
             bounds = counts[start : start + group].to(rank)[:, None, None]
@@ -64,8 +66,8 @@ def _removed(scorer: Scorer, judged: Judged, *, most: bool) -> Forwards[tuple[fl
             filled = impute(scorer.image, mask)
             images = torch.cat([filled + noise, filled - noise])
             likely = yield from scorer.probabilities(len(images), images.__getitem__)
-            found += np.reshape(likely, (NOISES, -1)).mean(0).tolist()
-        return tuple(found)
+            means += np.reshape(likely, (NOISES, -1)).mean(0).tolist()
+        return tuple(means)
 
     return (yield from scorer.remembered(("road", id(judged), most), partial(work)))
 

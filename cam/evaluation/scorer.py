@@ -87,8 +87,8 @@ class Scorer:
         """Return the rank of each of a map's values, (H, W), which all curves of the map share."""
         key = ("ranks", id(judged))
         if key not in self.known:
-            found = torch.from_numpy(ranks(judged.values, self.rng()))
-            self.known[key] = found.to(self.image.device)
+            ordered = torch.from_numpy(ranks(judged.values, self.rng()))
+            self.known[key] = ordered.to(self.image.device)
         known: Tensor = self.known[key]
         return known
 
@@ -101,17 +101,17 @@ class Scorer:
         Raises:
             CamError: if the model's output for one of them is not finite.
         """
-        found: list[float] = []
+        probabilities: list[float] = []
         for start in range(0, count, self.chunk):
             images = make(slice(start, min(start + self.chunk, count))).to(self.image)
-            for each in self.answer(images, [OUTPUT] * len(images)):
-                if isinstance(each, CamError):
-                    raise each
-                likely = self.target.probability(each.output)
+            for answer in self.answer(images, [OUTPUT] * len(images)):
+                if isinstance(answer, CamError):
+                    raise answer
+                likely = self.target.probability(answer.output)
                 assert likely is not None
-                found.append(likely)
+                probabilities.append(likely)
             yield len(images)
-        return found
+        return probabilities
 
     def remembered(self, key: Any, work: Callable[[], Forwards[Value]]) -> Forwards[Value]:
         """Return the result of `work`, which is done only for the first caller of this key."""
@@ -128,29 +128,29 @@ class Scorer:
         Args:
             turn: index of the layer among the question's explanations of one target.
         """
-        found: list[Map | CamError] = []
+        maps: list[Map | CamError] = []
         asked = [replace(question, targets=(target,)) for target in targets]
         if question.in_steps:
-            for image, each in zip(images, asked, strict=True):
+            for image, target in zip(images, asked, strict=True):
                 steps = explain_in_steps(
-                    self.model, image, each, chunk=self.chunk, reading=self.reading
+                    self.model, image, target, chunk=self.chunk, reading=self.reading
                 )
                 done = 0
                 while True:
                     try:
                         progress = next(steps)
                     except StopIteration as stop:
-                        found.append(_map_of(stop.value, turn))
+                        maps.append(_map_of(stop.value, turn))
                         break
                     yield progress.done - done
                     done = progress.done
-            return found
+            return maps
         for start in range(0, len(images), self.chunk):
             some = images[start : start + self.chunk]
             answers = self.answer(some, asked[start : start + self.chunk])
-            found += [_map_of(each, turn) for each in answers]
+            maps += [_map_of(answer, turn) for answer in answers]
             yield len(some)
-        return found
+        return maps
 
 
 def ranks(values: Map, rng: np.random.Generator) -> NDArray[np.int64]:
@@ -160,15 +160,15 @@ def ranks(values: Map, rng: np.random.Generator) -> NDArray[np.int64]:
     """
     flat = values.ravel()
     order = np.lexsort((rng.permutation(flat.size), -flat.astype(np.float64)))
-    found = np.empty(flat.size, np.int64)
-    found[order] = np.arange(flat.size)
-    return found.reshape(values.shape)
+    places = np.empty(flat.size, np.int64)
+    places[order] = np.arange(flat.size)
+    return places.reshape(values.shape)
 
 
 def _map_of(answer: Answer | CamError, turn: int) -> Map | CamError:
     if isinstance(answer, CamError):
         return answer
-    found: tuple[Explanation, ...] = answer.explanations
-    if turn >= len(found):
+    explanations: tuple[Explanation, ...] = answer.explanations
+    if turn >= len(explanations):
         return NothingDetected("the changed image does not show the target")
-    return found[turn].map
+    return explanations[turn].map

@@ -45,7 +45,7 @@ class Similarity:
 
 def similarity(first: Float, second: Float) -> Similarity:
     """Return how alike two maps (h, w) are, which may have evidence against the target below 0."""
-    one, other = (_enlarged(each) for each in (first, second))
+    one, other = (_enlarged(map_) for map_ in (first, second))
     flat = not one.any() or not other.any()
     return Similarity(
         spearman(first, second),
@@ -100,8 +100,8 @@ def hog(values: Float) -> NDArray[np.float64]:
 
 
 def _unit(rows: NDArray[np.float64]) -> NDArray[np.float64]:
-    found: NDArray[np.float64] = rows / np.sqrt((rows**2).sum(1, keepdims=True) + 1e-5**2)
-    return found
+    normed: NDArray[np.float64] = rows / np.sqrt((rows**2).sum(1, keepdims=True) + 1e-5**2)
+    return normed
 
 
 def _window(values: NDArray[np.float64]) -> NDArray[np.float64]:

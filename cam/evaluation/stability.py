@@ -50,19 +50,19 @@ def stability(scorer: Scorer, judged: Judged) -> Forwards[Parts]:
     images = torch.stack([view for _, view, _ in views])
     maps = yield from judged.again(images, [target for _, _, target in views])
     parts: dict[str, float | None] = {}
-    for (name, _, _), found in zip(views, maps, strict=True):
-        parts[name] = None if isinstance(found, CamError) else _alike(judged, name, found, crop)
-    known = [each for each in parts.values() if each is not None]
+    for (name, _, _), map_ in zip(views, maps, strict=True):
+        parts[name] = None if isinstance(map_, CamError) else _alike(judged, name, map_, crop)
+    known = [map_ for map_ in parts.values() if map_ is not None]
     return (float(np.mean(known)) if known else None), parts
 
 
-def _alike(judged: Judged, view: str, found: Map, crop: Region) -> float | None:
+def _alike(judged: Judged, view: str, map_: Map, crop: Region) -> float | None:
     if view == "flip":
-        return spearman(judged.small, np.ascontiguousarray(found[:, ::-1]))
+        return spearman(judged.small, np.ascontiguousarray(map_[:, ::-1]))
     if view == "jpeg":
-        return spearman(judged.small, found)
+        return spearman(judged.small, map_)
     edges = Box(crop.left, crop.top, crop.left + crop.width, crop.top + crop.height)
-    inside, _ = place_inside(found, edges, *judged.values.shape)
+    inside, _ = place_inside(map_, edges, *judged.values.shape)
     return spearman(np.ascontiguousarray(judged.values[crop.slices]), inside)
 
 

@@ -105,10 +105,10 @@ def token_count(model: nn.Module, image: Tensor) -> int:
 def _first_values(model: nn.Module, image: Tensor) -> Tensor:
     """Return the values (…, N, d) that the first attention mixes for an image (1, C, H, W). The
     forward pass stops there."""
-    found: list[Tensor] = []
+    matrices: list[Tensor] = []
 
     def stop(matrix: Tensor, values: Tensor) -> Tensor:
-        found.append(values)
+        matrices.append(values)
         raise _Found
 
     with (
@@ -118,9 +118,9 @@ def _first_values(model: nn.Module, image: Tensor) -> Tensor:
         _Attention(stop),
     ):
         model(image)
-    if not found:
+    if not matrices:
         raise MethodUnsuited("it needs a transformer: this model has no softmax self-attention")
-    return found[0]
+    return matrices[0]
 
 
 class _Found(Exception):
@@ -169,8 +169,8 @@ class _Attention(TorchFunctionMode):
             return self._scaled_dot_product(*args, **kwargs)
         if func is functional.multi_head_attention_forward:
             return self._multi_head(*args, **kwargs)
-        given = [each for each in (*args, *kwargs.values()) if isinstance(each, Tensor)]
-        weights = [each for each in given if each in self._weights]
+        given = [value for value in (*args, *kwargs.values()) if isinstance(value, Tensor)]
+        weights = [value for value in given if value in self._weights]
         if weights and func in PRODUCTS and len(given) == 2:
             equation = args[0] if func is torch.einsum else "...ij,...jk->...ik"
             return self._product(equation, given[0], given[1])
@@ -178,9 +178,9 @@ class _Attention(TorchFunctionMode):
         if isinstance(output, Tensor) and output.ndim > 2:
             if func in SOFTMAXES:
                 self._weights[output] = _hides(given[0])
-            for each in weights:
-                if sorted(output.shape[-2:]) == sorted(each.shape[-2:]):
-                    self._weights[output] = self._weights[each]
+            for weight in weights:
+                if sorted(output.shape[-2:]) == sorted(weight.shape[-2:]):
+                    self._weights[output] = self._weights[weight]
         return output
 
     def _product(self, equation: str, left: Tensor, right: Tensor) -> Tensor:
@@ -243,7 +243,7 @@ class _Attention(TorchFunctionMode):
     ) -> Tensor:
         if enable_gqa:  # each group of heads shares a key and a value
             group = query.shape[-3] // key.shape[-3]
-            key, value = (each.repeat_interleave(group, -3) for each in (key, value))
+            key, value = (heads.repeat_interleave(group, -3) for heads in (key, value))
         factor = query.shape[-1] ** -0.5 if scale is None else scale
         scores = query * factor @ key.transpose(-2, -1)
         if is_causal:

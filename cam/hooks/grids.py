@@ -207,21 +207,21 @@ def candidates(
         orders: grids that the model states, whose tokens lie in another order.
     """
     if len(shape) == 4:
-        found = []
+        grids = []
         if shape[2] * shape[3] > 1:
-            found.append(Grid("channels first", shape[2], shape[3]))
+            grids.append(Grid("channels first", shape[2], shape[3]))
         if min(shape[1], shape[2]) > 1:
-            found.append(Grid("channels last", shape[1], shape[2]))
+            grids.append(Grid("channels last", shape[1], shape[2]))
         # A model may resize the image, so the proportions only tell which grid is likelier.
-        return sorted(found, key=lambda grid: not covers(grid.height, grid.width, image))
+        return sorted(grids, key=lambda grid: not covers(grid.height, grid.width, image))
     if len(shape) != 3:
         return []
     count = shape[1]
-    found = [grid for grid in orders if grid.order and len(grid.order) == count]
-    likely = [each for each in sides if 0 <= count - math.prod(each) <= MAX_EXTRA]
+    grids = [grid for grid in orders if grid.order and len(grid.order) == count]
+    likely = [side for side in sides if 0 <= count - math.prod(side) <= MAX_EXTRA]
     for height, width in dict.fromkeys([*likely, *_sides(count, image)]):
-        found += _arrangements(count, height, width)
-    return list(dict.fromkeys(found))
+        grids += _arrangements(count, height, width)
+    return list(dict.fromkeys(grids))
 
 
 def _sides(count: int, image: Size) -> Iterator[Size]:
@@ -240,8 +240,8 @@ def _sides(count: int, image: Size) -> Iterator[Size]:
 
 def _strided(sides: Size, image: Size) -> bool:
     """Return whether one stride and one padding make these rows and columns of the image."""
-    fewest = [pixels // (each + 1) for each, pixels in zip(sides, image, strict=True)]
-    most = [-(-pixels // (each - 1)) for each, pixels in zip(sides, image, strict=True)]
+    fewest = [pixels // (length + 1) for length, pixels in zip(sides, image, strict=True)]
+    most = [-(-pixels // (length - 1)) for length, pixels in zip(sides, image, strict=True)]
     return any(
         sides == ((image[0] + padding) // stride, (image[1] + padding) // stride)
         for stride in range(max(*fewest, 1), min(most) + 1)
@@ -268,4 +268,4 @@ def covers(height: int, width: int, image: Size) -> bool:
         return False
     stride = max(round(image[0] / (height + TOLERANCE / 2)), 1)
     strides = range(max(stride - 1, 1), stride + 2)
-    return any(abs(height - image[0] / each) <= TOLERANCE for each in strides)
+    return any(abs(height - image[0] / stride) <= TOLERANCE for stride in strides)

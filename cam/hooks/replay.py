@@ -162,7 +162,7 @@ class Replay:
         if len(activations) > 1 and (self.opaque or self._repetitions() is None):
             # A stored output that cannot be repeated (a detector's list of images) is replayed
             # for one activation at a time.
-            return _joined([self.output(each[None]) for each in activations])
+            return _joined([self.output(row[None]) for row in activations])
         try:
             return self._run(activations)
         except RuntimeError as error:
@@ -258,7 +258,7 @@ def _joined(outputs: list[Any]) -> Any:
     """Join outputs for one image each into one output for all images. An output is a tensor, a
     tuple or mapping of tensors, or a detector's list with a dictionary for each image."""
     if isinstance(outputs[0], list) and isinstance(outputs[0][0], dict):
-        return [row for each in outputs for row in each]
+        return [row for output in outputs for row in output]
     return _pytree.tree_map(
         lambda first, *others: torch.cat([first, *others]) if isinstance(first, Tensor) else first,
         *outputs,

@@ -29,31 +29,31 @@ def unsuited(
     The answer for `cam` holds for `layer`; without one, `cam` is not supported. The check makes a
     few forward passes of `image`, (1, C, H, W), and restores the model afterwards.
     """
-    found = attention_problems(model, image, reading)
+    problems = attention_problems(model, image, reading)
     with evaluating(model), GuidedRectifiers() as guided:
         (output,) = outputs_of(model(image), size=size_of(image), reading=reading, batch=1)
     if not guided.count:
         reason = "it needs rectifiers (ReLU): this model has none"
-        found |= dict.fromkeys(("guidedbackprop", "guidedgradcam"), reason)
+        problems |= dict.fromkeys(("guidedbackprop", "guidedgradcam"), reason)
     try:
         require_biases(model)
     except MethodUnsuited as error:
-        found["fullgrad"] = str(error)
+        problems["fullgrad"] = str(error)
     if output.detections is None:
-        found |= dict.fromkeys(("odam", "drise"), "it explains a box: it needs a detector")
+        problems |= dict.fromkeys(("odam", "drise"), "it explains a box: it needs a detector")
     if output.kind != "classes":
-        found["finercam"] = "it compares a class with others: it needs a classifier"
+        problems["finercam"] = "it compares a class with others: it needs a classifier"
     if grid is not None and grid.tokens_first:
-        found["ablationcam"] = TOKENS_FIRST
+        problems["ablationcam"] = TOKENS_FIRST
     if output.kind == "value":
-        found["rise"] = NO_VALUES
+        problems["rise"] = NO_VALUES
     if output.logits is None:
-        found["cam"] = "it needs a classifier with a linear head"
+        problems["cam"] = "it needs a classifier with a linear head"
     elif layer is None or grid is None:
-        found["cam"] = "it needs a default layer that a linear head reads"
+        problems["cam"] = "it needs a default layer that a linear head reads"
     else:
         try:
             pooled_head(model, image, layer, grid, reading)
         except CamError as error:
-            found["cam"] = str(error)
-    return found
+            problems["cam"] = str(error)
+    return problems

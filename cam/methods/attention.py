@@ -182,8 +182,12 @@ def _by_block(
 
     grid, matrices, _ = attended(model, image, leaving)
     tokens = matrices[0].shape[-1]
-    found = [left[name] for name in blocks if name in left]
-    sequences = [each for each in found if len(each) == 1 and each[0, ..., 0].numel() == tokens]
+    remaining = [left[name] for name in blocks if name in left]
+    sequences = [
+        tokens_
+        for tokens_ in remaining
+        if len(tokens_) == 1 and tokens_[0, ..., 0].numel() == tokens
+    ]
     if not len(matrices) == len(blocks) == len(sequences):
         raise MethodUnsuited(
             f"it needs a transformer of blocks with one attention each: this model has "
@@ -200,12 +204,12 @@ def _gradients(score: Tensor, matrices: list[Tensor]) -> list[Tensor]:
     """
     if not score.requires_grad:
         raise NoGradientPath("the target does not depend on any attention")
-    found = torch.autograd.grad(score, matrices, retain_graph=True, allow_unused=True)
-    if all(each is None for each in found):
+    gradients = torch.autograd.grad(score, matrices, retain_graph=True, allow_unused=True)
+    if all(gradient is None for gradient in gradients):
         raise NoGradientPath("the target does not depend on the last attention")
     return [
-        torch.zeros_like(matrix) if each is None else each
-        for matrix, each in zip(matrices, found, strict=True)
+        torch.zeros_like(matrix) if gradient is None else gradient
+        for matrix, gradient in zip(matrices, gradients, strict=True)
     ]
 
 
@@ -226,12 +230,12 @@ def _on_patches(grid: Grid, rows: Tensor) -> Tensor:
 def blocks_of(model: nn.Module) -> list[str]:
     """Return the names of a transformer's blocks: the longest list of modules of one class that all
     have children."""
-    found: list[str] = []
+    names: list[str] = []
     for name, module in model.named_modules():
         if isinstance(module, nn.Sequential | nn.ModuleList):
             children = list(module.named_children())
             kinds = {type(child) for _, child in children}
             deep = all(any(True for _ in child.children()) for _, child in children)
-            if len(kinds) == 1 and deep and len(children) > len(found):
-                found = [f"{name}.{child}" if name else child for child, _ in children]
-    return found
+            if len(kinds) == 1 and deep and len(children) > len(names):
+                names = [f"{name}.{child}" if name else child for child, _ in children]
+    return names

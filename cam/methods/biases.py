@@ -55,8 +55,8 @@ def fullgrad(subject: Subject) -> Steps:
             share = (g * subject.image).float()
             total, attributed = _spread(share, None, subject.size), float(share.sum())
             for name, (bias, gradients) in at.items():
-                for each in gradients:
-                    share = (bias * each).float()
+                for gradient in gradients:
+                    share = (bias * gradient).float()
                     attributed += float(share.sum())
                     if share.ndim == 4:
                         total = total + _spread(share, located.grid(name), subject.size)
@@ -140,7 +140,7 @@ def _normalises(module: Any) -> bool:
     """
     statistics = (getattr(module, "running_mean", None), getattr(module, "running_var", None))
     known = isinstance(module, _BatchNorm) or "FrozenBatchNorm" in type(module).__name__
-    return known and all(isinstance(each, Tensor) for each in statistics)
+    return known and all(isinstance(value, Tensor) for value in statistics)
 
 
 def _bias(module: Any) -> Tensor | None:

@@ -59,11 +59,11 @@ def fused_levels(maps: Mapping[str, NDArray[np.float32]]) -> NDArray[np.float32]
         float32 (h, w), of the size of the finest level.
     """
     height, width = max(
-        (each.shape for each in maps.values()), key=lambda shape: shape[0] * shape[1]
+        (map_.shape for map_ in maps.values()), key=lambda shape: shape[0] * shape[1]
     )
     total = np.zeros((height, width), np.float32)
-    for each in maps.values():
-        total += resize(each, height, width) * np.float32(each.size / total.size)
+    for map_ in maps.values():
+        total += resize(map_, height, width) * np.float32(map_.size / total.size)
     return total
 
 
@@ -87,9 +87,9 @@ def drise(subject: Subject) -> Steps:
     for masks in random_masks(subject, cells=CELLS, opened=0.5):
         if stopped := done > 0 and subject.stop():
             break
-        found = subject.said(subject.image * masks.to(subject.image))
+        outputs = subject.said(subject.image * masks.to(subject.image))
         weights = torch.tensor(
-            [[_similarity(box, each.detections) for box in boxes] for each in found]
+            [[_similarity(box, output.detections) for box in boxes] for output in outputs]
         )
         total += torch.einsum("nt,nhw->thw", weights, masks[:, 0])
         done += len(masks)
@@ -103,23 +103,23 @@ def _box_of(target: Target, output: Output) -> Detections:
     Raises:
         MethodUnsuited: see `drise`.
     """
-    found = output.detections
-    if found is None or not isinstance(target, ClassTarget) or target.against:
+    boxes = output.detections
+    if boxes is None or not isinstance(target, ClassTarget) or target.against:
         raise MethodUnsuited(
             "drise explains only the evidence for a box of a detector; leave out against"
         )
-    best = target.find(found)
+    best = target.find(boxes)
     assert best is not None  # a target without a detection was refused before
-    return found.rows([best])
+    return boxes.rows([best])
 
 
-def _similarity(box: Detections, found: Detections | None) -> float:
-    assert found is not None  # the model is a detector
-    if not len(found.scores):
+def _similarity(box: Detections, boxes: Detections | None) -> float:
+    assert boxes is not None  # the model is a detector
+    if not len(boxes.scores):
         return 0.0
-    overlap = overlap_with(found.boxes.float(), box.boxes[0].tolist())
-    if box.classes is None or found.classes is None:
-        alike = (found.labels == box.labels).float()
+    overlap = overlap_with(boxes.boxes.float(), box.boxes[0].tolist())
+    if box.classes is None or boxes.classes is None:
+        alike = (boxes.labels == box.labels).float()
     else:
-        alike = cosine_similarity(box.classes, found.classes)
-    return float((overlap * alike * found.scores).max())
+        alike = cosine_similarity(box.classes, boxes.classes)
+    return float((overlap * alike * boxes.scores).max())

@@ -91,5 +91,5 @@ def load(function: Function) -> Callable[..., Any]:
     if not isinstance(function, str):
         return function
     module, _, name = function.partition(":")
-    found: Callable[..., Any] = getattr(import_module(module), name)
-    return found
+    loaded: Callable[..., Any] = getattr(import_module(module), name)
+    return loaded

@@ -170,11 +170,11 @@ def reciprocam(subject: Subject) -> Steps:
 def _behind_head(subject: Subject) -> Attribution | None:
     """Return Recipro-CAM's map from the weights of a pooled linear head, if the model has one."""
     try:
-        found = finish(cam(subject))
+        attribution = finish(cam(subject))
     except CamError:
         return None
-    positions = found.maps.shape[1] * found.maps.shape[2]
-    return Attribution(found.maps / positions)
+    positions = attribution.maps.shape[1] * attribution.maps.shape[2]
+    return Attribution(attribution.maps / positions)
 
 
 def rise(subject: Subject) -> Steps:
@@ -223,8 +223,8 @@ def random_masks(subject: Subject, *, cells: int, opened: float) -> Iterator[Ten
         lefts = torch.randint(0, step_x, (count,), generator=rng).tolist()
         yield torch.stack(
             [
-                each[:, y : y + height, x : x + width]
-                for each, y, x in zip(big, tops, lefts, strict=True)
+                mask[:, y : y + height, x : x + width]
+                for mask, y, x in zip(big, tops, lefts, strict=True)
             ]
         )
 

@@ -27,9 +27,9 @@ def gradient(subject: Subject) -> Steps:
 
     Simonyan et al., "Deep Inside Convolutional Networks", ICLR workshop 2014, section 3.
     """
-    found = subject.gradients(subject.image)
+    gradients = subject.gradients(subject.image)
     yield Progress(1, 1)
-    return Attribution(found.mean(1).abs().amax(1))
+    return Attribution(gradients.mean(1).abs().amax(1))
 
 
 def smoothgrad(subject: Subject) -> Steps:
@@ -65,8 +65,8 @@ def integratedgradients(subject: Subject) -> Steps:
     attributions = image.float() * total / subject.budget  # (targets, C, H, W)
     end, start = subject.scores(torch.cat([image, torch.zeros_like(image)]))
     complete = tuple(
-        Completeness(float(each), float(wanted))
-        for each, wanted in zip(attributions.sum((1, 2, 3)), end - start, strict=True)
+        Completeness(float(total), float(wanted))
+        for total, wanted in zip(attributions.sum((1, 2, 3)), end - start, strict=True)
     )
     return Attribution(attributions.sum(1), complete)
 
@@ -82,9 +82,9 @@ def guidedbackprop(subject: Subject) -> Steps:
     Raises:
         MethodUnsuited: if the model has no rectifiers.
     """
-    found = _guided(subject)
+    gradients = _guided(subject)
     yield Progress(1, 1)
-    return Attribution(found)
+    return Attribution(gradients)
 
 
 def guidedgradcam(subject: Subject) -> Steps:
@@ -132,7 +132,7 @@ def _guided(subject: Subject) -> Tensor:
         MethodUnsuited: if the model has no rectifiers.
     """
     with GuidedRectifiers() as guided:
-        found = subject.gradients(subject.image)
+        gradients = subject.gradients(subject.image)
     if not guided.count:
         raise MethodUnsuited("it needs rectifiers (ReLU): this model has none")
-    return found.mean(1).abs().amax(1)
+    return gradients.mean(1).abs().amax(1)

@@ -26,9 +26,9 @@ def refined(maps: Mapping[str, NDArray[np.float32]]) -> NDArray[np.float32]:
         float32 (h, w), 0 … 1, of the size of the finest layer.
     """
     height, width = max(
-        (each.shape for each in maps.values()), key=lambda shape: shape[0] * shape[1]
+        (map_.shape for map_ in maps.values()), key=lambda shape: shape[0] * shape[1]
     )
     product = np.ones((height, width), np.float32)
-    for each in maps.values():
-        product *= minmax(resize(each, height, width))
+    for map_ in maps.values():
+        product *= minmax(resize(map_, height, width))
     return minmax(product)

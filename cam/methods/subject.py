@@ -124,7 +124,7 @@ class Subject:
     def scores_of(self, outputs: list[Output]) -> Tensor:
         """Return each target's score for each of n outputs: float32 (n, targets)."""
         return torch.stack(
-            [torch.stack([target.score(each) for target in self.targets]) for each in outputs]
+            [torch.stack([target.score(output) for target in self.targets]) for output in outputs]
         ).float()
 
     def replayed(self, replay: Replay, activations: Tensor) -> Tensor:
@@ -162,11 +162,11 @@ class Subject:
             scores = self.scores_of(outputs)
             scales = torch.ones_like(scores)
             if images.dtype == torch.float16:
-                for row, each in enumerate(outputs):
-                    scales[row] = torch.tensor([scale_of(each, score) for score in scores[row]])
+                for row, output in enumerate(outputs):
+                    scales[row] = torch.tensor([scale_of(output, score) for score in scores[row]])
             sums = (scores * scales).sum(0)
-            found = torch.stack([gradient_at(probe, each) for each in sums]).float()
-            return found / scales.T[..., None, None, None]
+            gradients = torch.stack([gradient_at(probe, total) for total in sums]).float()
+            return gradients / scales.T[..., None, None, None]
 
     @contextmanager
     def captured(self, images: Tensor) -> Iterator[tuple[Capture, Tensor]]:
@@ -198,12 +198,12 @@ def gradient_at(images: Tensor, score: Tensor) -> Tensor:
     Raises:
         NoGradientPath: if no gradient of the score reaches the images.
     """
-    found = None
+    gradient = None
     if score.requires_grad:
-        (found,) = torch.autograd.grad(score, images, retain_graph=True, allow_unused=True)
-    if found is None:
+        (gradient,) = torch.autograd.grad(score, images, retain_graph=True, allow_unused=True)
+    if gradient is None:
         raise NoGradientPath(
             "no gradient of the target reaches the image: the model cuts it off on its way (by "
             "torch.no_grad, detach or an operation without a derivative)"
         )
-    return found
+    return gradient

@@ -85,24 +85,24 @@ def detections_of(
     Raises:
         NotLogits: if the output cannot be read in that form, or if "auto" finds several forms.
     """
-    found = form_of(raw) if form == "auto" else form
-    if found is None:
+    kind = form_of(raw) if form == "auto" else form
+    if kind is None:
         return None
     lowered = _least.get()
     least = least if lowered is None else lowered
     try:
-        if found == "boxes":
-            return [_listed(each, 0.0 if form == "auto" else least) for each in raw]
-        if found in ("detr", "detr-sigmoid"):
-            return _queried(raw, size, found == "detr", least)
+        if kind == "boxes":
+            return [_listed(boxes, 0.0 if form == "auto" else least) for boxes in raw]
+        if kind in ("detr", "detr-sigmoid"):
+            return _queried(raw, size, kind == "detr", least)
         said = tensor_in(raw).float()
-        if form == "auto" and found == "yolov5" and size and are_corners(said[..., :4], size):
+        if form == "auto" and kind == "yolov5" and size and are_corners(said[..., :4], size):
             said = torch.cat([box_convert(said[..., :4], "xyxy", "cxcywh"), said[..., 4:]], 2)
-        return [_yolo(each, found, least) for each in said]
+        return [_yolo(rows, kind, least) for rows in said]
     except (KeyError, IndexError, TypeError, AttributeError, ValueError) as error:
         raise NotLogits(
             f"the model's output, {described(raw)}, cannot be read as detections of the form "
-            f"{found!r}: {type(error).__name__}"
+            f"{kind!r}: {type(error).__name__}"
         ) from None
 
 
@@ -128,15 +128,17 @@ def read_detections(
     """
 
     def convert(module: nn.Module, args: Any, output: Any) -> list[dict[str, Tensor]]:
-        image = next((each for each in args if isinstance(each, Tensor) and each.ndim == 4), None)
+        image = next(
+            (value for value in args if isinstance(value, Tensor) and value.ndim == 4), None
+        )
         size = None if image is None else (int(image.shape[-2]), int(image.shape[-1]))
-        found = detections_of(output, size, form=form, least=least)
-        if found is None:
+        boxes = detections_of(output, size, form=form, least=least)
+        if boxes is None:
             raise NotLogits(f"the model's output, {described(output)}, holds no detections")
         return [
-            {"boxes": each.boxes, "labels": each.labels, "scores": each.scores}
-            | ({} if each.classes is None else {"classes": each.classes})
-            for each in found
+            {"boxes": box.boxes, "labels": box.labels, "scores": box.scores}
+            | ({} if box.classes is None else {"classes": box.classes})
+            for box in boxes
         ]
 
     return model.register_forward_hook(convert)
@@ -183,7 +185,7 @@ def _queried(
     # In half precision the boxes would be wrong by pixels.
     corners = box_convert(boxes.float(), "cxcywh", "xyxy") * pixels.float()
     classes = logits.float().softmax(-1)[..., :-1] if softmax else logits.float().sigmoid()
-    found = []
+    listed = []
     for own, where in zip(classes, corners, strict=True):
         # With softmax a query is one object; with sigmoid it may be one object of each class.
         scores, labels = own.max(-1) if softmax else (own.flatten(), None)
@@ -191,8 +193,8 @@ def _queried(
         best = best[scores.detach()[best] >= least]
         query = best if softmax else best // own.shape[-1]
         label = best % own.shape[-1] if labels is None else labels[best]
-        found.append(Detections(where[query], label, scores[best], own[query]))
-    return found
+        listed.append(Detections(where[query], label, scores[best], own[query]))
+    return listed
 
 
 def _yolo(said: Tensor, form: str, least: float) -> Detections:

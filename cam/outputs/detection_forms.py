@@ -50,8 +50,10 @@ def form_of(raw: Any) -> DetectionForm | None:
     Raises:
         NotLogits: if the output fits several forms.
     """
-    if isinstance(raw, list | tuple) and raw and all(isinstance(each, Mapping) for each in raw):
-        return "boxes" if all({"boxes", "labels", "scores"} <= set(each) for each in raw) else None
+    if isinstance(raw, list | tuple) and raw and all(isinstance(image, Mapping) for image in raw):
+        return (
+            "boxes" if all({"boxes", "labels", "scores"} <= set(image) for image in raw) else None
+        )
     if entry_in(raw, "pred_boxes") is not None and logits_in(raw) is not None:
         name = type(raw).__name__.removesuffix("ObjectDetectionOutput").removesuffix("For")
         if name in _SOFTMAX:
@@ -147,10 +149,10 @@ def tensor_in(raw: Any) -> Tensor:
     Raises:
         TypeError: if this is not a floating-point tensor of three dimensions.
     """
-    found = raw[0] if isinstance(raw, Sequence) and len(raw) else raw
-    if not isinstance(found, Tensor) or found.ndim != 3 or not found.is_floating_point():
+    tensor = raw[0] if isinstance(raw, Sequence) and len(raw) else raw
+    if not isinstance(tensor, Tensor) or tensor.ndim != 3 or not tensor.is_floating_point():
         raise TypeError
-    return found
+    return tensor
 
 
 def logits_in(raw: Any) -> Tensor | None:
@@ -159,8 +161,8 @@ def logits_in(raw: Any) -> Tensor | None:
 
 
 def entry_in(raw: Any, name: str) -> Tensor | None:
-    found = raw.get(name) if isinstance(raw, Mapping) else getattr(raw, name, None)
-    return found if isinstance(found, Tensor) and found.ndim == 3 else None
+    value = raw.get(name) if isinstance(raw, Mapping) else getattr(raw, name, None)
+    return value if isinstance(value, Tensor) and value.ndim == 3 else None
 
 
 def described(raw: Any) -> str:

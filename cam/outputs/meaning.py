@@ -111,7 +111,7 @@ def resolve_reading(
     """
     if reading.resolved:
         return reading, "it was given"
-    key = (reading, tuple((type(each), _problem_type(each)) for each in model.modules()))
+    key = (reading, tuple((type(module), _problem_type(module)) for module in model.modules()))
     known = _KNOWN.setdefault(model, {})
     if key not in known:
         devices = [image.device] if image.device.type == "cuda" else []
@@ -139,8 +139,8 @@ class _Trial:
             return "none", "classes", "a detector's scores are probabilities already"
         given = self.reading.activation != "auto" and isinstance(raw, Tensor)
         known = given or self.reading.output is not None
-        if not known and (found := _headless(self.model, raw, returned)):
-            return "none", "features", found
+        if not known and (problem := _headless(self.model, raw, returned)):
+            return "none", "features", problem
         logits = logits_of(raw, self.reading, batch=count)
         if self.reading.activation != "auto":
             return self._given(self.reading.activation, logits)
@@ -201,22 +201,22 @@ class _Trial:
         Args:
             first: the outputs for the image that was given.
         """
-        found: list[Tensor] = []
+        outputs: list[Tensor] = []
         for turn, scale in enumerate((None, *SCALES)):
             values = first if scale is None else self._outputs(self._noise(scale, turn))
             if values is None or not values.isfinite().all():
                 continue
             if not _are_shares(values):
                 return []
-            found.append(values)
-        return found
+            outputs.append(values)
+        return outputs
 
     def _evidence(self, ending: str | None, images: Sequence[Tensor]) -> str | None:
         """Return the reason why outputs that are in 0 … 1 for several images always are, as half a
         sentence; None if there is none."""
         if ending:
             return f"the model ends in a {ending}"
-        if images[0].shape[1] > 1 and all(_add_up(each) for each in images):
+        if images[0].shape[1] > 1 and all(_add_up(rows) for rows in images):
             return "its outputs are in 0 … 1 and add up to 1 over the classes"
         if self._bounded() or self._saturates():
             return "its outputs stay in 0 … 1, whatever the numbers inside the model are"
@@ -247,10 +247,10 @@ class _Trial:
     def _saturates(self) -> bool:
         """Return whether the outputs for images of huge values reach both ends of 0 … 1 and do not
         leave it: the evidence for a model whose layers run no hooks, as TorchScript's."""
-        if any(_is_layer(each) for each in self.model.modules()):
+        if any(_is_layer(module) for module in self.model.modules()):
             return False
-        found = [self._outputs(self._noise(scale, turn)) for turn, scale in enumerate(HUGE)]
-        finite = [each for each in found if each is not None and each.isfinite().all()]
+        outputs = [self._outputs(self._noise(scale, turn)) for turn, scale in enumerate(HUGE)]
+        finite = [values for values in outputs if values is not None and values.isfinite().all()]
         if not finite or not all(map(_are_shares, finite)):
             return False
         values = torch.cat(finite)
@@ -260,7 +260,7 @@ class _Trial:
         """Return whether the outputs are a vector of length 1, as embeddings are."""
         other = self._outputs(self._noise(1.0, 0))
         return other is not None and all(
-            bool(((each.float().norm(dim=1) - 1).abs() < 1e-3).all()) for each in (first, other)
+            bool(((rows.float().norm(dim=1) - 1).abs() < 1e-3).all()) for rows in (first, other)
         )
 
     def _noise(self, scale: float, seed: int) -> Tensor:
@@ -296,7 +296,8 @@ def _add_up(values: Tensor) -> bool:
 def _is_layer(module: nn.Module) -> bool:
     """Return whether a module computes with parameters of its own and runs hooks."""
     return not isinstance(module, torch.jit.ScriptModule) and any(
-        each is not None and each.is_floating_point() for each in module._parameters.values()
+        parameter is not None and parameter.is_floating_point()
+        for parameter in module._parameters.values()
     )
 
 
@@ -318,8 +319,8 @@ def _disturbed(model: nn.Module, scale: float) -> Iterator[None]:
 
 def _problem_type(module: nn.Module) -> str | None:
     """Return `problem_type` of the configuration of a model of Hugging Face."""
-    found = getattr(vars(module).get("config"), "problem_type", None)
-    return found if isinstance(found, str) else None
+    problem = getattr(vars(module).get("config"), "problem_type", None)
+    return problem if isinstance(problem, str) else None
 
 
 @contextmanager
@@ -363,7 +364,7 @@ def _headless(model: nn.Module, raw: Any, returned: dict[nn.Module, Any]) -> str
         whole = isinstance(value, Tensor) and _shares_memory(value, raw)
         if whole and _is_without_classes(module):
             return f"its {type(module).__name__} was made with num_classes = 0"
-        if any(_shares_memory(each, raw) for each in features_of(value)):
+        if any(_shares_memory(feature, raw) for feature in features_of(value)):
             return f"the output is the features that {type(module).__name__} returns"
         is_head = isinstance(module, nn.Identity) and isinstance(value, Tensor)
         if is_head and _shares_memory(value, raw) and _is_pooled(raw.grad_fn):
@@ -395,7 +396,7 @@ def _is_normalised(node: Node | None) -> bool:
             return True
         if operation not in RESHAPING | AVERAGING | POOLING | RECTIFYING:
             return False
-        before = [each for each, _ in node.next_functions if each is not None]
+        before = [node_ for node_, _ in node.next_functions if node_ is not None]
         if not all(map(_is_normalised, before[1:])):
             return False
         node = before[0] if before else None
@@ -408,7 +409,7 @@ def _is_joined(node: Node | None) -> bool:
         node = node.next_functions[0][0]
     if node is None or operation_of(node) not in ("Cat", "Stack"):
         return False
-    kinds = {_ending(each) is None for each, _ in node.next_functions if each is not None}
+    kinds = {_ending(node_) is None for node_, _ in node.next_functions if node_ is not None}
     return len(kinds) > 1
 
 
@@ -424,10 +425,10 @@ def _ending(node: Node | None) -> str | None:
     operation = operation_of(node)
     if operation in ("Softmax", "Sigmoid"):
         return operation.lower()
-    before = [each for each, _ in node.next_functions if each is not None]
+    before = [node_ for node_, _ in node.next_functions if node_ is not None]
     if operation == "Exp" and before and operation_of(before[0]) == "LogSoftmax":
         return "softmax"
     if operation in RESHAPING | AVERAGING and before:
-        endings = [_ending(each) for each in before]
+        endings = [_ending(node_) for node_ in before]
         return None if None in endings else endings[0]
     return None

@@ -75,14 +75,14 @@ class Output:
     def numbers(self) -> list[Tensor]:
         """Floating-point tensors of the output: its logits, its features, or the scores and boxes
         of its detections."""
-        found = [self.logits, self.segments, self.features]
+        tensors = [self.logits, self.segments, self.features]
         if self.detections is not None:
-            found += [self.detections.scores, self.detections.boxes]
-        return [each for each in found if each is not None]
+            tensors += [self.detections.scores, self.detections.boxes]
+        return [tensor for tensor in tensors if tensor is not None]
 
     @property
     def finite(self) -> bool:
-        return all(bool(each.isfinite().all()) for each in self.numbers)
+        return all(bool(numbers.isfinite().all()) for numbers in self.numbers)
 
 
 def outputs_of(
@@ -118,9 +118,9 @@ def outputs_of(
         rows = {name: value[item] for name, value in looked.items()}
         return Output(**fields, size=size, layers=rows)
 
-    found = detections_of(raw, size) if reading.output is None else None
-    if found is not None:
-        return [one(item, detections=each) for item, each in enumerate(found)]
+    boxes = detections_of(raw, size) if reading.output is None else None
+    if boxes is not None:
+        return [one(item, detections=found_boxes) for item, found_boxes in enumerate(boxes)]
     features = features_of(raw, batch) if reading.output is None else []
     if reading.meaning == "features" and isinstance(raw, Tensor):
         features = [raw]
@@ -149,9 +149,11 @@ def scale_of(output: Output, score: Tensor) -> float:
     differentiates it divides the layer's gradient by the factor, in float32. It is 1 where the
     score does not depend on the output.
     """
-    numbers = [each for each in output.numbers if each.requires_grad]
-    found = torch.autograd.grad(score, numbers, retain_graph=True, allow_unused=True)
-    greatest = max((float(each.abs().max()) for each in found if each is not None), default=1.0)
+    numbers = [tensor for tensor in output.numbers if tensor.requires_grad]
+    gradients = torch.autograd.grad(score, numbers, retain_graph=True, allow_unused=True)
+    greatest = max(
+        (float(gradient.abs().max()) for gradient in gradients if gradient is not None), default=1.0
+    )
     if not 0 < greatest < math.inf:
         return 1.0
     return math.ldexp(1.0, min(1 - math.frexp(greatest)[1], 126))
@@ -165,7 +167,7 @@ def one_each(outputs: list[Output], images: Tensor) -> list[Output]:
     """
     if len(outputs) != len(images):
         raise NotLogits(f"the model's output has {len(outputs)} rows for {len(images)} images")
-    if any(each.detections is None and not each.numbers[0].numel() for each in outputs):
+    if any(output.detections is None and not output.numbers[0].numel() for output in outputs):
         raise NotLogits("the model's output has no class")
     return outputs
 
@@ -176,19 +178,19 @@ def detached(outputs: list[Output]) -> list[Output]:
     The logits of a batch are copied to the CPU in one copy.
     """
     logits: list[Tensor] | list[None] = [None] * len(outputs)
-    rows = [each.logits.detach() for each in outputs if each.logits is not None]
+    rows = [output.logits.detach() for output in outputs if output.logits is not None]
     if len(rows) == len(outputs) > 0:
         logits = list(torch.stack(rows).cpu())
     return [
         replace(
-            each,
+            output,
             logits=row,
-            segments=None if each.segments is None else each.segments.detach(),
-            features=None if each.features is None else each.features.detach(),
-            detections=each.detections and each.detections.detached(),
-            layers={name: value.detach() for name, value in each.layers.items()},
+            segments=None if output.segments is None else output.segments.detach(),
+            features=None if output.features is None else output.features.detach(),
+            detections=output.detections and output.detections.detached(),
+            layers={name: value.detach() for name, value in output.layers.items()},
         )
-        for each, row in zip(outputs, logits, strict=True)
+        for output, row in zip(outputs, logits, strict=True)
     ]
 
 
@@ -233,14 +235,14 @@ def looked_at(
     Raises:
         LayerDidNotRun: if a layer did not return a tensor for each image.
     """
-    found = {}
+    views = {}
     for name in layers:
         grid = located.grid(name)
         axis = 1 if grid and grid.tokens_first else 0
         if name not in seen or seen[name].shape[axis : axis + 1] != (len(images),):
             raise LayerDidNotRun(f"layer {name!r} returned no tensor for each image in this pass")
-        found[name] = grid.apply(seen[name]) if grid else seen[name]
-    return found
+        views[name] = grid.apply(seen[name]) if grid else seen[name]
+    return views
 
 
 def total(outputs: list[Output]) -> Tensor:
@@ -250,7 +252,7 @@ def total(outputs: list[Output]) -> Tensor:
     a softmax do, and those of the two classes of a single output.
     """
     parts = [
-        each.detections.scores if each.detections is not None else each.numbers[0]
-        for each in outputs
+        output.detections.scores if output.detections is not None else output.numbers[0]
+        for output in outputs
     ]
-    return torch.stack([each.square().sum() for each in parts]).sum()
+    return torch.stack([part.square().sum() for part in parts]).sum()

@@ -88,7 +88,7 @@ def logits_of(raw: Any, reading: Reading = AUTO, *, batch: int | None = None) ->
     for name in KNOWN:
         if isinstance(entries.get(name), Tensor):
             return _checked(entries[name], raw, batch)
-    found = {
+    named = {
         name: value
         for name, value in entries.items()
         if not _names_features(name) and _may_be_logits(value) and batch in (None, len(value))
@@ -101,13 +101,13 @@ def logits_of(raw: Any, reading: Reading = AUTO, *, batch: int | None = None) ->
             "said.masks_queries_logits.sigmoid()), or explain the mask of one query, whose index "
             "is then the class, with output='masks_queries_logits' and activation='sigmoid'"
         )
-    if len(found) > 1:
-        shapes = [f"{name} of shape {tuple(value.shape)}" for name, value in found.items()]
+    if len(named) > 1:
+        shapes = [f"{name} of shape {tuple(value.shape)}" for name, value in named.items()]
         raise NotLogits(
-            f"the model returns {len(found)} tensors that could be its logits: "
+            f"the model returns {len(named)} tensors that could be its logits: "
             f"{', '.join(shapes)}; say which with output"
         )
-    return _checked(next(iter(found.values()), None), raw, batch)
+    return _checked(next(iter(named.values()), None), raw, batch)
 
 
 def features_of(raw: Any, batch: int | None = None) -> list[Tensor]:
@@ -120,7 +120,7 @@ def features_of(raw: Any, batch: int | None = None) -> list[Tensor]:
         for name, value in _entries(raw, None).items()
         if isinstance(value, Tensor) and value.is_floating_point()
     }
-    found = [
+    tensors = [
         value
         for name, value in entries.items()
         if _names_features(name) and value.ndim > 1 and batch in (None, len(value))
@@ -130,7 +130,7 @@ def features_of(raw: Any, batch: int | None = None) -> list[Tensor]:
         for name, value in entries.items()
     ):
         return []
-    return sorted(found, key=lambda value: value.ndim)
+    return sorted(tensors, key=lambda value: value.ndim)
 
 
 def activation_for(outputs: int, reading: Reading) -> Activation:
@@ -181,15 +181,15 @@ def _names_features(name: str | int) -> bool:
     return isinstance(name, str) and (name in FEATURES or name.endswith("_embeds"))
 
 
-def _checked(found: Any, raw: Any, batch: int | None) -> Tensor:
-    if _may_be_logits(found):
-        logits: Tensor = found
+def _checked(value: Any, raw: Any, batch: int | None) -> Tensor:
+    if _may_be_logits(value):
+        logits: Tensor = value
         return logits.flatten(1) if logits.shape[2:] == (1, 1) else logits
     # One logit of each image; that of a single image has no axis after `squeeze`.
-    if _is_vector(found) and batch in (None, found.numel()):
-        vector: Tensor = found
+    if _is_vector(value) and batch in (None, value.numel()):
+        vector: Tensor = value
         return vector.reshape(-1, 1)
-    shape = tuple(found.shape) if isinstance(found, Tensor) else type(raw).__name__
+    shape = tuple(value.shape) if isinstance(value, Tensor) else type(raw).__name__
     raise NotLogits(
         f"the model's output is {shape}, not logits of shape (batch, classes) or (batch, "
         "classes, height, width), nor a list of detections"
@@ -203,7 +203,7 @@ def _entries(raw: Any, asked: str | int | None) -> dict[str | int, Any]:
     if isinstance(raw, tuple | list):
         return dict(zip(getattr(raw, "_fields", range(len(raw))), raw, strict=True))
     names = [name for name in (*KNOWN, asked) if isinstance(name, str) and hasattr(raw, name)]
-    names += [each.name for each in fields(raw)] if is_dataclass(raw) else []
+    names += [field.name for field in fields(raw)] if is_dataclass(raw) else []
     return {**getattr(raw, "__dict__", {}), **{name: getattr(raw, name) for name in names}}
 
 

@@ -41,7 +41,9 @@ def explain_augmented(
     if isinstance(first, CamError):
         return first
     # Some targets of the question may have no explanation, and some may have several.
-    targets = tuple({id(each.target): each.target for each in first.explanations}.values())
+    targets = tuple(
+        {id(explanation.target): explanation.target for explanation in first.explanations}.values()
+    )
     width = int(image.shape[-1])
     same = replace(plain, targets=targets)
     turned = replace(plain, targets=tuple(mirrored(target, width) for target in targets))
@@ -50,8 +52,8 @@ def explain_augmented(
         for flipped in (False, True)
         for factor in BRIGHTNESS
     ][1:]
-    sums = [each.map.astype(np.float64) for each in first.explanations]
-    warnings = [each.warnings for each in first.explanations]
+    sums = [explanation.map.astype(np.float64) for explanation in first.explanations]
+    warnings = [explanation.warnings for explanation in first.explanations]
     for start in range(0, len(others), chunk):
         some = torch.stack(others[start : start + chunk])
         flips = [start + offset + 1 >= len(BRIGHTNESS) for offset in range(len(some))]
@@ -62,17 +64,17 @@ def explain_augmented(
                 continue  # a target that this variant does not show adds nothing to the sum
             if isinstance(answer, CamError):
                 return answer
-            for total, each in zip(sums, answer.explanations, strict=True):
+            for total, explanation in zip(sums, answer.explanations, strict=True):
                 # On a changed image the detector may make the box from another level.
-                same_size = resize(each.map, *total.shape)
+                same_size = resize(explanation.map, *total.shape)
                 total += same_size[:, ::-1] if flipped else same_size
             warnings = [
-                told or each.warnings
-                for told, each in zip(warnings, answer.explanations, strict=True)
+                told or explanation.warnings
+                for told, explanation in zip(warnings, answer.explanations, strict=True)
             ]
         yield Progress(min(start + len(some), len(others)) + 1, variants)
     explanations = tuple(
-        replace(each, map=(total / variants).astype(np.float32), warnings=told)
-        for each, total, told in zip(first.explanations, sums, warnings, strict=True)
+        replace(explanation, map=(total / variants).astype(np.float32), warnings=told)
+        for explanation, total, told in zip(first.explanations, sums, warnings, strict=True)
     )
     return Answer(first.output, explanations)

@@ -41,7 +41,7 @@ class Conduct:
     def warnings(self) -> tuple[str, ...]:
         """Sentences for the warnings of the model's maps."""
         alone = self.company and f"the image was explained alone: {self.company}"
-        return tuple(each for each in (self.stochastic, alone) if each)
+        return tuple(reason for reason in (self.stochastic, alone) if reason)
 
 
 _KNOWN: WeakKeyDictionary[nn.Module, Conduct] = WeakKeyDictionary()
@@ -57,13 +57,13 @@ def conduct_of(
         image: float (1, C, H, W), on the model's device and in its dtype.
         many: whether batches of several images will be passed; if not, `company` is None.
     """
-    found = _KNOWN.get(model)
-    if found is None:
-        found = Conduct(is_stochastic(model, image, reading))
-    if many and not found.examined:
-        found = replace(found, company=sees_company(model, image, None, reading), examined=True)
-    _KNOWN[model] = found
-    return found if many else replace(found, company=None)
+    conduct = _KNOWN.get(model)
+    if conduct is None:
+        conduct = Conduct(is_stochastic(model, image, reading))
+    if many and not conduct.examined:
+        conduct = replace(conduct, company=sees_company(model, image, None, reading), examined=True)
+    _KNOWN[model] = conduct
+    return conduct if many else replace(conduct, company=None)
 
 
 def is_stochastic(model: nn.Module, image: Tensor, reading: Reading = AUTO) -> str | None:
@@ -81,17 +81,17 @@ def is_stochastic(model: nn.Module, image: Tensor, reading: Reading = AUTO) -> s
     """
     with _undisturbed(model, image):
         first, second = (_numbers(_only(model(image.clone()), image, reading)) for _ in range(2))
-    found = "others"
+    reason = "others"
     if first.shape == second.shape:
         if not first.numel() or not first.isfinite().all():
             return None
         spread, difference = _spread(first), float((second - first).abs().max())
         if difference <= _tolerance(image.dtype) * spread:
             return None
-        found = f"outputs that differ by {difference:.2g}, of a spread of {spread:.2g}"
+        reason = f"outputs that differ by {difference:.2g}, of a spread of {spread:.2g}"
     return (
-        f"the model is stochastic: two passes of one image give {found}, as with a dropout that is "
-        "always on, so this map is one of many that the model gives"
+        f"the model is stochastic: two passes of one image give {reason}, as with a dropout that "
+        "is always on, so this map is one of many that the model gives"
     )
 
 
@@ -126,13 +126,13 @@ def sees_company(
         reason = " ".join(str(error).split())[:300] or type(error).__name__
         return f"the model fails on a batch of {COMPANY} images: {reason}"
     for name, expected in among_copies.items():
-        found = among_others.get(name)
-        if found is None or found.shape != expected.shape:
+        other = among_others.get(name)
+        if other is None or other.shape != expected.shape:
             return f"the shape of {name} for an image depends on the others of its batch"
         if not expected.numel() or not expected.isfinite().all():
             continue
         spread = _spread(expected)
-        difference = float((found - expected).abs().max())
+        difference = float((other - expected).abs().max())
         if not difference <= _tolerance(image.dtype) * spread:
             return (
                 f"{name} for an image depends on the others of its batch: it changes by "
@@ -172,12 +172,12 @@ def _middle(
         outputs = outputs_of(model(batch), size=size_of(batch), reading=reading, batch=len(images))
     if len(outputs) != len(images):
         raise ValueError(f"it has {len(outputs)} outputs")
-    found = {
+    collected = {
         f"the output of {name!r}": values
         for name in names
         for values in _rows(seen.get(name), middle)
     }
-    return {"the output": _numbers(outputs[middle]), **found}
+    return {"the output": _numbers(outputs[middle]), **collected}
 
 
 def _rows(values: Any, row: int) -> list[Tensor]:

@@ -47,20 +47,20 @@ class ComputedMap:
         return self.placement.on_input(self.map) if self.placement else self.map
 
 
-def alike(found: Sequence[ComputedMap]) -> Sequence[ComputedMap]:
+def alike(maps: Sequence[ComputedMap]) -> Sequence[ComputedMap]:
     """Return maps of several layers that lie on the model's input in the same way: unchanged if
     they do already, else each at its place."""
-    if len({each.placement for each in found}) == 1:
-        return found
-    return [replace(each, map=each.placed, placement=None) for each in found]
+    if len({map_.placement for map_ in maps}) == 1:
+        return maps
+    return [replace(map_, map=map_.placed, placement=None) for map_ in maps]
 
 
-def _incomplete(question: Question, found: Completeness | None) -> tuple[str, ...]:
+def _incomplete(question: Question, completeness: Completeness | None) -> tuple[str, ...]:
     """Return a warning if the attributions do not add up to the sum that they should have."""
-    if found is None:
+    if completeness is None:
         return ()
-    gap = abs(found.attributed - found.difference)
-    if gap <= COMPLETE * max(abs(found.difference), abs(found.attributed)):
+    gap = abs(completeness.attributed - completeness.difference)
+    if gap <= COMPLETE * max(abs(completeness.difference), abs(completeness.attributed)):
         return ()
     more = METHODS[question.method].budget
     reason = (
@@ -68,7 +68,7 @@ def _incomplete(question: Question, found: Completeness | None) -> tuple[str, ..
         if more
         else "not all of the model is made of rectifiers"
     )
-    sums = f"{found.attributed:.4g} instead of {found.difference:.4g}"
+    sums = f"{completeness.attributed:.4g} instead of {completeness.difference:.4g}"
     return (f"the attributions add up to {sums}: {reason}",)
 
 
@@ -88,8 +88,8 @@ def _together(passes: Sequence[Passes]) -> Passes | None:
     """Return the sum of the passes of several layers."""
     if not passes:
         return None
-    made, of = sum(each.made for each in passes), sum(each.of for each in passes)
-    return Passes(made, of, any(each.stopped for each in passes))
+    made, of = sum(count.made for count in passes), sum(count.of for count in passes)
+    return Passes(made, of, any(count.stopped for count in passes))
 
 
 def score_of(question: Question, target: Target, output: Output) -> Tensor:
@@ -108,28 +108,28 @@ def compose(
     question: Question,
     targets: list[Target] | CamError,
     output: Output,
-    found: list[dict[str, ComputedMap | CamError]],
+    computed: list[dict[str, ComputedMap | CamError]],
 ) -> Answer | CamError:
     """Compose an image's answer from its resolved targets, the model's output, and the map of each
     layer for each target. If there are errors among these, return the first one."""
     if isinstance(targets, CamError):
         return targets
     explanations = []
-    for turn, (target, at) in enumerate(zip(targets, found, strict=True)):
+    for turn, (target, at) in enumerate(zip(targets, computed, strict=True)):
         names = [INPUT] if INPUT in at else list(dict.fromkeys(question.layers))
         if METHODS[question.method].levels:
             names = list(at)  # one map of all layers, or errors instead
         maps = [at[name] for name in names]
-        for each in maps:
-            if isinstance(each, CamError):
-                return each
-        good = [each for each in maps if isinstance(each, ComputedMap)]
+        for map_ in maps:
+            if isinstance(map_, CamError):
+                return map_
+        good = [map_ for map_ in maps if isinstance(map_, ComputedMap)]
         if question.fuse != "none" and len(good) > 1:
             good = list(alike(good))
-            told = tuple(warning for each in good for warning in each.warnings)
-            fused = fuse([each.map for each in good], question.fuse, question.signed)
-            reached = any(each.reached for each in good)
-            passes = _together([each.passes for each in good if each.passes is not None])
+            told = tuple(warning for map_ in good for warning in map_.warnings)
+            fused = fuse([map_.map for map_ in good], question.fuse, question.signed)
+            reached = any(map_.reached for map_ in good)
+            passes = _together([map_.passes for map_ in good if map_.passes is not None])
             placement = good[0].placement
             good = [ComputedMap(fused, None, told, reached, passes, placement)]
             names = [" + ".join(names)]
@@ -140,21 +140,21 @@ def compose(
                 probability=target.probability(output),
                 method=question.method,
                 layer=name,
-                map=each.placed,
-                placement=each.placement,
+                map=map_.placed,
+                placement=map_.placement,
                 signed=question.signed,
-                completeness=each.completeness,
+                completeness=map_.completeness,
                 warnings=(
                     *_blind(question),
-                    *each.warnings,
-                    *_incomplete(question, each.completeness),
-                    *_partial(each.passes),
+                    *map_.warnings,
+                    *_incomplete(question, map_.completeness),
+                    *_partial(map_.passes),
                 ),
-                reached=each.reached,
+                reached=map_.reached,
                 turn=turn,
-                passes=each.passes,
-                used=each.used,
+                passes=map_.passes,
+                used=map_.used,
             )
-            for name, each in zip(names, good, strict=True)
+            for name, map_ in zip(names, good, strict=True)
         ]
     return Answer(output, tuple(explanations))

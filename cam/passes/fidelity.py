@@ -48,16 +48,18 @@ def likeness(one: Answer | CamError, other: Answer | CamError) -> float | None:
     Raises:
         CamError: if one of the answers is an error.
     """
-    for each in (one, other):
-        if isinstance(each, CamError):
-            raise each
+    for answer in (one, other):
+        if isinstance(answer, CamError):
+            raise answer
     assert isinstance(one, Answer)
     assert isinstance(other, Answer)
-    found = [
+    correlations = [
         _correlation(first.map, second.map)
         for first, second in zip(one.explanations, other.explanations, strict=True)
     ]
-    return min((each for each in found if each is not None), default=None)
+    return min(
+        (correlation for correlation in correlations if correlation is not None), default=None
+    )
 
 
 def roundings_apart(logits: Tensor, said: Tensor, dtype: torch.dtype) -> Tensor:
@@ -107,7 +109,7 @@ def judge(
     """
     known = [_exactly(fast.layer, exact, image, methods) for image in images]
     # The variance is over the images as well as the classes, because there may be only one class.
-    variance = float(torch.stack([each.logits for each in known]).var(correction=0))
+    variance = float(torch.stack([output.logits for output in known]).var(correction=0))
     if not variance > 0:
         raise Unfaithful("the exact model's logits are all the same: there is nothing to compare")
     compared: dict[str, dict[int, list[_Compared]]] = {name: {} for name in methods}
@@ -125,12 +127,12 @@ def judge(
             for place, row in enumerate(rows):
                 own = dict(zip(names, answers[place::size], strict=True))
                 try:
-                    found = _compare(known[row], own, variance, fast.dtype)
+                    likenesses = _compare(known[row], own, variance, fast.dtype)
                 except Unfaithful as error:
                     where = f"row {place} of a batch of {size}"
                     raise Unfaithful(f"in {where} {error}") from None
-                for name, each in found.items():
-                    compared[name].setdefault(row, []).append(each)
+                for name, likeness in likenesses.items():
+                    compared[name].setdefault(row, []).append(likeness)
     return {
         name: _fidelity(by_row.values())
         for name, by_row in compared.items()
@@ -149,8 +151,8 @@ class _Compared(NamedTuple):
 def _fidelity(rows: Iterable[list[_Compared]]) -> Fidelity:
     """Return the fidelity of a method from the comparisons of each image."""
     rows = list(rows)
-    worst = [min(each.correlation for each in row) for row in rows]
-    difference = max(each.difference for row in rows for each in row)
+    worst = [min(likeness.correlation for likeness in row) for row in rows]
+    difference = max(likeness.difference for row in rows for likeness in row)
     return Fidelity(statistics.median(worst), min(worst), difference)
 
 
@@ -169,12 +171,12 @@ class _Exact:
 def _exactly(layer: str, exact: Explain, image: Tensor, methods: Sequence[str]) -> _Exact:
     questions = [Question((ClassTarget(),), name, (layer,)) for name in methods]
     answers = dict(zip(methods, exact(image[None], questions), strict=True))
-    good = {name: each for name, each in answers.items() if isinstance(each, Answer)}
-    for each in answers.values():
-        if isinstance(each, CamError) and not good:
-            raise each
+    good = {name: answer for name, answer in answers.items() if isinstance(answer, Answer)}
+    for answer in answers.values():
+        if isinstance(answer, CamError) and not good:
+            raise answer
     said = next(iter(good.values()))
-    maps = {name: each.explanations[0].map for name, each in good.items()}
+    maps = {name: answer.explanations[0].map for name, answer in good.items()}
     return _Exact(_logits_of(said.output), said.explanations[0].target, maps)
 
 
@@ -187,7 +189,7 @@ def _compare(
     Raises:
         Unfaithful: if the logits differ from the exact ones, or all maps do.
     """
-    good = {name: each for name, each in answers.items() if isinstance(each, Answer)}
+    good = {name: answer for name, answer in answers.items() if isinstance(answer, Answer)}
     for said in list(good.values())[:1]:  # all answers have the logits of the same forward pass
         _check_logits(known.logits, _logits_of(said.output), variance, dtype)
     alike = {}
@@ -202,7 +204,7 @@ def _compare(
         if correlation is not None:
             most = max(float(np.abs(other).max()), 1e-30)
             alike[name] = _Compared(correlation, float(np.abs(one - other).max()) / most)
-    best = max((each.correlation for each in alike.values()), default=1.0)
+    best = max((likeness.correlation for likeness in alike.values()), default=1.0)
     if not best >= LEAST:
         raise Unfaithful(
             f"the maps correlate {best:.3f} with the exact ones, less than {LEAST}, by whichever "
@@ -242,7 +244,7 @@ def _logits_of(output: Output) -> Tensor:
 
 def _correlation(one: Map, other: Map) -> float | None:
     """Return the correlation of two maps: None if both are flat, 0 if one of them is."""
-    flat = [float(np.ptp(each)) == 0 for each in (one, other)]
+    flat = [float(np.ptp(map_)) == 0 for map_ in (one, other)]
     if any(flat):
         return None if all(flat) else 0.0
     return float(np.corrcoef(one.ravel(), other.ravel())[0, 1])

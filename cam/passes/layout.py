@@ -59,12 +59,12 @@ def _seconds(model: nn.Module, images: Tensor, rounds: int) -> float:
 
 def fastest(work: Callable[[], object], rounds: int = 3) -> float:
     """Return the seconds of the fastest of `rounds` runs, after one warm-up run."""
-    found = []
+    times = []
     for _ in range(rounds + 1):
         started = perf_counter()
         work()
-        found.append(perf_counter() - started)
-    return min(found[1:])
+        times.append(perf_counter() - started)
+    return min(times[1:])
 
 
 def lay_out(model: nn.Module, *, channels_last: bool) -> None:

@@ -63,7 +63,7 @@ def maps_of(
         for layer in asked.layers:
             groups[asked.method, asked.signed, asked.smooth == "eigen", layer].append(item)
     activations, reached = signals.activations, signals.reached
-    found: dict[int, dict[str, ComputedMap | CamError]] = {item: {} for item in items}
+    computed: dict[int, dict[str, ComputedMap | CamError]] = {item: {} for item in items}
     for (name, signed, eigen, layer), members in groups.items():
         a = _of(members, grids[layer].apply(activations[layer]))
         g = a.new_zeros(()).expand(a.shape)
@@ -72,7 +72,7 @@ def maps_of(
         if METHODS[name].differentiates:
             if layer not in reached:
                 for item in members:
-                    found[item][layer] = no_path([layer], unrecorded)
+                    computed[item][layer] = no_path([layer], unrecorded)
                 continue
             g = _of(members, grids[layer].apply(reached[layer]))
             if scales is not None:
@@ -86,7 +86,7 @@ def maps_of(
             maps, ratios = apply(name, a, g, eigen=eigen)
         except CamError as error:
             for item in members:
-                found[item][layer] = error
+                computed[item][layer] = error
             continue
         maps = maps if signed else maps.relu()
         finite &= maps.isfinite().flatten(1).all(1)
@@ -98,7 +98,7 @@ def maps_of(
         for item, values, good, warnings, any_there, channels in zip(
             members, maps.cpu().numpy(), finite.tolist(), told, some, used, strict=True
         ):
-            found[item][layer] = (
+            computed[item][layer] = (
                 ComputedMap(
                     values,
                     warnings=warnings,
@@ -109,7 +109,7 @@ def maps_of(
                 if good
                 else problem
             )
-    return found
+    return computed
 
 
 def _used(activations: Tensor, maps: Tensor) -> list[NDArray[np.float32] | None]:
@@ -130,32 +130,34 @@ def _used(activations: Tensor, maps: Tensor) -> list[NDArray[np.float32] | None]
 
 
 def of_levels(
-    method: str, found: dict[str, ComputedMap | CamError], signals: Signals
+    method: str, computed: dict[str, ComputedMap | CamError], signals: Signals
 ) -> dict[str, ComputedMap | CamError]:
     """Make one map of the maps of several layers, named after the layers, by `Method.fusion`. Of a
     detector's levels, those that the score reaches are used."""
     if METHODS[method].levels == "stages":
-        return _of_stages(method, found)
+        return _of_stages(method, computed)
     failed: dict[str, ComputedMap | CamError] = {
-        name: each
-        for name, each in found.items()
-        if isinstance(each, CamError) and not isinstance(each, NoGradientPath)
+        name: map_
+        for name, map_ in computed.items()
+        if isinstance(map_, CamError) and not isinstance(map_, NoGradientPath)
     }
     if failed:
         return failed
     reached = {
-        name: each for name, each in found.items() if isinstance(each, ComputedMap) and each.reached
+        name: map_
+        for name, map_ in computed.items()
+        if isinstance(map_, ComputedMap) and map_.reached
     }
     if not reached:
-        names = ", ".join(map(repr, found))
+        names = ", ".join(map(repr, computed))
         return {
-            " + ".join(found): NoGradientPath(
+            " + ".join(computed): NoGradientPath(
                 f"the box's score has no gradient at layer {names}: name the levels that the model "
                 "makes its boxes from"
             )
         }
     last = ends(set(reached), ancestors({name: signals.outputs[name] for name in reached}))
-    chosen = {name: each for name, each in reached.items() if name in last}
+    chosen = {name: map_ for name, map_ in reached.items() if name in last}
     maps = dict(zip(chosen, alike(list(chosen.values())), strict=True))
     fused = _fused(method, maps)
     placement = next(iter(maps.values())).placement
@@ -163,19 +165,19 @@ def of_levels(
 
 
 def _of_stages(
-    method: str, found: dict[str, ComputedMap | CamError]
+    method: str, maps: dict[str, ComputedMap | CamError]
 ) -> dict[str, ComputedMap | CamError]:
     """Make one map of the maps of all layers, or return the layers' errors if there are any."""
     failed: dict[str, ComputedMap | CamError] = {
-        name: each for name, each in found.items() if isinstance(each, CamError)
+        name: map_ for name, map_ in maps.items() if isinstance(map_, CamError)
     }
     if failed:
         return failed
-    some = {name: each for name, each in found.items() if isinstance(each, ComputedMap)}
+    some = {name: map_ for name, map_ in maps.items() if isinstance(map_, ComputedMap)}
     good = dict(zip(some, alike(list(some.values())), strict=True))
-    told = tuple(warning for each in good.values() for warning in each.warnings)
+    told = tuple(warning for map_ in good.values() for warning in map_.warnings)
     fused = _fused(method, good)
-    reached = all(each.reached for each in good.values())
+    reached = all(map_.reached for map_ in good.values())
     placement = next(iter(good.values())).placement
     return {" + ".join(good): ComputedMap(fused, None, told, reached, None, placement)}
 
@@ -183,8 +185,8 @@ def _of_stages(
 def _fused(method: str, maps: Mapping[str, ComputedMap]) -> NDArray[np.float32]:
     fusion = METHODS[method].fusion
     assert fusion is not None, "a method with levels has one"
-    found: NDArray[np.float32] = load(fusion)({name: each.map for name, each in maps.items()})
-    return found
+    fused: NDArray[np.float32] = load(fusion)({name: map_.map for name, map_ in maps.items()})
+    return fused
 
 
 def _close(way: str, layer: str, ratio: float, dtype: torch.dtype) -> tuple[str, ...]:

@@ -82,8 +82,8 @@ def explain_batch(
             said = outputs_of(raw, size=size_of(images), reading=reading, batch=len(images))
             said = detached(one_each(said, images))
         return [
-            compose(question, question.resolve(each), each, [])
-            for question, each in zip(questions, cycle(said), strict=False)
+            compose(question, question.resolve(output), output, [])
+            for question, output in zip(questions, cycle(said), strict=False)
         ]
     if head and all(_by_head(head, question) for question in questions):
         with evaluating(model), watching(model, [head.layer]) as seen, torch.inference_mode():
@@ -114,43 +114,51 @@ def explain_batch(
             outputs = one_each(outputs, images)
             grids = located.grids(capture.activations, images)
             own = logit_layers(outputs[0], capture.outputs)
-            found = answer(questions, outputs, capture, grids, unrecorded=capture.unrecorded)
+            answers = answer(questions, outputs, capture, grids, unrecorded=capture.unrecorded)
         return [
-            _advised(model, images[turn % len(images)][None], _told(each, own), reading)
-            for turn, each in enumerate(found)
+            _advised(model, images[turn % len(images)][None], _told(answer, own), reading)
+            for turn, answer in enumerate(answers)
         ]
 
 
-def _told(found: Answer | CamError, own: set[str]) -> Answer | CamError:
+def _told(answer: Answer | CamError, own: set[str]) -> Answer | CamError:
     """Return the answer with a warning for each map at a layer of `own`, which returns logits."""
-    if isinstance(found, CamError) or not own:
-        return found
+    if isinstance(answer, CamError) or not own:
+        return answer
     explanations = [
         replace(
-            each, warnings=(*each.warnings, *map(no_evidence, own & {*each.layer.split(" + ")}))
+            explanation,
+            warnings=(
+                *explanation.warnings,
+                *map(no_evidence, own & {*explanation.layer.split(" + ")}),
+            ),
         )
-        for each in found.explanations
+        for explanation in answer.explanations
     ]
-    return replace(found, explanations=tuple(explanations))
+    return replace(answer, explanations=tuple(explanations))
 
 
 def _advised(
-    model: nn.Module, image: Tensor, found: Answer | CamError, reading: Reading
+    model: nn.Module, image: Tensor, answer: Answer | CamError, reading: Reading
 ) -> Answer | CamError:
     """Return the answer for an image (1, C, H, W), with a warning for each map whose gradient is
     all zero. The warning names a layer at which the gradient is not all zero, if there is one."""
-    if isinstance(found, CamError) or all(each.reached for each in found.explanations):
-        return found
-    names = [name for name, each in locate(model, image).found.items() if each.grid]
+    if isinstance(answer, CamError) or all(
+        explanation.reached for explanation in answer.explanations
+    ):
+        return answer
+    names = [name for name, location in locate(model, image).found.items() if location.grid]
     explanations = []
-    for each in found.explanations:
-        if not each.reached:
-            others = reached_layers(model, image, each.target, names, reading)
+    for explanation in answer.explanations:
+        if not explanation.reached:
+            others = reached_layers(model, image, explanation.target, names, reading)
             advice = f"layer {others[-1]!r} has one" if others else "no other layer has one"
-            empty = f"the score has no gradient at layer {each.layer!r}, so the map is empty"
-            each = replace(each, warnings=(*each.warnings, f"{empty}; {advice}"))
-        explanations.append(each)
-    return replace(found, explanations=tuple(explanations))
+            empty = f"the score has no gradient at layer {explanation.layer!r}, so the map is empty"
+            explanation = replace(
+                explanation, warnings=(*explanation.warnings, f"{empty}; {advice}")
+            )
+        explanations.append(explanation)
+    return replace(answer, explanations=tuple(explanations))
 
 
 def _by_head(head: PooledHead, question: Question) -> bool:
@@ -185,12 +193,12 @@ def answer(
 ) -> list[Answer | CamError]:
     """Answer one question or several for each image of a batch from the outputs and signals of its
     forward pass: see `explain_batch`. Layers that are `unrecorded` have no gradient."""
-    found: list[Answer | CamError] = []
+    answers: list[Answer | CamError] = []
     for start in range(0, len(questions), max(len(outputs), 1)):
         some = questions[start : start + len(outputs)]
         more = start + len(some) < len(questions)
-        found += _answer_one_each(some, outputs, signals, grids, unrecorded, retain_graph=more)
-    return found
+        answers += _answer_one_each(some, outputs, signals, grids, unrecorded, retain_graph=more)
+    return answers
 
 
 def _answer_one_each(
@@ -203,7 +211,7 @@ def _answer_one_each(
     retain_graph: bool,
 ) -> list[Answer | CamError]:
     said = detached(outputs)
-    asked = [question.resolve(each) for question, each in zip(questions, said, strict=True)]
+    asked = [question.resolve(output) for question, output in zip(questions, said, strict=True)]
     rounds = max(
         (len(targets) for targets in asked if not isinstance(targets, CamError)), default=0
     )
@@ -239,21 +247,21 @@ def _answer_one_each(
         for item in known:
             maps[item].append(maps[item][0])
         new = [item for item in chosen if item not in known]
-        for item, found in maps_of(
+        for item, computed in maps_of(
             signals, grids, questions, new, unrecorded, scales=scales
         ).items():
             if METHODS[questions[item].method].levels:
-                found = of_levels(questions[item].method, found, signals)
-            maps[item].append(found)
+                computed = of_levels(questions[item].method, computed, signals)
+            maps[item].append(computed)
     return [
-        compose(question, targets, each, found)
-        for question, targets, each, found in zip(questions, asked, said, maps, strict=True)
+        compose(question, targets, output, maps)
+        for question, targets, output, maps in zip(questions, asked, said, maps, strict=True)
     ]
 
 
 def _half(signals: Signals) -> bool:
     """Whether a layer's gradients are float16, which holds nothing below 6e-8."""
-    return any(each.dtype == torch.float16 for each in signals.activations.values())
+    return any(activation.dtype == torch.float16 for activation in signals.activations.values())
 
 
 def _score(

@@ -141,16 +141,16 @@ class OpenVinoPath:
             return False
         try:
             self._request = self._compiled(read(content))
-            found = self._infer(image)
+            outputs = self._infer(image)
         except Exception:  # it is not known what is in the file
             return False
         with torch.inference_mode(False), torch.no_grad(), evaluating(traced):
             expected = traced(image.clone())
         most = EXACT if self.dtype == torch.float32 else ROUNDED
-        return len(found) == len(expected) and all(
+        return len(outputs) == len(expected) and all(
             one.shape == other.shape
             and float((one - other).abs().max()) <= most * float(other.abs().max())
-            for one, other in zip(found, expected, strict=True)
+            for one, other in zip(outputs, expected, strict=True)
         )
 
     def _compiled(self, network: openvino.Model) -> openvino.InferRequest:
@@ -198,10 +198,10 @@ class OpenVinoPath:
     def _infer(self, images: Tensor) -> list[Tensor]:
         """Return the outputs of the compiled network, as float32 tensors of their own."""
         assert self._request, "settle compiles the model first"
-        found = self._request.infer([images.numpy()], share_inputs=True, share_outputs=True)
+        outputs = self._request.infer([images.numpy()], share_inputs=True, share_outputs=True)
         with torch.inference_mode(False):
             # The network writes its next outputs into the same memory.
-            return [torch.from_numpy(each).clone() for each in found.to_tuple()]
+            return [torch.from_numpy(array).clone() for array in outputs.to_tuple()]
 
 
 class _Traced(nn.Module):
@@ -218,10 +218,10 @@ class _Traced(nn.Module):
         missing = [name for name in self._layers if name not in seen]
         if missing:
             raise LayerNotSpatial(f"layer {missing[0]!r} does not return a tensor")
-        found = [seen[name] for name in self._layers]
+        tensors = [seen[name] for name in self._layers]
         if self.reading:
-            found.insert(0, logits_of(raw, self.reading))
-        return tuple(found)
+            tensors.insert(0, logits_of(raw, self.reading))
+        return tuple(tensors)
 
 
 def converted(traced: nn.Module, image: Tensor) -> openvino.Model:

@@ -110,26 +110,28 @@ def explain_in_steps(
             record=records.get(layer),
             stop=stop,
         )
-        found = yield from steps_in_full_precision(load(method.function)(subject))
+        attribution = yield from steps_in_full_precision(load(method.function)(subject))
         warnings = (no_evidence(layer),) if layer in own else ()
         for computed, of_target in zip(
-            _computed(found, subject, warnings, signed=question.signed), maps, strict=True
+            _computed(attribution, subject, warnings, signed=question.signed), maps, strict=True
         ):
             of_target[layer] = computed
     return compose(question, targets, said, maps)
 
 
 def _computed(
-    found: Attribution, subject: Subject, warnings: tuple[str, ...], *, signed: bool
+    attribution: Attribution, subject: Subject, warnings: tuple[str, ...], *, signed: bool
 ) -> list[ComputedMap | CamError]:
     """Return a method's map of each target at the subject's layer."""
-    values = found.maps if signed else found.maps.relu()
-    sums = found.completeness or [None] * len(values)
-    grid = found.grid or subject.grid
+    values = attribution.maps if signed else attribution.maps.relu()
+    sums = attribution.completeness or [None] * len(values)
+    grid = attribution.grid or subject.grid
     at_grid = values.shape[1:] == (grid.height, grid.width)
     placement = grid.placement if at_grid else None
     return [
-        ComputedMap(map_.numpy(), complete, warnings, passes=found.passes, placement=placement)
+        ComputedMap(
+            map_.numpy(), complete, warnings, passes=attribution.passes, placement=placement
+        )
         if bool(map_.isfinite().all())
         else NonFinite(f"a score at {subject.layer!r} is not finite")
         for map_, complete in zip(values.cpu(), sums, strict=True)

@@ -46,8 +46,8 @@ def _nearest(nodes: Mapping[str, Node]) -> Iterator[tuple[str, frozenset[str]]]:
         owner = owners.get(node)
         return frozenset((owner,)) if owner else before[node]
 
-    for node in _in_order(owners, lambda each: each in before):
-        inputs = [each for each, _ in node.next_functions if each is not None]
+    for node in _in_order(owners, lambda node_: node_ in before):
+        inputs = [node_ for node_, _ in node.next_functions if node_ is not None]
         before[node] = frozenset().union(*map(behind, inputs))
     for name, node in nodes.items():
         yield name, before[node] if owners[node] == name else frozenset((owners[node],))
@@ -61,7 +61,7 @@ def _in_order(ends: Iterable[Node], known: Callable[[Node], bool]) -> Iterator[N
         if known(node):
             waiting.pop()
             continue
-        missing = [each for each, _ in node.next_functions if each and not known(each)]
+        missing = [node_ for node_, _ in node.next_functions if node_ and not known(node_)]
         if not missing:
             yield waiting.pop()
         waiting.extend(missing)

@@ -58,9 +58,9 @@ class _Judge:
     def add(self, name: str) -> None:
         measured, shape = self.tests.layers[name], self.tests.shapes[name]
         turns = self.tests.within[name]
-        around = [view for each, view in self.shown_in if each == turns[: len(each)]]
+        around = [view for part, view in self.shown_in if part == turns[: len(part)]]
         parts = self.tests.parts
-        own = not (turns or turns in parts) or any(each == turns for each, _ in self.shown_in)
+        own = not (turns or turns in parts) or any(part == turns for part, _ in self.shown_in)
         known = around if own else []  # the first layer of a turn may see another part
         before = around[-1] if around else PLAIN
         if not own and (part := parts.get(turns)):
@@ -101,7 +101,7 @@ class _Judge:
         """Locate the layers of tokens, under the views of the layers before them."""
         layers, shapes, size = self.tests.layers, self.tests.shapes, self.size
         for view in dict.fromkeys(self.views.values()):
-            behind = {name: layers[name] for name, each in self.views.items() if each == view}
+            behind = {name: layers[name] for name, shown in self.views.items() if shown == view}
             for name, grid in _tokens_under(view, behind, shapes, size).items():
                 self.found[name] = Location(shapes[name], _placed(grid, view, size))
         for name in self.views.keys() - self.found.keys():
@@ -114,7 +114,7 @@ class _Judge:
         self.found[name] = Location(self.tests.shapes[name], _placed(grid, view, self.size))
         self.sources.add(name, grid, view)
         if turns is not None:
-            others = [each for each in self.shown_in if each != (turns, view)]
+            others = [part for part in self.shown_in if part != (turns, view)]
             self.shown_in = [*others, (turns, view)]
 
 
@@ -151,7 +151,7 @@ def _shown_by(
         if view is not None:
             shown = centres is not None and centres.narrow
             fits.append((measured.distance(grid, size, view), grid, view, shown))
-    return min(fits, key=lambda each: each[0])[1:] if fits else None
+    return min(fits, key=lambda fit: fit[0])[1:] if fits else None
 
 
 def _turned(measured: Measured, grid: Grid, size: Size, before: View) -> View | None:
@@ -194,22 +194,22 @@ def _tokens_under(
     votes: dict[int, dict[Grid, list[float]]] = defaultdict(lambda: defaultdict(list))
     for name, measured in layers.items():
         every = {grid: measured.fit(grid, size, view) for grid in measured.grids}
-        fits[name] = {grid: each for grid, each in every.items() if each and each.good}
-        for grid, each in fits[name].items():
-            votes[shapes[name][0]][grid].append(each.distance)
+        fits[name] = {grid: fit for grid, fit in every.items() if fit and fit.good}
+        for grid, fit in fits[name].items():
+            votes[shapes[name][0]][grid].append(fit.distance)
     likely = {shapes[name][0]: measured.grids for name, measured in layers.items()}
     elected = {_elected(of_count, likely[count]) for count, of_count in votes.items()}
-    found = {}
+    often_ = {}
     for name, good in fits.items():
         # The order of tokens may change between layers: then the fit of a layer must be exact.
         usable = [
-            (grid not in elected, each.distance, turn, grid)
-            for turn, (grid, each) in enumerate(good.items())
-            if grid in elected or each.exact
+            (grid not in elected, fit.distance, turn, grid)
+            for turn, (grid, fit) in enumerate(good.items())
+            if grid in elected or fit.exact
         ]
         if usable:
-            found[name] = min(usable)[-1]
-    return found
+            often_[name] = min(usable)[-1]
+    return often_
 
 
 def _elected(votes: Mapping[Grid, Sequence[float]], likely: Sequence[Grid]) -> Grid:
@@ -220,7 +220,7 @@ def _elected(votes: Mapping[Grid, Sequence[float]], likely: Sequence[Grid]) -> G
     more tokens, and one of the many ways to place them fits by chance.
     """
     most = max(map(len, votes.values()))
-    often = {grid: sum(each) / len(each) for grid, each in votes.items() if 2 * len(each) >= most}
+    often = {grid: sum(vote) / len(vote) for grid, vote in votes.items() if 2 * len(vote) >= most}
     first = next(grid for grid in likely if grid in often)
     alike = [grid for grid in often if (grid.height, grid.width) == (first.height, first.width)]
     return min(alike, key=lambda grid: often[grid])

@@ -68,14 +68,14 @@ def levels_of(model: nn.Module, image: Tensor, layers: Sequence[str]) -> Levels 
     direct = tuple(name for name in both if name in nearest)
     lineage = ancestors({name: outputs[name] for name in both})
     reached = _reached_by_each(said, {name: outputs[name] for name in direct})
-    sampled = [ends(each, lineage) for each in reached]
+    sampled = [ends(outputs_, lineage) for outputs_ in reached]
     # Boxes of other images may come from a level that no sampled box comes from.
     unseen = set(direct).difference(*sampled)
     needed = [*sampled, *({name} for name in unseen)]
     common = tuple(
         name
         for name in both
-        if all(any(name == end or name in lineage[end] for end in each) for each in needed)
+        if all(any(name == end or name in lineage[end] for end in level) for level in needed)
     )
     return Levels(direct, common)
 
@@ -144,10 +144,10 @@ def _reached_by_each(said: Detections, outputs: Mapping[str, Tensor]) -> list[se
         return []
     areas = (said.boxes[:, 2:] - said.boxes[:, :2]).detach().prod(1)
     places = torch.linspace(0, len(areas) - 1, min(_SAMPLE, len(areas))).round().long()
-    found = []
+    levels = []
     for score in said.scores[areas.argsort()[places.to(areas.device)]]:
-        found.append(_reached_by(score, outputs))
-    return [each for each in found if each]
+        levels.append(_reached_by(score, outputs))
+    return [level for level in levels if level]
 
 
 def _reached_by(number: Tensor, outputs: Mapping[str, Tensor]) -> set[str]:
@@ -158,7 +158,7 @@ def _reached_by(number: Tensor, outputs: Mapping[str, Tensor]) -> set[str]:
         number, list(outputs.values()), retain_graph=True, allow_unused=True
     )
     pairs = zip(outputs, gradients, strict=True)
-    return {name for name, each in pairs if each is not None and bool(each.any())}
+    return {name for name, gradient in pairs if gradient is not None and bool(gradient.any())}
 
 
 def _behind(end: Tensor, outputs: Mapping[str, Tensor], *, nearest: bool = False) -> set[str]:
@@ -169,18 +169,18 @@ def _behind(end: Tensor, outputs: Mapping[str, Tensor], *, nearest: bool = False
     leaves = {id(output): name for name, output in outputs.items() if not output.grad_fn}
     if id(end) in leaves:
         return {leaves[id(end)]}
-    found, seen, waiting = set(), {end.grad_fn}, [end.grad_fn]
+    reached, seen, waiting = set(), {end.grad_fn}, [end.grad_fn]
     while waiting:
         node = waiting.pop()
         if node is None:
             continue
         name = nodes.get(node) or leaves.get(id(getattr(node, "variable", None)))
         if name:
-            found.add(name)
+            reached.add(name)
         if name and nearest:
             continue
-        for each, _ in node.next_functions:
-            if each not in seen:
-                seen.add(each)
-                waiting.append(each)
-    return found
+        for node_, _ in node.next_functions:
+            if node_ not in seen:
+                seen.add(node_)
+                waiting.append(node_)
+    return reached

@@ -105,9 +105,9 @@ def declare(model: nn.Module, reshape: Mapping[str, Reshape]) -> None:
     Raises:
         LayerNotSpatial: if a reshape in words does not have the form that `grid_in_words` reads.
     """
-    for each in reshape.values():
-        if isinstance(each, str):
-            grid_in_words(each)
+    for function in reshape.values():
+        if isinstance(function, str):
+            grid_in_words(function)
     _DECLARED[model] = {**_DECLARED.get(model, {}), **reshape}
 
 
@@ -134,7 +134,7 @@ def inherit(model: nn.Module, copy: nn.Module) -> None:
     _DECLARED[copy] = dict(_DECLARED.get(model, {}))
 
 
-def remember(model: nn.Module, size: Size, found: Mapping[str, Location]) -> None:
+def remember(model: nn.Module, size: Size, locations: Mapping[str, Location]) -> None:
     """Take over the locations that `locate` has found for all layers of an equal model, so that
     they are not found again. Layers with a declared reshape are located by that.
 
@@ -143,7 +143,7 @@ def remember(model: nn.Module, size: Size, found: Mapping[str, Location]) -> Non
         found: `Located.found`.
     """
     others: dict[str, Location | None] = {
-        name: each for name, each in found.items() if _reshape(model, name) is None
+        name: location for name, location in locations.items() if _reshape(model, name) is None
     }
     _KNOWN[model] = Known(Setup(model), {size: others})
 
@@ -172,13 +172,15 @@ def locate(model: nn.Module, image: Tensor, layers: Iterable[str] | None = None)
             return Located(at_once)
     modules = Modules(model)
     asked = list(modules) if layers is None else [name for name in layers if name in modules]
-    reshapes = {name: each for name in asked if (each := _reshape(model, name)) is not None}
-    missing = [name for name, each in reshapes.items() if (name, size, each) not in known.reshaped]
+    reshapes = {name: function for name in asked if (function := _reshape(model, name)) is not None}
+    missing = [
+        name for name, function in reshapes.items() if (name, size, function) not in known.reshaped
+    ]
     if missing:
         outputs = _outputs(model, image, missing)
         for name in missing:
-            found = _reshaped(reshapes[name], outputs[name]) if name in outputs else None
-            known.reshaped[name, size, reshapes[name]] = found
+            grid = _reshaped(reshapes[name], outputs[name]) if name in outputs else None
+            known.reshaped[name, size, reshapes[name]] = grid
     rest = [name for name in asked if name not in reshapes]
     calls = [name for name in rest if call_of(name)[1] and name not in (here or ())]
     if rest and (here is None or calls):
@@ -187,20 +189,20 @@ def locate(model: nn.Module, image: Tensor, layers: Iterable[str] | None = None)
     located = {}
     for name in asked:
         if name in reshapes:
-            found = known.reshaped[name, size, reshapes[name]]
+            grid = known.reshaped[name, size, reshapes[name]]
         else:
-            found = known.found[size].get(name)
-        if found:
-            located[name] = found
+            grid = known.found[size].get(name)
+        if grid:
+            located[name] = grid
     return Located(located)
 
 
 def token_grid(model: nn.Module, image: Tensor, count: int) -> Grid | None:
     """Return the grid of the model's layers with `count` tokens, or None if there is no grid."""
     votes = Counter(
-        each.grid
-        for each in locate(model, image).found.values()
-        if each.grid and each.grid.kind == "tokens" and each.shape[0] == count
+        location.grid
+        for location in locate(model, image).found.values()
+        if location.grid and location.grid.kind == "tokens" and location.shape[0] == count
     )
     # Attention matrices have no batch behind their tokens.
     return replace(votes.most_common(1)[0][0], tokens_first=False) if votes else None
@@ -208,15 +210,15 @@ def token_grid(model: nn.Module, image: Tensor, count: int) -> Grid | None:
 
 def _modules(model: nn.Module) -> list[nn.Module]:
     """Return a model's modules, as `nn.Module.modules` does, in a quarter of its time."""
-    found, seen = [], set()
+    names, seen = [], set()
     waiting: list[nn.Module | None] = [model]
     while waiting:
         module = waiting.pop()
         if module is not None and id(module) not in seen:
             seen.add(id(module))
-            found.append(module)
+            names.append(module)
             waiting.extend(module._modules.values())
-    return found
+    return names
 
 
 def _settings(module: nn.Module) -> tuple[Callable[[dict[str, Any]], object], object, int]:
@@ -258,23 +260,23 @@ def _locations(model: nn.Module, image: Tensor, *, of_calls: bool) -> dict[str, 
         image = noise.to(image)
     with evaluating(model), torch.inference_mode(False), torch.no_grad():
         runs = runs_of(model, image) if of_calls else {}
-    found = _found_with(model, image, runs)
-    if any(each.grid and each.grid.placement for each in found.values()):
+    locations = _found_with(model, image, runs)
+    if any(location.grid and location.grid.placement for location in locations.values()):
         height, width = image.shape[-2:]
         moved = image.flip((-2, -1)).roll((height // 6, width // 6), (-2, -1))
-        found = _same(found, _found_with(model, moved, runs), max(height, width))
-    return dict(found)
+        locations = _same(locations, _found_with(model, moved, runs), max(height, width))
+    return dict(locations)
 
 
 def _same(
-    found: Mapping[str, Location], other: Mapping[str, Location], side: int
+    locations: Mapping[str, Location], other: Mapping[str, Location], side: int
 ) -> dict[str, Location]:
     """Return the locations found with one image, without those that differ for another image."""
     return {
         name: Location(location.shape, None, DEPENDS)
         if name in other and _differ(location.grid, other[name].grid, side)
         else location
-        for name, location in found.items()
+        for name, location in locations.items()
     }
 
 
@@ -308,11 +310,11 @@ def _found_with(model: nn.Module, image: Tensor, runs: Mapping[str, int]) -> dic
     ]
     outputs = _outputs(model, image, [*Modules(model), *calls])
     stated = stated_by(model, size)
-    found: dict[str, Location] = {}
+    locations: dict[str, Location] = {}
     doubtful: dict[str, list[Grid]] = {}
     for name, output in outputs.items():
         if not isinstance(output, Tensor):
-            found[name] = Location((), None, no_tensor(output))
+            locations[name] = Location((), None, no_tensor(output))
             continue
         shape = tuple(output.shape)
         if tokens_first(output):
@@ -323,15 +325,15 @@ def _found_with(model: nn.Module, image: Tensor, runs: Mapping[str, int]) -> dic
         if grids:
             doubtful[name] = grids
         else:
-            found[name] = Location(shape[1:], None, _no_grid(shape))
+            locations[name] = Location(shape[1:], None, _no_grid(shape))
     if not doubtful:
-        return found
+        return locations
     with evaluating(model), torch.inference_mode(False), torch.no_grad():
         tests = Measurement(model, image, outputs, doubtful, runs, stated)
-        for name, each in located_by(tests).items():
-            grid = each.grid and replace(each.grid, tokens_first=name in tests.turned)
-            found[name] = replace(each, grid=grid)
-    return found
+        for name, location in located_by(tests).items():
+            grid = location.grid and replace(location.grid, tokens_first=name in tests.turned)
+            locations[name] = replace(location, grid=grid)
+    return locations
 
 
 def _reshape(model: nn.Module, layer: str) -> Reshape | None:

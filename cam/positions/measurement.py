@@ -58,13 +58,13 @@ class Measured:
 
     def distance(self, grid: Grid, size: Size, view: View) -> float:
         """Return the mean distance of the responses from their patches, in positions."""
-        found = self.fit(grid, size, view)
-        return found.distance if found else inf
+        fit = self.fit(grid, size, view)
+        return fit.distance if fit else inf
 
     @property
     def moves(self) -> bool:
         """Whether any of the patches changes the layer's output."""
-        return any(bool(each.any()) for each in self.moved.values())
+        return any(bool(moved.any()) for moved in self.moved.values())
 
     def centres(self, grid: Grid, size: Size) -> Centres | None:
         """Return where the layer responds on a grid; None if its responses are not sharp."""
@@ -73,8 +73,8 @@ class Measured:
         moved = self.moved[grid.kind]
         if grid.kind == "tokens":
             moved = grid.apply(moved[..., None])[:, 0]
-        found = centres_of(moved, [patch.centre(size) for patch in self.patches])
-        return found if found.sharp else None
+        centres = centres_of(moved, [patch.centre(size) for patch in self.patches])
+        return centres if centres.sharp else None
 
 
 @dataclass(frozen=True)
@@ -127,11 +127,11 @@ class Measurement:
         self._modules = Modules(model)
         self._outputs: dict[str, Tensor] = {name: outputs[name] for name in grids}
         self.size: Size = (int(image.shape[-2]), int(image.shape[-1]))
-        self.turned = {name for name, each in self._outputs.items() if tokens_first(each)}
+        self.turned = {name for name, output in self._outputs.items() if tokens_first(output)}
         """The layers whose tokens lie before the batch."""
         self.shapes = {
-            name: tuple((each.transpose(0, 1) if name in self.turned else each).shape[1:])
-            for name, each in self._outputs.items()
+            name: tuple((output.transpose(0, 1) if name in self.turned else output).shape[1:])
+            for name, output in self._outputs.items()
         }
         """Name → shape of the output, without the batch dimension."""
         self.within = {name: turns_of(name, runs) for name in grids}
@@ -182,8 +182,8 @@ class Measurement:
     def part_of(self, source: Source, name: str) -> Patch:
         """Return the positions of a source at which a layer looks."""
         before = {name: self._outputs[name]}
-        found = seen_part(self._model, self._modules, self._image, before, self._change(source))
-        return found or Patch(0, 0, *source.cells)
+        part = seen_part(self._model, self._modules, self._image, before, self._change(source))
+        return part or Patch(0, 0, *source.cells)
 
     def _change(self, source: Source) -> tuple[str, Tensor, int]:
         axis = 3 if source.grid.kind == "channels last" else 1
@@ -247,7 +247,7 @@ class Measurement:
 def _moving(layers: Iterable[Measured]) -> Tensor:
     """Return which patches move any of the layers, which were tested with the same ones: bool
     (patches,)."""
-    moved = [each.flatten(1).any(1) for layer in layers for each in layer.moved.values()]
+    moved = [cells.flatten(1).any(1) for layer in layers for cells in layer.moved.values()]
     return torch.stack(moved).any(0) if moved else torch.zeros(1, dtype=torch.bool)
 
 

@@ -209,9 +209,9 @@ def responses(
                 with modules[layer].register_forward_hook(lambda *_, put=instead: put):
                     model(image.clone())
     return {
-        name: {kind: torch.stack(each) for kind, each in kinds.items()}
+        name: {kind: torch.stack(rows) for kind, rows in kinds.items()}
         for name, kinds in moved.items()
-        if kinds and all(len(each) == len(patches) for each in kinds.values())
+        if kinds and all(len(rows) == len(patches) for rows in kinds.values())
     }
 
 
@@ -233,8 +233,8 @@ def seen_part(
     height, width = int(sides[-2]), int(sides[-1])
 
     def moves(patch: Patch) -> bool:
-        found = responses(model, modules, image, before, [patch], None, changed, FAINT)
-        return any(bool(each.any()) for kinds in found.values() for each in kinds.values())
+        moved = responses(model, modules, image, before, [patch], None, changed, FAINT)
+        return any(bool(cells.any()) for kinds in moved.values() for cells in kinds.values())
 
     strips: list[tuple[Callable[[int], Patch], int]] = [
         (lambda n: Patch(0, 0, n, width), height),
@@ -314,9 +314,9 @@ class Peaks:
         return Fit(
             # A patch that changes nothing does not count as a hit, but counts as a patch: a few
             # patches that do change the output are little evidence.
-            hits=sum(each <= slack for each in distances) / self.count,
+            hits=sum(distance <= slack for distance in distances) / self.count,
             follows=min(follows, default=0.0),
-            distance=sum(min(each, 3.0) for each in distances) / len(distances),
+            distance=sum(min(distance, 3.0) for distance in distances) / len(distances),
             unlikely=self.grid.kind == "tokens" or not covers(height, width, size),
             few=self.grid.kind == "tokens" and height * width < FEW,
         )
@@ -331,7 +331,7 @@ def peaks_of(grid: Grid, moved: Tensor, patches: Sequence[Patch]) -> Peaks:
     if grid.kind == "tokens":
         moved = grid.apply(moved[..., None])[:, 0]
     moving = moved.flatten(1).any(1)
-    places = [patch for patch, each in zip(patches, moving.tolist(), strict=True) if each]
+    places = [patch for patch, moves in zip(patches, moving.tolist(), strict=True) if moves]
     changes = moved[moving].double()
     shares = changes / changes.sum((1, 2), keepdim=True)
     # A change that every patch causes does not show where the patch is, so it is subtracted.

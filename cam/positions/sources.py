@@ -47,18 +47,23 @@ class Sources:
     def nearest(self, name: str) -> list[Source]:
         """Return the nearest layers with a known place from which a layer's output is computed, the
         one with the most positions first."""
-        feeding, found = self._tests.feeding, []
+        feeding, sources = self._tests.feeding, []
         seen, waiting = {name}, list(feeding.get(name, ()))
         while waiting:
-            each = waiting.pop()
-            if each in self._known and each not in seen:
-                found.append(self._known[each])
-            elif each not in seen:
-                waiting.extend(feeding.get(each, ()))
-            seen.add(each)
-        found = [each for each in found if min(each.cells) >= LEAST_CELLS] or found
+            candidate = waiting.pop()
+            if candidate in self._known and candidate not in seen:
+                sources.append(self._known[candidate])
+            elif candidate not in seen:
+                waiting.extend(feeding.get(candidate, ()))
+            seen.add(candidate)
+        sources = [source_ for source_ in sources if min(source_.cells) >= LEAST_CELLS] or sources
         return sorted(
-            found, key=lambda each: (-each.cells[0] * each.cells[1], not each.view.plain, each.name)
+            sources,
+            key=lambda source_: (
+                -source_.cells[0] * source_.cells[1],
+                not source_.view.plain,
+                source_.name,
+            ),
         )
 
     def told(self, name: str, source: Source) -> tuple[Grid, View] | None:
@@ -66,11 +71,11 @@ class Sources:
         source that was changed already; None if they show none."""
         if self._unclear >= MOST_UNCLEAR:
             return None
-        latest = [each for each in self.tested[: -LATEST - 1 : -1] if each != source]
+        latest = [name for name in self.tested[: -LATEST - 1 : -1] if name != source]
         another = None
-        for each in ([source] if source in self.tested else []) + latest:
-            told = self._shown_behind(name, each, nearest=each == source)
-            if told and (each == source or told[1] == each.view):
+        for other in ([source] if source in self.tested else []) + latest:
+            told = self._shown_behind(name, other, nearest=other == source)
+            if told and (other == source or told[1] == other.view):
                 return told
             another = another or told
         told = None

@@ -45,7 +45,7 @@ def _pair(value: Any) -> Size | None:
         value = (value, value)
     if not isinstance(value, tuple | list) or len(value) != 2:
         return None
-    if not all(type(each) is int and each > 0 for each in value):
+    if not all(type(number) is int and number > 0 for number in value):
         return None
     return value[0], value[1]
 

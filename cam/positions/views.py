@@ -145,14 +145,14 @@ class View:
 
     def turned(self) -> list[View]:
         """Return the same view mirrored, turned upside down and transposed in all other ways."""
-        found = []
+        views = []
         for transposed in (self.transposed, not self.transposed):
             swapped = transposed != self.transposed
             axes = (self.columns, self.rows) if swapped else (self.rows, self.columns)
             for rows in (axes[0], _flipped(axes[0])):
                 for columns in (axes[1], _flipped(axes[1])):
-                    found.append(View(rows, columns, transposed))
-        return found[1:]
+                    views.append(View(rows, columns, transposed))
+        return views[1:]
 
 
 def part_view(seen: Region, size: Size) -> View:
@@ -247,7 +247,7 @@ def centres_of(moved: Tensor, centres: Sequence[tuple[float, float]]) -> Centres
     )
 
 
-def view_of(found: Centres) -> View | None:
+def view_of(centres: Centres) -> View | None:
     """Return the view that a sharp layer shows, or None if no view explains its responses: its
     positions lie in another order, such as window by window, or are rolled."""
     best, most = None, 0
@@ -255,8 +255,8 @@ def view_of(found: Centres) -> View | None:
         axes = []
         agreeing = 0
         for axis in (0, 1):
-            along = found.patches[:, 1 - axis if transposed else axis]
-            fitted = _axis(along, found, axis)
+            along = centres.patches[:, 1 - axis if transposed else axis]
+            fitted = _axis(along, centres, axis)
             if fitted is None:
                 break
             axes.append(fitted[0])
@@ -266,13 +266,13 @@ def view_of(found: Centres) -> View | None:
     return best
 
 
-def _axis(along: Tensor, found: Centres, axis: int) -> tuple[Axis, int] | None:
+def _axis(along: Tensor, centres: Centres, axis: int) -> tuple[Axis, int] | None:
     """Return the scale and offset along one axis of a layer on which most patches agree, and how
     many do; None if too few agree."""
-    cells = found.cells[axis]
+    cells = centres.cells[axis]
     tolerance = 0.6 / cells + 0.01
-    x, y = along.numpy(), found.places[:, axis].numpy()
-    sure = found.whole[:, axis].numpy()
+    x, y = along.numpy(), centres.places[:, axis].numpy()
+    sure = centres.whole[:, axis].numpy()
     if sure.sum() < LEAST_PATCHES:
         sure = np.ones(len(x), bool)
     best, most = None, 0
@@ -289,7 +289,7 @@ def _axis(along: Tensor, found: Centres, axis: int) -> tuple[Axis, int] | None:
     scale = float((dx * dy).sum() / (dx * dx).sum())
     axis_ = Axis(scale, float(y[best].mean() - scale * x[best].mean()))
     # A response at the border has its centre inside: it may lie further in, by its own extent.
-    slack = 3 * found.spread[:, axis].numpy() + 2 * tolerance
+    slack = 3 * centres.spread[:, axis].numpy() + 2 * tolerance
     wanted = (scale * x + axis_.offset).clip(0, 1)
     if (np.abs(wanted - y) > slack).any():
         return None

@@ -97,7 +97,7 @@ def audit(
     console = Console(stderr=True)
     try:
         with configuration.locked(), decoders_heard():
-            found = asyncio.run(
+            report = asyncio.run(
                 _audit(source, settings, configuration, model, most, within, console)
             )
     except (InsufficientStorage, Unavailable) as problem:
@@ -105,14 +105,14 @@ def audit(
     except (KeyboardInterrupt, asyncio.CancelledError):
         console.print(f"Stopped; {GO_ON}.")
         return INTERRUPTED
-    for finding in found.findings:
+    for finding in report.findings:
         say(finding.sentence, console)
-    if best := found.recommendation:
+    if best := report.recommendation:
         say(f"Recommended: {best.method} at {best.layer}: {best.reason}.", console)
     else:
-        say(f"No method can be recommended: {found.why_none}.", console)
+        say(f"No method can be recommended: {report.why_none}.", console)
     say(f"Report: {configuration.output / REPORT}", console)
-    return 1 if found.failed else 0
+    return 1 if report.failed else 0
 
 
 async def _audit(
@@ -255,7 +255,7 @@ class Estimate:
 
 def _passes(plan: Plan) -> int:
     sanity = sum(map(plan.is_for_sanity, range(plan.total)))
-    checked, other = (sum(plan.passes(sanity=each).values()) for each in (True, False))
+    checked, other = (sum(plan.passes(sanity=sanity).values()) for sanity in (True, False))
     return sanity * checked + (plan.total - sanity) * other
 
 
@@ -332,12 +332,12 @@ def seconds_of(duration: str) -> float:
     Raises:
         ConfigError: if it is none.
     """
-    found = re.fullmatch(r"(\d{1,6}(?:\.\d{1,6})?)([smh])", duration.strip())
-    if found is None or not float(found[1]):
+    match = re.fullmatch(r"(\d{1,6}(?:\.\d{1,6})?)([smh])", duration.strip())
+    if match is None or not float(match[1]):
         raise ConfigError(
             f"{duration[:40]!r} is no duration; it is a number and s, m or h, such as 90s or 10m"
         )
-    return float(found[1]) * {"s": 1, "m": 60, "h": 3600}[found[2]]
+    return float(match[1]) * {"s": 1, "m": 60, "h": 3600}[match[2]]
 
 
 def in_words(seconds: float) -> str:
@@ -380,9 +380,9 @@ class _Reader:
         if sent is None:
             return None
         assert not isinstance(sent, list)  # `_check_targets` accepts one class
-        found = target_of(self._session.replicas.model, sent)
-        assert isinstance(found, ClassTarget)  # `_check_targets` accepts no other
-        return found
+        target = target_of(self._session.replicas.model, sent)
+        assert isinstance(target, ClassTarget)  # `_check_targets` accepts no other
+        return target
 
 
 def chosen(names: list[str], most: int) -> list[str]:
@@ -430,12 +430,12 @@ def read_records(file: Path, names: list[str]) -> list[PhotoRecord]:
     """
     if not file.exists():
         return []
-    found: dict[int, PhotoRecord] = {}
+    records: dict[int, PhotoRecord] = {}
     try:
         for line in file.read_bytes().split(b"\n")[:-1]:
             record = PhotoRecord.model_validate_json(line)
             if record.index < len(names) and record.item == stored_name(names[record.index]):
-                found[record.index] = record
+                records[record.index] = record
     except (OSError, ValidationError) as error:
         raise ConfigError(f"{file} cannot be read: {one_line(error)}") from None
-    return list(found.values())
+    return list(records.values())

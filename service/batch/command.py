@@ -129,11 +129,11 @@ def _check_place(report: Path, output: Path) -> None:
     Raises:
         ConfigError: if the path is a folder, or belongs to the batch's own files.
     """
-    place, folder = (Path(os.path.realpath(each)) for each in (report, output))
+    place, folder = (Path(os.path.realpath(path)) for path in (report, output))
     own = [folder / name for name in (MANIFEST, RECORD, LOCK, PARTS, PICTURES)]
     if os.path.isdir(place):  # noqa: PTH112 - Path.is_dir raises if a name is too long
         raise ConfigError(f"--report={report} is a folder; it should be a file")
-    if any(place.is_relative_to(each) for each in own):
+    if any(place.is_relative_to(folder_) for folder_ in own):
         raise ConfigError(f"--report={report} is the batch's own; it should be another file")
 
 

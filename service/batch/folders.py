@@ -79,16 +79,16 @@ class Search:
         Raises:
             ConfigError: if two images would have the same name.
         """
-        found: dict[str, Path] = {}
+        files: dict[str, Path] = {}
         for file in self._fitting(folder, pattern):
             name = file.relative_to(folder).as_posix()
             if not is_image(name) or not self._is_file(file):
                 continue
             # Tables cannot store a name that is not valid UTF-8.
             name = os.fsencode(name).decode(errors="backslashreplace")
-            if found.setdefault(name, file) != file:
+            if files.setdefault(name, file) != file:
                 raise ConfigError(f"two files of {folder} are called {name}; rename one of them")
-        return found
+        return files
 
     def _fitting(self, folder: Path, pattern: tuple[str, ...]) -> Iterator[Path]:
         if self._is_apart(folder):

@@ -69,39 +69,39 @@ def open_inputs(source: str, besides: Path | None = None) -> Iterator[Inputs]:
     search = Search(besides)
     with ExitStack() as scope:
         if os.path.isdir(path):  # noqa: PTH112 - Path.is_dir raises if a name is too long
-            found = _of_files(search.images(path), search.warning)
+            inputs = _of_files(search.images(path), search.warning)
             what = f"the folder {source} has no images ({_suffixes()})"
         elif is_file and kind == ".zip":
             archive = scope.enter_context(_zip(path))
-            found, what = _of_zip(archive), f"the zip {source} has no images ({_suffixes()})"
+            inputs, what = _of_zip(archive), f"the zip {source} has no images ({_suffixes()})"
         elif is_file and kind in (".csv", ".parquet"):
-            found, what = _of_table(path), f"the table {source} has no rows"
+            inputs, what = _of_table(path), f"the table {source} has no rows"
         elif is_file and kind in SUFFIXES:
-            found, what = Inputs([path.name], lambda name: read_file(path)), ""
+            inputs, what = Inputs([path.name], lambda name: read_file(path)), ""
         elif any(sign in source for sign in WILDCARDS):
-            found = _of_files(search.fitting(source), search.warning)
+            inputs = _of_files(search.fitting(source), search.warning)
             what = f"no image fits {source} ({_suffixes()})"
         else:
             raise ConfigError(
                 f"{source} is neither a folder, a pattern like 'photos/**/*.jpg', a .zip, nor a "
                 ".csv or .parquet with a column 'path'"
             )
-        if not found.ids:
+        if not inputs.ids:
             out = f"what is below {besides} is left out" if search.left_out else ""
             raise ConfigError("; ".join(filter(None, (what, out, search.warning))))
-        yield found
+        yield inputs
 
 
-def _known(found: Mapping[str, Place], name: str) -> Place:
+def _known(places: Mapping[str, Place], name: str) -> Place:
     """Return the entry of an image.
 
     Raises:
         UndecodableImage: if there is none. Another process may have listed the image before it was
             removed.
     """
-    if name not in found:
+    if name not in places:
         raise UndecodableImage(f"{name} is not there any more")
-    return found[name]
+    return places[name]
 
 
 def _suffixes() -> str:
@@ -221,10 +221,10 @@ def _plain(value: Any) -> Any:
     floats become integers, because pandas turns a column of integers with a missing one into
     floats with NaN."""
     if isinstance(value, dict):
-        plain = {name: _plain(each) for name, each in value.items()}
-        return {name: each for name, each in plain.items() if each is not None}
+        plain = {name: _plain(cell) for name, cell in value.items()}
+        return {name: cell for name, cell in plain.items() if cell is not None}
     if isinstance(value, list):
-        return [_plain(each) for each in value]
+        return [_plain(cell) for cell in value]
     if isinstance(value, float):
         if math.isnan(value):
             return None

@@ -150,7 +150,7 @@ class Parts:
             for start in range(0, len(names), block):
                 wanted = set(names[start : start + block])
                 span = names[start], names[min(start + block, len(names)) - 1]
-                found = [
+                parts = [
                     rows.filter(
                         pa.array(
                             name in wanted and owner[name] == turn
@@ -160,7 +160,7 @@ class Parts:
                     for turn, file in enumerate(files)
                     for rows in _batches(file, span=span)
                 ]
-                table = pa.Table.from_batches(found, SCHEMA).cast(schema)
+                table = pa.Table.from_batches(parts, SCHEMA).cast(schema)
                 configuration = [("id", "ascending"), ("number", "ascending")]
                 writer.write_table(table.sort_by(configuration), row_group_size=ROWS)
 

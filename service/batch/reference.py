@@ -91,9 +91,9 @@ def make_reference(
     settings = settings.model_copy(update={"cache_bytes": 0})
     with decoders_heard():
         made = asyncio.run(_found(source, settings, parameters, model, console))
-    found, failed = made.reference, made.failed
+    reference, failed = made.reference, made.failed
     try:
-        _write(found, output)
+        _write(reference, output)
     except OSError as error:
         where = output or "the standard output"
         raise ConfigError(f"{where} cannot be written: {error.strerror}") from None
@@ -182,19 +182,19 @@ async def _found(
                 served.name, served.weights, question.method, question.layers[0], parameters.fit
             )
     try:
-        found = reference_of(maps, origin)
+        made_of = reference_of(maps, origin)
     except CamError as error:
         raise ConfigError(str(error)) from None
-    repeated = len(maps) - len(found.rows)
-    if (count := len(found.rows)) < LEAST:
+    repeated = len(maps) - len(made_of.rows)
+    if (count := len(made_of.rows)) < LEAST:
         lost = f"{source} has {count}, without {repeated} repeated and {tally.failed} failed ones"
         raise ConfigError(_useless(lost))
-    return _Made(found, served.labels, tally.failed, repeated)
+    return _Made(made_of, served.labels, tally.failed, repeated)
 
 
-def _useless(found: str) -> str:
+def _useless(reason: str) -> str:
     """Return why a reference of so few photos is not made."""
-    return f"a reference of fewer than {LEAST} different photos can never be compared; {found}"
+    return f"a reference of fewer than {LEAST} different photos can never be compared; {reason}"
 
 
 async def _map_of(
@@ -206,5 +206,7 @@ async def _map_of(
     seen, _ = await session.pipeline.input_of(model, instance, "background")
     (question,) = questions_of(model, parameters)
     outcome = await session.replicas.ask(Explain(seen, (question,), "background"))
-    (found,) = outcome.value.explanations
-    return found.target.index, statistics_of(found.map, found.probability, seen.pixels)
+    (explanation,) = outcome.value.explanations
+    return explanation.target.index, statistics_of(
+        explanation.map, explanation.probability, seen.pixels
+    )

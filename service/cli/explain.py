@@ -76,7 +76,7 @@ async def _explain(
                     save = partial(_save, output / names.of(photo))
                     for row in await result.as_rows(save):
                         told = _told(photo, row, valued=served.kind == "value")
-                        table.add_row(*(_cell(each, console) for each in told))
+                        table.add_row(*(_cell(cell, console) for cell in told))
             except Problem as problem:
                 failures += 1
                 failed = _cell(problem.detail, console, "red")

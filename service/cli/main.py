@@ -352,8 +352,8 @@ def _end(code: int, former: set[threading.Thread]) -> None:
 
 def _one_or_more(given: list[str] | None, default: str) -> str | list[str]:
     """Return the values of an option that may be repeated; a single value is returned alone."""
-    found = given or [default]
-    return found[0] if len(found) == 1 else found
+    files = given or [default]
+    return files[0] if len(files) == 1 else files
 
 
 def _pairs(given: list[str]) -> dict[str, str]:

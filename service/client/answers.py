@@ -74,8 +74,8 @@ def explanations(answer: Response) -> list[Explanation]:
         ServiceError: if the service could not explain the photo.
         UnexpectedAnswer: if the answer does not fit the schema.
     """
-    found = parsed(schemas.ExplainResponse, answer.body).explanations
-    return [Explanation(_sound(each)) for each in found]
+    explanations = parsed(schemas.ExplainResponse, answer.body).explanations
+    return [Explanation(_sound(explanation)) for explanation in explanations]
 
 
 def evaluations(answer: Response) -> list[schemas.Evaluation]:
@@ -102,15 +102,15 @@ def first(models: list[str]) -> str:
     return models[0]
 
 
-def only(found: list[Explanation]) -> Explanation:
+def only(explanations: list[Explanation]) -> Explanation:
     """Return the only explanation.
 
     Raises:
         ValueError: if there is not exactly one, because several maps were requested.
     """
-    if len(found) != 1:
-        raise ValueError(f"the answer has {len(found)} maps; explain_each gives them all")
-    return found[0]
+    if len(explanations) != 1:
+        raise ValueError(f"the answer has {len(explanations)} maps; explain_each gives them all")
+    return explanations[0]
 
 
 def prediction(answer: Response) -> schemas.Prediction:
@@ -120,10 +120,10 @@ def prediction(answer: Response) -> schemas.Prediction:
         ServiceError: if the service could not predict the photo.
         UnexpectedAnswer: if the answer does not fit the schema or has several predictions.
     """
-    found = parsed(schemas.PredictResponse, answer.body).predictions
-    if len(found) != 1:
-        raise UnexpectedAnswer(f"the answer has {len(found)} predictions of one photo")
-    return _sound(found[0])
+    predictions = parsed(schemas.PredictResponse, answer.body).predictions
+    if len(predictions) != 1:
+        raise UnexpectedAnswer(f"the answer has {len(predictions)} predictions of one photo")
+    return _sound(predictions[0])
 
 
 D = TypeVar("D", schemas.Explanation, schemas.Prediction, schemas.Evaluation)

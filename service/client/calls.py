@@ -106,7 +106,7 @@ def query_of(parameters: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
         several = list(value) if _compound(value) and not isinstance(value, Mapping) else [value]
         if not several:
             raise ValueError(f"{name} is an empty list; leave it out, or name at least one")
-        pairs += [(name, each if isinstance(each, str) else _text(each)) for each in several]
+        pairs += [(name, value if isinstance(value, str) else _text(value)) for value in several]
     return tuple(pairs)
 
 

@@ -65,7 +65,7 @@ def submit(
     headers = {"Accept": JSON, "Idempotency-Key": key or uuid.uuid4().hex}
     if isinstance(photos, (str, PathLike)):
         file = Path(photos)
-        ending = next((each for each in FILES if file.name.lower().endswith(each)), None)
+        ending = next((suffix for suffix in FILES if file.name.lower().endswith(suffix)), None)
         if ending is None:
             raise ValueError(
                 f"{fspath(photos)!r} is neither an archive nor a manifest, which end in "

@@ -33,7 +33,7 @@ def interval(
         proportion: whether the values are shares, 0 … 1. If all are 0 or all are 1, each sample has
             the same mean, as if it were certain; Wilson's interval is taken instead.
     """
-    known = np.array([each for each in values if each is not None], np.float64)
+    known = np.array([value for value in values if value is not None], np.float64)
     if not known.size:
         return None
     low, high = _bounds(_means(known[None], seed)[0])

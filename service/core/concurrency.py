@@ -74,13 +74,13 @@ async def _explain_many(
         left: list[asyncio.Task[Result] | asyncio.Task[Item]] = [*running]
         if upcoming:
             left.append(upcoming)
-        for each in left:
-            each.cancel()
+        for unfinished in left:
+            unfinished.cancel()
         if left:
             await asyncio.wait(left)
-        for each in left:
-            if not each.cancelled():
-                each.exception()  # or else the event loop logs it as never retrieved
+        for ended in left:
+            if not ended.cancelled():
+                ended.exception()  # or else the event loop logs it as never retrieved
 
 
 async def _each(items: Iterable[Item]) -> AsyncGenerator[Item]:

@@ -53,8 +53,8 @@ class DiskCache:
             return None
         file = self._folder / _name(key)
         try:
-            found = file.read_bytes()
-            digest, content = found[:DIGEST_BYTES], found[DIGEST_BYTES:]
+            read = file.read_bytes()
+            digest, content = read[:DIGEST_BYTES], read[DIGEST_BYTES:]
             if _digest(content) != digest:
                 log.warning("%s is damaged and is removed; it is made again", file)
                 file.unlink(missing_ok=True)
@@ -80,12 +80,12 @@ class DiskCache:
             log.info("nothing is kept in %s: %s", self._folder, error.strerror)
 
     def _trim(self, folder: Path) -> None:
-        found = []
+        entries = []
         for file in folder.glob(f"*{SUFFIX}"):  # the folder may hold files of other programs
             seen = file.stat()
-            found.append((seen.st_mtime, seen.st_size, file))
-        size = sum(bytes_ for _, bytes_, _ in found)
-        for _, bytes_, file in sorted(found):
+            entries.append((seen.st_mtime, seen.st_size, file))
+        size = sum(bytes_ for _, bytes_, _ in entries)
+        for _, bytes_, file in sorted(entries):
             if size <= self._most_bytes:
                 return
             file.unlink(missing_ok=True)

@@ -118,6 +118,8 @@ def escape(logger: Any, method: str, event: EventDict) -> EventDict:
 
 def _escaped(text: str, *, keep: str) -> str:
     return "".join(
-        each if each.isprintable() or each in keep else each.encode("unicode_escape").decode()
-        for each in text
+        letter
+        if letter.isprintable() or letter in keep
+        else letter.encode("unicode_escape").decode()
+        for letter in text
     )

@@ -233,15 +233,15 @@ class _Processes(Collector):
         self._folder = folder
 
     def collect(self) -> Iterator[Metric]:
-        found: dict[str, Metric] = {}
+        merged: dict[str, Metric] = {}
         for pid in sorted(
-            {int(each.stem.rpartition("_")[2]) for each in self._folder.glob("*.db")}
+            {int(file.stem.rpartition("_")[2]) for file in self._folder.glob("*.db")}
         ):
             with suppress(OSError):  # the process has just ended
                 for metric in ProcessCollector(pid=partial(int, pid), registry=None).collect():
-                    known = found.setdefault(metric.name, metric)
+                    known = merged.setdefault(metric.name, metric)
                     samples = [
                         sample._replace(labels={"pid": str(pid)}) for sample in metric.samples
                     ]
                     known.samples = samples if known is metric else known.samples + samples
-        yield from found.values()
+        yield from merged.values()

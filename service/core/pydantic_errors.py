@@ -62,7 +62,14 @@ def range_of(schema: type[BaseModel], name: str, kind: str = "number") -> str | 
     bounds."""
     metadata = schema.model_fields[name].metadata
     low, high = (
-        next((value for each in metadata if (value := getattr(each, end, None)) is not None), None)
+        next(
+            (
+                value
+                for constraint in metadata
+                if (value := getattr(constraint, end, None)) is not None
+            ),
+            None,
+        )
         for end in ("ge", "le")
     )
     if low is not None and high is not None:

@@ -248,7 +248,7 @@ class Batcher(Generic[Item, Result]):
         if not candidates:
             return []
         waiting = dict.fromkeys(self._cost(entry.item) for entry in candidates)
-        cost = min(waiting, key=lambda each: self._turns.get(each, 0))
+        cost = min(waiting, key=lambda class_: self._turns.get(class_, 0))
         self._turns[cost] = max(self._turns.values(), default=0) + 1
         oldest = next(entry for entry in candidates if self._cost(entry.item) == cost)
         key = self._key(oldest.item)

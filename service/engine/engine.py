@@ -334,10 +334,10 @@ class Engine:
                     return until is not None and only.budget is None and monotonic() > until
 
                 chunk = model.max_batch
-                found = yield from explain_in_steps(
+                answer = yield from explain_in_steps(
                     module, images[0], only, chunk=chunk, reading=reading, stop=stop
                 )
-                return _plain(found)
+                return _plain(answer)
             case Evaluate():
                 return (
                     yield from evaluate_in_steps(
@@ -462,12 +462,12 @@ class Engine:
             # images they are. Batches of a fixed size give a job the same maps if it continues
             # after a crash and its images are batched differently. Grids of audits, which have
             # another size, would be several times as expensive so.
-            found: list[object] = []
+            answers: list[object] = []
             for start in range(0, len(items), self._group):
                 some = items[start : start + self._group]
                 full = some + some[:1] * (self._group - len(some))
-                found += self._explained(full)[: len(some)]
-            return found
+                answers += self._explained(full)[: len(some)]
+            return answers
 
     def _explained(self, items: list[_Item]) -> list[object]:
         model, pixels = self.model, [item.pixels for item in items]
@@ -501,17 +501,17 @@ def smallest_that_pays(seconds: Mapping[int, float]) -> int:
     return min(count for count, share in shares.items() if share <= SLOWER * best)
 
 
-def _plain(found: Explained | CamError) -> ServedAnswer | CamError:
+def _plain(answer: Explained | CamError) -> ServedAnswer | CamError:
     """Return an answer as plain data. Targets lose their masks, which no caller reads."""
-    if isinstance(found, CamError):
-        return found
+    if isinstance(answer, CamError):
+        return answer
     explanations = tuple(
         replace(explanation, target=replace(explanation.target, mask=None))
         if isinstance(explanation.target, ClassTarget) and explanation.target.mask is not None
         else explanation
-        for explanation in found.explanations
+        for explanation in answer.explanations
     )
-    return ServedAnswer(_prediction(found.output), explanations)
+    return ServedAnswer(_prediction(answer.output), explanations)
 
 
 def _prediction(said: Output) -> Prediction:
@@ -524,5 +524,5 @@ def _prediction(said: Output) -> Prediction:
         counts = wins.bincount(minlength=len(said.segments)).cpu().numpy()
         return Prediction(shares=counts / len(wins))
     assert said.detections is not None
-    found = said.detections
-    return Prediction(boxes=Boxes(found.boxes.numpy(), found.labels.numpy(), found.scores.numpy()))
+    boxes = said.detections
+    return Prediction(boxes=Boxes(boxes.boxes.numpy(), boxes.labels.numpy(), boxes.scores.numpy()))

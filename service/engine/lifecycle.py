@@ -244,4 +244,4 @@ def _cores(entry: ModelEntry) -> list[list[int] | None]:
             "device", f"{sum(on_cpu)} copies on the CPU need as many cores; there are {len(cores)}"
         )
     shares = iter([cores[turn :: sum(on_cpu)] for turn in range(sum(on_cpu))])
-    return [next(shares) if each else None for each in on_cpu]
+    return [next(shares) if is_on_cpu else None for is_on_cpu in on_cpu]

@@ -150,10 +150,12 @@ class ModelManager:
         if not self._lifecycles:
             return "there is no model: each was removed"
         missing = self._missing or list(self._lifecycles.values())
-        loading = [each.entry.name for each in missing if each.replicas is None]
+        loading = [lifecycle.entry.name for lifecycle in missing if lifecycle.replicas is None]
         if loading:
             return f"still loading: {', '.join(loading)}"
-        return "; ".join(f"{each.entry.name} is {each.why_not_ready}" for each in missing)
+        return "; ".join(
+            f"{lifecycle.entry.name} is {lifecycle.why_not_ready}" for lifecycle in missing
+        )
 
     def replicas(self, name: str) -> Replicas:
         """Return the engines of a model.

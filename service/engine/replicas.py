@@ -66,19 +66,19 @@ class Replicas:
     @property
     def fidelity(self) -> float | None:
         """Worst fidelity of the methods that use the fast path; None if no method does."""
-        found = [each.worst for name, each in self.fidelities.items() if self.is_fast(name)]
-        return min(found, default=None)
+        worst = [fidelity.worst for name, fidelity in self.fidelities.items() if self.is_fast(name)]
+        return min(worst, default=None)
 
     @property
     def fidelities(self) -> dict[str, Fidelity]:
         """Method name → fidelity of its fast maps to the exact maps, on the engine where it is
         lowest."""
         judged = [engine.fidelities for engine in self.engines if engine.fidelities]
-        names = dict.fromkeys(name for each in judged for name in each)
+        names = dict.fromkeys(name for fidelities in judged for name in fidelities)
         return {
             name: min(
-                (each[name] for each in judged if name in each),
-                key=lambda found: (found.worst, found.median),
+                (fidelities[name] for fidelities in judged if name in fidelities),
+                key=lambda fidelity: (fidelity.worst, fidelity.median),
             )
             for name in names
         }
@@ -121,18 +121,22 @@ class Replicas:
         if len(work.questions) == 1:
             return await self._explain_group(work, progress, work.questions)
         outcomes: list[Outcome[ServedAnswer]] = []
-        found: dict[str, list[Explanation]] = {}
+        by_method: dict[str, list[Explanation]] = {}
         for asked in self._groups(work.questions):
             group = asked
             if outcomes:  # passes in different precisions might choose different classes
                 explained = outcomes[0].value.explanations
-                targets = tuple({each.turn: each.target for each in explained}.values())
-                group = tuple(replace(each, targets=targets) for each in asked)
+                targets = tuple(
+                    {explanation.turn: explanation.target for explanation in explained}.values()
+                )
+                group = tuple(replace(question, targets=targets) for question in asked)
             told = progress and naming(group[0].method, progress)
             outcomes.append(await self._explain_group(replace(work, questions=group), told, asked))
             for explanation in outcomes[-1].value.explanations:
-                found.setdefault(explanation.method, []).append(explanation)
-        explanations = [each for one in work.questions for each in found.get(one.method, [])]
+                by_method.setdefault(explanation.method, []).append(explanation)
+        explanations = [
+            explanation for one in work.questions for explanation in by_method.get(one.method, [])
+        ]
         return Outcome(
             replace(outcomes[0].value, explanations=tuple(explanations)),
             sum(outcome.queued_seconds for outcome in outcomes),
@@ -226,4 +230,4 @@ def _bytes_of(outcome: Outcome[ServedAnswer]) -> int | None:
         explanation.map if explanation.map.base is None else explanation.map.base
         for explanation in answer.explanations
     ]
-    return 2000 + answer.prediction.nbytes + sum(each.nbytes for each in maps)
+    return 2000 + answer.prediction.nbytes + sum(map_.nbytes for map_ in maps)

@@ -78,11 +78,11 @@ def warm_paths(model: ServedModel, worth: float = math.inf) -> WarmPath | None:
             used only if an earlier start has converted the model.
     """
     images = _images(model)
-    found = [warm for path in model.paths if (warm := _warm(model, path, images, worth))]
-    if len(found) > 1:
-        told = ", ".join(f"{each.path.runtime} {each.seconds * 1000:.1f}" for each in found)
+    paths = [warm for path in model.paths if (warm := _warm(model, path, images, worth))]
+    if len(paths) > 1:
+        told = ", ".join(f"{path_.path.runtime} {path_.seconds * 1000:.1f}" for path_ in paths)
         log.info("model %s: milliseconds an image: %s; the fastest is used", model.name, told)
-    return min(found, key=lambda each: each.seconds, default=None)
+    return min(paths, key=lambda path_: path_.seconds, default=None)
 
 
 def _warm(model: ServedModel, path: CompiledPath, images: Tensor, worth: float) -> WarmPath | None:
@@ -111,9 +111,11 @@ def _warm(model: ServedModel, path: CompiledPath, images: Tensor, worth: float) 
         if why and path.dtype == model.dtype:
             raise RuntimeError(why)
         compiled = perf_counter()
-        found = known or _judged(model, path, images, methods)
+        judgement = known or _judged(model, path, images, methods)
         usable = {
-            name: each for name, each in found.fidelities.items() if each.exact or not model.exact
+            name: fidelity
+            for name, fidelity in judgement.fidelities.items()
+            if fidelity.exact or not model.exact
         }
     except Exception as error:  # whatever fails here, the exact path still works
         passing = isinstance(error, PathTooSlow | OSError) or is_of_memory(error)
@@ -124,7 +126,7 @@ def _warm(model: ServedModel, path: CompiledPath, images: Tensor, worth: float) 
         )
         return None
     if not known and path.runtime == "openvino":
-        _keep(model, record, found)
+        _keep(model, record, judgement)
     log.info(
         "model %s has a fast path by %s in %s after %.1f s, %.1f s of them for its comparison, %s; "
         "its maps correlate %.4f or better with the exact ones and differ by %.0e at most; served "
@@ -135,11 +137,11 @@ def _warm(model: ServedModel, path: CompiledPath, images: Tensor, worth: float) 
         perf_counter() - started,
         perf_counter() - compiled,
         f"not compiled: {why}" if why else "compiled",
-        min(each.worst for each in usable.values() if each.enough),
-        max(each.difference for each in usable.values() if each.enough),
-        _slow(model, methods, found.fidelities) or "none of the methods of one pass",
+        min(fidelity.worst for fidelity in usable.values() if fidelity.enough),
+        max(fidelity.difference for fidelity in usable.values() if fidelity.enough),
+        _slow(model, methods, judgement.fidelities) or "none of the methods of one pass",
     )
-    return WarmPath(path, usable, found.seconds)
+    return WarmPath(path, usable, judgement.seconds)
 
 
 def _candidates(model: ServedModel, path: CompiledPath) -> list[str]:
@@ -167,7 +169,9 @@ def _judged(
         TooSlow: if the exact path is faster.
     """
     judged = judge(path, partial(_exact, model), images, methods)
-    if not any(each.enough and (each.exact or not model.exact) for each in judged.values()):
+    if not any(
+        fidelity.enough and (fidelity.exact or not model.exact) for fidelity in judged.values()
+    ):
         raise Unfaithful(_slow(model, methods, judged))
     seconds = _seconds(model, path.explain, images)
     if model.exact:
@@ -177,8 +181,8 @@ def _judged(
     return Judgement(judged, seconds)
 
 
-def _keep(model: ServedModel, record: str, found: Judgement) -> None:
-    model.kept.write(record, json.dumps(asdict(found)).encode())
+def _keep(model: ServedModel, record: str, judgement: Judgement) -> None:
+    model.kept.write(record, json.dumps(asdict(judgement)).encode())
 
 
 def _recalled(model: ServedModel, record: str) -> Judgement | None:
@@ -200,10 +204,10 @@ def _seconds(
     """Return the seconds that an image takes: the geometric mean of an image alone and of an image
     in a batch of `TIMED`, so that both count alike."""
     question = Question((ClassTarget(),), "gradcam", (model.default,))
-    found = 1.0
+    seconds = 1.0
     for count in (1, min(TIMED, model.max_batch)):
-        found *= fastest(partial(explain, images[:count], [question] * count)) / count
-    return float(found**0.5)
+        seconds *= fastest(partial(explain, images[:count], [question] * count)) / count
+    return float(seconds**0.5)
 
 
 def _images(model: ServedModel) -> Tensor:
@@ -222,16 +226,16 @@ def _exact(
     return explain_batch(model.module, given, questions, head=model.head, reading=model.reading)
 
 
-def _slow(model: ServedModel, methods: Sequence[str], found: dict[str, Fidelity]) -> str:
+def _slow(model: ServedModel, methods: Sequence[str], fidelities: dict[str, Fidelity]) -> str:
     """Return the methods that must not use the fast path, each with the reason."""
     told, least = [], f"{LEAST} is the least"
     for name in methods:
-        if name not in found:
+        if name not in fidelities:
             told.append(f"{name} (no maps to compare)")
-        elif not found[name].enough:
-            worst, median = found[name].worst, found[name].median
+        elif not fidelities[name].enough:
+            worst, median = fidelities[name].worst, fidelities[name].median
             told.append(f"{name} (correlates {worst:.3f} at worst, {median:.3f} in the median)")
-        elif model.exact and not found[name].exact:
-            told.append(f"{name} (differs by {found[name].difference:.0e})")
+        elif model.exact and not fidelities[name].exact:
+            told.append(f"{name} (differs by {fidelities[name].difference:.0e})")
             least = f"{LEAST} is the least, and a difference of {EXACT:.0e} the most"
     return ", ".join(told) and f"{', '.join(told)}: {least}"

@@ -93,8 +93,8 @@ class Watch:
         self._closed = True
         if self._later is not None:
             self._later.cancel()
-        for each in self._sampling:
-            each.cancel()
+        for task in self._sampling:
+            task.cancel()
         # A comparison takes milliseconds in a thread that cannot be stopped, and callers may wait
         # for it.
         working = [*self._sampling, *([self._comparing] if self._comparing else [])]
@@ -124,8 +124,8 @@ class Watch:
                         and explanation.layer == question.layers[0]
                     ):
                         index = explanation.target.index
-                        found = statistics_of(explanation.map, explanation.probability, pixels)
-                        self._record(index, found)
+                        statistics = statistics_of(explanation.map, explanation.probability, pixels)
+                        self._record(index, statistics)
 
     def sample(
         self,
@@ -252,7 +252,7 @@ class Watch:
     def _tell(self, comparison: Comparison) -> None:
         """Show a comparison in the metrics: of the classes that have a label of their own, and of
         all together."""
-        found = {
+        samples = {
             (
                 self._labels[shift.index] if shift.index is not None else ALL,
                 shift.statistic,
@@ -262,7 +262,7 @@ class Watch:
         }
         self._metrics.tell_drift(
             self._origin.model,
-            found,
+            samples,
             moved=None if comparison.has_moved is None else len(comparison.moved),
             unknown=comparison.unknown,
         )

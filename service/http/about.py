@@ -37,10 +37,10 @@ NO_REFERENCE: Final = (
 )
 
 
-def _fidelity(found: Fidelity | None) -> model_schemas.FidelityDescription | None:
-    if found is None:
+def _fidelity(fidelity: Fidelity | None) -> model_schemas.FidelityDescription | None:
+    if fidelity is None:
         return None
-    return model_schemas.FidelityDescription(median=found.median, worst=found.worst)
+    return model_schemas.FidelityDescription(median=fidelity.median, worst=fidelity.worst)
 
 
 def make_about_router(*, manager: Backend, metrics: Metrics) -> APIRouter:
@@ -214,38 +214,38 @@ class AboutRoutes:
 
 def describe_drift(drift: Drift, labels: Labels) -> DriftDescription:
     """Return the JSON schema object of a drift."""
-    found = drift.comparison
+    comparison = drift.comparison
 
     def label(index: int | None) -> str | None:
         return None if index is None else labels.name(index)
 
-    def shift(each: Shift) -> ShiftDescription:
+    def shift(moved: Shift) -> ShiftDescription:
         return ShiftDescription(
-            index=each.index,
-            label=label(each.index),
-            statistic=each.statistic,
-            psi=each.psi,
-            distance=each.distance,
-            p=each.p,
-            before=each.before,
-            after=each.after,
-            reference=each.reference,
-            live=each.live,
-            moved=each.moved,
-            sentence=each.sentence(label(each.index)),
+            index=moved.index,
+            label=label(moved.index),
+            statistic=moved.statistic,
+            psi=moved.psi,
+            distance=moved.distance,
+            p=moved.p,
+            before=moved.before,
+            after=moved.after,
+            reference=moved.reference,
+            live=moved.live,
+            moved=moved.moved,
+            sentence=moved.sentence(label(moved.index)),
         )
 
-    def too_few(each: TooFew) -> TooFewDescription:
+    def too_few(few: TooFew) -> TooFewDescription:
         return TooFewDescription(
-            index=each.index,
-            label=label(each.index),
-            statistic=each.statistic,
-            reference=each.reference,
-            live=each.live,
-            sentence=each.sentence(label(each.index)),
+            index=few.index,
+            label=label(few.index),
+            statistic=few.statistic,
+            reference=few.reference,
+            live=few.live,
+            sentence=few.sentence(label(few.index)),
         )
 
-    ordered = sorted(found.shifts, key=lambda each: not each.moved) if found else []
+    ordered = sorted(comparison.shifts, key=lambda one: not one.moved) if comparison else []
     return DriftDescription(
         model=drift.origin.model,
         method=drift.origin.method,
@@ -254,9 +254,9 @@ def describe_drift(drift: Drift, labels: Labels) -> DriftDescription:
         photos=drift.photos,
         recorded=drift.recorded,
         window=drift.size,
-        moved=None if found is None else found.has_moved,
-        missing=NO_REFERENCE if found is None else found.missing,
-        unknown=None if found is None else found.unknown,
-        shifts=[shift(each) for each in ordered],
-        too_few=[too_few(each) for each in found.too_few] if found else [],
+        moved=None if comparison is None else comparison.has_moved,
+        missing=NO_REFERENCE if comparison is None else comparison.missing,
+        unknown=None if comparison is None else comparison.unknown,
+        shifts=[shift(one) for one in ordered],
+        too_few=[too_few(few) for few in comparison.too_few] if comparison else [],
     )

@@ -80,7 +80,7 @@ async def as_ready(
         def report(value: Report) -> None:
             ready.put_nowait((instance, value, False))
 
-        result = await attempt(lambda each: work(each, report), instance)
+        result = await attempt(lambda one: work(one, report), instance)
         ready.put_nowait((instance, result, True))
 
     tasks = [asyncio.create_task(put(instance)) for instance in instances]

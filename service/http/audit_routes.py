@@ -78,10 +78,10 @@ class AuditRoutes:
 
     async def get_audit(self, job: str, request: Request) -> Response:
         place = self._jobs.place
-        found = await _audit(place, job, request)
-        document = await place.describe(found)
+        audit = await _audit(place, job, request)
+        document = await place.describe(audit)
         async with self._summing:
-            summary = await place.pool.run(lambda: place.audits.summary(found))
+            summary = await place.pool.run(lambda: place.audits.summary(audit))
         whole = AuditDocument(**document.model_dump(), audit=summary)
         # Of the job what is null is left out; in the summary it says that a number does not exist.
         absent = {name for name in JobDocument.model_fields if getattr(document, name) is None}
@@ -91,11 +91,11 @@ class AuditRoutes:
     async def get_report(self, job: str, request: Request) -> Response:
         place = self._jobs.place
         choose(request.headers.get("accept"), [HTML])
-        found = await _audit(place, job, request)
-        if not found.done and not found.ended:
+        audit = await _audit(place, job, request)
+        if not audit.done and not audit.ended:
             raise NotFinished(f"no photo of audit {job} is measured yet; try again", retry_after=1)
         async with self._summing:
-            page = await place.pool.run(lambda: place.audits.report(found))
+            page = await place.pool.run(lambda: place.audits.report(audit))
         return HTMLResponse(
             page.encode("utf-8", "replace"), headers={"X-Content-Type-Options": "nosniff"}
         )
@@ -108,7 +108,7 @@ async def _audit(place: JobService, job: str, request: Request) -> Job:
         UnknownJob: if there is no job of this id.
         NotAnAudit: if the job explains images.
     """
-    found = await find_job(place, job, request)
-    if found.kind != "audit":
+    audit = await find_job(place, job, request)
+    if audit.kind != "audit":
         raise NotAnAudit(f"job {job} is no audit; /v1/jobs/{job} shows it")
-    return found
+    return audit

@@ -63,7 +63,7 @@ def answers(
     refusals: dict[int | str, Any] = {
         status: _refusal(PROBLEMS[status]) for status in sorted(problems)
     }
-    return {status: {key: each for key, each in success.items() if each}, **refusals}
+    return {status: {key: content for key, content in success.items() if content}, **refusals}
 
 
 def takes(
@@ -83,9 +83,9 @@ def takes(
         form: schema of the fields that a form has beside its images.
         files: other media types, each with an example or None.
     """
-    found = {"parameters": _parameters(query)} if query else {}
+    extra = {"parameters": _parameters(query)} if query else {}
     if body is None:
-        return found
+        return extra
     content = {JSON: {"schema": _schema(body), "example": example}}
     if form:
         name = body.__name__.replace("Request", "Form")
@@ -93,7 +93,7 @@ def takes(
         content["multipart/form-data"] = {"schema": _schema(fields)}
     for media_type, shown in (files or {}).items():
         content[media_type] = FILE | ({"example": shown} if shown else {})
-    return {**found, "requestBody": {"required": True, "content": content}}
+    return {**extra, "requestBody": {"required": True, "content": content}}
 
 
 def gather_components(document: dict[str, Any]) -> None:
@@ -107,9 +107,9 @@ def gather_components(document: dict[str, Any]) -> None:
         if isinstance(node, dict):
             for name, schema in node.pop("$defs", {}).items():
                 assert schemas.setdefault(name, schema) == schema, f"there are two schemas {name}"
-        for each in node.values() if isinstance(node, dict) else node:
-            if isinstance(each, dict | list):
-                gather(each)
+        for child in node.values() if isinstance(node, dict) else node:
+            if isinstance(child, dict | list):
+                gather(child)
 
     gather(document["paths"])
     document["components"]["schemas"] = dict(sorted(schemas.items()))

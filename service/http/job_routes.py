@@ -207,15 +207,15 @@ class JobRoutes:
         query = read_query(ListQuery, request)
         limit, state = query.limit, query.state
         before = None if query.before is None else storable(query.before)
-        found = await place.pool.run(
+        listed = await place.pool.run(
             lambda: place.listing.latest(_sees(request), before=before, state=state, most=limit + 1)
         )
         following = None
-        if len(found) > limit:
-            found = found[:limit]
+        if len(listed) > limit:
+            listed = listed[:limit]
             also = f"&state={state}" if state else ""
-            following = f"/v1/jobs?limit={limit}&before={found[-1].id}{also}"
-        documents = [await place.describe(job) for job in found]
+            following = f"/v1/jobs?limit={limit}&before={listed[-1].id}{also}"
+        documents = [await place.describe(job) for job in listed]
         return Response(dump(JobList(jobs=documents, next=following)), media_type=JSON)
 
     async def get_job(self, job: str, request: Request) -> Response:
@@ -250,24 +250,24 @@ class JobRoutes:
         place = self._jobs.place
         choose(request.headers.get("accept"), [NDJSON])
         query = read_query(ResultsQuery, request)
-        found = await find_job(place, job, request)
-        last = min(query.after + query.limit, found.settled)
+        known = await find_job(place, job, request)
+        last = min(query.after + query.limit, known.settled)
         headers = {"X-Next-Cursor": str(max(last, query.after))}
-        lines = _lines(place, found, query.after, last)
+        lines = _lines(place, known, query.after, last)
         return StreamingResponse(lines, media_type=NDJSON, headers=headers)
 
     async def get_result(self, job: str, item: str, request: Request) -> Response:
         place = self._jobs.place
         form = choose(request.headers.get("accept"), [JSON, *EXTENSIONS])
-        found = await find_job(place, job, request)
-        finished = await place.pool.run(lambda: place.result_store.result(found, storable(item)))
+        known = await find_job(place, job, request)
+        finished = await place.pool.run(lambda: place.result_store.result(known, storable(item)))
         if finished is False:
             raise UnknownItem(f"job {job} has no item {item[:200]!r}")
         if finished is True:
-            if found.ended:
+            if known.ended:
                 raise NotFinished(f"job {job} was cancelled before item {item[:200]!r} was done")
             raise NotFinished(f"item {item[:200]!r} is not done yet; try again", retry_after=1)
-        line = await place.pool.run(lambda: line_of(place.folder, found, finished))
+        line = await place.pool.run(lambda: line_of(place.folder, known, finished))
         if form == JSON:
             return Response(line, media_type=JSON, headers={"Vary": "Accept"})
         picture = await place.pool.run(lambda: picture_of_line(line, form))
@@ -278,9 +278,9 @@ class JobRoutes:
         form = read_query(ArchiveQuery, request).format
         media_type = "application/zip" if form == "zip" else "application/vnd.apache.parquet"
         choose(request.headers.get("accept"), [media_type])
-        found = await find_job(place, job, request)
-        await _must_have_ended(place, found)
-        if found.kind == "audit" and form == "parquet":
+        known = await find_job(place, job, request)
+        await _must_have_ended(place, known)
+        if known.kind == "audit" and form == "parquet":
             raise InvalidParameter(
                 "an audit has no maps to put in a Parquet file; take format=zip, or "
                 f"/v1/audits/{job}/report",
@@ -288,19 +288,19 @@ class JobRoutes:
             )
         pack = zipped if form == "zip" else parquet
         headers = {"Content-Disposition": f'attachment; filename="{job}.{form}"'}
-        body = pack(place.result_store, place.folder, found)
+        body = pack(place.result_store, place.folder, known)
         return StreamingResponse(body, media_type=media_type, headers=headers)
 
     async def get_clusters(self, job: str, request: Request) -> Response:
         place = self._jobs.place
         form = choose(request.headers.get("accept"), [JSON, CSV])
-        found = await find_job(place, job, request)
-        if found.kind == "audit":
+        known = await find_job(place, job, request)
+        if known.kind == "audit":
             raise NoMaps(
                 f"job {job} is an audit, which has no maps to cluster; /v1/audits/{job}/report "
                 "shows it"
             )
-        await _must_have_ended(place, found)
+        await _must_have_ended(place, known)
         if self._places.locked():
             raise QueueFull(
                 f"{CLUSTERS_AT_ONCE} requests for clusters are in progress, which is the maximum; "
@@ -312,9 +312,9 @@ class JobRoutes:
                 return Response(status_code=CLIENT_LEFT)
             try:
                 if form == JSON:
-                    body = await place.pool.run(lambda: dump(place.clusterings.document(found)))
+                    body = await place.pool.run(lambda: dump(place.clusterings.document(known)))
                 else:
-                    table = await place.pool.run(lambda: place.clusterings.table(found))
+                    table = await place.pool.run(lambda: place.clusterings.table(known))
                     body = table.encode("utf-8", "replace")
             except InternalError:
                 await find_job(place, job, request)  # it may have been removed meanwhile
@@ -385,10 +385,10 @@ async def _lines(place: JobService, job: Job, after: int, last: int) -> AsyncIte
 
 
 def _page(place: JobService, job: Job, after: int, count: int) -> bytes:
-    found = place.result_store.results(job, after, count)
-    if len(found) < count:
+    results = place.result_store.results(job, after, count)
+    if len(results) < count:
         raise UnknownJob(f"job {job.id} was removed while its results were read")
-    return b"".join(line_of(place.folder, job, each) + b"\n" for each in found)
+    return b"".join(line_of(place.folder, job, result) + b"\n" for result in results)
 
 
 def _event(name: str, data: bytes) -> bytes:

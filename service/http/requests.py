@@ -102,18 +102,18 @@ def _from_json(
     common = base.model_copy(update=_set(sent.parameters))
     origins = {**origins, **_origins("/parameters", _set(sent.parameters))}
     instances = []
-    for index, each in enumerate(sent.instances):
+    for index, instance in enumerate(sent.instances):
         pointer = f"/instances/{index}/image/b64"
-        own = _set(each, own_of(type(base))) if isinstance(each, ExplainInstance) else {}
+        own = _set(instance, own_of(type(base))) if isinstance(instance, ExplainInstance) else {}
         image: bytes | Problem | Remote
-        if each.image.url is not None:
+        if instance.image.url is not None:
             pointer = f"/instances/{index}/image/url"
-            image = Remote(each.image.url)
+            image = Remote(instance.image.url)
         else:
-            image = _decode_base64(each.image.b64 or "", pointer)
+            image = _decode_base64(instance.image.b64 or "", pointer)
         asked = common.model_copy(update=own)
         where = {**origins, **_origins(f"/instances/{index}", own)}
-        instances.append(Instance(index, each.id, image, pointer, asked, where))
+        instances.append(Instance(index, instance.id, image, pointer, asked, where))
     return instances
 
 

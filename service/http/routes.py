@@ -255,7 +255,9 @@ class ImageRoutes:
     async def _explain_all(
         self, context: RequestContext[Parameters], headers: dict[str, str]
     ) -> schemas.ExplainResponse:
-        results = await together(lambda each: self._explained(context, each), context.instances)
+        results = await together(
+            lambda instance: self._explained(context, instance), context.instances
+        )
         predictions: list[schemas.Prediction | schemas.FailedInstance] = []
         explanations: list[schemas.Explanation | schemas.FailedInstance] = []
         for instance, result in zip(context.instances, results, strict=True):
@@ -310,8 +312,8 @@ class ImageRoutes:
                     )
                     yield dump(line) + b"\n"
                 else:
-                    for each in result:
-                        yield dump(each) + b"\n"
+                    for explanation in result:
+                        yield dump(explanation) + b"\n"
 
 
 async def _quickly(size: int, work: Callable[[], T]) -> T:

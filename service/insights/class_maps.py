@@ -54,16 +54,20 @@ def write_table(classes: Iterable[tuple[ClassMaps, Clusters]], file: Written) ->
     files, which anybody may have chosen; a spreadsheet would compute one that is a formula."""
     table = csv.writer(file)
     table.writerow(COLUMNS)
-    for maps, found in classes:
+    for maps, clusters in classes:
         told = [
-            (number, str(each.suspect).lower(), "; ".join(each.reasons))
-            for number, each in enumerate(found.clusters)
+            (number, str(cluster.suspect).lower(), "; ".join(cluster.reasons))
+            for number, cluster in enumerate(clusters.clusters)
         ]
         for image, number, label, place in zip(
-            maps.ids, maps.numbers, found.labels.tolist(), found.embedding.tolist(), strict=True
+            maps.ids,
+            maps.numbers,
+            clusters.labels.tolist(),
+            clusters.embedding.tolist(),
+            strict=True,
         ):
             of_cluster = ("", "", "") if label < 0 else told[label]
-            x, y = (f"{each:.6g}" if math.isfinite(each) else "" for each in place)
+            x, y = (f"{number_:.6g}" if math.isfinite(number_) else "" for number_ in place)
             table.writerow((_text(image), number, _text(maps.name), *of_cluster, x, y))
 
 

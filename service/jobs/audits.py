@@ -72,15 +72,15 @@ class Audits:
         reason."""
         records, failed, after = [], {}, -1
         while page := self._results.in_order(job, after, PAGE):
-            for each in page:
-                if each.problem is not None:
-                    failed[each.id] = str(each.problem["detail"])
+            for item in page:
+                if item.problem is not None:
+                    failed[item.id] = str(item.problem["detail"])
                     continue
                 try:
-                    document = self._folder.read_result(job.id, each.number)
+                    document = self._folder.read_result(job.id, item.number)
                 except FileNotFoundError:
                     raise InternalError(
-                        f"the record of photo {each.id[:200]!r} is gone from the disk"
+                        f"the record of photo {item.id[:200]!r} is gone from the disk"
                     ) from None
                 records.append(PhotoRecord.model_validate_json(document))
             after = page[-1].number

@@ -92,16 +92,18 @@ class Clusterings:
             InternalError: if a result is gone from the disk.
             UnknownJob: if the job was removed meanwhile.
         """
-        found = self._found(job)
+        clustering = self._found(job)
         note = None
-        if found.read < found.explained:
+        if clustering.read < clustering.explained:
             note = (
-                f"{found.read} of {found.explained} items were read, evenly spaced: at most "
-                f"{MOST:,} maps are clustered, of at most {MOST_PIXELS:,} pixels in total; with "
-                "size=layer a job's maps are small"
+                f"{clustering.read} of {clustering.explained} items were read, evenly spaced: at "
+                f"most {MOST:,} maps are clustered, of at most {MOST_PIXELS:,} pixels in total; "
+                "with size=layer a job's maps are small"
             )
-        classes = [_describe(each) for each in found.classes]
-        return JobClusters(explained=found.explained, read=found.read, note=note, classes=classes)
+        classes = [_describe(class_) for class_ in clustering.classes]
+        return JobClusters(
+            explained=clustering.explained, read=clustering.read, note=note, classes=classes
+        )
 
     def table(self, job: Job) -> str:
         """Return the table of the clustered maps in CSV; see `write_table`.
@@ -110,31 +112,34 @@ class Clusterings:
             NoMaps: also if no class has enough maps.
             InternalError, UnknownJob: as `document`.
         """
-        found = self._found(job)
-        if not any(each.clusters for each in found.classes):
-            largest = max(found.classes, key=lambda each: len(each.maps.ids))
+        clustering = self._found(job)
+        if not any(class_.clusters for class_ in clustering.classes):
+            largest = max(clustering.classes, key=lambda class_: len(class_.maps.ids))
             raise NoMaps(
                 f"no class of job {job.id} has the {FEWEST} maps that clusters need; the largest, "
                 f"{largest.key.label[:80]!r}, has {len(largest.maps.ids)}"
             )
         file = io.StringIO(newline="")
-        write_table(((each.maps, each.clusters) for each in found.classes if each.clusters), file)
+        write_table(
+            ((class_.maps, class_.clusters) for class_ in clustering.classes if class_.clusters),
+            file,
+        )
         return file.getvalue()
 
     def _found(self, job: Job) -> Clustering:
-        found = self._known.get(job.id)
-        if found is None:
+        clustering = self._known.get(job.id)
+        if clustering is None:
             maps, explained, read = self._maps(job)
             if not maps:
                 why = f"{job.failed} of its {job.total} items failed" if job.failed else "no item"
                 raise NoMaps(f"job {job.id} has no maps: {why}, and none is explained")
-            classes = [_clustered(key, each) for key, each in maps.items()]
-            for place in own_places([(each.maps.maps, None) for each in classes]):
-                shared = tuple(classes[each].key.label for each in place.shared)
+            classes = [_clustered(key, of_class) for key, of_class in maps.items()]
+            for place in own_places([(class_.maps.maps, None) for class_ in classes]):
+                shared = tuple(classes[number].key.label for number in place.shared)
                 classes[place.class_] = replace(classes[place.class_], place=place, shared=shared)
             classes.sort(key=_rank)
-            found = self._known[job.id] = Clustering(classes, explained, read)
-        return found
+            clustering = self._known[job.id] = Clustering(classes, explained, read)
+        return clustering
 
     def _maps(self, job: Job) -> tuple[dict[ClassKey, ClassMaps], int, int]:
         """Return the maps of each class, one of each item: of several methods the first. Then the
@@ -142,20 +147,20 @@ class Clusterings:
 
         Of more than `MOST` maps or `MOST_PIXELS` pixels, as many are read, evenly spaced.
         """
-        explained = [each for each in all_finished(self._results, job) if each.problem is None]
+        explained = [item for item in all_finished(self._results, job) if item.problem is None]
         maps = pixels = 0
         taken: dict[int, dict[ClassKey, tuple[int, Float]]] = {}
         for rank in spread(len(explained)):
             if maps >= MOST or pixels >= MOST_PIXELS:
                 break
-            found = taken[rank] = {}
+            of_item = taken[rank] = {}
             for record in maps_of(self._folder, job, explained[rank]):
                 target = record.facts.target
                 key = ClassKey(target.index, title_of(target))
-                if key not in found:
-                    found[key] = record.number, reduced(record.map)
+                if key not in of_item:
+                    of_item[key] = record.number, reduced(record.map)
                 pixels += math.prod(record.picture_shape)
-            maps += len(found)
+            maps += len(of_item)
         classes: dict[ClassKey, ClassMaps] = {}
         for rank in sorted(taken):
             for key, (number, heat) in taken[rank].items():
@@ -175,26 +180,28 @@ def _clustered(key: ClassKey, maps: ClassMaps) -> ClassClusters:
     return ClassClusters(key, maps, find_clusters(maps.maps) if len(maps.ids) >= FEWEST else None)
 
 
-def _rank(found: ClassClusters) -> tuple[bool, float, int, str]:
+def _rank(class_: ClassClusters) -> tuple[bool, float, int, str]:
     """Return what classes are sorted by: those with a place of their own first, then the most
     suspicious one, then the largest."""
-    clusters = found.clusters.clusters if found.clusters else ()
+    clusters = class_.clusters.clusters if class_.clusters else ()
     suspicion = max((cluster.suspicion for cluster in clusters if cluster.suspect), default=0.0)
-    return found.place is None, -suspicion, -len(found.maps.ids), found.key.label
+    return class_.place is None, -suspicion, -len(class_.maps.ids), class_.key.label
 
 
-def _describe(found: ClassClusters) -> ClustersOfClass:
-    count = len(found.maps.ids)
+def _describe(class_: ClassClusters) -> ClustersOfClass:
+    count = len(class_.maps.ids)
     note: str | None = too_few(count)
     clusters: tuple[Cluster, ...] = ()
-    if found.clusters is not None:
-        note, clusters = found.clusters.note, found.clusters.clusters
+    if class_.clusters is not None:
+        note, clusters = class_.clusters.note, class_.clusters.clusters
     return ClustersOfClass(
-        class_=ClusteredClass(index=found.key.index, label=found.key.label),
+        class_=ClusteredClass(index=class_.key.index, label=class_.key.label),
         maps=count,
         note=note,
-        own_place=None if found.place is None else _place(found.place, found),
-        clusters=[_cluster(number, each, found.maps) for number, each in enumerate(clusters)],
+        own_place=None if class_.place is None else _place(class_.place, class_),
+        clusters=[
+            _cluster(number, cluster, class_.maps) for number, cluster in enumerate(clusters)
+        ],
     )
 
 
@@ -220,7 +227,7 @@ def _cluster(number: int, cluster: Cluster, maps: ClassMaps) -> MapCluster:
         sentences=list(cluster.sentences),
         items=[maps.ids[member] for member in members],
         numbers=[maps.numbers[member] for member in members],
-        mean=[[round(float(each), DIGITS) for each in row] for row in cluster.mean],
+        mean=[[round(float(value), DIGITS) for value in row] for row in cluster.mean],
         place=ClusterPlace(x=round(x, DIGITS), y=round(y, DIGITS)),
         border=round(cluster.border, DIGITS),
         tightness=round(cluster.tightness, DIGITS),

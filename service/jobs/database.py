@@ -104,19 +104,19 @@ class Database:
             yield connection
 
     def _check(self, connection: Connection) -> None:
-        found = connection.execute(select(meta.c.version)).scalar()
-        if found == 1:
+        version = connection.execute(select(meta.c.version)).scalar()
+        if version == 1:
             kind = CreateColumn(jobs.c.kind).compile(dialect=connection.dialect)
             connection.execute(text(f"ALTER TABLE {jobs.name} ADD COLUMN {kind}"))
             connection.execute(update(meta).values(version=VERSION))
-            found = VERSION
-        if found is None:
+            version = VERSION
+        if version is None:
             connection.execute(insert(meta).values(version=VERSION))
-        elif found != VERSION:
-            newer = "a newer" if found > VERSION else "an older"
+        elif version != VERSION:
+            newer = "a newer" if version > VERSION else "an older"
             raise ConfigError(
                 f"the database of jobs, {self.name}, was written by {newer} version of the service "
-                f"(its tables are of version {found}, these are of version {VERSION})"
+                f"(its tables are of version {version}, these are of version {VERSION})"
             )
 
 

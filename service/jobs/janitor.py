@@ -50,13 +50,13 @@ def bury_dead(name: str, store: Store, folder: Folder, *, silent: bool = True) -
     dead = {neighbour for neighbour in store.neighbours(name) if folder.is_dead(neighbour)}
     if silent:
         dead |= set(store.silent())
-    for each in dead - {name}:
-        log.warning("runner %s died; its items are free again", each)
-        store.bury(each)
-        if folder.is_dead(each):  # a runner without heartbeats may still be writing a file
-            folder.clear(each)
-    for each in set(folder.left_over()) - store.runners() - {name}:
-        folder.clear(each)
+    for runner in dead - {name}:
+        log.warning("runner %s died; its items are free again", runner)
+        store.bury(runner)
+        if folder.is_dead(runner):  # a runner without heartbeats may still be writing a file
+            folder.clear(runner)
+    for runner in set(folder.left_over()) - store.runners() - {name}:
+        folder.clear(runner)
 
 
 class Janitor:

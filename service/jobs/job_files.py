@@ -106,8 +106,8 @@ class Folder:
         self.path = path
         self._scratch = path / "incoming"
         try:
-            for each in ("blobs", "results", "runners", "incoming"):
-                (path / each).mkdir(parents=True, exist_ok=True)
+            for name in ("blobs", "results", "runners", "incoming"):
+                (path / name).mkdir(parents=True, exist_ok=True)
             probe = path / f".{uuid4().hex}"
             probe.write_bytes(b"")
             probe.unlink()

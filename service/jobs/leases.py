@@ -82,15 +82,15 @@ class Store:
                 return []
             if job.kind == "audit" and most_measured is not None:
                 most = min(most, most_measured)
-            found = connection.execute(
+            rows = connection.execute(
                 select(items)
                 .where(items.c.job == job.id, items.c.state == FREE)
                 .order_by(items.c.attempts >= SUSPICIOUS, items.c.number)
                 .limit(most)
                 .with_for_update(skip_locked=True)
             ).all()
-            alone = bool(found) and found[0].attempts >= SUSPICIOUS
-            taken = found[:1] if alone else [row for row in found if row.attempts < SUSPICIOUS]
+            alone = bool(rows) and rows[0].attempts >= SUSPICIOUS
+            taken = rows[:1] if alone else [row for row in rows if row.attempts < SUSPICIOUS]
             if taken:
                 connection.execute(
                     update(items)
@@ -114,10 +114,10 @@ class Store:
         """
         query = select(items.c.source).where(items.c.job == job, items.c.number == number)
         with self._database.read() as connection:
-            found = connection.execute(query).scalar()
-        if found is None:
+            total = connection.execute(query).scalar()
+        if total is None:
             raise UnknownItem(f"job {job} has no item {number}")
-        source: Source = json.loads(found)
+        source: Source = json.loads(total)
         return source
 
     def settle(self, runner: str, leased: Leased, problem: Problem | None, size: int) -> bool:
@@ -162,19 +162,19 @@ class Store:
     def closed(self, ids: Collection[str]) -> set[str]:
         """Return those of the jobs that have ended, or are gone."""
         with self._database.read() as connection:
-            found = select(jobs.c.id).where(jobs.c.id.in_(ids), jobs.c.state.in_(OPEN))
-            return set(ids) - {row.id for row in connection.execute(found)}
+            open_jobs = select(jobs.c.id).where(jobs.c.id.in_(ids), jobs.c.state.in_(OPEN))
+            return set(ids) - {row.id for row in connection.execute(open_jobs)}
 
     def keep_only(self, runner: str, held: Collection[tuple[str, int]]) -> None:
         """Return all items of the runner unfinished, except for those in `held`, given by job and
         number."""
         with self._database.write() as connection:
-            found = connection.execute(
+            rows = connection.execute(
                 select(items.c.job, items.c.number).where(
                     items.c.runner == runner, items.c.state == LEASED
                 )
             ).all()
-            for job, number in {(row.job, row.number) for row in found}.difference(held):
+            for job, number in {(row.job, row.number) for row in rows}.difference(held):
                 connection.execute(
                     _freed(runner).where(items.c.job == job, items.c.number == number)
                 )

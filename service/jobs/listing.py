@@ -56,8 +56,8 @@ class Listing:
         """Return the number of jobs in each state of `OPEN`."""
         query = select(jobs.c.state, func.count()).where(jobs.c.state.in_(OPEN))
         with self._database.read() as connection:
-            found = {row[0]: row[1] for row in connection.execute(query.group_by(jobs.c.state))}
-        return {state: found.get(state, 0) for state in OPEN}
+            numbers = {row[0]: row[1] for row in connection.execute(query.group_by(jobs.c.state))}
+        return {state: numbers.get(state, 0) for state in OPEN}
 
     def latest(
         self, owner: str | None, *, before: str | None, state: str | None, most: int

@@ -46,19 +46,19 @@ class ResultStore:
         """Return up to `most` items that finished after the cursor `after`, in the order in which
         they finished."""
         with self._database.read() as connection:
-            found = connection.execute(
+            rows = connection.execute(
                 _results()
                 .where(results.c.job == job.id, results.c.cursor > after)
                 .order_by(results.c.cursor)
                 .limit(most)
             )
-            return [_finished(row) for row in found]
+            return [_finished(row) for row in rows]
 
     def in_order(self, job: Job, after: int, most: int) -> list[Finished]:
         """Return up to `most` finished items with numbers above `after`, in the order of the items.
         Only items that were finished when `job` was read are returned."""
         with self._database.read() as connection:
-            found = connection.execute(
+            rows = connection.execute(
                 _results()
                 .where(
                     results.c.job == job.id,
@@ -68,7 +68,7 @@ class ResultStore:
                 .order_by(results.c.number)
                 .limit(most)
             )
-            return [_finished(row) for row in found]
+            return [_finished(row) for row in rows]
 
     def result(self, job: Job, item: str) -> Finished | bool:
         """Return one item if it has finished; otherwise whether there is such an item."""

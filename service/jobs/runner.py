@@ -315,13 +315,13 @@ class InFlight:
     def room(self, model: str) -> int:
         """Return how many more images of a model may be explained at once. Photos of audits do not
         count, so that a long audit leaves other jobs their room."""
-        explained = [each for each in self._items.values() if each.kind == "explain"]
-        return AT_ONCE - sum(each.model == model for each in explained)
+        explained = [item for item in self._items.values() if item.kind == "explain"]
+        return AT_ONCE - sum(item.model == model for item in explained)
 
     @property
     def room_for_audits(self) -> int:
         """How many more photos of audits may be measured at once."""
-        return MEASURED_AT_ONCE - sum(each.kind == "audit" for each in self._items.values())
+        return MEASURED_AT_ONCE - sum(item.kind == "audit" for item in self._items.values())
 
     def held(self) -> list[tuple[str, int]]:
         """Return the job and the number of each item."""
@@ -329,9 +329,9 @@ class InFlight:
 
     def cancel(self, job: str) -> None:
         """Cancel the tasks of a job's items."""
-        for (of, _), each in self._items.items():
-            if of == job and each.task is not None:
-                each.task.cancel()
+        for (of, _), item in self._items.items():
+            if of == job and item.task is not None:
+                item.task.cancel()
 
     async def until_none(self) -> None:
         await self._none.wait()

@@ -201,11 +201,11 @@ class Submissions:
         with self._database.read() as connection:
             for start in range(0, len(names), 500):
                 some = items.c.id.in_(names[start : start + 500])
-                found = connection.execute(
+                rows = connection.execute(
                     select(items.c.id).where(items.c.job == job, some)
                 ).scalar()
-                if found is not None:
-                    return str(found)
+                if rows is not None:
+                    return str(rows)
         return None
 
 

@@ -193,7 +193,7 @@ class AdaptiveLimit:
         if count + 1 < ALONE:
             return False
         latest = range(SAMPLES, SAMPLES + min(count + 1, REMEMBERED))
-        self._cells[REFERENCE] = median(self._cells[each] for each in latest)
+        self._cells[REFERENCE] = median(self._cells[cell] for cell in latest)
         return True
 
     def wake(self) -> None:

@@ -340,7 +340,7 @@ class _Model:
         if limit < LEAST or taken >= 2 * limit:
             return False
         self._asked = {
-            each: asked for each, asked in self._asked.items() if now - asked < ACTIVE_SECONDS
+            key: asked for key, asked in self._asked.items() if now - asked < ACTIVE_SECONDS
         }
         return self._taken[key] < limit / len(self._asked) and len(self._asked) > 1
 

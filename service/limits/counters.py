@@ -172,9 +172,9 @@ class SharedCounts:
         with self._lock:
             column = self._found(name)
             if column is None:
-                free = [each for each in range(NAMES) if self._name(each) == UNNAMED]
+                free = [number for number in range(NAMES) if self._name(number) == UNNAMED]
                 if not free:  # a column that counts nothing may be used for another name
-                    free = [each for each in range(NAMES) if not any(self._shares(each))]
+                    free = [number for number in range(NAMES) if not any(self._shares(number))]
                 if not free:
                     raise OverflowError(f"{NAMES} names are counted, and {name!r} is one more")
                 column = free[0]

@@ -32,8 +32,8 @@ TEREDO = IPv6Network("2001::/32")
 UNICAST = IPv6Network("2000::/3")
 """All global unicast addresses of IPv6 that are in use."""
 RESERVED = [
-    ip_network(each)
-    for each in ("192.0.0.0/24", "192.88.99.0/24", "198.18.0.0/15", "3fff::/20", "5f00::/16")
+    ip_network(network)
+    for network in ("192.0.0.0/24", "192.88.99.0/24", "198.18.0.0/15", "3fff::/20", "5f00::/16")
 ]
 """Reserved networks that some versions of Python regard as public."""
 
@@ -45,10 +45,10 @@ class PublicOnly(AbstractResolver):
         self._resolver = resolver
 
     async def resolve(self, host: str, port: int = 0, family: int = 0) -> list[ResolveResult]:
-        found = await self._resolver.resolve(host, port, family)  # type: ignore[arg-type]
-        if not found or not all(is_public(each["host"]) for each in found):
+        addresses = await self._resolver.resolve(host, port, family)  # type: ignore[arg-type]
+        if not addresses or not all(is_public(address["host"]) for address in addresses):
             raise UnfetchableImage(f"{host[:80]!r} has an address that is not public")
-        return found
+        return addresses
 
     async def close(self) -> None:
         await self._resolver.close()

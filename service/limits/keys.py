@@ -73,11 +73,11 @@ class Keys:
         if not presented:
             return None
         digest = hashlib.sha256(presented.encode()).digest()
-        found = None
+        match = None
         for key in self._keys:
             if hmac.compare_digest(key.digest, digest):
-                found = key
-        return found
+                match = key
+        return match
 
 
 def read_keys(file: Path) -> Keys:
@@ -95,7 +95,7 @@ def read_keys(file: Path) -> Keys:
     tables = document.get("keys")
     if not isinstance(tables, list) or not tables or document.keys() - {"keys"}:
         raise ConfigError(f"{file}: holds [[keys]] entries, at least one, and nothing else")
-    found: list[ApiKey] = []
+    keys: list[ApiKey] = []
     for number, table in enumerate(tables, start=1):
         try:
             entry = KeyEntry.model_validate(table)
@@ -103,9 +103,9 @@ def read_keys(file: Path) -> Keys:
             raise ConfigError(
                 f"{file}: entry {number}: {_sentence(error)}; `gradcam key NAME` writes an entry"
             ) from None
-        if entry.name in (key.name for key in found):
+        if entry.name in (key.name for key in keys):
             raise ConfigError(f"{file}: entry {number}: the name {entry.name!r} is taken")
-        found.append(
+        keys.append(
             ApiKey(
                 entry.name,
                 bytes.fromhex(entry.digest.removeprefix(DIGEST)),
@@ -113,7 +113,7 @@ def read_keys(file: Path) -> Keys:
                 parse(entry.rate) if entry.rate else None,
             )
         )
-    return Keys(found)
+    return Keys(keys)
 
 
 def _sentence(error: ValidationError) -> str:

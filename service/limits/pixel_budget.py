@@ -103,7 +103,7 @@ class PhotoPool:
             if self._counts.least(self._oldest) < oldest:
                 self._look_again()
                 return
-            place = min(self._waiting, key=lambda each: self._held[each.whose])
+            place = min(self._waiting, key=lambda waiting: self._held[waiting.whose])
             if not place.turn.done():
                 if self._counts.add(self._name, place.pixels) > self._room:
                     self._counts.add(self._name, -place.pixels)

@@ -93,11 +93,13 @@ def examine(
     )
 
 
-def keep(found: Examination, kept: KeyedCache) -> None:
+def keep(examination: Examination, kept: KeyedCache) -> None:
     """Keep an examination for the next start. One with a function of the caller's own cannot be
     kept."""
-    if not any(location.grid and location.grid.reshape for location in found.locations.values()):
-        kept.write(WHAT, TypeAdapter(Examination).dump_json(found))
+    if not any(
+        location.grid and location.grid.reshape for location in examination.locations.values()
+    ):
+        kept.write(WHAT, TypeAdapter(Examination).dump_json(examination))
 
 
 def recalled(kept: KeyedCache) -> Examination | None:
@@ -111,8 +113,8 @@ def recalled(kept: KeyedCache) -> Examination | None:
         return None
 
 
-def apply(found: Examination, module: nn.Module, image: torch.Tensor) -> None:
+def apply(examination: Examination, module: nn.Module, image: torch.Tensor) -> None:
     """Bring a module into the state in which `examine` has left the one that was examined."""
-    remember(module, size_of(image), found.locations)
-    if found.channels_last:
+    remember(module, size_of(image), examination.locations)
+    if examination.channels_last:
         lay_out(module, channels_last=True)

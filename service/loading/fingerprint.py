@@ -56,8 +56,8 @@ def key_of(
     card = torch.cuda.get_device_name(device) if device.type == "cuda" else ""
     said = (entry.model_dump_json(exclude=UNIMPORTANT), preprocessing, device, card, str(config))
     digest.update(f"{said}|{_surroundings()}|".encode())
-    for name, each in module.named_modules():
-        digest.update(f"{name} {type(each).__module__} {type(each).__qualname__}|".encode())
+    for name, part in module.named_modules():
+        digest.update(f"{name} {type(part).__module__} {type(part).__qualname__}|".encode())
     _add_weights(digest, module)
     return digest.hexdigest()
 
@@ -88,11 +88,11 @@ class _Digest(Protocol):
 def _add_weights(digest: _Digest, module: nn.Module) -> None:
     for name, value in module.state_dict().items():
         # Quantised layers keep a tuple of tensors, and their type, which is no tensor.
-        for each in value if isinstance(value, tuple) else (value,):
-            if not isinstance(each, Tensor):
-                digest.update(f"|{name}|{each!r}|".encode())
+        for tensor in value if isinstance(value, tuple) else (value,):
+            if not isinstance(tensor, Tensor):
+                digest.update(f"|{name}|{tensor!r}|".encode())
                 continue
-            digest.update(f"|{name}|{each.dtype}|{tuple(each.shape)}|".encode())
-            plain = each.detach().cpu()
+            digest.update(f"|{name}|{tensor.dtype}|{tuple(tensor.shape)}|".encode())
+            plain = tensor.detach().cpu()
             plain = plain.dequantize() if plain.is_quantized else plain
             digest.update(plain.contiguous().flatten().view(torch.uint8).numpy().data)

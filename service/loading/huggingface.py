@@ -77,8 +77,8 @@ def transformers_of(entry: ModelEntry) -> ModuleType:
             "transformers is not installed; install the extra 'hf': "
             "pip install 'gradcam-service[hf]'",
         ) from None
-    found: ModuleType = transformers
-    return found
+    library: ModuleType = transformers
+    return library
 
 
 def config_of(entry: ModelEntry, place: str) -> Any:
@@ -111,10 +111,10 @@ def module_of(entry: ModelEntry, place: str, config: Any, classes: int | None) -
         made: nn.Module = kind(config)
         return made
     with _told(entry, "weights", f"the weights of {place} cannot be loaded"):
-        module, found = kind.from_pretrained(
+        module, info = kind.from_pretrained(
             place, config=config, dtype=torch.float32, weights_only=True, output_loading_info=True
         )
-    missing = sorted(found["missing_keys"])
+    missing = sorted(info["missing_keys"])
     if missing:
         raise entry.mistake(
             "weights",

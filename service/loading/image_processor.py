@@ -69,7 +69,7 @@ def preprocessing_of_processor(entry: ModelEntry, processor: Any) -> Preprocessi
     drawn = [samples(1, *size, seed=size[0])[0] // 2 + 64 for size in SIZES]
     photos = [Image.fromarray(pixels.astype(np.uint8)) for pixels in drawn]
     made = [_made(entry, processor, photo) for photo in photos]
-    sizes = {each.shape[1:] for each in made}
+    sizes = {tensor.shape[1:] for tensor in made}
     if len(sizes) > 1:
         if entry.input_size is None:
             raise _refusal(
@@ -87,8 +87,8 @@ def preprocessing_of_processor(entry: ModelEntry, processor: Any) -> Preprocessi
         side = int(shorter) or min(height, width)
         if side < min(height, width):
             continue
-        found = replace(_plain(stated, (height, width)), shorter_side=side, crop_fit=fit)
-        if all(_agree(found, photo, each) for photo, each in zip(photos, made, strict=True)):
+        guess = replace(_plain(stated, (height, width)), shorter_side=side, crop_fit=fit)
+        if all(_agree(guess, photo, tensor) for photo, tensor in zip(photos, made, strict=True)):
             return _overridden(entry, stated, (height, width), side, fit)
     raise _refusal(entry, processor, f"makes {height} × {width} pixels that no fit represents")
 
@@ -183,7 +183,7 @@ def _plain(stated: ProcessorSettings, size: tuple[int, int]) -> Preprocessing:
 def _overridden(
     entry: ModelEntry, stated: ProcessorSettings, size: tuple[int, int], shorter_side: int, fit: Fit
 ) -> Preprocessing:
-    found = preprocessing_of(
+    preprocessing = preprocessing_of(
         entry,
         size=size,
         shorter_side=shorter_side,
@@ -192,7 +192,7 @@ def _overridden(
         interpolation=stated.interpolation,
         crop_fit=fit,
     )
-    return replace(found, floored=stated.floored)
+    return replace(preprocessing, floored=stated.floored)
 
 
 def _made(entry: ModelEntry, processor: Any, photo: Image.Image) -> NDArray[np.float32]:
@@ -204,8 +204,8 @@ def _made(entry: ModelEntry, processor: Any, photo: Image.Image) -> NDArray[np.f
         raise _refusal(entry, processor, f"fails on a photo alone: {reason}") from error
     if made.ndim != 4 or made.shape[:2] != (1, 3):
         raise _refusal(entry, processor, f"makes pixel_values of shape {made.shape} of one photo")
-    found: NDArray[np.float32] = made[0]
-    return found
+    values: NDArray[np.float32] = made[0]
+    return values
 
 
 def _agree(preprocessing: Preprocessing, photo: Image.Image, made: NDArray[np.float32]) -> bool:

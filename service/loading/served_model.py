@@ -135,8 +135,8 @@ def load(entry: ModelEntry, cache: DiskCache = OFF) -> ServedModel:
         seen = _examined(entry, built, module, image, kept)
     if seen.found.batching:
         entry = entry.model_copy(update={"max_batch": 1})
-    reading, found = seen.reading, seen.found
-    layers, default, cannot = found.layers, found.default_layer, found.unsuited
+    reading, examination = seen.reading, seen.found
+    layers, default, cannot = examination.layers, examination.default_layer, examination.unsuited
     classes = _class_count(seen.said)
     labels = _checked(entry, given, built, seen.said, binary=seen.binary)
     kind = seen.said.kind
@@ -161,14 +161,14 @@ def load(entry: ModelEntry, cache: DiskCache = OFF) -> ServedModel:
         classes=classes if classes is not None else len(labels),
         layers=tuple(map(_info, layers)),
         default_layer=default,
-        no_default=found.no_default_layer,
+        no_default=examination.no_default_layer,
         levels=tuple(layer.name for layer in layers if layer.level) or named,
         method_layers=_method_layers(module, list(layers), default),
         unsuited=cannot,
         max_batch=entry.max_batch,
-        batching=found.batching,
-        stochastic=found.stochastic,
-        channels_last=found.channels_last,
+        batching=examination.batching,
+        stochastic=examination.stochastic,
+        channels_last=examination.channels_last,
         head=seen.head,
         paths=_paths(entry, module, default, kind, device, seen.head, reading, kept),
         exact=entry.mode == "auto" and device.type == "cpu",
@@ -397,23 +397,23 @@ def _default_layer(
 def _declared(entry: ModelEntry, layers: tuple[Layer, ...], default: str | None) -> dict[str, str]:
     """Return the default layers that are declared, so that the library takes the same ones."""
     measured = entry.source == EMBEDDED.source and entry.layer == "auto"
-    found = dict(MEASURED) if measured else {}
+    own = dict(MEASURED) if measured else {}
     _check_methods(entry)
     for method, layer in entry.method_layers.items():
-        found[method] = _usable(entry, "method_layers", layer, layers)
-    return {AUTO_LAYER: default, **found} if default else found
+        own[method] = _usable(entry, "method_layers", layer, layers)
+    return {AUTO_LAYER: default, **own} if default else own
 
 
 def _method_layers(
     module: nn.Module, layers: list[Layer], default: str | None
 ) -> dict[str, tuple[str, ...]]:
     declared = declared_layers(module)
-    found = {
+    chosen = {
         name: method_layers(method, layers, declared)
         for name, method in METHODS.items()
         if default or name in declared
     }
-    return {name: each for name, each in found.items() if each != (default,)}
+    return {name: names for name, names in chosen.items() if names != (default,)}
 
 
 def _check_methods(entry: ModelEntry) -> None:
@@ -429,13 +429,13 @@ def _audited(entry: ModelEntry, fingerprint: str, layers: tuple[Layer, ...]) -> 
     if entry.audit is None:
         return None
     try:
-        found = read_audited(entry.path(entry.audit), fingerprint)
+        audited = read_audited(entry.path(entry.audit), fingerprint)
     except ValueError as error:
         raise entry.mistake("audit", str(error)) from None
-    if METHODS[found.method].at == "layer":
-        for name in found.layer.split(" + "):
+    if METHODS[audited.method].at == "layer":
+        for name in audited.layer.split(" + "):
             _usable(entry, "audit", name, layers)
-    return found
+    return audited
 
 
 def _reference(
@@ -445,16 +445,16 @@ def _reference(
         return None
     file = entry.path(entry.reference)
     try:
-        found = read_reference(file)
+        reference = read_reference(file)
     except CamError as error:
         raise entry.mistake("reference", str(error)) from None
-    if found.origin.weights != fingerprint:
+    if reference.origin.weights != fingerprint:
         raise entry.mistake(
             "reference",
             f"{file} was made with other weights or settings: its fingerprint is "
-            f"{found.origin.weights!r:.60}, and the model's is {fingerprint}; make it again",
+            f"{reference.origin.weights!r:.60}, and the model's is {fingerprint}; make it again",
         )
-    method, able = found.origin.method, ", ".join(watchable(cannot))
+    method, able = reference.origin.method, ", ".join(watchable(cannot))
     if method not in METHODS:
         raise entry.mistake(
             "reference", f"{file} has maps of {method!r:.60}, which is no method; it can be {able}"
@@ -464,13 +464,13 @@ def _reference(
             "reference",
             f"{file} has maps of {method}, which are not watched: {reason}; it can be {able}",
         )
-    if found.origin.fit not in get_args(Fit):
+    if reference.origin.fit not in get_args(Fit):
         fits = ", ".join(get_args(Fit))
         raise entry.mistake(
-            "reference", f"{file} has maps of fit {found.origin.fit!r:.60}; it can be {fits}"
+            "reference", f"{file} has maps of fit {reference.origin.fit!r:.60}; it can be {fits}"
         )
-    _usable(entry, "reference", found.origin.layer, layers)
-    return found.thinned()
+    _usable(entry, "reference", reference.origin.layer, layers)
+    return reference.thinned()
 
 
 def _usable(entry: ModelEntry, key: str, name: str, layers: tuple[Layer, ...]) -> str:

@@ -87,9 +87,9 @@ def _with_weights(entry: ModelEntry, source: Source, what: str, classes: int | N
     try:
         state = read_weights(file, sha256=entry.sha256)
         built = source(entry, what, classes)
-        found = classes_of(built.module, state) if classes is None else None
-        if found and source is not _factory:
-            built = source(entry, what, found.given)
+        counted = classes_of(built.module, state) if classes is None else None
+        if counted and source is not _factory:
+            built = source(entry, what, counted.given)
         load_weights(built.module, state)
     except WeightsError as error:
         raise entry.mistake("weights", f"{file}: {error}") from None

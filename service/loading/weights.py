@@ -133,7 +133,7 @@ def _named_as(own: State, state: State) -> State:
         return {name: state[whole[0] + name] for name in own}
     while not own.keys() & state.keys():
         prefix = next(
-            (each for each in PREFIXES if any(name.startswith(each) for name in state)), None
+            (prefix for prefix in PREFIXES if any(name.startswith(prefix) for name in state)), None
         )
         if prefix is None:
             return state
@@ -180,11 +180,11 @@ def load_in_order(module: nn.Module, file: Path) -> None:
 def _check_digest(file: Path, sha256: str) -> None:
     try:
         with file.open("rb") as opened:
-            found = hashlib.file_digest(opened, "sha256").hexdigest()
+            digest = hashlib.file_digest(opened, "sha256").hexdigest()
     except OSError as error:
         raise WeightsError(f"it cannot be read: {error.strerror}") from None
-    if not hmac.compare_digest(found, sha256):
-        raise WeightsError(f"its SHA-256 is {found}, not the {sha256} that the entry names")
+    if not hmac.compare_digest(digest, sha256):
+        raise WeightsError(f"its SHA-256 is {digest}, not the {sha256} that the entry names")
 
 
 def _read(file: Path) -> Mapping[str, Tensor]:
@@ -192,7 +192,7 @@ def _read(file: Path) -> Mapping[str, Tensor]:
     try:
         if file.suffix == ".safetensors":
             return load_file(file)
-        found = torch.load(file, map_location="cpu", weights_only=True)
+        loaded = torch.load(file, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
         named = re.search(r"GLOBAL ([\w.]+)", str(error))
         what = f"{named[1]}, which is more than tensors," if named else "more than tensors"
@@ -208,31 +208,31 @@ def _read(file: Path) -> Mapping[str, Tensor]:
     except (OSError, SafetensorError, RuntimeError, EOFError) as error:
         reason = getattr(error, "strerror", None) or " ".join(str(error).split())[:200]
         raise WeightsError(f"it cannot be read: {reason}") from None
-    while inner := _unwrapped(found):
-        found = inner
-    if not _is_state(found):
-        what = type(found).__name__
-        if isinstance(found, Mapping):
-            keys = ", ".join(map(repr, list(found)[:8])) or "nothing"
-            what = f"a table of {keys}{' …' if len(found) > 8 else ''}"
+    while inner := _unwrapped(loaded):
+        loaded = inner
+    if not _is_state(loaded):
+        what = type(loaded).__name__
+        if isinstance(loaded, Mapping):
+            keys = ", ".join(map(repr, list(loaded)[:8])) or "nothing"
+            what = f"a table of {keys}{' …' if len(loaded) > 8 else ''}"
         raise WeightsError(
             f"it holds {what}, and none of {', '.join(WRAPPINGS)}; what is needed is a state dict: "
             "a table of names and tensors"
         )
-    return cast(State, found)
+    return cast(State, loaded)
 
 
-def _unwrapped(found: object) -> Mapping[str, object] | None:
+def _unwrapped(loaded: object) -> Mapping[str, object] | None:
     """Return the mapping that a checkpoint holds under the first of `WRAPPINGS` that it has; None
     for a state dict, and if there is none."""
-    if not isinstance(found, Mapping) or _is_state(found):
+    if not isinstance(loaded, Mapping) or _is_state(loaded):
         return None
-    return next((found[key] for key in WRAPPINGS if isinstance(found.get(key), Mapping)), None)
+    return next((loaded[key] for key in WRAPPINGS if isinstance(loaded.get(key), Mapping)), None)
 
 
-def _is_state(found: object) -> bool:
+def _is_state(loaded: object) -> bool:
     return (
-        isinstance(found, Mapping)
-        and bool(found)
-        and all(isinstance(value, Tensor) for value in found.values())
+        isinstance(loaded, Mapping)
+        and bool(loaded)
+        and all(isinstance(value, Tensor) for value in loaded.values())
     )

@@ -84,5 +84,5 @@ async def local_session(
 def _spread(entry: ModelEntry) -> ModelEntry:
     if entry.device != "auto":
         return entry
-    found = devices(MOST_COPIES)
-    return entry if len(found) < 2 else entry.model_copy(update={"device": found})
+    names = devices(MOST_COPIES)
+    return entry if len(names) < 2 else entry.model_copy(update={"device": names})

@@ -66,13 +66,15 @@ def read_audited(file: Path, fingerprint: str) -> Audited:
     try:
         if document["version"] != VERSION:
             raise ValueError(f"{file} has version {document['version']!r:.20}, not {VERSION}")
-        found = document["fingerprint"]
+        fingerprint_ = document["fingerprint"]
         quantiles = {
             metric: tuple(map(_number, values))
             for metric, values in document["quantiles"].items()
             if metric in METRICS
         }
-        conventions = {str(name): str(each) for name, each in document["metrics"].items()}
+        conventions = {
+            str(name): str(convention) for name, convention in document["metrics"].items()
+        }
         # Answers over HTTP once left out what is null.
         best, why_none = document.get("recommendation"), document.get("why_none")
         method = None if best is None else str(best["method"])
@@ -80,10 +82,10 @@ def read_audited(file: Path, fingerprint: str) -> Audited:
         fit = document.get("made_with", {}).get("fit")
     except (KeyError, TypeError, AttributeError):
         raise ValueError(f"{file} is not the audit.json of an audit") from None
-    if found != fingerprint:
+    if fingerprint_ != fingerprint:
         raise ValueError(
-            f"{file} is the audit of other weights or settings: its fingerprint is {found!r:.60}, "
-            f"and the model's is {fingerprint}; audit the model again"
+            f"{file} is the audit of other weights or settings: its fingerprint is "
+            f"{fingerprint_!r:.60}, and the model's is {fingerprint}; audit the model again"
         )
     if method is None:
         reason = f": {why_none!s:.200}" if why_none else ""

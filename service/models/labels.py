@@ -47,7 +47,7 @@ class Labels:
         index, called = int(target), self._meant.get(_plain(target), ())
         if called in ((), (index,)):
             return index
-        classes = " and ".join(f"{each} ({self.names[each]!r})" for each in called)
+        classes = " and ".join(f"{index} ({self.names[index]!r})" for index in called)
         indexed = (
             f"class {index} is called {self.names[index]!r}"
             if index < len(self)

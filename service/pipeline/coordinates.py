@@ -78,8 +78,8 @@ def mask_on_input(mask: Image.Image, photo: Image.Image, seen: ModelInput) -> ND
     placed = white[rows.clip(0, photo.height - 1)][:, columns.clip(0, photo.width - 1)] & inside
     if not placed.any():
         raise InvalidTarget("the mask has no white pixel that the model sees")
-    found: NDArray[np.bool_] = placed
-    return found
+    seen_: NDArray[np.bool_] = placed
+    return seen_
 
 
 def _scale(seen: ModelInput) -> tuple[float, float]:

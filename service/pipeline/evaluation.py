@@ -42,7 +42,7 @@ def require_suited(metrics: Sequence[str], parameters: EvaluateParameters | None
     """
     named = [METRICS[name] for name in metrics]
     if parameters is None or parameters.region is None:
-        lacking = [each.name for each in named if each.needs == "region"]
+        lacking = [metric.name for metric in named if metric.needs == "region"]
         if lacking:
             where = "" if parameters else ", which only :evaluate takes"
             raise UnsuitedMetric(
@@ -56,11 +56,11 @@ def require_suited(metrics: Sequence[str], parameters: EvaluateParameters | None
             f"the parameters ask for {parameters.maps} maps, and one was sent; name one target, "
             "and leave out method and layer"
         )
-    able = [name for name, each in METRICS.items() if not _needs_method(each)]
-    for each in named:
-        if _needs_method(each):
+    able = [name for name, metric in METRICS.items() if not _needs_method(metric)]
+    for metric in named:
+        if _needs_method(metric):
             raise UnsuitedMetric(
-                f"metric {each.name!r} needs to know how the map was made, and a map that was "
+                f"metric {metric.name!r} needs to know how the map was made, and a map that was "
                 f"sent does not tell; it can be judged by {', '.join(able)}"
             )
 
@@ -165,8 +165,8 @@ def _read(values: Map, positions: NDArray[np.float64]) -> Map:
 
     def at(rows: NDArray[np.int64]) -> Map:
         inside = (rows >= 0) & (rows < len(values))
-        found: Map = values[rows.clip(0, len(values) - 1)] * inside[:, None]
-        return found
+        map_: Map = values[rows.clip(0, len(values) - 1)] * inside[:, None]
+        return map_
 
     return at(lower) * (1 - fraction) + at(lower + 1) * fraction
 
@@ -216,13 +216,13 @@ def _describe(
         value=value,
         better=metric.better,
         convention=metric.convention(options),
-        baselines={each: _finite(other) for each, other in score.baselines.items()},
+        baselines={name: _finite(other) for name, other in score.baselines.items()},
         verdict=_verdict(name, score, options, audited, fit) if value is not None else None,
         percentile=None if among is None else round(100 * among, 1),
         random_maps=len(score.chance),
         details={
-            each: list(other) if isinstance(other, tuple) else _finite(other)
-            for each, other in score.details.items()
+            name: list(other) if isinstance(other, tuple) else _finite(other)
+            for name, other in score.details.items()
         },
         warning=warning,
     )
@@ -258,8 +258,8 @@ def score_lines(scores: Mapping[str, schemas.Score] | None) -> list[str]:
             continue
         compared = [
             f"{words} {value:.3g}"
-            for each, words in (("random", "chance"), ("edges", "edges"))
-            if (value := score.baselines.get(each)) is not None
+            for name, words in (("random", "chance"), ("edges", "edges"))
+            if (value := score.baselines.get(name)) is not None
         ]
         beside = f" ({', '.join(compared)})" if compared else ""
         lines.append(f"{name} {score.value:.3g}{beside}")
@@ -271,7 +271,7 @@ def summarise(evaluations: Iterable[schemas.Evaluation]) -> list[schemas.Evaluat
     groups: dict[tuple[str | None, str | None], list[schemas.Evaluation]] = {}
     for evaluation in evaluations:
         groups.setdefault((evaluation.method, evaluation.layer), []).append(evaluation)
-    found = []
+    sentences = []
     for (method, layer), members in groups.items():
         if len({member.instance for member in members}) < 2:
             continue
@@ -283,12 +283,12 @@ def summarise(evaluations: Iterable[schemas.Evaluation]) -> list[schemas.Evaluat
         of_means = None
         if all(name in scores for name in PARTS) or "adcc" in scores:
             of_means = _adcc_of_means(members)
-        found.append(
+        sentences.append(
             schemas.EvaluationSummary(
                 method=method, layer=layer, scores=scores, adcc_of_means=of_means
             )
         )
-    return found
+    return sentences
 
 
 def _mean(metric: str, scores: Sequence[schemas.Score]) -> schemas.MeanScore | None:

@@ -126,7 +126,7 @@ def predict(
         )
     assert said.boxes is not None
     boxes = said.boxes
-    found = zip(boxes.edges.tolist(), boxes.labels.tolist(), boxes.scores.tolist(), strict=True)
+    rows = zip(boxes.edges.tolist(), boxes.labels.tolist(), boxes.scores.tolist(), strict=True)
     return schemas.Prediction(
         instance=instance.index,
         id=instance.id,
@@ -134,7 +134,7 @@ def predict(
             schemas.Detection(
                 index=index, label=labels.name(index), score=score, box=_box(tuple(box), seen)
             )
-            for box, index, score in list(found)[:count]
+            for box, index, score in list(rows)[:count]
         ],
     )
 

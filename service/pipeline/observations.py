@@ -95,13 +95,13 @@ def draw_concepts(
             f"{media_type} holds the concepts of exactly one layer, and this request names "
             f"{len(concepts)}; ask for application/json"
         )
-    (found,) = concepts.values()
+    (maps_,) = concepts.values()
     picture = np.asarray(photo)
-    maps = [place(each.map, seen.box, *picture.shape[:2])[0] for each in found]
+    maps = [place(map_.map, seen.box, *picture.shape[:2])[0] for map_ in maps_]
     names = []
-    for each in found:
-        what = ", ".join(one.label or f"class {one.index}" for one in _best(each, labels) or [])
-        names.append(f"{each.share:.0%} {what}".rstrip())
+    for concept in maps_:
+        what = ", ".join(one.label or f"class {one.index}" for one in _best(concept, labels) or [])
+        names.append(f"{concept.share:.0%} {what}".rstrip())
     return encode(legend(paint(picture, maps), names), media_type)
 
 
@@ -130,12 +130,12 @@ def _best(concept: Concept, labels: Labels) -> list[schemas.ScoredClass] | None:
 
 
 def _signal(values: NDArray[np.float32]) -> schemas.SignalDescription:
-    found = statistics(values)
+    numbers = statistics(values)
     return schemas.SignalDescription(
         shape=list(values.shape),
-        mean=found.mean,
-        std=found.std,
-        minimum=found.minimum,
-        maximum=found.maximum,
-        zeros=found.zeros,
+        mean=numbers.mean,
+        std=numbers.std,
+        minimum=numbers.minimum,
+        maximum=numbers.maximum,
+        zeros=numbers.zeros,
     )

@@ -77,7 +77,7 @@ def no_method(name: str) -> str:
 def listed(sent: Any) -> Any:
     """Return the parts of a text that names several values, as in `insertion,deletion`."""
     if isinstance(sent, list):
-        return [part for each in sent for part in (listed(each) if _is_text(each) else [each])]
+        return [part for value in sent for part in (listed(value) if _is_text(value) else [value])]
     return [part.strip() for part in sent.split(",") if part.strip()] if _is_text(sent) else sent
 
 
@@ -260,8 +260,8 @@ class Parameters(PredictParameters):
         Some methods make one map for any number of layers."""
         known = [METHODS[name] for name in self._known]
         more = layers if AUDITED in self.methods else 0
-        one = [self.fuse != "none" or each.at == "input" or each.levels for each in known]
-        return sum(1 if each else layers for each in one) + more
+        one = [self.fuse != "none" or method.at == "input" or method.levels for method in known]
+        return sum(1 if single else layers for single in one) + more
 
     @property
     def costly(self) -> bool:

@@ -249,10 +249,10 @@ class Pipeline:
                 method=explanation.method if judged is None else None,
                 layer=explanation.layer if judged is None else None,
                 target=describe_target(explanation, model.labels, seen),
-                scores=describe_scores(each, options, model.audited, instance.parameters.fit),
+                scores=describe_scores(score, options, model.audited, instance.parameters.fit),
                 warnings=list(explanation.warnings) if judged is None else [],
             )
-            for explanation, each in zip(answer.explanations, scores, strict=True)
+            for explanation, score in zip(answer.explanations, scores, strict=True)
         ]
 
     async def predict(
@@ -280,11 +280,11 @@ class Pipeline:
         """
         model, parameters = replicas.model, instance.parameters
         async with self._opened(model, instance, timings) as (encoded, pool), self._observing:
-            found, seen = await self._observed(replicas, instance, encoded, pool, timings)
+            observed, seen = await self._observed(replicas, instance, encoded, pool, timings)
             concepts = {}
             if parameters.concepts is not None:
                 concepts = await self._concepts(replicas, instance, seen, timings)
-            describe = partial(describe_activations, found, concepts, model.labels, instance)
+            describe = partial(describe_activations, observed, concepts, model.labels, instance)
             return await pool.run(describe)
 
     async def show(
@@ -313,10 +313,10 @@ class Pipeline:
                     lambda: draw_concepts(photo, seen, concepts, labels, media_type)
                 )
             async with self._observing:
-                found, _ = await self._observed(replicas, instance, encoded, pool, timings)
+                observed, _ = await self._observed(replicas, instance, encoded, pool, timings)
                 if media_type == NPZ:
-                    return await pool.run(lambda: pack_arrays(found))
-                return await pool.run(lambda: draw_gallery(found, parameters, media_type))
+                    return await pool.run(lambda: pack_arrays(observed))
+                return await pool.run(lambda: draw_gallery(observed, parameters, media_type))
 
     async def input_of(
         self, model: ModelInfo, instance: Instance[P], priority: Priority
@@ -457,7 +457,7 @@ class Pipeline:
         Args:
             judged: a map that takes the place of the answer's only one.
         """
-        found: list[Scores] = []
+        scores: list[Scores] = []
         for question in questions:
             mine = [
                 explanation
@@ -467,7 +467,7 @@ class Pipeline:
             if not mine:
                 continue
             # The class is not chosen again: another precision could choose another one.
-            named = {each.turn: _same(question, each) for each in mine}
+            named = {explanation.turn: _same(question, explanation) for explanation in mine}
             question = replace(question, targets=tuple(named[turn] for turn in sorted(named)))
             candidates = candidates_of(mine)
             if judged is not None:
@@ -478,8 +478,8 @@ class Pipeline:
             work = Evaluate(seen.pixels, question, candidates, metrics, options)
             outcome = await replicas.ask(work, progress=told)
             timings.note("evaluate", outcome.run_seconds)
-            found += outcome.value
-        return tuple(found)
+            scores += outcome.value
+        return tuple(scores)
 
     async def _seen(
         self,
@@ -583,22 +583,22 @@ class Pipeline:
             layers = layers_of(replicas.model, parameters)
         except Problem as problem:
             raise instance.blame(problem) from None
-        found = {}
+        targets = {}
         for layer in layers:
             work = Factorise(seen.pixels, layer, parameters.concepts or 2)
             outcome = await replicas.ask(work)
             timings.note_outcome(outcome)
-            found[layer] = outcome.value
-        return found
+            targets[layer] = outcome.value
+        return targets
 
 
 def _same(question: Question, explanation: Explanation) -> Target:
     """Return the target of an explanation with its class, and with the mask that was asked."""
-    found, turn = explanation.target, explanation.turn
+    target, turn = explanation.target, explanation.turn
     asked = question.targets[turn] if turn < len(question.targets) else None
-    if isinstance(found, ClassTarget) and isinstance(asked, ClassTarget) and found.box is None:
-        return replace(asked, index=found.index)
-    return found
+    if isinstance(target, ClassTarget) and isinstance(asked, ClassTarget) and target.box is None:
+        return replace(asked, index=target.index)
+    return target
 
 
 def _halfway(until: float | None) -> float | None:

@@ -222,27 +222,27 @@ def _agreement(answer: ServedAnswer, number: int) -> dict[str, float] | None:
     same_target = [
         explanation for explanation in answer.explanations if explanation.turn == mine.turn
     ]
-    maps = Counter(each.method for each in same_target)
-    found = {}
+    maps = Counter(explanation.method for explanation in same_target)
+    similarities = {}
     for other in same_target:
         single = maps[mine.method] == 1 and maps[other.method] == 1
         if other.method != mine.method and (single or other.layer == mine.layer):
             agreement = spearman(mine.map, other.map)
             if agreement is not None:
-                found[other.method] = agreement
-    return found or None
+                similarities[other.method] = agreement
+    return similarities or None
 
 
-def _placement(found: Placement | None, seen: ModelInput) -> schemas.Placement | None:
-    if found is None:
+def _placement(placement: Placement | None, seen: ModelInput) -> schemas.Placement | None:
+    if placement is None:
         return None
-    box = found.box
+    box = placement.box
     on_photo = box_on_photo((box.left, box.top, box.right, box.bottom), seen)
     return schemas.Placement(
         **asdict(on_photo),
-        transposed=found.transposed,
-        upside_down=found.upside_down,
-        mirrored=found.mirrored,
+        transposed=placement.transposed,
+        upside_down=placement.upside_down,
+        mirrored=placement.mirrored,
     )
 
 

@@ -103,12 +103,12 @@ def _audited(model: ModelInfo, parameters: Parameters) -> Parameters:
     methods = methods_of(model, parameters)
     if AUDITED not in parameters.methods:
         return parameters
-    found = model.audited
-    assert found is not None  # `methods_of` raises
+    audited = model.audited
+    assert audited is not None  # `methods_of` raises
     change: dict[str, object] = {"method": methods}
     automatic = len(methods) == 1 and parameters.layer == "auto"
-    if automatic and METHODS[found.method].at == "layer":
-        change["layer"] = found.layer.split(" + ")  # of several layers, one map
+    if automatic and METHODS[audited.method].at == "layer":
+        change["layer"] = audited.layer.split(" + ")  # of several layers, one map
     return parameters.model_copy(update=change)
 
 
@@ -130,8 +130,8 @@ def _question(
         )
     named = parameters.layer if isinstance(parameters.layer, list) else [parameters.layer]
     alone = len(parameters.methods) == 1
-    found = [_layers(model, name, method, alone=alone) for name in named]
-    layers = tuple(dict.fromkeys(chain(*found)))
+    resolved = [_layers(model, name, method, alone=alone) for name in named]
+    layers = tuple(dict.fromkeys(chain(*resolved)))
     question = Question(
         targets,
         method,
@@ -205,14 +205,14 @@ def layers_of(model: ModelInfo, parameters: ActivationParameters) -> tuple[str, 
     wanted: set[str] = set()
     for name in named:
         pattern = model.default if name == "auto" else name
-        found = [each for each in ran if each == pattern] or fnmatch.filter(ran, pattern)
-        if not found:
+        matches = [name for name in ran if name == pattern] or fnmatch.filter(ran, pattern)
+        if not matches:
             near = difflib.get_close_matches(pattern, ran, 3) or ran[-3:]
             raise UnknownLayer(
                 f"model {model.name!r} has no layer {name[:80]!r} that returns a tensor; the "
                 f"nearest are {', '.join(near)}"
             )
-        wanted.update(found)
+        wanted.update(matches)
     if len(wanted) > MAX_OBSERVED:
         raise InvalidParameter(
             f"layer names {len(wanted)} layers; at most {MAX_OBSERVED} are allowed, so use a "
@@ -307,19 +307,19 @@ def _matched(model: ModelInfo, pattern: str) -> tuple[str, ...]:
         for layer in model.layers
         if layer.explainable and not (modules and "#" in layer.name)
     ]
-    found = fnmatch.filter(usable, pattern)
-    if not found:
+    matches = fnmatch.filter(usable, pattern)
+    if not matches:
         near = difflib.get_close_matches(pattern, usable, 3) or usable[-3:]
         raise UnknownLayer(
             f"no layer of model {model.name!r} at which a map can be made matches "
             f"{pattern[:80]!r}; the nearest are {', '.join(near)}"
         )
-    if len(found) > MAX_MATCHED:
+    if len(matches) > MAX_MATCHED:
         raise UnknownLayer(
-            f"the pattern {pattern[:80]!r} matches {len(found)} layers of model {model.name!r}; "
+            f"the pattern {pattern[:80]!r} matches {len(matches)} layers of model {model.name!r}; "
             f"at most {MAX_MATCHED} are allowed, so use a narrower one"
         )
-    return tuple(found)
+    return tuple(matches)
 
 
 def _known(model: ModelInfo, name: str) -> LayerInfo:

@@ -69,10 +69,10 @@ class ImageResult:
         Raises:
             NotAcceptable: if there is not exactly one map, or the format cannot hold the picture.
         """
-        found = len(self.answer.explanations)
-        if found != 1:  # a detector's answer has one map for each box
+        count = len(self.answer.explanations)
+        if count != 1:  # a detector's answer has one map for each box
             raise NotAcceptable(
-                f"{media_type} holds exactly one map, and the answer has {found}; ask "
+                f"{media_type} holds exactly one map, and the answer has {count}; ask "
                 "for application/json or application/x-ndjson"
             )
 

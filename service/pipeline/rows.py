@@ -154,7 +154,7 @@ def row_of(
         border=facts.border,
         agreement=[*facts.agreement.items()] if facts.agreement else None,
         agreement_mean=agreement_mean(facts.agreement),
-        scores=[(name, each.value) for name, each in (facts.scores or {}).items()] or None,
+        scores=[(name, score.value) for name, score in (facts.scores or {}).items()] or None,
         width=record.picture_shape[1],
         height=record.picture_shape[0],
         covers_left=covers.left,

@@ -74,8 +74,8 @@ def _check_jpeg(data: bytes) -> None:
     place, segments, scans = 2, 0, 0
     while True:
         if scans:
-            found = IN_SCANS.search(data, place)
-            place = found.start() if found else -1
+            match = IN_SCANS.search(data, place)
+            place = match.start() if match else -1
         else:
             place = data.find(b"\xff", place)
         if place < 0 or place + 1 >= len(data):

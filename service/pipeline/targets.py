@@ -165,7 +165,7 @@ def object_in_text(target: Any) -> Any:
     """Parse a target's object that is sent as JSON text, in a query, a form field or on the command
     line."""
     if isinstance(target, list):
-        return [object_in_text(each) for each in target]
+        return [object_in_text(value) for value in target]
     if isinstance(target, str) and target.lstrip().startswith("{"):
         try:
             return from_json(target)  # Python's json accepts lone surrogates

@@ -38,8 +38,8 @@ def read_parameters(schema: type[P], sent: ImmutableMultiDict[str, Any], where: 
     if "method" in values:
         # A bare plus in a query means a space, but ?method=gradcam++ should work.
         methods = [
-            each.replace(" ", "+") if isinstance(each, str) else each
-            for each in sent.getlist("method")
+            value.replace(" ", "+") if isinstance(value, str) else value
+            for value in sent.getlist("method")
         ]
         values["method"] = methods if len(methods) > 1 else methods[0]
     try:
@@ -94,7 +94,7 @@ def _target_problem(error: ErrorDetails, pointer: str) -> Problem:
         sent = str(error["input"])[:80]
         return InvalidParameter(f"target is {sent!r}: {error['msg']}", pointer=pointer)
     loc = error["loc"]
-    where = next(turn for turn, each in enumerate(loc) if _is_target(each))
+    where = next(turn for turn, key in enumerate(loc) if _is_target(key))
     key, value = str(loc[where + 1])[:80], str(error["input"])[:80]
     if error["type"] == "extra_forbidden":
         keys = ", ".join(field_.rstrip("_") for field_ in TargetObject.model_fields)

@@ -28,10 +28,10 @@ def listen(settings: Settings) -> socket.socket:
             "(GRADCAM_INSECURE=1)"
         )
     try:
-        found = socket.getaddrinfo(
+        addresses = socket.getaddrinfo(
             settings.host, settings.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )
-        family, kind, protocol, _, address = found[0]
+        family, kind, protocol, _, address = addresses[0]
         # asyncio sets TCP_NODELAY only on sockets whose protocol is given as TCP.
         listening = socket.socket(family, kind, protocol)
     except OSError as error:

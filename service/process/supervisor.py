@@ -214,9 +214,9 @@ class _Supervisor:
         else of one that is not."""
         if self._stopping:
             return Readiness("the service is shutting down")
-        heard = [each for each in self._open if each.silent_seconds < FROZEN_SECONDS]
+        heard = [child for child in self._open if child.silent_seconds < FROZEN_SECONDS]
         told = [child.readiness for child in heard if child.readiness]
-        told.sort(key=lambda each: each.why_not is not None)
+        told.sort(key=lambda readiness: readiness.why_not is not None)
         if not told:
             frozen = self._open and not heard
             return Readiness("no process answers" if frozen else "the service is starting")
@@ -239,7 +239,7 @@ class _Supervisor:
         if self._engine:
             all_of_them.append(asyncio.create_task(self._keep(self._engine)))
         await asyncio.wait(all_of_them, return_when=asyncio.FIRST_COMPLETED)
-        codes = [each.result() for each in all_of_them if each.done()]
+        codes = [task.result() for task in all_of_them if task.done()]
         if not self._stopping:  # one of them has decided for all
             self._stop()
         codes += await asyncio.gather(*receiving)

@@ -100,20 +100,20 @@ class Gate:
 
         await self._app(scope, receive_or_leave, send_or_replace)
         if not begun:
-            found = problem or Unavailable(
+            problem_ = problem or Unavailable(
                 "the replica that had the request is gone; try again",
                 retry_after=RETRY_AFTER_SECONDS,
             )
-            headers, body = found.written()
+            headers, body = problem_.written()
             name = {"X-Request-ID": Headers(scope=scope)["x-request-id"]}
-            response = Response(body, found.status, {**SECURITY, **headers, **name})
+            response = Response(body, problem_.status, {**SECURITY, **headers, **name})
             await response(scope, receive, send)
 
 
 def _serves_own(start: Message) -> Problem | None:
     """Return the problem that replaces an error which the proxy itself answers as plain text."""
     kind = Headers(raw=start["headers"]).get("content-type", "")
-    found: dict[int, Problem] = {
+    problems: dict[int, Problem] = {
         404: UnknownRoute("no application is deployed at this address"),
         408: DeadlineExceeded("the answer was not ready before Serve's request_timeout_s"),
         429: QueueFull(
@@ -124,4 +124,4 @@ def _serves_own(start: Message) -> Problem | None:
             "no replica is there to answer; try again", retry_after=RETRY_AFTER_SECONDS
         ),
     }
-    return found.get(start["status"]) if kind.startswith("text/plain") else None
+    return problems.get(start["status"]) if kind.startswith("text/plain") else None

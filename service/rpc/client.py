@@ -240,9 +240,9 @@ class RemoteBackend:
             self._watched = None
         self._transport = None
         self._state = STARTING
-        for each in self._pending.values():
-            if not each.result.done():
-                each.result.set_exception(
+        for future in self._pending.values():
+            if not future.result.done():
+                future.result.set_exception(
                     Unavailable(
                         "the engine ended while it worked on this image; try again",
                         retry_after=RETRY_AFTER_SECONDS,
@@ -329,5 +329,5 @@ class RemoteModel:
     async def ask(self, work: Work[Value], *, progress: Listener | None = None) -> Outcome[Value]:
         """Do a piece of work: see `ModelBackend.ask`."""
         fingerprint = self.model.fingerprint
-        found = await self._backend.call(self._name, work, fingerprint, listener=progress)
-        return cast(Outcome[Value], found)
+        outcome = await self._backend.call(self._name, work, fingerprint, listener=progress)
+        return cast(Outcome[Value], outcome)

@@ -32,7 +32,7 @@ class Codec:
     """
 
     def __init__(self, classes: Iterable[Any]) -> None:
-        known = {(each.__module__, each.__qualname__): each for each in classes}
+        known = {(class_.__module__, class_.__qualname__): class_ for class_ in classes}
         self.known = frozenset(known)
         """Modules and names of the classes and functions."""
 

@@ -263,10 +263,10 @@ class AsyncClient:
             except (ClientError, OSError) as error:
                 return error
 
-        async with aclosing(concurrent_map(work, photos, in_flight, ordered=ordered)) as found:
-            async for photo, result in found:
-                for each in result if isinstance(result, list) else [result]:
-                    yield photo, each
+        async with aclosing(concurrent_map(work, photos, in_flight, ordered=ordered)) as results:
+            async for photo, result in results:
+                for explanation in result if isinstance(result, list) else [result]:
+                    yield photo, explanation
 
     async def submit(
         self,
@@ -330,12 +330,12 @@ class AsyncClient:
         call = job_calls.listed(state, page)
         while True:
             answer = await self._line.send(call)
-            found = answers.parsed(JobList, answer.body)
-            for document in found.jobs:
+            page_ = answers.parsed(JobList, answer.body)
+            for document in page_.jobs:
                 yield AsyncJob(self._line, document)
-            if found.next is None:
+            if page_.next is None:
                 return
-            call = job_calls.listed_next(found.next)
+            call = job_calls.listed_next(page_.next)
 
     def _job(self, answer: answers.Response) -> AsyncJob:
         return AsyncJob(self._line, answers.parsed(JobDocument, answer.body))

@@ -269,10 +269,10 @@ class Client:
             except (ClientError, OSError) as error:
                 return error
 
-        with closing(concurrent_map(work, photos, in_flight, ordered=ordered)) as found:
-            for photo, result in found:
-                for each in result if isinstance(result, list) else [result]:
-                    yield photo, each
+        with closing(concurrent_map(work, photos, in_flight, ordered=ordered)) as results:
+            for photo, result in results:
+                for explanation in result if isinstance(result, list) else [result]:
+                    yield photo, explanation
 
     def submit(
         self,
@@ -334,12 +334,12 @@ class Client:
         call = job_calls.listed(state, page)
         while True:
             answer = self._line.send(call)
-            found = answers.parsed(JobList, answer.body)
-            for document in found.jobs:
+            page_ = answers.parsed(JobList, answer.body)
+            for document in page_.jobs:
                 yield Job(self._line, document)
-            if found.next is None:
+            if page_.next is None:
                 return
-            call = job_calls.listed_next(found.next)
+            call = job_calls.listed_next(page_.next)
 
     def _job(self, answer: answers.Response) -> Job:
         return Job(self._line, answers.parsed(JobDocument, answer.body))

@@ -35,12 +35,12 @@ COMPARED_SIDE: Final = 32
 
 def findings_of(audit: Audit, records: Sequence[PhotoRecord]) -> list[Finding]:
     """Return what a reader should know, the gravest first."""
-    found = _too_few(audit) + _ignoring(records) + _one_place(audit)
-    found += _own_places(audit, records)
-    found += _methods(audit) + _beaten(audit, records)
-    found += _unchecked(records)
-    found += _grids(records)
-    return found
+    findings = _too_few(audit) + _ignoring(records) + _one_place(audit)
+    findings += _own_places(audit, records)
+    findings += _methods(audit) + _beaten(audit, records)
+    findings += _unchecked(records)
+    findings += _grids(records)
+    return findings
 
 
 def _grids(records: Sequence[PhotoRecord]) -> list[Finding]:
@@ -165,26 +165,26 @@ def _own_places(audit: Audit, records: Sequence[PhotoRecord]) -> list[Finding]:
     places = own_places(
         [
             (
-                [np.array(each.arms[name].map, np.float32) for each in mine],
-                [_seen(each) for each in mine],
+                [np.array(record.arms[name].map, np.float32) for record in mine],
+                [_seen(record) for record in mine],
             )
             for mine in compared
         ]
     )
     said = [
-        place.sentence(labels[place.class_], [labels[each] for each in place.shared])
+        place.sentence(labels[place.class_], [labels[class_] for class_ in place.shared])
         for place in places
     ]
     return [
         Finding(
             kind="a class looks at one place",
             sentence=(
-                f"By {name}, {each}. If that is no part of the object, cover it in some photos and "
-                "explain them again."
+                f"By {name}, {place}. If that is no part of the object, cover it in some photos "
+                "and explain them again."
             ),
             arms=[name],
         )
-        for each in said
+        for place in said
     ]
 
 
@@ -207,7 +207,7 @@ def _best(audit: Audit) -> ArmSummary | None:
     able = [arm for arm in audit.arms if arm.mean_map and arm.shows_the_model is not False]
     return max(
         able,
-        key=lambda each: (each.points.mean if each.points else -1, each.photos),
+        key=lambda arm: (arm.points.mean if arm.points else -1, arm.photos),
         default=None,
     )
 
@@ -231,10 +231,10 @@ def place_of(mean_map: list[list[float]]) -> tuple[float, float, float, float] |
 
 
 def _methods(audit: Audit) -> list[Finding]:
-    found = []
+    findings = []
     photo = [name_of(arm) for arm in audit.arms if arm.shows_the_model is False]
     if photo:
-        found.append(
+        findings.append(
             Finding(
                 kind="shows the photo, not the model",
                 sentence=(
@@ -250,7 +250,7 @@ def _methods(audit: Audit) -> list[Finding]:
         if arm.class_blind and arm.photos and arm.shows_the_model is not False
     ]
     if blind:
-        found.append(
+        findings.append(
             Finding(
                 kind="hardly depends on the class",
                 sentence=(
@@ -262,14 +262,14 @@ def _methods(audit: Audit) -> list[Finding]:
         )
     empty = [name_of(arm) for arm in audit.arms if not arm.photos]
     if empty:
-        found.append(
+        findings.append(
             Finding(
                 kind="no map",
                 sentence=f"{listed(empty)} had no map of any photo.",
                 arms=empty,
             )
         )
-    return found
+    return findings
 
 
 def _beaten(audit: Audit, records: Sequence[PhotoRecord]) -> list[Finding]:
@@ -279,7 +279,7 @@ def _beaten(audit: Audit, records: Sequence[PhotoRecord]) -> list[Finding]:
     if best is None:
         return []
     name = Arm(best.method, best.layer).name
-    found = []
+    findings = []
     for metric in audit.metrics:
         sign = 1 if audit.better[metric] == "higher" else -1
         gaps = {
@@ -291,14 +291,14 @@ def _beaten(audit: Audit, records: Sequence[PhotoRecord]) -> list[Finding]:
         same = [baseline for baseline, gap in gaps.items() if gap and gap.low <= 0 <= gap.high]
         if worse:
             said = f"By {metric}, the recommended {name} is worse than {listed(worse)}."
-            found.append(Finding(kind="worse than a baseline", sentence=said, arms=[name]))
+            findings.append(Finding(kind="worse than a baseline", sentence=said, arms=[name]))
         if same:
             said = (
                 f"By {metric}, the recommended {name} does not differ from {listed(same, 'or')} "
                 "beyond chance."
             )
-            found.append(Finding(kind="no better than a baseline", sentence=said, arms=[name]))
-    return found
+            findings.append(Finding(kind="no better than a baseline", sentence=said, arms=[name]))
+    return findings
 
 
 def _gaps(

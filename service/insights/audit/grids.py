@@ -90,19 +90,19 @@ class Neighbours:
         for other in map(int, rng.permutation(self._total)):
             if len(cells) == side * side:
                 break
-            found = await self._class(replicas, other)
-            if found is None or found == predicted:
+            class_ = await self._class(replicas, other)
+            if class_ is None or class_ == predicted:
                 continue
-            if found in classes:
-                left.append((other, found))
+            if class_ in classes:
+                left.append((other, class_))
             elif (seen := await self._seen(other)) is not None:
-                classes.append(found)
+                classes.append(class_)
                 cells.append(seen)
-        for other, found in left:
+        for other, class_ in left:
             if len(cells) == side * side:
                 break
             if (seen := await self._seen(other)) is not None:
-                classes.append(found)
+                classes.append(class_)
                 cells.append(seen)
         if len(cells) < side * side:
             return None

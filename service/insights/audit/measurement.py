@@ -125,22 +125,24 @@ class AuditMeasurement:
         predicted = int(likely.argmax())
         wanted = predicted if target is None or target.index is None else target.index
         asked = [with_target(question, ClassTarget(wanted)) for question in plan.questions]
-        found, problems = await self._explained(seen, asked)
-        maps = self._by_arm(found)
-        usable = {name: each for name, each in maps.items() if np.ptp(each.map) > 0}
+        explanations, problems = await self._explained(seen, asked)
+        maps = self._by_arm(explanations)
+        usable = {
+            name: explanation for name, explanation in maps.items() if np.ptp(explanation.map) > 0
+        }
         steps.finish("maps")
         scores, baselines = await self._scored(
-            seen, asked, found, usable, partial(steps.within, "scores")
+            seen, asked, explanations, usable, partial(steps.within, "scores")
         )
         steps.finish("scores")
-        able = [each for each in asked if each.method in found]
+        able = [question for question in asked if question.method in explanations]
         stages, sanity_problem = await self._sanity(number, seen, able)
         steps.finish("sanity")
         localised = await self._localised(number, seen, able, likely, wanted)
         alike = {"grid": localised.alike}
         if plan.is_for_sanity(number) and len(likely) > 1:
             other = _another(wanted, len(likely), [plan.seed, number])
-            own = {name: each.map for name, each in usable.items()}
+            own = {name: explanation.map for name, explanation in usable.items()}
             alike["photo"] = await self._as_another(seen, able, own, other)
         costs = await self._costs(seen, able) if plan.is_for_cost(number) else {}
 
@@ -150,7 +152,9 @@ class AuditMeasurement:
                 scores=scores.get(name, {}),
                 sanity=stages.get(name),
                 grids=localised.shares.get(name, {}),
-                other_class={image: each[name] for image, each in alike.items() if name in each},
+                other_class={
+                    image: likeness[name] for image, likeness in alike.items() if name in likeness
+                },
                 **costs.get(name, {}),
             )
 
@@ -175,12 +179,12 @@ class AuditMeasurement:
             made_with=self._made_with(),
         )
 
-    def _by_arm(self, found: Explanations) -> dict[str, Explanation]:
+    def _by_arm(self, by_method: Explanations) -> dict[str, Explanation]:
         """Return the explanations by the names of arms, from those by method."""
         return {
-            name: each
-            for method, explanations in found.items()
-            for name, each in zip(self._names[method], explanations, strict=True)
+            name: explanation
+            for method, explanations in by_method.items()
+            for name, explanation in zip(self._names[method], explanations, strict=True)
         }
 
     def _made_with(self) -> dict[str, str]:
@@ -202,7 +206,7 @@ class AuditMeasurement:
         none."""
         with suppress(Unexplainable):  # one of them; which one is found out one by one
             outcome = await self._replicas.ask(Explain(seen, questions, "background"))
-            found = {
+            explained = {
                 question.method: tuple(
                     explanation
                     for explanation in outcome.value.explanations
@@ -210,7 +214,7 @@ class AuditMeasurement:
                 )
                 for question in questions
             }
-            return found, {}
+            return explained, {}
         return await self._explained_singly(seen, questions)
 
     async def _explained_singly(
@@ -231,7 +235,7 @@ class AuditMeasurement:
         self,
         seen: ModelInput,
         questions: Sequence[Question],
-        found: Explanations,
+        explanations: Explanations,
         usable: dict[str, Explanation],
         progress: Callable[[float], None],
     ) -> tuple[dict[str, Numbers], dict[str, Numbers]]:
@@ -262,7 +266,7 @@ class AuditMeasurement:
                     note(name, given)
         first = True
         for question in questions if again else ():
-            mine = found.get(question.method, ())
+            mine = explanations.get(question.method, ())
             names = self._names[question.method]
             if not any(name in usable for name in names):
                 continue
@@ -324,28 +328,28 @@ class AuditMeasurement:
             return Localised(problem=NOT_PREDICTED)
         if likely[wanted] < SURE:
             return Localised(problem=UNSURE)
-        found = Localised()
+        localised = Localised()
         if not questions:
-            return found
+            return localised
         for side in SIDES:
             try:
                 grid = await self._neighbours.grid(
                     self._replicas, number, seen.pixels, wanted, side
                 )
                 if grid is None:
-                    found.problem = found.problem or TOO_FEW
+                    localised.problem = localised.problem or TOO_FEW
                     break
                 if not await self._finds(grid, wanted):
-                    found.problem = NOT_FOUND
+                    localised.problem = NOT_FOUND
                     continue
-                await self._in_grid(number, grid, questions, found)
+                await self._in_grid(number, grid, questions, localised)
             except OutOfMemory as problem:  # for n² photos at once; the record has the rest
-                found.problem = f"no grid of {side} × {side}: {problem.detail}"
-                found.warnings.append(found.problem)
+                localised.problem = f"no grid of {side} × {side}: {problem.detail}"
+                localised.warnings.append(localised.problem)
                 break
-        if found.shares:
-            found.problem = None
-        return found
+        if localised.shares:
+            localised.problem = None
+        return localised
 
     async def _finds(self, grid: PhotoGrid, target: int) -> bool:
         """Return whether the model finds the class in the grid: it is one of the n² most probable
@@ -382,12 +386,12 @@ class AuditMeasurement:
         # All methods together would be one step of the engine, for which requests wait: a grid
         # takes up to nine times as long as a photo.
         seen = ModelInput.of(grid.pixels)
-        found, _ = await self._explained_singly(seen, questions)
-        maps = {name: each.map for name, each in self._by_arm(found).items()}
+        explanations, _ = await self._explained_singly(seen, questions)
+        maps = {name: explanation.map for name, explanation in self._by_arm(explanations).items()}
         for name, values in maps.items():
             localised.shares.setdefault(name, {})[str(grid.side)] = share_inside(values, grid)
         if grid.side == SIDES[0] and self._plan.is_for_sanity(number):
-            able = [question for question in questions if question.method in found]
+            able = [question for question in questions if question.method in explanations]
             own = {name: values for name, values in maps.items() if np.ptp(values) > 0}
             localised.alike |= await self._as_another(seen, able, own, grid.other)
 
@@ -401,10 +405,10 @@ class AuditMeasurement:
         """Return the rank correlation of each map with the map of another class of the image; 0 for
         a map of that class that is the same everywhere."""
         asked = [with_target(question, ClassTarget(other)) for question in questions]
-        found, _ = await self._explained_singly(seen, asked)
+        explanations, _ = await self._explained_singly(seen, asked)
         return {
-            name: spearman(own[name], each.map) or 0.0
-            for name, each in self._by_arm(found).items()
+            name: spearman(own[name], explanation.map) or 0.0
+            for name, explanation in self._by_arm(explanations).items()
             if name in own
         }
 

@@ -50,8 +50,8 @@ def passes_of(method: str, forwards: int | None = None) -> int:
     known = METHODS.get(method)
     cost = known.cost if known else "one forward"
     many = known.budget if known and cost.startswith("N") else 1
-    each = {"one backward": 3, "N backwards": 3, "two backwards": 5}.get(cost, 1)
-    return each * (forwards or many or 1)
+    passes = {"one backward": 3, "N backwards": 3, "two backwards": 5}.get(cost, 1)
+    return passes * (forwards or many or 1)
 
 
 @dataclass(frozen=True)
@@ -120,7 +120,7 @@ class Plan:
             for question in self.questions
             if not METHODS[question.method].cost.startswith("N")
         ]
-        shared = max((passes_of(each.method) for each in one_pass), default=0)
+        shared = max((passes_of(question.method) for question in one_pass), default=0)
         alone = (
             passes_of(question.method, question.budget) * len(question.layers or "1")
             for question in self.questions
@@ -223,8 +223,8 @@ def finer_stages(model: ModelInfo) -> list[str]:
     ]
     if not finer:
         return []
-    nearest = min(each.grid for each in finer if each.grid)
-    same = [each.name for each in finer if each.grid == nearest]
+    nearest = min(layer.grid for layer in finer if layer.grid)
+    same = [layer.name for layer in finer if layer.grid == nearest]
     # A stage is a module that contains others, so its name has the fewest parts.
     depth = min(name.count(".") for name in same)
     return [[name for name in same if name.count(".") == depth][-1]]

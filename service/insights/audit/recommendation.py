@@ -66,17 +66,17 @@ def points_of(
         shares = [_beaten(records, names, measure) for measure in group]
         if shares:
             totals[turn] = _mean(np.stack(shares), np.ones(()))
-    each = _mean(totals, weights)
-    known = ~np.isnan(each).all(0)
-    each = each[:, known]
-    if not each.size:
+    sums_ = _mean(totals, weights)
+    known = ~np.isnan(sums_).all(0)
+    sums_ = sums_[:, known]
+    if not sums_.size:
         return {}, {}
-    found = {}
-    for name, values in zip(names, each, strict=True):
+    points = {}
+    for name, values in zip(names, sums_, strict=True):
         mine = interval(values.tolist(), proportion=True)
         assert mine is not None
-        found[name] = mine
-    return found, dict(zip(names, each, strict=True))
+        points[name] = mine
+    return points, dict(zip(names, sums_, strict=True))
 
 
 def _beaten(records: Sequence[PhotoRecord], names: list[str], measure: str) -> Points:
@@ -100,16 +100,18 @@ def _beaten(records: Sequence[PhotoRecord], names: list[str], measure: str) -> P
 def _value(arm: ArmRecord | None, measure: str) -> float:
     if arm is None:
         return float("nan")
-    found = arm.grids.get(measure[5:]) if measure.startswith("grid ") else arm.scores.get(measure)
-    return float("nan") if found is None else found
+    interval_ = (
+        arm.grids.get(measure[5:]) if measure.startswith("grid ") else arm.scores.get(measure)
+    )
+    return float("nan") if interval_ is None else interval_
 
 
 def _mean(stacked: Points, weights: Points) -> Points:
     """Return the mean over the first axis of the numbers that are not NaN, with weights that the
     numbers' shape can be broadcast to; NaN without any."""
     sums = np.where(np.isnan(stacked), 0, weights).sum(0)
-    found: Points = np.nansum(weights * stacked, 0) / np.where(sums > 0, sums, np.nan)
-    return found
+    mean: Points = np.nansum(weights * stacked, 0) / np.where(sums > 0, sums, np.nan)
+    return mean
 
 
 def in_grid(record: PhotoRecord) -> bool:
@@ -174,7 +176,7 @@ def _key(points: Points) -> bytes:
 
 def _alike(points: Mapping[str, Points]) -> list[str]:
     """Return the methods whose points do not differ from the best ones beyond chance."""
-    means = {name: float(each.mean()) for name, each in points.items()}
+    means = {name: float(values.mean()) for name, values in points.items()}
     least = least_difference(np.stack([*points.values()]))
     best = max(means.values())
     return [name for name, mean in means.items() if best - mean <= least]
@@ -206,8 +208,8 @@ def recommended(
         return passes_of(arm.method, arm.forwards)
 
     least = min(map(cost, alike))
-    cheap = [each for each in alike if cost(each) <= AS_CHEAP * least]
-    chosen = max(cheap, key=lambda each: (worth(each), -cost(each)))
+    cheap = [arm for arm in alike if cost(arm) <= AS_CHEAP * least]
+    chosen = max(cheap, key=lambda arm: (worth(arm), -cost(arm)))
     best = max(alike, key=worth)
     assert chosen.points is not None
     worse = [name_of(arm) for arm in arms if worth(arm) < worth(chosen)]
@@ -226,7 +228,7 @@ def recommended(
         method=chosen.method,
         layer=chosen.layer,
         reason=reason,
-        alike=[name_of(each) for each in alike if each is not chosen],
+        alike=[name_of(arm) for arm in alike if arm is not chosen],
         lines='audit = "audit.json"  # the path of this audit, from the folder of models.toml',
     )
 

@@ -45,7 +45,7 @@ def write_audit(audit: Audit, records: Sequence[PhotoRecord], file: Path) -> Non
 
 def audit_page(audit: Audit, records: Sequence[PhotoRecord]) -> Iterator[str]:
     """Yield the report of an audit piece by piece."""
-    ordered = sorted(records, key=lambda each: each.index)
+    ordered = sorted(records, key=lambda record: record.index)
     chosen = ordered
     if len(ordered) > SHOWN:
         chosen = [ordered[n * len(ordered) // SHOWN] for n in range(SHOWN)]
@@ -61,7 +61,7 @@ def audit_page(audit: Audit, records: Sequence[PhotoRecord]) -> Iterator[str]:
         stages=max((len(arm.sanity) for arm in arms), default=0),
         threshold=SHOWS_THE_PHOTO,
         portraits={Arm(arm.method, arm.layer).name: _portrait(arm) for arm in arms},
-        shown=[shown for each in chosen if (shown := _shown(each, name))],
+        shown=[shown for record in chosen if (shown := _shown(record, name))],
         records=ordered,
         bar=draw_bar(),
     )

@@ -60,7 +60,7 @@ def summarise(
         metrics: the metrics by which maps were scored.
         failed: photo → reason why it could not be measured.
     """
-    ordered = sorted(records, key=lambda each: each.index)
+    ordered = sorted(records, key=lambda record: record.index)
     options = MetricOptions()
     known = dict.fromkeys(name for record in ordered for name in record.arms)
     arms = [_summarised(Arm.of(name), ordered, metrics) for name in known]
@@ -79,7 +79,7 @@ def summarise(
     summary = Audit(
         model=model,
         fingerprint=weights,
-        made=max((each.measured for each in ordered if each.measured), default=None)
+        made=max((record.measured for record in ordered if record.measured), default=None)
         or datetime.now(UTC).isoformat(timespec="seconds"),
         made_with=_made_with(ordered),
         photos=len(ordered),
@@ -93,7 +93,7 @@ def summarise(
         arms=arms,
         baselines={
             name: {
-                metric: interval([each.baselines.get(name, {}).get(metric) for each in ordered])
+                metric: interval([record.baselines.get(name, {}).get(metric) for record in ordered])
                 for metric in metrics
             }
             for name in baselines
@@ -121,9 +121,9 @@ def _made_with(records: Sequence[PhotoRecord]) -> dict[str, str]:
 
 def _summarised(arm: Arm, records: Sequence[PhotoRecord], metrics: Sequence[str]) -> ArmSummary:
     mine = [record.arms[arm.name] for record in records if arm.name in record.arms]
-    with_map = [each for each in mine if each.map is not None]
+    with_map = [record for record in mine if record.map is not None]
     # Without a map of the model itself there is nothing to compare.
-    checked = [each.sanity for each in with_map if each.sanity]
+    checked = [record.sanity for record in with_map if record.sanity]
     stages = [
         {
             # A map that is gone, or the same everywhere, has changed.
@@ -132,14 +132,16 @@ def _summarised(arm: Arm, records: Sequence[PhotoRecord], metrics: Sequence[str]
         }
         for stage in range(max(map(len, checked), default=0))
     ]
-    mean = interval([fmean(each.absolute or 0.0 for each in photo) for photo in checked])
+    mean = interval(
+        [fmean(similarity.absolute or 0.0 for similarity in photo) for photo in checked]
+    )
     other = {
-        image: interval([each.other_class.get(image) for each in with_map])
+        image: interval([record.other_class.get(image) for record in with_map])
         for image in ("photo", "grid")
     }
-    alike = [each.mean for each in other.values() if each]
-    spent = [each.milliseconds for each in mine if each.milliseconds is not None]
-    forwards = [each.forwards for each in mine if each.forwards is not None]
+    alike = [interval_.mean for interval_ in other.values() if interval_]
+    spent = [record.milliseconds for record in mine if record.milliseconds is not None]
+    forwards = [record.forwards for record in mine if record.forwards is not None]
     return ArmSummary(
         method=arm.method,
         layer=arm.layer,
@@ -150,11 +152,11 @@ def _summarised(arm: Arm, records: Sequence[PhotoRecord], metrics: Sequence[str]
         class_blind=min(alike) > BLIND if alike else not _specific(arm.method),
         other_class=other,
         localisation={
-            str(side): interval([each.grids.get(str(side)) for each in mine], proportion=True)
+            str(side): interval([record.grids.get(str(side)) for record in mine], proportion=True)
             for side in SIDES
         },
         scores={
-            name: interval([each.scores.get(name) for each in mine], proportion=name in SHARES)
+            name: interval([record.scores.get(name) for record in mine], proportion=name in SHARES)
             for name in metrics
         },
         forwards=round(median(forwards)) if forwards else None,
@@ -174,9 +176,9 @@ def _mean_map(arms: Sequence[ArmRecord]) -> list[list[float]] | None:
     maps = [np.array(arm.map) for arm in arms]
     if not maps:
         return None
-    shapes = [each.shape for each in maps]
+    shapes = [map_.shape for map_ in maps]
     shape = max(set(shapes), key=shapes.count)
-    mean = np.mean([each for each in maps if each.shape == shape], 0)
+    mean = np.mean([map_ for map_ in maps if map_.shape == shape], 0)
     rows: list[list[float]] = mean.round(4).tolist()
     return rows
 
@@ -184,7 +186,7 @@ def _mean_map(arms: Sequence[ArmRecord]) -> list[list[float]] | None:
 def _quantiles(
     records: Sequence[PhotoRecord], names: Sequence[str], metrics: Sequence[str]
 ) -> dict[str, list[float]]:
-    found = {}
+    quantiles = {}
     for metric in metrics:
         values = [
             value
@@ -193,8 +195,8 @@ def _quantiles(
             if name in record.arms and (value := record.arms[name].scores.get(metric)) is not None
         ]
         if values:
-            found[metric] = [float(each) for each in np.percentile(values, PERCENTS)]
-    return found
+            quantiles[metric] = [float(value) for value in np.percentile(values, PERCENTS)]
+    return quantiles
 
 
 def _conventions(records: Sequence[PhotoRecord]) -> dict[str, str]:

@@ -179,11 +179,11 @@ def take_census(rows: Iterable[Row]) -> Census:
                 _offer(beside, row.border, number)
     if apart:
         _offer(disputed, *apart)
-    census.classes = sorted(classes.values(), key=lambda each: (-each.maps, each.key.name))
-    census.kinds = sorted(kinds.values(), key=lambda each: (-each.count, each.name))
+    census.classes = sorted(classes.values(), key=lambda class_: (-class_.maps, class_.key.name))
+    census.kinds = sorted(kinds.values(), key=lambda kind: (-kind.count, kind.name))
     for kind in census.kinds:
         kind.first.sort()
-    pairs = sorted(confused.items(), key=lambda each: (-each[1], each[0][0].name, each[0][1].name))
+    pairs = sorted(confused.items(), key=lambda pair: (-pair[1], pair[0][0].name, pair[0][1].name))
     census.confusions = [(*pair, count) for pair, count in pairs[:CONFUSIONS]]
     census.confusion_kinds = len(pairs)
     census.beside = [-number for _, number in sorted(beside, reverse=True)]

@@ -152,8 +152,8 @@ def cluster_classes(
         The classes, those with a place of their own first, then those with the most suspicious
         clusters, then in the given order.
     """
-    large = {each.key: each for each in classes if each.images >= FEWEST}
-    sample = Sample({key: each.images for key, each in large.items()}, most)
+    large = {class_.key: class_ for class_ in classes if class_.images >= FEWEST}
+    sample = Sample({key: class_.images for key, class_ in large.items()}, most)
     kept = _collected(rows, large, sample)
     photos = {
         key: None if read is None else Photos(read, maps.ids, maps.boxes)
@@ -167,7 +167,7 @@ def cluster_classes(
         )
         for place in places
     }
-    found = [
+    clustered = [
         replace(
             _clustered(position, count, kept[count.key], photos[count.key]),
             place=place_of.get(count.key),
@@ -175,12 +175,12 @@ def cluster_classes(
         for position, count in enumerate(classes)
         if count.key in kept
     ]
-    return sorted(found, key=_rank)
+    return sorted(clustered, key=_rank)
 
 
-def _rank(found: ClassClusters) -> tuple[bool, float]:
+def _rank(class_: ClassClusters) -> tuple[bool, float]:
     # The first cluster of a class is the most suspicious one.
-    return found.place is None, -found.found.clusters[0].suspicion if found.suspects else 0.0
+    return class_.place is None, -class_.found.clusters[0].suspicion if class_.suspects else 0.0
 
 
 def _collected(
@@ -201,9 +201,9 @@ def _collected(
 def _clustered(
     position: int, count: ClassCount, maps: ClassRows, photos: Photos | None
 ) -> ClassClusters:
-    found = find_clusters(maps.maps, photos)
-    looked = photos is not None and (photos.any_read or not found.unreadable)
-    return ClassClusters(position, count, maps, found, looked)
+    clusters = find_clusters(maps.maps, photos)
+    looked = photos is not None and (photos.any_read or not clusters.unreadable)
+    return ClassClusters(position, count, maps, clusters, looked)
 
 
 def _covers(row: Row) -> Box | None:
@@ -219,8 +219,8 @@ def labels_of(classes: Iterable[ClassClusters]) -> dict[int, int]:
     cluster in its class."""
     return {
         row: label
-        for each in classes
-        for row, label in zip(each.maps.rows, each.found.labels.tolist(), strict=True)
+        for class_ in classes
+        for row, label in zip(class_.maps.rows, class_.found.labels.tolist(), strict=True)
         if label >= 0
     }
 
@@ -229,12 +229,17 @@ def suspect_rows(classes: Iterable[ClassClusters], most: int) -> set[int]:
     """Return the row numbers of members of suspect clusters, at most `MEMBERS` of each, evenly
     spaced, and at most `most` in total, those of the most suspicious clusters first."""
     suspects = sorted(
-        ((each, cluster) for each in classes for cluster in each.found.clusters if cluster.suspect),
+        (
+            (class_, cluster)
+            for class_ in classes
+            for cluster in class_.found.clusters
+            if cluster.suspect
+        ),
         key=lambda pair: -pair[1].suspicion,
     )
     chosen: list[int] = []
-    for each, cluster in suspects:
-        chosen += [each.maps.rows[number] for number in _spaced(cluster.members, MEMBERS)]
+    for class_, cluster in suspects:
+        chosen += [class_.maps.rows[number] for number in _spaced(cluster.members, MEMBERS)]
     return set(chosen[:most])
 
 
@@ -242,9 +247,9 @@ def prototype_rows(classes: Iterable[ClassClusters]) -> set[int]:
     """Return the row numbers of the clusters' prototypes, so that no cluster is without a map on
     the page. Of more than `PROTOTYPES`, the most typical one of each cluster comes first."""
     ranked = [
-        (rank, each.maps.rows[number])
-        for each in classes
-        for cluster in each.found.clusters
+        (rank, class_.maps.rows[number])
+        for class_ in classes
+        for cluster in class_.found.clusters
         for rank, number in enumerate(cluster.prototypes.tolist())
     ]
     ranked.sort(key=lambda pair: pair[0])
@@ -262,7 +267,7 @@ def write_clusters(classes: Iterable[ClassClusters], file: Path) -> None:
         written_whole(file) as temporary,
         temporary.open("w", encoding="utf-8", errors="replace", newline="") as written,
     ):
-        write_table(((each.maps, each.found) for each in classes), written)
+        write_table(((class_.maps, class_.found) for class_ in classes), written)
 
 
 def portray(classes: Sequence[ClassClusters], output: Path, page: Path) -> list[ClustersPortrait]:
@@ -273,20 +278,20 @@ def portray(classes: Sequence[ClassClusters], output: Path, page: Path) -> list[
         page: the HTML file.
     """
     portraits = []
-    for place, each in enumerate(classes):
+    for place, class_ in enumerate(classes):
         clusters = tuple(
-            _portrait(number, cluster, each.maps, output, page, cluster.suspect or place < FULL)
-            for number, cluster in enumerate(each.found.clusters)
+            _portrait(number, cluster, class_.maps, output, page, cluster.suspect or place < FULL)
+            for number, cluster in enumerate(class_.found.clusters)
         )
         portraits.append(
             ClustersPortrait(
-                position=each.position,
-                name=each.count.key.name,
-                maps=int((each.found.labels >= 0).sum()),
-                note=each.found.note,
-                place=each.place,
+                position=class_.position,
+                name=class_.count.key.name,
+                maps=int((class_.found.labels >= 0).sum()),
+                note=class_.found.note,
+                place=class_.place,
                 clusters=clusters,
-                dots=() if each.found.note else tuple(_dots(each.found)),
+                dots=() if class_.found.note else tuple(_dots(class_.found)),
             )
         )
     return portraits
@@ -304,8 +309,8 @@ def _portrait(
         why=_sentence("; ".join(cluster.sentences)),
         mean=draw_map(cluster.mean),
         prototypes=tuple(
-            Prototype(maps.rows[each], maps.ids[each], _picture(maps, each, output, page))
-            for each in shown
+            Prototype(maps.rows[index], maps.ids[index], _picture(maps, index, output, page))
+            for index in shown
         ),
     )
 
@@ -320,14 +325,14 @@ def _picture(maps: ClassRows, number: int, output: Path, page: Path) -> str:
     return show(maps.pictures[number], output, page).thumbnail or draw_map(maps.maps[number])
 
 
-def _dots(found: Clusters) -> Iterable[tuple[int, str]]:
+def _dots(clusters: Clusters) -> Iterable[tuple[int, str]]:
     """Yield the dots of each cluster. Suspect clusters come last, so that they lie on top."""
-    shown = np.flatnonzero(found.labels >= 0)
-    positions = found.embedding
+    shown = np.flatnonzero(clusters.labels >= 0)
+    positions = clusters.embedding
     low, high = positions[shown].min(0), positions[shown].max(0)
     places = 2 + 96 * (positions - low) / np.maximum(high - low, 1e-9)
     room = min(DOTS / len(shown), 1)
-    for number, cluster in reversed([*enumerate(found.clusters)]):
+    for number, cluster in reversed([*enumerate(clusters.clusters)]):
         members = _spaced(cluster.members, max(int(len(cluster.members) * room), 1))
         path = "".join(f"M{x:.1f} {y:.1f}h0" for x, y in places[members])
         yield number % COLOURS, path
@@ -337,4 +342,4 @@ def _spaced(members: np.ndarray[tuple[int], np.dtype[np.int64]], most: int) -> l
     """Return at most `most` members, evenly spaced."""
     if len(members) <= most:
         return [int(member) for member in members]
-    return [int(members[each * len(members) // most]) for each in range(most)]
+    return [int(members[number * len(members) // most]) for number in range(most)]

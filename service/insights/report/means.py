@@ -50,9 +50,9 @@ def mean_maps(rows: Iterable[Row], grids: Mapping[ClassKey, GridSize]) -> dict[C
         key = class_of(row)
         if row.error is not None or key not in bounded:
             continue
-        found = scaled_map(row)
-        if found is not None:
-            totals[key] += _onto(found, bounded[key])
+        map_ = scaled_map(row)
+        if map_ is not None:
+            totals[key] += _onto(map_, bounded[key])
             counts[key] += 1
     return {
         key: MeanMap((totals[key] / count).astype(np.float32), count)
@@ -87,11 +87,11 @@ def _bounded(grid: GridSize) -> GridSize:
     return GridSize(*(max(round(side * FINEST / longest), 1) for side in grid))
 
 
-def _onto(found: Float, grid: GridSize) -> Float:
+def _onto(values: Float, grid: GridSize) -> Float:
     """Resize a map to a grid: by averaging areas if the grid is coarser, bilinearly otherwise."""
-    if found.shape == tuple(grid):
-        return found
-    if found.shape[0] >= grid.height and found.shape[1] >= grid.width:
-        coarse = cv2.resize(found, (grid.width, grid.height), interpolation=cv2.INTER_AREA)
+    if values.shape == tuple(grid):
+        return values
+    if values.shape[0] >= grid.height and values.shape[1] >= grid.width:
+        coarse = cv2.resize(values, (grid.width, grid.height), interpolation=cv2.INTER_AREA)
         return coarse.astype(np.float32, copy=False)
-    return resize(found, grid.height, grid.width)
+    return resize(values, grid.height, grid.width)

@@ -55,13 +55,13 @@ class Photos(Sequence[Photo | None]):
     def __getitem__(self, number: slice) -> list[Photo | None]: ...
     def __getitem__(self, number: int | slice) -> Photo | list[Photo | None] | None:
         if isinstance(number, slice):
-            return [self[each] for each in range(*number.indices(len(self)))]
+            return [self[index] for index in range(*number.indices(len(self)))]
         try:
-            found = thumbnail(self._read(self._ids[number]), self._boxes[number])
+            picture = thumbnail(self._read(self._ids[number]), self._boxes[number])
         except Problem:
             return None
         self.any_read = True
-        return found
+        return picture
 
 
 def thumbnail(data: bytes, box: Box | None) -> Photo:
@@ -86,10 +86,10 @@ def thumbnail(data: bytes, box: Box | None) -> Photo:
     # Averaging first: the transform reads single pixels.
     factor = max(round(min(edges[2] - edges[0], edges[3] - edges[1]) / (2 * SIDE)), 1)
     small = photo.reduce(factor)
-    found = small.transform(
+    corrected = small.transform(
         (SIDE, SIDE),
         Image.Transform.EXTENT,
         tuple(edge / factor for edge in edges),
         Image.Resampling.BILINEAR,
     )
-    return np.asarray(found)
+    return np.asarray(corrected)

@@ -127,7 +127,7 @@ def write_report(
     table = file.with_name(f"{file.stem}.clusters.csv")
     if clusters:
         write_clusters(clusters, table)
-    sample = Sample({each.key: each.maps for each in census.classes}, most)
+    sample = Sample({class_.key: class_.maps for class_ in census.classes}, most)
     members = suspect_rows(clusters, most) | prototype_rows(clusters)
     shown = _shown(manifest, output, file, census, sample, labels_of(clusters), members)
     template = page_template(Path(__file__).parent, "report")
@@ -151,8 +151,8 @@ def write_report(
         table_link=quote(os.fsencode(table.name)),  # the name need not be UTF-8
         blocks=_blocks(shown),
         options=[
-            {"name": each.key.name, "index": each.key.index, "maps": each.maps}
-            for each in census.classes
+            {"name": class_.key.name, "index": class_.key.index, "maps": class_.maps}
+            for class_ in census.classes
         ],
     )
     write_page(page, file)
@@ -164,12 +164,12 @@ def _portraits(manifest: Path, census: Census) -> list[ClassPortrait]:
     first = census.classes[:CLASSES]
     means = mean_maps(
         read_rows(manifest, maps=True),
-        {each.key: each.grid for each in first if each.grid is not None},
+        {class_.key: class_.grid for class_ in first if class_.grid is not None},
     )
     return [
-        ClassPortrait(position, each, mean, draw_map(mean.values) if mean else None)
-        for position, each in enumerate(first)
-        for mean in (means.get(each.key),)
+        ClassPortrait(position, class_, mean, draw_map(mean.values) if mean else None)
+        for position, class_ in enumerate(first)
+        for mean in (means.get(class_.key),)
     ]
 
 
@@ -179,7 +179,7 @@ def _clusters(
     source: Callable[[], AbstractContextManager[PhotoSource | None]],
 ) -> list[ClassClusters]:
     classes = census.classes[:CLASSES]
-    if not any(each.images >= FEWEST for each in classes):
+    if not any(class_.images >= FEWEST for class_ in classes):
         return []
     with source() as images:
         read = images.read if images else None
@@ -201,7 +201,7 @@ def _shown(
         labels: row number → number of the map's cluster in its class.
         members: row numbers of maps of clusters that are shown even if they are not in the sample.
     """
-    positions = {each.key: position for position, each in enumerate(census.classes)}
+    positions = {class_.key: position for position, class_ in enumerate(census.classes)}
     strips = {
         "least": census.least,
         "most": census.most,
@@ -257,8 +257,8 @@ def _facts(row: Row, positions: dict[ClassKey, int]) -> dict[str, Any]:
         "concentration": _number(row.concentration),
         "border": _number(row.border),
         "agreement": _number(row.agreement_mean),
-        "scores": [[name, _number(each)] for name, each in row.scores or ()],
-        "agreements": [[name, _number(each)] for name, each in row.agreement or ()],
+        "scores": [[name, _number(value)] for name, value in row.scores or ()],
+        "agreements": [[name, _number(value)] for name, value in row.agreement or ()],
         "size": None if row.width is None or row.height is None else [row.width, row.height],
         "warning": row.warning,
     }
