@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import torch
 import torchvision
 from torch import Tensor, nn
@@ -40,6 +42,18 @@ class Small(nn.Module):
         x = self.relu2(self.conv2(x))
         out: Tensor = self.head(self.dropout(x.mean(dim=(2, 3))))
         return out
+
+
+class Slow(Small):
+    """A forward pass takes some seconds more, however many images it holds."""
+
+    def __init__(self, seconds: float) -> None:
+        super().__init__()
+        self.seconds = seconds
+
+    def forward(self, x: Tensor) -> Tensor:
+        time.sleep(self.seconds)
+        return super().forward(x)
 
 
 def order(count: int) -> Tensor:

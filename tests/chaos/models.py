@@ -11,7 +11,7 @@ from typing import Final
 import torch
 from torch import Tensor, nn
 
-from tests.cam.nets import Small, hook_count, small
+from tests.cam.nets import Slow, Small, hook_count, small
 
 SICK: Final = 255
 """The shade of gray that a model cannot bear."""
@@ -29,16 +29,8 @@ def late() -> nn.Module:
     return small(seed=4)
 
 
-class Slow(Small):
-    """A forward pass takes a tenth of a second, whatever the batch."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        time.sleep(0.1)
-        return super().forward(x)
-
-
 def slow() -> nn.Module:
-    return Slow().eval()
+    return Slow(0.1).eval()
 
 
 class Hungry(Small):

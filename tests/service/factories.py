@@ -13,7 +13,17 @@ import torchvision
 from torch import Tensor, nn
 
 from tests.cam.detectors import retinanet, yolo_like
-from tests.cam.nets import Foreground, Headed, Paired, Small, Tokens, detector, segmenter, small
+from tests.cam.nets import (
+    Foreground,
+    Headed,
+    Paired,
+    Slow,
+    Small,
+    Tokens,
+    detector,
+    segmenter,
+    small,
+)
 
 __all__ = ["detector", "segmenter"]
 
@@ -58,29 +68,13 @@ def evil_checkpoint(path: Path) -> None:
     torch.save({"weight": torch.ones(1), "evil": Evil()}, path)
 
 
-class Bulky(Small):
-    """A forward pass takes 100 ms, however many images it holds. On a busy machine, an image's own
-    share of the computation is still small beside that."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        time.sleep(0.1)
-        return super().forward(x)
-
-
 def bulky() -> nn.Module:
-    return Bulky()
-
-
-class Slow(Small):
-    """A forward pass takes half a second."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        time.sleep(0.5)
-        return super().forward(x)
+    """On a busy machine, an image's own share of the computation is still small beside 100 ms."""
+    return Slow(0.1).eval()
 
 
 def slow() -> nn.Module:
-    return Slow().eval()
+    return Slow(0.5).eval()
 
 
 class Fragile(Small):

@@ -7,15 +7,7 @@ from typing import ClassVar
 
 from torch import Tensor, nn
 
-from tests.cam.nets import Small, small
-
-
-class Steady(Small):
-    """A forward pass takes a fifth of a second."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        time.sleep(0.2)
-        return super().forward(x)
+from tests.cam.nets import Slow, Small, small
 
 
 class Stuck(Small):
@@ -36,7 +28,7 @@ def _seeded(model: Small) -> nn.Module:
 
 
 def steady() -> nn.Module:
-    return _seeded(Steady())
+    return _seeded(Slow(0.2))
 
 
 def stuck() -> nn.Module:

@@ -15,14 +15,14 @@ from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import SpanKind
 from starlette.testclient import TestClient
-from torch import Tensor, nn
+from torch import nn
 
 from service.core.errors import ConfigError
 from service.core.settings import Settings
 from service.core.tracing import tracing
 from service.local.app import create_app
 from service.models.catalog import ModelEntry
-from tests.cam.nets import Small
+from tests.cam.nets import Slow
 from tests.service.conftest import encoded, noise, wait_until_ready
 from tests.service.http.test_overload import FRAGILE, TINY
 
@@ -41,27 +41,21 @@ PNG = {"Content-Type": "image/png"}
 PHASES = ["room", "decode", "preprocess", "queue", "forward_backward", "render"]
 
 
-class Unhurried(Small):
-    """A forward pass takes its time, once all is loaded."""
-
-    seconds = 0.0
-
-    def forward(self, x: Tensor) -> Tensor:
-        time.sleep(self.seconds)
-        return super().forward(x)
+PACED = Slow(0.0)
+"""A forward pass takes its time, once all is loaded."""
 
 
 def unhurried() -> nn.Module:
-    return Unhurried().eval()
+    return PACED.eval()
 
 
 @pytest.fixture(scope="module")
 def client() -> Iterator[TestClient]:
     with TestClient(create_app(Settings(), [FRAGILE, UNHURRIED])) as client:
         wait_until_ready(client)
-        Unhurried.seconds = PASS_SECONDS
+        PACED.seconds = PASS_SECONDS
         yield client
-        Unhurried.seconds = 0.0
+        PACED.seconds = 0.0
 
 
 @pytest.fixture

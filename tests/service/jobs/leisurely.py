@@ -2,21 +2,13 @@
 
 from __future__ import annotations
 
-import time
+from torch import nn
 
-from torch import Tensor, nn
-
-from tests.cam.nets import Small
+from tests.cam.nets import Slow
 
 SECONDS = 0.2
 """Of a forward pass."""
 
 
-class Leisurely(Small):
-    def forward(self, x: Tensor) -> Tensor:
-        time.sleep(SECONDS)
-        return super().forward(x)
-
-
 def leisurely() -> nn.Module:
-    return Leisurely().eval()
+    return Slow(SECONDS).eval()
