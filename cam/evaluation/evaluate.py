@@ -338,21 +338,21 @@ def _plan(
                     if which not in planned:
                         planned[which] = _baseline(scorer, name, candidate, draw)
                     work.append((key, which, planned[which]))
-            for key, which, job in work:
+            for key, which, subject in work:
                 if key in parts:
                     continue
                 parts.add(key)
-                counts = dict(metric.forwards(options, job.values.size))
+                counts = dict(metric.forwards(options, subject.values.size))
                 if maps := metric.maps(options):
                     part = "again" if metric.name in ("adcc", "coherency") else metric.name
-                    counts[part] = maps * (_passes(question) if job is judged else 0)
+                    counts[part] = maps * (_passes(question) if subject is judged else 0)
                 passes = 0
                 for part, count in counts.items():
                     owner = candidate.turn if part == SQUARES else which
                     if (owner, part) not in parts:
                         parts.add((owner, part))
                         passes += count
-                yield key, metric, scorer, job, passes
+                yield key, metric, scorer, subject, passes
 
 
 def _baseline_keys(

@@ -80,7 +80,7 @@ def randomised_in_steps(
     total = 1 + len(counts) * len(questions)
     yield Progress(1, total)
     pairs: list[Pair] = []
-    measured: list[Stage] = []
+    per_stage: list[Stage] = []
     for stage, (start, count) in enumerate(zip([0, *counts], counts, strict=False)):
         for number in range(start, count):
             pairs += _drawn(units[number], seed, number)
@@ -111,8 +111,8 @@ def randomised_in_steps(
                     explanation.map if explanation.map.any() else None
                     for explanation in said.explanations
                 ]
-        measured.append(maps)
-    return measured
+        per_stage.append(maps)
+    return per_stage
 
 
 @contextmanager

@@ -87,8 +87,8 @@ class Scorer:
         """Return the rank of each of a map's values, (H, W), which all curves of the map share."""
         key = ("ranks", id(judged))
         if key not in self.known:
-            ordered = torch.from_numpy(ranks(judged.values, self.rng()))
-            self.known[key] = ordered.to(self.image.device)
+            ranked = torch.from_numpy(ranks(judged.values, self.rng()))
+            self.known[key] = ranked.to(self.image.device)
         known: Tensor = self.known[key]
         return known
 
@@ -131,9 +131,9 @@ class Scorer:
         maps: list[Map | CamError] = []
         asked = [replace(question, targets=(target,)) for target in targets]
         if question.in_steps:
-            for image, target in zip(images, asked, strict=True):
+            for image, query in zip(images, asked, strict=True):
                 steps = explain_in_steps(
-                    self.model, image, target, chunk=self.chunk, reading=self.reading
+                    self.model, image, query, chunk=self.chunk, reading=self.reading
                 )
                 done = 0
                 while True:

@@ -52,7 +52,7 @@ def stability(scorer: Scorer, judged: Judged) -> Forwards[Parts]:
     parts: dict[str, float | None] = {}
     for (name, _, _), map_ in zip(views, maps, strict=True):
         parts[name] = None if isinstance(map_, CamError) else _alike(judged, name, map_, crop)
-    known = [map_ for map_ in parts.values() if map_ is not None]
+    known = [correlation for correlation in parts.values() if correlation is not None]
     return (float(np.mean(known)) if known else None), parts
 
 

@@ -64,7 +64,7 @@ def in_words(told: Mapping[str, int]) -> str | None:
             (0, "no better than", "or"),
             (-1, "worse than", "and"),
         )
-        if (names := [NAMED[name] for name, told_sign in told.items() if told_sign == sign])
+        if (names := [NAMED[name] for name, outcome in told.items() if outcome == sign])
     ]
     return "; ".join(said) or None
 

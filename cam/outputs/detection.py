@@ -92,7 +92,7 @@ def detections_of(
     least = least if lowered is None else lowered
     try:
         if kind == "boxes":
-            return [_listed(boxes, 0.0 if form == "auto" else least) for boxes in raw]
+            return [_listed(entry, 0.0 if form == "auto" else least) for entry in raw]
         if kind in ("detr", "detr-sigmoid"):
             return _queried(raw, size, kind == "detr", least)
         said = tensor_in(raw).float()
@@ -132,13 +132,13 @@ def read_detections(
             (value for value in args if isinstance(value, Tensor) and value.ndim == 4), None
         )
         size = None if image is None else (int(image.shape[-2]), int(image.shape[-1]))
-        boxes = detections_of(output, size, form=form, least=least)
-        if boxes is None:
+        batch = detections_of(output, size, form=form, least=least)
+        if batch is None:
             raise NotLogits(f"the model's output, {described(output)}, holds no detections")
         return [
-            {"boxes": box.boxes, "labels": box.labels, "scores": box.scores}
-            | ({} if box.classes is None else {"classes": box.classes})
-            for box in boxes
+            {"boxes": detections.boxes, "labels": detections.labels, "scores": detections.scores}
+            | ({} if detections.classes is None else {"classes": detections.classes})
+            for detections in batch
         ]
 
     return model.register_forward_hook(convert)
@@ -185,7 +185,7 @@ def _queried(
     # In half precision the boxes would be wrong by pixels.
     corners = box_convert(boxes.float(), "cxcywh", "xyxy") * pixels.float()
     classes = logits.float().softmax(-1)[..., :-1] if softmax else logits.float().sigmoid()
-    listed = []
+    batch = []
     for own, where in zip(classes, corners, strict=True):
         # With softmax a query is one object; with sigmoid it may be one object of each class.
         scores, labels = own.max(-1) if softmax else (own.flatten(), None)
@@ -193,8 +193,8 @@ def _queried(
         best = best[scores.detach()[best] >= least]
         query = best if softmax else best // own.shape[-1]
         label = best % own.shape[-1] if labels is None else labels[best]
-        listed.append(Detections(where[query], label, scores[best], own[query]))
-    return listed
+        batch.append(Detections(where[query], label, scores[best], own[query]))
+    return batch
 
 
 def _yolo(said: Tensor, form: str, least: float) -> Detections:

@@ -50,9 +50,9 @@ def form_of(raw: Any) -> DetectionForm | None:
     Raises:
         NotLogits: if the output fits several forms.
     """
-    if isinstance(raw, list | tuple) and raw and all(isinstance(image, Mapping) for image in raw):
+    if isinstance(raw, list | tuple) and raw and all(isinstance(entry, Mapping) for entry in raw):
         return (
-            "boxes" if all({"boxes", "labels", "scores"} <= set(image) for image in raw) else None
+            "boxes" if all({"boxes", "labels", "scores"} <= set(entry) for entry in raw) else None
         )
     if entry_in(raw, "pred_boxes") is not None and logits_in(raw) is not None:
         name = type(raw).__name__.removesuffix("ObjectDetectionOutput").removesuffix("For")

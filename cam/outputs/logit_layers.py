@@ -47,16 +47,16 @@ def logit_layers(output: Output, layers: Mapping[str, Tensor]) -> set[str]:
     names: dict[Node | int, list[str]] = {}
     for name, tensor in layers.items():
         names.setdefault(tensor.grad_fn or id(tensor), []).append(name)
-    layers_: set[str] = set()
+    reached: set[str] = set()
     seen, waiting = {numbers.grad_fn}, [numbers.grad_fn]
     while waiting:
         node = waiting.pop()
-        layers_.update(names.get(node, names.get(id(getattr(node, "variable", None)), ())))
+        reached.update(names.get(node, names.get(id(getattr(node, "variable", None)), ())))
         for before in _before(node, detects=detects):
             if before not in seen:
                 seen.add(before)
                 waiting.append(before)
-    return layers_
+    return reached
 
 
 def no_evidence(name: str) -> str:
@@ -72,10 +72,10 @@ def _before(node: Node, *, detects: bool) -> Iterable[Node]:
     operation = operation_of(node)
     if operation not in _KEEPING | (_CHOOSING if detects else frozenset()):
         return ()
-    before = [node_ for node_, _ in node.next_functions if node_ is not None]
+    before = [parent for parent, _ in node.next_functions if parent is not None]
     # The product of two computed tensors is a computation, as that with a gate is. A parameter,
     # such as a trained temperature or the weight of a branch, scales.
-    computed = [node_ for node_ in before if not _is_parameter(node_)]
+    computed = [parent for parent in before if not _is_parameter(parent)]
     gated = operation in ("Mul", "Div") and len(computed) > 1 and not detects
     return () if gated else before
 
@@ -85,5 +85,5 @@ def _is_parameter(node: Node) -> bool:
     operation = operation_of(node)
     if operation == "AccumulateGrad":
         return True
-    before = [node_ for node_, _ in node.next_functions if node_ is not None]
+    before = [parent for parent, _ in node.next_functions if parent is not None]
     return operation in _KEEPING and bool(before) and all(map(_is_parameter, before))

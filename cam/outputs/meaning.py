@@ -139,8 +139,8 @@ class _Trial:
             return "none", "classes", "a detector's scores are probabilities already"
         given = self.reading.activation != "auto" and isinstance(raw, Tensor)
         known = given or self.reading.output is not None
-        if not known and (problem := _headless(self.model, raw, returned)):
-            return "none", "features", problem
+        if not known and (evidence := _headless(self.model, raw, returned)):
+            return "none", "features", evidence
         logits = logits_of(raw, self.reading, batch=count)
         if self.reading.activation != "auto":
             return self._given(self.reading.activation, logits)
@@ -396,7 +396,7 @@ def _is_normalised(node: Node | None) -> bool:
             return True
         if operation not in RESHAPING | AVERAGING | POOLING | RECTIFYING:
             return False
-        before = [node_ for node_, _ in node.next_functions if node_ is not None]
+        before = [parent for parent, _ in node.next_functions if parent is not None]
         if not all(map(_is_normalised, before[1:])):
             return False
         node = before[0] if before else None
@@ -409,7 +409,7 @@ def _is_joined(node: Node | None) -> bool:
         node = node.next_functions[0][0]
     if node is None or operation_of(node) not in ("Cat", "Stack"):
         return False
-    kinds = {_ending(node_) is None for node_, _ in node.next_functions if node_ is not None}
+    kinds = {_ending(parent) is None for parent, _ in node.next_functions if parent is not None}
     return len(kinds) > 1
 
 
@@ -425,10 +425,10 @@ def _ending(node: Node | None) -> str | None:
     operation = operation_of(node)
     if operation in ("Softmax", "Sigmoid"):
         return operation.lower()
-    before = [node_ for node_, _ in node.next_functions if node_ is not None]
+    before = [parent for parent, _ in node.next_functions if parent is not None]
     if operation == "Exp" and before and operation_of(before[0]) == "LogSoftmax":
         return "softmax"
     if operation in RESHAPING | AVERAGING and before:
-        endings = [_ending(node_) for node_ in before]
+        endings = [_ending(parent) for parent in before]
         return None if None in endings else endings[0]
     return None

@@ -118,9 +118,9 @@ def outputs_of(
         rows = {name: value[item] for name, value in looked.items()}
         return Output(**fields, size=size, layers=rows)
 
-    boxes = detections_of(raw, size) if reading.output is None else None
-    if boxes is not None:
-        return [one(item, detections=found_boxes) for item, found_boxes in enumerate(boxes)]
+    detected = detections_of(raw, size) if reading.output is None else None
+    if detected is not None:
+        return [one(item, detections=detections) for item, detections in enumerate(detected)]
     features = features_of(raw, batch) if reading.output is None else []
     if reading.meaning == "features" and isinstance(raw, Tensor):
         features = [raw]
@@ -235,14 +235,14 @@ def looked_at(
     Raises:
         LayerDidNotRun: if a layer did not return a tensor for each image.
     """
-    views = {}
+    arranged = {}
     for name in layers:
         grid = located.grid(name)
         axis = 1 if grid and grid.tokens_first else 0
         if name not in seen or seen[name].shape[axis : axis + 1] != (len(images),):
             raise LayerDidNotRun(f"layer {name!r} returned no tensor for each image in this pass")
-        views[name] = grid.apply(seen[name]) if grid else seen[name]
-    return views
+        arranged[name] = grid.apply(seen[name]) if grid else seen[name]
+    return arranged
 
 
 def total(outputs: list[Output]) -> Tensor:

@@ -88,7 +88,7 @@ def logits_of(raw: Any, reading: Reading = AUTO, *, batch: int | None = None) ->
     for name in KNOWN:
         if isinstance(entries.get(name), Tensor):
             return _checked(entries[name], raw, batch)
-    named = {
+    candidates = {
         name: value
         for name, value in entries.items()
         if not _names_features(name) and _may_be_logits(value) and batch in (None, len(value))
@@ -101,13 +101,13 @@ def logits_of(raw: Any, reading: Reading = AUTO, *, batch: int | None = None) ->
             "said.masks_queries_logits.sigmoid()), or explain the mask of one query, whose index "
             "is then the class, with output='masks_queries_logits' and activation='sigmoid'"
         )
-    if len(named) > 1:
-        shapes = [f"{name} of shape {tuple(value.shape)}" for name, value in named.items()]
+    if len(candidates) > 1:
+        shapes = [f"{name} of shape {tuple(value.shape)}" for name, value in candidates.items()]
         raise NotLogits(
-            f"the model returns {len(named)} tensors that could be its logits: "
+            f"the model returns {len(candidates)} tensors that could be its logits: "
             f"{', '.join(shapes)}; say which with output"
         )
-    return _checked(next(iter(named.values()), None), raw, batch)
+    return _checked(next(iter(candidates.values()), None), raw, batch)
 
 
 def features_of(raw: Any, batch: int | None = None) -> list[Tensor]:

@@ -46,8 +46,8 @@ def _nearest(nodes: Mapping[str, Node]) -> Iterator[tuple[str, frozenset[str]]]:
         owner = owners.get(node)
         return frozenset((owner,)) if owner else before[node]
 
-    for node in _in_order(owners, lambda node_: node_ in before):
-        inputs = [node_ for node_, _ in node.next_functions if node_ is not None]
+    for node in _in_order(owners, lambda other: other in before):
+        inputs = [parent for parent, _ in node.next_functions if parent is not None]
         before[node] = frozenset().union(*map(behind, inputs))
     for name, node in nodes.items():
         yield name, before[node] if owners[node] == name else frozenset((owners[node],))
@@ -61,7 +61,7 @@ def _in_order(ends: Iterable[Node], known: Callable[[Node], bool]) -> Iterator[N
         if known(node):
             waiting.pop()
             continue
-        missing = [node_ for node_, _ in node.next_functions if node_ and not known(node_)]
+        missing = [parent for parent, _ in node.next_functions if parent and not known(parent)]
         if not missing:
             yield waiting.pop()
         waiting.extend(missing)

@@ -58,9 +58,9 @@ class _Judge:
     def add(self, name: str) -> None:
         measured, shape = self.tests.layers[name], self.tests.shapes[name]
         turns = self.tests.within[name]
-        around = [view for part, view in self.shown_in if part == turns[: len(part)]]
+        around = [view for earlier, view in self.shown_in if earlier == turns[: len(earlier)]]
         parts = self.tests.parts
-        own = not (turns or turns in parts) or any(part == turns for part, _ in self.shown_in)
+        own = not (turns or turns in parts) or any(earlier == turns for earlier, _ in self.shown_in)
         known = around if own else []  # the first layer of a turn may see another part
         before = around[-1] if around else PLAIN
         if not own and (part := parts.get(turns)):
@@ -114,7 +114,7 @@ class _Judge:
         self.found[name] = Location(self.tests.shapes[name], _placed(grid, view, self.size))
         self.sources.add(name, grid, view)
         if turns is not None:
-            others = [part for part in self.shown_in if part != (turns, view)]
+            others = [pair for pair in self.shown_in if pair != (turns, view)]
             self.shown_in = [*others, (turns, view)]
 
 
@@ -199,7 +199,7 @@ def _tokens_under(
             votes[shapes[name][0]][grid].append(fit.distance)
     likely = {shapes[name][0]: measured.grids for name, measured in layers.items()}
     elected = {_elected(of_count, likely[count]) for count, of_count in votes.items()}
-    often_ = {}
+    chosen = {}
     for name, good in fits.items():
         # The order of tokens may change between layers: then the fit of a layer must be exact.
         usable = [
@@ -208,8 +208,8 @@ def _tokens_under(
             if grid in elected or fit.exact
         ]
         if usable:
-            often_[name] = min(usable)[-1]
-    return often_
+            chosen[name] = min(usable)[-1]
+    return chosen
 
 
 def _elected(votes: Mapping[Grid, Sequence[float]], likely: Sequence[Grid]) -> Grid:
@@ -220,7 +220,7 @@ def _elected(votes: Mapping[Grid, Sequence[float]], likely: Sequence[Grid]) -> G
     more tokens, and one of the many ways to place them fits by chance.
     """
     most = max(map(len, votes.values()))
-    often = {grid: sum(vote) / len(vote) for grid, vote in votes.items() if 2 * len(vote) >= most}
+    often = {grid: sum(gaps) / len(gaps) for grid, gaps in votes.items() if 2 * len(gaps) >= most}
     first = next(grid for grid in likely if grid in often)
     alike = [grid for grid in often if (grid.height, grid.width) == (first.height, first.width)]
     return min(alike, key=lambda grid: often[grid])

@@ -68,7 +68,7 @@ def levels_of(model: nn.Module, image: Tensor, layers: Sequence[str]) -> Levels 
     direct = tuple(name for name in both if name in nearest)
     lineage = ancestors({name: outputs[name] for name in both})
     reached = _reached_by_each(said, {name: outputs[name] for name in direct})
-    sampled = [ends(outputs_, lineage) for outputs_ in reached]
+    sampled = [ends(names, lineage) for names in reached]
     # Boxes of other images may come from a level that no sampled box comes from.
     unseen = set(direct).difference(*sampled)
     needed = [*sampled, *({name} for name in unseen)]
@@ -179,8 +179,8 @@ def _behind(end: Tensor, outputs: Mapping[str, Tensor], *, nearest: bool = False
             reached.add(name)
         if name and nearest:
             continue
-        for node_, _ in node.next_functions:
-            if node_ not in seen:
-                seen.add(node_)
-                waiting.append(node_)
+        for parent, _ in node.next_functions:
+            if parent not in seen:
+                seen.add(parent)
+                waiting.append(parent)
     return reached

@@ -105,9 +105,9 @@ def declare(model: nn.Module, reshape: Mapping[str, Reshape]) -> None:
     Raises:
         LayerNotSpatial: if a reshape in words does not have the form that `grid_in_words` reads.
     """
-    for function in reshape.values():
-        if isinstance(function, str):
-            grid_in_words(function)
+    for form in reshape.values():
+        if isinstance(form, str):
+            grid_in_words(form)
     _DECLARED[model] = {**_DECLARED.get(model, {}), **reshape}
 
 
@@ -140,7 +140,7 @@ def remember(model: nn.Module, size: Size, locations: Mapping[str, Location]) ->
 
     Args:
         size: height and width of the image.
-        found: `Located.found`.
+        locations: `Located.found`.
     """
     others: dict[str, Location | None] = {
         name: location for name, location in locations.items() if _reshape(model, name) is None
@@ -172,15 +172,13 @@ def locate(model: nn.Module, image: Tensor, layers: Iterable[str] | None = None)
             return Located(at_once)
     modules = Modules(model)
     asked = list(modules) if layers is None else [name for name in layers if name in modules]
-    reshapes = {name: function for name in asked if (function := _reshape(model, name)) is not None}
-    missing = [
-        name for name, function in reshapes.items() if (name, size, function) not in known.reshaped
-    ]
+    reshapes = {name: form for name in asked if (form := _reshape(model, name)) is not None}
+    missing = [name for name, form in reshapes.items() if (name, size, form) not in known.reshaped]
     if missing:
         outputs = _outputs(model, image, missing)
         for name in missing:
-            grid = _reshaped(reshapes[name], outputs[name]) if name in outputs else None
-            known.reshaped[name, size, reshapes[name]] = grid
+            place = _reshaped(reshapes[name], outputs[name]) if name in outputs else None
+            known.reshaped[name, size, reshapes[name]] = place
     rest = [name for name in asked if name not in reshapes]
     calls = [name for name in rest if call_of(name)[1] and name not in (here or ())]
     if rest and (here is None or calls):
@@ -189,11 +187,11 @@ def locate(model: nn.Module, image: Tensor, layers: Iterable[str] | None = None)
     located = {}
     for name in asked:
         if name in reshapes:
-            grid = known.reshaped[name, size, reshapes[name]]
+            place = known.reshaped[name, size, reshapes[name]]
         else:
-            grid = known.found[size].get(name)
-        if grid:
-            located[name] = grid
+            place = known.found[size].get(name)
+        if place:
+            located[name] = place
     return Located(located)
 
 
@@ -210,15 +208,15 @@ def token_grid(model: nn.Module, image: Tensor, count: int) -> Grid | None:
 
 def _modules(model: nn.Module) -> list[nn.Module]:
     """Return a model's modules, as `nn.Module.modules` does, in a quarter of its time."""
-    names, seen = [], set()
+    modules, seen = [], set()
     waiting: list[nn.Module | None] = [model]
     while waiting:
         module = waiting.pop()
         if module is not None and id(module) not in seen:
             seen.add(id(module))
-            names.append(module)
+            modules.append(module)
             waiting.extend(module._modules.values())
-    return names
+    return modules
 
 
 def _settings(module: nn.Module) -> tuple[Callable[[dict[str, Any]], object], object, int]:

@@ -209,9 +209,9 @@ def responses(
                 with modules[layer].register_forward_hook(lambda *_, put=instead: put):
                     model(image.clone())
     return {
-        name: {kind: torch.stack(rows) for kind, rows in kinds.items()}
+        name: {kind: torch.stack(changes) for kind, changes in kinds.items()}
         for name, kinds in moved.items()
-        if kinds and all(len(rows) == len(patches) for rows in kinds.values())
+        if kinds and all(len(changes) == len(patches) for changes in kinds.values())
     }
 
 

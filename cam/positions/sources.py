@@ -56,13 +56,13 @@ class Sources:
             elif candidate not in seen:
                 waiting.extend(feeding.get(candidate, ()))
             seen.add(candidate)
-        sources = [source_ for source_ in sources if min(source_.cells) >= LEAST_CELLS] or sources
+        sources = [source for source in sources if min(source.cells) >= LEAST_CELLS] or sources
         return sorted(
             sources,
-            key=lambda source_: (
-                -source_.cells[0] * source_.cells[1],
-                not source_.view.plain,
-                source_.name,
+            key=lambda source: (
+                -source.cells[0] * source.cells[1],
+                not source.view.plain,
+                source.name,
             ),
         )
 
@@ -71,7 +71,7 @@ class Sources:
         source that was changed already; None if they show none."""
         if self._unclear >= MOST_UNCLEAR:
             return None
-        latest = [name for name in self.tested[: -LATEST - 1 : -1] if name != source]
+        latest = [earlier for earlier in self.tested[: -LATEST - 1 : -1] if earlier != source]
         another = None
         for other in ([source] if source in self.tested else []) + latest:
             told = self._shown_behind(name, other, nearest=other == source)
