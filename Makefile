@@ -15,7 +15,7 @@ GENERATOR := .venv/generator/bin/openapi-python-client
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help install serve test check test-random test-ray gpu wheels chaos lint format types docs openapi client bench wheel image lock clean
+.PHONY: help install serve test check test-random test-ray gpu wheels chaos lint format types docs openapi client studio bench wheel image lock clean
 
 help: ## list these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' Makefile
@@ -121,6 +121,10 @@ docs: .venv/docs ## build the documentation into build/site, and check its links
 openapi: .venv/serve ## write openapi/openapi.json
 	$(BIN)/gradcam openapi > .venv/openapi.json
 	mv .venv/openapi.json openapi/openapi.json
+
+# What is built is checked in: nobody needs Node to run or test the service.
+studio: ## build the page of the service, with npm
+	cd service/http/studio && npm ci --no-audit --no-fund && npm run build
 
 # service/client/_sync is made of service/client/_async: change that, and run this.
 client: .venv/test ## generate the blocking client and the options of the client

@@ -1,12 +1,11 @@
-"""Routes that describe the service: the page, health, metrics, models and their layers."""
+"""Routes that describe the service: health, metrics, models and their layers."""
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Final
 
 from fastapi import APIRouter
-from starlette.responses import HTMLResponse, Response
+from starlette.responses import Response
 
 from cam import METHODS
 from cam.agreement import Fidelity
@@ -22,13 +21,6 @@ from service.http.contract import answers
 from service.models.labels import Labels
 from service.pipeline.json_records import describe_input
 
-PAGE = Path(__file__).with_name("page.html")
-PAGE_POLICY = (
-    "default-src 'none'; connect-src 'self'; img-src 'self' data: blob:; "
-    "style-src 'unsafe-inline'; script-src 'unsafe-inline'; base-uri 'none'; form-action 'none'; "
-    "frame-ancestors 'none'"
-)
-PAGE_HEADERS = {"Content-Security-Policy": PAGE_POLICY}
 OF_A_MODEL = (401, 404, 424, 503)
 """Statuses of the errors of routes that describe one model."""
 NO_REFERENCE: Final = (
@@ -45,13 +37,6 @@ def _fidelity(fidelity: Fidelity | None) -> model_schemas.FidelityDescription | 
 
 def make_about_router(*, manager: Backend, metrics: Metrics) -> APIRouter:
     router, routes = APIRouter(), AboutRoutes(manager, metrics)
-    router.get(
-        "/",
-        tags=["operations"],
-        summary="A page to drop a photo on",
-        response_class=HTMLResponse,
-        responses=answers(forms={"text/html": "<!doctype html>…"}),
-    )(routes.show_page)
     router.get(
         "/healthz",
         tags=["operations"],
@@ -118,10 +103,6 @@ class AboutRoutes:
     def __init__(self, manager: Backend, metrics: Metrics) -> None:
         self._manager = manager
         self._metrics = metrics
-        self._page = PAGE.read_text(encoding="utf-8")
-
-    async def show_page(self) -> Response:
-        return HTMLResponse(self._page, headers=PAGE_HEADERS)
 
     async def check_health(self) -> model_schemas.Health:
         return model_schemas.Health(status="ok")

@@ -37,6 +37,7 @@ from service.http.documentation import DESCRIPTION, SECURITY, SECURITY_SCHEMES, 
 from service.http.guard import Guard, Guarded, LimitBody
 from service.http.job_routes import make_jobs_router
 from service.http.middleware import Cors, Head, ObserveRequests
+from service.http.page import make_page_router
 from service.http.reception import Reception
 from service.http.routes import make_router
 from service.jobs.host import Jobs
@@ -135,6 +136,7 @@ def make_app(
     # A configured model that was removed may be added again.
     sources = [*settings.allowed_sources, *(entry.source for entry in entries)]
     for router in (
+        make_page_router(),
         make_about_router(manager=manager, metrics=metrics),
         make_router(reception=reception, pipeline=pipeline),
         make_jobs_router(jobs=jobs, manager=manager),

@@ -26,12 +26,13 @@ from service.core.errors import (
     Unauthorized,
 )
 from service.core.metrics import Metrics
+from service.http.page import PATHS
 from service.limits.admission import Admission
 from service.limits.body_budget import BodyBudget
 from service.limits.keys import ApiKey, Keys
 from service.limits.rates import Rates
 
-OPEN_PATHS = ("/healthz", "/readyz")
+OPEN_PATHS = frozenset({"/healthz", "/readyz", *PATHS})
 READING = ("GET", "HEAD")
 SEND_ONE = "send an API key: Authorization: Bearer KEY, or X-API-Key: KEY"
 REASONS: Final[Mapping[type[Problem], str]] = {

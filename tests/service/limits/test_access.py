@@ -11,6 +11,7 @@ import pytest
 from starlette.testclient import TestClient
 
 from service.core.settings import Settings
+from service.http.page import PATHS
 from service.limits.keys import new_key
 from service.local.app import create_app
 from tests.service.conftest import encoded, noise, wait_until_ready
@@ -80,33 +81,45 @@ def every_address(client: TestClient, key: str) -> list[tuple[str, str]]:
     return [*found, *(("GET", path) for path in more)]
 
 
-WITHOUT_A_KEY = {("GET", "/healthz"), ("GET", "/readyz")}
+HEALTH = {("GET", "/healthz"), ("GET", "/readyz")}
+WITHOUT_A_KEY = {*HEALTH, *(("GET", path) for path in PATHS)}
 
 
-def test_without_a_key_there_is_health_and_nothing_else(
+def test_without_a_key_there_are_health_and_the_page_and_nothing_else(
     guarded: TestClient, keys: dict[str, str]
 ) -> None:
     addresses = every_address(guarded, keys["explain"])
     assert len(set(addresses)) >= 17
-    assert set(addresses) >= {("POST", EXPLAIN), ("POST", "/v1/models"), *WITHOUT_A_KEY}
+    assert set(addresses) >= {("POST", EXPLAIN), ("POST", "/v1/models"), *HEALTH}
     for method, path in addresses:
         for headers in ({}, bearer("gradcam_wrong"), {"X-API-Key": "wrong"}, basic("", "wrong")):
             response = guarded.request(method, path, headers=headers, content=PHOTO)
-            if (method, path) in WITHOUT_A_KEY:
+            if (method, path) in HEALTH:
                 assert (response.status_code, response.json()) == (200, {"status": "ok"})
+            elif (method, path) in WITHOUT_A_KEY:
+                assert response.status_code == 200
             else:
                 check(response, 401, "unauthorized", "Authorization: Bearer KEY", "X-API-Key")
                 challenge = response.headers["www-authenticate"]
                 assert "Bearer" in challenge
                 assert "Basic realm=" in challenge  # so that a browser asks for it
-    for path, status in (("/healthz", 200), ("/readyz", 200), ("/metrics", 401), ("/", 401)):
+    for path, status in (("/healthz", 200), ("/readyz", 200), ("/metrics", 401), ("/", 200)):
         assert guarded.head(path).status_code == status
     assert guarded.options(EXPLAIN).status_code == 401
 
 
 @pytest.mark.parametrize(
     "path",
-    ["/healthz/", "//healthz", "/HEALTHZ", "/healthz/x", "/healthz;/", "/readyz/../v1/models"],
+    [
+        "/healthz/",
+        "//healthz",
+        "/HEALTHZ",
+        "/healthz/x",
+        "/healthz;/",
+        "/readyz/../v1/models",
+        "/studio/",
+        "/studio/x",
+    ],
 )
 def test_nothing_that_looks_like_health_is_open(guarded: TestClient, path: str) -> None:
     assert guarded.get(path, follow_redirects=False).status_code == 401

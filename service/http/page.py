@@ -1,0 +1,66 @@
+"""The page of the service, and the files that it loads. `make studio` builds them."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+from typing import Final
+
+from fastapi import APIRouter
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, Response
+
+from service.core.errors import UnknownRoute
+from service.http.contract import answers
+
+BUILT: Final = Path(__file__).parent / "studio" / "built"
+MEDIA_TYPES: Final = {
+    ".html": "text/html; charset=utf-8",
+    ".js": "text/javascript; charset=utf-8",
+    ".css": "text/css; charset=utf-8",
+    ".jpg": "image/jpeg",
+}
+POLICY: Final = (
+    "default-src 'none'; connect-src 'self' blob:; img-src 'self' data: blob:; style-src 'self'; "
+    "script-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
+"""No script or style in the page itself, and nothing from other hosts."""
+ADDRESS: Final = "/studio/"
+PATHS: Final = ("/", *(f"{ADDRESS}{file.name}" for file in sorted(BUILT.iterdir())))
+"""Paths of the page. They need no key: the page asks for one and sends it with what it asks."""
+
+
+def make_page_router() -> APIRouter:
+    router = APIRouter()
+    router.get(
+        "/",
+        tags=["operations"],
+        summary="The page on which one looks into a model",
+        response_class=HTMLResponse,
+        responses=answers(forms={"text/html": "<!doctype html>…"}),
+    )(show_page)
+    router.get(f"{ADDRESS}{{file}}", include_in_schema=False)(get_file)
+    return router
+
+
+async def show_page(request: Request) -> Response:
+    return _answer("index.html", request)
+
+
+async def get_file(file: str, request: Request) -> Response:
+    if f"{ADDRESS}{file}" not in PATHS:
+        raise UnknownRoute(f"there is nothing at {request.url.path[:120]}; GET / shows the page")
+    return _answer(file, request)
+
+
+def _answer(name: str, request: Request) -> Response:
+    """Return a file; 304 without it if the caller has it already."""
+    content = (BUILT / name).read_bytes()  # a few kilobytes, in the system's cache
+    tag = f'"{hashlib.blake2b(content, digest_size=16).hexdigest()}"'
+    # A new version of the service has other files under the same names.
+    headers = {"ETag": tag, "Cache-Control": "no-cache"}
+    if name.endswith(".html"):
+        headers["Content-Security-Policy"] = POLICY
+    if request.headers.get("if-none-match") == tag:
+        return Response(status_code=304, headers=headers)
+    return Response(content, media_type=MEDIA_TYPES[Path(name).suffix], headers=headers)

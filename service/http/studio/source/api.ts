@@ -1,0 +1,142 @@
+// The public HTTP contract of the service, as far as the page uses it.
+
+export interface Problem { title: string; status: number; detail: string; pointer?: string }
+export interface Box { left: number; top: number; right: number; bottom: number }
+export interface LabelledClass { index: number; label?: string; probability?: number; value?: number }
+export interface Detection extends LabelledClass { score: number; box: Box }
+export interface Method {
+  name: string; summary: string; cost: string; budget?: number; at: "layer" | "input";
+  class_dependence: "full" | "weak" | "none"; signed: boolean; layer?: string;
+  available: boolean; reason?: string;
+}
+export interface Model {
+  name: string; device: string; dtype: string; kind: "classes" | "segments" | "detections" | "value";
+  classes: number; labels: string[]; default_layer: string | null; methods: Method[];
+  input: { width: number; height: number };
+}
+export interface Layer { name: string; grid?: [number, number]; explainable: boolean }
+export interface Explanation {
+  target: LabelledClass & { box?: Box; minus?: LabelledClass; against?: true };
+  method: string; layer: string; layer_reason?: string; covers?: Box; signed?: true;
+  heatmap: { shape: [number, number]; encoding: string; data: string };
+  concentration?: number; warnings: string[]; passes?: { made: number; of: number };
+}
+export interface Prediction { classes?: LabelledClass[]; segments?: (LabelledClass & { share: number })[];
+  detections?: Detection[]; values?: LabelledClass[] }
+export interface Answer { predictions: [Prediction]; explanations: Explanation[] }
+
+/** A problem that the service answered, or status 0 if it did not answer. */
+export class Refused extends Error {
+  constructor(readonly status: number, detail: string, readonly retryAfter = 1) {
+    super(detail);
+  }
+}
+
+const KEY = "gradcam-key";
+
+export function keepKey(key: string): void {
+  sessionStorage.setItem(KEY, key);
+}
+
+async function ask(path: string, init: RequestInit = {}): Promise<Response> {
+  const headers = new Headers(init.headers);
+  const key = sessionStorage.getItem(KEY);
+  if (key) headers.set("X-API-Key", key);
+  let response: Response;
+  try {
+    response = await fetch(path, { ...init, headers });
+  } catch (error) {
+    if (init.signal?.aborted) throw error;
+    throw new Refused(0, "the service does not answer");
+  }
+  if (response.ok) return response;
+  const problem = (await response.json().catch(() => null)) as Problem | null;
+  const wait = Number(response.headers.get("Retry-After")) || 1;
+  throw new Refused(response.status, problem?.detail ?? response.statusText, wait);
+}
+
+const get = async <T>(path: string): Promise<T> => (await ask(path)).json() as Promise<T>;
+const place = (model: string) => `v1/models/${encodeURIComponent(model)}`;
+
+export const models = async () => (await get<{ models: string[] }>("v1/models")).models;
+export const model = (name: string) => get<Model>(place(name));
+export const layers = async (name: string) =>
+  (await get<{ layers: Layer[] }>(`${place(name)}/layers`)).layers;
+
+/** Path and query of a call that explains; the parameters that are undefined are left out. */
+export function explainPath(model: string, parameters: Record<string, string | undefined>): string {
+  const query = new URLSearchParams();
+  for (const [name, value] of Object.entries(parameters)) if (value !== undefined) query.set(name, value);
+  return `${place(model)}:explain?${query}`;
+}
+
+export async function explain(path: string, photo: Blob, signal: AbortSignal):
+    Promise<{ answer: Answer; phases: string }> {
+  const headers = { "Content-Type": photo.type || "image/*", Accept: "application/json" };
+  const response = await ask(path, { method: "POST", headers, body: photo, signal });
+  const answer = (await response.json()) as Answer;
+  const timings = response.headers.get("Server-Timing") ?? "";
+  const phases = [...timings.matchAll(/([^,;\s]+);dur=([\d.]+)/g)]
+    .map(([, phase, time]) => `${phase!.replaceAll("_", " ")} ${Number(time).toFixed(0)}`).join(", ");
+  return { answer, phases };
+}
+
+export interface Step { done: number; total: number }
+export interface Score {
+  value?: number; better: "higher" | "lower"; convention: string; verdict?: string;
+  baselines: Record<string, number | null>; details: Record<string, number | number[] | null>;
+  warning?: string;
+}
+export interface Evaluation { scores: Record<string, Score>; warnings: string[] }
+export interface Activation {
+  layer: string; type: string; channels: number[];
+  output: { shape: number[]; mean: number; zeros: number };
+  concepts?: { share: number; classes?: LabelledClass[] }[];
+}
+type Line = { progress?: Step; problem?: Problem; error?: string };
+
+/** What the last line of an answer in lines is; the lines before it tell the progress. */
+export async function stream<T>(path: string, photo: Blob, signal: AbortSignal,
+    progress: (step: Step) => void): Promise<T> {
+  const headers = { "Content-Type": photo.type || "image/*", Accept: "application/x-ndjson" };
+  const response = await ask(path, { method: "POST", headers, body: photo, signal });
+  const reader = response.body!.pipeThrough(new TextDecoderStream()).getReader();
+  let rest = "", last: (T & Line) | undefined;
+  for (;;) {
+    const { done, value } = await reader.read();
+    const parts = (rest + (value ?? "")).split("\n");
+    rest = parts.pop()!;
+    for (const part of parts.filter(Boolean)) {
+      const line = JSON.parse(part) as T & Line;
+      if (line.problem) throw new Refused(line.problem.status, line.problem.detail);
+      if (line.progress) progress(line.progress);
+      else last = line;
+    }
+    if (done) break;
+  }
+  if (!last) throw new Refused(0, "the answer ended early");
+  return last;
+}
+
+export async function predict(model: string, fit: string, count: string, photo: Blob,
+    signal: AbortSignal): Promise<Prediction> {
+  const headers = { "Content-Type": photo.type || "image/*", Accept: "application/json" };
+  const path = `${place(model)}:predict?${new URLSearchParams({ fit, top_k: count })}`;
+  const response = await ask(path, { method: "POST", headers, body: photo, signal });
+  return ((await response.json()) as { predictions: [Prediction] }).predictions[0];
+}
+
+/** An answer of another verb about a photo: as JSON, or as a picture. */
+export async function about(verb: string, model: string, parameters: Record<string, string | undefined>,
+    photo: Blob, accept: string): Promise<Response> {
+  const path = explainPath(model, parameters).replace(":explain?", `:${verb}?`);
+  const headers = { "Content-Type": photo.type || "image/*", Accept: accept };
+  return ask(path, { method: "POST", headers, body: photo });
+}
+
+/** The photo as the service reads it, for files that the browser cannot decode. */
+export async function drawn(model: string, photo: Blob): Promise<Blob> {
+  const path = explainPath(model, { output: "overlay", opacity: "0", fit: "squash" });
+  const headers = { "Content-Type": photo.type || "image/*", Accept: "image/png" };
+  return (await ask(path, { method: "POST", headers, body: photo })).blob();
+}

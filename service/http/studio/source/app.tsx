@@ -1,0 +1,186 @@
+// The page: photos at the left, what one asks of them at the right.
+
+import { useSignal } from "@preact/signals";
+import { useEffect, useRef } from "preact/hooks";
+import { Classes } from "./classes";
+import { Inside } from "./inside";
+import { Judgement } from "./judgement";
+import { Comparison, compare } from "./comparison";
+import { Looks, Settings, setMethod, stepLayer } from "./settings";
+import { Stage } from "./stage";
+import { TakeAlong } from "./takealong";
+import type { View } from "./colours";
+import { NOTHING, add, asksForKey, busy, choice, choose, current, look, method, model, note, photo, problem,
+  remove, select, show, shown, step, strip, useKey } from "./view";
+import { words } from "./words";
+
+const files = (list: FileList | null | undefined) => { if (list?.length) void add([...list]); };
+
+async function sample(name: string): Promise<void> {
+  const blob = await (await fetch(`studio/${name}.jpg`)).blob();
+  await add([new File([blob], `${name}.jpg`, { type: "image/jpeg" })]);
+}
+
+function Chooser() {
+  return <div class="row">
+    <label class="button">{words.choose}
+      <input id="file" type="file" accept="image/*" multiple class="hidden"
+        onChange={({ currentTarget }) => { files(currentTarget.files); currentTarget.value = ""; }} />
+    </label>
+    <label class="button phone">{words.camera}
+      <input type="file" accept="image/*" capture="environment" class="hidden"
+        onChange={({ currentTarget }) => { files(currentTarget.files); currentTarget.value = ""; }} />
+    </label>
+  </div>;
+}
+
+function Invitation() {
+  return <div class="invitation">
+    <p class="large">{words.invitation}</p>
+    <Chooser />
+    <p class="soft">{words.formats}</p>
+    <p>{words.samples}</p>
+    <ul class="samples">
+      {Object.entries(words.sampleNames).map(([name, text]) => <li key={name}>
+        <button type="button" class="map" onClick={() => void sample(name)}>
+          <img src={`studio/${name}.jpg`} alt="" loading="lazy" /><span>{text}</span>
+        </button></li>)}
+    </ul>
+  </div>;
+}
+
+function Strip() {
+  return <div class="strip" role="group" aria-label={words.photos}>
+    <Chooser />
+    {strip.value.map(({ digest, name, thumbnail }) => <span key={digest} class="thumbnail">
+      <button type="button" aria-pressed={digest === current.value} title={name} aria-label={name}
+        onClick={() => select(digest)}>
+        {thumbnail ? <img src={thumbnail} alt="" /> : <span>{name}</span>}
+      </button>
+      <button type="button" class="remove" aria-label={words.remove(name)}
+        onClick={() => remove(digest)}>×</button>
+    </span>)}
+  </div>;
+}
+
+function Warnings() {
+  const made = shown.value;
+  if (!made) return null;
+  const blind = { none: words.classBlind, weak: words.weak, full: "" }[
+    method.value?.class_dependence ?? "full"];
+  const all = [...(blind && !made.explanation.warnings.some((each) => each.includes("class")) ? [blind] : []),
+    ...made.explanation.warnings];
+  const { passes, layer, layer_reason: reason } = made.explanation;
+  return <section class="card" aria-labelledby="warnings-heading">
+    <h2 id="warnings-heading">{words.warnings}</h2>
+    {all.length ? <ul class="warnings">{all.map((each) => <li key={each}>{each}</li>)}</ul>
+      : <p class="soft">{words.none}</p>}
+    <p class="soft" id="time" role="status">
+      {made.explanation.method} at {layer}{reason && ` (${reason})`}.{" "}
+      {passes && `${words.passes(passes.made, passes.of)}. `}
+      {made.cached ? words.cached : words.milliseconds(made.wall, made.phases)}
+    </p>
+  </section>;
+}
+
+function Key() {
+  const typed = useSignal("");
+  if (!asksForKey.value) return null;
+  return <form class="card problem" onSubmit={(event) => { event.preventDefault(); useKey(typed.value); }}>
+    <p>{words.key}</p>
+    <p class="row"><label>{words.keyLabel} <input id="key" type="password" autocomplete="off"
+      value={typed} onInput={(event) => { typed.value = event.currentTarget.value; }} /></label>
+      <button type="submit">{words.keySend}</button></p>
+    <p class="soft">{words.keyNote}</p>
+  </form>;
+}
+
+function Help({ open }: { open: { value: boolean } }) {
+  const dialog = useRef<HTMLDialogElement>(null);
+  useEffect(() => { if (open.value) dialog.current?.showModal(); }, [open.value]);
+  return <dialog ref={dialog} onClose={() => { open.value = false; }} aria-label={words.help}>
+    <h2>{words.help}</h2>
+    <dl>{words.keys.map(([key, text]) => <div key={key}><dt><kbd>{key}</kbd></dt><dd>{text}</dd></div>)}</dl>
+    <form method="dialog"><button>{words.close}</button></form>
+  </dialog>;
+}
+
+function press(event: KeyboardEvent, help: { value: boolean }): void {
+  const at = event.target as HTMLElement;
+  if (event.ctrlKey || event.metaKey || event.altKey || at.closest("input, select, textarea, dialog")) return;
+  const views = Object.keys(words.views) as View[];
+  const methods = (model.value?.methods ?? []).filter(({ available }) => available);
+  const actions: Record<string, () => void> = {
+    "?": () => { help.value = true; },
+    ArrowLeft: () => stepLayer(-1), ArrowRight: () => stepLayer(1),
+    m: () => {
+      const next = methods[(methods.findIndex(({ name }) => name === choice.value.method) + 1) % methods.length];
+      if (next) setMethod(next.name);
+    },
+    v: () => show({ view: views[(views.indexOf(look.value.view) + 1) % views.length]! }),
+    "[": () => show({ opacity: Math.max(look.value.opacity - 0.1, 0) }),
+    "]": () => show({ opacity: Math.min(look.value.opacity + 0.1, 1) }),
+    n: () => step(1), p: () => step(-1),
+    c: () => void compare(),
+    "/": () => document.getElementById("search")?.focus(),
+  };
+  const prediction = shown.value?.prediction;
+  const classes = prediction?.classes ?? prediction?.values ?? prediction?.segments ?? [];
+  const chosen = /^[1-9]$/.test(event.key) ? classes[Number(event.key) - 1] : undefined;
+  if (chosen) choose({ ...NOTHING, target: chosen.index });
+  else if (!actions[event.key]) return;
+  actions[event.key]?.();
+  event.preventDefault();
+}
+
+export function App() {
+  const help = useSignal(false), over = useSignal(false);
+  useEffect(() => {
+    const listeners = {
+      keydown: (event: KeyboardEvent) => press(event, help),
+      paste: (event: ClipboardEvent) => files(event.clipboardData?.files),
+      dragover: (event: DragEvent) => {
+        event.preventDefault();
+        over.value = Boolean(event.dataTransfer?.types.includes("Files"));
+      },
+      dragleave: () => { over.value = false; },
+      drop: (event: DragEvent) => {
+        event.preventDefault();
+        over.value = false;
+        files(event.dataTransfer?.files);
+      },
+    };
+    const all = Object.entries(listeners) as [string, EventListener][];
+    for (const [name, listener] of all) addEventListener(name, listener);
+    return () => { for (const [name, listener] of all) removeEventListener(name, listener); };
+  }, []);
+  const now = model.value;
+  return <>
+    <header>
+      <h1>{words.title}</h1>
+      <nav><a href="docs">{words.api}</a>{" "}
+        <button type="button" class="quiet" onClick={() => { help.value = true; }}>{words.help}</button></nav>
+    </header>
+    <Key />
+    <div role="alert" id="problem" class="card problem" hidden={!problem.value}>{problem.value}</div>
+    <p class="soft" id="note" role="status" hidden={!note.value}>{note.value}</p>
+    <main class={over.value ? "over" : ""}>
+      <div class="left">
+        {photo.value ? <><div class="card"><Looks /><Stage /></div><Strip /></>
+          : <div class="card"><Invitation /></div>}
+        <Comparison />
+        <Inside />
+      </div>
+      <div class="right" aria-busy={busy.value}>
+        {photo.value && <Classes />}
+        <Warnings />
+        <Judgement />
+        <Settings />
+        <TakeAlong />
+      </div>
+    </main>
+    <footer class="soft" id="runs">{now &&
+      words.runs(now.name, now.device, now.dtype, now.input.width, now.input.height)}</footer>
+    <Help open={help} />
+  </>;
+}

@@ -1,0 +1,99 @@
+// What the model sees in the photo, and what of it is explained.
+
+import { useSignal } from "@preact/signals";
+import type { LabelledClass } from "./api";
+import { NOTHING, choice, choose, method, model, shown } from "./view";
+import { words } from "./words";
+
+const FOUND = 30;
+const named = ({ index, label }: LabelledClass) => label ?? `${index}`;
+
+/** Classes, values, segments or boxes of a prediction, each with the number that stands beside it. */
+function entries() {
+  const prediction = shown.value?.prediction;
+  const told = prediction?.classes ?? prediction?.values ?? prediction?.segments ?? [];
+  return told.map((each) => ({ index: each.index, label: named(each),
+    share: each.probability ?? (each as { share?: number }).share, value: each.value }));
+}
+
+function Chip({ entry, at }: { entry: ReturnType<typeof entries>[number]; at: number }) {
+  const target = shown.value?.explanation.target.index;
+  const chosen = entry.index === target;
+  const take = (event: DragEvent) => {
+    event.preventDefault();
+    const minus = Number(event.dataTransfer?.getData("text/plain"));
+    if (minus !== entry.index) choose({ ...NOTHING, target: entry.index, minus });
+  };
+  return <li><button type="button" aria-pressed={chosen} draggable
+    onDragStart={(event) => event.dataTransfer?.setData("text/plain", String(entry.index))}
+    onDragOver={(event) => event.preventDefault()} onDrop={take}
+    onClick={() => choose({ ...NOTHING, target: entry.index,
+      minus: choice.value.minus === entry.index ? undefined : choice.value.minus })}>
+    <span class="key" aria-hidden="true">{at < 9 ? at + 1 : ""}</span>
+    <span class="label">{entry.label}</span>
+    <span class="number">{entry.share?.toFixed(3) ?? entry.value?.toPrecision(4)}</span>
+    {entry.share !== undefined &&
+      <i style={{ width: `${Math.max(entry.share * 100, 0.5)}%` }} />}
+  </button></li>;
+}
+
+/** The boxes that a detector finds: each can be explained. */
+function Detections() {
+  const found = shown.value?.prediction.detections ?? [];
+  return <ol id="classes">
+    {found.map((each, at) => {
+      const { left, top, right, bottom } = each.box, box = [left, top, right, bottom].join(",");
+      return <li key={box}><button type="button" aria-pressed={choice.value.box === box}
+        onClick={() => choose({ ...NOTHING, target: each.index, box })}>
+        <span class="key" aria-hidden="true">{at < 9 ? at + 1 : ""}</span>
+        <span class="label">{named(each)}</span><span class="number">{each.score.toFixed(3)}</span>
+      </button></li>;
+    })}
+  </ol>;
+}
+
+export function Classes() {
+  const text = useSignal("");
+  const now = model.value, all = entries();
+  if (!now) return null;
+  const wanted = text.value.trim().toLowerCase();
+  const matches = wanted
+    ? now.labels.flatMap((label, index) =>
+        label.toLowerCase().includes(wanted) ? [{ index, label, share: undefined, value: undefined }] : [])
+    : [];
+  const { minus, against, signed, target, unit } = choice.value;
+  const heading = { value: words.values, detections: words.detections, classes: words.classes,
+    segments: words.classes }[now.kind];
+  const label = (index: number) => now.labels[index] ?? `${index}`;
+  return <section aria-labelledby="classes-heading" class="card">
+    <h2 id="classes-heading">{heading}</h2>
+    {now.labels.length > 0 && <input id="search" type="search" placeholder={words.search}
+      aria-label={words.search} value={text.value}
+      onInput={(event) => { text.value = event.currentTarget.value; }} />}
+    {now.kind === "detections" && !wanted && <Detections />}
+    {unit && <p>{words.unit(unit)} <button type="button" class="quiet"
+      onClick={() => choose(NOTHING)}>{words.back}</button></p>}
+    <ol id={now.kind === "detections" && !wanted ? undefined : "classes"} hidden={now.kind === "detections" && !wanted}>
+      {(wanted ? matches.slice(0, FOUND) : all).map((entry, at) =>
+        <Chip key={entry.index} entry={entry} at={at} />)}
+    </ol>
+    {wanted && !matches.length && <p class="soft">{words.noMatch(text.value)}</p>}
+    {now.kind === "classes" && all.length > 0 && <div class="row">
+      <label>{words.contrast} <select id="minus" title={words.contrastHint} value={minus ?? ""}
+        onChange={({ currentTarget: { value } }) => {
+          const explained = target ?? shown.value?.explanation.target.index;
+          choose({ minus: value === "" ? undefined : Number(value), target: explained });
+        }}>
+        <option value="">{words.contrastNone}</option>
+        {minus !== undefined && !all.some(({ index }) => index === minus) &&
+          <option value={minus}>{label(minus)}</option>}
+        {all.filter(({ index }) => index !== shown.value?.explanation.target.index)
+          .map(({ index, label }) => <option key={index} value={index}>{label}</option>)}
+      </select></label>
+      <label><input type="checkbox" checked={against}
+        onChange={(event) => choose({ against: event.currentTarget.checked })} /> {words.against}</label>
+      <label><input type="checkbox" checked={signed} disabled={!method.value?.signed}
+        onChange={(event) => choose({ signed: event.currentTarget.checked })} /> {words.signed}</label>
+    </div>}
+  </section>;
+}

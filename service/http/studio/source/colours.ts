@@ -1,0 +1,70 @@
+// The service's colour maps, and a heat in their colours.
+
+import tables from "./colormaps.json";
+import type { Heat } from "./smallmap";
+
+export type View = "overlay" | "heat" | "contour" | "photo";
+export interface Look { view: View; opacity: number; threshold: number; colormap: string }
+
+export const colormaps = Object.keys(tables) as (keyof typeof tables)[];
+const LINE = [255, 220, 0] as const;
+
+const decoded = new Map<string, Uint8Array>();
+
+/** The 256 colours of a colour map, as red, green and blue. */
+export function table(name: string): Uint8Array {
+  let colours = decoded.get(name);
+  if (!colours) {
+    const text = tables[name as keyof typeof tables] ?? tables.turbo;
+    colours = Uint8Array.from(atob(text), (letter) => letter.charCodeAt(0));
+    decoded.set(name, colours);
+  }
+  return colours;
+}
+
+/** The colour map that a look means for a map: signed maps have a neutral middle. */
+export const colormapOf = (look: Look, signed: boolean) =>
+  look.colormap || (signed ? "coolwarm" : "turbo");
+
+/** Draws a heat in its colours, transparent where nothing is to be seen of it. */
+export function paint(heat: Heat, look: Look, image: ImageData): void {
+  const pixels = new Uint32Array(image.data.buffer).fill(0);
+  if (look.view === "photo") return;
+  if (look.view === "contour") return outline(heat, look, image);
+  const colours = table(colormapOf(look, heat.signed));
+  const alpha = look.view === "heat" ? 255 : Math.round(look.opacity * 255);
+  const shades = new Uint32Array(256), bytes = new Uint8Array(shades.buffer);
+  for (let shade = 0; shade < 256; shade++) {
+    const strength = heat.signed ? Math.abs(shade - 127.5) / 127.5 : shade / 255;
+    const shown = strength >= look.threshold ? alpha : 0;
+    bytes.set([colours[3 * shade]!, colours[3 * shade + 1]!, colours[3 * shade + 2]!, shown], 4 * shade);
+  }
+  const { left, top, width, height } = heat.region;
+  for (let y = top; y < top + height; y++) {
+    const row = y * image.width;
+    for (let x = left; x < left + width; x++) pixels[row + x] = shades[heat.gray[row + x]!]!;
+  }
+}
+
+/** Draws lines around what is at or above the threshold. */
+function outline(heat: Heat, look: Look, image: ImageData): void {
+  const { width, height } = image;
+  const least = Math.max(look.threshold || 0.5, 1 / 255);
+  const isHot = (x: number, y: number) => {
+    if (x < 0 || y < 0 || x >= width || y >= height) return false;
+    const shade = heat.gray[y * width + x]!;
+    return (heat.signed ? (shade - 127.5) / 127.5 : shade / 255) >= least;
+  };
+  const reach = Math.max(Math.round(Math.min(width, height) / 220), 1);
+  for (let y = heat.region.top; y < heat.region.top + heat.region.height; y++) {
+    for (let x = heat.region.left; x < heat.region.left + heat.region.width; x++) {
+      if (!isHot(x, y)) continue;
+      if (isHot(x - 1, y) && isHot(x + 1, y) && isHot(x, y - 1) && isHot(x, y + 1)) continue;
+      for (let v = Math.max(y - reach, 0); v <= Math.min(y + reach, height - 1); v++) {
+        for (let u = Math.max(x - reach, 0); u <= Math.min(x + reach, width - 1); u++) {
+          image.data.set([...LINE, 255], 4 * (v * width + u));
+        }
+      }
+    }
+  }
+}

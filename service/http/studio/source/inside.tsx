@@ -1,0 +1,64 @@
+// What a layer holds: its feature maps, and the concepts that they form.
+
+import { useSignal, useSignalEffect } from "@preact/signals";
+import * as api from "./api";
+import { NOTHING, choice, choose, model, photo, shown } from "./view";
+import { words } from "./words";
+
+const CHANNELS = "25", CONCEPTS = "4";
+const KINDS = { activation: words.byActivation, gradient: words.byGradient, concepts: words.concepts };
+type Kind = keyof typeof KINDS;
+
+export function Inside() {
+  const kind = useSignal<Kind | null>(null), busy = useSignal(false);
+  const picture = useSignal(""), problem = useSignal("");
+  const channels = useSignal<number[]>([]), layer = useSignal("");
+  useSignalEffect(() => {  // what is drawn belongs to a photo, and goes with it
+    void photo.value;
+    URL.revokeObjectURL(picture.peek());
+    picture.value = "";
+    kind.value = null;
+    problem.value = "";
+  });
+  const ask = async (wanted: Kind) => {
+    const of = photo.value, made = shown.value;
+    if (!of || !made) return;
+    const name = made.explanation.layer;
+    const parameters = { layer: name, fit: choice.value.fit, top_k: CHANNELS,
+      target: choice.value.target?.toString(), by: wanted === "concepts" ? undefined : wanted,
+      concepts: wanted === "concepts" ? CONCEPTS : undefined };
+    busy.value = true;
+    problem.value = "";
+    try {
+      const [drawn, told] = await Promise.all([
+        api.about("activations", choice.value.model, parameters, of.blob, "image/png"),
+        api.about("activations", choice.value.model, parameters, of.blob, "application/json")]);
+      const { activations: [seen] } = (await told.json()) as { activations: [api.Activation] };
+      URL.revokeObjectURL(picture.value);
+      picture.value = URL.createObjectURL(await drawn.blob());
+      [kind.value, channels.value, layer.value] = [wanted, wanted === "concepts" ? [] : seen.channels, name];
+    } catch (error) {
+      problem.value = error instanceof Error ? error.message : String(error);
+    }
+    busy.value = false;
+  };
+  if (!photo.value || !model.value || !shown.value) return null;
+  return <section class="card" aria-labelledby="inside-heading">
+    <h2 id="inside-heading">{words.inside}</h2>
+    <div class="row" role="group" aria-labelledby="inside-heading">
+      {(Object.entries(KINDS) as [Kind, string][]).map(([each, text]) =>
+        <button key={each} type="button" aria-pressed={kind.value === each} disabled={busy.value}
+          onClick={() => void ask(each)}>{text}</button>)}
+    </div>
+    {problem.value && <p class="warning">{problem.value}</p>}
+    {picture.value && <>
+      <img class="gallery" src={picture.value} alt={words.insideHint(layer.value)} />
+      {channels.value.length > 0 && <>
+        <p class="soft">{words.insideHint(layer.value)}</p>
+        <div class="row channels">{channels.value.map((index) =>
+          <button key={index} type="button" aria-label={words.channel(index)}
+            onClick={() => choose({ ...NOTHING, unit: `${index}@${layer.value}` })}>{index}</button>)}
+        </div></>}
+    </>}
+  </section>;
+}

@@ -1,0 +1,81 @@
+// How the map is made, and how it is drawn.
+
+import { colormaps, type View } from "./colours";
+import { changeModel, choice, choose, look, method, model, names, show, usable } from "./view";
+import { words } from "./words";
+
+/** Chooses the layer before or after the one whose map is shown. */
+export function stepLayer(by: number): void {
+  const all = usable.value, { layer } = choice.value;
+  const name = layer === "auto" ? method.value?.layer ?? model.value?.default_layer : layer;
+  const at = all.findIndex((each) => each.name === name);
+  const next = all[Math.min(Math.max(at + by, 0), all.length - 1)];
+  if (next) choose({ layer: next.name });
+}
+
+export const setMethod = (name: string) => {
+  const can = model.value?.methods.find((each) => each.name === name);
+  choose({ method: name, signed: choice.value.signed && Boolean(can?.signed) });
+};
+
+export function Settings() {
+  const now = model.value, { method: name, layer, fit } = choice.value;
+  if (!now) return null;
+  const all = usable.value, chosen = method.value;
+  const automatic = chosen?.layer ?? now.default_layer;
+  const at = all.findIndex((each) => each.name === (layer === "auto" ? automatic : layer));
+  const layered = chosen?.at !== "input";
+  return <section class="card" aria-labelledby="settings-heading">
+    <h2 id="settings-heading">{words.settings}</h2>
+    <div class="fields">
+      <label for="model">{words.model}</label>
+      <select id="model" value={now.name} onChange={(event) => changeModel(event.currentTarget.value)}>
+        {names.value.map((each) => <option key={each} value={each}>{each}</option>)}
+      </select>
+      <label for="method">{words.method}</label>
+      <select id="method" value={name} onChange={(event) => setMethod(event.currentTarget.value)}>
+        {now.methods.map((each) => <option key={each.name} value={each.name}
+          disabled={!each.available} title={each.available ? each.summary : each.reason}>
+          {each.name}</option>)}
+      </select>
+      <label for="layer">{words.layer}</label>
+      <select id="layer" value={layer} disabled={!layered}
+        onChange={(event) => choose({ layer: event.currentTarget.value })}>
+        <option value="auto">{words.automatic(automatic)}</option>
+        {all.map((each) => <option key={each.name} value={each.name}>
+          {each.name} · {each.grid!.join(" × ")}</option>)}
+      </select>
+      <label for="depth">{words.layerSlider}</label>
+      <input id="depth" type="range" min={0} max={all.length - 1} value={at} disabled={!layered}
+        aria-valuetext={all[at]?.name}
+        onChange={(event) => choose({ layer: all[event.currentTarget.valueAsNumber]!.name })} />
+      <label for="fit">{words.fit}</label>
+      <select id="fit" value={fit} onChange={(event) => choose({ fit: event.currentTarget.value })}>
+        {Object.entries(words.fits).map(([value, text]) =>
+          <option key={value} value={value}>{text}</option>)}
+      </select>
+    </div>
+    <p class="soft">{chosen?.summary}{chosen && `; ${chosen.cost}.`}</p>
+  </section>;
+}
+
+export function Looks() {
+  const { view, opacity, threshold, colormap } = look.value;
+  return <div class="looks" role="group" aria-label={words.view}>
+    <span class="views">
+      {(Object.entries(words.views) as [View, string][]).map(([value, text]) =>
+        <button key={value} type="button" aria-pressed={view === value}
+          onClick={() => show({ view: value })}>{text}</button>)}
+    </span>
+    <label>{words.opacity} <input id="opacity" type="range" min={0} max={1} step={0.05}
+      value={opacity} onInput={(event) => show({ opacity: event.currentTarget.valueAsNumber })} /></label>
+    <label>{words.threshold} <input id="threshold" type="range" min={0} max={0.95} step={0.05}
+      value={threshold}
+      onInput={(event) => show({ threshold: event.currentTarget.valueAsNumber })} /></label>
+    <label>{words.colours} <select id="colours" value={colormap}
+      onChange={(event) => show({ colormap: event.currentTarget.value })}>
+      <option value="">turbo, coolwarm</option>
+      {colormaps.map((name) => <option key={name} value={name}>{name}</option>)}
+    </select></label>
+  </div>;
+}

@@ -1,0 +1,104 @@
+// The photo with the map over it. What changes only the look is drawn here, without a request.
+
+import { useComputed, useSignal } from "@preact/signals";
+import { useEffect, useRef } from "preact/hooks";
+import { colormapOf, paint, table, type Look } from "./colours";
+import type { Picture } from "./photos";
+import { place, type Heat } from "./smallmap";
+import { NOTHING, busy, choice, choose, look, photo, picture, progress, shown, type Shown } from "./view";
+import { words } from "./words";
+
+/** A map on the pixels of the picture that is drawn. */
+export function heatOn({ bitmap, scale }: Picture, { explanation, values }: Shown): Heat {
+  const { width, height } = bitmap, covers = explanation.covers;
+  const box = covers
+    ? { left: covers.left * scale, top: covers.top * scale, right: covers.right * scale,
+        bottom: covers.bottom * scale }
+    : { left: 0, top: 0, right: width, bottom: height };
+  return place(values, explanation.heatmap.shape, box, width, height, Boolean(explanation.signed));
+}
+
+/** Draws a photo and a map over it. */
+export function draw(canvas: HTMLCanvasElement, picture: Picture, heat: Heat | null, look: Look): void {
+  const { width, height } = picture.bitmap;
+  if (canvas.width !== width || canvas.height !== height) Object.assign(canvas, { width, height });
+  const context = canvas.getContext("2d", { willReadFrequently: true })!;
+  context.drawImage(picture.bitmap, 0, 0);
+  if (!heat || look.view === "photo") return;
+  const image = new ImageData(width, height);
+  paint(heat, look, image);
+  const layer = new OffscreenCanvas(width, height);
+  layer.getContext("2d")!.putImageData(image, 0, 0);
+  context.drawImage(layer, 0, 0);
+}
+
+function ColourBar({ look, signed }: { look: Look; signed: boolean }) {
+  const canvas = useRef<HTMLCanvasElement>(null);
+  const name = colormapOf(look, signed);
+  useEffect(() => {
+    const image = new ImageData(256, 1), colours = table(name);
+    for (let n = 0; n < 256; n++) image.data.set([...colours.slice(3 * n, 3 * n + 3), 255], 4 * n);
+    canvas.current?.getContext("2d")?.putImageData(image, 0, 0);
+  }, [name]);
+  return <p class="bar">
+    <span>{signed ? words.against_ : words.low}</span>
+    <canvas ref={canvas} width={256} height={1} aria-hidden="true" />
+    <span>{signed ? words.for : words.high}</span>
+  </p>;
+}
+
+export function Stage() {
+  const canvas = useRef<HTMLCanvasElement>(null);
+  const original = useSignal(false);
+  const heat = useComputed(() =>
+    picture.value && shown.value ? heatOn(picture.value, shown.value) : null);
+  const now = picture.value, drawn = heat.value;
+  const view: Look = original.value ? { ...look.value, view: "photo" } : look.value;
+  useEffect(() => { if (canvas.current && now) draw(canvas.current, now, drawn, view); });
+  useEffect(() => {
+    const hold = (event: KeyboardEvent) => {
+      if (event.key === "o" && !(event.target instanceof HTMLInputElement)) {
+        original.value = event.type === "keydown";
+      }
+    };
+    addEventListener("keydown", hold);
+    addEventListener("keyup", hold);
+    return () => { removeEventListener("keydown", hold); removeEventListener("keyup", hold); };
+  }, []);
+  if (!now) return null;
+  const made = shown.value;
+  const region = drawn?.region;
+  const part = region && (region.width < now.bitmap.width || region.height < now.bitmap.height);
+  const percent = (value: number, of: number) => `${(100 * value) / of}%`;
+  const name = made?.explanation.target.label ?? made?.explanation.target.index ?? "";
+  return <figure class={busy.value ? "stage busy" : "stage"}>
+    <div class="picture">
+      <canvas ref={canvas} id="picture" role="img"
+        aria-label={made ? `${photo.value?.name}: ${made.explanation.method}, ${name}` : photo.value?.name} />
+      {part && <div class="seen" title={words.seen} style={{
+        left: percent(region.left, now.bitmap.width), top: percent(region.top, now.bitmap.height),
+        width: percent(region.width, now.bitmap.width),
+        height: percent(region.height, now.bitmap.height) }} />}
+      {made?.prediction.detections?.map(({ box, index, label }) => {
+        const { left, top, right, bottom } = box, text = [left, top, right, bottom].join(",");
+        const wide = now.bitmap.width / now.scale, tall = now.bitmap.height / now.scale;
+        return <button type="button" key={text} class="box" aria-label={label ?? `${index}`}
+          aria-pressed={choice.value.box === text}
+          onClick={() => choose({ ...NOTHING, target: index, box: text })}
+          style={{ left: percent(left, wide), top: percent(top, tall),
+            width: percent(right - left, wide), height: percent(bottom - top, tall) }} />;
+      })}
+    </div>
+    <figcaption>
+      {made && <ColourBar look={view} signed={Boolean(made.explanation.signed)} />}
+      <button type="button" class="quiet" onPointerDown={() => { original.value = true; }}
+        onPointerUp={() => { original.value = false; }}
+        onPointerLeave={() => { original.value = false; }}>{words.original}</button>
+    </figcaption>
+    {progress.value && <p class="soft" role="status">
+      <progress value={progress.value.done} max={progress.value.total} aria-label={words.waiting} />{" "}
+      {words.passes(progress.value.done, progress.value.total)}</p>}
+    {part && <p class="soft">{words.seen}</p>}
+    {drawn?.flat && <p class="warning">{words.nothing}</p>}
+  </figure>;
+}

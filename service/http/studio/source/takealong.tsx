@@ -1,0 +1,69 @@
+// What one takes along: a link, files, and the same explanation in other languages.
+
+import { useSignal } from "@preact/signals";
+import { code, languages, type Language } from "./code";
+import { npy } from "./smallmap";
+import { choice, look, photo, shown } from "./view";
+import { words } from "./words";
+
+function save(blob: Blob, name: string): void {
+  const link = document.createElement("a");
+  link.href = URL.createObjectURL(blob);
+  link.download = name;
+  link.click();
+  setTimeout(() => URL.revokeObjectURL(link.href), 10_000);
+}
+
+const stem = () => `${(photo.value?.name ?? "photo").replace(/\.[^.]*$/, "")}-${shown.value?.explanation.method}`;
+
+async function savePng(): Promise<void> {
+  const canvas = document.querySelector<HTMLCanvasElement>("#picture");
+  const blob = await new Promise<Blob | null>((resolve) => { canvas?.toBlob(resolve, "image/png"); });
+  if (blob) save(blob, `${stem()}.png`);
+}
+
+const escaped = (text: string) =>
+  text.replaceAll("&", "&amp;").replaceAll("<", "&lt;").replaceAll(">", "&gt;");
+
+/** A picture with its words: photo and map, the class, the method and the layer. */
+function saveSvg(): void {
+  const canvas = document.querySelector<HTMLCanvasElement>("#picture"), made = shown.value;
+  if (!canvas || !made) return;
+  const { width, height } = canvas, line = Math.max(width / 30, 12);
+  const { target, method, layer, warnings } = made.explanation;
+  const sure = target.probability === undefined ? "" : `, ${target.probability.toFixed(3)}`;
+  const lines = [`${target.label ?? target.index}${sure}`, `${method} at ${layer}`, ...warnings];
+  const texts = lines.map((text, n) =>
+    `<text x="0" y="${height + (n + 1.2) * line}" font-size="${line * 0.75}">${escaped(text)}</text>`);
+  const svg = `<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 ${width} ` +
+    `${height + (lines.length + 0.8) * line}" font-family="sans-serif"><image width="${width}" ` +
+    `height="${height}" href="${canvas.toDataURL("image/png")}"/>${texts.join("")}</svg>`;
+  save(new Blob([svg], { type: "image/svg+xml" }), `${stem()}.svg`);
+}
+
+export function TakeAlong() {
+  const language = useSignal<Language>("curl"), told = useSignal("");
+  const made = shown.value, of = photo.value;
+  if (!made || !of) return null;
+  const text = code(language.value, choice.value, look.value, of.name, of.blob.type || "image/jpeg");
+  const copy = (what: string) => navigator.clipboard?.writeText(what)
+    .then(() => { told.value = words.copied; setTimeout(() => { told.value = ""; }, 2000); });
+  return <section class="card" aria-labelledby="take-heading">
+    <h2 id="take-heading">{words.take}</h2>
+    <p class="row">
+      <button type="button" onClick={() => void copy(location.href)}>{words.link}</button>
+      <button type="button" id="png" onClick={() => void savePng()}>{words.png}</button>
+      <button type="button" id="svg" onClick={saveSvg}>{words.svg}</button>
+      <button type="button" id="npy" onClick={() =>
+        save(npy(made.values, made.explanation.heatmap.shape), `${stem()}.npy`)}>{words.npy}</button>
+      <span role="status" class="soft">{told}</span>
+    </p>
+    <h3>{words.same}</h3>
+    <div class="row" role="group" aria-label={words.same}>
+      {languages.map((each) => <button key={each} type="button" aria-pressed={language.value === each}
+        onClick={() => { language.value = each; }}>{each}</button>)}
+      <button type="button" class="quiet" onClick={() => void copy(text)}>{words.copy}</button>
+    </div>
+    <pre id="code" tabIndex={0}>{text}</pre>
+  </section>;
+}

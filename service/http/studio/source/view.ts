@@ -1,0 +1,302 @@
+// The state of the page: what is asked, how it is drawn, and what came back. All of it but the
+// photo is in the address, so that a link brings the view back.
+
+import { batch, computed, effect, signal } from "@preact/signals";
+import * as api from "./api";
+import type { Look } from "./colours";
+import * as photos from "./photos";
+import type { Photo, Picture } from "./photos";
+import { numbers } from "./smallmap";
+import { words } from "./words";
+
+export interface Choice {
+  model: string; method: string; layer: string; fit: string;
+  target?: number; minus?: number; against: boolean; signed: boolean;
+  /** A channel of a layer in place of a class: its number, "@" and the layer's name. */
+  unit?: string;
+  /** A box on the photo: its left, top, right and bottom edge, with commas between them. */
+  box?: string;
+}
+export interface Shown {
+  explanation: api.Explanation; prediction: api.Prediction; values: Float32Array;
+  wall: number; phases: string; cached: boolean; path: string;
+}
+
+const CLASSES = "10";
+const REMEMBERED = 300;
+const start = new URLSearchParams(location.hash.slice(1));
+const whole = (name: string) => (start.has(name) ? Number(start.get(name)) : undefined);
+
+export const choice = signal<Choice>({
+  model: start.get("model") ?? "", method: start.get("method") ?? "gradcam",
+  layer: start.get("layer") ?? "auto", fit: start.get("fit") ?? "squash",
+  target: whole("target"), minus: whole("minus"),
+  against: start.has("against"), signed: start.has("signed"),
+  unit: start.get("unit") ?? undefined, box: start.get("box") ?? undefined,
+});
+export const look = signal<Look>({
+  view: (start.get("view") ?? "overlay") as Look["view"], opacity: whole("opacity") ?? 0.5,
+  threshold: whole("threshold") ?? 0, colormap: start.get("colours") ?? "",
+});
+export const strip = signal<Photo[]>([]);
+export const current = signal<string | null>(null);
+export const picture = signal<Picture | null>(null);
+export const names = signal<string[]>([]);
+export const model = signal<api.Model | null>(null);
+export const layers = signal<api.Layer[]>([]);
+export const shown = signal<Shown | null>(null);
+export const busy = signal(false);
+export const progress = signal<api.Step | null>(null);
+export const problem = signal("");
+export const asksForKey = signal(false);
+export const note = signal("");
+
+export const photo = computed(() => strip.value.find(({ digest }) => digest === current.value) ?? null);
+export const method = computed(() =>
+  model.value?.methods.find(({ name }) => name === choice.value.method) ?? null);
+/** The layers with maps, in the order in which they run. */
+export const usable = computed(() => layers.value.filter((layer) => layer.explainable && layer.grid));
+
+export const choose = (part: Partial<Choice>) => { choice.value = { ...choice.value, ...part }; };
+export const show = (part: Partial<Look>) => { look.value = { ...look.value, ...part }; };
+
+let linked = start.get("photo");
+
+effect(() => {  // the address follows the view
+  const { model, method, layer, fit, target, minus, against, signed, unit, box } = choice.value;
+  const { view, opacity, threshold, colormap } = look.value;
+  const entries: [string, string | number | undefined | false][] = [
+    ["photo", current.value ?? linked ?? undefined], ["model", model], ["method", method],
+    ["layer", layer], ["fit", fit], ["target", target], ["minus", minus],
+    ["against", against && 1], ["signed", signed && 1], ["unit", unit], ["box", box], ["view", view], ["opacity", opacity],
+    ["threshold", threshold || undefined], ["colours", colormap || undefined]];
+  const told = entries.filter(([, value]) => value !== undefined && value !== false && value !== "");
+  history.replaceState(null, "",
+    `#${new URLSearchParams(told.map(([name, value]) => [name, String(value)]))}`);
+});
+
+/** The parameters of the map that is chosen, at the layer's own size and with its own numbers: the
+ * page draws it. */
+export function parametersOf({ method, layer, fit, ...rest }: Choice) {
+  return { method, layer, fit, target: targetOf(rest), signed: rest.signed ? "true" : undefined };
+}
+
+function targetOf({ target, minus, against, unit, box }: Partial<Choice>): string | undefined {
+  if (unit) {
+    const [channel, layer] = [unit.split("@", 1)[0]!, unit.slice(unit.indexOf("@") + 1)];
+    return JSON.stringify({ layer, channel: Number(channel) });
+  }
+  if (minus === undefined && !against && !box) return target?.toString();
+  return JSON.stringify({
+    ...(target === undefined ? {} : { index: target }), ...(minus === undefined ? {} : { minus }),
+    ...(box ? { box: box.split(",").map(Number) } : {}), ...(against ? { against } : {}) });
+}
+
+/** What is explained when another class, photo or model is chosen. */
+export const NOTHING = { target: undefined, minus: undefined, unit: undefined, box: undefined };
+
+const known = new Map<string, Shown>();
+
+/** Whether a method makes so many passes that one wants to see them counted. */
+export const isSlow = (method: string) =>
+  Boolean(model.peek()?.methods.find(({ name }) => name === method)?.cost.startsWith("N"));
+
+/** An explanation, from this page's memory or the service's. */
+export async function explained(asked: Choice, of: Photo, signal: AbortSignal,
+    report?: (step: api.Step) => void): Promise<Shown> {
+  const path = api.explainPath(asked.model, { ...parametersOf(asked), output: "values",
+    size: "layer", normalize: "none", top_k: model.value?.kind === "detections" ? undefined : CLASSES });
+  const key = `${of.digest} ${path}`, before = known.get(key);
+  if (before) return { ...before, cached: true };
+  const started = performance.now();
+  let explanation: api.Explanation, prediction: api.Prediction, phases = "";
+  if (isSlow(asked.method)) {
+    [explanation, prediction] = await Promise.all([
+      api.stream<api.Explanation>(path, of.blob, signal, (step) => { report?.(step); }),
+      api.predict(asked.model, asked.fit, CLASSES, of.blob, signal)]);
+  } else {
+    const { answer, phases: told } = await api.explain(path, of.blob, signal);
+    [explanation, prediction, phases] = [answer.explanations[0]!, answer.predictions[0], told];
+  }
+  const made = { explanation, prediction, values: numbers(explanation),
+    wall: performance.now() - started, phases, cached: false, path };
+  known.set(key, made);
+  if (known.size > REMEMBERED) known.delete(known.keys().next().value!);
+  return made;
+}
+
+/** Digests of the photos that were explained. */
+const explainedOnce = new Set<string>();
+/** Whether the problem is of a file that has left, so that the map of the photo before it comes back
+ * and the problem stays. */
+let outlives = false;
+let asking = new AbortController();
+let waiting: ReturnType<typeof setTimeout> | undefined;
+const again = signal(0);
+
+effect(() => {  // the map follows the photo and the choice
+  const of = photo.value, asked = choice.value, ready = model.value?.name === asked.model;
+  void again.value;
+  asking.abort();
+  clearTimeout(waiting);
+  if (!of || !ready) return;
+  const mine = (asking = new AbortController());
+  busy.value = true;
+  progress.value = null;
+  const report = (step: api.Step) => { if (!mine.signal.aborted) progress.value = step; };
+  explained(asked, of, mine.signal, report).then(
+    (made) => batch(() => {
+      if (mine.signal.aborted) return;
+      progress.value = null;
+      explainedOnce.add(of.digest);
+      shown.value = made;
+      if (!outlives) problem.value = "";
+      outlives = false;
+      busy.value = false;
+      void photos.keep(of);
+    }),
+    (error: unknown) => { if (!mine.signal.aborted) refuse(error, of); });
+});
+
+function refuse(error: unknown, of: Photo): void {
+  busy.value = false;
+  progress.value = null;
+  if (!(error instanceof api.Refused)) {
+    problem.value = String(error);
+    return;
+  }
+  if (error.status === 401) {
+    asksForKey.value = true;
+  } else if ([0, 429, 503, 504].includes(error.status)) {
+    const seconds = Math.min(error.retryAfter, 30);
+    problem.value = error.status ? words.busy(seconds) : words.lost;
+    waiting = setTimeout(() => { again.value++; }, seconds * 1000);
+  } else {
+    problem.value = `${of.name}: ${error.message}`;
+    // What was never explained is no photo, and does not stay: the next choice is for another one.
+    if ([400, 413, 415, 422].includes(error.status) && !explainedOnce.has(of.digest)) {
+      outlives = strip.value.length > 1;
+      remove(of.digest, true);
+    }
+  }
+}
+
+let decoding = 0;
+effect(() => {  // the picture follows the photo
+  const of = photo.value, mine = ++decoding;
+  if (!of) { picture.value = null; return; }
+  const take = (made: Picture) => {
+    if (mine === decoding) picture.value = made;
+    else made.bitmap.close();
+  };
+  photos.decode(of.blob).then(take, async () => {
+    try {
+      take(await photos.decode(await api.drawn(choice.peek().model, of.blob)));
+      note.value = words.tooLarge;
+    } catch { /* the explanation says why */ }
+  });
+});
+
+/** Takes photos into the strip and shows the first of them. */
+export async function add(files: Iterable<File>): Promise<void> {
+  let first = true;
+  for (const file of files) {
+    const digest = await photos.digestOf(file);
+    if (!strip.value.some((each) => each.digest === digest)) {
+      const thumbnail = await photos.thumbnailOf(file);
+      strip.value = [...strip.value, { digest, name: file.name || "photo", blob: file, thumbnail }];
+    }
+    if (!first) continue;
+    first = false;
+    batch(() => {
+      note.value = linked && linked !== digest ? words.otherPhoto : "";
+      if (!linked && digest !== current.value) choose(NOTHING);
+      linked = null;
+      current.value = digest;
+      problem.value = "";
+    });
+  }
+}
+
+export function remove(digest: string, refused = false): void {
+  const at = strip.value.findIndex((each) => each.digest === digest);
+  const left = strip.value.filter((each) => each.digest !== digest);
+  if (strip.value[at]?.thumbnail) URL.revokeObjectURL(strip.value[at].thumbnail);
+  batch(() => {
+    strip.value = left;
+    if (current.value !== digest) return;
+    if (!refused) shown.value = null;
+    current.value = left[Math.min(at, left.length - 1)]?.digest ?? null;
+  });
+}
+
+export function select(digest: string): void {
+  batch(() => {
+    if (digest !== current.value) choose(NOTHING);
+    current.value = digest;
+  });
+}
+
+/** Moves among the photos of the strip. */
+export function step(by: number): void {
+  const at = strip.value.findIndex((each) => each.digest === current.value);
+  const next = strip.value[(at + by + strip.value.length) % strip.value.length];
+  if (next) select(next.digest);
+}
+
+async function chooseModel(): Promise<void> {
+  const name = choice.peek().model;
+  const [found, all] = await Promise.all([api.model(name), api.layers(name)]);
+  batch(() => {
+    model.value = found;
+    layers.value = all;
+    const { method, layer } = choice.peek();
+    if (!found.methods.some((each) => each.name === method && each.available)) {
+      choose({ method: found.methods.find((each) => each.available)?.name ?? "gradcam" });
+    }
+    if (layer !== "auto" && !all.some((each) => each.name === layer)) choose({ layer: "auto" });
+    problem.value = "";
+  });
+}
+
+/** Loads what the page is about; a service that is not ready is asked again. */
+export async function begin(): Promise<void> {
+  try {
+    if (!names.value.length) {
+      const found = await api.models();
+      if (!found.length) throw new api.Refused(503, words.noModel);
+      names.value = found;
+    }
+    if (!names.value.includes(choice.value.model)) choose({ model: names.value[0]! });
+    await chooseModel();
+    if (linked && !current.value) {
+      const file = await photos.kept(linked);
+      if (file) await add([file]);
+      else note.value = words.missingPhoto;
+    }
+  } catch (error) {
+    const status = error instanceof api.Refused ? error.status : undefined;
+    const message = error instanceof Error ? error.message : String(error);
+    if (status === 401) { asksForKey.value = true; return; }
+    const passes = status === 0 || status === 503 || status === 429;
+    problem.value = passes ? words.notReady(message) : message;
+    if (passes) setTimeout(begin, 1000);
+  }
+}
+
+/** Takes a key, and goes on where the service asked for it. */
+export function useKey(key: string): void {
+  api.keepKey(key);
+  asksForKey.value = false;
+  if (model.value) again.value++;
+  else void begin();
+}
+
+export function changeModel(name: string): void {
+  batch(() => {
+    shown.value = null;
+    model.value = null;
+    choose({ model: name, layer: "auto", ...NOTHING });
+  });
+  void begin();
+}
