@@ -244,7 +244,7 @@ def test_every_answer_has_the_headers_of_a_careful_one(
         guarded.post(EXPLAIN, content=PHOTO, headers=image),
         guarded.get("/v1/models/", headers=ann, follow_redirects=False),
         guarded.post(EXPLAIN, content=b"", headers=image),
-        guarded.get("/"),
+        guarded.get("/metrics"),
         guarded.get("/v1/models/x", headers=ann),
         guarded.get("/x", headers=ann),
         guarded.get(EXPLAIN, headers=ann),
