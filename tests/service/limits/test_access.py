@@ -112,7 +112,7 @@ def test_without_a_key_there_are_health_and_the_page_and_nothing_else(
     "path",
     [
         "/healthz/",
-        "//healthz",
+        "http://testserver//healthz",
         "/HEALTHZ",
         "/healthz/x",
         "/healthz;/",
