@@ -46,7 +46,7 @@ STEPS: list[tuple[str, Any, str]] = [
     ("preprocess", Preprocessing, "apply"),
     ("backward", cam.hooks.capture.Capture, "backward"),
     ("backward", cam.methods.head.HeadSignals, "backward"),
-    ("map", cam.passes.onepass, "_maps"),
+    ("map", cam.passes.onepass, "maps_of"),
     ("resize", service.pipeline.rendering, "place"),
     ("colour", service.pipeline.rendering, "overlay"),
     ("encode", service.pipeline.rendering, "encode"),

@@ -59,7 +59,7 @@ def compare(reference: Reference, snapshot: Snapshot) -> Comparison:
       maps for each of its photos. Live maps of classes that the reference lacks are left out. If
       few photos bear most of the weight, they count for few, and there may be too few of them.
     - Photos that follow each other, such as frames of a video or of several that take turns, count
-      for fewer: see `measures.independent`. Those of a few scenes in no order do not.
+      for fewer: see `distances.independent`. Those of a few scenes in no order do not.
     - A statistic has moved if two conditions hold: the probability of its D, corrected by Holm for
       all tests of this comparison, is below `ALPHA`, and its population stability index, less what
       chance gives it, is above `GREAT`. The first is about chance, the second about importance.
