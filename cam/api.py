@@ -152,7 +152,7 @@ def explain(
         explanations: list[Explanation] = []
         for start in range(0, len(images), size):
             some = slice(start, start + size)
-            asked_of = [choices[some] for choices in questions]
+            asked_of = [group[some] for group in questions]
             explanations += _answered(
                 model, images[some], asked_of, reading, alone=bool(conduct.company)
             )

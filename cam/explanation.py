@@ -82,13 +82,13 @@ class Question:
         if self.targets and method.at == "layer" and not self.layers:
             raise UnknownLayer(f"{method.name} makes maps at layers, and none is named")
         if self.signed and not method.signed:
-            able = ", ".join(method.name for method in METHODS.values() if method.signed)
+            able = ", ".join(candidate.name for candidate in METHODS.values() if candidate.signed)
             raise MethodUnsuited(
                 f"{method.name} has nothing below 0 to show; signed works with {able}"
             )
         if self.smooth in ("eigen", "both") and method.formula != "weights":
             able = ", ".join(
-                method.name for method in METHODS.values() if method.formula == "weights"
+                candidate.name for candidate in METHODS.values() if candidate.formula == "weights"
             )
             raise MethodUnsuited(
                 f"{method.name} has no weighted activations; smooth={self.smooth} works with {able}"
@@ -97,7 +97,7 @@ class Question:
             raise MethodUnsuited("a principal component has no sign; leave out signed or eigen")
         if self.smooth in ("augment", "both") and method.formula == "steps":
             able = ", ".join(
-                method.name for method in METHODS.values() if method.formula != "steps"
+                candidate.name for candidate in METHODS.values() if candidate.formula != "steps"
             )
             raise MethodUnsuited(
                 f"{method.name} takes many passes itself; smooth={self.smooth} works with {able}"

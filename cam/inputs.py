@@ -207,7 +207,7 @@ def targets_of(target: Targets, count: int) -> list[tuple[Target, ...]]:
                 f"the targets are an array of shape {tuple(target.shape)}; one with a class for "
                 f"each image has shape ({count},)"
             )
-        return [(_target(one),) for one in target]
+        return [(_target(number),) for number in target]
     if isinstance(target, list | tuple):
         if not target:
             raise InvalidTarget("the list of targets is empty; None explains the predicted class")
@@ -220,7 +220,7 @@ def _target(given: Any) -> Target:
         return ClassTarget()
     if isinstance(given, ClassTarget):
         first, second = (
-            None if name is None else _named(name) for name in (given.index, given.minus)
+            None if number is None else _named(number) for number in (given.index, given.minus)
         )
         return replace(given, index=first, minus=second)
     if isinstance(given, UnitTarget):
@@ -231,13 +231,13 @@ def _target(given: Any) -> Target:
 
 
 def _named(given: Any, what: str = "a class, None or a target") -> int:
-    index = _whole(given)
-    if index is None:
+    whole = _whole(given)
+    if whole is None:
         raise InvalidTarget(
             f"{str(given)[:80]!r} is a {type(given).__name__}, not {what}: a class or channel is a "
             "whole number"
         )
-    return index
+    return whole
 
 
 def _whole(given: Any) -> int | None:
@@ -263,19 +263,19 @@ def layers_of(model: nn.Module, layer: Layers) -> list[str]:
     # A Sequential is a module and a sequence of modules: it is one layer.
     several = isinstance(layer, Sequence) and not isinstance(layer, str | nn.Module)
     asked: list[Any] = list(cast(Sequence[Any], layer)) if several else [layer]
-    if not all(isinstance(layer, str | nn.Module) for layer in asked):
+    if not all(isinstance(entry, str | nn.Module) for entry in asked):
         raise UnknownLayer(f"{str(layer)[:80]!r} is no layer's name, no module and no list of them")
     if not asked:
         raise UnknownLayer('the list of layers is empty; "auto" chooses one')
     names = [name for name, _ in model.named_modules()]
     plain = {name.replace(_COMPILED, ""): name for name in names}
     resolved = [
-        _name_of(name, model)
-        if isinstance(name, nn.Module)
-        else name
-        if name in names
-        else plain.get(name.replace(_COMPILED, ""), name)
-        for name in asked
+        _name_of(entry, model)
+        if isinstance(entry, nn.Module)
+        else entry
+        if entry in names
+        else plain.get(entry.replace(_COMPILED, ""), entry)
+        for entry in asked
     ]
     twice = [name for name in resolved if resolved.count(name) > 1]
     if twice:
@@ -290,7 +290,7 @@ def _name_of(module: nn.Module, model: nn.Module) -> str:
         UnknownLayer: if it is no part of the model, or the model itself.
     """
     module = getattr(module, "_orig_mod", module)
-    names = (name for name, known in model.named_modules() if known is module)
+    names = (name for name, submodule in model.named_modules() if submodule is module)
     name: str | None = next(names, None)
     if name:
         return name

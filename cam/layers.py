@@ -184,7 +184,7 @@ def _ran(model: nn.Module, image: Tensor, reading: Reading) -> _Pass:
                 leaf = output.detach().requires_grad_()
                 outputs[name] = leaf
                 return leaf.clone()  # the model may change its copy in place
-        elif isinstance(output, Tensor) and any(output is value for value in args):
+        elif isinstance(output, Tensor) and any(output is argument for argument in args):
             # Others may read the input of an identity, and the model need not depend on its output.
             outputs[name] = copy = output.clone()
             return copy

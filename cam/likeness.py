@@ -91,7 +91,7 @@ class SimilarityTarget:
     def score(self, output: Output) -> Tensor:
         mine = embedding_of(output.layers[self.layer])
         other = mine.new_tensor(self.embedding)
-        norms = [values.norm().clamp(min=LEAST_NORM) for values in (mine, other)]
+        norms = [vector.norm().clamp(min=LEAST_NORM) for vector in (mine, other)]
         score: Tensor = (mine * other).sum() / (norms[0] * norms[1])
         return -score if self.against else score
 

@@ -107,12 +107,12 @@ def appearance(heat: Float, photos: Photos, other_heat: Float, other_photos: Pho
         photos, other_photos: uint8 (m, H, W, 3), at least one each.
     """
     place = resize(hot_place(heat).astype(np.float32), *photos.shape[1:3]) >= 0.5
-    share = spreads(photos, other_photos)
+    spread = spreads(photos, other_photos)
     moved = shifts(_with_edges(photos), _with_edges(other_photos))
     under, other_under = _under(photos, heat), _under(other_photos, other_heat)
-    beside = share[~place]
+    beside = spread[~place]
     return Appearance(
-        inside=float(np.quantile(share[place], 0.05)) if place.any() else 1.0,
+        inside=float(np.quantile(spread[place], 0.05)) if place.any() else 1.0,
         outside=float(np.quantile(beside, 0.10)) if beside.size else 0.0,
         colour=float(spreads(under[:, :3], other_under[:, :3])),
         shift=float(np.quantile(moved[place], 0.95)) if place.any() else 0.0,
@@ -261,14 +261,14 @@ class Thumbnails:
         wanted = np.zeros(len(self._photos), bool)
         wanted[numbers] = True
         chosen = np.sort(self._order[wanted[self._order]][:most])
-        photos = [
+        readable = [
             (int(index), photo)
             for index in chosen
             if (photo := self._photo(int(index))) is not None
         ]
         shape = (0, *(self._shape or (1, 1, 3)))
-        pixels = np.stack([photo for _, photo in photos]) if photos else np.empty(shape, np.uint8)
-        return np.array([number for number, _ in photos], np.int64), pixels
+        pixels = np.stack([photo for _, photo in readable]) if readable else np.empty(shape, np.uint8)
+        return np.array([number for number, _ in readable], np.int64), pixels
 
     def _photo(self, number: int) -> Photos | None:
         if number not in self._read:

@@ -227,13 +227,13 @@ class _Search:
         if not np.ptp(self.points, axis=0).any():
             return self._whole(f"all {size} maps are equal")
         graph = affinity(self.points, neighbour_count(size))
-        bands = spectrum(graph, max(COUNTS) + 1)
-        chosen = eigengap(bands.eigenvalues)
+        pairs = spectrum(graph, max(COUNTS) + 1)
+        chosen = eigengap(pairs.eigenvalues)
         most = size // LEAST_MEAN
         counts = sorted({chosen, *(count for count in COUNTS if count <= most)})
-        divisions = {number: partition(bands.vectors, number, self.seed) for number in counts}
+        divisions = {count: partition(pairs.vectors, count, self.seed) for count in counts}
         labels, evidence = self._with_suspects(graph, divisions, chosen)
-        return self._result(labels, graph, bands.eigenvalues, chosen, None, evidence)
+        return self._result(labels, graph, pairs.eigenvalues, chosen, None, evidence)
 
     def _with_suspects(
         self, graph: csr_array, divisions: dict[int, Numbers], chosen: int
@@ -277,9 +277,9 @@ class _Search:
         _, others = self._photos_of(~members, OTHERS)
         if min(len(mine), len(others)) < LEAST_PHOTOS:
             return members
-        grown = members.copy()
-        grown[numbers[~alike(self.maps[numbers], mine, others)]] = False
-        return grown if grown.sum() >= LEAST_MEMBERS // 2 else members
+        kept = members.copy()
+        kept[numbers[~alike(self.maps[numbers], mine, others)]] = False
+        return kept if kept.sum() >= LEAST_MEMBERS // 2 else members
 
     def _photos_of(self, chosen: NDArray[np.bool_], most: int) -> tuple[Numbers, Photos]:
         """Return at most `most` photos of the maps that are chosen, bool (m,), and whose they are:

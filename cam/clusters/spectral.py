@@ -71,7 +71,7 @@ def spectrum(affinity: csr_array, count: int) -> Spectrum:
         part = matrix[nodes][:, nodes]
         wanted = min(count, len(nodes))
         if len(nodes) <= DENSE:
-            eigenvalues_, inside = eigh(part.toarray(), subset_by_index=[0, wanted - 1])
+            eigenvalues, inside = eigh(part.toarray(), subset_by_index=[0, wanted - 1])
         else:
             start = np.random.default_rng(0).uniform(0.5, 1, len(nodes))
             # The smallest eigenvalues of L are those of 2 I − L that lie at its outer end, where
@@ -79,7 +79,7 @@ def spectrum(affinity: csr_array, count: int) -> Spectrum:
             turned = -part
             turned.setdiag(turned.diagonal() + 2)
             try:
-                eigenvalues_, inside = eigsh(
+                eigenvalues, inside = eigsh(
                     turned,
                     wanted,
                     which="LA",
@@ -89,15 +89,15 @@ def spectrum(affinity: csr_array, count: int) -> Spectrum:
                     maxiter=ITERATIONS,
                 )
             except ArpackNoConvergence as error:  # fewer pairs divide the maps more coarsely
-                eigenvalues_, inside = error.eigenvalues, error.eigenvectors
-            order = np.argsort(-eigenvalues_)
-            eigenvalues_, inside = 2 - eigenvalues_[order], inside[:, order]
-            if not len(eigenvalues_):  # the first pair is known
+                eigenvalues, inside = error.eigenvalues, error.eigenvectors
+            order = np.argsort(-eigenvalues)
+            eigenvalues, inside = 2 - eigenvalues[order], inside[:, order]
+            if not len(eigenvalues):  # the first pair is known
                 roots = np.sqrt(affinity.sum(axis=1)[nodes])
-                eigenvalues_, inside = np.zeros(1), (roots / np.linalg.norm(roots))[:, None]
-        whole = np.zeros((size, len(eigenvalues_)))
+                eigenvalues, inside = np.zeros(1), (roots / np.linalg.norm(roots))[:, None]
+        whole = np.zeros((size, len(eigenvalues)))
         whole[nodes] = inside
-        values.append(eigenvalues_)
+        values.append(eigenvalues)
         vectors.append(whole)
     together = np.concatenate(values)
     order = np.argsort(together, kind="stable")[:count]

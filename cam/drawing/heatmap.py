@@ -226,8 +226,8 @@ def _interpolation(cells: int, start: float, stop: float, pixels: int) -> tuple[
     lower = np.minimum(positions.astype(np.int64), max(cells - 2, 0))
     fraction = positions - lower
     weights = np.zeros((last - first, cells), np.float32)
-    cell = np.arange(last - first)
-    weights[cell, lower] = 1 - fraction
+    pixel = np.arange(last - first)
+    weights[pixel, lower] = 1 - fraction
     if cells > 1:
-        weights[cell, lower + 1] = fraction
+        weights[pixel, lower + 1] = fraction
     return weights, first

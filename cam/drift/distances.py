@@ -87,8 +87,8 @@ def quantiles(values: Numbers, weights: Numbers, shares: Numbers) -> Numbers:
     reached = np.cumsum(weights[order])
     # Sums of shares such as 0.1 are off by rounding, which must not move an edge by one value.
     wanted = shares * reached[-1] * (1 - 1e-12)
-    quantiles: Numbers = values[order][np.searchsorted(reached, wanted).clip(max=len(values) - 1)]
-    return quantiles
+    cuts: Numbers = values[order][np.searchsorted(reached, wanted).clip(max=len(values) - 1)]
+    return cuts
 
 
 def population_stability(

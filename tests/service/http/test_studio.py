@@ -132,14 +132,27 @@ def explained(page: Page) -> None:
 
 
 def drawn(page: Page) -> Pixels:
-    """What is on the screen, RGB."""
-    address = page.locator("#picture").evaluate("canvas => canvas.toDataURL('image/png')")
+    """What is on the screen, RGB, once it has been the same for a while."""
+    picture = page.locator("#picture")
+    script = "canvas => canvas.toDataURL('image/png')"
+    before, address = "", picture.evaluate(script)
+    while address != before:
+        page.wait_for_timeout(300)
+        before, address = address, picture.evaluate(script)
+    assert isinstance(address, str)
     return pixels_of(base64.b64decode(address.partition(",")[2]))
 
 
 def pixels_of(file: bytes) -> Pixels:
     with Image.open(BytesIO(file)) as picture:
         return np.asarray(picture.convert("RGB")).astype(np.int16)
+
+
+def is_alike(one: Pixels, other: Pixels) -> bool:
+    """Whether two pictures differ by 2 of 255 at most; by 4 where a number lies between two colours
+    and is rounded otherwise, because another batch computed its last bit."""
+    difference = np.abs(one - other).max(2)
+    return bool(difference.max() <= 4 and (difference > 2).mean() < 1e-3)
 
 
 def served(address: str, photo: bytes, **parameters: str) -> Pixels:
@@ -179,13 +192,13 @@ def test_the_picture_is_the_service_s(page: Page, address: str, cat: bytes, fit:
     page.wait_for_function(f"location.hash.includes('fit={fit}')")
     theirs = served(address, cat, fit=fit, output="overlay", size="image")
     page.wait_for_timeout(300)
-    assert np.abs(drawn(page) - theirs).max() <= 2
+    assert is_alike(drawn(page), theirs)
     page.get_by_label("Evidence for and against").check()
     page.wait_for_timeout(300)
     explained(page)
     page.wait_for_timeout(300)
     theirs = served(address, cat, fit=fit, output="overlay", signed="true")
-    assert np.abs(drawn(page) - theirs).max() <= 2
+    assert is_alike(drawn(page), theirs)
 
 
 @browses
@@ -202,7 +215,7 @@ def test_the_look_changes_without_a_request(page: Page, cat: bytes, address: str
     page.locator("#colours").select_option("viridis")
     page.wait_for_timeout(100)
     theirs = served(address, cat, fit="squash", output="overlay", opacity="0.9", colormap="viridis")
-    assert np.abs(drawn(page) - theirs).max() <= 2
+    assert is_alike(drawn(page), theirs)
     page.get_by_role("button", name="Photo", exact=True).click()
     assert np.abs(drawn(page) - pixels_of(cat)).max() <= 1
     page.get_by_role("button", name="Contour").click()
@@ -239,7 +252,7 @@ def test_a_class_is_contrasted_with_another(page: Page, address: str, cat: bytes
     page.wait_for_timeout(300)
     target = json.dumps({"index": 285, "minus": 282})
     theirs = served(address, cat, fit="squash", output="overlay", target=target)
-    assert np.abs(drawn(page) - theirs).max() <= 2
+    assert is_alike(drawn(page), theirs)
 
 
 @browses
@@ -367,7 +380,7 @@ def test_the_code_makes_what_is_on_the_screen(
     command = ["bash", "-c", code] if language == "curl" else [sys.executable, "-c", code]
     subprocess.run(command, cwd=tmp_path, check=True, capture_output=True)
     made = pixels_of((tmp_path / "overlay.png").read_bytes())
-    assert np.abs(drawn(page) - made).max() <= 2
+    assert is_alike(drawn(page), made)
 
 
 @browses
