@@ -16,7 +16,6 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from contextlib import ExitStack
 from functools import partial
-from types import TracebackType
 from typing import Any, Literal
 
 import torch
@@ -122,12 +121,7 @@ class Capture:
             self._scope = scope.pop_all()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *raised: object) -> None:
         self._scope.close()
 
     @property

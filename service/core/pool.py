@@ -7,7 +7,6 @@ import os
 import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from types import TracebackType
 from typing import Final, Literal, TypeVar, get_args
 
 Result = TypeVar("Result")
@@ -46,12 +45,7 @@ class Pool:
         self.open()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *raised: object) -> None:
         self.close()
 
     async def run(self, work: Callable[[], Result]) -> Result:

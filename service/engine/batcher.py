@@ -15,7 +15,6 @@ from collections.abc import Callable, Hashable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from time import perf_counter
-from types import TracebackType
 from typing import Generic, TypeVar
 
 from service.backend.outcome import Outcome
@@ -133,12 +132,7 @@ class Batcher(Generic[Item, Result]):
         self._worker = asyncio.create_task(self._work(), name=self._name)
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *raised: object) -> None:
         self._closing = True
         self._wake.set()
         try:

@@ -13,7 +13,6 @@ from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from time import monotonic
-from types import TracebackType
 from typing import Any, cast
 
 import numpy as np
@@ -166,13 +165,8 @@ class Engine:
         await self._batcher.__aenter__()
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        await self._batcher.__aexit__(kind, error, trace)
+    async def __aexit__(self, *raised: object) -> None:
+        await self._batcher.__aexit__(*raised)
 
     @property
     def alive(self) -> bool:

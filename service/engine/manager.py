@@ -6,7 +6,6 @@ import asyncio
 import logging
 from collections.abc import Callable, Sequence
 from time import monotonic
-from types import TracebackType
 
 from service.backend.interface import unknown_model
 from service.core.disk_cache import DiskCache
@@ -81,12 +80,7 @@ class ModelManager:
         self.loaded.add_done_callback(lambda task: self._tell())
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *raised: object) -> None:
         self.draining = True
         tasks = [self.loaded, *self._tasks.values()]
         for task in tasks:

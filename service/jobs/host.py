@@ -9,7 +9,6 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, ExitStack, asynccontextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from types import TracebackType
 from typing import Final
 from uuid import uuid4
 
@@ -122,12 +121,7 @@ class Jobs:
             self._opening = asyncio.create_task(self._keep_trying(), name="open jobs")
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *raised: object) -> None:
         self._place, self._why_not = None, "the service is shutting down"
         if self._opening is not None:
             self._opening.cancel()

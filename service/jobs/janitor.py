@@ -9,7 +9,6 @@ from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
 from time import monotonic
-from types import TracebackType
 from typing import Final
 
 from service.core.errors import InsufficientStorage, Problem
@@ -102,12 +101,7 @@ class Janitor:
         )
         self._duties = [asyncio.create_task(_repeat(duty), name="keep jobs") for duty in duties]
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *raised: object) -> None:
         for duty in self._duties:
             duty.cancel()
         await asyncio.wait(self._duties)

@@ -12,7 +12,6 @@ from collections.abc import AsyncGenerator, Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from time import monotonic
-from types import TracebackType
 from typing import Final, TypeVar
 
 from service.backend.interface import Backend
@@ -97,12 +96,7 @@ class Runner:
         self._working = asyncio.create_task(self._work(), name="work on jobs")
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *raised: object) -> None:
         if self._working:
             self._working.cancel()
             await asyncio.wait([self._working])

@@ -10,7 +10,6 @@ import asyncio
 import warnings
 from collections.abc import Callable, Sequence
 from ipaddress import IPv6Address, IPv6Network, ip_address, ip_network
-from types import TracebackType
 from typing import Final
 
 import aiohttp
@@ -76,12 +75,7 @@ class Downloads:
         )
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *raised: object) -> None:
         await self._session.close()
 
     async def download(self, url: str, spend: Callable[[int], None]) -> bytes:

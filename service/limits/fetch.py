@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
-from types import TracebackType
 from typing import TYPE_CHECKING
 
 from service.core.errors import BodyTooLarge, Forbidden
@@ -53,12 +52,7 @@ class Fetcher:
             self._downloads = await self._scope.enter_async_context(downloads)
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *raised: object) -> None:
         self._downloads = None
         await self._scope.aclose()
 

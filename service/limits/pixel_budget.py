@@ -13,7 +13,6 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from time import monotonic_ns
-from types import TracebackType
 from typing import Final, TypeVar
 
 from service.core.pool import Pool, Priority
@@ -164,12 +163,7 @@ class PixelBudget:
         self.open()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *raised: object) -> None:
         self.close()
 
     @asynccontextmanager

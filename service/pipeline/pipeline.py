@@ -14,7 +14,6 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from functools import partial
 from time import monotonic
-from types import TracebackType
 from typing import Final
 
 from PIL import Image
@@ -122,12 +121,7 @@ class Pipeline:
             budget.open()
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *raised: object) -> None:
         for budget in self._budgets.values():
             budget.close()
 

@@ -9,7 +9,6 @@ from contextlib import suppress
 from copy import copy
 from dataclasses import dataclass
 from itertools import count
-from types import TracebackType
 from typing import Any, Final, cast
 
 from structlog.contextvars import get_contextvars
@@ -91,12 +90,7 @@ class RemoteBackend:
             await asyncio.wait_for(self._told.wait(), FIRST_STATE_SECONDS)
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *raised: object) -> None:
         self.draining = True
         tasks = [self._connecting, self.loaded]
         for task in tasks:

@@ -17,7 +17,6 @@ import sys
 from collections.abc import Callable
 from contextlib import nullcontext
 from functools import partial
-from types import TracebackType
 from typing import Any, Final
 
 from structlog.contextvars import bound_contextvars
@@ -81,12 +80,7 @@ class BackendServer:
         )
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *raised: object) -> None:
         self._server.close()
         tasks = [*self._removals]
         for removal in self._removals:

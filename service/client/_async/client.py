@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, AsyncIterable, Iterable, Mapping
 from contextlib import aclosing
-from types import TracebackType
 from typing import Any, Self, TypeVar, Unpack
 
 import httpx2
@@ -80,13 +79,8 @@ class AsyncClient:
             raise
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        await self._http.__aexit__(kind, error, trace)
+    async def __aexit__(self, *raised: Any) -> None:
+        await self._http.__aexit__(*raised)
 
     async def close(self) -> None:
         """Close its connections, where there is no `async with`."""

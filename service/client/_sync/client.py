@@ -6,7 +6,6 @@ from __future__ import annotations
 
 from collections.abc import Generator, Iterable, Mapping
 from contextlib import closing
-from types import TracebackType
 from typing import Any, Self, TypeVar, Unpack
 
 import httpx2
@@ -82,13 +81,8 @@ class Client:
             raise
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._http.__exit__(kind, error, trace)
+    def __exit__(self, *raised: Any) -> None:
+        self._http.__exit__(*raised)
 
     def close(self) -> None:
         """Close its connections, where there is no `with`."""
