@@ -267,7 +267,9 @@ class Thumbnails:
             if (photo := self._photo(int(index))) is not None
         ]
         shape = (0, *(self._shape or (1, 1, 3)))
-        pixels = np.stack([photo for _, photo in readable]) if readable else np.empty(shape, np.uint8)
+        pixels = (
+            np.stack([photo for _, photo in readable]) if readable else np.empty(shape, np.uint8)
+        )
         return np.array([number for number, _ in readable], np.int64), pixels
 
     def _photo(self, number: int) -> Photos | None:
