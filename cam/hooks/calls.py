@@ -110,7 +110,7 @@ def turns_of(name: str, runs: Mapping[str, int]) -> Turns:
     parts = module.split(".")
     around = [".".join(parts[:end]) for end in range(1, len(parts))]
     if any(other.startswith(f"{module}.") for other in runs) or not any(
-        runs.get(module, 0) > 1 for module in around
+        runs.get(outer, 0) > 1 for outer in around
     ):
         around.append(module)
     return tuple(

@@ -268,4 +268,4 @@ def covers(height: int, width: int, image: Size) -> bool:
         return False
     stride = max(round(image[0] / (height + TOLERANCE / 2)), 1)
     strides = range(max(stride - 1, 1), stride + 2)
-    return any(abs(height - image[0] / stride) <= TOLERANCE for stride in strides)
+    return any(abs(height - image[0] / step) <= TOLERANCE for step in strides)

@@ -32,7 +32,7 @@ def in_words(output: Any) -> str:
     items = output.values() if isinstance(output, Mapping) else output
     if not isinstance(output, Mapping | tuple | list):
         items = ()
-    shapes = [str(tuple(item.shape)) for item in items if isinstance(item, Tensor)]
+    shapes = [str(tuple(tensor.shape)) for tensor in items if isinstance(tensor, Tensor)]
     some = ", ".join(shapes[:3]) + (" and others" if len(shapes) > 3 else "")
     return f"a {type(output).__name__}" + (f" of tensors of shape {some}" if shapes else "")
 

@@ -46,7 +46,7 @@ class Tail:
             if replay.opaque:
                 raise LayerNotSpatial(f"a module before layer {layer!r} returns no tensors")
             known = replay.trunk
-            self._unknown = {name: [_unknown(value) for value in known[name]] for name in known}
+            self._unknown = {name: [_unknown(output) for output in known[name]] for name in known}
 
             def misses(unknown: Sequence[str]) -> bool:
                 trunk = {**known, **{name: self._unknown[name] for name in unknown}}

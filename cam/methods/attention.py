@@ -182,11 +182,11 @@ def _by_block(
 
     grid, matrices, _ = attended(model, image, leaving)
     tokens = matrices[0].shape[-1]
-    remaining = [left[name] for name in blocks if name in left]
+    returned = [left[name] for name in blocks if name in left]
     sequences = [
-        tokens_
-        for tokens_ in remaining
-        if len(tokens_) == 1 and tokens_[0, ..., 0].numel() == tokens
+        sequence
+        for sequence in returned
+        if len(sequence) == 1 and sequence[0, ..., 0].numel() == tokens
     ]
     if not len(matrices) == len(blocks) == len(sequences):
         raise MethodUnsuited(

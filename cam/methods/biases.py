@@ -140,7 +140,7 @@ def _normalises(module: Any) -> bool:
     """
     statistics = (getattr(module, "running_mean", None), getattr(module, "running_var", None))
     known = isinstance(module, _BatchNorm) or "FrozenBatchNorm" in type(module).__name__
-    return known and all(isinstance(value, Tensor) for value in statistics)
+    return known and all(isinstance(statistic, Tensor) for statistic in statistics)
 
 
 def _bias(module: Any) -> Tensor | None:

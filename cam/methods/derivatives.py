@@ -52,7 +52,7 @@ def shapleycam(subject: Subject) -> Steps:
     Raises:
         MethodUnsuited: if an operation after the layer has no second derivative.
     """
-    terms = []
+    maps = []
     for turn in range(len(subject.targets)):
         # Fused attention has no second derivative. The attention backend is a setting of the whole
         # process, so one thread at a time may change it.
@@ -74,16 +74,16 @@ def shapleycam(subject: Subject) -> Steps:
                     raise MethodUnsuited(f"it needs second derivatives: {error}") from None
         corrected = gradient.detach() - (0 if curved is None else curved / 2)
         weights = subject.grid.apply(corrected).float().mean(dim=(2, 3), keepdim=True)
-        terms.append(weighted_sum(weights, subject.activations())[0])
+        maps.append(weighted_sum(weights, subject.activations())[0])
         yield Progress(turn + 1, len(subject.targets))
-    return Attribution(torch.stack(terms))
+    return Attribution(torch.stack(maps))
 
 
 def _gradients(subject: Subject, images: Tensor) -> Tensor:
     """Return each target's gradient at the layer for each image: float32 (targets, n, K, h, w)."""
-    terms = []
+    gradients = []
     with subject.captured(images) as (capture, scores):
         for score in scores:
             capture.backward(score, retain_graph=True)
-            terms.append(subject.grid.apply(capture.gradients[subject.layer]).float())
-    return torch.stack(terms)
+            gradients.append(subject.grid.apply(capture.gradients[subject.layer]).float())
+    return torch.stack(gradients)

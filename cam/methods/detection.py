@@ -103,23 +103,23 @@ def _box_of(target: Target, output: Output) -> Detections:
     Raises:
         MethodUnsuited: see `drise`.
     """
-    boxes = output.detections
-    if boxes is None or not isinstance(target, ClassTarget) or target.against:
+    detections = output.detections
+    if detections is None or not isinstance(target, ClassTarget) or target.against:
         raise MethodUnsuited(
             "drise explains only the evidence for a box of a detector; leave out against"
         )
-    best = target.find(boxes)
+    best = target.find(detections)
     assert best is not None  # a target without a detection was refused before
-    return boxes.rows([best])
+    return detections.rows([best])
 
 
-def _similarity(box: Detections, boxes: Detections | None) -> float:
-    assert boxes is not None  # the model is a detector
-    if not len(boxes.scores):
+def _similarity(box: Detections, detections: Detections | None) -> float:
+    assert detections is not None  # the model is a detector
+    if not len(detections.scores):
         return 0.0
-    overlap = overlap_with(boxes.boxes.float(), box.boxes[0].tolist())
-    if box.classes is None or boxes.classes is None:
-        alike = (boxes.labels == box.labels).float()
+    overlap = overlap_with(detections.boxes.float(), box.boxes[0].tolist())
+    if box.classes is None or detections.classes is None:
+        alike = (detections.labels == box.labels).float()
     else:
-        alike = cosine_similarity(box.classes, boxes.classes)
-    return float((overlap * alike * boxes.scores).max())
+        alike = cosine_similarity(box.classes, detections.classes)
+    return float((overlap * alike * detections.scores).max())

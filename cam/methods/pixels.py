@@ -65,8 +65,8 @@ def integratedgradients(subject: Subject) -> Steps:
     attributions = image.float() * total / subject.budget  # (targets, C, H, W)
     end, start = subject.scores(torch.cat([image, torch.zeros_like(image)]))
     complete = tuple(
-        Completeness(float(total), float(wanted))
-        for total, wanted in zip(attributions.sum((1, 2, 3)), end - start, strict=True)
+        Completeness(float(attributed), float(wanted))
+        for attributed, wanted in zip(attributions.sum((1, 2, 3)), end - start, strict=True)
     )
     return Attribution(attributions.sum(1), complete)
 

@@ -81,16 +81,16 @@ def is_stochastic(model: nn.Module, image: Tensor, reading: Reading = AUTO) -> s
     """
     with _undisturbed(model, image):
         first, second = (_numbers(_only(model(image.clone()), image, reading)) for _ in range(2))
-    reason = "others"
+    outcome = "others"
     if first.shape == second.shape:
         if not first.numel() or not first.isfinite().all():
             return None
         spread, difference = _spread(first), float((second - first).abs().max())
         if difference <= _tolerance(image.dtype) * spread:
             return None
-        reason = f"outputs that differ by {difference:.2g}, of a spread of {spread:.2g}"
+        outcome = f"outputs that differ by {difference:.2g}, of a spread of {spread:.2g}"
     return (
-        f"the model is stochastic: two passes of one image give {reason}, as with a dropout that "
+        f"the model is stochastic: two passes of one image give {outcome}, as with a dropout that "
         "is always on, so this map is one of many that the model gives"
     )
 
@@ -172,12 +172,12 @@ def _middle(
         outputs = outputs_of(model(batch), size=size_of(batch), reading=reading, batch=len(images))
     if len(outputs) != len(images):
         raise ValueError(f"it has {len(outputs)} outputs")
-    collected = {
+    intermediate = {
         f"the output of {name!r}": values
         for name in names
         for values in _rows(seen.get(name), middle)
     }
-    return {"the output": _numbers(outputs[middle]), **collected}
+    return {"the output": _numbers(outputs[middle]), **intermediate}
 
 
 def _rows(values: Any, row: int) -> list[Tensor]:

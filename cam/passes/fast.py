@@ -158,7 +158,7 @@ class FastPath:
             return explain_batch(
                 self._copy, recast, questions, head=self._head, reading=self._reading
             )
-        size = next(size for size in self.sizes if size >= count)
+        size = next(capacity for capacity in self.sizes if capacity >= count)
         filled = images.to(self.dtype)
         if size > count:
             rest = filled.new_zeros(size - count, *images.shape[1:])

@@ -127,12 +127,12 @@ def judge(
             for place, row in enumerate(rows):
                 own = dict(zip(names, answers[place::size], strict=True))
                 try:
-                    likenesses = _compare(known[row], own, variance, fast.dtype)
+                    comparisons = _compare(known[row], own, variance, fast.dtype)
                 except Unfaithful as error:
                     where = f"row {place} of a batch of {size}"
                     raise Unfaithful(f"in {where} {error}") from None
-                for name, likeness in likenesses.items():
-                    compared[name].setdefault(row, []).append(likeness)
+                for name, comparison in comparisons.items():
+                    compared[name].setdefault(row, []).append(comparison)
     return {
         name: _fidelity(by_row.values())
         for name, by_row in compared.items()
@@ -151,8 +151,8 @@ class _Compared(NamedTuple):
 def _fidelity(rows: Iterable[list[_Compared]]) -> Fidelity:
     """Return the fidelity of a method from the comparisons of each image."""
     rows = list(rows)
-    worst = [min(likeness.correlation for likeness in row) for row in rows]
-    difference = max(likeness.difference for row in rows for likeness in row)
+    worst = [min(comparison.correlation for comparison in row) for row in rows]
+    difference = max(comparison.difference for row in rows for comparison in row)
     return Fidelity(statistics.median(worst), min(worst), difference)
 
 
@@ -204,7 +204,7 @@ def _compare(
         if correlation is not None:
             most = max(float(np.abs(other).max()), 1e-30)
             alike[name] = _Compared(correlation, float(np.abs(one - other).max()) / most)
-    best = max((likeness.correlation for likeness in alike.values()), default=1.0)
+    best = max((comparison.correlation for comparison in alike.values()), default=1.0)
     if not best >= LEAST:
         raise Unfaithful(
             f"the maps correlate {best:.3f} with the exact ones, less than {LEAST}, by whichever "

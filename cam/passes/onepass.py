@@ -254,8 +254,8 @@ def _answer_one_each(
                 computed = of_levels(questions[item].method, computed, signals)
             maps[item].append(computed)
     return [
-        compose(question, targets, output, maps)
-        for question, targets, output, maps in zip(questions, asked, said, maps, strict=True)
+        compose(question, targets, output, computed)
+        for question, targets, output, computed in zip(questions, asked, said, maps, strict=True)
     ]
 
 
