@@ -122,6 +122,24 @@ def symmetric(values: Float, region: Region | None = None) -> Float:
     return scaled
 
 
+def capped(values: Float, signed: bool = False) -> Float:
+    """Scale the values as `minmax` does, or as `symmetric` if signed, but by the 99th percentile of
+    their sizes in place of the largest, and cap what is beyond it: a few positions that stand out
+    leave a map of the input's gradients dark (Smilkov et al., "SmoothGrad", 2017, section 3).
+
+    A map of which fewer positions differ from the rest is scaled by the largest.
+
+    Returns:
+        float32 of the same shape, 0 … 1, or −1 … 1 if signed.
+    """
+    sizes = np.abs(values) if signed else values - values.min()
+    most = float(np.percentile(sizes, 99)) or float(sizes.max())
+    if most == 0:
+        return np.zeros_like(values, np.float32)
+    scaled: Float = ((values if signed else sizes) / most).clip(-1, 1).astype(np.float32)
+    return scaled
+
+
 def fuse(maps: Sequence[Float], how: Literal["mean", "max"], signed: bool = False) -> Float:
     """Fuse several maps into one.
 

@@ -69,7 +69,7 @@ class Options(PredictOptions, total=False):
     threshold: float
     colormap: str
     opacity: float
-    normalize: Literal["minmax", "none"]
+    normalize: Literal["minmax", "percentile", "none"]
     size: Literal["image", "model", "layer"]
     evaluate: Sequence[str]
 

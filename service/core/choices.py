@@ -14,7 +14,7 @@ Fuse = TypeAliasType("Fuse", Literal["none", "mean", "max"])
 Output = TypeAliasType(
     "Output", Literal["overlay", "heatmap", "mask", "values", "contour", "panel"]
 )
-Normalize = TypeAliasType("Normalize", Literal["minmax", "none"])
+Normalize = TypeAliasType("Normalize", Literal["minmax", "percentile", "none"])
 Size = TypeAliasType("Size", Literal["image", "model", "layer"])
 TargetScore = TypeAliasType("TargetScore", Literal["logit", "probability"])
 ExplainedNumber = TypeAliasType("ExplainedNumber", Literal["probability", "value"])

@@ -212,8 +212,9 @@ class Parameters(PredictParameters):
     normalize: Normalize = Field(
         "minmax",
         description=(
-            "`minmax` scales each map to 0 … 1; `none` leaves the numbers as the method's formula "
-            "gives them (pictures are scaled all the same)."
+            "`minmax` scales each map to 0 … 1; `percentile` scales it by its 99th percentile and "
+            "caps what is beyond, so that a few pixels do not leave the others dark; `none` leaves "
+            "the numbers as the method's formula gives them (pictures are scaled by `minmax`)."
         ),
     )
     size: Size = Field(

@@ -21,8 +21,6 @@ from cam.drawing.heatmap import (
     border,
     concentration,
     hot_region,
-    minmax,
-    symmetric,
 )
 from cam.drawing.placement import Placement
 from cam.methods import INPUT
@@ -34,7 +32,7 @@ from service.pipeline.coordinates import box_on_photo
 from service.pipeline.instances import Instance
 from service.pipeline.json_records import top_classes
 from service.pipeline.parameters import Parameters
-from service.pipeline.rendering import Drawing, encode
+from service.pipeline.rendering import Drawing, encode, scaled
 from service.pipeline.resolve import asked_of
 from service.pipeline.targets import OneTarget, TargetObject
 
@@ -117,7 +115,7 @@ def record_of(
     complete, passes = explanation.completeness, explanation.passes
     kept = values
     if parameters.normalize != "none":
-        kept = (symmetric if explanation.signed else minmax)(values)
+        kept = scaled(values, parameters.normalize, explanation.signed)
     facts = schemas.MapFacts(
         instance=instance.index,
         id=instance.id,

@@ -16,9 +16,10 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from cam import ClassTarget, Explanation
-from cam.drawing.heatmap import Box, Region, minmax, place_inside, spread, symmetric
+from cam.drawing.heatmap import Box, Region, capped, minmax, place_inside, spread, symmetric
 from cam.drawing.overlay import Float, Picture, colorize, contour, framed, grayscale, overlay
 from cam.drawing.panel import panel
+from service.core.choices import Normalize
 from service.core.errors import NotAcceptable
 from service.models.preprocessing import ModelInput
 from service.pipeline.coordinates import box_on_photo
@@ -200,7 +201,6 @@ def draw(
         box = Box(0, 0, width, height)
     height, width = background.shape[:2]
     inside, region = place_inside(explanation.map, box, height, width)
-    scale = symmetric if explanation.signed else minmax
     frame = None
     target = explanation.target
     if isinstance(target, ClassTarget) and target.box is not None and target.mask is None:
@@ -211,11 +211,18 @@ def draw(
         parameters,
         caption,
         inside,
-        scale(inside),
+        scaled(inside, parameters.normalize, explanation.signed),
         region,
         background,
         frame,
     )
+
+
+def scaled(values: Float, normalize: Normalize, signed: bool) -> Float:
+    """Return a map as a picture shows it: 0 … 1, or −1 … 1 if signed."""
+    if normalize == "percentile":
+        return capped(values, signed)
+    return (symmetric if signed else minmax)(values)
 
 
 def encode(picture: Picture, media_type: str) -> bytes:

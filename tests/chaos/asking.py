@@ -58,7 +58,7 @@ PLAUSIBLE: dict[str, some.SearchStrategy[Any]] = {
     "threshold": some.floats(-0.1, 1.1),
     "colormap": some.sampled_from([*COLORMAPS, "plaid"]),
     "opacity": some.floats(-0.1, 1.1),
-    "normalize": some.sampled_from(["minmax", "none"]),
+    "normalize": some.sampled_from(["minmax", "percentile", "none"]),
     "size": some.sampled_from(["image", "model", "layer"]),
     "evaluate": some.lists(
         some.sampled_from(["deletion", "stability", "adcc", "energy", "beauty", ""]), max_size=2

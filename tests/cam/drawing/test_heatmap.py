@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.nn import functional
 
-from cam.drawing.heatmap import Box, Region, border, concentration, minmax, place, resize
+from cam.drawing.heatmap import Box, Region, border, capped, concentration, minmax, place, resize
 
 
 def test_resize_by_hand() -> None:
@@ -84,6 +84,18 @@ def test_minmax_of_a_constant_is_zero() -> None:
 def test_minmax_of_a_region_ignores_the_rest() -> None:
     values = np.array([[0, 2, 3, 0]], np.float32)
     np.testing.assert_allclose(minmax(values, Region(1, 0, 2, 1)), [[0, 0, 1, 0]])
+
+
+def test_what_is_beyond_the_99th_percentile_is_capped() -> None:
+    values = np.arange(101, dtype=np.float32)  # the 99th percentile of 0 … 100 is 99
+    np.testing.assert_allclose(capped(values), np.minimum(values / 99, 1), rtol=1e-6)
+    signed = np.where(values % 2 == 0, values, -values)
+    expected = np.clip(signed / 99, -1, 1)
+    np.testing.assert_allclose(capped(signed, signed=True), expected, rtol=1e-6)
+    lone = np.zeros(1000, np.float32)
+    lone[7] = 4  # fewer than a hundredth: the largest
+    np.testing.assert_array_equal(capped(lone), lone / 4)
+    np.testing.assert_array_equal(capped(np.full(5, 3, np.float32)), np.zeros(5))
 
 
 def test_the_heat_at_the_border_worked_by_hand() -> None:

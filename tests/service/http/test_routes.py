@@ -219,6 +219,19 @@ def test_normalize_none_keeps_the_formulas_numbers(client: TestClient, cat: byte
     np.testing.assert_allclose(heatmap(scaled), expected, atol=1e-5)
 
 
+def test_normalize_percentile_brightens_numbers_and_picture(client: TestClient, cat: bytes) -> None:
+    query = {"method": "guidedbackprop", "size": "layer", "normalize": "none", "output": "values"}
+    (raw,) = client.post(EXPLAIN, params=query, content=cat, headers=PNG).json()["explanations"]
+    query["normalize"] = "percentile"
+    (capped,) = client.post(EXPLAIN, params=query, content=cat, headers=PNG).json()["explanations"]
+    numbers = heatmap(raw) - heatmap(raw).min()
+    expected = np.minimum(numbers / np.percentile(numbers, 99), 1)
+    np.testing.assert_allclose(heatmap(capped), expected, atol=1e-5)
+    query["output"] = "mask"
+    (picture,) = client.post(EXPLAIN, params=query, content=cat, headers=PNG).json()["explanations"]
+    np.testing.assert_allclose(heatmap(picture), expected, atol=0.51 / 255 + 1e-5)
+
+
 def test_outputs_in_json(client: TestClient, cat: bytes) -> None:
     shown = {}
     for output in ("overlay", "heatmap", "mask", "values"):
