@@ -17,8 +17,9 @@ from typing import Literal
 
 from torch import Tensor, nn
 
+from cam.drawing.notebook import InputPicture
 from cam.errors import CamError, UnknownLayer
-from cam.explanation import Explanation, Fusion, Question, Smoothing
+from cam.explanation import Explanation, Explanations, Fusion, Question, Smoothing
 from cam.hooks.calls import call_of
 from cam.hooks.inference import alone
 from cam.inputs import (
@@ -34,6 +35,7 @@ from cam.inputs import (
     methods_of,
     model_of,
     photos_of,
+    reader_of,
     targets_of,
 )
 from cam.layers import AUTO_LAYER, Layer, declared_layers, method_layers, survey
@@ -61,7 +63,7 @@ def explain(
     output: str | int | None = None,
     activation: Activation | Literal["auto"] = "auto",
     used: bool = False,
-) -> list[Explanation]:
+) -> Explanations:
     """Explain the output of `model` for `images`.
 
     If `torch.compile` returned the model, the original module is explained. Maps are computed in
@@ -106,12 +108,13 @@ def explain(
             what the model used in them: see `Explanation.used`.
 
     Returns:
-        Explanations ordered by image, then by method, then by target, then by layer.
+        Explanations ordered by image, then by method, then by target, then by layer. A notebook
+        draws them over the images, as long as these are kept in a variable.
 
     Raises:
         CamError: see `cam.errors`. Exceptions of the model's own `forward` are raised unchanged.
     """
-    ways = methods_of(method)
+    given, ways = images, methods_of(method)
     for way in ways:
         model = model_of(model, way.name)
     layers = layers_of(model, layer)
@@ -149,19 +152,20 @@ def explain(
             reading, _ = resolve_reading(model, images[:1], reading)
         conduct = conduct_of(model, images[:1], reading, many=in_steps or len(images) > 1)
         size = 1 if conduct.company else len(images)
-        explanations: list[Explanation] = []
+        explanations = Explanations()
         for start in range(0, len(images), size):
             some = slice(start, start + size)
             asked_of = [group[some] for group in questions]
-            explanations += _answered(
+            by_image = _answered(
                 model, images[some], asked_of, reading, alone=bool(conduct.company)
             )
-    if not conduct.warnings:
-        return explanations
-    return [
-        replace(explanation, warnings=(*explanation.warnings, *conduct.warnings))
-        for explanation in explanations
-    ]
+            for number, answers in enumerate(by_image, start):
+                picture = InputPicture(reader_of(model, given, preprocess, number))
+                explanations += [
+                    replace(answer, input=picture, warnings=(*answer.warnings, *conduct.warnings))
+                    for answer in answers
+                ]
+    return explanations
 
 
 def _answered(
@@ -171,8 +175,8 @@ def _answered(
     reading: Reading,
     *,
     alone: bool,
-) -> list[Explanation]:
-    """Return the explanations ordered by image, then by question. `questions` holds for each method
+) -> list[list[Explanation]]:
+    """Return the explanations of each image, ordered by question. `questions` holds for each method
     one question for each image. If `alone`, each pass is of one image.
 
     Raises:
@@ -194,7 +198,7 @@ def _answered(
             if isinstance(answer, CamError):
                 raise answer
             explanations.extend(answer.explanations)
-    return list(chain(*by_image))
+    return by_image
 
 
 def _meant(name: str, layers: list[Layer]) -> Sequence[str]:

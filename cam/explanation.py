@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import TYPE_CHECKING, Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
+from cam.drawing.notebook import InputPicture, below_each_other, drawn, mime_bundle, png
+from cam.drawing.overlay import Picture
 from cam.drawing.placement import Placement
 from cam.errors import CamError, InvalidOption, MethodUnsuited, NonFinite, UnknownLayer
 from cam.methods import METHODS, method_named
 from cam.methods.progress import Completeness, Passes, Progress
-from cam.targets import ClassTarget, Target
+from cam.targets import ClassTarget, Target, UnitTarget
 
 if TYPE_CHECKING:
     from cam.outputs.output import Output
@@ -167,6 +169,57 @@ class Explanation:
     positions with the map's positive part as weights, float32 (K,). Photos in which the model uses
     the same thing at different places have similar numbers. Only if the question asks for it; None
     if the map has no positive part."""
+    input: InputPicture | None = field(default=None, repr=False)
+    """The input that a notebook shows beside the map; None if `cam.explain` did not make the
+    explanation."""
+
+    @property
+    def title(self) -> str:
+        """The target in words, with its probability or score."""
+        target = self.target
+        if isinstance(target, ClassTarget):
+            words = f"class {target.index}"
+            if target.minus is not None:
+                words += f" and not {target.minus}"
+        elif isinstance(target, UnitTarget):
+            words = f"channel {target.channel} of {target.layer}"
+        else:
+            words = "similarity"
+        if getattr(target, "against", False):
+            words = f"against {words}"
+        if self.probability is not None:
+            return f"{words}, p = {self.probability:.3f}"
+        return f"{words}, {self.score:.4g}"
+
+    def draw(self) -> Picture:
+        """Draw the map beside the model's input, with a colour bar, the target, the method, the
+        layer and the warnings: RGB uint8 (H, W, 3). The map is drawn alone if whoever gave the
+        input does not keep it any more."""
+        return drawn(
+            self.map,
+            self.input.picture() if self.input else None,
+            signed=self.signed,
+            title=self.title,
+            lines=(f"{self.method} at {self.layer}", *self.warnings),
+        )
+
+    def _repr_png_(self) -> bytes:
+        return png(self.draw())
+
+    def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict[str, str]:
+        words = f"<Explanation: {self.title}, {self.method} at {self.layer}>"
+        return mime_bundle(self._repr_png_(), words)
+
+
+class Explanations(list[Explanation]):
+    """A list of explanations, of which a notebook shows the first `SHOWN` below each other."""
+
+    SHOWN = 16
+
+    def _repr_png_(self) -> bytes | None:
+        if not self:
+            return None
+        return png(below_each_other([each.draw() for each in self[: self.SHOWN]]))
 
 
 @dataclass(frozen=True, eq=False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -155,6 +156,41 @@ def photos_of(model: nn.Module, images: Any, preprocess: Preprocess | None) -> A
         torch.zeros(0),
     )
     return torch.stack(made).to(like.device, like.dtype)
+
+
+def reader_of(
+    model: nn.Module, images: Any, preprocess: Preprocess | None, number: int
+) -> Callable[[], NDArray[np.float32] | None]:
+    """Return a function that reads one of the images as the model takes it, float (C, H, W), or
+    None after the caller has dropped or changed it. The function keeps neither images nor model
+    alive."""
+    if isinstance(images, Tensor):
+        image = images[number]
+        # A slice such as images[:1] ends with the call; the tensor that it shows may live on.
+        base = weakref.ref(images if images._base is None else images._base)
+        where = (image.shape, image.stride(), image.storage_offset())
+        version = None if images.is_inference() else images._version
+
+        def read() -> NDArray[np.float32] | None:
+            whole = base()
+            if whole is None or (version is not None and whole._version != version):
+                return None
+            return whole.detach().as_strided(*where).float().cpu().numpy()
+
+        return read
+    several = isinstance(images, list | tuple)
+    photo = weakref.ref(images[number] if several else images)
+    of, every = weakref.ref(model), several or not isinstance(images, np.ndarray)
+
+    def prepared() -> NDArray[np.float32] | None:
+        given, module = photo(), of()
+        if given is None or module is None:
+            return None
+        one = given if every or given.ndim == 3 else given[number]
+        image: Tensor = photos_of(module, one, preprocess)[0]
+        return image.float().cpu().numpy()
+
+    return prepared
 
 
 def _photo(given: Any) -> Image.Image:

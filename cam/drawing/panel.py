@@ -20,7 +20,7 @@ TITLE, TEXT = 20, 14
 
 
 def panel(
-    photo: Picture,
+    photo: Picture | None,
     shown: Picture,
     *,
     title: str,
@@ -28,7 +28,8 @@ def panel(
     colormap: str,
     ends: tuple[str, str],
 ) -> Picture:
-    """Draw a photo and its explanation side by side, with a colour bar at the right and text below.
+    """Draw a photo, if there is one, and its explanation side by side, with a colour bar at the
+    right and text below.
 
     Args:
         photo, shown: RGB uint8 (H, W, 3), both of the same size.
@@ -40,19 +41,20 @@ def panel(
     Returns:
         RGB uint8 (H', W', 3) on white.
     """
-    height, width = photo.shape[:2]
+    pictures = [shown] if photo is None else [photo, shown]
+    height, width = shown.shape[:2]
     factor = min(LONGEST / max(height, width), max(1.0, LONGEST / 2 / max(height, width)))
     tall, wide = max(round(height * factor), 1), max(round(width * factor), 1)
     small = ImageFont.load_default(TEXT)
     margin = math.ceil(max(small.getlength(end) for end in ends)) + 2 * GAP + BAR
-    total = 3 * GAP + 2 * wide + margin
+    left = len(pictures) * (wide + GAP) + GAP
+    total = left + margin
     below = GAP + TITLE + len(lines) * (TEXT + 8) + GAP
     sheet = Image.new("RGB", (max(total, 420), GAP + max(tall, 80) + below), "white")
-    for turn, picture in enumerate((photo, shown)):
+    for turn, picture in enumerate(pictures):
         way = cv2.INTER_AREA if factor < 1 else cv2.INTER_LINEAR
         scaled = cv2.resize(picture, (wide, tall), interpolation=way)
         sheet.paste(Image.fromarray(scaled), (GAP + turn * (wide + GAP), GAP))
-    left = 2 * wide + 3 * GAP
     bar_height = max(tall, 80)
     ramp = np.linspace(1, 0, bar_height, dtype=np.float32)[:, None].repeat(BAR, 1)
     sheet.paste(Image.fromarray(colorize(ramp, colormap)), (left, GAP))

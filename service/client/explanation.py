@@ -108,6 +108,29 @@ class Explanation:
         sure = "" if self.target.probability is None else f" {self.target.probability:.3f}"
         return f"<Explanation {whom}{sure}, {self.method} at {self.layer}, {height} × {width}>"
 
+    def _repr_png_(self) -> bytes:
+        """What a notebook shows: the requested picture, or else the map with its colour bar."""
+        if self.document.overlay is not None:
+            return self.overlay
+        from cam.drawing.notebook import drawn, png  # the client starts without OpenCV
+
+        sure = self.target.probability
+        title = f"{self.target.label or self.target.index}"
+        return png(
+            drawn(
+                self.map,
+                None,
+                signed=bool(self.document.signed),
+                title=title if sure is None else f"{title}, p = {sure:.3f}",
+                lines=(f"{self.method} at {self.layer}", *self.warnings),
+            )
+        )
+
+    def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict[str, str]:
+        from cam.drawing.notebook import mime_bundle
+
+        return mime_bundle(self._repr_png_(), repr(self))
+
 
 def _signed(gray: NDArray[np.float32]) -> NDArray[np.float32]:
     """Convert 0 … 255 to −1 … 1, with 128 as exactly 0."""

@@ -70,6 +70,11 @@ def test_a_map_is_that_of_the_answer_decoded_by_hand(
     assert explanation.map.dtype == np.float32
     assert explanation.map.shape == (300, 451)
     assert explanation.target.label == "tabby"
+    shown = explanation._repr_mimebundle_()
+    assert shown["image/png"] == by_hand["overlay"]["data"]
+    assert shown["text/plain"].startswith("<Explanation tabby 0.")
+    plain = client.explain(cat, target="tabby", fit="squash", output="mask")
+    assert plain._repr_png_().startswith(b"\x89PNG")
     assert explanation.overlay == base64.b64decode(by_hand["overlay"]["data"])
     peak = explanation.peak
     assert peak

@@ -1,0 +1,113 @@
+"""What a notebook shows of explanations."""
+
+from __future__ import annotations
+
+import base64
+import gc
+import pickle
+from collections.abc import Iterator
+from io import BytesIO
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from IPython.core.interactiveshell import InteractiveShell
+from numpy.typing import NDArray
+from PIL import Image
+
+from cam import ClassTarget, UnitTarget, explain
+from tests.cam.nets import Small, images
+
+
+def shown(bundle: dict[str, Any]) -> NDArray[np.uint8]:
+    file = bundle["image/png"]  # Jupyter's kernel encodes bytes
+    content = file if isinstance(file, bytes) else base64.b64decode(file)
+    with Image.open(BytesIO(content)) as picture:
+        return np.asarray(picture.convert("RGB"))
+
+
+@pytest.fixture(scope="module")
+def display() -> Iterator[Any]:
+    """Returns what IPython makes of the last value of a cell."""
+    shell = InteractiveShell.instance()
+    assert shell.display_formatter
+    yield lambda value: shell.display_formatter.format(value)[0]  # type: ignore[no-untyped-call]
+    InteractiveShell.clear_instance()
+
+
+def test_an_explanation_is_drawn_beside_its_image(display: Any) -> None:
+    x = images(2)
+    one, other = explain(Small().eval(), x, target=1)
+    bundle = display(other)
+    assert bundle["text/plain"].startswith("<Explanation: class 1, p = 0.")
+    drawn = shown(bundle)
+    photo = ((x[1] - x[1].min()) / (x[1].max() - x[1].min())).permute(1, 2, 0).numpy() * 255
+    factor = 240 // photo.shape[0]
+    mean = drawn[16 : 16 + 240, 16 : 16 + 240].reshape(photo.shape[0], factor, -1, factor, 3)
+    inner = mean[:, factor // 2, :, factor // 2]  # bilinear: the middle of a cell is the cell
+    assert np.abs(inner.astype(int) - photo).max() < 12
+    assert (shown(display(one)) != drawn).any()
+
+
+def test_all_explanations_of_a_call_are_drawn_below_each_other(display: Any) -> None:
+    x = images(3)
+    found = explain(Small().eval(), x, target=[0, 1])
+    single, every = shown(display(found[0])), shown(display(found))
+    assert every.shape[0] >= 6 * single.shape[0]
+    many = type(found)([*found] * 3)
+    assert shown(display(many)).shape[0] == 16 * single.shape[0] + 16 * 16
+    assert display(type(found)()).get("image/png") is None
+
+
+def test_the_images_are_not_kept_alive() -> None:
+    model, x = Small().eval(), images(2)
+    (first,) = explain(model, x[:1], target=1)  # a slice that ends with the call
+    assert first.input
+    assert first.input.picture() is not None
+    x.add_(1)
+    assert first.input.picture() is None, "this is not the image that was explained"
+    assert first._repr_png_(), "the map alone"
+    x = images(2)
+    (again, _) = explain(model, x, target=1)
+    assert again.input
+    assert again.input.picture() is not None
+    del x
+    gc.collect()
+    assert again.input.picture() is None
+
+
+def test_a_photo_is_shown_as_the_model_sees_it() -> None:
+    photo = Image.fromarray(np.random.default_rng(0).integers(0, 255, (16, 16, 3), np.uint8))
+
+    def prepare(picture: Image.Image) -> torch.Tensor:
+        return torch.from_numpy(np.asarray(picture).copy()).permute(2, 0, 1) / 255
+
+    model = Small().eval()
+    (explanation,) = explain(model, photo, preprocess=prepare, target=1)
+    assert explanation.input is not None
+    seen = explanation.input.read()
+    assert seen is not None
+    np.testing.assert_array_equal(seen, prepare(photo).numpy())
+    again = pickle.loads(pickle.dumps(explanation))
+    assert again.input.picture() is None
+    assert again._repr_png_()
+
+
+@pytest.mark.parametrize(
+    ("target", "title"),
+    [
+        (ClassTarget(1, minus=0), "class 1 and not 0, p = "),
+        (ClassTarget(1, against=True), "against class 1, p = "),
+        (UnitTarget("head", 2), "channel 2 of head, "),
+    ],
+)
+def test_the_target_in_words(target: ClassTarget | UnitTarget, title: str) -> None:
+    (explanation,) = explain(Small().eval(), images(1), target=target)
+    assert explanation.title.startswith(title)
+
+
+def test_a_signed_map_has_a_neutral_middle() -> None:
+    x = images(1)
+    (explanation,) = explain(Small().eval(), x, target=1, signed=True)
+    assert (explanation.draw()[:, -60:] != explanation.draw()[:, -60:].mean()).any()
