@@ -12,7 +12,8 @@ export interface Method {
 export interface Model {
   name: string; device: string; dtype: string; kind: "classes" | "segments" | "detections" | "value";
   classes: number; labels: string[]; default_layer: string | null; methods: Method[];
-  input: { width: number; height: number };
+  input: { width: number; height: number; mean?: number[]; value_range: "0-1" | "0-255" };
+  audited?: { method: string; layer: string };
 }
 export interface Layer { name: string; grid?: [number, number]; explainable: boolean }
 export interface Explanation {
@@ -29,6 +30,23 @@ export interface Answer { predictions: [Prediction]; explanations: Explanation[]
 export class Refused extends Error {
   constructor(readonly status: number, detail: string, readonly retryAfter = 1) {
     super(detail);
+  }
+}
+
+const TRIES = 8, LONGEST = 10;
+
+/** Asks again while the service is busy, as long as it says; for what fills in while one looks. */
+export async function patiently<T>(ask: () => Promise<T>, signal?: AbortSignal): Promise<T> {
+  for (let left = TRIES; ; left--) {
+    try {
+      return await ask();
+    } catch (error) {
+      const busy = error instanceof Refused && [429, 503].includes(error.status);
+      if (!busy || !left || signal?.aborted) throw error;
+      const wait = Math.min(error.retryAfter, LONGEST) * 1000;
+      await new Promise((resolve) => { setTimeout(resolve, wait); });
+      if (signal?.aborted) throw error;
+    }
   }
 }
 
@@ -55,8 +73,17 @@ async function ask(path: string, init: RequestInit = {}): Promise<Response> {
   throw new Refused(response.status, problem?.detail ?? response.statusText, wait);
 }
 
-const get = async <T>(path: string): Promise<T> => (await ask(path)).json() as Promise<T>;
-const place = (model: string) => `v1/models/${encodeURIComponent(model)}`;
+export const get = async <T>(path: string): Promise<T> => (await ask(path)).json() as Promise<T>;
+export const place = (model: string) => `v1/models/${encodeURIComponent(model)}`;
+
+export const post = async <T>(path: string, body: FormData): Promise<T> =>
+  (await ask(path, { method: "POST", body })).json() as Promise<T>;
+export const remove = async (path: string): Promise<void> => { await ask(path, { method: "DELETE" }); };
+export const blob = async (path: string, accept: string): Promise<Blob> =>
+  (await ask(path, { headers: { Accept: accept } })).blob();
+/** The lines of an answer in lines. */
+export const lines = async <T>(path: string): Promise<T[]> =>
+  (await (await ask(path)).text()).split("\n").filter(Boolean).map((line) => JSON.parse(line) as T);
 
 export const models = async () => (await get<{ models: string[] }>("v1/models")).models;
 export const model = (name: string) => get<Model>(place(name));
@@ -92,6 +119,25 @@ export interface Activation {
   layer: string; type: string; channels: number[];
   output: { shape: number[]; mean: number; zeros: number };
   concepts?: { share: number; classes?: LabelledClass[] }[];
+}
+export interface Job {
+  id: string; kind: "explain" | "audit"; state: "waiting" | "running" | "done" | "cancelled"; model: string;
+  created: string; eta_seconds?: number; counts: { total: number; done: number; failed: number; left: number };
+}
+export interface Item { item: string; cursor: number; explanations?: Explanation[]; error?: string }
+export interface JobClusters {
+  explained: number; read: number; note?: string;
+  classes: { class: { index?: number; label: string }; maps: number; note?: string; own_place?: { sentence: string };
+    clusters: { cluster: number; suspect: boolean; sentences: string[]; items: string[]; mean: number[][] }[] }[];
+}
+export interface Audit {
+  photos: number; findings: { kind: string; sentence: string }[]; why_none?: string | null;
+  recommendation: { method: string; layer: string; reason: string } | null;
+}
+type Quartiles = [number, number, number];
+export interface Drift {
+  made: string | null; photos: number; recorded: number; moved: boolean | null; missing: string | null;
+  shifts: { label: string | null; statistic: string; psi: number; before: Quartiles; after: Quartiles; sentence: string }[];
 }
 type Line = { progress?: Step; problem?: Problem; error?: string };
 

@@ -3,15 +3,18 @@
 import { useSignal } from "@preact/signals";
 import { useEffect, useRef } from "preact/hooks";
 import { Classes } from "./classes";
+import { Beside } from "./beside";
 import { Inside } from "./inside";
 import { Judgement } from "./judgement";
 import { Comparison, compare } from "./comparison";
 import { Looks, Settings, setMethod, stepLayer } from "./settings";
 import { Stage } from "./stage";
 import { TakeAlong } from "./takealong";
+import { Tour, go } from "./tour";
+import { Work } from "./work";
 import type { View } from "./colours";
 import { NOTHING, add, asksForKey, busy, choice, choose, current, look, method, model, note, photo, problem,
-  remove, select, show, shown, step, strip, useKey } from "./view";
+  remove, room, select, show, shown, step, strip, useKey } from "./view";
 import { words } from "./words";
 
 const files = (list: FileList | null | undefined) => { if (list?.length) void add([...list]); };
@@ -107,6 +110,7 @@ function Help({ open }: { open: { value: boolean } }) {
 
 function press(event: KeyboardEvent, help: { value: boolean }): void {
   const at = event.target as HTMLElement;
+  if (at.closest(".mark") || (room.value === "work" && event.key !== "?")) return;
   if (event.ctrlKey || event.metaKey || event.altKey || at.closest("input, select, textarea, dialog")) return;
   const views = Object.keys(words.views) as View[];
   const methods = (model.value?.methods ?? []).filter(({ available }) => available);
@@ -158,16 +162,25 @@ export function App() {
   return <>
     <header>
       <h1>{words.title}</h1>
-      <nav><a href="docs">{words.api}</a>{" "}
+      <nav>
+        {(["look", "work"] as const).map((name) => <button key={name} type="button" class="quiet"
+          aria-pressed={room.value === name} onClick={() => { room.value = name; }}>{words.rooms[name]}</button>)}{" "}
+        <button type="button" class="quiet" id="tour" onClick={() => {
+          room.value = "look";
+          void (photo.value ? Promise.resolve() : sample("cat")).then(() => go(1));
+        }}>{words.tour}</button>{" "}
+        <a href="docs">{words.api}</a>{" "}
         <button type="button" class="quiet" onClick={() => { help.value = true; }}>{words.help}</button></nav>
     </header>
     <Key />
     <div role="alert" id="problem" class="card problem" hidden={!problem.value}>{problem.value}</div>
     <p class="soft" id="note" role="status" hidden={!note.value}>{note.value}</p>
-    <main class={over.value ? "over" : ""}>
+    {room.value === "work" ? <Work /> : <main class={over.value ? "over" : ""}>
       <div class="left">
+        <Tour />
         {photo.value ? <><div class="card"><Looks /><Stage /></div><Strip /></>
           : <div class="card"><Invitation /></div>}
+        <Beside />
         <Comparison />
         <Inside />
       </div>
@@ -178,7 +191,7 @@ export function App() {
         <Settings />
         <TakeAlong />
       </div>
-    </main>
+    </main>}
     <footer class="soft" id="runs">{now &&
       words.runs(now.name, now.device, now.dtype, now.input.width, now.input.height)}</footer>
     <Help open={help} />

@@ -2,7 +2,7 @@
 
 import * as api from "./api";
 import type { Look } from "./colours";
-import { parametersOf, type Choice } from "./view";
+import { isBright, parametersOf, type Choice } from "./view";
 
 export const languages = ["curl", "Python", "JavaScript"] as const;
 export type Language = (typeof languages)[number];
@@ -13,7 +13,8 @@ function drawn(choice: Choice, look: Look): Record<string, string> {
   const all = { ...parametersOf(choice), output,
     opacity: look.view === "overlay" ? String(look.opacity) : look.view === "photo" ? "0" : undefined,
     threshold: look.threshold ? String(look.threshold) : undefined,
-    colormap: look.colormap || undefined };
+    colormap: look.colormap || undefined,
+    normalize: isBright(choice.method) ? "percentile" : undefined };
   return Object.fromEntries(Object.entries(all).filter(([, value]) => value !== undefined)) as
     Record<string, string>;
 }

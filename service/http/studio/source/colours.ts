@@ -4,7 +4,9 @@ import tables from "./colormaps.json";
 import type { Heat } from "./smallmap";
 
 export type View = "overlay" | "heat" | "contour" | "photo";
-export interface Look { view: View; opacity: number; threshold: number; colormap: string }
+export interface Look { view: View; opacity: number; threshold: number; colormap: string;
+  /** Whether a map is scaled by its 99th percentile; undefined: maps of pixels are. */
+  bright?: boolean }
 
 export const colormaps = Object.keys(tables) as (keyof typeof tables)[];
 const LINE = [255, 220, 0] as const;

@@ -1,11 +1,32 @@
 // How good the map on the screen is, beside maps that know nothing of the model.
 
-import { useSignal, useSignalEffect } from "@preact/signals";
+import { signal, useSignalEffect } from "@preact/signals";
 import * as api from "./api";
-import { choice, model, parametersOf, photo, shown } from "./view";
+import { Film, type Metric } from "./film";
+import { choice, choose, model, parametersOf, photo, shown } from "./view";
 import { words } from "./words";
 
 const METRICS = "insertion,deletion,stability";
+const scores = signal<Record<string, api.Score> | null>(null), problem = signal("");
+const step = signal<api.Step | null>(null), asking = signal<AbortController | null>(null);
+const film = signal<Metric | null>(null);
+
+/** Measures the map on the screen. */
+export async function measure(): Promise<void> {
+  const of = photo.value;
+  if (!of || model.value?.kind !== "classes") return;
+  const mine = (asking.value = new AbortController());
+  const path = api.explainPath(choice.value.model, { ...parametersOf(choice.value), metrics: METRICS })
+    .replace(":explain?", ":evaluate?");
+  try {
+    const told = await api.patiently(() => api.stream<api.Evaluation>(path, of.blob, mine.signal,
+      (each) => { if (!mine.signal.aborted) step.value = each; }), mine.signal);
+    if (!mine.signal.aborted) scores.value = told.scores;
+  } catch (error) {
+    if (!mine.signal.aborted) problem.value = error instanceof Error ? error.message : String(error);
+  }
+  if (!mine.signal.aborted) [step.value, asking.value] = [null, null];
+}
 
 function Curve({ points }: { points: number[] }) {
   const path = points.map((value, at) =>
@@ -15,31 +36,27 @@ function Curve({ points }: { points: number[] }) {
   </svg>;
 }
 
+/** What the audit of the model recommends, where it has one. */
+function Audited() {
+  const audited = model.value?.audited, made = shown.value;
+  if (!audited || !made) return null;
+  const same = made.explanation.method === audited.method && made.explanation.layer === audited.layer;
+  return <p>{same ? words.auditedThis : words.audited(audited.method, audited.layer)}{" "}
+    {!same && <button type="button" onClick={() => choose(audited)}>{words.take_}</button>}</p>;
+}
+
 export function Judgement() {
-  const scores = useSignal<Record<string, api.Score> | null>(null), problem = useSignal("");
-  const step = useSignal<api.Step | null>(null), asking = useSignal<AbortController | null>(null);
   useSignalEffect(() => {  // scores belong to one map
     void shown.value;
     asking.peek()?.abort();
-    [scores.value, problem.value, step.value, asking.value] = [null, "", null, null];
+    [scores.value, problem.value, step.value, asking.value, film.value] = [null, "", null, null, null];
   });
   const made = shown.value, of = photo.value;
   if (!made || !of || model.value?.kind !== "classes") return null;
-  const measure = async () => {
-    const mine = (asking.value = new AbortController());
-    const path = api.explainPath(choice.value.model, { ...parametersOf(choice.value), metrics: METRICS })
-      .replace(":explain?", ":evaluate?");
-    try {
-      const told = await api.stream<api.Evaluation>(path, of.blob, mine.signal,
-        (each) => { if (!mine.signal.aborted) step.value = each; });
-      if (!mine.signal.aborted) scores.value = told.scores;
-    } catch (error) {
-      if (!mine.signal.aborted) problem.value = error instanceof Error ? error.message : String(error);
-    }
-    if (!mine.signal.aborted) [step.value, asking.value] = [null, null];
-  };
+  const curve = film.value && scores.value?.[film.value]?.details.curve;
   return <section class="card" aria-labelledby="judge-heading">
     <h2 id="judge-heading">{words.judge}</h2>
+    <Audited />
     {!scores.value && <p class="soft">{words.judgeHint}</p>}
     {!scores.value && !asking.value &&
       <button type="button" id="judge" onClick={() => void measure()}>{words.judgeNow}</button>}
@@ -47,17 +64,22 @@ export function Judgement() {
       aria-label={words.judge} /> {words.passes(step.value.done, step.value.total)}</p>}
     {problem.value && <p class="warning">{problem.value}</p>}
     {scores.value && <table id="scores">
-      <thead><tr><th>{words.metric}</th><th>{words.value}</th><th>{words.chance}</th><th /></tr></thead>
+      <thead><tr><th>{words.metric}</th><th>{words.value}</th><th>{words.chance}</th>
+        <th>{words.verdict}</th></tr></thead>
       <tbody>{Object.entries(scores.value).map(([name, score]) => {
-        const curve = score.details.curve, chance = score.baselines.random;
+        const points = score.details.curve, chance = score.baselines.random;
         return <tr key={name}>
           <th scope="row" title={score.convention}>{name}<br /><small>{words.better[score.better]}</small></th>
           <td>{score.value?.toFixed(3) ?? "–"}</td>
           <td>{chance?.toFixed(3) ?? "–"}</td>
-          <td>{Array.isArray(curve) && <Curve points={curve} />}
+          <td>{Array.isArray(points) && <><Curve points={points} />
+            <button type="button" aria-pressed={film.value === name} onClick={() => {
+              film.value = film.value === name ? null : name as Metric;
+            }}>{words.watch(name)}</button><br /></>}
             <small>{score.verdict ?? score.warning}</small></td>
         </tr>;
       })}</tbody>
     </table>}
+    {film.value && Array.isArray(curve) && <Film key={film.value} metric={film.value} curve={curve} />}
   </section>;
 }

@@ -1,7 +1,7 @@
 // How the map is made, and how it is drawn.
 
 import { colormaps, type View } from "./colours";
-import { changeModel, choice, choose, look, method, model, names, show, usable } from "./view";
+import { changeModel, choice, choose, look, method, model, names, isBright, show, shown, usable } from "./view";
 import { words } from "./words";
 
 /** Chooses the layer before or after the one whose map is shown. */
@@ -72,6 +72,9 @@ export function Looks() {
     <label>{words.threshold} <input id="threshold" type="range" min={0} max={0.95} step={0.05}
       value={threshold}
       onInput={(event) => show({ threshold: event.currentTarget.valueAsNumber })} /></label>
+    <label title={words.brightHint}><input id="bright" type="checkbox"
+      checked={isBright(shown.value?.explanation.method ?? choice.value.method)}
+      onChange={(event) => show({ bright: event.currentTarget.checked })} /> {words.bright}</label>
     <label>{words.colours} <select id="colours" value={colormap}
       onChange={(event) => show({ colormap: event.currentTarget.value })}>
       <option value="">turbo, coolwarm</option>

@@ -6,7 +6,11 @@ import type { Box, Explanation } from "./api";
 export interface Region { left: number; top: number; width: number; height: number }
 
 /** A map on a picture's pixels, as 0 … 255; of a signed map, 127.5 is 0. */
-export interface Heat { gray: Uint8ClampedArray; region: Region; signed: boolean; flat: boolean }
+export interface Heat {
+  gray: Uint8ClampedArray; region: Region; signed: boolean; flat: boolean;
+  /** The region's numbers, as the method gave them. */
+  inside: Float32Array;
+}
 
 interface Axis { first: number; lower: Int32Array; fraction: Float32Array }
 
@@ -29,9 +33,22 @@ export function numbers(explanation: Explanation): Float32Array {
   return new Float32Array(bytes.buffer);
 }
 
-/** Puts a map on a picture of `width` × `height` pixels, of which it covers the box. */
+const BINS = 65536;
+
+/** The 99th percentile of sizes from 0 to `most`, or `most` where fewer are above 0: what
+ * `normalize=percentile` scales by. */
+function capOf(values: Float32Array, sizeOf: (value: number) => number, most: number): number {
+  const counts = new Uint32Array(BINS + 1);
+  for (const value of values) counts[Math.floor((sizeOf(value) / most) * BINS)]!++;
+  let left = Math.ceil(0.99 * (values.length - 1)) + 1, bin = 0;
+  while ((left -= counts[bin]!) > 0) bin++;
+  return bin ? ((bin + 0.5) / BINS) * most : most;
+}
+
+/** Puts a map on a picture of `width` × `height` pixels, of which it covers the box. A bright map
+ * is scaled by its 99th percentile. */
 export function place(values: Float32Array, [rows, columns]: [number, number], box: Box,
-    width: number, height: number, signed: boolean): Heat {
+    width: number, height: number, signed: boolean, bright = false): Heat {
   const x = axis(columns, box.left, box.right, width), y = axis(rows, box.top, box.bottom, height);
   const wide = x.lower.length, tall = y.lower.length;
   const across = new Float32Array(rows * wide);
@@ -52,8 +69,10 @@ export function place(values: Float32Array, [rows, columns]: [number, number], b
       if (value > high) high = value;
     }
   }
-  const most = Math.max(high, -low), flat = signed ? most <= 0 : high <= low;
-  const scale = flat ? 0 : signed ? 127.5 / most : 255 / (high - low);
+  const flat = signed ? Math.max(high, -low) <= 0 : high <= low;
+  let most = signed ? Math.max(high, -low) : high - low;
+  if (bright && !flat) most = capOf(inside, signed ? Math.abs : (value) => value - low, most);
+  const scale = flat ? 0 : (signed ? 127.5 : 255) / most;
   const shift = signed ? 127.5 : flat ? 0 : -low * scale;
   const gray = new Uint8ClampedArray(width * height);  // rounds, and clips at 0 and 255
   for (let m = 0; m < tall; m++) {
@@ -61,7 +80,71 @@ export function place(values: Float32Array, [rows, columns]: [number, number], b
     for (let n = 0; n < wide; n++) gray[to + n] = inside[m * wide + n]! * scale + shift;
   }
   const region = { left: x.first, top: y.first, width: wide, height: tall };
-  return { gray, region, signed, flat };
+  return { gray, region, signed, flat, inside };
+}
+
+/** What one map has more than another on the same pixels: a signed heat. */
+export function difference(one: Heat, other: Heat): Heat {
+  const gray = new Uint8ClampedArray(one.gray.length);
+  let flat = true;
+  for (let n = 0; n < gray.length; n++) {
+    const more = one.gray[n]! - other.gray[n]!;
+    flat &&= more === 0;
+    gray[n] = 127.5 + more / 2;
+  }
+  const { width, height } = one.region;
+  const whole = one.region.left === other.region.left && one.region.top === other.region.top &&
+    width === other.region.width && height === other.region.height;
+  const region = whole ? one.region : union(one.region, other.region);
+  return { gray, region, signed: true, flat, inside: new Float32Array() };
+}
+
+function union(one: Region, other: Region): Region {
+  const left = Math.min(one.left, other.left), top = Math.min(one.top, other.top);
+  const right = Math.max(one.left + one.width, other.left + other.width);
+  const bottom = Math.max(one.top + one.height, other.top + other.height);
+  return { left, top, width: right - left, height: bottom - top };
+}
+
+/** The rank of each number, from 0; equal numbers share the mean of their ranks. */
+function ranks(values: ArrayLike<number>): Float64Array {
+  const order = Uint32Array.from({ length: values.length }, (_, n) => n)
+    .sort((a, b) => values[a]! - values[b]!);
+  const found = new Float64Array(values.length);
+  for (let from = 0, to = 0; from < order.length; from = to) {
+    while (to < order.length && values[order[to]!] === values[order[from]!]) to++;
+    for (let n = from; n < to; n++) found[order[n]!] = (from + to - 1) / 2;
+  }
+  return found;
+}
+
+/** Spearman's rank correlation; NaN if one of them is the same everywhere. */
+export function spearman(one: ArrayLike<number>, other: ArrayLike<number>): number {
+  const a = ranks(one), b = ranks(other), middle = (a.length - 1) / 2;
+  let product = 0, first = 0, second = 0;
+  for (let n = 0; n < a.length; n++) {
+    const x = a[n]! - middle, y = b[n]! - middle;
+    product += x * y;
+    first += x * x;
+    second += y * y;
+  }
+  return product / Math.sqrt(first * second);
+}
+
+/** The share of a heat that lies in a box of the picture, and the box's share of what was seen. */
+export function shareIn({ gray, region, signed }: Heat, box: Box, width: number):
+    { heat: number; area: number } {
+  let inside = 0, all = 0, cells = 0;
+  for (let y = region.top; y < region.top + region.height; y++) {
+    for (let x = region.left; x < region.left + region.width; x++) {
+      const value = signed ? Math.abs(gray[y * width + x]! - 127.5) : gray[y * width + x]!;
+      all += value;
+      if (x + 0.5 < box.left || x + 0.5 > box.right || y + 0.5 < box.top || y + 0.5 > box.bottom) continue;
+      inside += value;
+      cells++;
+    }
+  }
+  return { heat: all ? inside / all : 0, area: cells / (region.width * region.height) };
 }
 
 /** A NumPy file of a map. */

@@ -2,20 +2,29 @@
 
 import { useComputed, useSignal } from "@preact/signals";
 import { useEffect, useRef } from "preact/hooks";
+import type { Box } from "./api";
 import { colormapOf, paint, table, type Look } from "./colours";
 import type { Picture } from "./photos";
+import { Mark, MarkButton, MarkShare } from "./mark";
 import { place, type Heat } from "./smallmap";
-import { NOTHING, busy, choice, choose, look, photo, picture, progress, shown, type Shown } from "./view";
+import { NOTHING, busy, choice, choose, isBright, look, photo, picture, progress, shown, type Shown } from "./view";
 import { words } from "./words";
 
+/** Height of the picture, in hundredths of the window. */
+const TALLEST = 68;
+
+/** The part of a picture that a map covers. */
+export function boxOf({ bitmap, scale }: Picture, { explanation: { covers } }: Shown): Box {
+  if (!covers) return { left: 0, top: 0, right: bitmap.width, bottom: bitmap.height };
+  return { left: covers.left * scale, top: covers.top * scale, right: covers.right * scale,
+    bottom: covers.bottom * scale };
+}
+
 /** A map on the pixels of the picture that is drawn. */
-export function heatOn({ bitmap, scale }: Picture, { explanation, values }: Shown): Heat {
-  const { width, height } = bitmap, covers = explanation.covers;
-  const box = covers
-    ? { left: covers.left * scale, top: covers.top * scale, right: covers.right * scale,
-        bottom: covers.bottom * scale }
-    : { left: 0, top: 0, right: width, bottom: height };
-  return place(values, explanation.heatmap.shape, box, width, height, Boolean(explanation.signed));
+export function heatOn(picture: Picture, made: Shown): Heat {
+  const { explanation, values } = made, { width, height } = picture.bitmap;
+  return place(values, explanation.heatmap.shape, boxOf(picture, made), width, height,
+    Boolean(explanation.signed), isBright(explanation.method));
 }
 
 /** Draws a photo and a map over it. */
@@ -72,7 +81,8 @@ export function Stage() {
   const percent = (value: number, of: number) => `${(100 * value) / of}%`;
   const name = made?.explanation.target.label ?? made?.explanation.target.index ?? "";
   return <figure class={busy.value ? "stage busy" : "stage"}>
-    <div class="picture">
+    <div class="picture" style={{
+      width: `min(100%, ${(TALLEST * now.bitmap.width) / now.bitmap.height}vh)` }}>
       <canvas ref={canvas} id="picture" role="img"
         aria-label={made ? `${photo.value?.name}: ${made.explanation.method}, ${name}` : photo.value?.name} />
       {part && <div class="seen" title={words.seen} style={{
@@ -88,16 +98,19 @@ export function Stage() {
           style={{ left: percent(left, wide), top: percent(top, tall),
             width: percent(right - left, wide), height: percent(bottom - top, tall) }} />;
       })}
+      <Mark picture={now} />
     </div>
     <figcaption>
       {made && <ColourBar look={view} signed={Boolean(made.explanation.signed)} />}
       <button type="button" class="quiet" onPointerDown={() => { original.value = true; }}
         onPointerUp={() => { original.value = false; }}
         onPointerLeave={() => { original.value = false; }}>{words.original}</button>
+      <MarkButton picture={now} />
     </figcaption>
     {progress.value && <p class="soft" role="status">
       <progress value={progress.value.done} max={progress.value.total} aria-label={words.waiting} />{" "}
       {words.passes(progress.value.done, progress.value.total)}</p>}
+    {drawn && <MarkShare heat={drawn} picture={now} />}
     {part && <p class="soft">{words.seen}</p>}
     {drawn?.flat && <p class="warning">{words.nothing}</p>}
   </figure>;

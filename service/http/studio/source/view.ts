@@ -37,7 +37,14 @@ export const choice = signal<Choice>({
 export const look = signal<Look>({
   view: (start.get("view") ?? "overlay") as Look["view"], opacity: whole("opacity") ?? 0.5,
   threshold: whole("threshold") ?? 0, colormap: start.get("colours") ?? "",
+  bright: start.has("bright") ? start.get("bright") === "1" : undefined,
 });
+/** What stands beside the map: "model:" and a name, or "photo:" and a digest; "" for nothing. */
+export const beside = signal(start.get("beside") ?? "");
+/** A box that was drawn on the photo of a classifier: its edges, with commas between them. */
+export const marked = signal(start.get("marked") ?? "");
+/** Which part of the page is shown. */
+export const room = signal<"look" | "work">(start.get("room") === "work" ? "work" : "look");
 export const strip = signal<Photo[]>([]);
 export const current = signal<string | null>(null);
 export const picture = signal<Picture | null>(null);
@@ -54,6 +61,9 @@ export const note = signal("");
 export const photo = computed(() => strip.value.find(({ digest }) => digest === current.value) ?? null);
 export const method = computed(() =>
   model.value?.methods.find(({ name }) => name === choice.value.method) ?? null);
+/** Whether the map of a method is scaled by its 99th percentile. */
+export const isBright = (method: string) => look.value.bright ??
+  model.value?.methods.find(({ name }) => name === method)?.at === "input";
 /** The layers with maps, in the order in which they run. */
 export const usable = computed(() => layers.value.filter((layer) => layer.explainable && layer.grid));
 
@@ -64,12 +74,15 @@ let linked = start.get("photo");
 
 effect(() => {  // the address follows the view
   const { model, method, layer, fit, target, minus, against, signed, unit, box } = choice.value;
-  const { view, opacity, threshold, colormap } = look.value;
+  const { view, opacity, threshold, colormap, bright } = look.value;
   const entries: [string, string | number | undefined | false][] = [
     ["photo", current.value ?? linked ?? undefined], ["model", model], ["method", method],
     ["layer", layer], ["fit", fit], ["target", target], ["minus", minus],
     ["against", against && 1], ["signed", signed && 1], ["unit", unit], ["box", box], ["view", view], ["opacity", opacity],
-    ["threshold", threshold || undefined], ["colours", colormap || undefined]];
+    ["threshold", threshold || undefined], ["colours", colormap || undefined],
+    ["bright", bright === undefined ? undefined : Number(bright)],
+    ["beside", beside.value || undefined], ["marked", marked.value || undefined],
+    ["room", room.value === "work" && "work"]];
   const told = entries.filter(([, value]) => value !== undefined && value !== false && value !== "");
   history.replaceState(null, "",
     `#${new URLSearchParams(told.map(([name, value]) => [name, String(value)]))}`);
@@ -103,9 +116,9 @@ export const isSlow = (method: string) =>
 
 /** An explanation, from this page's memory or the service's. */
 export async function explained(asked: Choice, of: Photo, signal: AbortSignal,
-    report?: (step: api.Step) => void): Promise<Shown> {
+    report?: (step: api.Step) => void, about = model.value): Promise<Shown> {
   const path = api.explainPath(asked.model, { ...parametersOf(asked), output: "values",
-    size: "layer", normalize: "none", top_k: model.value?.kind === "detections" ? undefined : CLASSES });
+    size: "layer", normalize: "none", top_k: about?.kind === "detections" ? undefined : CLASSES });
   const key = `${of.digest} ${path}`, before = known.get(key);
   if (before) return { ...before, cached: true };
   const started = performance.now();
@@ -232,7 +245,7 @@ export function remove(digest: string, refused = false): void {
 
 export function select(digest: string): void {
   batch(() => {
-    if (digest !== current.value) choose(NOTHING);
+    if (digest !== current.value) { choose(NOTHING); marked.value = ""; }
     current.value = digest;
   });
 }

@@ -38,6 +38,8 @@ export const words = {
   view: "View",
   opacity: "Opacity",
   threshold: "Threshold",
+  bright: "Brighten",
+  brightHint: "Scale the map by its 99th percentile: a few pixels do not leave the others dark.",
   colours: "Colours",
   original: "Hold to see the photo",
   low: "low",
@@ -102,6 +104,80 @@ export const words = {
   none: "No warning.",
   classBlind: "This method shows the same map for every class.",
   weak: "This map hardly depends on the class.",
+  compareLayers: "Methods × layers",
+  beside: "Side by side",
+  besideNothing: "nothing",
+  besideModel: (name: string) => `the model ${name}`,
+  besidePhoto: (name: string) => `the photo ${name}`,
+  predicts: (what: string) => `It sees ${what}.`,
+  difference: (one: string, other: string) => `Red: only ${one}. Blue: only ${other}.`,
+  film: (metric: string) => `The photo during ${metric}`,
+  watch: (metric: string) => `Watch ${metric}`,
+  play: "Play",
+  stop: "Stop",
+  left: (percent: number, share: string, metric: string) =>
+    `${percent} % of the pixels ${metric === "deletion" ? "gone" : "there"}: probability ${share}`,
+  audited: (method: string, layer: string) => `The model's audit recommends ${method} at ${layer}.`,
+  auditedThis: "The model's audit recommends this method at this layer.",
+  take_: "Take it",
+  thresholdNote: "The page hides what is below the threshold; the service's overlay shows all of the heat.",
+  mark: "Mark a place",
+  unmark: "Take the mark away",
+  markHint: "Drag a box on the photo, or move it with the arrow keys and resize it with Shift and an arrow key.",
+  markBox: "The marked place",
+  shareInside: (heat: string, area: string) => `${heat} % of the heat lies in the box, which is ${area} % of what the model sees.`,
+  rooms: { look: "Look", work: "Work" } as const,
+  jobs: "Jobs and audits",
+  jobsHint: "A job explains many photos with the method and layer that are chosen, and keeps the results. An audit " +
+    "measures, on at least twenty photos, which methods and layers explain this model.",
+  explainAll: (count: number) => `Explain the ${count} photos of the strip`,
+  folder: "Explain a folder",
+  auditAll: "Audit the model with them",
+  noPhotos: "There is no photo in the folder.",
+  noJobs: "There is no job yet.",
+  job: (kind: string, model: string, when: string) =>
+    `${kind === "audit" ? "Audit of" : "Job with"} ${model}, ${when}`,
+  state: (state: string, done: number, failed: number, left: number, eta?: number) =>
+    `${state}: ${done} done${failed ? `, ${failed} failed` : ""}${left ? `, ${left} left` : ""}` +
+    (left && eta ? `, about ${Math.ceil(eta)} s` : ""),
+  cancel: "Cancel",
+  clusters: "Clusters of the maps",
+  mapsIn: (maps: number, clusters: number) =>
+    clusters ? `${maps} maps in ${clusters} clusters` : `${maps} maps`,
+  clusterOf: (count: number) => `${count} maps.`,
+  suspect: "Suspect:",
+  photosMeasured: (count: number) => `${count} photos are measured.`,
+  recommends: (method: string, layer: string, reason: string) => `It recommends ${method} at ${layer}: ${reason}.`,
+  noRecommendation: (why: string) => `It recommends nothing${why && `: ${why}`}.`,
+  report: "The whole report",
+  drift: "Drift of the live maps",
+  moved: "They have moved.",
+  unmoved: "They have not moved.",
+  unknown: (why: string) => `Whether they have moved is not known: ${why}.`,
+  compared: (recorded: number, photos: number) =>
+    `${recorded} maps were compared with those of ${photos} reference photos.`,
+  noReference: (recorded: number) =>
+    `${recorded} maps were counted. There is no reference to compare them with: make one with gradcam reference.`,
+  tour: "Tour",
+  tourAt: (at: number, of: number, title: string) => `${at} of ${of}: ${title}`,
+  previous: "Back",
+  next: "Next",
+  end: "End the tour",
+  tourSteps: [
+    ["capture", "While the model runs, a forward hook at the layer keeps its output: one small map for each " +
+      "channel. Below, under “Look inside”, are the channels that are most active in this photo. Each shows " +
+      "where its own pattern is; none of them knows the class yet."],
+    ["gradient", "A gradient hook on that output keeps how much the class's score changes with each number. The " +
+      "mean over the positions is a channel's weight. Below are now the channels with the greatest weights: the " +
+      "ones that speak for the class that is chosen at the right."],
+    ["sum", "Grad-CAM is the sum of the channels, each times its weight, and what is below 0 is cut off. The " +
+      "picture shows that sum alone. The layer's own map is small, and the picture interpolates between its cells."],
+    ["place", "The map is laid over what the model saw. Choose another class at the right, or press 2: the " +
+      "channels stay, their weights change, and so does the map. The slider “Layer” goes back to edges."],
+    ["judge", "A map that looks right may be wrong. Insertion and deletion are measured now, beside random maps: " +
+      "if the hottest pixels matter to the model, its probability falls quickly without them. The warnings say " +
+      "what else to doubt."],
+  ] as const,
   keys: [
     ["?", "these keys"],
     ["1 … 9", "explain one of the classes"],

@@ -1,0 +1,97 @@
+// The same question to another model or about another photo, beside the map.
+
+import { signal, useSignalEffect } from "@preact/signals";
+import { useEffect, useRef } from "preact/hooks";
+import * as api from "./api";
+import { agreement } from "./comparison";
+import * as photos from "./photos";
+import type { Picture } from "./photos";
+import { difference } from "./smallmap";
+import { draw, heatOn } from "./stage";
+import { NOTHING, beside, choice, explained, look, model, names, photo, picture, shown, strip,
+  type Shown } from "./view";
+import { words } from "./words";
+
+const other = signal<{ made: Shown; picture: Picture; name: string } | null>(null);
+const problem = signal("");
+let asking = new AbortController();
+
+/** What is asked of the other model: the class of the same name, or the one that it predicts. */
+function sameOf(about: api.Model) {
+  const { label, index } = shown.value!.explanation.target;
+  const same = label === undefined ? -1 : about.labels.indexOf(label);
+  const named = choice.value.target !== undefined && (same >= 0 ? same : index < about.classes ? index : -1);
+  const able = about.methods.find(({ name }) => name === choice.value.method)?.available;
+  return { ...choice.value, ...NOTHING, model: about.name, layer: "auto",
+    method: able ? choice.value.method : "gradcam",
+    target: named === false || named < 0 ? undefined : named };
+}
+
+async function explainOther(what: string, stop: AbortSignal): Promise<void> {
+  const [kind, name] = [what.slice(0, what.indexOf(":")), what.slice(what.indexOf(":") + 1)];
+  const now = photo.value!;
+  if (kind === "model") {
+    const about = await api.model(name);
+    const made = await explained(sameOf(about), now, stop, undefined, about);
+    if (!stop.aborted && picture.value) other.value = { made, picture: picture.value, name };
+    return;
+  }
+  const of = strip.value.find(({ digest }) => digest === name);
+  if (!of) return;
+  const made = await explained(choice.value, of, stop), drawn = await photos.decode(of.blob);
+  if (stop.aborted) drawn.bitmap.close();
+  else other.value = { made, picture: drawn, name: of.name };
+}
+
+function Canvas({ id, paint }: { id: string; paint: (canvas: HTMLCanvasElement) => void }) {
+  const canvas = useRef<HTMLCanvasElement>(null);
+  useEffect(() => { if (canvas.current) paint(canvas.current); });
+  return <canvas ref={canvas} id={id} />;
+}
+
+const best = ({ prediction }: Shown) => {
+  const first = prediction.classes?.[0] ?? prediction.values?.[0] ?? prediction.detections?.[0];
+  return first ? `${first.label ?? first.index} ${(first.probability ?? first.value ?? 0).toFixed(3)}` : "";
+};
+
+export function Beside() {
+  useSignalEffect(() => {
+    const what = beside.value, ready = shown.value && picture.value;
+    asking.abort();
+    asking = new AbortController();
+    const stop = asking.signal;
+    problem.value = "";
+    if (!what || !ready) { other.value = null; return; }
+    api.patiently(() => explainOther(what, stop), stop).catch((error: unknown) => {
+      if (!stop.aborted) [other.value, problem.value] = [null, error instanceof Error ? error.message : String(error)];
+    });
+  });
+  const now = model.value, mine = shown.value, on = picture.value, that = other.value;
+  const photosLeft = strip.value.filter(({ digest }) => digest !== photo.value?.digest);
+  if (!now || !mine || !on || (names.value.length < 2 && !photosLeft.length)) return null;
+  const same = beside.value.startsWith("model:");
+  const both = that && same && that.picture === on;
+  return <section class="card" aria-labelledby="beside-heading">
+    <h2 id="beside-heading">{words.beside}</h2>
+    <select id="beside" aria-labelledby="beside-heading" value={beside.value}
+      onChange={(event) => { beside.value = event.currentTarget.value; }}>
+      <option value="">{words.besideNothing}</option>
+      {names.value.filter((name) => name !== now.name).map((name) =>
+        <option key={name} value={`model:${name}`}>{words.besideModel(name)}</option>)}
+      {photosLeft.map(({ digest, name }) =>
+        <option key={digest} value={`photo:${digest}`}>{words.besidePhoto(name)}</option>)}
+    </select>
+    {problem.value && <p class="warning">{problem.value}</p>}
+    {that && <div class="pair">
+      <figure><Canvas id="other" paint={(canvas) =>
+        draw(canvas, that.picture, heatOn(that.picture, that.made), look.value)} />
+        <figcaption>{that.name}: {that.made.explanation.target.label ?? that.made.explanation.target.index}
+          <br /><small>{words.predicts(best(that.made))}</small></figcaption></figure>
+      {both && <figure><Canvas id="difference" paint={(canvas) => draw(canvas, on,
+        difference(heatOn(on, mine), heatOn(on, that.made)),
+        { ...look.value, view: "heat", colormap: "coolwarm", threshold: 0 })} />
+        <figcaption>{words.difference(now.name, that.name)}<br />
+          <small id="alike">{words.together(agreement(mine, that.made, on).toFixed(2))}</small></figcaption></figure>}
+    </div>}
+  </section>;
+}

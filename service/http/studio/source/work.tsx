@@ -1,0 +1,227 @@
+// What takes longer than a look: jobs and their clusters, audits, and the drift of a live model.
+
+import { signal } from "@preact/signals";
+import { useEffect, useRef } from "preact/hooks";
+import * as api from "./api";
+import { paint } from "./colours";
+import { place } from "./smallmap";
+import { add, choice, model, parametersOf, room, select, strip } from "./view";
+import { words } from "./words";
+
+const EVERY = 1000, FEW = 24, LISTED = "20";
+export const jobs = signal<api.Job[]>([]);
+const opened = signal<string>("");
+const results = signal<api.Item[]>([]);
+const clusters = signal<api.JobClusters | null>(null);
+const audit = signal<api.Audit | null>(null);
+const drift = signal<api.Drift | null>(null);
+/** PSI of each statistic at the times at which the page looked. */
+const history = signal<Record<string, number[]>>({});
+const problem = signal("");
+const said = (error: unknown) => { problem.value = error instanceof Error ? error.message : String(error); };
+const ended = ({ state }: api.Job) => state === "done" || state === "cancelled";
+
+async function refresh(): Promise<void> {
+  try {
+    jobs.value = (await api.get<{ jobs: api.Job[] }>(`v1/jobs?limit=${LISTED}`)).jobs;
+    const job = jobs.value.find(({ id }) => id === opened.value);
+    if (job) await follow(job);
+    if (model.value) {
+      drift.value = await api.get<api.Drift>(`${api.place(model.value.name)}/drift`);
+      history.value = Object.fromEntries(drift.value.shifts.map((shift) => {
+        const key = `${shift.label ?? ""} ${shift.statistic}`;
+        return [key, [...(history.value[key] ?? []), shift.psi].slice(-60)];
+      }));
+    }
+    problem.value = "";
+  } catch (error) { said(error); }
+}
+
+/** Reads what is new of the job that is open. */
+async function follow(job: api.Job): Promise<void> {
+  if (job.kind === "audit") {
+    audit.value = (await api.get<{ audit: api.Audit | null }>(`v1/audits/${job.id}`)).audit;
+    return;
+  }
+  if (results.value.length < FEW && results.value.length < job.counts.done + job.counts.failed) {
+    const after = results.value.at(-1)?.cursor ?? 0;
+    const lines = await api.lines<api.Item>(
+      `v1/jobs/${job.id}/results?after=${after}&limit=${FEW - results.value.length}`);
+    if (opened.value === job.id) results.value = [...results.value, ...lines];
+  }
+  if (ended(job) && !clusters.value) {
+    const found = await api.get<api.JobClusters>(`v1/jobs/${job.id}/clusters`);
+    if (opened.value === job.id) clusters.value = found;
+  }
+}
+
+function open(job: api.Job): void {
+  [opened.value, results.value, clusters.value, audit.value] = [job.id, [], null, null];
+  void follow(job).catch(said);
+}
+
+/** Sends the photos of the strip, or those of a folder, to be explained or audited. */
+async function send(kind: "jobs" | "audits", photos: { name: string; blob: Blob }[]): Promise<void> {
+  const form = new FormData(), asked = parametersOf(choice.value);
+  const parameters = kind === "audits" ? { fit: asked.fit } : { ...asked, output: "overlay" };
+  form.append("model", choice.value.model);
+  for (const [name, value] of Object.entries(parameters)) if (value !== undefined) form.append(name, value);
+  for (const { name, blob } of photos) form.append("image", blob, name);
+  try {
+    open(await api.post<api.Job>(`v1/${kind}`, form));
+    await refresh();
+  } catch (error) { said(error); }
+}
+
+function Thumbnail({ job, item }: { job: string; item: string }) {
+  const image = useRef<HTMLImageElement>(null);
+  useEffect(() => {
+    let address = "";
+    api.blob(`v1/jobs/${job}/results/${encodeURIComponent(item)}`, "image/png").then((picture) => {
+      address = URL.createObjectURL(picture);
+      if (image.current) image.current.src = address;
+    }, () => { /* its sentence stands below */ });
+    return () => URL.revokeObjectURL(address);
+  }, [job, item]);
+  return <img ref={image} alt="" loading="lazy" />;
+}
+
+/** Opens a photo of a job where one looks: one of this page's own, or else its picture. */
+async function look(job: string, item: string): Promise<void> {
+  const own = strip.value.find(({ name }) => name === item);
+  if (own) select(own.digest);
+  else {
+    const picture = await api.blob(`v1/jobs/${job}/results/${encodeURIComponent(item)}`, "image/png");
+    await add([new File([picture], item, { type: "image/png" })]);
+  }
+  room.value = "look";
+}
+
+function Items({ job, items }: { job: string; items: { item: string; text: string }[] }) {
+  return <ul class="grid">{items.slice(0, FEW).map(({ item, text }) => <li key={item}>
+    <button type="button" class="map" onClick={() => void look(job, item).catch(said)}>
+      <Thumbnail job={job} item={item} /><span>{item}<br /><small>{text}</small></span></button></li>)}
+  </ul>;
+}
+
+function Mean({ mean }: { mean: number[][] }) {
+  const canvas = useRef<HTMLCanvasElement>(null), side = 112;
+  useEffect(() => {
+    const heat = place(Float32Array.from(mean.flat()), [mean.length, mean[0]!.length],
+      { left: 0, top: 0, right: side, bottom: side }, side, side, false);
+    const image = new ImageData(side, side);
+    paint(heat, { view: "heat", opacity: 1, threshold: 0, colormap: "" }, image);
+    canvas.current?.getContext("2d")?.putImageData(image, 0, 0);
+  }, [mean]);
+  return <canvas ref={canvas} width={side} height={side} aria-hidden="true" />;
+}
+
+function Clusters({ job, found }: { job: string; found: api.JobClusters }) {
+  return <>
+    <h3>{words.clusters}</h3>
+    {found.classes.map(({ class: of, maps, note, own_place: own, clusters: groups }) =>
+      <details key={of.label} open={groups.some(({ suspect }) => suspect)}>
+        <summary>{of.label}: {words.mapsIn(maps, groups.length)}</summary>
+        {note && <p class="soft">{note}</p>}
+        {own && <p class="warning">{own.sentence}</p>}
+        {groups.map((group) => <details key={group.cluster}>
+          <summary class="cluster"><Mean mean={group.mean} /> {words.clusterOf(group.items.length)}{" "}
+            {group.suspect && <strong class="warning">{words.suspect}</strong>} {group.sentences.join("; ")}</summary>
+          <Items job={job} items={group.items.map((item) => ({ item, text: "" }))} />
+        </details>)}
+      </details>)}
+  </>;
+}
+
+function Audit({ job, now }: { job: string; now: api.Audit }) {
+  const { recommendation: best } = now;
+  return <>
+    <p>{words.photosMeasured(now.photos)} {best ? words.recommends(best.method, best.layer, best.reason)
+      : words.noRecommendation(now.why_none ?? "")}</p>
+    <ul>{now.findings.map(({ sentence }) => <li key={sentence}>{sentence}</li>)}</ul>
+    <button type="button" onClick={() => void api.blob(`v1/audits/${job}/report`, "text/html").then((page) => {
+      const link = document.createElement("a");
+      Object.assign(link, { href: URL.createObjectURL(page), download: "audit.html" });
+      link.click();
+    }).catch(said)}>{words.report}</button>
+  </>;
+}
+
+function JobView({ job }: { job: api.Job }) {
+  const { total, done, failed, left } = job.counts, isOpen = opened.value === job.id;
+  return <li>
+    <div class="row">
+      <button type="button" aria-expanded={isOpen} onClick={() => isOpen ? (opened.value = "") : open(job)}>
+        {words.job(job.kind, job.model, new Date(job.created).toLocaleString())}</button>
+      <progress value={total - left} max={total} aria-label={words.job(job.kind, job.model, job.id)} />
+      <span>{words.state(job.state, done, failed, left, job.eta_seconds)}</span>
+      {!ended(job) && <button type="button" class="quiet"
+        onClick={() => void api.remove(`v1/jobs/${job.id}`).then(refresh).catch(said)}>{words.cancel}</button>}
+    </div>
+    {isOpen && job.kind === "explain" && <>
+      <Items job={job.id} items={results.value.map(({ item, explanations, error }) => ({ item,
+        text: error ?? explanations?.map(({ target }) => target.label ?? target.index).join(", ") ?? "" }))} />
+      {clusters.value && <Clusters job={job.id} found={clusters.value} />}
+    </>}
+    {isOpen && job.kind === "audit" && audit.value && <Audit job={job.id} now={audit.value} />}
+  </li>;
+}
+
+function Quartiles({ values, most }: { values: [number, number, number]; most: number }) {
+  const [low, middle, high] = values.map((value) => (100 * value) / (most || 1)) as [number, number, number];
+  return <svg class="quartiles" viewBox="0 0 100 8" preserveAspectRatio="none" aria-hidden="true">
+    <rect x={low} y="1" width={Math.max(high - low, 0.5)} height="6" fill="currentColor" opacity="0.35" />
+    <rect x={middle - 0.5} y="0" width="1" height="8" fill="currentColor" /></svg>;
+}
+
+function Drift({ now }: { now: api.Drift }) {
+  const verdict = now.moved === null ? words.unknown(now.missing ?? "") : now.moved ? words.moved : words.unmoved;
+  return <>
+    <p id="drift">{now.made ? `${words.compared(now.recorded, now.photos)} ${verdict}` : words.noReference(now.recorded)}</p>
+    <ul class="shifts">{now.shifts.map(({ statistic, label, before, after, sentence, psi }) => {
+      const key = `${label ?? ""} ${statistic}`, most = Math.max(before[2], after[2]), line = history.value[key] ?? [psi];
+      const peak = Math.max(...line, 0.25);
+      return <li key={key}><strong>{label ? `${label}: ` : ""}{statistic}</strong>
+        <Quartiles values={before} most={most} /><Quartiles values={after} most={most} />
+        <svg class="curve" viewBox="0 0 100 32" preserveAspectRatio="none" aria-hidden="true">
+          <polyline fill="none" stroke="currentColor" vector-effect="non-scaling-stroke" points={line.map((value, at) =>
+            `${(100 * at) / Math.max(line.length - 1, 1)},${31 - 30 * Math.max(value, 0) / peak}`).join(" ")} /></svg>
+        <small>{sentence}</small></li>;
+    })}</ul>
+  </>;
+}
+
+export function Work() {
+  useEffect(() => {
+    void refresh();
+    const timer = setInterval(() => void refresh(), EVERY);
+    return () => clearInterval(timer);
+  }, []);
+  return <main class="work">
+    {problem.value && <p role="alert" class="card problem">{problem.value}</p>}
+    <section class="card" aria-labelledby="jobs-heading">
+      <h2 id="jobs-heading">{words.jobs}</h2>
+      <p class="soft">{words.jobsHint}</p>
+      <p class="row">
+        <button type="button" id="job" disabled={!strip.value.length}
+          onClick={() => void send("jobs", strip.value)}>{words.explainAll(strip.value.length)}</button>
+        <label class="button">{words.folder}
+          <input id="folder" type="file" multiple class="hidden" ref={(input) => input?.setAttribute("webkitdirectory", "")}
+            onChange={({ currentTarget }) => {
+              const files = [...(currentTarget.files ?? [])].filter(({ type }) => type.startsWith("image/"));
+              currentTarget.value = "";
+              if (files.length) void send("jobs", files.map((blob) => ({ name: blob.webkitRelativePath || blob.name, blob })));
+              else problem.value = words.noPhotos;
+            }} /></label>
+        <button type="button" id="audit" disabled={!strip.value.length}
+          onClick={() => void send("audits", strip.value)}>{words.auditAll}</button>
+      </p>
+      <ul class="jobs">{jobs.value.map((job) => <JobView key={job.id} job={job} />)}</ul>
+      {!jobs.value.length && <p class="soft">{words.noJobs}</p>}
+    </section>
+    <section class="card" aria-labelledby="drift-heading">
+      <h2 id="drift-heading">{words.drift}</h2>
+      {drift.value && <Drift now={drift.value} />}
+    </section>
+  </main>;
+}
