@@ -3,7 +3,7 @@
 import { signal, useSignalEffect } from "@preact/signals";
 import * as api from "./api";
 import { Film, type Metric } from "./film";
-import { choice, choose, model, parametersOf, photo, shown } from "./view";
+import { busy, choice, choose, model, parametersOf, photo, shown } from "./view";
 import { words } from "./words";
 
 const METRICS = "insertion,deletion,stability";
@@ -59,7 +59,7 @@ export function Judgement() {
     <Audited />
     {!scores.value && <p class="soft">{words.judgeHint}</p>}
     {!scores.value && !asking.value &&
-      <button type="button" id="judge" onClick={() => void measure()}>{words.judgeNow}</button>}
+      <button type="button" id="judge" disabled={busy.value} onClick={() => void measure()}>{words.judgeNow}</button>}
     {step.value && <p role="status"><progress value={step.value.done} max={step.value.total}
       aria-label={words.judge} /> {words.passes(step.value.done, step.value.total)}</p>}
     {problem.value && <p class="warning">{problem.value}</p>}

@@ -1,6 +1,6 @@
 // Five steps from a layer's output to a map that was checked, done on the photo that is shown.
 
-import { signal } from "@preact/signals";
+import { signal, untracked, useSignalEffect } from "@preact/signals";
 import { ask } from "./inside";
 import { measure } from "./judgement";
 import { NOTHING, choose, photo, show, shown } from "./view";
@@ -18,12 +18,20 @@ const ACTIONS: (() => void)[] = [
   () => void measure(),
 ];
 
+let acted = 0;
+
 export function go(step: number): void {
+  acted = 0;
   tour.value = step;
-  ACTIONS[step - 1]?.();
 }
 
 export function Tour() {
+  useSignalEffect(() => {  // the first step may wait for the first map
+    const step = tour.value;
+    if (!shown.value || acted === step) return;
+    acted = step;
+    untracked(() => ACTIONS[step - 1]?.());
+  });
   const at = tour.value, step = words.tourSteps[at - 1];
   if (!step || !photo.value || !shown.value) return null;
   const last = words.tourSteps.length, [title, text] = step;

@@ -1,188 +1,41 @@
-"""The page of the service: its files, and what one does with it in a browser."""
+"""What one sees on the page, asks it and takes along."""
 
 from __future__ import annotations
 
-import base64
 import json
-import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
 from io import BytesIO
 from pathlib import Path
-from urllib.parse import parse_qs, urlsplit
 
-import httpx2
 import numpy as np
 import pytest
-from numpy.typing import NDArray
-from PIL import Image
-from playwright.sync_api import Browser, FilePayload, Page, Route, expect
-from starlette.testclient import TestClient
+from playwright.sync_api import Browser, Page, Route, expect
 
-from cam.drawing.overlay import COLORMAPS, colorize
-from service.core.settings import Settings
-from service.http.page import BUILT, PATHS
 from service.limits.keys import new_key
-from service.local.app import create_app
 from tests.service.conftest import encoded, noise
-from tests.service.insights.report.report_browser import CHROMIUM, launched
+from tests.service.http.studio.browsing import (
+    READY,
+    browses,
+    drawn,
+    explained,
+    is_alike,
+    pixels_of,
+    served,
+    state,
+    take,
+)
 from tests.service.live import serving, until_ready
 
-STUDIO = BUILT.parent
-READY = 30_000
-"""Milliseconds that an answer may take on a busy machine."""
-LIGHT = 250_000
-"""Bytes that the page may load."""
+pytestmark = [browses, pytest.mark.slow]
 
 
-# The files
-
-
-def test_the_page_and_its_files_are_open_and_small(tmp_path: Path) -> None:
-    _, entry = new_key("someone", ["explain"], None)
-    (tmp_path / "keys.toml").write_text(entry)
-    with TestClient(create_app(Settings(keys=tmp_path / "keys.toml"), [])) as client:
-        answers = {path: client.get(path) for path in PATHS}
-        assert {answer.status_code for answer in answers.values()} == {200}
-        assert sum(len(answer.content) for answer in answers.values()) < LIGHT
-        for path, answer in answers.items():
-            again = client.get(path, headers={"If-None-Match": answer.headers["etag"]})
-            assert (again.status_code, again.content) == (304, b"")
-        for path in ("/studio/", "/studio/../page.py", "/studio/%2e%2e/page.py", "/studio/x"):
-            assert client.get(path).status_code in (401, 404)
-        assert client.get("/v1/models").status_code == 401
-
-
-def test_the_page_has_no_script_of_its_own_and_no_other_host() -> None:
-    with TestClient(create_app(Settings(), [])) as client:
-        answer = client.get("/")
-    policy = answer.headers["content-security-policy"]
-    assert "unsafe" not in policy
-    assert "default-src 'none'" in policy
-    assert "://" not in answer.text
-    assert "<script>" not in answer.text
-
-
-def test_colour_maps_are_the_service_s() -> None:
-    tables = json.loads((STUDIO / "source" / "colormaps.json").read_text())
-    assert tuple(tables) == COLORMAPS
-    ramp = np.arange(256)[:, None] / 255
-    for name, table in tables.items():
-        assert base64.b64decode(table) == colorize(ramp.astype(np.float32), name).tobytes()
-
-
-@pytest.mark.slow
-def test_what_is_checked_in_is_built_of_the_sources(tmp_path: Path) -> None:
-    if shutil.which("npm") is None:
-        pytest.skip("there is no npm on this machine")
-    for name in ("package.json", "package-lock.json", "tsconfig.json", "build.mjs"):
-        shutil.copy(STUDIO / name, tmp_path)
-    shutil.copytree(STUDIO / "source", tmp_path / "source")
-    install = ["npm", "ci", "--no-audit", "--no-fund", "--prefer-offline"]
-    done = subprocess.run(install, cwd=tmp_path, capture_output=True, text=True)
-    if done.returncode:
-        pytest.skip(f"npm cannot install: {done.stderr[-200:]}")
-    subprocess.run(["npm", "run", "build"], cwd=tmp_path, check=True, capture_output=True)
-    built = {file.name: file.read_bytes() for file in (tmp_path / "built").iterdir()}
-    kept = {file.name: file.read_bytes() for file in BUILT.iterdir()}
-    assert built == kept, "run `make studio`"
-
-
-# In a browser
-
-expect.set_options(timeout=READY)
-browses = pytest.mark.skipif(CHROMIUM is None, reason="there is no chromium on this machine")
-Pixels = NDArray[np.int16]
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    with launched() as browser:
-        yield browser
-
-
-@pytest.fixture
-def page(browser: Browser, address: str) -> Iterator[Page]:
-    """The page, which complains of nothing in the browser's console."""
-    complaints: list[str] = []
-    with browser.new_page(viewport={"width": 1280, "height": 900}) as page:
-        page.set_default_timeout(READY)
-        page.on("pageerror", lambda error: complaints.append(str(error)))
-        page.on(
-            "console",
-            lambda said: complaints.append(said.text) if "Security Policy" in said.text else None,
-        )
-        page.goto(address)
-        yield page
-        assert complaints == []
-
-
-def take(page: Page, *photos: bytes, name: str = "photo", kind: str = "image/png") -> None:
-    files: list[FilePayload] = [
-        {"name": f"{name}{number or ''}.png", "mimeType": kind, "buffer": content}
-        for number, content in enumerate(photos)
-    ]
-    page.locator("input[multiple]").first.set_input_files(files)
-
-
-def explained(page: Page) -> None:
-    expect(page.locator("#classes button").first).to_be_visible(timeout=READY)
-    expect(page.locator(".right")).to_have_attribute("aria-busy", "false")
-
-
-def drawn(page: Page) -> Pixels:
-    """What is on the screen, RGB, once it has been the same for a while."""
-    picture = page.locator("#picture")
-    script = "canvas => canvas.toDataURL('image/png')"
-    before, address = "", picture.evaluate(script)
-    while address != before:
-        page.wait_for_timeout(300)
-        before, address = address, picture.evaluate(script)
-    assert isinstance(address, str)
-    return pixels_of(base64.b64decode(address.partition(",")[2]))
-
-
-def pixels_of(file: bytes) -> Pixels:
-    with Image.open(BytesIO(file)) as picture:
-        return np.asarray(picture.convert("RGB")).astype(np.int16)
-
-
-def is_alike(one: Pixels, other: Pixels) -> bool:
-    """Whether two pictures differ by 2 of 255 at most; by 4 where a number lies between two colours
-    and is rounded otherwise, because another batch computed its last bit."""
-    difference = np.abs(one - other).max(2)
-    return bool(difference.max() <= 4 and (difference > 2).mean() < 1e-3)
-
-
-def served(address: str, photo: bytes, **parameters: str) -> Pixels:
-    """What the service draws."""
-    answer = httpx2.post(
-        f"{address}/v1/models/efficientnet-lite0:explain",
-        params=parameters,
-        content=photo,
-        headers={"Content-Type": "image/png", "Accept": "image/png"},
-        timeout=60,
-    )
-    assert answer.status_code == 200, answer.text
-    return pixels_of(answer.content)
-
-
-def state(page: Page) -> dict[str, str]:
-    """The view as the address has it."""
-    return {name: value for name, (value,) in parse_qs(urlsplit(page.url).fragment).items()}
-
-
-@browses
-@pytest.mark.slow
 def test_a_sample_is_explained_by_one_click(page: Page) -> None:
     page.get_by_role("button", name="a cat").click()
     explained(page)
     expect(page.locator("#classes button").first).to_contain_text("Egyptian cat")
 
 
-@browses
-@pytest.mark.slow
 @pytest.mark.parametrize("fit", ["squash", "crop"])
 def test_the_picture_is_the_service_s(page: Page, address: str, cat: bytes, fit: str) -> None:
     take(page, cat)
@@ -201,8 +54,6 @@ def test_the_picture_is_the_service_s(page: Page, address: str, cat: bytes, fit:
     assert is_alike(drawn(page), theirs)
 
 
-@browses
-@pytest.mark.slow
 def test_the_look_changes_without_a_request(page: Page, cat: bytes, address: str) -> None:
     take(page, cat)
     explained(page)
@@ -229,8 +80,6 @@ def test_the_look_changes_without_a_request(page: Page, cat: bytes, address: str
     assert [url for url in asked if not url.startswith(("data:", "blob:"))] == []
 
 
-@browses
-@pytest.mark.slow
 def test_any_class_is_found_by_its_name_and_explained(page: Page, cat: bytes) -> None:
     take(page, cat)
     explained(page)
@@ -241,8 +90,6 @@ def test_any_class_is_found_by_its_name_and_explained(page: Page, cat: bytes) ->
     expect(page.get_by_text("No class has “no such thing” in its name.")).to_be_visible()
 
 
-@browses
-@pytest.mark.slow
 def test_a_class_is_contrasted_with_another(page: Page, address: str, cat: bytes) -> None:
     take(page, cat)
     explained(page)
@@ -255,8 +102,6 @@ def test_a_class_is_contrasted_with_another(page: Page, address: str, cat: bytes
     assert is_alike(drawn(page), theirs)
 
 
-@browses
-@pytest.mark.slow
 def test_keys_choose_class_method_layer_and_view(page: Page, cat: bytes) -> None:
     take(page, cat)
     explained(page)
@@ -273,8 +118,6 @@ def test_keys_choose_class_method_layer_and_view(page: Page, cat: bytes) -> None
     expect(page.get_by_role("dialog")).to_be_visible()
 
 
-@browses
-@pytest.mark.slow
 def test_a_class_that_is_chosen_keeps_the_focus(page: Page, cat: bytes) -> None:
     take(page, cat)
     explained(page)
@@ -285,8 +128,6 @@ def test_a_class_that_is_chosen_keeps_the_focus(page: Page, cat: bytes) -> None:
     expect(chosen).to_be_focused()
 
 
-@browses
-@pytest.mark.slow
 def test_a_link_brings_the_view_back(page: Page, address: str, cat: bytes) -> None:
     take(page, cat)
     explained(page)
@@ -307,8 +148,6 @@ def test_a_link_brings_the_view_back(page: Page, address: str, cat: bytes) -> No
     expect(page.locator("#note")).to_contain_text("Open the same file")
 
 
-@browses
-@pytest.mark.slow
 def test_methods_are_compared_in_a_grid(page: Page, cat: bytes) -> None:
     take(page, cat)
     explained(page)
@@ -321,8 +160,6 @@ def test_methods_are_compared_in_a_grid(page: Page, cat: bytes) -> None:
     assert page.locator(".grid li", has_text="odam").count() == 0, "it needs a detector"
 
 
-@browses
-@pytest.mark.slow
 def test_a_method_of_many_passes_counts_them(page: Page, cat: bytes) -> None:
     take(page, cat)
     explained(page)
@@ -331,8 +168,6 @@ def test_a_method_of_many_passes_counts_them(page: Page, cat: bytes) -> None:
     expect(page.locator("#time")).to_contain_text("occlusion at")
 
 
-@browses
-@pytest.mark.slow
 def test_a_channel_is_explained_from_the_layer_s_gallery(page: Page, cat: bytes) -> None:
     take(page, cat)
     explained(page)
@@ -347,8 +182,6 @@ def test_a_channel_is_explained_from_the_layer_s_gallery(page: Page, cat: bytes)
     assert "unit" not in state(page)
 
 
-@browses
-@pytest.mark.slow
 def test_a_map_is_judged_beside_maps_that_know_nothing(page: Page, cat: bytes) -> None:
     take(page, cat)
     explained(page)
@@ -361,8 +194,6 @@ def test_a_map_is_judged_beside_maps_that_know_nothing(page: Page, cat: bytes) -
     expect(scores).to_have_count(0)  # they were another map's
 
 
-@browses
-@pytest.mark.slow
 @pytest.mark.parametrize("language", ["curl", "Python"])
 def test_the_code_makes_what_is_on_the_screen(
     page: Page, cat: bytes, tmp_path: Path, language: str
@@ -383,8 +214,6 @@ def test_the_code_makes_what_is_on_the_screen(
     assert is_alike(drawn(page), made)
 
 
-@browses
-@pytest.mark.slow
 def test_what_is_taken_along_is_what_is_shown(page: Page, cat: bytes) -> None:
     take(page, cat)
     explained(page)
@@ -400,8 +229,6 @@ def test_what_is_taken_along_is_what_is_shown(page: Page, cat: bytes) -> None:
     assert b"Egyptian cat" in files["svg"]
 
 
-@browses
-@pytest.mark.slow
 def test_a_bad_file_among_good_ones_says_so_and_leaves(page: Page, cat: bytes) -> None:
     take(page, cat)
     explained(page)
@@ -413,8 +240,6 @@ def test_a_bad_file_among_good_ones_says_so_and_leaves(page: Page, cat: bytes) -
     expect(page.locator("#problem")).to_be_hidden()
 
 
-@browses
-@pytest.mark.slow
 def test_several_photos_stand_in_a_strip(page: Page, cat: bytes, espresso: bytes) -> None:
     take(page, cat, espresso)
     expect(page.locator(".thumbnail")).to_have_count(2)
@@ -428,8 +253,6 @@ def test_several_photos_stand_in_a_strip(page: Page, cat: bytes, espresso: bytes
     expect(page.locator(".thumbnail")).to_have_count(1)
 
 
-@browses
-@pytest.mark.slow
 def test_a_photo_that_the_browser_cannot_read_is_drawn_by_the_service(page: Page) -> None:
     tiff = encoded(noise(64, 48), "TIFF")
     take(page, tiff, kind="image/tiff")
@@ -438,8 +261,6 @@ def test_a_photo_that_the_browser_cannot_read_is_drawn_by_the_service(page: Page
     expect(page.locator("#note")).to_contain_text("cannot read")
 
 
-@browses
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("status", "says"),
     [(429, "The service is busy"), (503, "The service is busy"), (0, "does not answer")],
@@ -467,8 +288,6 @@ def test_a_refusal_for_now_is_told_and_tried_again(
     expect(page.locator("#problem")).to_be_hidden()
 
 
-@browses
-@pytest.mark.slow
 def test_a_page_that_is_opened_while_a_model_loads_recovers(page: Page, address: str) -> None:
     left = 2
 
@@ -488,8 +307,6 @@ def test_a_page_that_is_opened_while_a_model_loads_recovers(page: Page, address:
     expect(page.locator("#problem")).to_be_hidden()
 
 
-@browses
-@pytest.mark.slow
 def test_methods_that_the_model_cannot_do_are_not_offered(page: Page) -> None:
     expect(page.locator("#runs")).to_contain_text("efficientnet-lite0")
     expect(page.locator("#method option[value=odam]")).to_be_disabled()
@@ -497,8 +314,6 @@ def test_methods_that_the_model_cannot_do_are_not_offered(page: Page) -> None:
     assert "detector" in (page.locator("#method option[value=odam]").get_attribute("title") or "")
 
 
-@browses
-@pytest.mark.slow
 def test_a_service_with_keys_is_asked_with_the_key_that_is_typed(
     browser: Browser, tmp_path: Path, cat: bytes
 ) -> None:
@@ -521,8 +336,6 @@ def test_a_service_with_keys_is_asked_with_the_key_that_is_typed(
         assert page.evaluate("Object.keys(localStorage).length") == 0
 
 
-@browses
-@pytest.mark.slow
 @pytest.mark.parametrize(("width", "height"), [(360, 640), (1920, 1080)])
 def test_nothing_is_wider_than_the_screen(page: Page, cat: bytes, width: int, height: int) -> None:
     page.set_viewport_size({"width": width, "height": height})

@@ -1,0 +1,85 @@
+"""What the tests of the page do in a browser, and what they read there."""
+
+from __future__ import annotations
+
+import base64
+from io import BytesIO
+from urllib.parse import parse_qs, urlsplit
+
+import httpx2
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from PIL import Image
+from playwright.sync_api import FilePayload, Page, expect
+
+from tests.service.insights.report.report_browser import CHROMIUM
+
+READY = 30_000
+"""Milliseconds that an answer may take on a busy machine."""
+
+expect.set_options(timeout=READY)
+browses = pytest.mark.skipif(CHROMIUM is None, reason="there is no chromium on this machine")
+Pixels = NDArray[np.int16]
+
+
+def take(page: Page, *photos: bytes, name: str = "photo", kind: str = "image/png") -> None:
+    files: list[FilePayload] = [
+        {"name": f"{name}{number or ''}.png", "mimeType": kind, "buffer": content}
+        for number, content in enumerate(photos)
+    ]
+    page.locator("input[multiple]").first.set_input_files(files)
+
+
+def explained(page: Page) -> None:
+    expect(page.locator("#classes button").first).to_be_visible(timeout=READY)
+    expect(page.locator(".right")).to_have_attribute("aria-busy", "false")
+
+
+def canvas(page: Page, name: str) -> Pixels:
+    """A canvas of the page, RGB, once it has been the same for a while."""
+    picture = page.locator(f"#{name}")
+    script = "canvas => canvas.toDataURL('image/png')"
+    before, address = "", picture.evaluate(script)
+    while address != before:
+        page.wait_for_timeout(300)
+        before, address = address, picture.evaluate(script)
+    assert isinstance(address, str)
+    return pixels_of(base64.b64decode(address.partition(",")[2]))
+
+
+def drawn(page: Page) -> Pixels:
+    """What is on the screen."""
+    return canvas(page, "picture")
+
+
+def pixels_of(file: bytes) -> Pixels:
+    with Image.open(BytesIO(file)) as picture:
+        return np.asarray(picture.convert("RGB")).astype(np.int16)
+
+
+def is_alike(one: Pixels, other: Pixels) -> bool:
+    """Whether two pictures differ by 2 of 255 at most; by 4 where a number lies between two colours
+    and is rounded otherwise, because another batch computed its last bit."""
+    difference = np.abs(one - other).max(2)
+    return bool(difference.max() <= 4 and (difference > 2).mean() < 1e-3)
+
+
+def served(
+    address: str, photo: bytes, model: str = "efficientnet-lite0", **parameters: str
+) -> Pixels:
+    """What the service draws."""
+    answer = httpx2.post(
+        f"{address}/v1/models/{model}:explain",
+        params=parameters,
+        content=photo,
+        headers={"Content-Type": "image/png", "Accept": "image/png"},
+        timeout=60,
+    )
+    assert answer.status_code == 200, answer.text
+    return pixels_of(answer.content)
+
+
+def state(page: Page) -> dict[str, str]:
+    """The view as the address has it."""
+    return {name: value for name, (value,) in parse_qs(urlsplit(page.url).fragment).items()}

@@ -1,0 +1,255 @@
+"""Maps beside maps, what a mark holds, the films of insertion and deletion, and the tour."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+from playwright.sync_api import Browser, Page, expect
+
+from cam import spearman
+from service.client import Client
+from tests.service.http.studio.browsing import (
+    READY,
+    browses,
+    canvas,
+    drawn,
+    explained,
+    is_alike,
+    pixels_of,
+    served,
+    state,
+    take,
+)
+from tests.service.live import serving, until_ready
+
+pytestmark = [browses, pytest.mark.slow]
+
+MODELS = """
+[[models]]
+name = "efficientnet-lite0"
+source = "embedded:efficientnet-lite0"
+
+[[models]]
+name = "resnet18"
+source = "torchvision:resnet18"
+weights = "none"
+seed = 1
+
+[[models]]
+name = "segmenter"
+source = "torchvision:lraspp_mobilenet_v3_large"
+weights = "none"
+seed = 1
+"""
+
+
+@pytest.fixture(scope="module")
+def several(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """Address of a service with two classifiers and a segmenter."""
+    file = tmp_path_factory.mktemp("models") / "models.toml"
+    file.write_text(MODELS)
+    with serving("--models", str(file), GRADCAM_DEADLINE_SECONDS="300") as (process, http):
+        until_ready(process, http)
+        yield str(http.base_url).rstrip("/")
+
+
+@pytest.fixture
+def wide(browser: Browser, several: str) -> Iterator[Page]:
+    """The page of the service with several models."""
+    with browser.new_page(viewport={"width": 1280, "height": 900}) as page:
+        page.set_default_timeout(READY)
+        page.goto(several)
+        yield page
+
+
+def test_maps_of_pixels_are_bright_and_the_service_s(page: Page, address: str, cat: bytes) -> None:
+    take(page, cat)
+    explained(page)
+    expect(page.locator("#bright")).not_to_be_checked()
+    page.locator("#method").select_option("guidedbackprop")
+    expect(page.locator("#time")).to_contain_text("guidedbackprop at")
+    expect(page.locator("#bright")).to_be_checked()
+    bright = drawn(page)
+    asked = {"method": "guidedbackprop", "fit": "squash", "output": "overlay"}
+    assert is_alike(bright, served(address, cat, normalize="percentile", **asked))
+    page.locator("#bright").uncheck()
+    assert is_alike(drawn(page), served(address, cat, **asked))
+    assert state(page)["bright"] == "0"
+
+
+def test_the_grid_says_how_alike_maps_are(page: Page, address: str, cat: bytes) -> None:
+    take(page, cat)
+    explained(page)
+    page.locator("#compare").click()
+    cell = page.locator(".grid li", has_text="layercam")
+    expect(cell).to_contain_text(re.compile(r"agrees -?\d\.\d\d"))
+    with Client(address, model="efficientnet-lite0") as client:
+        one, other = (
+            client.explain(cat, method=method, fit="squash", size="layer", normalize="none")
+            for method in ("gradcam", "layercam")
+        )
+    if one.layer == other.layer:  # else the page compares them on the photo
+        expect(cell).to_contain_text(f"agrees {spearman(one.map, other.map):.2f}")
+
+
+def test_methods_are_compared_at_several_layers(page: Page, cat: bytes) -> None:
+    take(page, cat)
+    explained(page)
+    page.locator("#compare-layers").click()
+    cells = page.locator(".grid li", has_text=re.compile(r"^gradcam ·"))
+    expect(cells).to_have_count(5)
+    expect(page.locator(".grid li", has_text="gradcam · bn2").locator("canvas")).to_be_visible()
+    cells.first.locator("button.map").click()
+    explained(page)
+    assert state(page)["layer"] != "auto"
+    refused = page.locator(".grid li", has_text="cannot explain it").first
+    expect(refused).to_be_visible()  # CAM needs the last layer, and says so
+
+
+def test_two_models_stand_side_by_side_with_the_difference(
+    wide: Page, several: str, cat: bytes
+) -> None:
+    take(wide, cat)
+    explained(wide)
+    wide.locator("#beside").select_option("model:resnet18")
+    expect(wide.locator("#alike")).to_contain_text("agrees")
+    theirs = served(several, cat, model="resnet18", fit="squash", output="overlay", layer="auto")
+    assert is_alike(canvas(wide, "other"), theirs)
+    one, other = (
+        served(several, cat, model=model, fit="squash", output="mask")
+        for model in ("efficientnet-lite0", "resnet18")
+    )
+    shown = canvas(wide, "difference")
+    redder = shown[..., 0] - shown[..., 2]
+    more = one[..., 0] - other[..., 0]
+    assert np.corrcoef(redder.ravel(), more.ravel())[0, 1] > 0.95
+    link = wide.url
+    wide.goto("about:blank")
+    wide.goto(link)
+    expect(wide.locator("#difference")).to_be_visible()
+
+
+def test_two_photos_stand_side_by_side(
+    page: Page, address: str, cat: bytes, espresso: bytes
+) -> None:
+    take(page, cat, espresso)
+    explained(page)
+    page.locator("#beside").select_option(label="the photo photo1.png")
+    expect(page.locator(".pair")).to_contain_text("It sees espresso")
+    theirs = served(address, espresso, fit="squash", output="overlay")
+    assert is_alike(canvas(page, "other"), theirs)
+    expect(page.locator("#difference")).to_have_count(0)
+
+
+def test_the_film_of_deletion_ends_without_a_pixel_of_the_photo(page: Page, cat: bytes) -> None:
+    take(page, cat)
+    explained(page)
+    page.locator("#judge").click()
+    expect(page.locator("#scores")).to_contain_text("insertion", timeout=4 * READY)
+    page.get_by_role("button", name="Watch deletion").click()
+    photo = pixels_of(cat)
+    start = canvas(page, "film")
+    assert np.abs(start - photo).max() <= 2
+    last = page.locator("#frame").get_attribute("max") or ""
+    page.locator("#frame").fill(str(int(last) // 2))
+    expect(page.locator("#share")).to_contain_text("50 % of the pixels gone: probability 0.")
+    half = canvas(page, "film")
+    gone = (half == 128).all(2)  # the model's mean colour, 0.5
+    assert abs(gone.mean() - 0.5) < 0.02
+    page.locator("#frame").fill(last)
+    assert (canvas(page, "film") == 128).all()
+    page.get_by_role("button", name="Watch insertion").click()
+    page.locator("#play").click()
+    expect(page.locator("#share")).to_contain_text("100 % of the pixels there")
+    assert np.abs(canvas(page, "film") - photo).max() <= 2
+
+
+def test_the_film_shows_the_probability_of_the_service(
+    page: Page, address: str, cat: bytes
+) -> None:
+    take(page, cat)
+    explained(page)
+    page.locator("#judge").click()
+    expect(page.locator("#scores")).to_contain_text("insertion", timeout=4 * READY)
+    page.get_by_role("button", name="Watch deletion").click()
+    with Client(address, model="efficientnet-lite0") as client:
+        (found,) = client.evaluate(cat, fit="squash", metrics=["deletion"])
+    curve = found.scores["deletion"].details["curve"]
+    assert isinstance(curve, list)
+    page.locator("#frame").fill("7")
+    share = page.locator("#share").inner_text().rpartition(" ")[2]
+    assert abs(float(share) - curve[7]) < 0.002
+
+
+def test_a_marked_place_says_how_much_of_the_heat_it_holds(
+    page: Page, address: str, cat: bytes
+) -> None:
+    take(page, cat)
+    explained(page)
+    page.locator("#mark").click()
+    share = page.locator("#mark-share")
+    expect(share).to_contain_text("which is 2")
+    heat = served(address, cat, fit="squash", output="mask")[..., 0]
+    height, width = heat.shape
+    left, top, right, bottom = (int(edge) for edge in state(page)["marked"].split(","))
+    inside = heat[top:bottom, left:right].sum() / heat.sum()
+    said = re.search(r"([\d.]+) % of the heat", share.inner_text())
+    assert said
+    assert abs(float(said[1]) - 100 * inside) < 1.5
+    page.locator("#marked").focus()
+    page.keyboard.press("ArrowRight")
+    assert int(state(page)["marked"].split(",")[0]) > left
+    area = page.locator(".mark").bounding_box()
+    assert area
+    page.mouse.move(area["x"] + 0.1 * area["width"], area["y"] + 0.1 * area["height"])
+    page.mouse.down()
+    page.mouse.move(area["x"] + 0.4 * area["width"], area["y"] + 0.5 * area["height"])
+    page.mouse.up()
+    edges = np.array([int(edge) for edge in state(page)["marked"].split(",")])
+    assert (
+        np.abs(edges - np.array([0.1 * width, 0.1 * height, 0.4 * width, 0.5 * height])).max() < 4
+    )
+    page.locator("#mark").click()
+    assert "marked" not in state(page)
+
+
+def test_a_box_is_a_segmenter_s_target(wide: Page, several: str, cat: bytes) -> None:
+    wide.locator("#model").select_option("segmenter")
+    take(wide, cat)
+    explained(wide)
+    wide.locator("#mark").click()
+    wide.wait_for_function("location.hash.includes('box=')")
+    explained(wide)
+    box = [int(edge) for edge in state(wide)["box"].split(",")]
+    assert len(box) == 4
+    target = f'{{"box":{box}}}'
+    theirs = served(several, cat, model="segmenter", fit="squash", output="overlay", target=target)
+    shown = drawn(wide)
+    for edge in (box[0], box[2]):  # the service draws the box; the page shows it over the picture
+        theirs[:, edge - 4 : edge + 5] = shown[:, edge - 4 : edge + 5]
+    for edge in (box[1], box[3]):
+        theirs[edge - 4 : edge + 5] = shown[edge - 4 : edge + 5]
+    assert is_alike(shown, theirs)
+
+
+def test_the_tour_explains_on_the_page_in_five_steps(page: Page, cat: bytes) -> None:
+    page.locator("#tour").click()  # without a photo it takes the first example
+    step = page.locator(".tour")
+    expect(step).to_contain_text("1 of 5: capture")
+    expect(page.locator("img.gallery")).to_be_visible()
+    first = page.locator(".channels").inner_text()
+    page.locator("#next").click()
+    expect(step).to_contain_text("2 of 5: gradient")
+    expect(page.locator(".channels")).not_to_have_text(first)
+    page.locator("#next").click()
+    page.wait_for_function("location.hash.includes('view=heat')")
+    page.locator("#next").click()
+    page.wait_for_function("location.hash.includes('view=overlay')")
+    page.locator("#next").click()
+    expect(step).to_contain_text("5 of 5: judge")
+    expect(page.locator("#scores")).to_contain_text("deletion", timeout=4 * READY)
+    page.locator("#next").click()
+    expect(step).to_have_count(0)

@@ -1,0 +1,73 @@
+"""The files of the page: open, small, current and without scripts of others."""
+
+from __future__ import annotations
+
+import base64
+import json
+import shutil
+import subprocess
+from pathlib import Path
+
+import numpy as np
+import pytest
+from starlette.testclient import TestClient
+
+from cam.drawing.overlay import COLORMAPS, colorize
+from service.core.settings import Settings
+from service.http.page import BUILT, PATHS
+from service.limits.keys import new_key
+from service.local.app import create_app
+
+STUDIO = BUILT.parent
+LIGHT = 250_000
+"""Bytes that the page may load."""
+
+
+def test_the_page_and_its_files_are_open_and_small(tmp_path: Path) -> None:
+    _, entry = new_key("someone", ["explain"], None)
+    (tmp_path / "keys.toml").write_text(entry)
+    with TestClient(create_app(Settings(keys=tmp_path / "keys.toml"), [])) as client:
+        answers = {path: client.get(path) for path in PATHS}
+        assert {answer.status_code for answer in answers.values()} == {200}
+        assert sum(len(answer.content) for answer in answers.values()) < LIGHT
+        for path, answer in answers.items():
+            again = client.get(path, headers={"If-None-Match": answer.headers["etag"]})
+            assert (again.status_code, again.content) == (304, b"")
+        for path in ("/studio/", "/studio/../page.py", "/studio/%2e%2e/page.py", "/studio/x"):
+            assert client.get(path).status_code in (401, 404)
+        assert client.get("/v1/models").status_code == 401
+
+
+def test_the_page_has_no_script_of_its_own_and_no_other_host() -> None:
+    with TestClient(create_app(Settings(), [])) as client:
+        answer = client.get("/")
+    policy = answer.headers["content-security-policy"]
+    assert "unsafe" not in policy
+    assert "default-src 'none'" in policy
+    assert "://" not in answer.text
+    assert "<script>" not in answer.text
+
+
+def test_colour_maps_are_the_service_s() -> None:
+    tables = json.loads((STUDIO / "source" / "colormaps.json").read_text())
+    assert tuple(tables) == COLORMAPS
+    ramp = np.arange(256)[:, None] / 255
+    for name, table in tables.items():
+        assert base64.b64decode(table) == colorize(ramp.astype(np.float32), name).tobytes()
+
+
+@pytest.mark.slow
+def test_what_is_checked_in_is_built_of_the_sources(tmp_path: Path) -> None:
+    if shutil.which("npm") is None:
+        pytest.skip("there is no npm on this machine")
+    for name in ("package.json", "package-lock.json", "tsconfig.json", "build.mjs"):
+        shutil.copy(STUDIO / name, tmp_path)
+    shutil.copytree(STUDIO / "source", tmp_path / "source")
+    install = ["npm", "ci", "--no-audit", "--no-fund", "--prefer-offline"]
+    done = subprocess.run(install, cwd=tmp_path, capture_output=True, text=True)
+    if done.returncode:
+        pytest.skip(f"npm cannot install: {done.stderr[-200:]}")
+    subprocess.run(["npm", "run", "build"], cwd=tmp_path, check=True, capture_output=True)
+    built = {file.name: file.read_bytes() for file in (tmp_path / "built").iterdir()}
+    kept = {file.name: file.read_bytes() for file in BUILT.iterdir()}
+    assert built == kept, "run `make studio`"

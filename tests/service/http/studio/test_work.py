@@ -1,0 +1,88 @@
+"""Jobs, audits and drift on the page."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import skimage.data
+from PIL import Image, ImageEnhance
+from playwright.sync_api import Browser, Page, expect
+
+from tests.service.conftest import encoded
+from tests.service.http.studio.browsing import READY, browses, explained, state, take
+from tests.service.live import serving, until_ready
+
+pytestmark = [browses, pytest.mark.slow]
+
+
+@pytest.fixture(scope="module")
+def cats() -> list[bytes]:
+    """Thirty photos of one cat, enough for clusters and an audit."""
+    cat = Image.fromarray(skimage.data.chelsea()).resize((160, 106))
+    return [encoded(ImageEnhance.Brightness(cat).enhance(0.7 + n / 50), "PNG") for n in range(30)]
+
+
+@pytest.fixture
+def work(browser: Browser, tmp_path: Path) -> Iterator[Page]:
+    """The page of a service with jobs of its own."""
+    jobs = {"GRADCAM_JOBS": str(tmp_path / "jobs"), "GRADCAM_DEADLINE_SECONDS": "300"}
+    with (
+        serving(**jobs) as (process, http),
+        browser.new_page(viewport={"width": 1280, "height": 900}) as page,
+    ):
+        until_ready(process, http)
+        page.set_default_timeout(READY)
+        page.goto(str(http.base_url))
+        yield page
+
+
+def test_a_strip_becomes_a_job_with_results_and_clusters(work: Page, cats: list[bytes]) -> None:
+    take(work, *cats)
+    explained(work)
+    work.get_by_role("button", name="Work").click()
+    expect(work.locator("#drift")).to_contain_text("There is no reference to compare them with")
+    work.locator("#job").click()
+    job = work.locator(".jobs > li").first
+    expect(job).to_contain_text("done: 30 done", timeout=4 * READY)
+    expect(job.locator(".grid").first.locator("li")).to_have_count(24)
+    expect(job.locator(".grid li").first).to_contain_text("Egyptian cat")
+    width = "image => image.complete && image.naturalWidth"
+    work.wait_for_function(
+        "[...document.querySelectorAll('.jobs .grid img')].some((image) => image.naturalWidth)"
+    )
+    assert work.locator(".jobs .grid img").first.evaluate(width) == 160
+    expect(job).to_contain_text(re.compile(r"Egyptian cat: \d+ maps"))
+    job.locator(".grid button.map").first.click()  # to where one looks at it
+    explained(work)
+    assert "room" not in state(work)
+
+
+def test_an_audit_of_the_strip_says_what_it_finds(work: Page, cats: list[bytes]) -> None:
+    take(work, *cats[:20])
+    explained(work)
+    work.goto(work.url + "&room=work")
+    work.reload()
+    expect(work.locator("#audit")).to_be_disabled()  # photos of the strip do not come back
+    work.get_by_role("button", name="Look", exact=True).click()
+    take(work, *cats[:20])
+    explained(work)
+    work.get_by_role("button", name="Work").click()
+    work.locator("#audit").click()
+    audit = work.locator(".jobs > li").first
+    expect(audit).to_contain_text("Audit of efficientnet-lite0")
+    expect(audit).to_contain_text("photos are measured", timeout=4 * READY)
+    audit.get_by_role("button", name="Cancel").click()
+    expect(audit).to_contain_text("cancelled")
+
+
+def test_a_job_that_is_refused_says_why(work: Page, cat: bytes) -> None:
+    take(work, cat)
+    explained(work)
+    work.get_by_role("button", name="Work").click()
+    work.locator("#audit").click()
+    expect(work.get_by_role("alert").last).to_contain_text("20")
+    work.locator("#job").click()
+    expect(work.locator(".jobs > li").first).to_contain_text("done: 1 done", timeout=2 * READY)
