@@ -20,7 +20,7 @@ from cam.hooks.inference import evaluating
 from cam.methods import Method, method_named
 from cam.outputs.detection import unfiltered
 from cam.outputs.logit_layers import logit_layers
-from cam.outputs.output import one_each, outputs_of, size_of, total
+from cam.outputs.output import forward, total
 from cam.outputs.reading import AUTO, Reading
 from cam.positions.levels import levels_of
 from cam.positions.locate import locate, no_tensor
@@ -200,9 +200,7 @@ def _ran(model: nn.Module, image: Tensor, reading: Reading) -> _Pass:
                 scope.callback(module.register_forward_hook(partial(note, name)).remove)
         probe = image.detach().clone().requires_grad_()
         # The model gets a clone, because it may not change a leaf in place.
-        raw = model(probe.clone())
-        said = outputs_of(raw, size=size_of(image), reading=reading, batch=len(image))
-        said = one_each(said, probe)
+        said = forward(model, probe.clone(), reading)
         by_layer = _by_layer(outputs, runs)
         return _Pass(
             outputs=by_layer,

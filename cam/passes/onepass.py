@@ -22,16 +22,7 @@ from cam.methods import METHODS
 from cam.methods.head import PooledHead
 from cam.outputs.logit_layers import logit_layers, no_evidence
 from cam.outputs.meaning import resolve_reading
-from cam.outputs.output import (
-    Output,
-    detached,
-    looked_at,
-    one_each,
-    outputs_of,
-    scale_of,
-    size_of,
-    watching,
-)
+from cam.outputs.output import Output, detached, forward, outputs_of, scale_of, size_of, watching
 from cam.outputs.reading import AUTO, Reading, logits_of
 from cam.passes.composition import ComputedMap, compose, score_of
 from cam.passes.maps import Signals, maps_of, of_levels
@@ -78,9 +69,7 @@ def explain_batch(
     reading, _ = resolve_reading(model, images[:1], reading)
     if not any(question.targets for question in questions):  # only predictions are asked for
         with evaluating(model), torch.inference_mode():
-            raw = model(images)
-            said = outputs_of(raw, size=size_of(images), reading=reading, batch=len(images))
-            said = detached(one_each(said, images))
+            said = detached(forward(model, images, reading))
         return [
             compose(question, question.resolve(output), output, [])
             for question, output in zip(questions, cycle(said), strict=False)
@@ -101,17 +90,11 @@ def explain_batch(
         with (
             evaluating(model),
             Capture(model, layers, trunk="train" if graph else "inference") as capture,
-            watching(model, looks) as seen,
         ):
-            raw = model(images)
+            outputs = forward(model, images, reading, layers=looks, located=located)
             if capture.interrupted and not graph:
                 graph = True
                 continue
-            looked = looked_at(seen, looks, images, located)
-            outputs = outputs_of(
-                raw, looked, size=size_of(images), reading=reading, batch=len(images)
-            )
-            outputs = one_each(outputs, images)
             grids = located.grids(capture.activations, images)
             own = logit_layers(outputs[0], capture.outputs)
             answers = answer(questions, outputs, capture, grids, unrecorded=capture.unrecorded)

@@ -21,14 +21,7 @@ from cam.methods.progress import finish as finish
 from cam.methods.subject import Attribution, Subject, never
 from cam.outputs.logit_layers import logit_layers, no_evidence
 from cam.outputs.meaning import resolve_reading
-from cam.outputs.output import (
-    detached,
-    looked_at,
-    one_each,
-    outputs_of,
-    size_of,
-    watching,
-)
+from cam.outputs.output import detached, forward, size_of
 from cam.outputs.reading import AUTO, Reading
 from cam.passes.augmentation import explain_augmented
 from cam.passes.composition import ComputedMap, compose
@@ -76,15 +69,13 @@ def explain_in_steps(
     with ExitStack() as scope:
         scope.enter_context(evaluating(model))
         capture = scope.enter_context(Capture(model, named))
-        seen = scope.enter_context(watching(model, question.looks_at))
         records = {
             layer: scope.enter_context(recorded(model, layer))
             for layer in (layers if method.replays else ())
         }
-        raw = model(one.clone())  # a clone, because the model may change its input in place
-        looked = looked_at(seen, question.looks_at, one, located)
-        rows = outputs_of(raw, looked, size=size_of(one), reading=reading, batch=1)
-        (output,) = one_each(rows, one)
+        # A clone, because the model may change its input in place.
+        copy, looks = one.clone(), question.looks_at
+        (output,) = forward(model, copy, reading, layers=looks, located=located)
         outputs, interrupted = capture.activations, capture.interrupted
         own = logit_layers(output, capture.outputs)
     grids = located.grids(outputs, one)
