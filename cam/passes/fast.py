@@ -240,25 +240,15 @@ class AtLeaf:
     `cam.passes.maps.Signals`."""
 
     def __init__(self, layer: str, leaf: Tensor, activation: Tensor) -> None:
-        self._layer, self._leaf, self._activation = layer, leaf, activation
-        self._gradient: Tensor | None = None
-
-    @property
-    def activations(self) -> dict[str, Tensor]:
-        return {self._layer: self._activation}
-
-    @property
-    def outputs(self) -> dict[str, Tensor]:
-        return {self._layer: self._activation}
-
-    @property
-    def reached(self) -> dict[str, Tensor]:
-        return {} if self._gradient is None else {self._layer: self._gradient}
+        self._layer, self._leaf = layer, leaf
+        self.activations = self.outputs = {layer: activation}
+        self.reached: dict[str, Tensor] = {}
 
     def backward(self, score: Tensor, *, retain_graph: bool = False) -> None:
-        (self._gradient,) = torch.autograd.grad(
+        (gradient,) = torch.autograd.grad(
             score, self._leaf, retain_graph=retain_graph, allow_unused=True
         )
+        self.reached = {} if gradient is None else {self._layer: gradient}
 
 
 def answer_at_leaf(

@@ -19,7 +19,7 @@ from cam.hooks.grids import Grid
 from cam.hooks.inference import evaluating
 from cam.hooks.precision import full_precision
 from cam.methods import METHODS
-from cam.methods.head import PooledHead
+from cam.methods.head import HeadSignals, PooledHead
 from cam.outputs.logit_layers import logit_layers, no_evidence
 from cam.outputs.meaning import resolve_reading
 from cam.outputs.output import Output, detached, forward, outputs_of, scale_of, size_of, watching
@@ -160,7 +160,7 @@ def answer_by_head(
     """Answer one question or several for each image from the output of the head's layer and the
     logits, both (B, …), of a forward pass without a graph."""
     with torch.inference_mode(False), torch.enable_grad():
-        signals = head.signals(output, logits)
+        signals = HeadSignals(head, output, logits)
         outputs = outputs_of(signals.logits, size=size_of(images), reading=reading.of_logits)
         return answer(questions, outputs, signals, signals.grids)
 
