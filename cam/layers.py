@@ -147,17 +147,32 @@ class _Pass:
     """Number of a detector's detections; None for other models."""
 
     def problem(self, name: str, module: nn.Module, location: Location | None) -> str | None:
-        """Return the reason why a layer cannot be explained; None if it can."""
+        """Return the reason why no map can be made at a layer, or None if a map can be made."""
         if isinstance(module, torch.jit.ScriptModule):
             return "it is TorchScript, which runs no hooks"
-        times = 1 if call_of(name)[1] else self.runs[name]
+        runs = 1 if call_of(name)[1] else self.runs[name]
+        if runs == 0:
+            return "it does not run in a forward pass"
+        output, gradient = self.outputs.get(name), self.gradients.get(name)
+        if not isinstance(output, Tensor):
+            return no_tensor(output)
+        if runs > 1:
+            return (
+                f"it runs {runs} times in a forward pass; name the block around it, or one of its "
+                "calls"
+            )
+        if location is None:
+            return f"its output {tuple(output.shape[1:])} is {NO_GRID}"
+        if location.grid is None:
+            return location.problem
         # A detector may find nothing (in noise): then it is not known on which layers it depends.
-        known = self.detections != 0
-        gradient = self.gradients.get(name)
-        problem = _problem(self.outputs.get(name), times, location, gradient, known=known)
-        if problem == INDEPENDENT and self.frozen & {name, f"{name}#1"}:
-            return GRADIENTS_OFF
-        return problem
+        if self.detections == 0:
+            return None
+        if gradient is None:
+            return GRADIENTS_OFF if self.frozen & {name, f"{name}#1"} else INDEPENDENT
+        if gradient.any() and not location.grid.apply(gradient).any():
+            return "the model's output depends on its class token alone"
+        return None
 
 
 def _ran(model: nn.Module, image: Tensor, reading: Reading) -> _Pass:
@@ -461,31 +476,3 @@ def _rectified(output: Any) -> bool:
     """Return whether no number of the output is below 0."""
     real = isinstance(output, Tensor) and output.is_floating_point()
     return real and bool((output.detach() >= 0).all())
-
-
-def _problem(
-    output: Any, runs: int, location: Location | None, gradient: Tensor | None, *, known: bool
-) -> str | None:
-    """Return the reason why no map can be made at a layer, or None if a map can be made.
-
-    `known` is whether the survey could determine on which layers the model's output depends.
-    """
-    if runs == 0:
-        return "it does not run in a forward pass"
-    if not isinstance(output, Tensor):
-        return no_tensor(output)
-    if runs > 1:
-        return (
-            f"it runs {runs} times in a forward pass; name the block around it, or one of its calls"
-        )
-    if location is None or location.grid is None:
-        return (
-            location.problem if location else f"its output {tuple(output.shape[1:])} is {NO_GRID}"
-        )
-    if not known:
-        return None
-    if gradient is None:
-        return INDEPENDENT
-    if gradient.any() and not location.grid.apply(gradient).any():
-        return "the model's output depends on its class token alone"
-    return None
