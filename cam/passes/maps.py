@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from typing import Protocol
 
 import numpy as np
@@ -19,7 +19,7 @@ from cam.methods import METHODS
 from cam.methods.apply import apply
 from cam.methods.components import LEAST_GAP
 from cam.methods.method import load
-from cam.passes.composition import ComputedMap, alike
+from cam.passes.composition import ComputedMap, joined
 from cam.positions.levels import ancestors, ends
 
 
@@ -134,21 +134,22 @@ def of_levels(
 ) -> dict[str, ComputedMap | CamError]:
     """Make one map of the maps of several layers, named after the layers, by `Method.fusion`. Of a
     detector's levels, those that the score reaches are used."""
-    if METHODS[method].levels == "stages":
-        return _of_stages(method, computed)
+    described = METHODS[method]
+    assert described.fusion is not None, "a method with levels has one"
+    stages = described.levels == "stages"
     failed: dict[str, ComputedMap | CamError] = {
         name: map_
         for name, map_ in computed.items()
-        if isinstance(map_, CamError) and not isinstance(map_, NoGradientPath)
+        if isinstance(map_, CamError) and (stages or not isinstance(map_, NoGradientPath))
     }
     if failed:
         return failed
-    reached = {
+    maps = {
         name: map_
         for name, map_ in computed.items()
-        if isinstance(map_, ComputedMap) and map_.reached
+        if isinstance(map_, ComputedMap) and (stages or map_.reached)
     }
-    if not reached:
+    if not maps:
         names = ", ".join(map(repr, computed))
         return {
             " + ".join(computed): NoGradientPath(
@@ -156,37 +157,10 @@ def of_levels(
                 "makes its boxes from"
             )
         }
-    last = ends(set(reached), ancestors({name: signals.outputs[name] for name in reached}))
-    chosen = {name: map_ for name, map_ in reached.items() if name in last}
-    maps = dict(zip(chosen, alike(list(chosen.values())), strict=True))
-    fused = _fused(method, maps)
-    placement = next(iter(maps.values())).placement
-    return {" + ".join(chosen): ComputedMap(fused, placement=placement)}
-
-
-def _of_stages(
-    method: str, maps: dict[str, ComputedMap | CamError]
-) -> dict[str, ComputedMap | CamError]:
-    """Make one map of the maps of all layers, or return the layers' errors if there are any."""
-    failed: dict[str, ComputedMap | CamError] = {
-        name: map_ for name, map_ in maps.items() if isinstance(map_, CamError)
-    }
-    if failed:
-        return failed
-    some = {name: map_ for name, map_ in maps.items() if isinstance(map_, ComputedMap)}
-    good = dict(zip(some, alike(list(some.values())), strict=True))
-    told = tuple(warning for map_ in good.values() for warning in map_.warnings)
-    fused = _fused(method, good)
-    reached = all(map_.reached for map_ in good.values())
-    placement = next(iter(good.values())).placement
-    return {" + ".join(good): ComputedMap(fused, None, told, reached, None, placement)}
-
-
-def _fused(method: str, maps: Mapping[str, ComputedMap]) -> NDArray[np.float32]:
-    fusion = METHODS[method].fusion
-    assert fusion is not None, "a method with levels has one"
-    fused: NDArray[np.float32] = load(fusion)({name: map_.map for name, map_ in maps.items()})
-    return fused
+    if not stages:
+        last = ends(set(maps), ancestors({name: signals.outputs[name] for name in maps}))
+        maps = {name: map_ for name, map_ in maps.items() if name in last}
+    return {**joined(maps, load(described.fusion), all)}
 
 
 def _close(way: str, layer: str, ratio: float, dtype: torch.dtype) -> tuple[str, ...]:
