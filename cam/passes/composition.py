@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -17,6 +17,7 @@ from cam.explanation import Answer, Explanation, Map, Question
 from cam.methods import INPUT, METHODS
 from cam.methods.method import load
 from cam.methods.progress import Completeness, Passes
+from cam.outputs.logit_layers import no_evidence
 from cam.outputs.output import Output
 from cam.targets import Target
 
@@ -128,9 +129,14 @@ def compose(
     targets: list[Target] | CamError,
     output: Output,
     computed: list[dict[str, ComputedMap | CamError]],
+    own: Collection[str] = (),
 ) -> Answer | CamError:
     """Compose an image's answer from its resolved targets, the model's output, and the map of each
-    layer for each target. If there are errors among these, return the first one."""
+    layer for each target. If there are errors among these, return the first one.
+
+    Args:
+        own: the layers that return the model's own output: see `logit_layers`.
+    """
     if isinstance(targets, CamError):
         return targets
     explanations = []
@@ -161,6 +167,7 @@ def compose(
                 warnings=(
                     *_blind(question),
                     *map_.warnings,
+                    *(no_evidence(layer) for layer in name.split(" + ") if layer in own),
                     *_incomplete(question, map_.completeness),
                     *_partial(map_.passes),
                 ),

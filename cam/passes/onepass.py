@@ -20,7 +20,7 @@ from cam.hooks.inference import evaluating
 from cam.hooks.precision import full_precision
 from cam.methods import METHODS
 from cam.methods.head import HeadSignals, PooledHead
-from cam.outputs.logit_layers import logit_layers, no_evidence
+from cam.outputs.logit_layers import logit_layers
 from cam.outputs.meaning import resolve_reading
 from cam.outputs.output import Output, detached, forward, outputs_of, scale_of, size_of, watching
 from cam.outputs.reading import AUTO, Reading, logits_of
@@ -96,29 +96,11 @@ def explain_batch(
                 graph = True
                 continue
             grids = located.grids(capture.activations, images)
-            own = logit_layers(outputs[0], capture.outputs)
             answers = answer(questions, outputs, capture, grids, unrecorded=capture.unrecorded)
         return [
-            _advised(model, images[turn % len(images)][None], _told(answer, own), reading)
+            _advised(model, images[turn % len(images)][None], answer, reading)
             for turn, answer in enumerate(answers)
         ]
-
-
-def _told(answer: Answer | CamError, own: set[str]) -> Answer | CamError:
-    """Return the answer with a warning for each map at a layer of `own`, which returns logits."""
-    if isinstance(answer, CamError) or not own:
-        return answer
-    explanations = [
-        replace(
-            explanation,
-            warnings=(
-                *explanation.warnings,
-                *map(no_evidence, own & {*explanation.layer.split(" + ")}),
-            ),
-        )
-        for explanation in answer.explanations
-    ]
-    return replace(answer, explanations=tuple(explanations))
 
 
 def _advised(
@@ -193,7 +175,7 @@ def _answer_one_each(
     *,
     retain_graph: bool,
 ) -> list[Answer | CamError]:
-    said = detached(outputs)
+    said, own = detached(outputs), logit_layers(outputs[0], signals.outputs)
     asked = [question.resolve(output) for question, output in zip(questions, said, strict=True)]
     rounds = max(
         (len(targets) for targets in asked if not isinstance(targets, CamError)), default=0
@@ -237,7 +219,7 @@ def _answer_one_each(
                 computed = of_levels(questions[item].method, computed, signals)
             maps[item].append(computed)
     return [
-        compose(question, targets, output, maps)
+        compose(question, targets, output, maps, own)
         for question, targets, output, maps in zip(questions, asked, said, maps, strict=True)
     ]
 

@@ -19,7 +19,7 @@ from cam.methods import INPUT, method_named
 from cam.methods.method import load
 from cam.methods.progress import finish as finish
 from cam.methods.subject import Attribution, Subject, never
-from cam.outputs.logit_layers import logit_layers, no_evidence
+from cam.outputs.logit_layers import logit_layers
 from cam.outputs.meaning import resolve_reading
 from cam.outputs.output import detached, forward, size_of
 from cam.outputs.reading import AUTO, Reading
@@ -102,16 +102,15 @@ def explain_in_steps(
             stop=stop,
         )
         attribution = yield from steps_in_full_precision(load(method.function)(subject))
-        warnings = (no_evidence(layer),) if layer in own else ()
         for computed, of_target in zip(
-            _computed(attribution, subject, warnings, signed=question.signed), maps, strict=True
+            _computed(attribution, subject, signed=question.signed), maps, strict=True
         ):
             of_target[layer] = computed
-    return compose(question, targets, said, maps)
+    return compose(question, targets, said, maps, own)
 
 
 def _computed(
-    attribution: Attribution, subject: Subject, warnings: tuple[str, ...], *, signed: bool
+    attribution: Attribution, subject: Subject, *, signed: bool
 ) -> list[ComputedMap | CamError]:
     """Return a method's map of each target at the subject's layer."""
     values = attribution.maps if signed else attribution.maps.relu()
@@ -120,9 +119,7 @@ def _computed(
     at_grid = values.shape[1:] == (grid.height, grid.width)
     placement = grid.placement if at_grid else None
     return [
-        ComputedMap(
-            map_.numpy(), complete, warnings, passes=attribution.passes, placement=placement
-        )
+        ComputedMap(map_.numpy(), complete, passes=attribution.passes, placement=placement)
         if bool(map_.isfinite().all())
         else NonFinite(f"a score at {subject.layer!r} is not finite")
         for map_, complete in zip(values.cpu(), sums, strict=True)
