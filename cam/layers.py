@@ -315,14 +315,8 @@ def _feeds_calls(layers: list[Layer], position: int) -> bool:
 
 
 def level_layers(layers: list[Layer]) -> tuple[str, ...]:
-    """Return the layers of a `survey` from which a detector's boxes are computed. For a model
-    without such layers, return the default layer alone.
-
-    Raises:
-        NoTargetLayer: if there is no default layer.
-    """
-    levels = tuple(layer.name for layer in layers if layer.level)
-    return levels or (default_layer(layers),)
+    """Return the layers of a `survey` from which a detector's boxes are computed."""
+    return tuple(layer.name for layer in layers if layer.level)
 
 
 def declare_layers(model: nn.Module, layers: Mapping[str, str]) -> None:
@@ -364,7 +358,7 @@ def method_layers(
         return (declared[method.name],)
     default = declared.get(AUTO_LAYER) or default_layer(layers)
     if method.levels == "boxes":
-        return level_layers(layers) if any(layer.level for layer in layers) else (default,)
+        return level_layers(layers) or (default,)
     if method.levels == "stages":
         # RefineCAM multiplies maps of Grad-CAM++, so its last layer is the one best for these.
         return stage_layers(layers, declared.get("gradcam++", default))

@@ -17,7 +17,6 @@ from typing import Final
 
 from cam.errors import UnknownMethod, did_you_mean
 from cam.methods.method import INPUT as INPUT
-from cam.methods.method import Cost as Cost
 from cam.methods.method import Method as Method
 
 GROUP: Final = "gradcam.methods"

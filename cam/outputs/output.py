@@ -25,9 +25,9 @@ from cam.outputs.reading import (
     activation_for,
     classes_of,
     features_of,
+    logits_of,
     probabilities_of,
 )
-from cam.outputs.reading import logits_of as logits_of
 
 Kind = Literal["classes", "segments", "detections", "value", "features"]
 NOWHERE: Final = Located({})

@@ -81,11 +81,6 @@ def test_minmax_of_a_constant_is_zero() -> None:
         np.testing.assert_array_equal(minmax(np.full((2, 2), value, np.float32)), np.zeros((2, 2)))
 
 
-def test_minmax_of_a_region_ignores_the_rest() -> None:
-    values = np.array([[0, 2, 3, 0]], np.float32)
-    np.testing.assert_allclose(minmax(values, Region(1, 0, 2, 1)), [[0, 0, 1, 0]])
-
-
 def test_the_heat_at_the_border_worked_by_hand() -> None:
     assert border(np.ones((7, 7), np.float32)) == pytest.approx(1 - 0.8**2)
     assert border(np.ones((2, 9), np.float32)) == pytest.approx(1 - 0.8**2)
