@@ -11,13 +11,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from cam.errors import CamError, NoGradientPath, NonFinite
+from cam.errors import CamError, MethodUnsuited, NoGradientPath, NonFinite
 from cam.explanation import Question
 from cam.hooks.capture import no_path
 from cam.hooks.grids import Grid
 from cam.methods import METHODS
-from cam.methods.apply import apply
-from cam.methods.components import LEAST_GAP
+from cam.methods.components import LEAST_GAP, Component, projected
+from cam.methods.gradient_weights import weighted_sum
 from cam.methods.method import load
 from cam.passes.composition import ComputedMap, joined
 from cam.positions.levels import ancestors, ends
@@ -110,6 +110,40 @@ def maps_of(
                 else problem
             )
     return computed
+
+
+def apply(
+    method: str, activations: Tensor, gradients: Tensor, *, eigen: bool = False
+) -> tuple[Tensor, Tensor | None]:
+    """Return the maps of a method of one pass, float32 (n, h, w), and their `Component.ratio`.
+
+    The maps are not normalised. They are computed in float32 or better, whatever the model's
+    precision. The relu, which comes last unless the caller asks for a `signed` map, is left to the
+    caller. With `eigen`, the maps of a method that returns weights are projections on the first
+    principal component of the weighted activations, instead of their sum. The ratio, (n,), is None
+    where the maps are not projections on a leading component.
+
+    Raises:
+        MethodUnsuited: if the method's function returns another shape.
+    """
+    computed = load(METHODS[method].function)(activations, gradients)
+    count, channels, *cells = activations.shape
+    if METHODS[method].formula == "map":
+        maps, ratio = computed if isinstance(computed, Component) else (computed, None)
+        _require(method, maps, [(count, *cells)])
+        return maps, ratio
+    _require(method, computed, [tuple(activations.shape), (count, channels, 1, 1)])
+    if eigen:
+        return projected(computed * activations.float())
+    return weighted_sum(computed, activations), None
+
+
+def _require(method: str, computed: Tensor, shapes: list[tuple[int, ...]]) -> None:
+    if tuple(computed.shape) not in shapes:
+        raise MethodUnsuited(
+            f"the function of {method!r} returned {tuple(computed.shape)}; it must return "
+            f"{' or '.join(map(str, shapes))}"
+        )
 
 
 def _used(activations: Tensor, maps: Tensor) -> list[NDArray[np.float32] | None]:
