@@ -6,7 +6,6 @@ from collections import Counter
 from collections.abc import Mapping, Set
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any, Final
 from weakref import WeakKeyDictionary
 
@@ -14,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from cam.errors import NoTargetLayer
-from cam.hooks.calls import call_of
+from cam.hooks.calls import Modules, call_of, hooked
 from cam.hooks.grids import NO_GRID, STACKED, Grid, Location
 from cam.hooks.inference import evaluating
 from cam.methods import Method, method_named
@@ -210,9 +209,7 @@ def _ran(model: nn.Module, image: Tensor, reading: Reading) -> _Pass:
         scope.enter_context(unfiltered(model))
         scope.enter_context(torch.inference_mode(False))
         scope.enter_context(torch.enable_grad())
-        for name, module in model.named_modules():
-            if name and not isinstance(module, torch.jit.ScriptModule):
-                scope.callback(module.register_forward_hook(partial(note, name)).remove)
+        scope.enter_context(hooked(Modules(model), note))
         probe = image.detach().clone().requires_grad_()
         # The model gets a clone, because it may not change a leaf in place.
         said = forward(model, probe.clone(), reading)

@@ -9,16 +9,14 @@ that is computed from the logits.
 
 from __future__ import annotations
 
-from contextlib import ExitStack
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from cam.errors import MethodUnsuited
-from cam.hooks.calls import Modules
+from cam.hooks.calls import Modules, hooked
 from cam.hooks.grids import Grid
 from cam.hooks.inference import evaluating
 from cam.hooks.quantised import is_quantised, weights_of
@@ -98,11 +96,8 @@ def pooled_head(
         for name, module in modules.items()
         if name and (isinstance(module, nn.Linear | nn.Conv2d) or is_quantised(module))
     ]
-    with ExitStack() as scope:
-        scope.enter_context(evaluating(model))
-        scope.enter_context(torch.no_grad())
-        for name in {*heads, layer}:
-            scope.callback(modules[name].register_forward_hook(partial(note, name)).remove)
+    noted = {name: modules[name] for name in (*heads, layer)}
+    with evaluating(model), torch.no_grad(), hooked(noted, note):
         # A copy, because the model may change its input in place.
         logits = logits_of(model(image.clone()), reading, batch=len(image))
     if logits.ndim == 2 and isinstance(outputs.get(layer), Tensor):

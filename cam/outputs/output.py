@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import Any, Final, Literal
 
 import torch
 from torch import Tensor, nn
 
 from cam.errors import LayerDidNotRun, NotLogits, ScriptedModel, unknown_layer
-from cam.hooks.calls import Modules
+from cam.hooks.calls import Modules, hooked
 from cam.hooks.grids import Located
 from cam.outputs.detection import Detections as Detections
 from cam.outputs.detection import detections_of
@@ -216,13 +215,12 @@ def watching(model: nn.Module, layers: Iterable[str]) -> Iterator[dict[str, Tens
             # A copy, because a later operation may change the output in place.
             seen[name] = output.clone()
 
-    with ExitStack() as scope:
-        for name in names:
-            if name not in modules:
-                if name and name in every:
-                    raise ScriptedModel(f"layer {name!r} is TorchScript, which runs no hooks")
-                raise unknown_layer(name, every)
-            scope.callback(modules[name].register_forward_hook(partial(note, name)).remove)
+    for name in names:
+        if name not in modules:
+            if name and name in every:
+                raise ScriptedModel(f"layer {name!r} is TorchScript, which runs no hooks")
+            raise unknown_layer(name, every)
+    with hooked({name: modules[name] for name in names}, note):
         yield seen
 
 
