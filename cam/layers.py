@@ -6,7 +6,6 @@ from collections import Counter
 from collections.abc import Mapping, Set
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any, Final
 from weakref import WeakKeyDictionary
 
@@ -14,13 +13,13 @@ import torch
 from torch import Tensor, nn
 
 from cam.errors import NoTargetLayer
-from cam.hooks.calls import call_of
+from cam.hooks.calls import Modules, call_of, hooked
 from cam.hooks.grids import NO_GRID, STACKED, Grid, Location
 from cam.hooks.inference import evaluating
 from cam.methods import Method, method_named
 from cam.outputs.detection import unfiltered
 from cam.outputs.logit_layers import logit_layers
-from cam.outputs.output import one_each, outputs_of, size_of, total
+from cam.outputs.output import forward, total
 from cam.outputs.reading import AUTO, Reading
 from cam.positions.levels import levels_of
 from cam.positions.locate import locate, no_tensor
@@ -147,17 +146,32 @@ class _Pass:
     """Number of a detector's detections; None for other models."""
 
     def problem(self, name: str, module: nn.Module, location: Location | None) -> str | None:
-        """Return the reason why a layer cannot be explained; None if it can."""
+        """Return the reason why no map can be made at a layer, or None if a map can be made."""
         if isinstance(module, torch.jit.ScriptModule):
             return "it is TorchScript, which runs no hooks"
-        times = 1 if call_of(name)[1] else self.runs[name]
+        runs = 1 if call_of(name)[1] else self.runs[name]
+        if runs == 0:
+            return "it does not run in a forward pass"
+        output, gradient = self.outputs.get(name), self.gradients.get(name)
+        if not isinstance(output, Tensor):
+            return no_tensor(output)
+        if runs > 1:
+            return (
+                f"it runs {runs} times in a forward pass; name the block around it, or one of its "
+                "calls"
+            )
+        if location is None:
+            return f"its output {tuple(output.shape[1:])} is {NO_GRID}"
+        if location.grid is None:
+            return location.problem
         # A detector may find nothing (in noise): then it is not known on which layers it depends.
-        known = self.detections != 0
-        gradient = self.gradients.get(name)
-        problem = _problem(self.outputs.get(name), times, location, gradient, known=known)
-        if problem == INDEPENDENT and self.frozen & {name, f"{name}#1"}:
-            return GRADIENTS_OFF
-        return problem
+        if self.detections == 0:
+            return None
+        if gradient is None:
+            return GRADIENTS_OFF if self.frozen & {name, f"{name}#1"} else INDEPENDENT
+        if gradient.any() and not location.grid.apply(gradient).any():
+            return "the model's output depends on its class token alone"
+        return None
 
 
 def _ran(model: nn.Module, image: Tensor, reading: Reading) -> _Pass:
@@ -195,14 +209,10 @@ def _ran(model: nn.Module, image: Tensor, reading: Reading) -> _Pass:
         scope.enter_context(unfiltered(model))
         scope.enter_context(torch.inference_mode(False))
         scope.enter_context(torch.enable_grad())
-        for name, module in model.named_modules():
-            if name and not isinstance(module, torch.jit.ScriptModule):
-                scope.callback(module.register_forward_hook(partial(note, name)).remove)
+        scope.enter_context(hooked(Modules(model), note))
         probe = image.detach().clone().requires_grad_()
         # The model gets a clone, because it may not change a leaf in place.
-        raw = model(probe.clone())
-        said = outputs_of(raw, size=size_of(image), reading=reading, batch=len(image))
-        said = one_each(said, probe)
+        said = forward(model, probe.clone(), reading)
         by_layer = _by_layer(outputs, runs)
         return _Pass(
             outputs=by_layer,
@@ -302,14 +312,8 @@ def _feeds_calls(layers: list[Layer], position: int) -> bool:
 
 
 def level_layers(layers: list[Layer]) -> tuple[str, ...]:
-    """Return the layers of a `survey` from which a detector's boxes are computed. For a model
-    without such layers, return the default layer alone.
-
-    Raises:
-        NoTargetLayer: if there is no default layer.
-    """
-    levels = tuple(layer.name for layer in layers if layer.level)
-    return levels or (default_layer(layers),)
+    """Return the layers of a `survey` from which a detector's boxes are computed."""
+    return tuple(layer.name for layer in layers if layer.level)
 
 
 def declare_layers(model: nn.Module, layers: Mapping[str, str]) -> None:
@@ -351,7 +355,7 @@ def method_layers(
         return (declared[method.name],)
     default = declared.get(AUTO_LAYER) or default_layer(layers)
     if method.levels == "boxes":
-        return level_layers(layers) if any(layer.level for layer in layers) else (default,)
+        return level_layers(layers) or (default,)
     if method.levels == "stages":
         # RefineCAM multiplies maps of Grad-CAM++, so its last layer is the one best for these.
         return stage_layers(layers, declared.get("gradcam++", default))
@@ -463,31 +467,3 @@ def _rectified(output: Any) -> bool:
     """Return whether no number of the output is below 0."""
     real = isinstance(output, Tensor) and output.is_floating_point()
     return real and bool((output.detach() >= 0).all())
-
-
-def _problem(
-    output: Any, runs: int, location: Location | None, gradient: Tensor | None, *, known: bool
-) -> str | None:
-    """Return the reason why no map can be made at a layer, or None if a map can be made.
-
-    `known` is whether the survey could determine on which layers the model's output depends.
-    """
-    if runs == 0:
-        return "it does not run in a forward pass"
-    if not isinstance(output, Tensor):
-        return no_tensor(output)
-    if runs > 1:
-        return (
-            f"it runs {runs} times in a forward pass; name the block around it, or one of its calls"
-        )
-    if location is None or location.grid is None:
-        return (
-            location.problem if location else f"its output {tuple(output.shape[1:])} is {NO_GRID}"
-        )
-    if not known:
-        return None
-    if gradient is None:
-        return INDEPENDENT
-    if gradient.any() and not location.grid.apply(gradient).any():
-        return "the model's output depends on its class token alone"
-    return None

@@ -37,31 +37,23 @@ class Spectrum:
     small clusters, so that k-means finds a group of 1 % of the nodes."""
 
 
-def laplacian(affinity: csr_array) -> csr_array:
-    """Return the normalised Laplacian I − D^−½ A D^−½, where D holds the sums of A's rows.
-
-    Args:
-        affinity: symmetric (n, n), ≥ 0; each row has a positive sum.
-    """
-    from scipy.sparse import csr_array, diags_array, eye_array
-
-    roots = diags_array(1 / np.sqrt(affinity.sum(axis=1)))
-    return csr_array(eye_array(affinity.shape[0]) - roots @ affinity @ roots)
-
-
 def spectrum(affinity: csr_array, count: int) -> Spectrum:
-    """Return the `count` smallest eigenpairs of the normalised Laplacian; fewer if the graph has
-    fewer nodes.
+    """Return the `count` smallest eigenpairs of the normalised Laplacian I − D^−½ A D^−½, where D
+    holds the sums of A's rows; fewer if the graph has fewer nodes.
 
     Each connected component is solved alone: an iteration from one start vector cannot see an
     eigenvalue twice, and 0 is an eigenvalue of every component. The start vectors are fixed, so
     that the result is the same in every run.
+
+    Args:
+        affinity: symmetric (n, n), ≥ 0, with zeros on the diagonal; each row has a positive sum.
     """
     from scipy.linalg import eigh
-    from scipy.sparse.csgraph import connected_components
+    from scipy.sparse import csr_array
+    from scipy.sparse.csgraph import connected_components, laplacian
     from scipy.sparse.linalg import ArpackNoConvergence, eigsh
 
-    matrix = laplacian(affinity)
+    matrix = csr_array(laplacian(affinity, normed=True))
     size = matrix.shape[0]
     _, component = connected_components(matrix, directed=False)
     values: list[Double] = []

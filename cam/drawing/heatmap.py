@@ -92,33 +92,22 @@ def shrink(values: Float, height: int, width: int) -> Float:
     return smaller.astype(np.float32, copy=False)
 
 
-def minmax(values: Float, region: Region | None = None) -> Float:
-    """Scale the values to 0 … 1; with a region, only its values, and the rest becomes 0.
-
-    A constant map becomes all zeros, never NaN.
-    """
+def minmax(values: Float) -> Float:
+    """Scale the values to 0 … 1. A constant map becomes all zeros, never NaN."""
     scaled = np.zeros_like(values, np.float32)
-    inside = region.slices if region else (slice(None), slice(None))
-    part = values[inside]
-    low, high = float(part.min()), float(part.max())
+    low, high = float(values.min()), float(values.max())
     if high > low:
-        np.subtract(part, low, out=scaled[inside])
-        scaled[inside] /= high - low
+        np.subtract(values, low, out=scaled)
+        scaled /= high - low
     return scaled
 
 
-def symmetric(values: Float, region: Region | None = None) -> Float:
-    """Scale signed values to −1 … 1 so that 0 stays 0; with a region, only its values, and the rest
-    becomes 0.
-
-    An all-zero map stays all zeros.
-    """
+def symmetric(values: Float) -> Float:
+    """Scale signed values to −1 … 1 so that 0 stays 0. An all-zero map stays all zeros."""
     scaled = np.zeros_like(values, np.float32)
-    inside = region.slices if region else (slice(None), slice(None))
-    part = values[inside]
-    most = max(float(part.max()), -float(part.min()))
+    most = max(float(values.max()), -float(values.min()))
     if most > 0:
-        np.divide(part, most, out=scaled[inside])
+        np.divide(values, most, out=scaled)
     return scaled
 
 

@@ -27,11 +27,6 @@ _OPENCV: Final[dict[str, int]] = {
     "bone": cv2.COLORMAP_BONE,
 }
 
-
-DIVERGING: Final = ("coolwarm", "bwr")
-"""Colour maps with a neutral middle, for signed maps."""
-
-
 DISTINCT: Final = (
     (31, 119, 180),
     (255, 127, 14),

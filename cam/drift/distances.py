@@ -14,16 +14,12 @@ BINS: Final = 10
 SMOOTHING: Final = 0.5
 """Number of values that each bin holds in addition, on both sides, so that none is empty. With one
 half the logarithm of a share has almost no bias (Haldane 1956, Anscombe 1956)."""
-TERMS: Final = 100
-"""Number of terms of Kolmogorov's series. From the 20th on they are 0 for every λ above 0.2."""
 FARTHEST: Final = 50
 """Largest number of places between two rows whose correlation counts. Videos that take turns are
 noticed if they are at most as many."""
 NO_CHANCE: Final = 4.0
 """A correlation of independent values has a deviation of 1/√n. Of 50 distances and 9 columns, one
 exceeds four deviations in 1.4 % of the windows."""
-CERTAIN: Final = 0.2
-"""Below this λ Kolmogorov's probability is 1 to 12 digits."""
 
 
 def effective(weights: Numbers) -> float:
@@ -73,9 +69,6 @@ def independent(rows: Numbers) -> float:
 def quantiles(values: Numbers, weights: Numbers, shares: Numbers) -> Numbers:
     """Return the smallest values that at least these shares of the weight do not exceed.
 
-    For equal weights it is the inverse of the empirical distribution function
-    (`numpy.quantile(…, method="inverted_cdf")`).
-
     Args:
         values, weights: float64 (n).
         shares: float64 (k), above 0, at most 1.
@@ -83,11 +76,9 @@ def quantiles(values: Numbers, weights: Numbers, shares: Numbers) -> Numbers:
     Returns:
         float64 (k).
     """
-    order = np.argsort(values, kind="stable")
-    reached = np.cumsum(weights[order])
     # Sums of shares such as 0.1 are off by rounding, which must not move an edge by one value.
-    wanted = shares * reached[-1] * (1 - 1e-12)
-    cuts: Numbers = values[order][np.searchsorted(reached, wanted).clip(max=len(values) - 1)]
+    wanted = shares * (1 - 1e-12)
+    cuts: Numbers = np.quantile(values, wanted, weights=weights, method="inverted_cdf")
     return cuts
 
 
@@ -154,12 +145,9 @@ def kolmogorov_probability(distance: float, count: float, live_count: float) -> 
         distance: 0 … 1.
         count, live_count: the numbers of independent values n and m, 1 or more.
     """
-    stretched = math.sqrt(count * live_count / (count + live_count)) * distance
-    if stretched < CERTAIN:
-        return 1.0
-    k = np.arange(1, TERMS)
-    total = 2 * float(((-1.0) ** (k - 1)) @ np.exp(-2 * k**2 * stretched**2))
-    return min(max(total, 0.0), 1.0)
+    from scipy.special import kolmogorov  # takes a while, and only a comparison needs it
+
+    return float(kolmogorov(math.sqrt(count * live_count / (count + live_count)) * distance))
 
 
 def holm(probabilities: Numbers) -> Numbers:

@@ -43,14 +43,13 @@ the same at all pixels would add up over a large region."""
 ITSELF: Final = np.float32(4)
 
 
-def impute(image: Tensor, removed: Tensor, noise: Tensor | None = None) -> Tensor:
+def impute(image: Tensor, removed: Tensor) -> Tensor:
     """Replace removed pixels by what their neighbours tell.
 
     Args:
         image: float (C, H, W).
         removed: bool (n, H, W): the pixels to replace. A mask that removes all pixels leaves
             nothing to tell, and gives zeros.
-        noise: (n, C, H, W), is added to the pixels that are replaced.
 
     Returns:
         float32 (n, C, H, W), on the image's device.
@@ -67,8 +66,7 @@ def impute(image: Tensor, removed: Tensor, noise: Tensor | None = None) -> Tenso
     masks = removed.cpu().numpy()
     with ThreadPoolExecutor(min(len(masks), torch.get_num_threads())) as threads:
         filled = torch.from_numpy(np.stack(list(threads.map(one, masks))))
-    filled = filled.permute(0, 3, 1, 2).contiguous().to(image.device)
-    return filled if noise is None else filled + noise * removed[:, None]
+    return filled.permute(0, 3, 1, 2).contiguous().to(image.device)
 
 
 def _imputed(planes: Planes, mask: NDArray[np.bool_]) -> Planes:

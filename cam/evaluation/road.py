@@ -10,7 +10,6 @@ on linearly in the noise cancels out.
 from __future__ import annotations
 
 import math
-from functools import partial
 
 import numpy as np
 import torch
@@ -69,7 +68,7 @@ def _removed(scorer: Scorer, judged: Judged, *, most: bool) -> Forwards[tuple[fl
             means += np.reshape(likely, (NOISES, -1)).mean(0).tolist()
         return tuple(means)
 
-    return (yield from scorer.remembered(("road", id(judged), most), partial(work)))
+    return (yield from scorer.remembered(("road", id(judged), most), work))
 
 
 def removed_count(percentage: float, pixels: int) -> int:

@@ -6,8 +6,9 @@ modules["conv#2"].register_forward_hook(hook)     # sees the second call of each
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import Any, cast
 
 import torch
@@ -81,6 +82,15 @@ class Modules(dict[str, nn.Module]):
             raise KeyError(name)
         # A `Call` takes hooks as a module does, and nothing else is asked of it.
         return cast(nn.Module, Call(self._model, self[module], number))
+
+
+@contextmanager
+def hooked(modules: Mapping[str, nn.Module], hook: Callable[..., Any]) -> Iterator[None]:
+    """Call `hook(name, module, args, output)` after each run of the modules, in the block."""
+    with ExitStack() as scope:
+        for name, module in modules.items():
+            scope.callback(module.register_forward_hook(partial(hook, name)).remove)
+        yield
 
 
 def call_of(name: str) -> tuple[str, int | None]:

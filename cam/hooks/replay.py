@@ -29,7 +29,7 @@ from cam.errors import (
     MethodUnsuited,
     unknown_layer,
 )
-from cam.hooks.calls import call_of
+from cam.hooks.calls import Modules, call_of, hooked
 from cam.hooks.grids import TOKENS_FIRST
 from cam.hooks.inference import evaluating
 
@@ -72,10 +72,7 @@ def recorded(model: nn.Module, layer: str) -> Iterator[Record]:
             kept = _pytree.tree_map(_copied, output)
             record.trunk.setdefault(name, []).append(kept)
 
-    with ExitStack() as scope:
-        for name, module in modules.items():
-            if name and not isinstance(module, torch.jit.ScriptModule):
-                scope.callback(module.register_forward_hook(partial(note, name)).remove)
+    with hooked(Modules(model), note):
         yield record
 
 

@@ -11,12 +11,12 @@ from __future__ import annotations
 import re
 import warnings
 from collections.abc import Iterator, Mapping
+from functools import partial
 from importlib.metadata import entry_points
 from typing import Final
 
 from cam.errors import UnknownMethod, did_you_mean
 from cam.methods.method import INPUT as INPUT
-from cam.methods.method import Cost as Cost
 from cam.methods.method import Method as Method
 
 GROUP: Final = "gradcam.methods"
@@ -25,117 +25,91 @@ NAME: Final = re.compile(r"[a-z][a-z0-9+_-]{0,63}")
 """What the name of a further method must look like: requests, files and metrics have it."""
 RESERVED: Final = ("auto", "input")
 
+# What the methods of a family have in common; an entry of the table names what is its own.
+_by_weights: Final = partial(Method, cost="one backward", formula="weights", signed=True)
+_by_components: Final = partial(Method, cost="one forward", formula="map", class_dependence="none")
+_in_steps: Final = partial(Method, cost="N forwards", formula="steps", signed=True)
+_at_input: Final = partial(Method, cost="one backward", formula="steps", at="input")
+
 _BUILT_IN: Final[dict[str, Method]] = {
     method.name: method
     for method in (
-        Method(
+        _by_weights(
             "gradcam",
             "channels weighted by their mean gradient",
-            "one backward",
-            "weights",
-            "cam.methods.gradient_weights:gradcam",
-            signed=True,
+            function="cam.methods.gradient_weights:gradcam",
         ),
-        Method(
+        _by_weights(
             "gradcam++",
             "channels weighted by their positive gradients, rare ones more",
-            "one backward",
-            "weights",
-            "cam.methods.gradient_weights:gradcam_plusplus",
-            signed=True,
+            function="cam.methods.gradient_weights:gradcam_plusplus",
         ),
-        Method(
+        _in_steps(
             "smoothgradcam++",
             "the same, its derivatives averaged over noisy copies of the photo",
-            "N backwards",
-            "steps",
-            "cam.methods.derivatives:smoothgradcam_plusplus",
+            function="cam.methods.derivatives:smoothgradcam_plusplus",
+            cost="N backwards",
             budget=25,
-            signed=True,
         ),
-        Method(
+        _by_weights(
             "hirescam",
             "gradient times activation at each position: what the model really used",
-            "one backward",
-            "weights",
-            "cam.methods.gradient_weights:hirescam",
-            signed=True,
+            function="cam.methods.gradient_weights:hirescam",
         ),
-        Method(
+        _by_weights(
             "elementwise",
             "the positive part of gradient times activation, channel by channel",
-            "one backward",
-            "weights",
-            "cam.methods.gradient_weights:elementwise",
+            function="cam.methods.gradient_weights:elementwise",
+            signed=False,
         ),
-        Method(
+        _by_weights(
             "layercam",
             "activations weighted by their own positive gradients: for shallow layers too",
-            "one backward",
-            "weights",
-            "cam.methods.gradient_weights:layercam",
-            signed=True,
+            function="cam.methods.gradient_weights:layercam",
         ),
-        Method(
+        _by_weights(
             "xgradcam",
             "channels weighted by gradients where they are active",
-            "one backward",
-            "weights",
-            "cam.methods.gradient_weights:xgradcam",
-            signed=True,
+            function="cam.methods.gradient_weights:xgradcam",
         ),
-        Method(
+        _in_steps(
             "shapleycam",
             "channels weighted by gradient and curvature, their Shapley value to second order",
-            "two backwards",
-            "steps",
-            "cam.methods.derivatives:shapleycam",
-            signed=True,
+            function="cam.methods.derivatives:shapleycam",
+            cost="two backwards",
         ),
-        Method(
+        _by_weights(
             "finercam",
             "Grad-CAM of what tells the class from the three most like it",
-            "one backward",
-            "weights",
-            "cam.methods.gradient_weights:gradcam",
-            signed=True,
+            function="cam.methods.gradient_weights:gradcam",
             score="cam.methods.comparison:finer",
         ),
-        Method(
+        _by_weights(
             "refinecam",
             "the product of the maps of Grad-CAM++ over the network's stages: a fine map",
-            "one backward",
-            "weights",
-            "cam.methods.gradient_weights:gradcam_plusplus",
+            function="cam.methods.gradient_weights:gradcam_plusplus",
+            signed=False,
             levels="stages",
             fusion="cam.methods.refinement:refined",
         ),
-        Method(
+        _by_weights(
             "odam",
             "of one box of a detector: gradient times activation at the levels it is made from",
-            "one backward",
-            "weights",
-            "cam.methods.gradient_weights:hirescam",
-            signed=True,
+            function="cam.methods.gradient_weights:hirescam",
             levels="boxes",
             fusion="cam.methods.detection:fused_levels",
             score="cam.methods.detection:box_score",
         ),
-        Method(
+        _in_steps(
             "cam",
             "channels weighted as the linear head weights their mean; exact, where there is one",
-            "one forward",
-            "steps",
-            "cam.methods.head:cam",
-            signed=True,
+            function="cam.methods.head:cam",
+            cost="one forward",
         ),
-        Method(
+        _by_components(
             "eigencam",
             "the activations' first principal component, whatever the class",
-            "one forward",
-            "map",
-            "cam.methods.components:eigencam",
-            class_dependence="none",
+            function="cam.methods.components:eigencam",
         ),
         Method(
             "eigengradcam",
@@ -144,67 +118,46 @@ _BUILT_IN: Final[dict[str, Method]] = {
             "map",
             "cam.methods.components:eigengradcam",
         ),
-        Method(
+        _by_components(
             "kpcacam",
             "the activations' first kernel principal component, whatever the class",
-            "one forward",
-            "map",
-            "cam.methods.components:kpcacam",
-            class_dependence="none",
+            function="cam.methods.components:kpcacam",
         ),
-        Method(
+        _by_components(
             "fem",
             "where channels are two standard deviations above their mean, whatever the class",
-            "one forward",
-            "map",
-            "cam.methods.components:fem",
-            class_dependence="none",
+            function="cam.methods.components:fem",
         ),
-        Method(
+        _in_steps(
             "scorecam",
             "channels weighted by the score of the photo seen through them",
-            "N forwards",
-            "steps",
-            "cam.methods.perturbation:scorecam",
+            function="cam.methods.perturbation:scorecam",
             budget=2048,
-            signed=True,
         ),
-        Method(
+        _in_steps(
             "sscam",
             "the same, each channel with noise, ten times",
-            "N forwards",
-            "steps",
-            "cam.methods.perturbation:sscam",
+            function="cam.methods.perturbation:sscam",
             budget=2560,
-            signed=True,
         ),
-        Method(
+        _in_steps(
             "iscam",
             "the same, each channel's part in the photo growing in ten steps",
-            "N forwards",
-            "steps",
-            "cam.methods.perturbation:iscam",
+            function="cam.methods.perturbation:iscam",
             budget=2560,
-            signed=True,
         ),
-        Method(
+        _in_steps(
             "ablationcam",
             "channels weighted by what the score loses without them",
-            "N forwards",
-            "steps",
-            "cam.methods.perturbation:ablationcam",
+            function="cam.methods.perturbation:ablationcam",
             budget=2048,
-            signed=True,
             replays=True,
         ),
-        Method(
+        _in_steps(
             "reciprocam",
             "the score of each position alone; behind a linear head CAM, without a pass",
-            "N forwards",
-            "steps",
-            "cam.methods.perturbation:reciprocam",
+            function="cam.methods.perturbation:reciprocam",
             budget=4096,
-            signed=True,
             replays=True,
         ),
         Method(
@@ -215,68 +168,51 @@ _BUILT_IN: Final[dict[str, Method]] = {
             "cam.methods.optimisation:opticam",
             budget=100,
         ),
-        Method(
+        _at_input(
             "rise",
             "the photo through random masks: nothing but inputs and probabilities",
-            "N forwards",
-            "steps",
-            "cam.methods.perturbation:rise",
-            at="input",
+            function="cam.methods.perturbation:rise",
+            cost="N forwards",
             budget=1000,
         ),
-        Method(
+        _at_input(
             "drise",
             "of one box of a detector: the photo through random masks, and how like it is found",
-            "N forwards",
-            "steps",
-            "cam.methods.detection:drise",
-            at="input",
+            function="cam.methods.detection:drise",
+            cost="N forwards",
             budget=2000,
         ),
-        Method(
+        _in_steps(
             "occlusion",
             "what the probability loses behind a gray window",
-            "N forwards",
-            "steps",
-            "cam.methods.perturbation:occlusion",
+            function="cam.methods.perturbation:occlusion",
             at="input",
             budget=196,
-            signed=True,
         ),
-        Method(
+        _at_input(
             "gradient",
             "how much each pixel matters, either way",
-            "one backward",
-            "steps",
-            "cam.methods.pixels:gradient",
-            at="input",
+            function="cam.methods.pixels:gradient",
         ),
-        Method(
+        _at_input(
             "smoothgrad",
             "the same, averaged over noisy copies of the photo",
-            "N backwards",
-            "steps",
-            "cam.methods.pixels:smoothgrad",
-            at="input",
+            function="cam.methods.pixels:smoothgrad",
+            cost="N backwards",
             budget=25,
         ),
-        Method(
+        _in_steps(
             "integratedgradients",
             "what each pixel adds to the score on the way from gray to the photo",
-            "N backwards",
-            "steps",
-            "cam.methods.pixels:integratedgradients",
+            function="cam.methods.pixels:integratedgradients",
+            cost="N backwards",
             at="input",
             budget=50,
-            signed=True,
         ),
-        Method(
+        _at_input(
             "guidedbackprop",
             "the gradient at each pixel through positive evidence alone: edges",
-            "one backward",
-            "steps",
-            "cam.methods.pixels:guidedbackprop",
-            at="input",
+            function="cam.methods.pixels:guidedbackprop",
             class_dependence="weak",
         ),
         Method(
@@ -286,39 +222,28 @@ _BUILT_IN: Final[dict[str, Method]] = {
             "steps",
             "cam.methods.pixels:guidedgradcam",
         ),
-        Method(
+        _at_input(
             "fullgrad",
             "the score shared out among the pixels and every bias of the network",
-            "one backward",
-            "steps",
-            "cam.methods.biases:fullgrad",
-            at="input",
+            function="cam.methods.biases:fullgrad",
             class_dependence="weak",
         ),
-        Method(
+        _at_input(
             "rollout",
             "attention followed from layer to layer, whatever the class",
-            "one forward",
-            "steps",
-            "cam.methods.attention:rollout",
-            at="input",
+            function="cam.methods.attention:rollout",
+            cost="one forward",
             class_dependence="none",
         ),
-        Method(
+        _at_input(
             "chefer",
             "the same, each layer's attention weighted by its gradient",
-            "one backward",
-            "steps",
-            "cam.methods.attention:chefer",
-            at="input",
+            function="cam.methods.attention:chefer",
         ),
-        Method(
+        _at_input(
             "legrad",
             "how each layer's score rises with its attention",
-            "one backward",
-            "steps",
-            "cam.methods.attention:legrad",
-            at="input",
+            function="cam.methods.attention:legrad",
         ),
     )
 }

@@ -12,7 +12,7 @@ from cam.methods.attention import attention_problems
 from cam.methods.biases import require_biases
 from cam.methods.head import pooled_head
 from cam.methods.perturbation import NO_VALUES
-from cam.outputs.output import outputs_of, size_of
+from cam.outputs.output import forward
 from cam.outputs.reading import AUTO, Reading
 
 
@@ -31,7 +31,7 @@ def unsuited(
     """
     problems = attention_problems(model, image, reading)
     with evaluating(model), GuidedRectifiers() as guided:
-        (output,) = outputs_of(model(image), size=size_of(image), reading=reading, batch=1)
+        (output,) = forward(model, image, reading)
     if not guided.count:
         reason = "it needs rectifiers (ReLU): this model has none"
         problems |= dict.fromkeys(("guidedbackprop", "guidedgradcam"), reason)

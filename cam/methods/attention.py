@@ -21,7 +21,7 @@ from cam.hooks.inference import evaluating
 from cam.hooks.replay import Replay
 from cam.methods.progress import Progress
 from cam.methods.subject import Attribution, Steps, Subject
-from cam.outputs.output import outputs_of, size_of, total, watching
+from cam.outputs.output import forward, total, watching
 from cam.outputs.reading import AUTO, Reading
 from cam.positions.locate import token_grid
 
@@ -102,8 +102,7 @@ def attention_problems(model: nn.Module, image: Tensor, reading: Reading = AUTO)
     of `image`, (1, C, H, W): method name → the reason, as half a sentence."""
 
     def scores(image: Tensor) -> Scores:
-        said = outputs_of(model(image), size=size_of(image), reading=reading, batch=len(image))
-        return (total(said),)
+        return (total(forward(model, image, reading)),)
 
     try:
         attended(model, image, scores)

@@ -9,16 +9,14 @@ that is computed from the logits.
 
 from __future__ import annotations
 
-from contextlib import ExitStack
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from cam.errors import MethodUnsuited
-from cam.hooks.calls import Modules
+from cam.hooks.calls import Modules, hooked
 from cam.hooks.grids import Grid
 from cam.hooks.inference import evaluating
 from cam.hooks.quantised import is_quantised, weights_of
@@ -45,44 +43,26 @@ class PooledHead:
     rectified: bool
     """Whether negative activations are set to 0 before the mean, as in DenseNet."""
 
-    def signals(self, output: Tensor, logits: Tensor) -> HeadSignals:
-        """Return the signals of a forward pass that had this output at the layer and ended in
-        `logits`, (B, C)."""
-        return HeadSignals(self, output, logits)
-
 
 class HeadSignals:
-    """Activations and gradients at the head's layer, without a graph through the model.
-
-    The class implements the protocol `cam.passes.maps.Signals`.
-    """
+    """Activations and gradients at the head's layer, without a graph through the model: the
+    `cam.passes.maps.Signals` of a forward pass that had this `output` at the layer and ended in
+    `logits`, (B, C)."""
 
     def __init__(self, head: PooledHead, output: Tensor, logits: Tensor) -> None:
         self._head = head
         self.grids = {head.layer: head.grid.upright}
-        self._activations = head.grid.apply(output)
+        self.activations = self.outputs = {head.layer: head.grid.apply(output)}
+        self.reached: dict[str, Tensor] = {}
         self.logits = logits.float().clone().requires_grad_()
         """float32 (B, C), a copy of the head's logits: the leaf of every score's graph."""
-        self._gradients: Tensor | None = None
-
-    @property
-    def activations(self) -> dict[str, Tensor]:
-        return {self._head.layer: self._activations}
-
-    @property
-    def outputs(self) -> dict[str, Tensor]:
-        return self.activations
-
-    @property
-    def reached(self) -> dict[str, Tensor]:
-        return {} if self._gradients is None else {self._head.layer: self._gradients}
 
     def backward(self, score: Tensor, *, retain_graph: bool = False) -> None:
         (of_logits,) = torch.autograd.grad(score, self.logits, retain_graph=retain_graph)
-        a = self._activations
+        ((layer, a),) = self.activations.items()
         means = of_logits @ self._head.weights / (a.shape[2] * a.shape[3])
         gradients = means[:, :, None, None].expand(a.shape)
-        self._gradients = gradients * (a > 0) if self._head.rectified else gradients
+        self.reached = {layer: gradients * (a > 0) if self._head.rectified else gradients}
 
 
 def pooled_head(
@@ -116,11 +96,8 @@ def pooled_head(
         for name, module in modules.items()
         if name and (isinstance(module, nn.Linear | nn.Conv2d) or is_quantised(module))
     ]
-    with ExitStack() as scope:
-        scope.enter_context(evaluating(model))
-        scope.enter_context(torch.no_grad())
-        for name in {*heads, layer}:
-            scope.callback(modules[name].register_forward_hook(partial(note, name)).remove)
+    noted = {name: modules[name] for name in (*heads, layer)}
+    with evaluating(model), torch.no_grad(), hooked(noted, note):
         # A copy, because the model may change its input in place.
         logits = logits_of(model(image.clone()), reading, batch=len(image))
     if logits.ndim == 2 and isinstance(outputs.get(layer), Tensor):

@@ -29,8 +29,15 @@ class Method:
     cost: Cost
     """Cost in addition to the forward pass up to the target layer, which all methods share."""
     formula: Formula
-    """What the function returns: the weights of the activations, the map itself, or steps, in which
-    it runs the model. See `cam.methods.apply`."""
+    """What the function returns. A method of one pass works on the target layer's output for n
+    images: activations A and gradients G = ∂y/∂A, float (n, K, h, w), where y is the target's score
+    and K the number of channels. Its function returns
+
+    - `weights` W, float (n, K, h, w) or (n, K, 1, 1): then map = Σ_k W_k ⊙ A_k; see
+      `cam.methods.gradient_weights`; or
+    - the `map`, float (n, h, w), where it is no such sum; see `cam.methods.components`.
+
+    A function that returns `steps` runs the model itself: see `cam.methods.perturbation`."""
     function: Function
     """The function that computes the map."""
     at: Literal["layer", "input"] = "layer"

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -16,15 +15,7 @@ from cam.hooks.grids import Grid, Located
 from cam.hooks.inference import alone, evaluating
 from cam.hooks.replay import Record, Replay
 from cam.methods.progress import Completeness, Passes, Progress
-from cam.outputs.output import (
-    Output,
-    detached,
-    looked_at,
-    one_each,
-    outputs_of,
-    scale_of,
-    watching,
-)
+from cam.outputs.output import Output, detached, forward, outputs_of, scale_of
 from cam.outputs.reading import AUTO, Reading
 from cam.targets import ClassTarget, Target
 
@@ -102,11 +93,11 @@ class Subject:
         """Return the model's outputs for images (n, C, H, W), in eval mode, with a graph if
         gradients are on."""
         looks = dict.fromkeys(name for target in self.targets for name in target.layers)
-        with evaluating(self.model), watching(self.model, looks) as seen:
+        with evaluating(self.model):
             # A copy, because the model may change its input in place, which a leaf does not allow.
-            raw = self.model(images.clone())
-            looked = looked_at(seen, looks, images, self.located)
-            return one_each(self._read(raw, len(images), looked), images)
+            return forward(
+                self.model, images.clone(), self.reading, layers=looks, located=self.located
+            )
 
     def said(self, images: Tensor) -> list[Output]:
         """Return the `outputs` for images (n, C, H, W), `detached`."""
@@ -143,12 +134,8 @@ class Subject:
 
     def replayed_outputs(self, replay: Replay, activations: Tensor) -> list[Output]:
         """Return the model's outputs if the layer's output is replaced by activations (n, …)."""
-        return self._read(replay.output(activations), len(activations))
-
-    def _read(
-        self, raw: Any, batch: int, looked: Mapping[str, Tensor] | None = None
-    ) -> list[Output]:
-        return outputs_of(raw, looked, size=self.size, reading=self.reading, batch=batch)
+        raw = replay.output(activations)
+        return outputs_of(raw, size=self.size, reading=self.reading, batch=len(activations))
 
     def gradients(self, images: Tensor) -> Tensor:
         """Return each target's gradient at each image (n, C, H, W): float32 (targets, n, C, H, W).

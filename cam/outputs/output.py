@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from functools import partial
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 import torch
 from torch import Tensor, nn
 
 from cam.errors import LayerDidNotRun, NotLogits, ScriptedModel, unknown_layer
-from cam.hooks.calls import Modules
+from cam.hooks.calls import Modules, hooked
 from cam.hooks.grids import Located
 from cam.outputs.detection import Detections as Detections
 from cam.outputs.detection import detections_of
@@ -25,11 +24,13 @@ from cam.outputs.reading import (
     activation_for,
     classes_of,
     features_of,
+    logits_of,
     probabilities_of,
 )
-from cam.outputs.reading import logits_of as logits_of
 
 Kind = Literal["classes", "segments", "detections", "value", "features"]
+NOWHERE: Final = Located({})
+"""The locations of no layer."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -202,22 +203,24 @@ def watching(model: nn.Module, layers: Iterable[str]) -> Iterator[dict[str, Tens
         UnknownLayer: if a name is not a module of the model.
         ScriptedModel: if a layer is TorchScript.
     """
-    modules, every = Modules(model), dict(model.named_modules())
     seen: dict[str, Tensor] = {}
+    names = list(dict.fromkeys(layers))
+    if not names:  # to list a model's modules takes milliseconds
+        yield seen
+        return
+    modules, every = Modules(model), dict(model.named_modules())
 
     def note(name: str, module: nn.Module, args: Any, output: Any) -> None:
         if isinstance(output, Tensor):
             # A copy, because a later operation may change the output in place.
             seen[name] = output.clone()
 
-    names = list(dict.fromkeys(layers))
-    with ExitStack() as scope:
-        for name in names:
-            if name not in modules:
-                if name and name in every:
-                    raise ScriptedModel(f"layer {name!r} is TorchScript, which runs no hooks")
-                raise unknown_layer(name, every)
-            scope.callback(modules[name].register_forward_hook(partial(note, name)).remove)
+    for name in names:
+        if name not in modules:
+            if name and name in every:
+                raise ScriptedModel(f"layer {name!r} is TorchScript, which runs no hooks")
+            raise unknown_layer(name, every)
+    with hooked({name: modules[name] for name in names}, note):
         yield seen
 
 
@@ -243,6 +246,30 @@ def looked_at(
             raise LayerDidNotRun(f"layer {name!r} returned no tensor for each image in this pass")
         arranged[name] = grid.apply(seen[name]) if grid else seen[name]
     return arranged
+
+
+def forward(
+    model: nn.Module,
+    images: Tensor,
+    reading: Reading = AUTO,
+    *,
+    layers: Collection[str] = (),
+    located: Located = NOWHERE,
+) -> list[Output]:
+    """Return a model's output for each of the images (B, C, H, W), from one forward pass.
+
+    Args:
+        images: the model may change them in place.
+        layers: names of the layers that targets read, whose places are in `located`.
+
+    Raises:
+        CamError: see `outputs_of`, `one_each` and `looked_at`.
+    """
+    with watching(model, layers) as seen:
+        raw = model(images)
+    looked = looked_at(seen, layers, images, located)
+    outputs = outputs_of(raw, looked, size=size_of(images), reading=reading, batch=len(images))
+    return one_each(outputs, images)
 
 
 def total(outputs: list[Output]) -> Tensor:

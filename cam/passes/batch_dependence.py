@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from cam.hooks.inference import evaluating
-from cam.outputs.output import Output, one_each, outputs_of, size_of, watching
+from cam.outputs.output import Output, forward, outputs_of, size_of, watching
 from cam.outputs.reading import AUTO, Reading
 
 COMPANY = 3
@@ -80,7 +80,7 @@ def is_stochastic(model: nn.Module, image: Tensor, reading: Reading = AUTO) -> s
         outputs are the same, up to 1e-4 of the spread of the logits (1e-2 in half precision).
     """
     with _undisturbed(model, image):
-        first, second = (_numbers(_only(model(image.clone()), image, reading)) for _ in range(2))
+        first, second = (_numbers(forward(model, image.clone(), reading)[0]) for _ in range(2))
     outcome = "others"
     if first.shape == second.shape:
         if not first.numel() or not first.isfinite().all():
@@ -139,10 +139,6 @@ def sees_company(
                 f"{difference:.2g}, of a spread of {spread:.2g}"
             )
     return None
-
-
-def _only(raw: Any, image: Tensor, reading: Reading) -> Output:
-    return one_each(outputs_of(raw, size=size_of(image), reading=reading, batch=1), image)[0]
 
 
 @contextmanager

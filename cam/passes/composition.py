@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
@@ -17,6 +17,7 @@ from cam.explanation import Answer, Explanation, Map, Question
 from cam.methods import INPUT, METHODS
 from cam.methods.method import load
 from cam.methods.progress import Completeness, Passes
+from cam.outputs.logit_layers import no_evidence
 from cam.outputs.output import Output
 from cam.targets import Target
 
@@ -47,12 +48,31 @@ class ComputedMap:
         return self.placement.on_input(self.map) if self.placement else self.map
 
 
-def alike(maps: Sequence[ComputedMap]) -> Sequence[ComputedMap]:
-    """Return maps of several layers that lie on the model's input in the same way: unchanged if
-    they do already, else each at its place."""
-    if len({map_.placement for map_ in maps}) == 1:
-        return maps
-    return [replace(map_, map=map_.placed, placement=None) for map_ in maps]
+def joined(
+    maps: Mapping[str, ComputedMap],
+    fusion: Callable[[dict[str, Map]], Map],
+    reached: Callable[[Iterable[bool]], bool],
+) -> dict[str, ComputedMap]:
+    """Return one map of the maps of several layers, by the layers' names. The maps are put at their
+    places first if they do not lie on the model's input in the same way.
+
+    Args:
+        maps: layer name → map.
+        fusion: makes the map.
+        reached: `any` or `all`: at how many of the layers the score must have a gradient.
+    """
+    values = {name: map_.map for name, map_ in maps.items()}
+    placement, *others = {map_.placement for map_ in maps.values()}
+    if others:
+        values, placement = {name: map_.placed for name, map_ in maps.items()}, None
+    one = ComputedMap(
+        fusion(values),
+        warnings=tuple(warning for map_ in maps.values() for warning in map_.warnings),
+        reached=reached(map_.reached for map_ in maps.values()),
+        passes=_together([map_.passes for map_ in maps.values() if map_.passes is not None]),
+        placement=placement,
+    )
+    return {" + ".join(maps): one}
 
 
 def _incomplete(question: Question, completeness: Completeness | None) -> tuple[str, ...]:
@@ -109,30 +129,30 @@ def compose(
     targets: list[Target] | CamError,
     output: Output,
     computed: list[dict[str, ComputedMap | CamError]],
+    own: Collection[str] = (),
 ) -> Answer | CamError:
     """Compose an image's answer from its resolved targets, the model's output, and the map of each
-    layer for each target. If there are errors among these, return the first one."""
+    layer for each target. If there are errors among these, return the first one.
+
+    Args:
+        own: the layers that return the model's own output: see `logit_layers`.
+    """
     if isinstance(targets, CamError):
         return targets
     explanations = []
+    how = question.fuse
     for turn, (target, at) in enumerate(zip(targets, computed, strict=True)):
         names = [INPUT] if INPUT in at else list(dict.fromkeys(question.layers))
         if METHODS[question.method].levels:
             names = list(at)  # one map of all layers, or errors instead
-        maps = [at[name] for name in names]
-        for map_ in maps:
+        good: dict[str, ComputedMap] = {}
+        for name in names:
+            map_ = at[name]
             if isinstance(map_, CamError):
                 return map_
-        good = [map_ for map_ in maps if isinstance(map_, ComputedMap)]
-        if question.fuse != "none" and len(good) > 1:
-            good = list(alike(good))
-            told = tuple(warning for map_ in good for warning in map_.warnings)
-            fused = fuse([map_.map for map_ in good], question.fuse, question.signed)
-            reached = any(map_.reached for map_ in good)
-            passes = _together([map_.passes for map_ in good if map_.passes is not None])
-            placement = good[0].placement
-            good = [ComputedMap(fused, None, told, reached, passes, placement)]
-            names = [" + ".join(names)]
+            good[name] = map_
+        if how != "none" and len(good) > 1:
+            good = joined(good, lambda maps: fuse([*maps.values()], how, question.signed), any)
         explanations += [
             Explanation(
                 target=target,
@@ -147,6 +167,7 @@ def compose(
                 warnings=(
                     *_blind(question),
                     *map_.warnings,
+                    *(no_evidence(layer) for layer in name.split(" + ") if layer in own),
                     *_incomplete(question, map_.completeness),
                     *_partial(map_.passes),
                 ),
@@ -155,6 +176,6 @@ def compose(
                 passes=map_.passes,
                 used=map_.used,
             )
-            for name, map_ in zip(names, good, strict=True)
+            for name, map_ in good.items()
         ]
     return Answer(output, tuple(explanations))

@@ -15,7 +15,7 @@ from cam.hooks.inference import evaluating
 from cam.hooks.replay import Replay
 from cam.observations import Concept
 from cam.outputs.meaning import resolve_reading
-from cam.outputs.output import Output, detached, outputs_of, size_of
+from cam.outputs.output import Output, detached, forward, outputs_of, size_of
 from cam.outputs.reading import AUTO, Reading
 from cam.positions.locate import locate
 
@@ -44,7 +44,7 @@ def factorise(
     located = locate(model, image, [layer])
     reading, _ = resolve_reading(model, image, reading)
     with evaluating(model), Capture(model, [layer]) as capture:
-        (said,) = outputs_of(model(image), size=size_of(image), reading=reading, batch=1)
+        (said,) = forward(model, image, reading)
         output = capture.activations[layer]
     grid = located.grids({layer: output}, image)[layer]
     features = grid.apply(output)[0].double().cpu()

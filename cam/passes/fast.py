@@ -46,26 +46,27 @@ class CompiledPath(Protocol):
     dtype: torch.dtype
     sizes: tuple[int, ...]
 
-    def takes(self, question: Question) -> bool: ...
+    def takes(self, question: Question) -> bool:
+        """Return whether the path can answer the question: a question of one pass that needs only
+        the layer and the logits.
+
+        `cam.passes.fidelity` measures how well it answers for each method. Questions with `smooth`
+        are not measured, so the exact path answers them.
+        """
+        return (
+            bool(question.targets)
+            and not question.in_steps
+            and question.smooth == "none"
+            and set(question.layers) == {self.layer}
+            and not question.looks_at
+        )
 
     def settle(self, image: Tensor) -> str | None: ...
 
     def explain(self, images: Tensor, questions: Sequence[Question]) -> list[Answer | CamError]: ...
 
 
-def is_of_one_layer(question: Question, layer: str) -> bool:
-    """Return whether a question of one pass needs only the layer and the logits, without `smooth`:
-    `cam.passes.fidelity` does not measure how well that is answered."""
-    return (
-        bool(question.targets)
-        and not question.in_steps
-        and question.smooth == "none"
-        and set(question.layers) == {layer}
-        and not question.looks_at
-    )
-
-
-class FastPath:
+class FastPath(CompiledPath):
     """A copy of a model in another precision, compiled for explanations at one layer.
 
     Args:
@@ -111,14 +112,6 @@ class FastPath:
             self._run = torch.compile(self._probed, dynamic=False)
         self._seen_sizes: set[int] = set()
         self._shape: torch.Size | None = None
-
-    def takes(self, question: Question) -> bool:
-        """Return whether the fast path can answer the question.
-
-        `cam.passes.fidelity` measures how well it answers for each method. Questions with `smooth`
-        are not measured, so the exact path answers them.
-        """
-        return is_of_one_layer(question, self.layer)
 
     def settle(self, image: Tensor) -> str | None:
         """Compile for one image, (1, C, H, W), and measure whether that is faster.
@@ -240,25 +233,15 @@ class AtLeaf:
     `cam.passes.maps.Signals`."""
 
     def __init__(self, layer: str, leaf: Tensor, activation: Tensor) -> None:
-        self._layer, self._leaf, self._activation = layer, leaf, activation
-        self._gradient: Tensor | None = None
-
-    @property
-    def activations(self) -> dict[str, Tensor]:
-        return {self._layer: self._activation}
-
-    @property
-    def outputs(self) -> dict[str, Tensor]:
-        return {self._layer: self._activation}
-
-    @property
-    def reached(self) -> dict[str, Tensor]:
-        return {} if self._gradient is None else {self._layer: self._gradient}
+        self._layer, self._leaf = layer, leaf
+        self.activations = self.outputs = {layer: activation}
+        self.reached: dict[str, Tensor] = {}
 
     def backward(self, score: Tensor, *, retain_graph: bool = False) -> None:
-        (self._gradient,) = torch.autograd.grad(
+        (gradient,) = torch.autograd.grad(
             score, self._leaf, retain_graph=retain_graph, allow_unused=True
         )
+        self.reached = {} if gradient is None else {self._layer: gradient}
 
 
 def answer_at_leaf(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from typing import Protocol
 
 import numpy as np
@@ -11,15 +11,15 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from cam.errors import CamError, NoGradientPath, NonFinite
+from cam.errors import CamError, MethodUnsuited, NoGradientPath, NonFinite
 from cam.explanation import Question
 from cam.hooks.capture import no_path
 from cam.hooks.grids import Grid
 from cam.methods import METHODS
-from cam.methods.apply import apply
-from cam.methods.components import LEAST_GAP
+from cam.methods.components import LEAST_GAP, Component, projected
+from cam.methods.gradient_weights import weighted_sum
 from cam.methods.method import load
-from cam.passes.composition import ComputedMap, alike
+from cam.passes.composition import ComputedMap, joined
 from cam.positions.levels import ancestors, ends
 
 
@@ -112,6 +112,40 @@ def maps_of(
     return computed
 
 
+def apply(
+    method: str, activations: Tensor, gradients: Tensor, *, eigen: bool = False
+) -> tuple[Tensor, Tensor | None]:
+    """Return the maps of a method of one pass, float32 (n, h, w), and their `Component.ratio`.
+
+    The maps are not normalised. They are computed in float32 or better, whatever the model's
+    precision. The relu, which comes last unless the caller asks for a `signed` map, is left to the
+    caller. With `eigen`, the maps of a method that returns weights are projections on the first
+    principal component of the weighted activations, instead of their sum. The ratio, (n,), is None
+    where the maps are not projections on a leading component.
+
+    Raises:
+        MethodUnsuited: if the method's function returns another shape.
+    """
+    computed = load(METHODS[method].function)(activations, gradients)
+    count, channels, *cells = activations.shape
+    if METHODS[method].formula == "map":
+        maps, ratio = computed if isinstance(computed, Component) else (computed, None)
+        _require(method, maps, [(count, *cells)])
+        return maps, ratio
+    _require(method, computed, [tuple(activations.shape), (count, channels, 1, 1)])
+    if eigen:
+        return projected(computed * activations.float())
+    return weighted_sum(computed, activations), None
+
+
+def _require(method: str, computed: Tensor, shapes: list[tuple[int, ...]]) -> None:
+    if tuple(computed.shape) not in shapes:
+        raise MethodUnsuited(
+            f"the function of {method!r} returned {tuple(computed.shape)}; it must return "
+            f"{' or '.join(map(str, shapes))}"
+        )
+
+
 def _used(activations: Tensor, maps: Tensor) -> list[NDArray[np.float32] | None]:
     """Return `Explanation.used` of each item.
 
@@ -134,21 +168,22 @@ def of_levels(
 ) -> dict[str, ComputedMap | CamError]:
     """Make one map of the maps of several layers, named after the layers, by `Method.fusion`. Of a
     detector's levels, those that the score reaches are used."""
-    if METHODS[method].levels == "stages":
-        return _of_stages(method, computed)
+    described = METHODS[method]
+    assert described.fusion is not None, "a method with levels has one"
+    stages = described.levels == "stages"
     failed: dict[str, ComputedMap | CamError] = {
         name: map_
         for name, map_ in computed.items()
-        if isinstance(map_, CamError) and not isinstance(map_, NoGradientPath)
+        if isinstance(map_, CamError) and (stages or not isinstance(map_, NoGradientPath))
     }
     if failed:
         return failed
-    reached = {
+    maps = {
         name: map_
         for name, map_ in computed.items()
-        if isinstance(map_, ComputedMap) and map_.reached
+        if isinstance(map_, ComputedMap) and (stages or map_.reached)
     }
-    if not reached:
+    if not maps:
         names = ", ".join(map(repr, computed))
         return {
             " + ".join(computed): NoGradientPath(
@@ -156,37 +191,10 @@ def of_levels(
                 "makes its boxes from"
             )
         }
-    last = ends(set(reached), ancestors({name: signals.outputs[name] for name in reached}))
-    chosen = {name: map_ for name, map_ in reached.items() if name in last}
-    maps = dict(zip(chosen, alike(list(chosen.values())), strict=True))
-    fused = _fused(method, maps)
-    placement = next(iter(maps.values())).placement
-    return {" + ".join(chosen): ComputedMap(fused, placement=placement)}
-
-
-def _of_stages(
-    method: str, maps: dict[str, ComputedMap | CamError]
-) -> dict[str, ComputedMap | CamError]:
-    """Make one map of the maps of all layers, or return the layers' errors if there are any."""
-    failed: dict[str, ComputedMap | CamError] = {
-        name: map_ for name, map_ in maps.items() if isinstance(map_, CamError)
-    }
-    if failed:
-        return failed
-    some = {name: map_ for name, map_ in maps.items() if isinstance(map_, ComputedMap)}
-    good = dict(zip(some, alike(list(some.values())), strict=True))
-    told = tuple(warning for map_ in good.values() for warning in map_.warnings)
-    fused = _fused(method, good)
-    reached = all(map_.reached for map_ in good.values())
-    placement = next(iter(good.values())).placement
-    return {" + ".join(good): ComputedMap(fused, None, told, reached, None, placement)}
-
-
-def _fused(method: str, maps: Mapping[str, ComputedMap]) -> NDArray[np.float32]:
-    fusion = METHODS[method].fusion
-    assert fusion is not None, "a method with levels has one"
-    fused: NDArray[np.float32] = load(fusion)({name: map_.map for name, map_ in maps.items()})
-    return fused
+    if not stages:
+        last = ends(set(maps), ancestors({name: signals.outputs[name] for name in maps}))
+        maps = {name: map_ for name, map_ in maps.items() if name in last}
+    return {**joined(maps, load(described.fusion), all)}
 
 
 def _close(way: str, layer: str, ratio: float, dtype: torch.dtype) -> tuple[str, ...]:

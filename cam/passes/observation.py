@@ -15,7 +15,7 @@ from cam.hooks.inference import evaluating
 from cam.likeness import embedding_of
 from cam.observations import Observation
 from cam.outputs.meaning import resolve_reading
-from cam.outputs.output import detached, looked_at, outputs_of, size_of, watching
+from cam.outputs.output import detached, forward, looked_at, watching
 from cam.outputs.reading import AUTO, Reading
 from cam.positions.locate import locate
 from cam.targets import Target
@@ -43,14 +43,8 @@ def observe(
     located = locate(model, image, [*layers, *target.layers])
     reading, _ = resolve_reading(model, image, reading)
     types = {name: type(module).__name__ for name, module in model.named_modules()}
-    with (
-        evaluating(model),
-        Capture(model, layers, inputs=True) as capture,
-        watching(model, target.layers) as seen,
-    ):
-        raw = model(image)
-        looked = looked_at(seen, target.layers, image, located)
-        (output,) = outputs_of(raw, looked, size=size_of(image), reading=reading, batch=1)
+    with evaluating(model), Capture(model, layers, inputs=True) as capture:
+        (output,) = forward(model, image, reading, layers=target.layers, located=located)
         (said,) = detached([output])
         score = target.resolve(said).score(output)
         if score.requires_grad:

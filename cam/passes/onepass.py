@@ -19,19 +19,10 @@ from cam.hooks.grids import Grid
 from cam.hooks.inference import evaluating
 from cam.hooks.precision import full_precision
 from cam.methods import METHODS
-from cam.methods.head import PooledHead
-from cam.outputs.logit_layers import logit_layers, no_evidence
+from cam.methods.head import HeadSignals, PooledHead
+from cam.outputs.logit_layers import logit_layers
 from cam.outputs.meaning import resolve_reading
-from cam.outputs.output import (
-    Output,
-    detached,
-    looked_at,
-    one_each,
-    outputs_of,
-    scale_of,
-    size_of,
-    watching,
-)
+from cam.outputs.output import Output, detached, forward, outputs_of, scale_of, size_of, watching
 from cam.outputs.reading import AUTO, Reading, logits_of
 from cam.passes.composition import ComputedMap, compose, score_of
 from cam.passes.maps import Signals, maps_of, of_levels
@@ -78,9 +69,7 @@ def explain_batch(
     reading, _ = resolve_reading(model, images[:1], reading)
     if not any(question.targets for question in questions):  # only predictions are asked for
         with evaluating(model), torch.inference_mode():
-            raw = model(images)
-            said = outputs_of(raw, size=size_of(images), reading=reading, batch=len(images))
-            said = detached(one_each(said, images))
+            said = detached(forward(model, images, reading))
         return [
             compose(question, question.resolve(output), output, [])
             for question, output in zip(questions, cycle(said), strict=False)
@@ -101,41 +90,17 @@ def explain_batch(
         with (
             evaluating(model),
             Capture(model, layers, trunk="train" if graph else "inference") as capture,
-            watching(model, looks) as seen,
         ):
-            raw = model(images)
+            outputs = forward(model, images, reading, layers=looks, located=located)
             if capture.interrupted and not graph:
                 graph = True
                 continue
-            looked = looked_at(seen, looks, images, located)
-            outputs = outputs_of(
-                raw, looked, size=size_of(images), reading=reading, batch=len(images)
-            )
-            outputs = one_each(outputs, images)
             grids = located.grids(capture.activations, images)
-            own = logit_layers(outputs[0], capture.outputs)
             answers = answer(questions, outputs, capture, grids, unrecorded=capture.unrecorded)
         return [
-            _advised(model, images[turn % len(images)][None], _told(answer, own), reading)
+            _advised(model, images[turn % len(images)][None], answer, reading)
             for turn, answer in enumerate(answers)
         ]
-
-
-def _told(answer: Answer | CamError, own: set[str]) -> Answer | CamError:
-    """Return the answer with a warning for each map at a layer of `own`, which returns logits."""
-    if isinstance(answer, CamError) or not own:
-        return answer
-    explanations = [
-        replace(
-            explanation,
-            warnings=(
-                *explanation.warnings,
-                *map(no_evidence, own & {*explanation.layer.split(" + ")}),
-            ),
-        )
-        for explanation in answer.explanations
-    ]
-    return replace(answer, explanations=tuple(explanations))
 
 
 def _advised(
@@ -177,7 +142,7 @@ def answer_by_head(
     """Answer one question or several for each image from the output of the head's layer and the
     logits, both (B, …), of a forward pass without a graph."""
     with torch.inference_mode(False), torch.enable_grad():
-        signals = head.signals(output, logits)
+        signals = HeadSignals(head, output, logits)
         outputs = outputs_of(signals.logits, size=size_of(images), reading=reading.of_logits)
         return answer(questions, outputs, signals, signals.grids)
 
@@ -210,7 +175,7 @@ def _answer_one_each(
     *,
     retain_graph: bool,
 ) -> list[Answer | CamError]:
-    said = detached(outputs)
+    said, own = detached(outputs), logit_layers(outputs[0], signals.outputs)
     asked = [question.resolve(output) for question, output in zip(questions, said, strict=True)]
     rounds = max(
         (len(targets) for targets in asked if not isinstance(targets, CamError)), default=0
@@ -254,7 +219,7 @@ def _answer_one_each(
                 computed = of_levels(questions[item].method, computed, signals)
             maps[item].append(computed)
     return [
-        compose(question, targets, output, computed)
+        compose(question, targets, output, computed, own)
         for question, targets, output, computed in zip(questions, asked, said, maps, strict=True)
     ]
 

@@ -26,7 +26,7 @@ from cam.hooks.tail import Tail
 from cam.methods.head import PooledHead
 from cam.outputs.output import watching
 from cam.outputs.reading import AUTO, Reading, logits_of
-from cam.passes.fast import AtLeaf, Runtime, answer_at_leaf, is_of_one_layer
+from cam.passes.fast import AtLeaf, CompiledPath, Runtime, answer_at_leaf
 from cam.passes.onepass import answer_by_head
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ def is_installed() -> bool:
     return find_spec("openvino") is not None
 
 
-class OpenVinoPath:
+class OpenVinoPath(CompiledPath):
     """A model compiled by OpenVINO for explanations at one layer.
 
     The model is exported by `torch.export`, which refuses models whose operations depend on the
@@ -97,10 +97,6 @@ class OpenVinoPath:
         self._kept = kept
         self._tail: Tail | None = None
         self._request: openvino.InferRequest | None = None
-
-    def takes(self, question: Question) -> bool:
-        """Return whether the path can answer the question: see `FastPath.takes`."""
-        return is_of_one_layer(question, self.layer)
 
     def settle(self, image: Tensor) -> str | None:
         """Convert and compile the model for images of one size. OpenVINO uses as many threads as

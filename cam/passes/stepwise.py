@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import ExitStack
+from dataclasses import replace
 from typing import Final
 
+import numpy as np
+import torch
 from torch import Tensor, nn
 
-from cam.errors import CamError, NonFinite
-from cam.explanation import AnswerSteps, Question
+from cam.drawing.heatmap import resize
+from cam.errors import CamError, NonFinite, NothingDetected
+from cam.explanation import Answer, AnswerSteps, Question
 from cam.hooks.capture import Capture
 from cam.hooks.grids import Grid
 from cam.hooks.inference import evaluating
@@ -17,25 +21,22 @@ from cam.hooks.precision import steps_in_full_precision
 from cam.hooks.replay import recorded
 from cam.methods import INPUT, method_named
 from cam.methods.method import load
+from cam.methods.progress import Progress
 from cam.methods.progress import finish as finish
 from cam.methods.subject import Attribution, Subject, never
-from cam.outputs.logit_layers import logit_layers, no_evidence
+from cam.outputs.logit_layers import logit_layers
 from cam.outputs.meaning import resolve_reading
-from cam.outputs.output import (
-    detached,
-    looked_at,
-    one_each,
-    outputs_of,
-    size_of,
-    watching,
-)
+from cam.outputs.output import detached, forward, size_of
 from cam.outputs.reading import AUTO, Reading
-from cam.passes.augmentation import explain_augmented
 from cam.passes.composition import ComputedMap, compose
+from cam.passes.onepass import explain_batch
 from cam.positions.locate import locate
+from cam.targets import mirrored
 
 CHUNK: Final = 16
 """Number of images in one pass, unless the caller sets another."""
+BRIGHTNESS: Final = (1.0, 0.9, 1.1)
+"""Factors that the preprocessed image is multiplied by, as in pytorch-grad-cam's aug_smooth."""
 
 
 def explain_in_steps(
@@ -68,7 +69,7 @@ def explain_in_steps(
     method = method_named(question.method)
     reading, _ = resolve_reading(model, image[None], reading)
     if method.formula != "steps":
-        return (yield from explain_augmented(model, image, question, chunk=chunk, reading=reading))
+        return (yield from _augmented(model, image, question, chunk, reading))
     layers = (INPUT,) if method.at == "input" else question.layers
     one = image.detach()[None]
     named = [] if layers == (INPUT,) else layers
@@ -76,15 +77,13 @@ def explain_in_steps(
     with ExitStack() as scope:
         scope.enter_context(evaluating(model))
         capture = scope.enter_context(Capture(model, named))
-        seen = scope.enter_context(watching(model, question.looks_at))
         records = {
             layer: scope.enter_context(recorded(model, layer))
             for layer in (layers if method.replays else ())
         }
-        raw = model(one.clone())  # a clone, because the model may change its input in place
-        looked = looked_at(seen, question.looks_at, one, located)
-        rows = outputs_of(raw, looked, size=size_of(one), reading=reading, batch=1)
-        (output,) = one_each(rows, one)
+        # A clone, because the model may change its input in place.
+        copy, looks = one.clone(), question.looks_at
+        (output,) = forward(model, copy, reading, layers=looks, located=located)
         outputs, interrupted = capture.activations, capture.interrupted
         own = logit_layers(output, capture.outputs)
     grids = located.grids(outputs, one)
@@ -111,16 +110,15 @@ def explain_in_steps(
             stop=stop,
         )
         attribution = yield from steps_in_full_precision(load(method.function)(subject))
-        warnings = (no_evidence(layer),) if layer in own else ()
         for computed, of_target in zip(
-            _computed(attribution, subject, warnings, signed=question.signed), maps, strict=True
+            _computed(attribution, subject, signed=question.signed), maps, strict=True
         ):
             of_target[layer] = computed
-    return compose(question, targets, said, maps)
+    return compose(question, targets, said, maps, own)
 
 
 def _computed(
-    attribution: Attribution, subject: Subject, warnings: tuple[str, ...], *, signed: bool
+    attribution: Attribution, subject: Subject, *, signed: bool
 ) -> list[ComputedMap | CamError]:
     """Return a method's map of each target at the subject's layer."""
     values = attribution.maps if signed else attribution.maps.relu()
@@ -129,10 +127,63 @@ def _computed(
     at_grid = values.shape[1:] == (grid.height, grid.width)
     placement = grid.placement if at_grid else None
     return [
-        ComputedMap(
-            map_.numpy(), complete, warnings, passes=attribution.passes, placement=placement
-        )
+        ComputedMap(map_.numpy(), complete, passes=attribution.passes, placement=placement)
         if bool(map_.isfinite().all())
         else NonFinite(f"a score at {subject.layer!r} is not finite")
         for map_, complete in zip(values.cpu(), sums, strict=True)
     ]
+
+
+def _augmented(
+    model: nn.Module, image: Tensor, question: Question, chunk: int, reading: Reading
+) -> AnswerSteps:
+    """Answer a question whose `smooth` is "augment" or "both": test-time augmentation.
+
+    The targets are resolved on the original image. Each map is the mean of the maps of six
+    variants: the image and its mirror image at three brightnesses. The maps of mirrored variants
+    are mirrored back first.
+    """
+    plain = replace(question, smooth="eigen" if question.smooth == "both" else "none")
+    (first,) = explain_batch(model, image[None].clone(), [plain], reading=reading)
+    variants = 2 * len(BRIGHTNESS)
+    yield Progress(1, variants)
+    if isinstance(first, CamError):
+        return first
+    # Some targets of the question may have no explanation, and some may have several.
+    targets = tuple(
+        {id(explanation.target): explanation.target for explanation in first.explanations}.values()
+    )
+    width = int(image.shape[-1])
+    same = replace(plain, targets=targets)
+    turned = replace(plain, targets=tuple(mirrored(target, width) for target in targets))
+    others = [
+        (image.flip(-1) if flipped else image) * factor
+        for flipped in (False, True)
+        for factor in BRIGHTNESS
+    ][1:]
+    sums = [explanation.map.astype(np.float64) for explanation in first.explanations]
+    warnings = [explanation.warnings for explanation in first.explanations]
+    for start in range(0, len(others), chunk):
+        some = torch.stack(others[start : start + chunk])
+        flips = [start + offset + 1 >= len(BRIGHTNESS) for offset in range(len(some))]
+        asked = [turned if flipped else same for flipped in flips]
+        answers = explain_batch(model, some, asked, reading=reading)
+        for flipped, answer in zip(flips, answers, strict=True):
+            if isinstance(answer, NothingDetected):
+                continue  # a target that this variant does not show adds nothing to the sum
+            if isinstance(answer, CamError):
+                return answer
+            for total, explanation in zip(sums, answer.explanations, strict=True):
+                # On a changed image the detector may make the box from another level.
+                same_size = resize(explanation.map, *total.shape)
+                total += same_size[:, ::-1] if flipped else same_size
+            warnings = [
+                told or explanation.warnings
+                for told, explanation in zip(warnings, answer.explanations, strict=True)
+            ]
+        yield Progress(min(start + len(some), len(others)) + 1, variants)
+    explanations = tuple(
+        replace(explanation, map=(total / variants).astype(np.float32), warnings=told)
+        for explanation, total, told in zip(first.explanations, sums, warnings, strict=True)
+    )
+    return Answer(first.output, explanations)

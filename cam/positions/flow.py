@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import ExitStack
-from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import Node
+
+from cam.hooks.calls import hooked
 
 
 def feeding(
@@ -27,9 +27,7 @@ def feeding(
         if isinstance(output, Tensor) and output.grad_fn is not None:
             nodes[name] = output.grad_fn
 
-    with ExitStack() as scope, torch.enable_grad():
-        for name in layers:
-            scope.callback(modules[name].register_forward_hook(partial(note, name)).remove)
+    with hooked({name: modules[name] for name in layers}, note), torch.enable_grad():
         # The model may change its input in place, which a leaf does not allow: a clone.
         model(image.detach().clone().requires_grad_().clone())
         return dict(_nearest(nodes))

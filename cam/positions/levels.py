@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from cam.hooks.capture import Capture
 from cam.hooks.inference import evaluating
 from cam.outputs.detection import Detections, unfiltered
-from cam.outputs.output import looked_at, outputs_of, size_of, watching
+from cam.outputs.output import forward, outputs_of, size_of
 from cam.outputs.reading import AUTO, Reading
 from cam.positions.locate import locate
 from cam.targets import Target
@@ -99,14 +99,8 @@ def reached_layers(
         TargetError: if the target cannot be resolved.
     """
     located = locate(model, image, target.layers)
-    with (
-        evaluating(model),
-        Capture(model, layers) as capture,
-        watching(model, target.layers) as seen,
-    ):
-        raw = model(image)
-        looked = looked_at(seen, target.layers, image, located)
-        (output,) = outputs_of(raw, looked, size=size_of(image), reading=reading, batch=1)
+    with evaluating(model), Capture(model, layers) as capture:
+        (output,) = forward(model, image, reading, layers=target.layers, located=located)
         score = target.resolve(output).score(output)
         if not score.requires_grad:
             return ()

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from cam.drawing.heatmap import Region
-from cam.hooks.calls import Modules
+from cam.hooks.calls import Modules, hooked
 from cam.hooks.grids import Grid, Size, covers
 from cam.positions.views import View
 
@@ -135,9 +135,7 @@ def outputs_at(model: nn.Module, modules: Mapping[str, nn.Module], image: Tensor
         # Later modules may change it in place.
         outputs[name] = output.clone() if isinstance(output, Tensor) else output
 
-    with ExitStack() as scope:
-        for name, module in modules.items():
-            scope.callback(module.register_forward_hook(partial(note, name)).remove)
+    with hooked(modules, note):
         model(image.clone())
     return {name: output for name, output in outputs.items() if runs[name] == 1}
 
@@ -196,9 +194,7 @@ def responses(
                 if kinds is None or kind in kinds[name]:
                     moved[name][kind].append(squares.sum(axis).sqrt_()[0].cpu())
 
-    with ExitStack() as scope:
-        for name in before:
-            scope.callback(modules[name].register_forward_hook(partial(note, name)).remove)
+    with hooked({name: modules[name] for name in before}, note):
         if changed is None:
             for one in _changed(image, patches, strength):
                 model(one)

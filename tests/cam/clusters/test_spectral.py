@@ -12,7 +12,7 @@ from sklearn.metrics import adjusted_rand_score
 
 from cam.clusters import spectral
 from cam.clusters.graph import affinity, distributions, neighbour_count
-from cam.clusters.spectral import conductances, eigengap, laplacian, partition, spectrum
+from cam.clusters.spectral import conductances, eigengap, partition, spectrum
 from cam.drawing.heatmap import Float
 
 # Nodes 0 and 1 joined by 2, nodes 1 and 2 by 1. The degrees are 2, 3 and 1.
@@ -52,15 +52,10 @@ def test_equal_points_are_no_neighbours_of_themselves() -> None:
     assert found.max() == 1
 
 
-def test_laplacian_by_hand() -> None:
-    """Beside the diagonal −2 / √(2 · 3) and −1 / √(3 · 1)."""
-    one, other = -2 / math.sqrt(6), -1 / math.sqrt(3)
-    expected = [[1, one, 0], [one, 1, other], [0, other, 1]]
-    np.testing.assert_allclose(laplacian(PATH).toarray(), expected, atol=1e-12)
-
-
 def test_eigenpairs_by_hand() -> None:
-    """det(L − λ) = (1 − λ)³ − (1 − λ)(4/6 + 1/3), so λ is 0, 1 and 2. The first vector of the
+    """L has −2 / √(2 · 3) and −1 / √(3 · 1) beside the diagonal of ones.
+
+    det(L − λ) = (1 − λ)³ − (1 − λ)(4/6 + 1/3), so λ is 0, 1 and 2. The first vector of the
     random walk is constant: 1 / √6 with the degrees' sum 6. The second vanishes at the middle."""
     found = spectrum(PATH, 3)
     np.testing.assert_allclose(found.eigenvalues, [0, 1, 2], atol=1e-12)

@@ -81,11 +81,6 @@ def test_minmax_of_a_constant_is_zero() -> None:
         np.testing.assert_array_equal(minmax(np.full((2, 2), value, np.float32)), np.zeros((2, 2)))
 
 
-def test_minmax_of_a_region_ignores_the_rest() -> None:
-    values = np.array([[0, 2, 3, 0]], np.float32)
-    np.testing.assert_allclose(minmax(values, Region(1, 0, 2, 1)), [[0, 0, 1, 0]])
-
-
 def test_what_is_beyond_the_99th_percentile_is_capped() -> None:
     values = np.arange(101, dtype=np.float32)  # the 99th percentile of 0 … 100 is 99
     np.testing.assert_allclose(capped(values), np.minimum(values / 99, 1), rtol=1e-6)

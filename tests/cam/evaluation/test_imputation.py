@@ -157,17 +157,6 @@ def test_masks_do_not_affect_each_other() -> None:
         np.testing.assert_allclose(one, imputed(image, mask)[0], atol=2e-4)
 
 
-def test_noise_is_added_to_what_is_removed_alone() -> None:
-    image, noise = drawn(2, 5, 7), drawn(3, 2, 5, 7, seed=4)
-    masks = np.random.default_rng(2).random((3, 5, 7)) < 0.5
-    removed = torch.from_numpy(masks)
-    plain = impute(tensor(image), removed).numpy()
-    noisy = impute(tensor(image), removed, tensor(noise)).numpy()
-    expected = np.where(masks[:, None], noise, 0)
-    np.testing.assert_allclose(noisy - plain, expected, atol=1e-6)
-    np.testing.assert_array_equal(noisy[:, 0][~masks], plain[:, 0][~masks])
-
-
 def test_the_image_and_the_mask_are_left_as_they_are() -> None:
     image, removed = tensor(drawn(2, 5, 7)), torch.ones(2, 5, 7).bool()
     removed[:, 0] = False

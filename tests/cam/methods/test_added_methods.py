@@ -14,8 +14,8 @@ import torch
 from cam import METHODS
 from cam.errors import MethodUnsuited
 from cam.methods import Method
-from cam.methods.apply import apply
 from cam.methods.method import Formula
+from cam.passes.maps import apply
 
 SAID = """
 import json, warnings

@@ -22,7 +22,7 @@ from cam import (
 )
 from cam.errors import LayerDidNotRun, MethodUnsuited
 from cam.hooks.grids import Grid
-from cam.methods.head import PooledHead, pooled_head
+from cam.methods.head import HeadSignals, PooledHead, pooled_head
 from tests.cam.nets import hook_count, images, small
 
 
@@ -134,7 +134,7 @@ def test_its_gradient_by_hand() -> None:
     model = Pooled()
     head = head_of(model, "layer", PHOTO)
     assert head.weights.tolist() == [[2, -1], [1, 3]]
-    signals = head.signals(PHOTO[:, :2], model(PHOTO))
+    signals = HeadSignals(head, PHOTO[:, :2], model(PHOTO))
     signals.backward(signals.logits[0, 0], retain_graph=True)
     assert signals.reached["layer"].tolist() == [[[[0.5] * 2] * 2, [[-0.25] * 2] * 2]]
     signals.backward(signals.logits[0, 0] - signals.logits[0, 1])

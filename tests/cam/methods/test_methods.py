@@ -26,9 +26,9 @@ from cam import explain
 from cam.drawing.heatmap import minmax
 from cam.errors import GridTooLarge, UnknownMethod
 from cam.methods import METHODS, method_named
-from cam.methods.apply import apply
 from cam.methods.components import eigencam, fem, kpcacam
 from cam.methods.method import load
+from cam.passes.maps import apply
 
 # Two channels:      A_1        A_2            G_1        G_2
 A = torch.tensor([[[[1.0, 2], [3, 4]], [[1, 0], [0, 1]]]])

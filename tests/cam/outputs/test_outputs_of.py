@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from cam import Detections, Output, Reading, resolve_reading
 from cam.errors import LayerDidNotRun, NotLogits, UnknownLayer
 from cam.hooks.grids import Grid, Located, Location
-from cam.outputs.output import detached, logits_of, looked_at, outputs_of, size_of, total, watching
-from cam.outputs.reading import Activation
+from cam.outputs.output import detached, looked_at, outputs_of, size_of, total, watching
+from cam.outputs.reading import Activation, logits_of
 from tests.cam.nets import hook_count, images, small
 
 

@@ -1,4 +1,4 @@
-"""What holds for everybody: access, the keyboard alone, long sessions, large photos, lost services."""
+"""What holds for everybody: access, the keyboard alone, long sessions, a service that is lost."""
 
 from __future__ import annotations
 
