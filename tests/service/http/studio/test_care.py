@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from io import BytesIO
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import pytest
@@ -30,11 +31,10 @@ def violations(page: Page) -> list[str]:
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [360, 1280])
 def test_nothing_stands_in_the_way(
-    browser: Browser, address: str, cat: bytes, scheme: str, width: int
+    browser: Browser, address: str, cat: bytes, scheme: Literal["light", "dark"], width: int
 ) -> None:
-    scheme_ = "dark" if scheme == "dark" else "light"
     with browser.new_page(
-        viewport={"width": width, "height": 800}, color_scheme=scheme_, bypass_csp=True
+        viewport={"width": width, "height": 800}, color_scheme=scheme, bypass_csp=True
     ) as page:
         page.set_default_timeout(READY)
         page.goto(address)
