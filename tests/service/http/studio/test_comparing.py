@@ -221,7 +221,7 @@ def test_a_box_is_a_segmenter_s_target(wide: Page, several: str, cat: bytes) -> 
     take(wide, cat)
     explained(wide)
     wide.locator("#mark").click()
-    wide.wait_for_function("location.hash.includes('box=')")
+    wide.wait_for_function("() => location.hash.includes('box=')")
     explained(wide)
     box = [int(edge) for edge in state(wide)["box"].split(",")]
     assert len(box) == 4
@@ -245,9 +245,9 @@ def test_the_tour_explains_on_the_page_in_five_steps(page: Page, cat: bytes) -> 
     expect(step).to_contain_text("2 of 5: gradient")
     expect(page.locator(".channels")).not_to_have_text(first)
     page.locator("#next").click()
-    page.wait_for_function("location.hash.includes('view=heat')")
+    page.wait_for_function("() => location.hash.includes('view=heat')")
     page.locator("#next").click()
-    page.wait_for_function("location.hash.includes('view=overlay')")
+    page.wait_for_function("() => location.hash.includes('view=overlay')")
     page.locator("#next").click()
     expect(step).to_contain_text("5 of 5: judge")
     expect(page.locator("#scores")).to_contain_text("deletion", timeout=4 * READY)

@@ -41,6 +41,7 @@ def work(browser: Browser, tmp_path: Path) -> Iterator[Page]:
 
 def test_a_strip_becomes_a_job_with_results_and_clusters(work: Page, cats: list[bytes]) -> None:
     take(work, *cats)
+    expect(work.locator(".thumbnail")).to_have_count(30)
     explained(work)
     work.get_by_role("button", name="Work").click()
     expect(work.locator("#drift")).to_contain_text("There is no reference to compare them with")
@@ -51,7 +52,7 @@ def test_a_strip_becomes_a_job_with_results_and_clusters(work: Page, cats: list[
     expect(job.locator(".grid li").first).to_contain_text("Egyptian cat")
     width = "image => image.complete && image.naturalWidth"
     work.wait_for_function(
-        "[...document.querySelectorAll('.jobs .grid img')].some((image) => image.naturalWidth)"
+        "() => [...document.querySelectorAll('.jobs img')].some((image) => image.naturalWidth)"
     )
     assert work.locator(".jobs .grid img").first.evaluate(width) == 160
     expect(job).to_contain_text(re.compile(r"Egyptian cat: \d+ maps"))
@@ -68,6 +69,7 @@ def test_an_audit_of_the_strip_says_what_it_finds(work: Page, cats: list[bytes])
     expect(work.locator("#audit")).to_be_disabled()  # photos of the strip do not come back
     work.get_by_role("button", name="Look", exact=True).click()
     take(work, *cats[:20])
+    expect(work.locator(".thumbnail")).to_have_count(20)
     explained(work)
     work.get_by_role("button", name="Work").click()
     work.locator("#audit").click()
