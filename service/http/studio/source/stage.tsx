@@ -1,7 +1,7 @@
 // The photo with the map over it. What changes only the look is drawn here, without a request.
 
 import { useComputed, useSignal } from "@preact/signals";
-import { useEffect, useRef } from "preact/hooks";
+import { useEffect, useLayoutEffect, useRef } from "preact/hooks";
 import type { Box } from "./api";
 import { colormapOf, paint, table, type Look } from "./colours";
 import type { Picture } from "./photos";
@@ -63,7 +63,7 @@ export function Stage() {
     picture.value && shown.value ? heatOn(picture.value, shown.value) : null);
   const now = picture.value, drawn = heat.value;
   const view: Look = original.value ? { ...look.value, view: "photo" } : look.value;
-  useEffect(() => { if (canvas.current && now) draw(canvas.current, now, drawn, view); });
+  useLayoutEffect(() => { if (canvas.current && now) draw(canvas.current, now, drawn, view); });
   useEffect(() => {
     const hold = (event: KeyboardEvent) => {
       if (event.key === "o" && !(event.target instanceof HTMLInputElement)) {
