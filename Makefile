@@ -15,7 +15,7 @@ GENERATOR := .venv/generator/bin/openapi-python-client
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help install serve test check test-random test-ray gpu wheels chaos lint format types docs openapi client studio bench wheel image lock clean
+.PHONY: help install serve test check test-random test-ray gpu wheels chaos lint format types docs openapi client pictures studio bench wheel image lock clean
 
 help: ## list these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' Makefile
@@ -127,6 +127,9 @@ studio: ## build the page of the service, with npm
 	cd service/http/studio && npm ci --no-audit --no-fund && npm run build
 
 # service/client/_sync is made of service/client/_async: change that, and run this.
+pictures: .venv/test ## take the pictures of docs/tour.md anew, with Chromium
+	PICTURES=new $(BIN)/python -m pytest tests/service/http/studio/test_pictures.py
+
 client: .venv/test ## generate the blocking client and the options of the client
 	$(BIN)/python -m tests.service.client.generate
 

@@ -29,8 +29,9 @@ export async function measure(): Promise<void> {
 }
 
 function Curve({ points }: { points: number[] }) {
+  const most = Math.max(...points) || 1;
   const path = points.map((value, at) =>
-    `${((100 * at) / (points.length - 1)).toFixed(1)},${(31 - 30 * value).toFixed(1)}`).join(" ");
+    `${((100 * at) / (points.length - 1)).toFixed(1)},${(31 - (30 * value) / most).toFixed(1)}`).join(" ");
   return <svg class="curve" viewBox="0 0 100 32" preserveAspectRatio="none" aria-hidden="true">
     <polyline points={path} fill="none" stroke="currentColor" vector-effect="non-scaling-stroke" />
   </svg>;
