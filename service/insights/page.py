@@ -43,7 +43,8 @@ def page_template(folder: Path, name: str) -> Template:
     )
     environment.filters.update(counted=_counted, decimal=_decimal, digest=_digest)
     # These files are part of the package, so they are trusted and not escaped.
-    common = Path(__file__).with_name("page.css").read_text(encoding="utf-8")
+    here = Path(__file__).parent
+    common = "".join((here / file).read_text(encoding="utf-8") for file in ("base.css", "page.css"))
     own = (folder / f"{name}_style.css").read_text(encoding="utf-8")
     environment.globals["style"] = Markup(common + own)  # noqa: S704
     script = folder / f"{name}_script.js"

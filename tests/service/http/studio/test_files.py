@@ -60,14 +60,19 @@ def test_colour_maps_are_the_service_s() -> None:
 def test_what_is_checked_in_is_built_of_the_sources(tmp_path: Path) -> None:
     if shutil.which("npm") is None:
         pytest.skip("there is no npm on this machine")
+    place = tmp_path / "http" / "studio"
+    place.mkdir(parents=True)
     for name in ("package.json", "package-lock.json", "tsconfig.json", "build.mjs"):
-        shutil.copy(STUDIO / name, tmp_path)
-    shutil.copytree(STUDIO / "source", tmp_path / "source")
+        shutil.copy(STUDIO / name, place)
+    shutil.copytree(STUDIO / "source", place / "source")
+    insights = tmp_path / "insights"
+    insights.mkdir()
+    shutil.copy(STUDIO.parents[1] / "insights" / "base.css", insights)  # the reports' palette, too
     install = ["npm", "ci", "--no-audit", "--no-fund", "--prefer-offline"]
-    done = subprocess.run(install, cwd=tmp_path, capture_output=True, text=True)
+    done = subprocess.run(install, cwd=place, capture_output=True, text=True)
     if done.returncode:
         pytest.skip(f"npm cannot install: {done.stderr[-200:]}")
-    subprocess.run(["npm", "run", "build"], cwd=tmp_path, check=True, capture_output=True)
-    built = {file.name: file.read_bytes() for file in (tmp_path / "built").iterdir()}
+    subprocess.run(["npm", "run", "build"], cwd=place, check=True, capture_output=True)
+    built = {file.name: file.read_bytes() for file in (place / "built").iterdir()}
     kept = {file.name: file.read_bytes() for file in BUILT.iterdir()}
     assert built == kept, "run `make studio`"
