@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import skimage.data
 from PIL import Image, ImageEnhance
-from playwright.sync_api import Browser, Page, expect
+from playwright.sync_api import Browser, Page, Route, expect
 
 from tests.service.conftest import encoded
 from tests.service.http.studio.browsing import READY, browses, explained, state, take
@@ -88,3 +88,37 @@ def test_a_job_that_is_refused_says_why(work: Page, cat: bytes) -> None:
     expect(work.get_by_role("alert").last).to_contain_text("20")
     work.locator("#job").click()
     expect(work.locator(".jobs > li").first).to_contain_text("done: 1 done", timeout=2 * READY)
+
+
+def test_drift_is_drawn_beside_the_reference(page: Page) -> None:
+    shift = {
+        "index": None,
+        "label": None,
+        "statistic": "border",
+        "psi": 1.2,
+        "before": [0.08, 0.12, 0.17],
+        "after": [0.31, 0.41, 0.5],
+        "sentence": "all classes: the share of the heat on the border rose",
+    }
+    told = {"made": "2026-11-24T03:33:14+00:00", "photos": 1000, "recorded": 5210, "moved": True}
+    looks = 0
+
+    def answer(route: Route) -> None:
+        nonlocal looks
+        looks += 1
+        shifts = [{**shift, "psi": 0.4 * looks}]
+        route.fulfill(json={**told, "missing": None, "shifts": shifts})
+
+    page.route("**/drift", answer)
+    expect(page.locator("#runs")).to_contain_text("efficientnet-lite0")
+    page.get_by_role("button", name="Work").click()
+    expect(page.locator("#drift")).to_contain_text("5210 maps were compared")
+    expect(page.locator("#drift")).to_contain_text("They have moved.")
+    drawn = page.locator(".shifts .quartiles rect:first-child")
+    assert [float(drawn.nth(n).get_attribute("x") or "nan") for n in (0, 1)] == [16, 62]
+    page.wait_for_function(
+        "() => document.querySelector('.shifts polyline').points.numberOfItems > 2"
+    )
+    line = page.locator(".shifts polyline").get_attribute("points") or ""
+    heights = [float(point.split(",")[1]) for point in line.split()]
+    assert heights == sorted(heights, reverse=True), "it rises"
