@@ -97,10 +97,21 @@ export function explainPath(model: string, parameters: Record<string, string | u
   return `${place(model)}:explain?${query}`;
 }
 
-export async function explain(path: string, photo: Blob, signal: AbortSignal):
+function formOf(path: string, photo: Blob): FormData {
+  const form = new FormData();
+  for (const [name, value] of new URLSearchParams(path.split("?")[1])) form.append(name, value);
+  form.append("image", photo);
+  return form;
+}
+
+/** Explains a photo; a form takes what is too long for an address. */
+export async function explain(path: string, photo: Blob, signal: AbortSignal, asForm = false):
     Promise<{ answer: Answer; phases: string }> {
-  const headers = { "Content-Type": photo.type || "image/*", Accept: "application/json" };
-  const response = await ask(path, { method: "POST", headers, body: photo, signal });
+  const response = await (asForm
+    ? ask(path.split("?")[0]!, { method: "POST", headers: { Accept: "application/json" },
+        body: formOf(path, photo), signal })
+    : ask(path, { method: "POST", body: photo, signal,
+        headers: { "Content-Type": photo.type || "image/*", Accept: "application/json" } }));
   const answer = (await response.json()) as Answer;
   const timings = response.headers.get("Server-Timing") ?? "";
   const phases = [...timings.matchAll(/([^,;\s]+);dur=([\d.]+)/g)]

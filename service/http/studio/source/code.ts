@@ -10,7 +10,7 @@ export type Language = (typeof languages)[number];
 /** The parameters of the picture on the screen. */
 function drawn(choice: Choice, look: Look): Record<string, string> {
   const output = { overlay: "overlay", heat: "heatmap", contour: "contour", photo: "overlay" }[look.view];
-  const all = { ...parametersOf(choice), output,
+  const all = { ...parametersOf({ ...choice, mask: undefined }), output,
     opacity: look.view === "overlay" ? String(look.opacity) : look.view === "photo" ? "0" : undefined,
     threshold: look.threshold ? String(look.threshold) : undefined,
     colormap: look.colormap || undefined,

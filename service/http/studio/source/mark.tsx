@@ -9,6 +9,9 @@ import { choice, choose, marked, model } from "./view";
 import { words } from "./words";
 
 export const marking = signal(false);
+/** Whether one paints a mask in place of a box; only a segmenter takes one. */
+const brushing = signal(false);
+const BRUSH = 0.04;
 const NUDGE = 0.02, LEAST = 0.02;
 
 const isTarget = () => model.value?.kind === "segments" || model.value?.kind === "detections";
@@ -31,11 +34,57 @@ function put(box: Box | null): void {
 export function MarkButton({ picture }: { picture: Picture }) {
   const wide = picture.bitmap.width / picture.scale, tall = picture.bitmap.height / picture.scale;
   const box = boxMarked();
-  return <button type="button" id="mark" aria-pressed={marking.value} onClick={() => {
-    marking.value = !marking.value;
-    if (!marking.value) put(null);
-    else if (!box) put({ left: wide / 4, top: tall / 4, right: (3 * wide) / 4, bottom: (3 * tall) / 4 });
-  }}>{marking.value ? words.unmark : words.mark}</button>;
+  return <>
+    {marking.value && model.value?.kind === "segments" &&
+      <button type="button" id="paint" aria-pressed={brushing.value} onClick={() => {
+        brushing.value = !brushing.value;
+        choose({ box: undefined, mask: undefined });
+      }}>{words.paint}</button>}
+    <button type="button" id="mark" aria-pressed={marking.value} onClick={() => {
+      marking.value = !marking.value;
+      brushing.value = false;
+      if (!marking.value) {
+        put(null);
+        if (choice.value.mask) choose({ mask: undefined });
+      } else if (!box) put({ left: wide / 4, top: tall / 4, right: (3 * wide) / 4, bottom: (3 * tall) / 4 });
+    }}>{marking.value ? words.unmark : words.mark}</button>
+  </>;
+}
+
+/** The place that is painted, at the size of the picture. */
+function Brush({ picture }: { picture: Picture }) {
+  const canvas = useRef<HTMLCanvasElement>(null), last = useRef<{ x: number; y: number } | null>(null);
+  const { width, height } = picture.bitmap;
+  const at = (event: PointerEvent) => {
+    const area = canvas.current!.getBoundingClientRect();
+    return { x: ((event.clientX - area.left) / area.width) * width,
+      y: ((event.clientY - area.top) / area.height) * height };
+  };
+  const paint = (event: PointerEvent) => {
+    if (!last.current) return;
+    const context = canvas.current!.getContext("2d")!, to = at(event);
+    Object.assign(context, { lineWidth: BRUSH * Math.max(width, height), lineCap: "round", strokeStyle: "#fff" });
+    context.beginPath();
+    context.moveTo(last.current.x, last.current.y);
+    context.lineTo(to.x, to.y);
+    context.stroke();
+    last.current = to;
+  };
+  const take = async () => {
+    last.current = null;
+    const wide = Math.round(width / picture.scale), tall = Math.round(height / picture.scale);
+    const whole = new OffscreenCanvas(wide, tall), context = whole.getContext("2d")!;
+    context.fillRect(0, 0, wide, tall);
+    context.drawImage(canvas.current!, 0, 0, wide, tall);
+    const bytes = new Uint8Array(await (await whole.convertToBlob({ type: "image/png" })).arrayBuffer());
+    choose({ mask: btoa(bytes.reduce((text, byte) => text + String.fromCharCode(byte), "")), box: undefined });
+  };
+  return <canvas ref={canvas} id="brush" class="mark brush" width={width} height={height}
+    onPointerDown={(event) => {
+      event.currentTarget.setPointerCapture(event.pointerId);
+      last.current = at(event);
+      paint(event);
+    }} onPointerMove={paint} onPointerUp={() => void take()} />;
 }
 
 /** The area over the photo on which the box is drawn. */
@@ -44,6 +93,7 @@ export function Mark({ picture }: { picture: Picture }) {
   const wide = picture.bitmap.width / picture.scale, tall = picture.bitmap.height / picture.scale;
   const box = boxMarked();
   if (!marking.value) return null;
+  if (brushing.value) return <Brush picture={picture} />;
   const at = (event: PointerEvent) => {
     const area = (event.currentTarget as HTMLElement).getBoundingClientRect();
     const clip = (value: number, most: number) => Math.min(Math.max(value, 0), 1) * most;

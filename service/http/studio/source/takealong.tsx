@@ -64,6 +64,7 @@ export function TakeAlong() {
         onClick={() => { language.value = each; }}>{each}</button>)}
       <button type="button" class="quiet" onClick={() => void copy(text)}>{words.copy}</button>
     </div>
+    {choice.value.mask && <p class="soft">{words.maskNote}</p>}
     {look.value.threshold > 0 && look.value.view !== "contour" && <p class="soft">{words.thresholdNote}</p>}
     <pre id="code" tabIndex={0}>{text}</pre>
   </section>;

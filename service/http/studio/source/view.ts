@@ -16,6 +16,8 @@ export interface Choice {
   unit?: string;
   /** A box on the photo: its left, top, right and bottom edge, with commas between them. */
   box?: string;
+  /** A mask that was painted on the photo, as a PNG in base64. It is not in the address. */
+  mask?: string;
 }
 export interface Shown {
   explanation: api.Explanation; prediction: api.Prediction; values: Float32Array;
@@ -94,19 +96,19 @@ export function parametersOf({ method, layer, fit, ...rest }: Choice) {
   return { method, layer, fit, target: targetOf(rest), signed: rest.signed ? "true" : undefined };
 }
 
-function targetOf({ target, minus, against, unit, box }: Partial<Choice>): string | undefined {
+function targetOf({ target, minus, against, unit, box, mask }: Partial<Choice>): string | undefined {
   if (unit) {
     const [channel, layer] = [unit.split("@", 1)[0]!, unit.slice(unit.indexOf("@") + 1)];
     return JSON.stringify({ layer, channel: Number(channel) });
   }
-  if (minus === undefined && !against && !box) return target?.toString();
+  if (minus === undefined && !against && !box && !mask) return target?.toString();
   return JSON.stringify({
     ...(target === undefined ? {} : { index: target }), ...(minus === undefined ? {} : { minus }),
-    ...(box ? { box: box.split(",").map(Number) } : {}), ...(against ? { against } : {}) });
+    ...(box ? { box: box.split(",").map(Number) } : {}), ...(mask ? { mask: { b64: mask } } : {}), ...(against ? { against } : {}) });
 }
 
 /** What is explained when another class, photo or model is chosen. */
-export const NOTHING = { target: undefined, minus: undefined, unit: undefined, box: undefined };
+export const NOTHING = { target: undefined, minus: undefined, unit: undefined, box: undefined, mask: undefined };
 
 const known = new Map<string, Shown>();
 
@@ -128,7 +130,7 @@ export async function explained(asked: Choice, of: Photo, signal: AbortSignal,
       api.stream<api.Explanation>(path, of.blob, signal, (step) => { report?.(step); }),
       api.predict(asked.model, asked.fit, CLASSES, of.blob, signal)]);
   } else {
-    const { answer, phases: told } = await api.explain(path, of.blob, signal);
+    const { answer, phases: told } = await api.explain(path, of.blob, signal, Boolean(asked.mask));
     [explanation, prediction, phases] = [answer.explanations[0]!, answer.predictions[0], told];
   }
   const made = { explanation, prediction, values: numbers(explanation),

@@ -121,6 +121,8 @@ export const words = {
   auditedThis: "The model's audit recommends this method at this layer.",
   take_: "Take it",
   thresholdNote: "The page hides what is below the threshold; the service's overlay shows all of the heat.",
+  paint: "Paint it",
+  maskNote: "The painted mask is not part of the link and of the code: send it as target.mask.",
   mark: "Mark a place",
   unmark: "Take the mark away",
   markHint: "Drag a box on the photo, or move it with the arrow keys and resize it with Shift and an arrow key.",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import json
 import re
 from collections.abc import Iterator
 
@@ -43,6 +45,17 @@ name = "segmenter"
 source = "torchvision:lraspp_mobilenet_v3_large"
 weights = "none"
 seed = 1
+"""
+
+
+KEEP_FORM = """
+() => {
+  const plain = window.fetch;
+  window.fetch = (path, init) => {
+    if (init?.body instanceof FormData) window.sentTarget = init.body.get("target");
+    return plain(path, init);
+  };
+}
 """
 
 
@@ -233,6 +246,33 @@ def test_a_box_is_a_segmenter_s_target(wide: Page, several: str, cat: bytes) -> 
     for edge in (box[1], box[3]):
         theirs[edge - 4 : edge + 5] = shown[edge - 4 : edge + 5]
     assert is_alike(shown, theirs)
+
+
+def test_what_is_painted_is_a_segmenter_s_mask(wide: Page, several: str, cat: bytes) -> None:
+    wide.locator("#model").select_option("segmenter")
+    take(wide, cat)
+    explained(wide)
+    wide.locator("#mark").click()
+    wide.locator("#paint").click()
+    area = wide.locator("#brush").bounding_box()
+    assert area
+    wide.evaluate(KEEP_FORM)
+    wide.mouse.move(area["x"] + 0.2 * area["width"], area["y"] + 0.3 * area["height"])
+    wide.mouse.down()
+    wide.mouse.move(area["x"] + 0.4 * area["width"], area["y"] + 0.3 * area["height"], steps=5)
+    wide.mouse.up()
+    explained(wide)
+    wide.wait_for_function("() => window.sentTarget")
+    target = json.loads(wide.evaluate("() => window.sentTarget"))
+    explained(wide)
+    mask = pixels_of(base64.b64decode(target["mask"]["b64"]))[..., 0] > 127
+    height, width = pixels_of(cat).shape[:2]
+    assert mask.shape == (height, width)
+    assert mask[int(0.3 * height), int(0.3 * width)]
+    assert not mask[int(0.3 * height), int(0.6 * width)]
+    with Client(several, model="segmenter") as client:
+        theirs = client.explain(cat, fit="squash", target=target, output="overlay")
+    assert is_alike(drawn(wide), pixels_of(theirs.overlay))
 
 
 def test_the_tour_explains_on_the_page_in_five_steps(page: Page, cat: bytes) -> None:
