@@ -413,7 +413,6 @@ class Engine:
         except BatcherClosed as error:
             raise Unavailable(
                 f"model {self.model.name!r} takes no more requests; try again",
-                retry_after=RETRY_AFTER_SECONDS,
                 blamed="batch" if error.blamed else None,
             ) from None
         except CamError as error:

@@ -14,7 +14,7 @@ from service.backend.drift import Drift
 from service.backend.interface import Backend
 from service.backend.work import CompareDrift
 from service.core import model_schemas
-from service.core.errors import RETRY_AFTER_SECONDS, Unavailable
+from service.core.errors import Unavailable
 from service.core.metrics import CONTENT_TYPE, Metrics
 from service.core.model_schemas import DriftDescription, ShiftDescription, TooFewDescription
 from service.http.contract import answers
@@ -109,7 +109,7 @@ class AboutRoutes:
 
     async def check_readiness(self) -> model_schemas.Health:
         if not self._manager.ready:
-            raise Unavailable(self._manager.why_not_ready(), retry_after=RETRY_AFTER_SECONDS)
+            raise Unavailable(self._manager.why_not_ready())
         return model_schemas.Health(status="ok")
 
     async def get_metrics(self) -> Response:

@@ -18,7 +18,7 @@ from service.backend.interface import Listener, unknown_model
 from service.backend.outcome import Outcome
 from service.backend.work import Value, Work
 from service.core.choices import Runtime
-from service.core.errors import RETRY_AFTER_SECONDS, Unavailable
+from service.core.errors import Unavailable
 from service.core.metrics import Metrics
 from service.models.catalog import ModelEntry
 from service.models.info import ModelInfo
@@ -132,14 +132,10 @@ class RemoteBackend:
         """Return a model: see `Backend.replicas`."""
         self._require_known(name)
         if self.draining:
-            raise Unavailable(
-                "the service is shutting down; try again", retry_after=RETRY_AFTER_SECONDS
-            )
+            raise Unavailable("the service is shutting down; try again")
         state = self._state.models.get(name)
         if state is None:
-            raise Unavailable(
-                f"{self._state.why_not_ready}; try again", retry_after=RETRY_AFTER_SECONDS
-            )
+            raise Unavailable(f"{self._state.why_not_ready}; try again")
         if state.problem is not None:
             raise copy(state.problem)  # each raise adds a traceback to the exception
         return RemoteModel(self, name, state)
@@ -183,7 +179,7 @@ class RemoteBackend:
             Unavailable: if the connection ends before the result is there.
         """
         if self._transport is None:
-            raise Unavailable("the engine is starting; try again", retry_after=RETRY_AFTER_SECONDS)
+            raise Unavailable("the engine is starting; try again")
         number = next(self._numbers) if number is None else number
         pending = _Pending(asyncio.get_running_loop().create_future(), listener)
         self._pending[number] = pending
@@ -239,7 +235,6 @@ class RemoteBackend:
                 future.result.set_exception(
                     Unavailable(
                         "the engine ended while it worked on this image; try again",
-                        retry_after=RETRY_AFTER_SECONDS,
                         blamed="process",
                     )
                 )
