@@ -58,7 +58,7 @@ CLASSES = 1000
 class Simulated:
     """A model on an accelerator that takes its time, and a backend that has only this model."""
 
-    devices, copies, alive, runtime, fidelity = "simulated", 1, True, "torch", None
+    devices, copies, alive, runtime = "simulated", 1, True, "torch"
     draining = worn_out = busy = False
     ready = all_loaded = True
     names = (NAME,)

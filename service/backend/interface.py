@@ -61,10 +61,6 @@ class ModelBackend(Protocol):
         """What runs the model for the methods that `is_fast` names."""
 
     @property
-    def fidelity(self) -> float | None:
-        """Worst fidelity of the methods that use the fast path; None if no method does."""
-
-    @property
     def fidelities(self) -> Mapping[str, Fidelity]:
         """Method name → fidelity of its fast maps to the exact maps."""
 

@@ -64,12 +64,6 @@ class Replicas:
         return ", ".join(str(engine.model.device) for engine in self.engines)
 
     @property
-    def fidelity(self) -> float | None:
-        """Worst fidelity of the methods that use the fast path; None if no method does."""
-        worst = [fidelity.worst for name, fidelity in self.fidelities.items() if self.is_fast(name)]
-        return min(worst, default=None)
-
-    @property
     def fidelities(self) -> dict[str, Fidelity]:
         """Method name → fidelity of its fast maps to the exact maps, on the engine where it is
         lowest."""

@@ -122,7 +122,7 @@ class AboutRoutes:
     async def get_model(self, model: str) -> model_schemas.ModelDescription:
         replicas = self._manager.replicas(model)
         served, fidelities = replicas.model, replicas.fidelities
-
+        worst = [fidelities[name].worst for name in fidelities if replicas.is_fast(name)]
         return model_schemas.ModelDescription(
             name=served.name,
             ready=self._manager.model_ready(model),
@@ -157,9 +157,9 @@ class AboutRoutes:
                 )
                 for method in METHODS.values()
             ],
-            mode="exact" if replicas.fidelity is None else "fast",
+            mode="fast" if worst else "exact",
             runtime=replicas.runtime,
-            fidelity=replicas.fidelity,
+            fidelity=min(worst, default=None),
             max_batch=served.max_batch,
             batching=served.batching,
             audited=None

@@ -6,7 +6,7 @@ import logging
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import partial, wraps
 from time import perf_counter
 from typing import Any, Concatenate, Final, ParamSpec, TypeVar, get_args
@@ -76,13 +76,6 @@ class ServedModel(ModelInfo):
     """Whether only a path may be used whose maps are the exact ones up to rounding."""
     kept: KeyedCache
     """Keeps what is found out about the model for the next start."""
-
-    @property
-    def info(self) -> ModelInfo:
-        """What is known of the model, without the module and its device."""
-        return ModelInfo(
-            **{field_.name: getattr(self, field_.name) for field_ in fields(ModelInfo)}
-        )
 
 
 def seeded(

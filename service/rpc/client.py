@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
 from copy import copy
 from dataclasses import dataclass
@@ -13,7 +13,6 @@ from typing import Any, Final, cast
 
 from structlog.contextvars import get_contextvars
 
-from cam.agreement import Fidelity
 from service.backend.interface import Listener, unknown_model
 from service.backend.outcome import Outcome
 from service.backend.work import Value, Work
@@ -285,35 +284,19 @@ class RemoteModel:
         assert state.info
         self._backend = backend
         self._name = name
-        self._state = state
+        self._fast = state.fast
         self.model: ModelInfo = state.info
-
-    @property
-    def devices(self) -> str:
-        return self._state.devices
-
-    @property
-    def runtime(self) -> Runtime:
-        return self._state.runtime
-
-    @property
-    def fidelity(self) -> float | None:
-        return self._state.fidelity
-
-    @property
-    def fidelities(self) -> Mapping[str, Fidelity]:
-        return self._state.fidelities
+        self.devices = state.devices
+        self.copies = state.copies
+        self.runtime: Runtime = state.runtime
+        self.fidelities = state.fidelities
 
     def is_fast(self, method: str) -> bool:
-        return method in self._state.fast
+        return method in self._fast
 
     @property
     def alive(self) -> bool:
         return self._backend.model_ready(self._name)
-
-    @property
-    def copies(self) -> int:
-        return self._state.copies
 
     async def ask(self, work: Work[Value], *, progress: Listener | None = None) -> Outcome[Value]:
         """Do a piece of work: see `ModelBackend.ask`."""

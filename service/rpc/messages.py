@@ -121,8 +121,6 @@ class ModelSnapshot:
     devices: str = ""
     copies: int = 0
     runtime: Runtime = "torch"
-    alive: bool = False
-    fidelity: float | None = None
     fidelities: Mapping[str, Fidelity] = dataclasses.field(default_factory=dict)
     fast: frozenset[str] = frozenset()
     """Names of the methods whose maps come from the fast path."""

@@ -245,8 +245,6 @@ def _model_state(backend: Backend, name: str) -> ModelSnapshot:
         devices=replicas.devices,
         copies=replicas.copies,
         runtime=replicas.runtime,
-        alive=replicas.alive,
-        fidelity=replicas.fidelity,
         fidelities=dict(replicas.fidelities),
         fast=frozenset(name for name in METHODS if replicas.is_fast(name)),
     )

@@ -75,7 +75,7 @@ ANSWER = ServedAnswer(
 
 
 class FakeModel:
-    devices, copies, alive, runtime, fidelity = "cpu", 1, True, "torch", 0.99
+    devices, copies, alive, runtime = "cpu", 1, True, "torch"
 
     def __init__(self, model: ModelInfo) -> None:
         self.model = model
