@@ -37,7 +37,7 @@ from service.insights.audit.summary import summarise
 from service.local.session import LocalSession, local_session
 from service.models.preprocessing import ModelInput
 from service.pipeline.instances import Instance
-from service.pipeline.resolve import target_of
+from service.pipeline.parameters import Parameters
 
 RECORDS: Final = "photos.ndjson"
 SUMMARY: Final = "audit.json"
@@ -174,8 +174,8 @@ async def _measure(
 
         name = names[number]
         seen, warnings = await reader.opened(name)
-        target = reader.target(name)
-        return await measurement.measure(number, name, seen, target, warnings, progress)
+        sent = reader.parameters(name).target
+        return await measurement.measure(number, name, seen, sent, warnings, progress)
 
     tally = Tally(len(names), len(finished))
     left = [number for number in range(len(names)) if number not in finished]
@@ -325,9 +325,8 @@ class _Reader:
         Raises:
             Problem: if the photo cannot be read.
         """
-        parameters = self._configuration.parameters(self._inputs.targets.get(name))
         image = await asyncio.to_thread(self._inputs.read, name)
-        instance = Instance(0, name, image, "", parameters)
+        instance = Instance(0, name, image, "", self.parameters(name))
         session = self._session
         return await session.pipeline.input_of(session.replicas.model, instance, "background")
 
@@ -335,15 +334,9 @@ class _Reader:
         seen, _ = await self.opened(name)
         return seen
 
-    def target(self, name: str) -> ClassTarget | None:
-        """Return the class of a photo; None if none is named."""
-        sent = self._configuration.parameters(self._inputs.targets.get(name)).target
-        if sent is None:
-            return None
-        assert not isinstance(sent, list)  # `_check_targets` accepts one class
-        target = target_of(self._session.replicas.model, sent)
-        assert isinstance(target, ClassTarget)  # `_check_targets` accepts no other
-        return target
+    def parameters(self, name: str) -> Parameters:
+        """Return the parameters of a photo, with its own target if it has one."""
+        return self._configuration.parameters(self._inputs.targets.get(name))
 
 
 def chosen(names: list[str], most: int) -> list[str]:
