@@ -23,6 +23,7 @@ from service.client.threads import sleep
 from service.core.audit_schemas import Audit
 from service.core.choices import JobState
 from service.core.cluster_schemas import ClustersOfClass, JobClusters
+from service.core.files import written_whole
 from service.core.job_schemas import AuditDocument, Counts, JobDocument
 
 
@@ -205,7 +206,7 @@ class Job:
 
     def _download(self, call: Request, target: Path) -> Path:
         """Write the answer to a call to a file, which is there once it is whole."""
-        with job_calls.arriving(target) as file:
+        with written_whole(target) as temporary, temporary.open("wb") as file:
             self._line.send(call, into=file)
         return target
 
