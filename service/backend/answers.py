@@ -52,9 +52,3 @@ class ServedAnswer:
 
     prediction: Prediction
     explanations: tuple[Explanation, ...]
-
-    @property
-    def logits(self) -> NDArray[np.float32]:
-        """Logits of a classifier: float32 (C,)."""
-        assert self.prediction.logits is not None
-        return self.prediction.logits
