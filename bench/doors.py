@@ -38,9 +38,8 @@ from rich.table import Table
 
 from bench.wrk import ACCEPT, require_wrk, send, write_photos
 from cam import ClassTarget, Explanation
-from service.backend.answers import Prediction, ServedAnswer
+from service.backend.answers import Outcome, Prediction, ServedAnswer
 from service.backend.interface import Backend, Listener, unknown_model
-from service.backend.outcome import Outcome
 from service.backend.work import Explain
 from service.core.settings import Settings
 from service.models.catalog import ModelEntry

@@ -38,9 +38,8 @@ from cam.methods.progress import Progress
 from cam.outputs.output import Output
 from cam.passes.fast import CompiledPath
 from cam.passes.samples import samples
-from service.backend.answers import Boxes, Prediction, ServedAnswer
+from service.backend.answers import Boxes, Outcome, Prediction, ServedAnswer
 from service.backend.interface import Listener
-from service.backend.outcome import Outcome
 from service.backend.work import (
     NOTHING,
     Embed,

@@ -12,9 +12,8 @@ import numpy as np
 from cam import Explanation, Question
 from cam.agreement import Fidelity
 from cam.methods.progress import Progress
-from service.backend.answers import ServedAnswer
+from service.backend.answers import Outcome, ServedAnswer
 from service.backend.interface import Listener, naming
-from service.backend.outcome import Outcome
 from service.backend.work import CompareDrift, Explain, Randomise, Value, Work
 from service.core.choices import Runtime
 from service.core.metrics import Metrics

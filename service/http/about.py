@@ -10,7 +10,7 @@ from starlette.responses import Response
 from cam import METHODS
 from cam.agreement import Fidelity
 from cam.drift.shift import Shift, TooFew
-from service.backend.drift import Drift
+from service.backend.answers import Drift
 from service.backend.interface import Backend
 from service.backend.work import CompareDrift
 from service.core import model_schemas

@@ -18,20 +18,11 @@ from typing import Final
 
 from PIL import Image
 
-from cam import (
-    ClassTarget,
-    Concept,
-    Explanation,
-    Observation,
-    Question,
-    SimilarityTarget,
-    Target,
-)
+from cam import ClassTarget, Concept, Explanation, Observation, Question, SimilarityTarget, Target
 from cam.evaluation.candidate import Candidate, candidates_of
 from cam.evaluation.metrics import MetricOptions, Scores
-from service.backend.answers import ServedAnswer
+from service.backend.answers import Outcome, ServedAnswer
 from service.backend.interface import OBSERVED_AT_ONCE, Listener, ModelBackend, naming
-from service.backend.outcome import Outcome
 from service.backend.timings import Timings
 from service.backend.work import Embed, Evaluate, Explain, Factorise, Observe
 from service.core import schemas

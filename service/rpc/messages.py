@@ -20,9 +20,7 @@ from cam.evaluation.candidate import Candidate
 from cam.evaluation.metrics import MetricOptions, Score
 from cam.methods.progress import Completeness, Passes, Progress
 from cam.observations import Statistics
-from service.backend.answers import Boxes, Prediction, ServedAnswer
-from service.backend.drift import Drift
-from service.backend.outcome import Outcome
+from service.backend.answers import Boxes, Drift, Outcome, Prediction, ServedAnswer
 from service.backend.work import (
     CompareDrift,
     Embed,
