@@ -64,9 +64,8 @@ from service.core.errors import (
 from service.core.metrics import Metrics
 from service.core.pool import Priority
 from service.engine.batcher import Batcher, BatcherClosed, BatcherFull
-from service.engine.memory import is_of_memory
 from service.engine.warming import warm_paths
-from service.loading.devices import bind
+from service.loading.devices import bind, is_of_memory
 from service.loading.served_model import ServedModel
 
 BACKGROUND_GROUP = 4
