@@ -12,9 +12,8 @@ import httpx2
 
 from service.client import job_calls
 from service.client._async.transport import AsyncLine
-from service.client.answers import Response, parsed
+from service.client.answers import Response, Result, parsed, result_of
 from service.client.calls import Request
-from service.client.job_result import Result, result_of
 from service.client.options import MediaType
 from service.client.retries import FAILURES, Tries
 from service.client.tasks import sleep
