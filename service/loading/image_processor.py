@@ -22,8 +22,7 @@ from torch import device
 from cam.passes.samples import samples
 from service.core.choices import ChannelOrder
 from service.core.errors import ConfigError, one_line
-from service.loading.normalisation import Normalisation
-from service.loading.transforms import CROP_FITS, preprocessing_of
+from service.loading.transforms import CROP_FITS, Normalisation, preprocessing_of
 from service.models.catalog import ModelEntry
 from service.models.preprocessing import Fit, Preprocessing
 

@@ -34,8 +34,8 @@ from service.core.errors import ConfigError, one_line
 from service.loading.devices import accelerators
 from service.loading.examination import Examination, apply, examine, keep, recalled
 from service.loading.fingerprint import fingerprint_of, key_of
-from service.loading.normalisation import Normalisation
 from service.loading.sources import Built, build, check_source
+from service.loading.transforms import Normalisation
 from service.models.audited import Audited, read_audited
 from service.models.catalog import EMBEDDED, MEASURED, ModelEntry
 from service.models.info import LayerInfo, ModelInfo, unwatchable, watchable
