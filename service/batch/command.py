@@ -5,13 +5,12 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from collections.abc import Callable
-from contextlib import nullcontext, suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from time import monotonic
-from types import TracebackType
 from typing import Final, TypeVar
 
 from rich.console import Console
@@ -162,7 +161,7 @@ async def _explain(run: Run) -> Tally:
                 say(inputs.warning, console)
             left, tally = begun(inputs, parts, retry_failed=run.retry_failed)
             items = (UnreadImage(name, inputs.read, inputs.targets.get(name)) for name in left)
-            with Shelf(parts) as shelf, shown(tally, console) as show:
+            with shelf(parts) as put, shown(tally, console) as show:
                 async with explain_many(
                     items,
                     lambda item: explain_item(session, configuration, item),
@@ -174,40 +173,33 @@ async def _explain(run: Run) -> Tally:
                             tally.failed += 1
                             result = [failed_row(item.id, result, item.target)]
                         tally.warned += any(DECODER in (row.warning or "") for row in result)
-                        shelf.put(result)
+                        put(result)
                         tally.done += 1
                         show()
             parts.merge(configuration.record())
     return tally
 
 
-class Shelf:
-    """A buffer that collects rows and writes them as parts. Use with `with`: the remaining rows are
+@contextmanager
+def shelf(parts: Parts) -> Iterator[Callable[[list[Row]], None]]:
+    """Provide a function that collects rows and writes them as parts. The remaining rows are
     written even if the block raises."""
+    rows: list[Row] = []
+    since = monotonic()
 
-    def __init__(self, parts: Parts) -> None:
-        self._parts = parts
-        self._rows: list[Row] = []
-        self._since = monotonic()
+    def put(more: list[Row]) -> None:
+        nonlocal since
+        rows.extend(more)
+        if len(rows) >= PART_ROWS or monotonic() - since > PART_SECONDS:
+            parts.add(rows)
+            rows.clear()
+            since = monotonic()
 
-    def __enter__(self) -> Shelf:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    try:
+        yield put
+    except BaseException:
         # If the disk is full, the rows may be lost; their images are explained again later.
-        with suppress(InsufficientStorage) if error else nullcontext():
-            self._keep()
-
-    def put(self, rows: list[Row]) -> None:
-        self._rows += rows
-        if len(self._rows) >= PART_ROWS or monotonic() - self._since > PART_SECONDS:
-            self._keep()
-
-    def _keep(self) -> None:
-        self._parts.add(self._rows)
-        self._rows, self._since = [], monotonic()
+        with suppress(InsufficientStorage):
+            parts.add(rows)
+        raise
+    parts.add(rows)
