@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import AsyncIterator, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, ExitStack, asynccontextmanager
 from dataclasses import replace
 from functools import partial
 from time import monotonic
@@ -108,13 +108,13 @@ class Pipeline:
         }
 
     async def __aenter__(self) -> Pipeline:
+        self._scope = ExitStack()
         for budget in self._budgets.values():
-            budget.open()
+            self._scope.enter_context(budget)
         return self
 
     async def __aexit__(self, *raised: object) -> None:
-        for budget in self._budgets.values():
-            budget.close()
+        self._scope.close()
 
     @asynccontextmanager
     async def explain(
