@@ -18,9 +18,16 @@ from service.core import schemas
 from service.core.errors import InvalidParameter, Problem
 from service.core.schemas import dump
 from service.http import documentation
-from service.http.answers import as_ready, entity_tag, failed, matches, require_one_map, together
+from service.http.answers import (
+    as_ready,
+    choose,
+    entity_tag,
+    failed,
+    matches,
+    require_one_map,
+    together,
+)
 from service.http.contract import SERVING, answers
-from service.http.negotiation import choose
 from service.http.reception import Reception, RequestContext, deadline, while_connected
 from service.pipeline.evaluate_parameters import EvaluateParameters
 from service.pipeline.evaluation import summarise
