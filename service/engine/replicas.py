@@ -94,12 +94,12 @@ class Replicas:
     @property
     def alive(self) -> bool:
         """Whether at least one engine is alive."""
-        return any(engine.alive for engine in self.engines)
+        return any(engine.batcher.alive for engine in self.engines)
 
     @property
     def waiting(self) -> int:
         """Number of images in the queues."""
-        return sum(engine.waiting for engine in self.engines)
+        return sum(len(engine.batcher) for engine in self.engines)
 
     async def ask(self, work: Work[Value], *, progress: Listener | None = None) -> Outcome[Value]:
         """Do a piece of work on the engine that is free first: see `ModelBackend.ask`."""
@@ -181,7 +181,8 @@ class Replicas:
         """Return the engine with the lowest load; to randomise weights, the one that does so for
         the fewest images."""
         return min(
-            self.engines, key=lambda at: (not at.alive, randomising and at.randomising, at.load)
+            self.engines,
+            key=lambda at: (not at.batcher.alive, randomising and at.randomising, at.batcher.load),
         )
 
 
