@@ -38,9 +38,8 @@ from rich.table import Table
 
 from bench.wrk import ACCEPT, require_wrk, send, write_photos
 from cam import ClassTarget, Explanation
-from service.backend.answers import Prediction, ServedAnswer
+from service.backend.answers import Outcome, Prediction, ServedAnswer
 from service.backend.interface import Backend, Listener, unknown_model
-from service.backend.outcome import Outcome
 from service.backend.work import Explain
 from service.core.settings import Settings
 from service.models.catalog import ModelEntry
@@ -58,7 +57,7 @@ CLASSES = 1000
 class Simulated:
     """A model on an accelerator that takes its time, and a backend that has only this model."""
 
-    devices, copies, alive, runtime, fidelity = "simulated", 1, True, "torch", None
+    devices, copies, alive, runtime = "simulated", 1, True, "torch"
     draining = worn_out = busy = False
     ready = all_loaded = True
     names = (NAME,)

@@ -1,14 +1,18 @@
-"""What the engine answers about one image, as plain data."""
+"""What the engine answers, as plain data."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from cam import Explanation
+from cam.drift.reference import Origin
+from cam.drift.shift import Comparison
+
+Value = TypeVar("Value")
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,8 +57,31 @@ class ServedAnswer:
     prediction: Prediction
     explanations: tuple[Explanation, ...]
 
-    @property
-    def logits(self) -> NDArray[np.float32]:
-        """Logits of a classifier: float32 (C,)."""
-        assert self.prediction.logits is not None
-        return self.prediction.logits
+
+@dataclass(frozen=True)
+class Outcome(Generic[Value]):
+    """A result, with the time that its item waited and the time that it ran."""
+
+    value: Value
+    queued_seconds: float
+    run_seconds: float
+    """Run time of the whole batch."""
+    batch_size: int
+
+
+@dataclass(frozen=True)
+class Drift:
+    """The comparison of the maps that a model serves with those of its reference."""
+
+    origin: Origin
+    """The model, method and layer whose maps are watched."""
+    recorded: int
+    """Number of maps recorded since the model was loaded, until the comparison."""
+    size: int
+    """Number of the latest maps of each series that are compared."""
+    made: str | None
+    """When the reference was made, in ISO 8601; None without a reference."""
+    photos: int
+    """Number of photos of the reference that are compared; 0 without one."""
+    comparison: Comparison | None
+    """None without a reference."""

@@ -15,7 +15,7 @@ from typing import Final, Protocol
 from cam.agreement import Fidelity
 from cam.errors import did_you_mean
 from cam.methods.progress import Progress
-from service.backend.outcome import Outcome
+from service.backend.answers import Outcome
 from service.backend.work import Value, Work
 from service.core.choices import Runtime
 from service.core.errors import UnknownModel
@@ -59,10 +59,6 @@ class ModelBackend(Protocol):
     @property
     def runtime(self) -> Runtime:
         """What runs the model for the methods that `is_fast` names."""
-
-    @property
-    def fidelity(self) -> float | None:
-        """Worst fidelity of the methods that use the fast path; None if no method does."""
 
     @property
     def fidelities(self) -> Mapping[str, Fidelity]:

@@ -12,8 +12,7 @@ from numpy.typing import NDArray
 from cam import Concept, Observation, Question, Target
 from cam.evaluation.candidate import Candidate
 from cam.evaluation.metrics import MetricOptions, Scores
-from service.backend.answers import ServedAnswer
-from service.backend.drift import Drift
+from service.backend.answers import Drift, ServedAnswer
 from service.core.pool import Priority
 from service.models.preprocessing import ModelInput
 

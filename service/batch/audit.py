@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import re
-import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
@@ -21,23 +20,15 @@ from cam import METHODS, ClassTarget
 from cam.evaluation.candidate import Candidate
 from cam.evaluation.metrics import MetricOptions
 from service.backend.work import Evaluate
-from service.batch.command import GO_ON, INTERRUPTED
+from service.batch.command import INTERRUPTED, Run, cancel_at_sigterm
 from service.batch.configuration import RunConfiguration
 from service.batch.inputs import Inputs, open_inputs
 from service.batch.progress import Tally, say, shown
 from service.batch.work import check, made_with, raise_last
-from service.core.allocator import keep_memory
 from service.core.audit_schemas import Audit, PhotoRecord
 from service.core.concurrency import explain_many
-from service.core.errors import (
-    ConfigError,
-    InsufficientStorage,
-    Problem,
-    Unavailable,
-    one_line,
-)
+from service.core.errors import ConfigError, InsufficientStorage, Problem, one_line
 from service.core.files import written_whole
-from service.core.settings import Settings
 from service.insights.audit.grids import Neighbours
 from service.insights.audit.measurement import AuditMeasurement, stored_name
 from service.insights.audit.plan import LEAST_PHOTOS, Plan, plan_of, require_one_class, with_target
@@ -45,9 +36,8 @@ from service.insights.audit.report import write_audit
 from service.insights.audit.summary import summarise
 from service.local.session import LocalSession, local_session
 from service.models.preprocessing import ModelInput
-from service.pipeline.images import decoders_heard
 from service.pipeline.instances import Instance
-from service.pipeline.resolve import target_of
+from service.pipeline.parameters import Parameters
 
 RECORDS: Final = "photos.ndjson"
 SUMMARY: Final = "audit.json"
@@ -62,21 +52,11 @@ TRIED: Final = 15
 """Steps of the curve by which the time of a pass is measured."""
 
 
-def audit(
-    source: str,
-    settings: Settings,
-    configuration: RunConfiguration,
-    *,
-    model: str | None = None,
-    most: int = MOST,
-    within: float | None = None,
-) -> int:
+def audit(run: Run, *, most: int = MOST, within: float | None = None) -> int:
     """Measure which methods and layers explain a model, and write `audit.json`, `report.html` and
-    the record of each photo to `configuration.output`.
+    the record of each photo to the output folder.
 
     Args:
-        source: a folder, a pattern, a zip, a table or an image; see `open_inputs`.
-        model: name of the model; None for the default.
         most: largest number of photos; of more, evenly spaced ones are measured.
         within: seconds that the audit may take; None for any. Fewer photos are measured then, and
             if that is not enough and no method is named, fewer methods.
@@ -92,45 +72,26 @@ def audit(
     """
     if most < LEAST_PHOTOS:
         raise ConfigError(f"--most is {most}; an audit needs {LEAST_PHOTOS} photos or more")
-    keep_memory()
-    settings = settings.model_copy(update={"cache_bytes": 0})
-    console = Console(stderr=True)
-    try:
-        with configuration.locked(), decoders_heard():
-            report = asyncio.run(
-                _audit(source, settings, configuration, model, most, within, console)
-            )
-    except (InsufficientStorage, Unavailable) as problem:
-        raise ConfigError(f"{problem.detail}; {GO_ON}") from None
-    except (KeyboardInterrupt, asyncio.CancelledError):
-        console.print(f"Stopped; {GO_ON}.")
+    report = run.finish(lambda: asyncio.run(_audit(run, most, within)))
+    if report is None:
         return INTERRUPTED
+    console = run.console
     for finding in report.findings:
         say(finding.sentence, console)
     if best := report.recommendation:
         say(f"Recommended: {best.method} at {best.layer}: {best.reason}.", console)
     else:
         say(f"No method can be recommended: {report.why_none}.", console)
-    say(f"Report: {configuration.output / REPORT}", console)
+    say(f"Report: {run.configuration.output / REPORT}", console)
     return 1 if report.failed else 0
 
 
-async def _audit(
-    source: str,
-    settings: Settings,
-    configuration: RunConfiguration,
-    model: str | None,
-    most: int,
-    within: float | None,
-    console: Console,
-) -> Audit:
-    task = asyncio.current_task()
-    assert task is not None
-    with suppress(NotImplementedError):  # event loops on Windows have no signal handlers
-        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
-    with open_inputs(source, configuration.output) as inputs:
+async def _audit(run: Run, most: int, within: float | None) -> Audit:
+    cancel_at_sigterm()
+    configuration, console = run.configuration, run.console
+    with open_inputs(run.source, configuration.output) as inputs:
         say(f"{len(inputs.ids)} photos; loading the model.", console)
-        async with local_session(settings, model, spread=True) as session:
+        async with local_session(run.settings, run.model, spread=True) as session:
             served = session.replicas.model
             names = chosen(inputs.ids, most)
             plan = plan_of(served, configuration.parameters(), len(names))
@@ -147,7 +108,7 @@ async def _audit(
                 say(estimate.told(plan), console)
             check(session, configuration, [inputs.targets.get(name) for name in names])
             configuration.open(
-                source, served.name, served.weights, made_with(served), photos=len(names)
+                run.source, served.name, served.weights, made_with(served), photos=len(names)
             )
             if inputs.warning:
                 say(inputs.warning, console)
@@ -213,8 +174,8 @@ async def _measure(
 
         name = names[number]
         seen, warnings = await reader.opened(name)
-        target = reader.target(name)
-        return await measurement.measure(number, name, seen, target, warnings, progress)
+        sent = reader.parameters(name).target
+        return await measurement.measure(number, name, seen, sent, warnings, progress)
 
     tally = Tally(len(names), len(finished))
     left = [number for number in range(len(names)) if number not in finished]
@@ -364,9 +325,8 @@ class _Reader:
         Raises:
             Problem: if the photo cannot be read.
         """
-        parameters = self._configuration.parameters(self._inputs.targets.get(name))
         image = await asyncio.to_thread(self._inputs.read, name)
-        instance = Instance(0, name, image, "", parameters)
+        instance = Instance(0, name, image, "", self.parameters(name))
         session = self._session
         return await session.pipeline.input_of(session.replicas.model, instance, "background")
 
@@ -374,15 +334,9 @@ class _Reader:
         seen, _ = await self.opened(name)
         return seen
 
-    def target(self, name: str) -> ClassTarget | None:
-        """Return the class of a photo; None if none is named."""
-        sent = self._configuration.parameters(self._inputs.targets.get(name)).target
-        if sent is None:
-            return None
-        assert not isinstance(sent, list)  # `_check_targets` accepts one class
-        target = target_of(self._session.replicas.model, sent)
-        assert isinstance(target, ClassTarget)  # `_check_targets` accepts no other
-        return target
+    def parameters(self, name: str) -> Parameters:
+        """Return the parameters of a photo, with its own target if it has one."""
+        return self._configuration.parameters(self._inputs.targets.get(name))
 
 
 def chosen(names: list[str], most: int) -> list[str]:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from contextlib import nullcontext, suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from time import monotonic
-from types import TracebackType
-from typing import Final, Protocol
+from typing import Final, TypeVar
 
 from rich.console import Console
 
@@ -29,43 +30,55 @@ from service.pipeline.rows import DECODER, PICTURES, Row, failed_row
 
 PART_ROWS: Final = 500
 PART_SECONDS: Final = 10.0
+Result = TypeVar("Result")
 GO_ON: Final = "the same command goes on from here"
 INTERRUPTED: Final = 130
 """Exit code of a run that a signal ended."""
 
 
-class Explainer(Protocol):
-    """Explains the images that are left of a batch and returns the tally."""
-
-    def __call__(
-        self,
-        source: str,
-        settings: Settings,
-        configuration: RunConfiguration,
-        *,
-        model: str | None,
-        retry_failed: bool,
-        console: Console,
-    ) -> Tally: ...
-
-
-def batch(
-    source: str,
-    settings: Settings,
-    configuration: RunConfiguration,
-    *,
-    model: str | None = None,
-    retry_failed: bool = False,
-    report: Path | None = None,
-    explain: Explainer | None = None,
-) -> int:
-    """Explain the images of `source` that are not done yet, and write the results to
-    `configuration.output`.
+@dataclass(frozen=True)
+class Run:
+    """One run of a batch or an audit.
 
     Args:
         source: a folder, a pattern, a zip, a table or an image; see `open_inputs`.
         model: name of the model; None for the default.
         retry_failed: whether images that failed before are explained again.
+    """
+
+    source: str
+    settings: Settings
+    configuration: RunConfiguration
+    model: str | None = None
+    retry_failed: bool = False
+    console: Console = field(default_factory=lambda: Console(stderr=True))
+
+    def finish(self, work: Callable[[], Result]) -> Result | None:
+        """Do the work while the output folder is locked. Return its result, or None if a signal
+        ended it.
+
+        Raises:
+            ConfigError: if another run uses the folder, or results cannot be computed or written.
+        """
+        keep_memory()
+        try:
+            with self.configuration.locked(), decoders_heard():
+                return work()
+        except (InsufficientStorage, Unavailable) as problem:
+            raise ConfigError(f"{problem.detail}; {GO_ON}") from None
+        except (KeyboardInterrupt, asyncio.CancelledError):
+            self.console.print(f"Stopped; {GO_ON}.")
+            return None
+
+
+Explainer = Callable[[Run], Tally]
+"""A function that explains the images that are left of a batch and returns the tally."""
+
+
+def batch(run: Run, *, report: Path | None = None, explain: Explainer | None = None) -> int:
+    """Explain the images that are not done yet, and write the results to the output folder.
+
+    Args:
         report: file for an HTML report; None writes none.
         explain: replaces the explanation in this process; `service.ray.batch` has an
             implementation.
@@ -77,26 +90,11 @@ def batch(
         ConfigError: if the configuration is invalid, or results cannot be written.
         Problem: if the model does not support the configuration.
     """
+    configuration, console = run.configuration, run.console
     if report:
         _check_place(report, configuration.output)
-    keep_memory()
-    # The cache of answers is useless here, because no question is asked twice.
-    settings = settings.model_copy(update={"cache_bytes": 0})
-    console = Console(stderr=True)
-    try:
-        with configuration.locked(), decoders_heard():
-            tally = (explain or _explain_here)(
-                source,
-                settings,
-                configuration,
-                model=model,
-                retry_failed=retry_failed,
-                console=console,
-            )
-    except (InsufficientStorage, Unavailable) as problem:
-        raise ConfigError(f"{problem.detail}; {GO_ON}") from None
-    except (KeyboardInterrupt, asyncio.CancelledError):
-        console.print(f"Stopped; {GO_ON}.")
+    tally = run.finish(partial(explain or _explain_here, run))
+    if tally is None:
         return INTERRUPTED
     manifest = Parts(configuration.output).manifest
     explained = f"{tally.done - tally.failed} of {tally.total} images explained"
@@ -113,7 +111,7 @@ def batch(
                 manifest,
                 configuration.output,
                 report,
-                title=source,
+                title=run.source,
                 model=served,
                 source=partial(source_of, configuration.output),
             )
@@ -137,45 +135,33 @@ def _check_place(report: Path, output: Path) -> None:
         raise ConfigError(f"--report={report} is the batch's own; it should be another file")
 
 
-def _explain_here(
-    source: str,
-    settings: Settings,
-    configuration: RunConfiguration,
-    *,
-    model: str | None,
-    retry_failed: bool,
-    console: Console,
-) -> Tally:
-    return asyncio.run(
-        _explain(source, settings, configuration, model, retry_failed=retry_failed, console=console)
-    )
-
-
-async def _explain(
-    source: str,
-    settings: Settings,
-    configuration: RunConfiguration,
-    model: str | None,
-    *,
-    retry_failed: bool,
-    console: Console,
-) -> Tally:
+def cancel_at_sigterm() -> None:
+    """Let SIGTERM cancel the current task."""
     task = asyncio.current_task()
     assert task is not None
     with suppress(NotImplementedError):  # event loops on Windows have no signal handlers
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
+
+
+def _explain_here(run: Run) -> Tally:
+    return asyncio.run(_explain(run))
+
+
+async def _explain(run: Run) -> Tally:
+    cancel_at_sigterm()
+    configuration, console = run.configuration, run.console
     parts = Parts(configuration.output)
-    with open_inputs(source, configuration.output) as inputs:
+    with open_inputs(run.source, configuration.output) as inputs:
         count = len(inputs.ids)
-        async with local_session(settings, model, spread=True, images=count) as session:
+        async with local_session(run.settings, run.model, spread=True, images=count) as session:
             served = session.replicas.model
             check(session, configuration, inputs.wanted)
-            configuration.open(source, served.name, served.fingerprint, made_with(served))
+            configuration.open(run.source, served.name, served.fingerprint, made_with(served))
             if inputs.warning:
                 say(inputs.warning, console)
-            left, tally = begun(inputs, parts, retry_failed=retry_failed)
+            left, tally = begun(inputs, parts, retry_failed=run.retry_failed)
             items = (UnreadImage(name, inputs.read, inputs.targets.get(name)) for name in left)
-            with Shelf(parts) as shelf, shown(tally, console) as show:
+            with shelf(parts) as put, shown(tally, console) as show:
                 async with explain_many(
                     items,
                     lambda item: explain_item(session, configuration, item),
@@ -187,40 +173,33 @@ async def _explain(
                             tally.failed += 1
                             result = [failed_row(item.id, result, item.target)]
                         tally.warned += any(DECODER in (row.warning or "") for row in result)
-                        shelf.put(result)
+                        put(result)
                         tally.done += 1
                         show()
             parts.merge(configuration.record())
     return tally
 
 
-class Shelf:
-    """A buffer that collects rows and writes them as parts. Use with `with`: the remaining rows are
+@contextmanager
+def shelf(parts: Parts) -> Iterator[Callable[[list[Row]], None]]:
+    """Provide a function that collects rows and writes them as parts. The remaining rows are
     written even if the block raises."""
+    rows: list[Row] = []
+    since = monotonic()
 
-    def __init__(self, parts: Parts) -> None:
-        self._parts = parts
-        self._rows: list[Row] = []
-        self._since = monotonic()
+    def put(more: list[Row]) -> None:
+        nonlocal since
+        rows.extend(more)
+        if len(rows) >= PART_ROWS or monotonic() - since > PART_SECONDS:
+            parts.add(rows)
+            rows.clear()
+            since = monotonic()
 
-    def __enter__(self) -> Shelf:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    try:
+        yield put
+    except BaseException:
         # If the disk is full, the rows may be lost; their images are explained again later.
-        with suppress(InsufficientStorage) if error else nullcontext():
-            self._keep()
-
-    def put(self, rows: list[Row]) -> None:
-        self._rows += rows
-        if len(self._rows) >= PART_ROWS or monotonic() - self._since > PART_SECONDS:
-            self._keep()
-
-    def _keep(self) -> None:
-        self._parts.add(self._rows)
-        self._rows, self._since = [], monotonic()
+        with suppress(InsufficientStorage):
+            parts.add(rows)
+        raise
+    parts.add(rows)

@@ -10,10 +10,9 @@ import json
 from collections.abc import Iterator, Mapping, Set
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from service.core.errors import ConfigError, InsufficientStorage, one_line
@@ -63,12 +62,7 @@ class Parts:
         Raises:
             ConfigError: if a file with rows cannot be read.
         """
-        return {
-            name
-            for file in self._files()
-            for batch in _batches(file, ["id"])
-            for name in batch.column("id").to_pylist()
-        }
+        return {name for (name,) in self._cells("id")}
 
     def failed(self) -> set[str]:
         """Return the ids of the images that failed.
@@ -76,12 +70,7 @@ class Parts:
         Raises:
             ConfigError: if a file with rows cannot be read.
         """
-        return {
-            name
-            for file in self._files()
-            for batch in _batches(file, ["id", "error"])
-            for name in batch.filter(pc.is_valid(batch.column("error"))).column("id").to_pylist()
-        }
+        return {name for name, error in self._cells("id", "error") if error is not None}
 
     def asked_otherwise(self, targets: Mapping[str, str]) -> set[str]:
         """Return the ids of the images that were explained for another target than `targets` names
@@ -90,13 +79,8 @@ class Parts:
         Raises:
             ConfigError: if a file with rows cannot be read.
         """
-        return {
-            name
-            for file in self._files()
-            for batch in _batches(file, ["id", "asked"])
-            for name, asked in zip(*(column.to_pylist() for column in batch.columns), strict=True)
-            if asked != targets.get(name)
-        }
+        cells = self._cells("id", "asked")
+        return {name for name, asked in cells if asked != targets.get(name)}
 
     def forget(self, names: Set[str]) -> None:
         """Remove the rows of some images, so that the images are explained again.
@@ -163,6 +147,12 @@ class Parts:
                 table = pa.Table.from_batches(parts, SCHEMA).cast(schema)
                 configuration = [("id", "ascending"), ("number", "ascending")]
                 writer.write_table(table.sort_by(configuration), row_group_size=ROWS)
+
+    def _cells(self, *columns: str) -> Iterator[tuple[Any, ...]]:
+        """Yield the cells that each row has in some columns, which are in the schema's order."""
+        for file in self._files():
+            for batch in _batches(file, [*columns]):
+                yield from zip(*(column.to_pylist() for column in batch.columns), strict=True)
 
     def _files(self) -> list[Path]:
         earlier = [self.manifest] if self.manifest.exists() else []

@@ -88,7 +88,6 @@ def make_reference(
         parameters = Parameters.model_validate(given)
     except ValidationError as error:
         raise parameter_problem(error, Parameters) from None
-    settings = settings.model_copy(update={"cache_bytes": 0})
     with decoders_heard():
         made = asyncio.run(_found(source, settings, parameters, model, console))
     reference, failed = made.reference, made.failed

@@ -209,19 +209,13 @@ def batch(
     }
     if target:
         given["target"] = target
+    from service.batch.command import Run
     from service.batch.command import batch as explain_all
     from service.batch.configuration import RunConfiguration
 
     configuration = RunConfiguration({**given, **_pairs(other or [])}, output, pictures)
-    code = explain_all(
-        source,
-        settings,
-        configuration,
-        model=model,
-        retry_failed=retry_failed,
-        report=report,
-        explain=None if ray is None else _on_ray(ray),
-    )
+    run = Run(source, settings, configuration, model, retry_failed)
+    code = explain_all(run, report=report, explain=None if ray is None else _on_ray(ray))
     _end(code, former)
 
 
@@ -279,13 +273,15 @@ def audit(
             given[name] = values
     if target:
         given["target"] = target[0] if len(target) == 1 else target
-    from service.batch.audit import audit as run
+    from service.batch.audit import audit as measure
     from service.batch.audit import seconds_of
+    from service.batch.command import Run
     from service.batch.configuration import RunConfiguration
 
     configuration = RunConfiguration(given, output, "none", "audit")
     seconds = None if within is None else seconds_of(within)
-    code = run(photos, settings, configuration, model=model, most=most, within=seconds)
+    run = Run(photos, settings, configuration, model)
+    code = measure(run, most=most, within=seconds)
     _end(code, former)
 
 

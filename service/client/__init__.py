@@ -11,6 +11,7 @@ from service.client._async.client import AsyncClient
 from service.client._async.job import AsyncJob
 from service.client._sync.client import Client
 from service.client._sync.job import Job
+from service.client.answers import Result
 from service.client.explanation import Explanation
 from service.client.failures import (
     ClientError,
@@ -23,7 +24,6 @@ from service.client.failures import (
     UnexpectedAnswer,
     Unreachable,
 )
-from service.client.job_result import Result
 from service.client.options import (
     AuditOptions,
     EvaluateOptions,

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
 from os import PathLike, fspath
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 from urllib.parse import parse_qsl, urlsplit
 
 import numpy as np
@@ -152,19 +151,6 @@ def cancel(job: str) -> Request:
 
 def purge(job: str) -> Request:
     return Request("DELETE", _path(job), (("purge", "true"),))
-
-
-@contextmanager
-def arriving(path: Path) -> Iterator[BinaryIO]:
-    """Open a file that replaces `path` when it is complete. Until then, and if the block raises,
-    `path` is not changed."""
-    partial = path.with_name(f"{path.name}.part")
-    try:
-        with partial.open("wb") as file:
-            yield file
-        partial.replace(path)
-    finally:
-        partial.unlink(missing_ok=True)
 
 
 class Rhythm:

@@ -338,7 +338,7 @@ class Unavailable(Problem):
         detail: str,
         *,
         pointer: str | None = None,
-        retry_after: int | None = None,
+        retry_after: int | None = RETRY_AFTER_SECONDS,
         blamed: Blamed | None = None,
     ) -> None:
         super().__init__(detail, pointer=pointer, retry_after=retry_after)

@@ -7,7 +7,7 @@ import os
 import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Final, Literal, TypeVar, get_args
+from typing import Final, Literal, Self, TypeVar, get_args
 
 Result = TypeVar("Result")
 Priority = Literal["interactive", "background"]
@@ -18,8 +18,8 @@ NICER: Final = 10
 
 
 class Pool:
-    """A pool of threads. Use it with `with`, or open and close it: closing it ends the threads when
-    their current work is done.
+    """A pool of threads. Use it with `with`: leaving it ends the threads when their current work is
+    done.
 
     Args:
         priority: the priority of the threads. Background threads yield the cores to all other
@@ -31,22 +31,16 @@ class Pool:
         self._threads = threads
         self._priority = priority
 
-    def open(self) -> None:
+    def __enter__(self) -> Self:
         self._executor = ThreadPoolExecutor(
             self._threads,
             thread_name_prefix=self._name,
             initializer=_be_nice if self._priority == "background" else None,
         )
-
-    def close(self) -> None:
-        self._executor.shutdown(wait=False, cancel_futures=True)
-
-    def __enter__(self) -> Pool:
-        self.open()
         return self
 
     def __exit__(self, *raised: object) -> None:
-        self.close()
+        self._executor.shutdown(wait=False, cancel_futures=True)
 
     async def run(self, work: Callable[[], Result]) -> Result:
         """Run `work` in one of the threads and return its result. A cancelled call ends only when

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from time import perf_counter
 from typing import Generic, TypeVar
 
-from service.backend.outcome import Outcome
+from service.backend.answers import Outcome
 from service.core.pool import Priority
 
 COURTESY_SECONDS = 0.03

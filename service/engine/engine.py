@@ -38,9 +38,8 @@ from cam.methods.progress import Progress
 from cam.outputs.output import Output
 from cam.passes.fast import CompiledPath
 from cam.passes.samples import samples
-from service.backend.answers import Boxes, Prediction, ServedAnswer
+from service.backend.answers import Boxes, Outcome, Prediction, ServedAnswer
 from service.backend.interface import Listener
-from service.backend.outcome import Outcome
 from service.backend.work import (
     NOTHING,
     Embed,
@@ -65,9 +64,8 @@ from service.core.errors import (
 from service.core.metrics import Metrics
 from service.core.pool import Priority
 from service.engine.batcher import Batcher, BatcherClosed, BatcherFull
-from service.engine.memory import is_of_memory
 from service.engine.warming import warm_paths
-from service.loading.devices import bind
+from service.loading.devices import bind, is_of_memory
 from service.loading.served_model import ServedModel
 
 BACKGROUND_GROUP = 4
@@ -135,7 +133,7 @@ class Engine:
         self._fast: CompiledPath | None = None
         self.fidelities: dict[str, Fidelity] = {}
         """Method name → fidelity of its fast maps to the exact maps; empty without a fast path."""
-        self._batcher: Batcher[_Item, object] = Batcher(
+        self.batcher: Batcher[_Item, object] = Batcher(
             self._run,
             # Each target costs the whole batch a backward pass, so only items with the same number
             # of targets share a batch.
@@ -160,37 +158,15 @@ class Engine:
             name=f"engine {model.name}",
             prepare=partial(bind, cores),
         )
+        """Queue and worker thread. If the thread is abandoned, because it may never end, so is the
+        model, and all waiting requests are answered with 503."""
 
     async def __aenter__(self) -> Engine:
-        await self._batcher.__aenter__()
+        await self.batcher.__aenter__()
         return self
 
     async def __aexit__(self, *raised: object) -> None:
-        await self._batcher.__aexit__(*raised)
-
-    @property
-    def alive(self) -> bool:
-        return self._batcher.alive
-
-    @property
-    def running_seconds(self) -> float:
-        """Seconds since the current batch started; 0 if no batch is running."""
-        return self._batcher.running_seconds
-
-    async def abandon(self) -> None:
-        """Abandon the worker thread, which may never end, and the model with it. All waiting
-        requests are answered with 503."""
-        await self._batcher.abandon()
-
-    @property
-    def waiting(self) -> int:
-        """Number of images in the queue."""
-        return len(self._batcher)
-
-    @property
-    def load(self) -> int:
-        """Number of images in the queue and in the running batch."""
-        return self._batcher.load
+        await self.batcher.__aexit__(*raised)
 
     async def warm(self) -> None:
         """Run one image, prepare the fast path, run the largest batch, so that no request pays the
@@ -223,7 +199,7 @@ class Engine:
                 break
         if not seconds:
             return
-        self._batcher.interactive_batch = chosen = smallest_that_pays(seconds)
+        self.batcher.interactive_batch = chosen = smallest_that_pays(seconds)
         log.info(
             "model %s: milliseconds an image in batches: %s; at most %d images wait for each other",
             self.model.name,
@@ -245,7 +221,7 @@ class Engine:
         if layer is not None:
             question = Question((ClassTarget(),), "gradcam", (layer,))
         items = [_Item(self._sample(), (question,))] * count
-        futures = [self._batcher.submit(item) for item in items]
+        futures = [self.batcher.submit(item) for item in items]
         return max([(await future).run_seconds for future in futures])
 
     def _settle_fast(self, worth: float) -> Steps:
@@ -403,7 +379,7 @@ class Engine:
 
     async def _submit(self, item: _Item, *, admitted: bool = False) -> Outcome[object]:
         try:
-            return await self._batcher.submit(item, admitted=admitted)
+            return await self.batcher.submit(item, admitted=admitted)
         except BatcherFull as error:
             self._metrics.rejected.labels(reason="queue full").inc()
             raise QueueFull(
@@ -413,7 +389,6 @@ class Engine:
         except BatcherClosed as error:
             raise Unavailable(
                 f"model {self.model.name!r} takes no more requests; try again",
-                retry_after=RETRY_AFTER_SECONDS,
                 blamed="batch" if error.blamed else None,
             ) from None
         except CamError as error:

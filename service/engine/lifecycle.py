@@ -136,8 +136,8 @@ class ModelLifecycle:
         while True:
             await asyncio.sleep(LOOK_SECONDS)
             for turn, engine in enumerate(self.replicas.engines):
-                hangs = engine.running_seconds > self._hang_seconds
-                if engine.alive and not hangs:
+                hangs = engine.batcher.running_seconds > self._hang_seconds
+                if engine.batcher.alive and not hangs:
                     continue
                 if engine in self._open:  # else it is abandoned already, but not replaced yet
                     await self._give_up(engine, hangs=hangs)
@@ -153,10 +153,10 @@ class ModelLifecycle:
         log.error(
             "a worker of model %s %s; it is replaced",
             self.entry.name,
-            f"hangs for {engine.running_seconds:.0f} s" if hangs else "has ended",
+            f"hangs for {engine.batcher.running_seconds:.0f} s" if hangs else "has ended",
         )
         self.given_up += hangs
-        await engine.abandon()
+        await engine.batcher.abandon()
         self._changed()
         await self._open.pop(engine).aclose()
         self._metrics.worker_restarts.labels(model=self.entry.name).inc()
@@ -170,8 +170,8 @@ class ModelLifecycle:
         leaving = {asyncio.create_task(scope.aclose()): e for e, scope in self._open.items()}
         late = (await asyncio.wait(leaving, timeout=seconds))[1] if leaving else set()
         for task in late:
-            self.given_up += leaving[task].running_seconds > 0
-            await leaving[task].abandon()
+            self.given_up += leaving[task].batcher.running_seconds > 0
+            await leaving[task].batcher.abandon()
         await asyncio.gather(*leaving)
         self._open.clear()
         self.replicas = None

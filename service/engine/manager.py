@@ -9,13 +9,7 @@ from time import monotonic
 
 from service.backend.interface import unknown_model
 from service.core.disk_cache import DiskCache
-from service.core.errors import (
-    RETRY_AFTER_SECONDS,
-    ConfigError,
-    Conflict,
-    ModelFailed,
-    Unavailable,
-)
+from service.core.errors import ConfigError, Conflict, ModelFailed, Unavailable
 from service.core.metrics import Metrics
 from service.core.settings import Settings
 from service.engine.lifecycle import ModelLifecycle
@@ -162,9 +156,7 @@ class ModelManager:
         """
         lifecycle = self._lifecycle_of(name)
         if self.draining:
-            raise Unavailable(
-                "the service is shutting down; try again", retry_after=RETRY_AFTER_SECONDS
-            )
+            raise Unavailable("the service is shutting down; try again")
         if lifecycle.failure and not lifecycle.leaving:
             reason = lifecycle.failure.removeprefix(f"model {name!r}: ")
             raise ModelFailed(
@@ -172,10 +164,7 @@ class ModelManager:
                 "that is put right"
             )
         if not lifecycle.ready or not lifecycle.replicas:
-            raise Unavailable(
-                f"model {name!r} is {lifecycle.why_not_ready}; try again",
-                retry_after=RETRY_AFTER_SECONDS,
-            )
+            raise Unavailable(f"model {name!r} is {lifecycle.why_not_ready}; try again")
         return lifecycle.replicas
 
     async def add(self, entry: ModelEntry) -> None:

@@ -12,9 +12,8 @@ import numpy as np
 from cam import Explanation, Question
 from cam.agreement import Fidelity
 from cam.methods.progress import Progress
-from service.backend.answers import ServedAnswer
+from service.backend.answers import Outcome, ServedAnswer
 from service.backend.interface import Listener, naming
-from service.backend.outcome import Outcome
 from service.backend.work import CompareDrift, Explain, Randomise, Value, Work
 from service.core.choices import Runtime
 from service.core.metrics import Metrics
@@ -64,12 +63,6 @@ class Replicas:
         return ", ".join(str(engine.model.device) for engine in self.engines)
 
     @property
-    def fidelity(self) -> float | None:
-        """Worst fidelity of the methods that use the fast path; None if no method does."""
-        worst = [fidelity.worst for name, fidelity in self.fidelities.items() if self.is_fast(name)]
-        return min(worst, default=None)
-
-    @property
     def fidelities(self) -> dict[str, Fidelity]:
         """Method name → fidelity of its fast maps to the exact maps, on the engine where it is
         lowest."""
@@ -101,12 +94,12 @@ class Replicas:
     @property
     def alive(self) -> bool:
         """Whether at least one engine is alive."""
-        return any(engine.alive for engine in self.engines)
+        return any(engine.batcher.alive for engine in self.engines)
 
     @property
     def waiting(self) -> int:
         """Number of images in the queues."""
-        return sum(engine.waiting for engine in self.engines)
+        return sum(len(engine.batcher) for engine in self.engines)
 
     async def ask(self, work: Work[Value], *, progress: Listener | None = None) -> Outcome[Value]:
         """Do a piece of work on the engine that is free first: see `ModelBackend.ask`."""
@@ -188,7 +181,8 @@ class Replicas:
         """Return the engine with the lowest load; to randomise weights, the one that does so for
         the fewest images."""
         return min(
-            self.engines, key=lambda at: (not at.alive, randomising and at.randomising, at.load)
+            self.engines,
+            key=lambda at: (not at.batcher.alive, randomising and at.randomising, at.batcher.load),
         )
 
 

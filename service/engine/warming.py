@@ -24,7 +24,7 @@ from cam.passes.fidelity import judge
 from cam.passes.layout import MARGIN, fastest
 from cam.passes.samples import samples
 from service.core.errors import one_line
-from service.engine.memory import is_of_memory
+from service.loading.devices import is_of_memory
 from service.loading.served_model import ServedModel
 
 SAMPLES = 7

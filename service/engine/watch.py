@@ -19,8 +19,7 @@ from cam.drift.map_statistics import STATISTICS, MapStatistics, row_of, statisti
 from cam.drift.reference import Origin, Reference
 from cam.drift.shift import FLAT, Comparison
 from cam.drift.window import Window
-from service.backend.answers import ServedAnswer
-from service.backend.drift import Drift
+from service.backend.answers import Drift, ServedAnswer
 from service.backend.work import NOTHING, Pixels
 from service.core.errors import Problem
 from service.core.metrics import Metrics

@@ -10,11 +10,11 @@ from starlette.responses import Response
 from cam import METHODS
 from cam.agreement import Fidelity
 from cam.drift.shift import Shift, TooFew
-from service.backend.drift import Drift
+from service.backend.answers import Drift
 from service.backend.interface import Backend
 from service.backend.work import CompareDrift
 from service.core import model_schemas
-from service.core.errors import RETRY_AFTER_SECONDS, Unavailable
+from service.core.errors import Unavailable
 from service.core.metrics import CONTENT_TYPE, Metrics
 from service.core.model_schemas import DriftDescription, ShiftDescription, TooFewDescription
 from service.http.contract import answers
@@ -109,7 +109,7 @@ class AboutRoutes:
 
     async def check_readiness(self) -> model_schemas.Health:
         if not self._manager.ready:
-            raise Unavailable(self._manager.why_not_ready(), retry_after=RETRY_AFTER_SECONDS)
+            raise Unavailable(self._manager.why_not_ready())
         return model_schemas.Health(status="ok")
 
     async def get_metrics(self) -> Response:
@@ -122,7 +122,7 @@ class AboutRoutes:
     async def get_model(self, model: str) -> model_schemas.ModelDescription:
         replicas = self._manager.replicas(model)
         served, fidelities = replicas.model, replicas.fidelities
-
+        worst = [fidelities[name].worst for name in fidelities if replicas.is_fast(name)]
         return model_schemas.ModelDescription(
             name=served.name,
             ready=self._manager.model_ready(model),
@@ -157,9 +157,9 @@ class AboutRoutes:
                 )
                 for method in METHODS.values()
             ],
-            mode="exact" if replicas.fidelity is None else "fast",
+            mode="fast" if worst else "exact",
             runtime=replicas.runtime,
-            fidelity=replicas.fidelity,
+            fidelity=min(worst, default=None),
             max_batch=served.max_batch,
             batching=served.batching,
             audited=None

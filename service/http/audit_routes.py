@@ -11,9 +11,9 @@ from starlette.responses import HTMLResponse, Response
 
 from service.core.job_schemas import AuditDocument, JobDocument
 from service.http import documentation
+from service.http.answers import choose
 from service.http.contract import READING_JOBS, answers
 from service.http.job_routes import accepted, find_job, retry_after
-from service.http.negotiation import choose
 from service.jobs.errors import NotAnAudit, NotFinished
 from service.jobs.host import Jobs, JobService
 from service.jobs.records import Job

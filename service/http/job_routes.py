@@ -23,16 +23,10 @@ from service.core.errors import (
 from service.core.job_schemas import ItemResult, JobDocument, JobList
 from service.core.schemas import dump
 from service.http import documentation
+from service.http.answers import choose
 from service.http.contract import READING_JOBS, answers, takes, worked_example
-from service.http.job_queries import (
-    ArchiveQuery,
-    CancelQuery,
-    ListQuery,
-    ResultsQuery,
-    read_query,
-)
+from service.http.job_queries import ArchiveQuery, CancelQuery, ListQuery, ResultsQuery, read_query
 from service.http.middleware import CLIENT_LEFT
-from service.http.negotiation import choose
 from service.jobs.errors import NoMaps, NotFinished, UnknownItem, UnknownJob
 from service.jobs.export import parquet, zipped
 from service.jobs.host import Jobs, JobService

@@ -95,10 +95,7 @@ class ObserveRequests:
                 if status:
                     raise
                 await _send_problem(
-                    Unavailable(
-                        "the service stopped before the answer was ready; try again",
-                        retry_after=1,
-                    ),
+                    Unavailable("the service stopped before the answer was ready; try again"),
                     send_named,
                 )
             finally:

@@ -9,20 +9,68 @@ from dataclasses import dataclass, replace
 from time import monotonic
 from typing import Final, Generic
 
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 
 from service.backend.interface import Backend, ModelBackend
 from service.backend.timings import Timings
-from service.core.errors import MalformedRequest, Problem
+from service.core.errors import DeadlineExceeded, MalformedRequest, Problem
 from service.core.settings import Settings
 from service.http.requests import read_instances
 from service.limits.admission import Admission, AdmittedRequest
 from service.limits.fetch import Allowance, Fetcher
-from service.limits.timeouts import deadline
 from service.pipeline.instances import Instance, P, Remote
 
 DRAWING_SHARE: Final = 0.2
 """Share of a request's time that is kept for drawing and sending."""
+
+
+@asynccontextmanager
+async def deadline(seconds: float, *, of: float | None = None) -> AsyncIterator[None]:
+    """Limit the time of the block.
+
+    Args:
+        of: seconds of the whole request, for the error's message, if the block has only the rest.
+
+    Raises:
+        DeadlineExceeded: if the block takes longer.
+    """
+    try:
+        async with asyncio.timeout(seconds):
+            yield
+    except TimeoutError:
+        raise DeadlineExceeded(
+            f"the answer was not ready after {of or seconds:g} s; "
+            "send fewer or smaller images, or a smaller budget"
+        ) from None
+
+
+@asynccontextmanager
+async def while_connected(request: Request) -> AsyncIterator[None]:
+    """Cancel the block when the caller disconnects. The request's body must have been read before.
+
+    Raises:
+        ClientDisconnect: as soon as the connection is closed; what the block awaits is cancelled.
+    """
+    worker = asyncio.current_task()
+    assert worker
+    left = False
+
+    async def watch() -> None:
+        nonlocal left
+        while (await request.receive())["type"] != "http.disconnect":
+            pass
+        left = True
+        worker.cancel()
+
+    watcher = asyncio.create_task(watch())
+    try:
+        yield
+    except asyncio.CancelledError:
+        if left and not worker.uncancel():
+            raise ClientDisconnect from None
+        raise
+    finally:
+        watcher.cancel()
 
 
 @dataclass(frozen=True, eq=False)

@@ -20,6 +20,7 @@ from service.core.schemas import dump
 from service.http import documentation
 from service.http.answers import (
     as_ready,
+    choose,
     entity_tag,
     failed,
     matches,
@@ -27,9 +28,7 @@ from service.http.answers import (
     together,
 )
 from service.http.contract import SERVING, answers
-from service.http.negotiation import choose
-from service.http.reception import Reception, RequestContext
-from service.limits.timeouts import deadline, while_connected
+from service.http.reception import Reception, RequestContext, deadline, while_connected
 from service.pipeline.evaluate_parameters import EvaluateParameters
 from service.pipeline.evaluation import summarise
 from service.pipeline.instances import Instance, P

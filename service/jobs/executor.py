@@ -10,7 +10,6 @@ from typing import Final
 
 from cachetools import LRUCache
 
-from cam import ClassTarget
 from service.backend.interface import Backend, ModelBackend
 from service.core.errors import (
     MOST_TRIES,
@@ -38,7 +37,6 @@ from service.jobs.sources import ItemReader
 from service.models.preprocessing import ModelInput
 from service.pipeline.instances import Instance
 from service.pipeline.pipeline import Pipeline
-from service.pipeline.resolve import target_of
 from service.pipeline.targets import MAX_MAPS
 
 AUDITS: Final = 4
@@ -132,8 +130,7 @@ class ItemExecutor:
     async def _measure(self, item: Leased) -> bytes:
         """Return the record of one photo of an audit."""
         replicas = self._replicas(item)
-        model = replicas.model
-        plan = plan_of(model, item.parameters, item.total)
+        plan = plan_of(replicas.model, item.parameters, item.total)
         if item.job not in self._neighbours:
             self._neighbours[item.job] = Neighbours(
                 item.total, partial(self._seen, item), plan.seed
@@ -141,10 +138,7 @@ class ItemExecutor:
         measurement = AuditMeasurement(replicas, plan, self._neighbours[item.job])
         seen, warnings = await self._opened(item)
         sent = item.parameters.target
-        assert not isinstance(sent, list)  # `plan_of` accepts one class
-        target = None if sent is None else target_of(model, sent)
-        assert target is None or isinstance(target, ClassTarget)
-        record = await measurement.measure(item.number, item.id, seen, target, warnings)
+        record = await measurement.measure(item.number, item.id, seen, sent, warnings)
         return await self._pool.run(lambda: dump(record))
 
     async def _seen(self, item: Leased, number: int) -> ModelInput:

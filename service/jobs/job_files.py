@@ -134,7 +134,8 @@ class Folder:
         except FileNotFoundError:
             raise
         except OSError as error:
-            raise FolderAway(f"{self.path} cannot be read: {error.strerror}") from None
+            why = f"{self.path} cannot be read: {error.strerror}"
+            raise FolderAway(why, retry_after=None) from None
 
     @contextmanager
     def incoming(self) -> Iterator[BinaryIO]:

@@ -210,7 +210,7 @@ class Submissions:
 
 
 def _forgotten() -> Unavailable:
-    return Unavailable("the job was lost on its way in; send it again", retry_after=1)
+    return Unavailable("the job was lost on its way in; send it again")
 
 
 def _one_at_a_time(connection: Connection) -> None:

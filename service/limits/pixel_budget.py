@@ -8,19 +8,18 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator
+from contextlib import ExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from time import monotonic_ns
-from typing import Final, TypeVar
+from typing import Final
 
 from service.core.pool import Pool, Priority
 from service.limits.counters import LocalCounts, ServiceCounts
 
 LOOK_SECONDS: Final = 0.002
 """Seconds after which a process looks again whether others have freed room."""
-Result = TypeVar("Result")
 
 
 @dataclass(eq=False)
@@ -32,8 +31,8 @@ class PixelReservation:
     """Time of `time.monotonic_ns`, the same clock in all processes."""
 
 
-class PhotoPool:
-    """Room for a number of pixels at a time, and threads to work on them. The next photo to get
+class PhotoPool(Pool):
+    """Threads to work on photos, and room for a number of pixels at a time. The next photo to get
     room is of the model that holds the fewest pixels; among equals, it is the one that came first.
     Where several processes share the room, the next photo is one of the process whose oldest photo
     has waited longest.
@@ -48,24 +47,14 @@ class PhotoPool:
         priority: Priority = "interactive",
         counts: ServiceCounts | None = None,
     ) -> None:
+        super().__init__(name, threads, priority=priority)
         self._room = pixels
-        self._name = f"pixels of {priority} {name}"
+        self._pixels = f"pixels of {priority} {name}"
         self._oldest = f"oldest of {priority} {name}"
         self._counts = counts or LocalCounts()
         self._looking: asyncio.TimerHandle | None = None
-        self._pool = Pool(name, threads, priority=priority)
         self._waiting: list[PixelReservation] = []
         self._held: Counter[str] = Counter()
-
-    def open(self) -> None:
-        self._pool.open()
-
-    def close(self) -> None:
-        self._pool.close()
-
-    async def run(self, work: Callable[[], Result]) -> Result:
-        """Run `work` in one of the threads; see `Pool.run`."""
-        return await self._pool.run(work)
 
     @asynccontextmanager
     async def hold(self, pixels: int, whose: str = "") -> AsyncIterator[None]:
@@ -90,7 +79,7 @@ class PhotoPool:
             self._release(place)
 
     def _release(self, place: PixelReservation) -> None:
-        self._counts.add(self._name, -place.pixels)
+        self._counts.add(self._pixels, -place.pixels)
         self._held[place.whose] -= place.pixels
         self._held += Counter()  # drops models that hold nothing
         self._let_in()
@@ -104,8 +93,8 @@ class PhotoPool:
                 return
             place = min(self._waiting, key=lambda waiting: self._held[waiting.whose])
             if not place.turn.done():
-                if self._counts.add(self._name, place.pixels) > self._room:
-                    self._counts.add(self._name, -place.pixels)
+                if self._counts.add(self._pixels, place.pixels) > self._room:
+                    self._counts.add(self._pixels, -place.pixels)
                     self._look_again()
                     return
                 self._held[place.whose] += place.pixels
@@ -125,8 +114,8 @@ class PhotoPool:
 
 
 class PixelBudget:
-    """One pool for small photos and one for large ones. Use it with `with`, or open and close it:
-    closing it ends the threads when their current work is done.
+    """One pool for small photos and one for large ones. Use it with `with`: leaving it ends the
+    threads when their current work is done.
 
     Args:
         pixels: number of pixels of all photos that are held at a time, in all processes.
@@ -151,20 +140,14 @@ class PixelBudget:
         large = max(pixels - pixels // 4, largest)
         self.large = pool("large photos", pixels=large, threads=max(threads - 1, 1))
 
-    def open(self) -> None:
-        for pool in (self.small, self.large):
-            pool.open()
-
-    def close(self) -> None:
-        for pool in (self.small, self.large):
-            pool.close()
-
     def __enter__(self) -> PixelBudget:
-        self.open()
+        self._scope = ExitStack()
+        for pool in (self.small, self.large):
+            self._scope.enter_context(pool)
         return self
 
     def __exit__(self, *raised: object) -> None:
-        self.close()
+        self._scope.close()
 
     @asynccontextmanager
     async def hold(self, pixels: int, whose: str = "") -> AsyncIterator[PhotoPool]:

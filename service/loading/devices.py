@@ -1,4 +1,4 @@
-"""The devices and the CPU cores that torch computes with."""
+"""The devices and CPU cores that torch computes with, and the errors that their memory is full."""
 
 from __future__ import annotations
 
@@ -10,6 +10,9 @@ from threading import Lock
 import torch
 
 _BINDING = Lock()
+NO_MEMORY = "can't allocate memory"
+"""Part of the RuntimeError's message by which torch's CPU allocator reports that memory is
+exhausted."""
 
 
 def usable() -> list[int]:
@@ -62,3 +65,8 @@ def use_all() -> None:
     environment sets."""
     if not torch.accelerator.is_available():
         torch.set_num_threads(os.cpu_count() or 1)
+
+
+def is_of_memory(error: Exception) -> bool:
+    """Return whether the error says that memory is exhausted."""
+    return isinstance(error, MemoryError | torch.OutOfMemoryError) or NO_MEMORY in str(error)

@@ -20,9 +20,9 @@ from PIL.Image import Resampling
 from torch import device
 
 from cam.passes.samples import samples
+from service.core.choices import ChannelOrder
 from service.core.errors import ConfigError, one_line
-from service.loading.normalisation import Normalisation
-from service.loading.transforms import CROP_FITS, preprocessing_of
+from service.loading.transforms import CROP_FITS, Normalisation, preprocessing_of
 from service.models.catalog import ModelEntry
 from service.models.preprocessing import Fit, Preprocessing
 
@@ -83,11 +83,13 @@ def preprocessing_of_processor(entry: ModelEntry, processor: Any) -> Preprocessi
         height, width = (size, size) if isinstance(size, int) else size
         return _overridden(entry, stated, (height, width), min(height, width), "pad")
     ((height, width),) = sizes
+    order: ChannelOrder = "bgr" if stated.reversed else "rgb"
+    bare = ModelEntry(name=entry.name, source=entry.source, channel_order=order)
     for fit, shorter in stated.ways:
         side = int(shorter) or min(height, width)
         if side < min(height, width):
             continue
-        guess = replace(_plain(stated, (height, width)), shorter_side=side, crop_fit=fit)
+        guess = _overridden(bare, stated, (height, width), side, fit)
         if all(_agree(guess, photo, tensor) for photo, tensor in zip(photos, made, strict=True)):
             return _overridden(entry, stated, (height, width), side, fit)
     raise _refusal(entry, processor, f"makes {height} × {width} pixels that no fit represents")
@@ -163,21 +165,6 @@ def _settings(processor: Any) -> dict[str, Any]:
             pairs = dict(setting[name]).items()
             setting[name] = {side: value for side, value in pairs if value is not None}
     return setting
-
-
-def _plain(stated: ProcessorSettings, size: tuple[int, int]) -> Preprocessing:
-    """Return the preprocessing without settings of the entry, as a squashed photo."""
-    return Preprocessing(
-        height=size[0],
-        width=size[1],
-        shorter_side=min(size),
-        mean=stated.mean,
-        std=stated.std,
-        resampling=Resampling[stated.interpolation.upper()],
-        crop_fit="squash",
-        reversed=stated.reversed,
-        floored=stated.floored,
-    )
 
 
 def _overridden(

@@ -6,7 +6,7 @@ import logging
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import partial, wraps
 from time import perf_counter
 from typing import Any, Concatenate, Final, ParamSpec, TypeVar, get_args
@@ -34,8 +34,8 @@ from service.core.errors import ConfigError, one_line
 from service.loading.devices import accelerators
 from service.loading.examination import Examination, apply, examine, keep, recalled
 from service.loading.fingerprint import fingerprint_of, key_of
-from service.loading.normalisation import Normalisation
 from service.loading.sources import Built, build, check_source
+from service.loading.transforms import Normalisation
 from service.models.audited import Audited, read_audited
 from service.models.catalog import EMBEDDED, MEASURED, ModelEntry
 from service.models.info import LayerInfo, ModelInfo, unwatchable, watchable
@@ -76,13 +76,6 @@ class ServedModel(ModelInfo):
     """Whether only a path may be used whose maps are the exact ones up to rounding."""
     kept: KeyedCache
     """Keeps what is found out about the model for the next start."""
-
-    @property
-    def info(self) -> ModelInfo:
-        """What is known of the model, without the module and its device."""
-        return ModelInfo(
-            **{field_.name: getattr(self, field_.name) for field_ in fields(ModelInfo)}
-        )
 
 
 def seeded(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 from cam import METHODS
 from service.core.choices import Activation, Dtype, ModelKind
@@ -76,8 +76,9 @@ class ModelInfo:
 
     @property
     def info(self) -> ModelInfo:
-        """What is known of the model, without the module that a `ServedModel` has."""
-        return self
+        """What is known of the model, without the module and the device that a `ServedModel`
+        has."""
+        return ModelInfo(**{known.name: getattr(self, known.name) for known in fields(ModelInfo)})
 
     @property
     def weights(self) -> str:

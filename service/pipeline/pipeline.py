@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import AsyncIterator, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, ExitStack, asynccontextmanager
 from dataclasses import replace
 from functools import partial
 from time import monotonic
@@ -18,20 +18,11 @@ from typing import Final
 
 from PIL import Image
 
-from cam import (
-    ClassTarget,
-    Concept,
-    Explanation,
-    Observation,
-    Question,
-    SimilarityTarget,
-    Target,
-)
+from cam import ClassTarget, Concept, Explanation, Observation, Question, SimilarityTarget, Target
 from cam.evaluation.candidate import Candidate, candidates_of
 from cam.evaluation.metrics import MetricOptions, Scores
-from service.backend.answers import ServedAnswer
+from service.backend.answers import Outcome, ServedAnswer
 from service.backend.interface import OBSERVED_AT_ONCE, Listener, ModelBackend, naming
-from service.backend.outcome import Outcome
 from service.backend.timings import Timings
 from service.backend.work import Embed, Evaluate, Explain, Factorise, Observe
 from service.core import schemas
@@ -117,13 +108,13 @@ class Pipeline:
         }
 
     async def __aenter__(self) -> Pipeline:
+        self._scope = ExitStack()
         for budget in self._budgets.values():
-            budget.open()
+            self._scope.enter_context(budget)
         return self
 
     async def __aexit__(self, *raised: object) -> None:
-        for budget in self._budgets.values():
-            budget.close()
+        self._scope.close()
 
     @asynccontextmanager
     async def explain(

@@ -45,7 +45,7 @@ class Child:
         target: Callable[..., None],
         arguments: tuple[Any, ...],
         *,
-        listening: Callable[[Child], Awaitable[None]],
+        listening: Callable[[Child], Awaitable[None]] | None = None,
         ended: Callable[[Child, int], Awaitable[None]],
     ) -> None:
         self.name = name
@@ -135,7 +135,7 @@ class Child:
             if word.startswith(STATE):
                 state = json.loads(word.removeprefix(STATE))
                 self.readiness = Readiness(state["why_not"], tuple(state["models"]))
-            if word == LISTENING:
+            if word == LISTENING and self._listening:
                 await self._listening(self)
             if word == READY and not ready:
                 ready = self.is_ready = True

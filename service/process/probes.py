@@ -15,14 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from service.core.errors import (
-    RETRY_AFTER_SECONDS,
-    MethodNotAllowed,
-    Overloaded,
-    Problem,
-    Unavailable,
-    UnknownRoute,
-)
+from service.core.errors import MethodNotAllowed, Overloaded, Problem, Unavailable, UnknownRoute
 from service.core.metrics import CONTENT_TYPE, render_folder
 
 SECONDS: Final = 5.0
@@ -112,5 +105,5 @@ class Probes:
             offered = "/healthz, /readyz and /metrics" if self._metrics else "/healthz and /readyz"
             raise UnknownRoute(f"this port answers {offered} only")
         if path == b"/readyz" and (why := self._look().why_not):
-            raise Unavailable(why, retry_after=RETRY_AFTER_SECONDS)
+            raise Unavailable(why)
         return "application/json", json.dumps({"status": "ok"}).encode()

@@ -69,7 +69,7 @@ class StandIn:
 
     async def _say_unavailable(self, reader: StreamReader, writer: StreamWriter) -> None:
         what = "shutting down" if self.stopping else "starting"
-        problem = Unavailable(f"the service is {what}; try again", retry_after=1)
+        problem = Unavailable(f"the service is {what}; try again")
         status, (headers, body) = "503 Service Unavailable", problem.written()
         with suppress(OSError, TimeoutError, IncompleteReadError, LimitOverrunError):
             async with asyncio.timeout(SECONDS):

@@ -171,7 +171,6 @@ class _Supervisor:
             context,
             _live_engine,
             (settings, entries, calls),
-            listening=_note_nothing,
             ended=partial(_bury, folder),
         )
 
@@ -290,10 +289,6 @@ class _Supervisor:
         self._open.discard(child)
         if not self._open:
             await self._stand_in.begin()
-
-
-async def _note_nothing(child: Child) -> None:
-    pass
 
 
 async def _bury(folder: Path, child: Child, pid: int) -> None:

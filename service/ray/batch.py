@@ -23,8 +23,8 @@ from typing import Any, Final
 import pyarrow as pa
 import ray
 from ray.data import ActorPoolStrategy, DataContext, from_arrow
-from rich.console import Console
 
+from service.batch.command import Run
 from service.batch.configuration import RunConfiguration
 from service.batch.decoder import Decoder
 from service.batch.inputs import open_inputs
@@ -44,16 +44,7 @@ BLOCK: Final = 64
 TOLD: Final = pa.schema([pa.field("images", pa.int64()), pa.field("failed", pa.int64())])
 
 
-def explain_on_ray(
-    source: str,
-    settings: Settings,
-    configuration: RunConfiguration,
-    *,
-    address: str,
-    model: str | None,
-    retry_failed: bool,
-    console: Console,
-) -> Tally:
+def explain_on_ray(run: Run, *, address: str) -> Tally:
     """Explain, on a Ray cluster, the images that are not done yet.
 
     Args:
@@ -62,11 +53,10 @@ def explain_on_ray(
     Raises:
         ConfigError, Problem: if nothing can be explained at all, or no more results can be written.
     """
-    settings = settings.model_copy(
-        update={"models": None if settings.models is None else settings.models.resolve()}
-    )
-    configuration = replace(configuration, output=configuration.output.resolve())
-    source = source and os.path.abspath(source)  # noqa: PTH100 - a pattern is no path
+    models = run.settings.models
+    settings = run.settings.model_copy(update={"models": models and models.resolve()})
+    configuration = replace(run.configuration, output=run.configuration.output.resolve())
+    source = run.source and os.path.abspath(run.source)  # noqa: PTH100 - a pattern is no path
     parts = Parts(configuration.output)
     with (
         open_inputs(source, configuration.output) as inputs,
@@ -78,10 +68,10 @@ def explain_on_ray(
         workers = gpus or len([node for node in ray.nodes() if node["Alive"]])
         begin = ray.remote(**placed)(_begin)
         with _as_here():
-            ray.get(begin.remote(source, settings, configuration, model, inputs.wanted))
+            ray.get(begin.remote(source, settings, configuration, run.model, inputs.wanted))
         if inputs.warning:
-            say(inputs.warning, console)
-        left, tally = begun(inputs, parts, retry_failed=retry_failed)
+            say(inputs.warning, run.console)
+        left, tally = begun(inputs, parts, retry_failed=run.retry_failed)
         if left:
             targets = [inputs.targets.get(name) for name in left]
             table = pa.table({"id": left, "target": pa.array(targets, pa.string())})
@@ -98,14 +88,14 @@ def explain_on_ray(
                 )
                 .map_batches(
                     Explainers,
-                    fn_constructor_args=(settings, configuration, model),
+                    fn_constructor_args=(settings, configuration, run.model),
                     batch_size=None,
                     batch_format="pyarrow",
                     compute=ActorPoolStrategy(min_size=1, max_size=max(workers, 1)),
                     **placed,
                 )
             )
-            with shown(tally, console) as show, _as_here():
+            with shown(tally, run.console) as show, _as_here():
                 for row in told.iter_rows():
                     tally.done += row["images"]
                     tally.failed += row["failed"]

@@ -100,10 +100,7 @@ class Gate:
 
         await self._app(scope, receive_or_leave, send_or_replace)
         if not begun:
-            problem_ = problem or Unavailable(
-                "the replica that had the request is gone; try again",
-                retry_after=RETRY_AFTER_SECONDS,
-            )
+            problem_ = problem or Unavailable("the replica that had the request is gone; try again")
             headers, body = problem_.written()
             name = {"X-Request-ID": Headers(scope=scope)["x-request-id"]}
             response = Response(body, problem_.status, {**SECURITY, **headers, **name})
@@ -120,8 +117,6 @@ def _serves_own(start: Message) -> Problem | None:
             "too many requests wait for a replica; try again", retry_after=RETRY_AFTER_SECONDS
         ),
         500: InternalError("the request failed in Serve; its log has the cause"),
-        503: Unavailable(
-            "no replica is there to answer; try again", retry_after=RETRY_AFTER_SECONDS
-        ),
+        503: Unavailable("no replica is there to answer; try again"),
     }
     return problems.get(start["status"]) if kind.startswith("text/plain") else None

@@ -150,7 +150,7 @@ class Replica:
             gc.collect()
             gc.freeze()  # as service.process.server does, so that no request waits for a collection
         if not self._manager.ready:
-            raise Unavailable(self._manager.why_not_ready(), retry_after=RETRY_AFTER_SECONDS)
+            raise Unavailable(self._manager.why_not_ready())
 
     def __del__(self) -> None:
         """Close tracing and logging; Serve calls this after the lifespan's end."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
 from copy import copy
 from dataclasses import dataclass
@@ -13,12 +13,11 @@ from typing import Any, Final, cast
 
 from structlog.contextvars import get_contextvars
 
-from cam.agreement import Fidelity
+from service.backend.answers import Outcome
 from service.backend.interface import Listener, unknown_model
-from service.backend.outcome import Outcome
 from service.backend.work import Value, Work
 from service.core.choices import Runtime
-from service.core.errors import RETRY_AFTER_SECONDS, Unavailable
+from service.core.errors import Unavailable
 from service.core.metrics import Metrics
 from service.models.catalog import ModelEntry
 from service.models.info import ModelInfo
@@ -132,14 +131,10 @@ class RemoteBackend:
         """Return a model: see `Backend.replicas`."""
         self._require_known(name)
         if self.draining:
-            raise Unavailable(
-                "the service is shutting down; try again", retry_after=RETRY_AFTER_SECONDS
-            )
+            raise Unavailable("the service is shutting down; try again")
         state = self._state.models.get(name)
         if state is None:
-            raise Unavailable(
-                f"{self._state.why_not_ready}; try again", retry_after=RETRY_AFTER_SECONDS
-            )
+            raise Unavailable(f"{self._state.why_not_ready}; try again")
         if state.problem is not None:
             raise copy(state.problem)  # each raise adds a traceback to the exception
         return RemoteModel(self, name, state)
@@ -183,7 +178,7 @@ class RemoteBackend:
             Unavailable: if the connection ends before the result is there.
         """
         if self._transport is None:
-            raise Unavailable("the engine is starting; try again", retry_after=RETRY_AFTER_SECONDS)
+            raise Unavailable("the engine is starting; try again")
         number = next(self._numbers) if number is None else number
         pending = _Pending(asyncio.get_running_loop().create_future(), listener)
         self._pending[number] = pending
@@ -239,7 +234,6 @@ class RemoteBackend:
                 future.result.set_exception(
                     Unavailable(
                         "the engine ended while it worked on this image; try again",
-                        retry_after=RETRY_AFTER_SECONDS,
                         blamed="process",
                     )
                 )
@@ -290,35 +284,19 @@ class RemoteModel:
         assert state.info
         self._backend = backend
         self._name = name
-        self._state = state
+        self._fast = state.fast
         self.model: ModelInfo = state.info
-
-    @property
-    def devices(self) -> str:
-        return self._state.devices
-
-    @property
-    def runtime(self) -> Runtime:
-        return self._state.runtime
-
-    @property
-    def fidelity(self) -> float | None:
-        return self._state.fidelity
-
-    @property
-    def fidelities(self) -> Mapping[str, Fidelity]:
-        return self._state.fidelities
+        self.devices = state.devices
+        self.copies = state.copies
+        self.runtime: Runtime = state.runtime
+        self.fidelities = state.fidelities
 
     def is_fast(self, method: str) -> bool:
-        return method in self._state.fast
+        return method in self._fast
 
     @property
     def alive(self) -> bool:
         return self._backend.model_ready(self._name)
-
-    @property
-    def copies(self) -> int:
-        return self._state.copies
 
     async def ask(self, work: Work[Value], *, progress: Listener | None = None) -> Outcome[Value]:
         """Do a piece of work: see `ModelBackend.ask`."""

@@ -33,8 +33,6 @@ class Codec:
 
     def __init__(self, classes: Iterable[Any]) -> None:
         known = {(class_.__module__, class_.__qualname__): class_ for class_ in classes}
-        self.known = frozenset(known)
-        """Modules and names of the classes and functions."""
 
         class Unpickler(pickle.Unpickler):
             def find_class(self, module: str, name: str) -> Any:

@@ -20,9 +20,7 @@ from cam.evaluation.candidate import Candidate
 from cam.evaluation.metrics import MetricOptions, Score
 from cam.methods.progress import Completeness, Passes, Progress
 from cam.observations import Statistics
-from service.backend.answers import Boxes, Prediction, ServedAnswer
-from service.backend.drift import Drift
-from service.backend.outcome import Outcome
+from service.backend.answers import Boxes, Drift, Outcome, Prediction, ServedAnswer
 from service.backend.work import (
     CompareDrift,
     Embed,
@@ -121,8 +119,6 @@ class ModelSnapshot:
     devices: str = ""
     copies: int = 0
     runtime: Runtime = "torch"
-    alive: bool = False
-    fidelity: float | None = None
     fidelities: Mapping[str, Fidelity] = dataclasses.field(default_factory=dict)
     fast: frozenset[str] = frozenset()
     """Names of the methods whose maps come from the fast path."""

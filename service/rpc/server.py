@@ -25,12 +25,7 @@ from cam import METHODS
 from cam.methods.progress import Progress
 from service.backend.interface import OBSERVED_AT_ONCE, Backend, ModelBackend
 from service.backend.work import Factorise, Observe
-from service.core.errors import (
-    RETRY_AFTER_SECONDS,
-    Problem,
-    Unavailable,
-    unexpected,
-)
+from service.core.errors import Problem, Unavailable, unexpected
 from service.models.catalog import ModelEntry
 from service.rpc.frames import FrameProtocol
 from service.rpc.messages import (
@@ -219,10 +214,7 @@ class _Connection:
         """
         replicas = self._backend.replicas(call.model)
         if replicas.model.fingerprint != call.fingerprint:
-            raise Unavailable(
-                f"model {call.model!r} has just been replaced; try again",
-                retry_after=RETRY_AFTER_SECONDS,
-            )
+            raise Unavailable(f"model {call.model!r} has just been replaced; try again")
         return replicas
 
     def _report(self, number: int, progress: Progress) -> None:
@@ -253,8 +245,6 @@ def _model_state(backend: Backend, name: str) -> ModelSnapshot:
         devices=replicas.devices,
         copies=replicas.copies,
         runtime=replicas.runtime,
-        alive=replicas.alive,
-        fidelity=replicas.fidelity,
         fidelities=dict(replicas.fidelities),
         fast=frozenset(name for name in METHODS if replicas.is_fast(name)),
     )

@@ -14,15 +14,15 @@ import httpx2
 
 from service.client import job_calls
 from service.client._sync.transport import Line
-from service.client.answers import Response, parsed
+from service.client.answers import Response, Result, parsed, result_of
 from service.client.calls import Request
-from service.client.job_result import Result, result_of
 from service.client.options import MediaType
 from service.client.retries import FAILURES, Tries
 from service.client.threads import sleep
 from service.core.audit_schemas import Audit
 from service.core.choices import JobState
 from service.core.cluster_schemas import ClustersOfClass, JobClusters
+from service.core.files import written_whole
 from service.core.job_schemas import AuditDocument, Counts, JobDocument
 
 
@@ -205,7 +205,7 @@ class Job:
 
     def _download(self, call: Request, target: Path) -> Path:
         """Write the answer to a call to a file, which is there once it is whole."""
-        with job_calls.arriving(target) as file:
+        with written_whole(target) as temporary, temporary.open("wb") as file:
             self._line.send(call, into=file)
         return target
 

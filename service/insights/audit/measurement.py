@@ -30,6 +30,8 @@ from service.core.errors import OutOfMemory, Unexplainable
 from service.insights.audit.grids import SURE, Neighbours, PhotoGrid, share_inside
 from service.insights.audit.plan import SIDES, STAGES, Plan, with_target
 from service.models.preprocessing import ModelInput
+from service.pipeline.resolve import target_of
+from service.pipeline.targets import TargetParameter
 
 MAP_SIDE: Final = 14
 """Largest number of positions along a side of the maps that a record keeps."""
@@ -101,7 +103,7 @@ class AuditMeasurement:
         number: int,
         item: str,
         seen: ModelInput,
-        target: ClassTarget | None = None,
+        sent: TargetParameter | None = None,
         warnings: Sequence[str] = (),
         progress: Callable[[float], None] = lambda share: None,
     ) -> PhotoRecord:
@@ -111,19 +113,22 @@ class AuditMeasurement:
             number: number of the photo in the audit, from 0.
             item: name of the photo.
             seen: what the model sees of the photo.
-            target: the class of the photo; None for the predicted class.
+            sent: the class of the photo, as a parameter; None for the predicted class.
             progress: called with the share of the photo's passes that are made, 0 … 1.
 
         Raises:
             Problem: if the photo cannot be measured at all. A method that has no map of it is only
                 noted in the record.
         """
-        plan = self._plan
+        plan, model = self._plan, self._replicas.model
+        assert not isinstance(sent, list)  # `plan_of` accepts one class
+        target = target_of(model, sent)
+        assert isinstance(target, ClassTarget)
         steps = _Steps(plan.passes(sanity=plan.is_for_sanity(number)), progress)
         outcome = await self._replicas.ask(Explain(seen, priority="background"))
         likely = _probabilities(outcome.value.prediction)
         predicted = int(likely.argmax())
-        wanted = predicted if target is None or target.index is None else target.index
+        wanted = predicted if target.index is None else target.index
         asked = [with_target(question, ClassTarget(wanted)) for question in plan.questions]
         explanations, problems = await self._explained(seen, asked)
         maps = self._by_arm(explanations)
@@ -162,8 +167,8 @@ class AuditMeasurement:
             index=number,
             item=stored_name(item),
             target=wanted,
-            label=self._replicas.model.labels.name(wanted),
-            asked=target is not None,
+            label=model.labels.name(wanted),
+            asked=sent is not None,
             probability=float(likely[wanted]),
             predicted=predicted,
             confidence=float(likely.max()),

@@ -16,8 +16,7 @@ from service.insights.class_maps import ClassMaps, write_table
 from service.insights.page import draw_map
 from service.insights.report.census import ClassCount, ClassKey, Sample, class_of
 from service.insights.report.means import map_of
-from service.insights.report.photos import Photos, Read
-from service.insights.report.pictures import show
+from service.insights.report.pictures import Photos, Read, show
 from service.pipeline.rows import Row
 
 DOTS: Final = 2000

@@ -46,8 +46,7 @@ from service.insights.report.clusters import (
     write_clusters,
 )
 from service.insights.report.means import MeanMap, mean_maps, scaled_map
-from service.insights.report.photos import PhotoSource
-from service.insights.report.pictures import in_order, show
+from service.insights.report.pictures import PhotoSource, in_order, show
 from service.pipeline.rows import SCHEMA, Row
 
 CLASSES: Final = 1000

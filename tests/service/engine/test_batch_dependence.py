@@ -75,7 +75,7 @@ async def test_maps_of_concurrent_requests_are_those_of_each_alone(
         )
     assert {outcome.batch_size for outcome in together} == {1}
     for one, other in zip(alone, together, strict=True):
-        np.testing.assert_array_equal(one.value.logits, other.value.logits)
+        np.testing.assert_array_equal(one.value.prediction.logits, other.value.prediction.logits)
         (a,), (b,) = one.value.explanations, other.value.explanations
         np.testing.assert_array_equal(a.map, b.map)
         assert a.completeness == b.completeness

@@ -87,7 +87,10 @@ async def test_64_concurrent_mixed_requests_equal_the_same_one_by_one(model: Ser
     assert max(sizes) == model.max_batch
     assert sizes.count(1) <= 1
     for one, other in zip(alone, together, strict=True):
-        np.testing.assert_allclose(one.value.logits, other.value.logits, atol=1e-4)
+        logits, others = one.value.prediction.logits, other.value.prediction.logits
+        assert logits is not None
+        assert others is not None
+        np.testing.assert_allclose(logits, others, atol=1e-4)
         pairs = zip(one.value.explanations, other.value.explanations, strict=True)
         for a, b in pairs:
             assert (a.target, a.method, a.layer) == (b.target, b.method, b.layer)

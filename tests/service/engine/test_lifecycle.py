@@ -76,7 +76,7 @@ async def test_a_worker_that_cannot_be_replaced_is_tried_again(
             monkeypatch.setattr(place, "load", load_at_last)
         else:
             monkeypatch.setattr(Engine, "warm", warm_at_last)
-        await lifecycle.replicas.engines[0].abandon()
+        await lifecycle.replicas.engines[0].batcher.abandon()
         await until_async(lambda: not left and lifecycle.ready, SOON)
         assert workers() <= before, "those that failed are gone"
     assert sum("cannot be replaced" in record.message for record in caplog.records) == 3
@@ -108,7 +108,7 @@ async def test_who_subscribes_is_told_of_each_change() -> None:
         await manager.loaded
         assert told[-1] == (True, {"tiny": "ready"})
         (engine,) = manager.replicas("tiny").engines
-        await engine.abandon()
+        await engine.batcher.abandon()
         await until("is getting a new wor", "tiny")
         await until("ready", "tiny")
         source = "factory:tests.service.factories:raising"

@@ -74,13 +74,13 @@ async def recorded(replicas: Replicas) -> int:
 async def test_work_goes_to_whichever_has_least(replicas: Replicas) -> None:
     sizes = [0, 0]
     for turn, engine in enumerate(replicas.engines):
-        run = engine._batcher._run
+        run = engine.batcher._run
 
         def counted(items: Any, turn: int = turn, run: Any = run) -> Any:
             sizes[turn] += len(items)
             return run(items)
 
-        engine._batcher._run = counted
+        engine.batcher._run = counted
     asking = [replicas.ask(Explain(seen(replicas, seed), [GRADCAM])) for seed in range(20)]
     found = await asyncio.gather(*asking)
     assert sum(sizes) == 20
@@ -198,7 +198,7 @@ async def test_an_engine_that_has_ended_gets_nothing_more(replicas: Replicas) ->
     assert replicas.alive
     for seed in range(4):
         await replicas.ask(Explain(seen(replicas, seed), [GRADCAM]))
-    assert not replicas.engines[0].alive
+    assert not replicas.engines[0].batcher.alive
 
 
 @pytest.mark.slow
@@ -210,11 +210,11 @@ def test_two_engines_on_the_cpu_have_cores_of_their_own() -> None:
         assert client.get("/v1/models/tiny").json()["device"] == "cpu, cpu"
         replicas = app.state.manager.replicas("tiny")
         bound = [
-            engine._batcher._executor.submit(os.sched_getaffinity, 0).result()
+            engine.batcher._executor.submit(os.sched_getaffinity, 0).result()
             for engine in replicas.engines
         ]
         threads = [
-            engine._batcher._executor.submit(torch.get_num_threads).result()
+            engine.batcher._executor.submit(torch.get_num_threads).result()
             for engine in replicas.engines
         ]
         assert not bound[0] & bound[1]

@@ -18,8 +18,8 @@ import transformers
 from PIL import Image
 
 from service.core.errors import ConfigError
-from service.loading.normalisation import Normalisation
 from service.loading.served_model import ServedModel, load
+from service.loading.transforms import Normalisation
 from service.models.catalog import ModelEntry, read_catalog
 from service.models.preprocessing import Preprocessing
 from tests.service.factories import evil_checkpoint

@@ -19,8 +19,8 @@ from torch import Tensor
 from torchvision.models import ConvNeXt_Tiny_Weights, Inception_V3_Weights, ResNet50_Weights
 
 from cam.drawing.heatmap import Box
-from service.loading.normalisation import Normalisation
 from service.loading.sources import build
+from service.loading.transforms import Normalisation
 from service.models.catalog import ModelEntry
 from service.models.preprocessing import Fit, Preprocessing
 from tests.service.conftest import noise

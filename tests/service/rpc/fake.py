@@ -16,10 +16,8 @@ from cam import ClassTarget, Explanation
 from cam.drift.reference import Origin
 from cam.drift.shift import Comparison, Shift, TooFew
 from cam.methods.progress import Progress
-from service.backend.answers import Prediction, ServedAnswer
-from service.backend.drift import Drift
+from service.backend.answers import Drift, Outcome, Prediction, ServedAnswer
 from service.backend.interface import Backend, Listener, unknown_model
-from service.backend.outcome import Outcome
 from service.backend.work import Work
 from service.core.errors import Unavailable
 from service.core.metrics import Metrics
@@ -75,7 +73,7 @@ ANSWER = ServedAnswer(
 
 
 class FakeModel:
-    devices, copies, alive, runtime, fidelity = "cpu", 1, True, "torch", 0.99
+    devices, copies, alive, runtime = "cpu", 1, True, "torch"
 
     def __init__(self, model: ModelInfo) -> None:
         self.model = model

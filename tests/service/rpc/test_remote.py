@@ -57,7 +57,7 @@ async def test_an_answer_of_the_other_process(pair: tuple[FakeBackend, RemoteBac
     fake, remote = pair
     model = remote.replicas("m")
     assert model.model.labels.name(1) == "dog"
-    assert (model.devices, model.copies, model.fidelity, model.alive) == ("cpu", 1, 0.99, True)
+    assert (model.devices, model.copies, model.alive) == ("cpu", 1, True)
     assert model.is_fast("gradcam")
     assert not model.is_fast("scorecam")
     told: list[Progress] = []

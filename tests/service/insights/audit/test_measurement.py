@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cam import ClassTarget
 from cam.evaluation.metrics import MetricOptions
 from service.backend.interface import ModelBackend
 from service.backend.work import Explain, Work
@@ -49,7 +48,7 @@ async def seen(session: LocalSession, number: int) -> ModelInput:
 async def measured(
     session: LocalSession,
     number: int,
-    target: ClassTarget | None = None,
+    target: int | None = None,
     *,
     method: Sequence[str],
     evaluate: Sequence[str] = ("deletion",),
@@ -112,7 +111,7 @@ async def test_equal_maps_are_scored_alike(session: LocalSession) -> None:
 
 
 async def test_the_class_can_be_named(session: LocalSession) -> None:
-    found = await measured(session, 2, ClassTarget(5), method=["hirescam"])
+    found = await measured(session, 2, 5, method=["hirescam"])
     assert (found.target, found.asked) == (5, True)
     # The model does not see class 5, so a map of it has no right place in a grid.
     assert found.predicted != 5 or session.replicas.model.name == "ignoring"

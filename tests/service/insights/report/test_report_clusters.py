@@ -29,7 +29,7 @@ from service.insights.report.clusters import (
     prototype_rows,
     suspect_rows,
 )
-from service.insights.report.photos import SIDE, Photos, thumbnail
+from service.insights.report.pictures import SIDE, Photos, thumbnail
 from service.insights.report.write import write_report
 from service.pipeline.rows import Row
 from tests.cam.clusters.synthetic import blobs
