@@ -15,10 +15,10 @@ from service.core.errors import (
     Problem,
     TooManyInstances,
 )
+from service.jobs.database_tables import CHUNK
 from service.jobs.job_files import Blob
 from service.jobs.records import LONGEST_ID, MOST_ID_BYTES, NewItem, Source, storable
 from service.jobs.submission import Submissions
-from service.jobs.tables import CHUNK
 
 CHUNK_BYTES: Final = 4_000_000
 """Size of the items that are written in one transaction, unless CHUNK items are reached first."""

@@ -14,7 +14,7 @@ from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError, SQLAlch
 from sqlalchemy.schema import CreateColumn
 
 from service.core.errors import ConfigError, InsufficientStorage, Unavailable, one_line
-from service.jobs.tables import VERSION, jobs, meta, metadata
+from service.jobs.database_tables import VERSION, jobs, meta, metadata
 
 FILE: Final = "jobs.sqlite"
 BUSY_SECONDS: Final = 5

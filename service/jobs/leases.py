@@ -17,9 +17,7 @@ from sqlalchemy import Connection, Row, delete, func, insert, or_, select, true,
 
 from service.core.errors import Blamed, InternalError, Problem
 from service.jobs.database import Database
-from service.jobs.errors import UnknownItem, no_room
-from service.jobs.records import Leased, Source, parameters_of
-from service.jobs.tables import (
+from service.jobs.database_tables import (
     DONE,
     FREE,
     LEASED,
@@ -32,6 +30,8 @@ from service.jobs.tables import (
     results,
     runners,
 )
+from service.jobs.errors import UnknownItem, no_room
+from service.jobs.records import Leased, Source, parameters_of
 from service.pipeline.parameters import Parameters
 
 LEASE_SECONDS: Final = 20.0

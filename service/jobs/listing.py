@@ -8,9 +8,7 @@ from typing import Any, Final
 from sqlalchemy import delete, func, or_, select, update
 
 from service.jobs.database import Database
-from service.jobs.errors import UnknownJob
-from service.jobs.records import Job, job_of
-from service.jobs.tables import (
+from service.jobs.database_tables import (
     CANCELLED,
     CHUNK,
     DONE,
@@ -24,6 +22,8 @@ from service.jobs.tables import (
     results,
     runners,
 )
+from service.jobs.errors import UnknownJob
+from service.jobs.records import Job, job_of
 
 LEFT: Final = {"state": LEAVING, "idempotency": None}  # frees the key for a new job
 

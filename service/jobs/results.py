@@ -25,10 +25,10 @@ from service.core.schemas import (
     dump,
 )
 from service.jobs.database import Database
+from service.jobs.database_tables import items, results
 from service.jobs.errors import ItemFailed, UnknownJob
 from service.jobs.job_files import Folder
 from service.jobs.records import Finished, Job
-from service.jobs.tables import items, results
 from service.pipeline.record import NUMBERS, MapRecord
 from service.pipeline.rendering import encode
 

@@ -14,9 +14,18 @@ from sqlalchemy.exc import IntegrityError
 
 from service.core.errors import Unavailable
 from service.jobs.database import Database
+from service.jobs.database_tables import (
+    FREE,
+    OPEN,
+    RECEIVING,
+    WAITING,
+    bytes_of_jobs,
+    items,
+    jobs,
+    meta,
+)
 from service.jobs.errors import DuplicateId, IdempotencyConflict, TooManyJobs, no_room
 from service.jobs.records import Job, NewItem, NewJob, job_of, parameters_json
-from service.jobs.tables import FREE, OPEN, RECEIVING, WAITING, bytes_of_jobs, items, jobs, meta
 
 BUSY_SECONDS: Final = 10
 """Seconds after which a client may retry a job that exceeded the number of unfinished jobs."""

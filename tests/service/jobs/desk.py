@@ -12,13 +12,13 @@ from typing import Any
 from sqlalchemy import func, select, update
 
 from service.jobs.database import Database
+from service.jobs.database_tables import items, jobs, results, runners
 from service.jobs.job_files import Folder
 from service.jobs.leases import LEASE_SECONDS, Store
 from service.jobs.listing import Listing
 from service.jobs.records import Finished, Job, Leased, NewItem, NewJob
 from service.jobs.results import ResultStore
 from service.jobs.submission import Submissions
-from service.jobs.tables import items, jobs, results, runners
 from service.pipeline.parameters import Parameters
 
 MODEL = ("m", "w")

@@ -15,7 +15,7 @@ from starlette.testclient import TestClient
 from service.core.job_schemas import AuditDocument
 from service.core.settings import Settings
 from service.jobs.database import FILE
-from service.jobs.tables import VERSION
+from service.jobs.database_tables import VERSION
 from service.models.catalog import read_catalog
 from tests.service.insights.audit.photos import catalog, photo
 from tests.service.jobs.conftest import TINY, app_with

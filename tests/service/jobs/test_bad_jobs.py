@@ -14,7 +14,7 @@ import pytest
 from starlette.testclient import TestClient
 
 from service.core.settings import Settings
-from service.jobs.tables import CHUNK
+from service.jobs.database_tables import CHUNK
 from service.local.app import create_app
 from tests.service.conftest import encoded, noise
 from tests.service.jobs.forms import (

@@ -16,8 +16,8 @@ from starlette.testclient import TestClient
 
 from service.core.settings import Settings
 from service.jobs.database import FILE
+from service.jobs.database_tables import CHUNK, VERSION
 from service.jobs.host import Jobs
-from service.jobs.tables import CHUNK, VERSION
 from service.local.app import create_app
 from tests.service.conftest import encoded, noise
 from tests.service.jobs.conftest import MOST_BYTES, SLOW, TINY, app_with
