@@ -20,7 +20,7 @@ from rich.table import Table
 
 from service.http.page import PATHS
 from tests.service.insights.report.report_browser import launched
-from tests.service.live import serving, until_ready
+from tests.service.live import serving
 
 WATCH = """
 window.drawnAt = 0;
@@ -59,8 +59,7 @@ def main() -> None:
     parser.add_argument("--turns", type=int, default=30)
     parser.add_argument("--photo", default="docs/photos/chelsea.png")
     arguments = parser.parse_args()
-    with serving() as (process, http), launched() as browser:
-        until_ready(process, http)
+    with serving() as (_, http), launched() as browser:
         address = str(http.base_url)
         rows = measure(browser, address, Path(arguments.photo), arguments.turns)
         weight = sum(len(httpx2.get(address.rstrip("/") + path).content) for path in PATHS)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from io import BytesIO
 
 import httpx2
@@ -16,7 +17,8 @@ from starlette.testclient import TestClient
 from service.core.settings import Settings
 from service.loading import served_model
 from service.local.app import create_app
-from tests.service.live import serving, until_ready
+from service.models.catalog import EMBEDDED, ModelEntry
+from tests.service.live import serving
 from tests.waiting import until
 
 MODEL = "/v1/models/efficientnet-lite0"
@@ -49,8 +51,7 @@ def client() -> Iterator[httpx2.Client]:
         with httpx2.Client(base_url=ELSEWHERE, timeout=60, follow_redirects=True) as http:
             yield http
         return
-    with TestClient(create_app(Settings())) as client:
-        wait_until_ready(client)
+    with running_app(Settings()) as client:
         yield client
 
 
@@ -69,9 +70,18 @@ def address() -> Iterator[str]:
         yield ELSEWHERE
         return
     # Beside other tests, scores take longer than a caller would wait.
-    with serving(GRADCAM_DEADLINE_SECONDS="300") as (process, http):
-        until_ready(process, http)
+    with serving(GRADCAM_DEADLINE_SECONDS="300") as (_, http):
         yield str(http.base_url).rstrip("/")
+
+
+@contextmanager
+def running_app(
+    settings: Settings, entries: Sequence[ModelEntry] = (EMBEDDED,)
+) -> Iterator[TestClient]:
+    """The service in this process, once it can explain."""
+    with TestClient(create_app(settings, entries)) as client:
+        wait_until_ready(client)
+        yield client
 
 
 def wait_until_ready(client: TestClient, seconds: float = 120) -> None:

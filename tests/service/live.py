@@ -22,10 +22,20 @@ def free_port() -> int:
         return int(one.getsockname()[1])
 
 
+Served = tuple[subprocess.Popen[str], httpx2.Client]
+
+
 @contextmanager
-def serving(
-    *arguments: str, **environment: str
-) -> Iterator[tuple[subprocess.Popen[str], httpx2.Client]]:
+def serving(*arguments: str, **environment: str) -> Iterator[Served]:
+    """The service, once it can explain."""
+    with starting(*arguments, **environment) as (process, http):
+        until_ready(process, http)
+        yield process, http
+
+
+@contextmanager
+def starting(*arguments: str, **environment: str) -> Iterator[Served]:
+    """The service, which may still load."""
     port = free_port()
     command = [sys.executable, "-m", "service", "serve", "--port", str(port), *arguments]
     process = subprocess.Popen(

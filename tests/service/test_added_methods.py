@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from tests.service.conftest import encoded, noise
 from tests.service.http.test_routes import heatmap
-from tests.service.live import ROOT, serving, until_ready
+from tests.service.live import ROOT, serving
 from tests.service.process.test_supervisor import PNG, catalog
 
 
@@ -39,8 +39,7 @@ def test_a_method_of_a_users_package_is_served(tmp_path: Path) -> None:
     install(tmp_path)
     photo = encoded(noise(8, 8, 0))
     asked = "signed=true&normalize=none&size=layer&target=1"
-    with serving("--models", catalog(tmp_path, "tiny"), PYTHONPATH=str(tmp_path)) as (one, http):
-        until_ready(one, http)
+    with serving("--models", catalog(tmp_path, "tiny"), PYTHONPATH=str(tmp_path)) as (_, http):
 
         def heat(method: str) -> NDArray[np.float32]:
             answer = http.post(

@@ -13,15 +13,13 @@ from pathlib import Path
 
 import pytest
 from PIL import Image
-from starlette.testclient import TestClient
 from typer.testing import CliRunner
 
 from service.cli.main import cli, main
 from service.core.errors import ConfigError
 from service.core.settings import Settings
-from service.local.app import create_app
 from service.models.catalog import read_catalog
-from tests.service.conftest import MODEL, wait_until_ready
+from tests.service.conftest import MODEL, running_app
 from tests.service.live import ROOT
 
 CAT = "docs/photos/chelsea.png"
@@ -65,8 +63,7 @@ def test_it_writes_what_the_service_answers(tmp_path: Path) -> None:
     assert "0.773" in text
     written = tmp_path / "chelsea.gradcam.png"
     assert str(written) in text
-    with TestClient(create_app(Settings(), read_catalog(models))) as client:
-        wait_until_ready(client)
+    with running_app(Settings(), read_catalog(models)) as client:
         response = client.post(
             f"{MODEL}:explain",
             params={"fit": "squash"},

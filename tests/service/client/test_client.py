@@ -32,7 +32,7 @@ from service.client.photos import Named, instance_of, read
 from service.limits.keys import new_key
 from service.pipeline.images import decode
 from tests.service.conftest import CAT, ESPRESSO, MODEL, encoded, noise
-from tests.service.live import ROOT, serving, until_ready
+from tests.service.live import ROOT, serving
 
 
 @pytest.fixture
@@ -355,8 +355,7 @@ def test_keys(tmp_path: Path) -> None:
     file = tmp_path / "keys.toml"
     secret, entry = new_key("ann", ["explain"], None)
     file.write_text(entry)
-    with serving("--keys", str(file)) as (process, http):
-        until_ready(process, http)
+    with serving("--keys", str(file)) as (_, http):
         address = str(http.base_url)
         with Client(address) as client:
             assert client.ready()  # that is for everybody

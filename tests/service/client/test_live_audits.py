@@ -10,7 +10,7 @@ import pytest
 
 from service.client import AsyncClient, Client, NotFinished, ServiceError
 from tests.service.insights.audit.photos import catalog, photos
-from tests.service.live import serving, until_ready
+from tests.service.live import serving
 
 COUNT = 20
 
@@ -19,8 +19,7 @@ COUNT = 20
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     folder = tmp_path_factory.mktemp("audits")
     settings = {"GRADCAM_JOBS": str(folder / "jobs"), "GRADCAM_MODELS": catalog(folder)}
-    with serving(**settings) as (process, http):
-        until_ready(process, http)
+    with serving(**settings) as (_, http):
         yield str(http.base_url)
 
 

@@ -14,14 +14,13 @@ import pytest
 
 from service.client import AsyncClient, Client, NotFound, ServiceError
 from tests.service.conftest import CAT, ESPRESSO
-from tests.service.live import serving, until_ready
+from tests.service.live import serving
 
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     folder = tmp_path_factory.mktemp("jobs")
-    with serving(GRADCAM_JOBS=str(folder)) as (process, http):
-        until_ready(process, http)
+    with serving(GRADCAM_JOBS=str(folder)) as (_, http):
         yield str(http.base_url)
 
 

@@ -24,7 +24,7 @@ from service.limits.keys import new_key
 from service.local.app import create_app
 from tests.service.conftest import encoded, noise, wait_until_ready
 from tests.service.http.test_overload import FRAGILE
-from tests.service.live import serving, until_ready
+from tests.service.live import serving
 
 CATALOG = """
 [[models]]
@@ -92,7 +92,6 @@ def test_a_process_writes_one_object_a_line(tmp_path: Path, secret: tuple[str, P
     catalog.write_text(CATALOG)
     environment = {"GRADCAM_LOG_FORMAT": "json", "GRADCAM_KEYS": str(file)}
     with serving("--models", str(catalog), **environment) as (process, http):
-        until_ready(process, http)
         answers = talk(http, key)
         for _ in range(600):  # more lines than a pipe holds that nobody reads
             assert http.get("/v1/models").status_code == 401

@@ -20,10 +20,9 @@ from torch import nn
 from service.core.errors import ConfigError
 from service.core.settings import Settings
 from service.core.tracing import tracing
-from service.local.app import create_app
 from service.models.catalog import ModelEntry
 from tests.cam.nets import Slow
-from tests.service.conftest import encoded, noise, wait_until_ready
+from tests.service.conftest import encoded, noise, running_app
 from tests.service.http.test_overload import FRAGILE, TINY
 
 UNHURRIED = ModelEntry(
@@ -51,8 +50,7 @@ def unhurried() -> nn.Module:
 
 @pytest.fixture(scope="module")
 def client() -> Iterator[TestClient]:
-    with TestClient(create_app(Settings(), [FRAGILE, UNHURRIED])) as client:
-        wait_until_ready(client)
+    with running_app(Settings(), [FRAGILE, UNHURRIED]) as client:
         PACED.seconds = PASS_SECONDS
         yield client
         PACED.seconds = 0.0

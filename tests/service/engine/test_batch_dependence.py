@@ -25,7 +25,7 @@ from service.local.app import create_app
 from service.models.catalog import ModelEntry
 from service.models.preprocessing import ModelInput
 from tests.cam.nets import Small
-from tests.service.conftest import encoded, noise, wait_until_ready
+from tests.service.conftest import encoded, noise, running_app, wait_until_ready
 
 pytestmark = pytest.mark.anyio
 GIVEN: dict[str, Any] = {"weights": "none", "input_size": 32, "layout": "contiguous"}
@@ -133,8 +133,7 @@ def test_a_stochastic_model_is_told_so_in_answers() -> None:
     entry = ModelEntry(name="dropping", source=source, **GIVEN)
     photo = base64.b64encode(encoded(noise(32, 32, 1))).decode()
     asked = {"instances": [{"image": {"b64": photo}}], "parameters": {"target": 1}}
-    with TestClient(create_app(Settings(), [entry, TINY])) as client:
-        wait_until_ready(client)
+    with running_app(Settings(), [entry, TINY]) as client:
         for name, stochastic in (("dropping", True), ("tiny", False)):
             found = client.post(f"/v1/models/{name}:explain", json=asked).json()
             warnings = found["explanations"][0]["warnings"]

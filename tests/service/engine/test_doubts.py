@@ -11,10 +11,9 @@ from starlette.testclient import TestClient
 from torch import nn
 
 from service.core.settings import Settings
-from service.local.app import create_app
 from service.models.catalog import ModelEntry
 from tests.cam.positions.test_separation import Seeing
-from tests.service.conftest import encoded, wait_until_ready
+from tests.service.conftest import encoded, running_app
 
 
 def seeing() -> nn.Module:
@@ -32,8 +31,7 @@ def client() -> Iterator[TestClient]:
         mean=(0, 0, 0),
         std=(1, 1, 1),
     )
-    with TestClient(create_app(Settings(), [entry])) as client:
-        wait_until_ready(client)
+    with running_app(Settings(), [entry]) as client:
         yield client
 
 

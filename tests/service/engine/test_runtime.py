@@ -23,7 +23,7 @@ from service.loading import served_model
 from service.loading.served_model import ServedModel, load
 from service.local.app import create_app
 from service.models.catalog import ModelEntry
-from tests.service.conftest import wait_until_ready
+from tests.service.conftest import running_app, wait_until_ready
 from tests.service.engine.test_fast import TINY, heat
 
 COMMON: dict[str, Any] = {"source": TINY, "weights": "none", "input_size": 32, "max_batch": 4}
@@ -72,8 +72,7 @@ def test_openvino_serves_the_exact_maps(
 @pytest.mark.usefixtures("installed")
 def test_the_operator_says_what_runs_models_that_do_not() -> None:
     entries = [ModelEntry(name="left", **COMMON)]
-    with TestClient(create_app(Settings(runtime="torch"), entries)) as client:
-        wait_until_ready(client)
+    with running_app(Settings(runtime="torch"), entries) as client:
         assert client.get("/v1/models/left").json()["runtime"] == "torch"
 
 
@@ -84,8 +83,7 @@ def test_a_model_that_openvino_cannot_run_is_served_as_it_is(
     """It branches on the numbers of its input."""
     source = "factory:tests.service.factories:branching"
     entry = ModelEntry(name="branching", **{**COMMON, "source": source})
-    with TestClient(create_app(Settings(runtime="auto"), [entry])) as client:
-        wait_until_ready(client)
+    with running_app(Settings(runtime="auto"), [entry]) as client:
         assert client.get("/v1/models/branching").json()["mode"] == "exact"
         assert heat(client, "branching").any()
     assert "model branching has no fast path by openvino: " in caplog.text

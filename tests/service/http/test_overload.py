@@ -16,7 +16,7 @@ from starlette.testclient import TestClient
 from service.core.settings import Settings
 from service.local.app import create_app
 from service.models.catalog import ModelEntry
-from tests.service.conftest import encoded, noise, wait_until_ready
+from tests.service.conftest import encoded, noise, running_app, wait_until_ready
 from tests.service.http.test_bad_input import check
 
 TINY: dict[str, Any] = {"weights": "none", "input_size": 8}
@@ -35,8 +35,7 @@ PHOTO = encoded(noise(8, 8))
 
 @pytest.fixture
 def slow(request: pytest.FixtureRequest) -> Iterator[TestClient]:
-    with TestClient(create_app(Settings(**request.param), [SLOW])) as client:
-        wait_until_ready(client)
+    with running_app(Settings(**request.param), [SLOW]) as client:
         yield client
 
 
@@ -126,8 +125,7 @@ def test_a_defect_fails_its_own_image_and_is_a_problem() -> None:
         {"image": {"b64": base64.b64encode(each).decode()}} for each in (PHOTO, white, PHOTO)
     ]
     path = "/v1/models/fragile:explain"
-    with TestClient(create_app(Settings(), [FRAGILE])) as client:
-        wait_until_ready(client)
+    with running_app(Settings(), [FRAGILE]) as client:
         found = client.post(path, json={"instances": instances})
         assert found.status_code == 200
         explanations = found.json()["explanations"]
@@ -154,8 +152,7 @@ def test_requests_that_fail_free_their_places() -> None:
         {"content": PHOTO, "headers": {**PNG, "X-Request-Timeout": "soon"}},
         {"content": encoded(Image.new("RGB", (8, 8), "white")), "headers": PNG},
     ]
-    with TestClient(create_app(Settings(), [FRAGILE])) as client:
-        wait_until_ready(client)
+    with running_app(Settings(), [FRAGILE]) as client:
         for _ in range(4):
             statuses = [client.post(path, **each).status_code for each in bad]
             assert statuses == [422, 415, 422, 406, 400, 500]

@@ -17,7 +17,7 @@ from service.core.settings import Settings, read_settings
 from service.limits.keys import new_key
 from service.local.app import create_app
 from service.models.catalog import EMBEDDED, ModelEntry
-from tests.service.conftest import MODEL, encoded, noise, wait_until_ready
+from tests.service.conftest import MODEL, encoded, noise, running_app, wait_until_ready
 
 PNG = {"Content-Type": "image/png"}
 PHOTO = encoded(noise(32, 32))
@@ -75,8 +75,7 @@ def test_an_unknown_key_is_not_a_missing_one(tmp_path: Path) -> None:
     secret, entry = new_key("somebody", ["explain"], None)
     keys = tmp_path / "keys.toml"
     keys.write_text(entry)
-    with TestClient(create_app(Settings(keys=keys))) as client:
-        wait_until_ready(client)
+    with running_app(Settings(keys=keys)) as client:
         for headers, said in (
             ({}, "send an API key: Authorization: Bearer KEY, or X-API-Key: KEY"),
             (
@@ -111,8 +110,7 @@ def test_an_origin_that_never_matches_is_refused(origins: str, good: bool) -> No
 
 @pytest.mark.slow
 def test_more_images_than_may_wait_are_refused_as_a_whole() -> None:
-    with TestClient(create_app(Settings(max_queue=4))) as client:
-        wait_until_ready(client)
+    with running_app(Settings(max_queue=4)) as client:
         files = [("image", PHOTO)] * 6
         answer = client.post(f"{MODEL}:predict", files=files)
         assert answer.status_code == 413

@@ -38,7 +38,7 @@ from tests.service.jobs.forms import (
     results,
     states,
 )
-from tests.service.live import serving
+from tests.service.live import starting
 
 DOT = encoded(noise(9, 9))
 GOOD = {"image": inline(DOT)}
@@ -177,7 +177,10 @@ def tiny_catalog(tmp_path: Path) -> str:
 def test_a_folder_that_cannot_be_written_stops_the_start(tmp_path: Path, tiny_catalog: str) -> None:
     (tmp_path / "file").write_bytes(b"")
     folder = tmp_path / "file" / "jobs"
-    with serving(GRADCAM_JOBS=str(folder), GRADCAM_MODELS=tiny_catalog) as (process, _):
+    with starting(GRADCAM_JOBS=str(folder), GRADCAM_MODELS=tiny_catalog) as (
+        process,
+        _,
+    ):
         _, errors = process.communicate(timeout=120)
         assert process.returncode == 2
     assert f"gradcam: jobs cannot be kept in {folder}: Not a directory" in errors

@@ -13,8 +13,7 @@ from starlette.testclient import TestClient
 from service.core.settings import Settings
 from service.http.page import PATHS
 from service.limits.keys import new_key
-from service.local.app import create_app
-from tests.service.conftest import encoded, noise, wait_until_ready
+from tests.service.conftest import encoded, noise, running_app
 from tests.service.http.test_bad_input import check
 from tests.service.http.test_overload import FRAGILE
 
@@ -53,8 +52,7 @@ def keys(file: Path) -> dict[str, str]:
 
 @pytest.fixture(scope="module")
 def guarded(file: Path, keys: dict[str, str]) -> Iterator[TestClient]:
-    with TestClient(create_app(Settings(keys=file), [FRAGILE])) as client:
-        wait_until_ready(client)
+    with running_app(Settings(keys=file), [FRAGILE]) as client:
         yield client
 
 
@@ -207,8 +205,7 @@ def test_scopes_say_what_a_key_is_for(guarded: TestClient, keys: dict[str, str])
 def test_without_keys_everybody_may_explain_and_nobody_changes_the_models() -> None:
     new = {"name": "new", "source": "factory:tests.service.factories:tiny"}
     settings = Settings(allowed_sources=("factory:*",))
-    with TestClient(create_app(settings, [FRAGILE])) as client:
-        wait_until_ready(client)
+    with running_app(settings, [FRAGILE]) as client:
         for headers in ({}, bearer("gradcam_any")):
             refused = client.post("/v1/models", json=new, headers=headers)
             check(refused, 403, "forbidden", "scope 'admin'", "GRADCAM_KEYS")

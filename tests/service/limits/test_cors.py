@@ -17,8 +17,7 @@ from service.http.guard import Guard
 from service.limits.admission import Admission
 from service.limits.keys import new_key, read_keys
 from service.limits.rates import Rates
-from service.local.app import create_app
-from tests.service.conftest import wait_until_ready
+from tests.service.conftest import running_app
 from tests.service.http.test_bad_input import check
 from tests.service.http.test_overload import FRAGILE
 from tests.service.limits.test_access import EXPLAIN, PHOTO, PNG, SECURITY, bearer
@@ -44,8 +43,7 @@ def secret_and_file(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path
 @pytest.fixture(scope="module")
 def served(origins: tuple[str, ...], secret_and_file: tuple[str, Path]) -> Iterator[TestClient]:
     settings = Settings(keys=secret_and_file[1], cors_origins=origins)
-    with TestClient(create_app(settings, [FRAGILE])) as client:
-        wait_until_ready(client)
+    with running_app(settings, [FRAGILE]) as client:
         yield client
 
 

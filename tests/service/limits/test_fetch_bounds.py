@@ -18,10 +18,9 @@ from service.core.settings import Settings
 from service.http.reception import fill
 from service.limits import download
 from service.limits.fetch import Allowance, Fetcher
-from service.local.app import create_app
 from service.pipeline.instances import Instance, Remote
 from service.pipeline.parameters import Parameters
-from tests.service.conftest import encoded, noise, wait_until_ready
+from tests.service.conftest import encoded, noise, running_app
 from tests.service.http.test_bad_input import check
 from tests.service.http.test_overload import FRAGILE
 from tests.service.limits.sites import IMAGE, SITE, Canary, Names, Page, Site, fetched, redirect
@@ -181,8 +180,7 @@ async def test_a_fetcher_that_is_left_has_no_connections(
 @pytest.fixture(scope="module")
 def closed() -> Iterator[TestClient]:
     """A service as it is set up without a word about images' addresses."""
-    with TestClient(create_app(Settings(), [FRAGILE])) as client:
-        wait_until_ready(client)
+    with running_app(Settings(), [FRAGILE]) as client:
         yield client
 
 
@@ -234,8 +232,7 @@ def test_through_the_app_an_image_named_is_as_good_as_one_sent(
     site.pages["/large"] = Page(bytes(20_001))
     path = "/v1/models/fragile:explain"
     settings = Settings(image_hosts=(host, f"two.test:{canary.port}"), max_body_bytes=20_000)
-    with TestClient(create_app(settings, [FRAGILE])) as client:
-        wait_until_ready(client)
+    with running_app(settings, [FRAGILE]) as client:
 
         def ask(*urls: str) -> list[dict[str, object]]:
             body = {"instances": [SENT, *({"image": {"url": url}} for url in urls)]}

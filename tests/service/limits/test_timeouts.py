@@ -9,7 +9,7 @@ import httpx2
 import pytest
 
 from tests.service.conftest import encoded, noise
-from tests.service.live import serving, until_ready
+from tests.service.live import serving
 from tests.waiting import until
 
 LEAVERS = 7
@@ -28,8 +28,7 @@ def left(http: httpx2.Client) -> float:
 @pytest.mark.slow
 def test_callers_who_leave_are_dropped_from_the_queue(slow_catalog: str) -> None:
     """A forward pass takes half a second: eight of them, one after the other, would take four."""
-    with serving("--models", slow_catalog) as (process, http):
-        until_ready(process, http)
+    with serving("--models", slow_catalog) as (_, http):
         address = (http.base_url.host, http.base_url.port)
         callers = []
         for seed in range(LEAVERS):

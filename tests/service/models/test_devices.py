@@ -12,13 +12,11 @@ from typing import TypeVar
 
 import pytest
 import torch
-from starlette.testclient import TestClient
 
 from service.core.settings import Settings
 from service.loading.devices import bind
-from service.local.app import create_app
 from service.models.catalog import ModelEntry
-from tests.service.conftest import encoded, noise, wait_until_ready
+from tests.service.conftest import encoded, noise, running_app
 
 Value = TypeVar("Value")
 TWO = ModelEntry(
@@ -110,8 +108,7 @@ def test_two_engines_leave_the_process_as_it_was() -> None:
     later = in_a_new_thread(torch.get_num_threads)
     tasks = Path("/proc/self/task")
     earlier = set(tasks.iterdir())
-    with TestClient(create_app(Settings(), [TWO])) as client:
-        wait_until_ready(client)
+    with running_app(Settings(), [TWO]) as client:
         for method in ("gradcam", "rise", "occlusion"):
             answer = client.post(
                 f"/v1/models/tiny:explain?target=0&method={method}&budget=20",

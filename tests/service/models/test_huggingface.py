@@ -6,12 +6,10 @@ import re
 from pathlib import Path
 
 import pytest
-from starlette.testclient import TestClient
 
 from service.core.settings import Settings
-from service.local.app import create_app
 from service.models.catalog import read_catalog
-from tests.service.conftest import encoded, noise, wait_until_ready
+from tests.service.conftest import encoded, noise, running_app
 
 TEXT = (Path(__file__).parents[3] / "docs" / "huggingface.md").read_text()
 
@@ -27,8 +25,7 @@ def test_the_example(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "models.toml").write_text(toml)
     online, offline = read_catalog(tmp_path / "models.toml")
     assert (online.name, online.source) == ("vit", "hf:google/vit-base-patch16-224")
-    with TestClient(create_app(Settings(), [offline])) as client:
-        wait_until_ready(client)
+    with running_app(Settings(), [offline]) as client:
         about = client.get("/v1/models/untrained").json()
         assert about["kind"] == "classes"
         methods = {each["name"]: each["available"] for each in about["methods"]}

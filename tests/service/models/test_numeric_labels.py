@@ -12,9 +12,8 @@ import pytest
 from starlette.testclient import TestClient
 
 from service.core.settings import Settings
-from service.local.app import create_app
 from service.models.catalog import read_catalog
-from tests.service.conftest import encoded, noise, wait_until_ready
+from tests.service.conftest import encoded, noise, running_app
 from tests.service.http.test_bad_input import check
 
 EXPLAIN = "/v1/models/digits:explain"
@@ -30,8 +29,7 @@ def digits(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TestClient]:
         '[[models]]\nname = "digits"\nsource = "factory:tests.service.factories:tiny"\n'
         'weights = "none"\ninput_size = 8\nlabels = "labels.txt"\n'
     )
-    with TestClient(create_app(Settings(), read_catalog(folder / "models.toml"))) as client:
-        wait_until_ready(client)
+    with running_app(Settings(), read_catalog(folder / "models.toml")) as client:
         yield client
 
 

@@ -17,9 +17,8 @@ from starlette.testclient import TestClient
 from service.core.errors import ConfigError
 from service.core.settings import Settings
 from service.loading.served_model import load
-from service.local.app import create_app
 from service.models.catalog import ModelEntry, read_catalog
-from tests.service.conftest import encoded, wait_until_ready
+from tests.service.conftest import encoded, running_app
 
 FACTORIES = "factory:tests.service.factories:"
 # A white photo has three channels of 1.
@@ -52,8 +51,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TestClient]:
             for name, (factory, more) in MODELS.items()
         )
     )
-    with TestClient(create_app(Settings(), read_catalog(folder / "models.toml"))) as client:
-        wait_until_ready(client)
+    with running_app(Settings(), read_catalog(folder / "models.toml")) as client:
         yield client
 
 

@@ -15,9 +15,8 @@ from PIL import Image
 from starlette.testclient import TestClient
 
 from service.core.settings import Settings
-from service.local.app import create_app
 from service.models.catalog import read_catalog
-from tests.service.conftest import CAT, MODEL, encoded, noise, wait_until_ready
+from tests.service.conftest import CAT, MODEL, encoded, noise, running_app
 from tests.service.http.test_bad_input import check
 
 CATALOG = """
@@ -50,8 +49,7 @@ def dense(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TestClient]:
     (folder / "models.toml").write_text(CATALOG)
     (folder / "labels.txt").write_text("__background__\nape\nbee\ncat\n")
     entries = read_catalog(folder / "models.toml")
-    with TestClient(create_app(Settings(), entries)) as client:
-        wait_until_ready(client)
+    with running_app(Settings(), entries) as client:
         yield client
 
 

@@ -16,9 +16,8 @@ from starlette.testclient import TestClient
 from cam.outputs.detection_forms import DetectionForm
 from service.core import choices
 from service.core.settings import Settings
-from service.local.app import create_app
 from service.models.catalog import read_catalog
-from tests.service.conftest import encoded, noise, wait_until_ready
+from tests.service.conftest import encoded, noise, running_app
 from tests.service.http.test_bad_input import check
 
 CATALOG = """
@@ -45,8 +44,7 @@ PHOTO = noise(160, 120, seed=3).resize((320, 240))
 def detectors(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TestClient]:
     file: Path = tmp_path_factory.mktemp("detectors") / "models.toml"
     file.write_text(CATALOG)
-    with TestClient(create_app(Settings(), read_catalog(file))) as client:
-        wait_until_ready(client)
+    with running_app(Settings(), read_catalog(file)) as client:
         yield client
 
 

@@ -8,9 +8,8 @@ import pytest
 from starlette.testclient import TestClient
 
 from service.core.settings import Settings
-from service.local.app import create_app
 from service.models.catalog import read_catalog
-from tests.service.conftest import wait_until_ready
+from tests.service.conftest import running_app
 
 CATALOG = """
 [[models]]
@@ -37,8 +36,7 @@ input_size = 40
 def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TestClient]:
     file = tmp_path_factory.mktemp("patterns") / "models.toml"
     file.write_text(CATALOG)
-    with TestClient(create_app(Settings(), read_catalog(file))) as client:
-        wait_until_ready(client)
+    with running_app(Settings(), read_catalog(file)) as client:
         yield client
 
 

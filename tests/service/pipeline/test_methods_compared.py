@@ -16,9 +16,8 @@ from starlette.testclient import TestClient
 
 from cam import METHODS, spearman
 from service.core.settings import Settings
-from service.local.app import create_app
 from service.models.catalog import read_catalog
-from tests.service.conftest import CAT, ESPRESSO, MODEL, encoded, wait_until_ready
+from tests.service.conftest import CAT, ESPRESSO, MODEL, encoded, running_app
 
 CATALOG = """
 [[models]]
@@ -35,8 +34,7 @@ layercam = "blocks.6"
 def tuned(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TestClient]:
     file = tmp_path_factory.mktemp("compared") / "models.toml"
     file.write_text(CATALOG)
-    with TestClient(create_app(Settings(), read_catalog(file))) as client:
-        wait_until_ready(client)
+    with running_app(Settings(), read_catalog(file)) as client:
         yield client
 
 

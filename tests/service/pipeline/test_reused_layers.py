@@ -12,9 +12,8 @@ from starlette.testclient import TestClient
 from torch import Tensor, nn
 
 from service.core.settings import Settings
-from service.local.app import create_app
 from service.models.catalog import ModelEntry
-from tests.service.conftest import encoded, noise, wait_until_ready
+from tests.service.conftest import encoded, noise, running_app
 
 HERE = "factory:tests.service.pipeline.test_reused_layers:twice"
 GIVEN: dict[str, Any] = {
@@ -52,8 +51,7 @@ def client() -> Iterator[TestClient]:
         ModelEntry(name="twice", **GIVEN),
         ModelEntry(name="second", layer="relu#2", **GIVEN),
     ]
-    with TestClient(create_app(Settings(), models)) as opened:
-        wait_until_ready(opened)
+    with running_app(Settings(), models) as opened:
         yield opened
 
 

@@ -21,7 +21,7 @@ import pytest
 
 from service.limits.keys import new_key
 from tests.service.conftest import encoded, noise
-from tests.service.live import ROOT, serving, until_ready
+from tests.service.live import ROOT, serving, starting, until_ready
 from tests.waiting import until
 
 PNG = {"Content-Type": "image/png"}
@@ -29,7 +29,7 @@ PNG = {"Content-Type": "image/png"}
 
 @pytest.mark.slow
 def test_from_loading_to_a_clean_stop_that_loses_no_request(slow_catalog: str) -> None:
-    with serving("--models", slow_catalog) as (process, http):
+    with starting("--models", slow_catalog) as (process, http):
         answers = until_ready(process, http)
         loading = answers[0]
         assert loading.status_code == 503
@@ -59,7 +59,6 @@ def wait_for(http: httpx2.Client, line: str) -> None:
 @pytest.mark.slow
 def test_a_second_signal_does_not_wait_for_the_queue(slow_catalog: str) -> None:
     with serving("--models", slow_catalog) as (process, http):
-        until_ready(process, http)
         with ThreadPoolExecutor(6) as threads:
             photos = [encoded(noise(8, 8, seed)) for seed in range(6)]
             futures = [
@@ -86,7 +85,6 @@ def test_ready_says_where_the_page_is_and_a_curl_line_that_works(
     (tmp_path / "keys.toml").write_text(entry)
     given = ("--keys", str(tmp_path / "keys.toml")) if keys else ()
     with serving(*given) as (process, http):
-        until_ready(process, http)
         assert process.stdout
         hello = ""
         while "curl" not in hello or not hello.endswith("'\n"):
@@ -112,8 +110,7 @@ def test_11_megabytes_are_refused_while_they_stream_in() -> None:
         for start in range(0, len(body), 65536):
             yield body[start : start + 65536]
 
-    with serving() as (process, http):
-        until_ready(process, http)
+    with serving() as (_, http):
         path = "/v1/models/efficientnet-lite0:explain"
         claimed = http.post(path, content=body, headers=PNG)
         chunked = http.post(path, content=chunks(), headers=PNG)
@@ -130,8 +127,7 @@ def test_11_megabytes_are_refused_while_they_stream_in() -> None:
 @pytest.mark.slow
 def test_a_client_that_reads_no_answer_while_it_writes_gets_the_413() -> None:
     """Python's own client: it writes the whole body before it reads."""
-    with serving() as (process, http):
-        until_ready(process, http)
+    with serving() as (_, http):
         address = f"{http.base_url}/v1/models/efficientnet-lite0:explain"
         asked = urllib.request.Request(address, bytes(150_000_000), PNG)
         with pytest.raises(urllib.error.HTTPError) as refused:
@@ -218,7 +214,6 @@ def test_a_mistake_in_the_configuration_stops_the_start(
 def test_slow_and_vanishing_callers(tmp_path: Path) -> None:
     """A body that does not come is a 504; a caller who leaves is no failure of ours."""
     with serving(GRADCAM_DEADLINE_SECONDS="0.5") as (process, http):
-        until_ready(process, http)
         path = "/v1/models/efficientnet-lite0:explain"
         assert raw_post(http, path, b"Content-Length: 9\r\n\r\nx").startswith(b"HTTP/1.1 504")
         with socket.create_connection(("127.0.0.1", http.base_url.port or 0)) as one:

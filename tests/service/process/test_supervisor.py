@@ -21,7 +21,7 @@ from PIL import Image
 
 from service.process import child
 from tests.service.conftest import encoded, noise
-from tests.service.live import serving, until_ready
+from tests.service.live import serving, starting, until_ready
 from tests.waiting import until
 
 TINY = 'weights = "none"\ninput_size = 8\nname = "m"\nsource = "factory:tests.service.factories:{}"'
@@ -52,7 +52,6 @@ def test_an_engine_that_dies_is_replaced_and_meanwhile_a_503_says_so(
 ) -> None:
     catalog_file = catalog(tmp_path, "tiny")
     with serving("--models", catalog_file, GRADCAM_DOORS=doors) as (process, http):
-        until_ready(process, http)
         assert explain(http) == 200
         first = family(process)[-1]
         os.kill(first.pid, signal.SIGKILL)
@@ -78,7 +77,6 @@ def test_an_engine_that_dies_is_replaced_and_meanwhile_a_503_says_so(
 def test_a_door_that_dies_is_replaced_and_costs_only_its_connections(tmp_path: Path) -> None:
     catalog_file = catalog(tmp_path, "tiny")
     with serving("--models", catalog_file, GRADCAM_DOORS="2") as (process, http):
-        until_ready(process, http)
         assert explain(http) == 200
         for _ in range(3):
             until_all_accept(http, process, 2)
@@ -128,7 +126,6 @@ def has_accepted(door: psutil.Process) -> bool:
 @pytest.mark.slow
 def test_an_exit_that_no_signal_asked_for_is_not_meant(tmp_path: Path) -> None:
     with serving("--models", catalog(tmp_path, "lethal")) as (process, http):
-        until_ready(process, http)
         white = encoded(Image.new("RGB", (8, 8), "white"))
         gone = http.post("/v1/models/m:explain", content=white, headers=PNG)
         assert gone.status_code == 503
@@ -140,7 +137,6 @@ def test_an_exit_that_no_signal_asked_for_is_not_meant(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_a_process_that_dies_is_replaced_though_one_that_it_forked_lives(tmp_path: Path) -> None:
     with serving("--models", catalog(tmp_path, "forking")) as (process, http):
-        until_ready(process, http)
         *_, serving_process, forked = family(process)
         try:
             assert forked.parent() == serving_process
@@ -183,7 +179,6 @@ async def test_a_process_that_hangs_before_its_first_word_is_killed(
 @pytest.mark.slow
 def test_nothing_stays_when_the_supervisor_itself_is_killed(tmp_path: Path) -> None:
     with serving("--models", catalog(tmp_path, "tiny")) as (process, http):
-        until_ready(process, http)
         below = family(process)
         process.kill()
         process.wait()
@@ -195,7 +190,7 @@ def test_nothing_stays_when_the_supervisor_itself_is_killed(tmp_path: Path) -> N
 
 @pytest.mark.slow
 def test_sigterm_does_not_wait_for_a_model_that_loads(tmp_path: Path) -> None:
-    with serving("--models", catalog(tmp_path, "sluggish")) as (process, http):
+    with starting("--models", catalog(tmp_path, "sluggish")) as (process, http):
         wait_until_it_says(http, "still loading: m")
         started = time.monotonic()
         process.terminate()
@@ -214,7 +209,7 @@ def wait_until_it_says(http: httpx2.Client, detail: str) -> None:
 
 @pytest.mark.slow
 def test_one_that_never_gets_ready_is_given_up(tmp_path: Path) -> None:
-    with serving("--models", catalog(tmp_path, "deadly")) as (process, _):
+    with starting("--models", catalog(tmp_path, "deadly")) as (process, _):
         assert process.wait(60) == 1
         assert process.stderr
         said = process.stderr.read()
@@ -227,8 +222,7 @@ def test_a_service_whose_shared_folder_is_gone_ends(tmp_path: Path) -> None:
     """Whoever watches it starts it again; a supervisor that stayed would serve nobody."""
     temporary = tmp_path / "t"
     temporary.mkdir()
-    with serving("--models", catalog(tmp_path, "tiny"), TMPDIR=str(temporary)) as (process, http):
-        until_ready(process, http)
+    with serving("--models", catalog(tmp_path, "tiny"), TMPDIR=str(temporary)) as (process, _http):
         below = family(process)
         (folder,) = temporary.glob("gradcam-*")
         shutil.rmtree(folder)
@@ -241,7 +235,7 @@ def test_a_service_whose_shared_folder_is_gone_ends(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_who_says_nothing_to_the_stand_in_is_hung_up_on(tmp_path: Path) -> None:
-    with serving("--models", catalog(tmp_path, "sluggish")) as (_, http):
+    with starting("--models", catalog(tmp_path, "sluggish")) as (_, http):
 
         def connected() -> socket.socket | None:
             with suppress(OSError):
@@ -258,7 +252,6 @@ def test_who_says_nothing_to_the_stand_in_is_hung_up_on(tmp_path: Path) -> None:
 def test_without_a_supervisor_there_is_one_process(tmp_path: Path) -> None:
     arguments = ("--models", catalog(tmp_path, "tiny"))
     with serving(*arguments, GRADCAM_SUPERVISE="false") as (process, http):
-        until_ready(process, http)
         assert explain(http) == 200
         assert not family(process)
         process.terminate()

@@ -15,7 +15,7 @@ from playwright.sync_api import Browser, Page, Route, expect
 
 from tests.service.conftest import encoded, noise
 from tests.service.http.studio.browsing import READY, browses, explained, state, take
-from tests.service.live import serving, until_ready
+from tests.service.live import serving, starting, until_ready
 
 pytestmark = [browses, pytest.mark.slow]
 
@@ -189,7 +189,6 @@ def test_a_service_that_is_gone_and_comes_back_loses_nothing(
     browser: Browser, tmp_path: Path, cat: bytes
 ) -> None:
     with serving() as (process, http), browser.new_page() as page:
-        until_ready(process, http)
         page.set_default_timeout(READY)
         page.goto(str(http.base_url))
         take(page, cat)
@@ -199,7 +198,7 @@ def test_a_service_that_is_gone_and_comes_back_loses_nothing(
         process.wait()
         page.locator("#method").select_option("layercam")
         expect(page.locator("#problem")).to_contain_text("does not answer")
-        with serving("--port", port) as (again, back):
+        with starting("--port", port) as (again, back):
             back.base_url = http.base_url
             until_ready(again, back)
             expect(page.locator("#problem")).to_be_hidden(timeout=2 * READY)

@@ -25,7 +25,7 @@ from tests.service.http.studio.browsing import (
     state,
     take,
 )
-from tests.service.live import serving, until_ready
+from tests.service.live import serving
 
 pytestmark = [browses, pytest.mark.slow]
 
@@ -64,8 +64,7 @@ def several(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """Address of a service with two classifiers and a segmenter."""
     file = tmp_path_factory.mktemp("models") / "models.toml"
     file.write_text(MODELS)
-    with serving("--models", str(file), GRADCAM_DEADLINE_SECONDS="300") as (process, http):
-        until_ready(process, http)
+    with serving("--models", str(file), GRADCAM_DEADLINE_SECONDS="300") as (_, http):
         yield str(http.base_url).rstrip("/")
 
 

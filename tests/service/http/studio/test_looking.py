@@ -25,7 +25,7 @@ from tests.service.http.studio.browsing import (
     state,
     take,
 )
-from tests.service.live import serving, until_ready
+from tests.service.live import serving
 
 pytestmark = [browses, pytest.mark.slow]
 
@@ -320,10 +320,9 @@ def test_a_service_with_keys_is_asked_with_the_key_that_is_typed(
     key, entry = new_key("someone", ["explain"], None)
     (tmp_path / "keys.toml").write_text(entry)
     with (
-        serving(GRADCAM_KEYS=str(tmp_path / "keys.toml")) as (process, http),
+        serving(GRADCAM_KEYS=str(tmp_path / "keys.toml")) as (_, http),
         browser.new_page() as page,
     ):
-        until_ready(process, http)
         page.set_default_timeout(READY)
         page.goto(str(http.base_url))
         page.locator("#key").fill("gradcam_wrong")

@@ -13,7 +13,7 @@ from playwright.sync_api import Browser, Page, Route, expect
 
 from tests.service.conftest import encoded
 from tests.service.http.studio.browsing import READY, browses, explained, state, take
-from tests.service.live import serving, until_ready
+from tests.service.live import serving
 
 pytestmark = [browses, pytest.mark.slow]
 
@@ -30,10 +30,9 @@ def work(browser: Browser, tmp_path: Path) -> Iterator[Page]:
     """The page of a service with jobs of its own."""
     jobs = {"GRADCAM_JOBS": str(tmp_path / "jobs"), "GRADCAM_DEADLINE_SECONDS": "300"}
     with (
-        serving(**jobs) as (process, http),
+        serving(**jobs) as (_, http),
         browser.new_page(viewport={"width": 1280, "height": 900}) as page,
     ):
-        until_ready(process, http)
         page.set_default_timeout(READY)
         page.goto(str(http.base_url))
         yield page
