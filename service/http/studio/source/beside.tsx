@@ -21,8 +21,9 @@ function sameOf(about: api.Model) {
   const { label, index } = shown.value!.explanation.target;
   const same = label === undefined ? -1 : about.labels.indexOf(label);
   const named = choice.value.target !== undefined && (same >= 0 ? same : index < about.classes ? index : -1);
-  const able = about.methods.find(({ name }) => name === choice.value.method)?.available;
+  const able = about.methods.find(({ name, available }) => available && name === choice.value.method);
   return { ...choice.value, ...NOTHING, model: about.name, layer: "auto",
+    signed: choice.value.signed && Boolean(able?.signed),
     method: able ? choice.value.method : "gradcam",
     target: named === false || named < 0 ? undefined : named };
 }

@@ -8,7 +8,7 @@ import { place } from "./smallmap";
 import { add, choice, model, parametersOf, room, select, strip } from "./view";
 import { words } from "./words";
 
-const EVERY = 1000, FEW = 24, LISTED = "20";
+const EVERY = 2000, FEW = 24, LISTED = "20";
 export const jobs = signal<api.Job[]>([]);
 const opened = signal<string>("");
 const results = signal<api.Item[]>([]);
@@ -17,11 +17,16 @@ const audit = signal<api.Audit | null>(null);
 const drift = signal<api.Drift | null>(null);
 /** PSI of each statistic at the times at which the page looked. */
 const history = signal<Record<string, number[]>>({});
-const problem = signal("");
-const said = (error: unknown) => { problem.value = error instanceof Error ? error.message : String(error); };
+/** Why what was asked for was refused, and why nothing new is known. */
+const refusal = signal(""), problem = signal("");
+const textOf = (error: unknown) => error instanceof Error ? error.message : String(error);
+const said = (error: unknown) => { refusal.value = textOf(error); };
+/** Whether the service has answered that this key, or nobody, may see jobs. */
+let closed = false;
 const ended = ({ state }: api.Job) => state === "done" || state === "cancelled";
 
 async function refresh(): Promise<void> {
+  if (closed) return;
   try {
     jobs.value = (await api.get<{ jobs: api.Job[] }>(`v1/jobs?limit=${LISTED}`)).jobs;
     const job = jobs.value.find(({ id }) => id === opened.value);
@@ -34,7 +39,10 @@ async function refresh(): Promise<void> {
       }));
     }
     problem.value = "";
-  } catch (error) { said(error); }
+  } catch (error) {
+    problem.value = textOf(error);
+    closed = error instanceof api.Refused && [401, 403, 404].includes(error.status);
+  }
 }
 
 /** Reads what is new of the job that is open. */
@@ -67,6 +75,7 @@ async function send(kind: "jobs" | "audits", photos: { name: string; blob: Blob 
   form.append("model", choice.value.model);
   for (const [name, value] of Object.entries(parameters)) if (value !== undefined) form.append(name, value);
   for (const { name, blob } of photos) form.append("image", blob, name);
+  refusal.value = "";
   try {
     open(await api.post<api.Job>(`v1/${kind}`, form));
     await refresh();
@@ -193,12 +202,14 @@ function Drift({ now }: { now: api.Drift }) {
 
 export function Work() {
   useEffect(() => {
+    closed = false;
     void refresh();
     const timer = setInterval(() => void refresh(), EVERY);
     return () => clearInterval(timer);
   }, []);
   return <main class="work">
-    {problem.value && <p role="alert" class="card problem">{problem.value}</p>}
+    {(refusal.value || problem.value) &&
+      <p role="alert" class="card problem">{refusal.value || problem.value}</p>}
     <section class="card" aria-labelledby="jobs-heading">
       <h2 id="jobs-heading">{words.jobs}</h2>
       <p class="soft">{words.jobsHint}</p>
@@ -211,7 +222,7 @@ export function Work() {
               const files = [...(currentTarget.files ?? [])].filter(({ type }) => type.startsWith("image/"));
               currentTarget.value = "";
               if (files.length) void send("jobs", files.map((blob) => ({ name: blob.webkitRelativePath || blob.name, blob })));
-              else problem.value = words.noPhotos;
+              else refusal.value = words.noPhotos;
             }} /></label>
         <button type="button" id="audit" disabled={!strip.value.length}
           onClick={() => void send("audits", strip.value)}>{words.auditAll}</button>

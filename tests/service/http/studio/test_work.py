@@ -84,7 +84,10 @@ def test_a_job_that_is_refused_says_why(work: Page, cat: bytes) -> None:
     explained(work)
     work.get_by_role("button", name="Work").click()
     work.locator("#audit").click()
-    expect(work.get_by_role("alert").last).to_contain_text("20")
+    refusal = work.get_by_role("alert").last
+    expect(refusal).to_contain_text("20")
+    work.wait_for_timeout(3000)  # it stays while the page asks for what is new
+    expect(refusal).to_contain_text("20")
     work.locator("#job").click()
     expect(work.locator(".jobs > li").first).to_contain_text("done: 1 done", timeout=2 * READY)
 
