@@ -72,7 +72,7 @@ export function Beside() {
   if (!now || !mine || !on || (names.value.length < 2 && !photosLeft.length)) return null;
   const same = beside.value.startsWith("model:");
   const both = that && same && that.picture === on;
-  return <section class="card" aria-labelledby="beside-heading">
+  return <section class="card later" aria-labelledby="beside-heading">
     <h2 id="beside-heading">{words.beside}</h2>
     <select id="beside" aria-labelledby="beside-heading" value={beside.value}
       onChange={(event) => { beside.value = event.currentTarget.value; }}>

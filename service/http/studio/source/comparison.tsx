@@ -108,7 +108,7 @@ function CellView({ cell }: { cell: Cell }) {
 export function Comparison() {
   if (!photo.value || !model.value) return null;
   const style = columns.value > 1 ? { gridTemplateColumns: `repeat(${columns.value}, minmax(0, 1fr))` } : {};
-  return <section class="card" aria-labelledby="compare-heading">
+  return <section class="card later" aria-labelledby="compare-heading">
     <h2 id="compare-heading">{words.compare}</h2>
     <p class="row"><button type="button" id="compare" onClick={() => void compare()}>
       {words.compareNow}</button>

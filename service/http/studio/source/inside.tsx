@@ -47,7 +47,7 @@ export function Inside() {
     [gallery.value, kind.value, problem.value, busy.value] = ["", null, "", false];
   });
   if (!photo.value || !model.value || !shown.value) return null;
-  return <section class="card" aria-labelledby="inside-heading">
+  return <section class="card later" aria-labelledby="inside-heading">
     <h2 id="inside-heading">{words.inside}</h2>
     <div class="row" role="group" aria-labelledby="inside-heading">
       {(Object.entries(KINDS) as [Kind, string][]).map(([each, text]) =>

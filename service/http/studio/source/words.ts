@@ -132,7 +132,8 @@ export const words = {
   jobs: "Jobs and audits",
   jobsHint: "A job explains many photos with the method and layer that are chosen, and keeps the results. An audit " +
     "measures, on at least twenty photos, which methods and layers explain this model.",
-  explainAll: (count: number) => `Explain the ${count} photos of the strip`,
+  explainAll: (count: number) =>
+    count === 1 ? "Explain the photo of the strip" : `Explain the ${count} photos of the strip`,
   folder: "Explain a folder",
   auditAll: "Audit the model with them",
   noPhotos: "There is no photo in the folder.",
@@ -140,15 +141,15 @@ export const words = {
   job: (kind: string, model: string, when: string) =>
     `${kind === "audit" ? "Audit of" : "Job with"} ${model}, ${when}`,
   state: (state: string, done: number, failed: number, left: number, eta?: number) =>
-    `${state}: ${done} done${failed ? `, ${failed} failed` : ""}${left ? `, ${left} left` : ""}` +
+    `${state}: ${done} finished${failed ? `, ${failed} failed` : ""}${left ? `, ${left} left` : ""}` +
     (left && eta ? `, about ${Math.ceil(eta)} s` : ""),
   cancel: "Cancel",
   clusters: "Clusters of the maps",
   mapsIn: (maps: number, clusters: number) =>
-    clusters ? `${maps} maps in ${clusters} clusters` : `${maps} maps`,
-  clusterOf: (count: number) => `${count} maps.`,
+    clusters ? `${maps} maps in ${clusters} clusters` : maps === 1 ? "1 map" : `${maps} maps`,
+  clusterOf: (count: number) => count === 1 ? "1 map." : `${count} maps.`,
   suspect: "Suspect:",
-  photosMeasured: (count: number) => `${count} photos are measured.`,
+  photosMeasured: (count: number) => count === 1 ? "1 photo is measured." : `${count} photos are measured.`,
   recommends: (method: string, layer: string, reason: string) => `It recommends ${method} at ${layer}: ${reason}.`,
   noRecommendation: (why: string) => `It recommends nothing${why && `: ${why}`}.`,
   report: "The whole report",
