@@ -24,7 +24,7 @@ SIDE = 224
 class InputPicture:
     """The input that a map covers, while whoever gave it keeps it: nothing here keeps it alive.
 
-    Copies and pickles of an explanation have none.
+    A pickle and a deep copy of an explanation have none.
     """
 
     read: Callable[[], NDArray[np.float32] | None]
