@@ -62,6 +62,7 @@ def test_a_strip_becomes_a_job_with_results_and_clusters(work: Page, cats: list[
 
 def test_an_audit_of_the_strip_says_what_it_finds(work: Page, cats: list[bytes]) -> None:
     take(work, *cats[:20])
+    expect(work.locator(".thumbnail")).to_have_count(20)
     explained(work)
     work.get_by_role("button", name="Work").click()
     work.locator("#audit").click()
