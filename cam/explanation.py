@@ -219,7 +219,7 @@ class Explanations(list[Explanation]):
     def _repr_png_(self) -> bytes | None:
         if not self:
             return None
-        return png(below_each_other([each.draw() for each in self[: self.SHOWN]]))
+        return png(below_each_other([explanation.draw() for explanation in self[: self.SHOWN]]))
 
 
 @dataclass(frozen=True, eq=False)

@@ -33,6 +33,9 @@ export class Refused extends Error {
   }
 }
 
+/** What an error says. */
+export const textOf = (error: unknown) => error instanceof Error ? error.message : String(error);
+
 const TRIES = 8, LONGEST = 10;
 
 /** Asks again while the service is busy, as long as it says; for what fills in while one looks. */
@@ -90,28 +93,30 @@ export const model = (name: string) => get<Model>(place(name));
 export const layers = async (name: string) =>
   (await get<{ layers: Layer[] }>(`${place(name)}/layers`)).layers;
 
-/** Path and query of a call that explains; the parameters that are undefined are left out. */
-export function explainPath(model: string, parameters: Record<string, string | undefined>): string {
+/** Path and query of a call about a photo; the parameters that are undefined are left out. */
+export function pathOf(verb: string, model: string, parameters: Record<string, string | undefined>): string {
   const query = new URLSearchParams();
   for (const [name, value] of Object.entries(parameters)) if (value !== undefined) query.set(name, value);
-  return `${place(model)}:explain?${query}`;
+  return `${place(model)}:${verb}?${query}`;
 }
 
-function formOf(path: string, photo: Blob): FormData {
-  const form = new FormData();
-  for (const [name, value] of new URLSearchParams(path.split("?")[1])) form.append(name, value);
+const LONGEST_PATH = 1000;
+
+/** Asks something about a photo; parameters that are too long for an address go into a form. */
+function askOf(photo: Blob, path: string, accept: string, signal?: AbortSignal): Promise<Response> {
+  if (path.length <= LONGEST_PATH) {
+    const headers = { "Content-Type": photo.type || "image/*", Accept: accept };
+    return ask(path, { method: "POST", headers, body: photo, signal });
+  }
+  const [address, query] = path.split("?") as [string, string], form = new FormData();
+  for (const [name, value] of new URLSearchParams(query)) form.append(name, value);
   form.append("image", photo);
-  return form;
+  return ask(address, { method: "POST", headers: { Accept: accept }, body: form, signal });
 }
 
-/** Explains a photo; a form takes what is too long for an address. */
-export async function explain(path: string, photo: Blob, signal: AbortSignal, asForm = false):
+export async function explain(path: string, photo: Blob, signal: AbortSignal):
     Promise<{ answer: Answer; phases: string }> {
-  const response = await (asForm
-    ? ask(path.split("?")[0]!, { method: "POST", headers: { Accept: "application/json" },
-        body: formOf(path, photo), signal })
-    : ask(path, { method: "POST", body: photo, signal,
-        headers: { "Content-Type": photo.type || "image/*", Accept: "application/json" } }));
+  const response = await askOf(photo, path, "application/json", signal);
   const answer = (await response.json()) as Answer;
   const timings = response.headers.get("Server-Timing") ?? "";
   const phases = [...timings.matchAll(/([^,;\s]+);dur=([\d.]+)/g)]
@@ -155,8 +160,7 @@ type Line = { progress?: Step; problem?: Problem; error?: string };
 /** What the last line of an answer in lines is; the lines before it tell the progress. */
 export async function stream<T>(path: string, photo: Blob, signal: AbortSignal,
     progress: (step: Step) => void): Promise<T> {
-  const headers = { "Content-Type": photo.type || "image/*", Accept: "application/x-ndjson" };
-  const response = await ask(path, { method: "POST", headers, body: photo, signal });
+  const response = await askOf(photo, path, "application/x-ndjson", signal);
   const reader = response.body!.pipeThrough(new TextDecoderStream()).getReader();
   let rest = "", last: (T & Line) | undefined;
   for (;;) {
@@ -177,23 +181,18 @@ export async function stream<T>(path: string, photo: Blob, signal: AbortSignal,
 
 export async function predict(model: string, fit: string, count: string, photo: Blob,
     signal: AbortSignal): Promise<Prediction> {
-  const headers = { "Content-Type": photo.type || "image/*", Accept: "application/json" };
-  const path = `${place(model)}:predict?${new URLSearchParams({ fit, top_k: count })}`;
-  const response = await ask(path, { method: "POST", headers, body: photo, signal });
+  const path = pathOf("predict", model, { fit, top_k: count });
+  const response = await askOf(photo, path, "application/json", signal);
   return ((await response.json()) as { predictions: [Prediction] }).predictions[0];
 }
 
 /** An answer of another verb about a photo: as JSON, or as a picture. */
-export async function about(verb: string, model: string, parameters: Record<string, string | undefined>,
-    photo: Blob, accept: string): Promise<Response> {
-  const path = explainPath(model, parameters).replace(":explain?", `:${verb}?`);
-  const headers = { "Content-Type": photo.type || "image/*", Accept: accept };
-  return ask(path, { method: "POST", headers, body: photo });
-}
+export const about = (verb: string, model: string, parameters: Record<string, string | undefined>,
+    photo: Blob, accept: string): Promise<Response> =>
+  askOf(photo, pathOf(verb, model, parameters), accept);
 
 /** The photo as the service reads it, for files that the browser cannot decode. */
 export async function drawn(model: string, photo: Blob): Promise<Blob> {
-  const path = explainPath(model, { output: "overlay", opacity: "0", fit: "squash" });
-  const headers = { "Content-Type": photo.type || "image/*", Accept: "image/png" };
-  return (await ask(path, { method: "POST", headers, body: photo })).blob();
+  const parameters = { output: "overlay", opacity: "0", fit: "squash" };
+  return (await about("explain", model, parameters, photo, "image/png")).blob();
 }

@@ -64,7 +64,7 @@ export function Beside() {
     problem.value = "";
     if (!what || !ready) { other.value = null; return; }
     api.patiently(() => explainOther(what, stop), stop).catch((error: unknown) => {
-      if (!stop.aborted) [other.value, problem.value] = [null, error instanceof Error ? error.message : String(error)];
+      if (!stop.aborted) [other.value, problem.value] = [null, api.textOf(error)];
     });
   });
   const now = model.value, mine = shown.value, on = picture.value, that = other.value;

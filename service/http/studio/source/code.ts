@@ -24,7 +24,7 @@ const python = (text: string) => JSON.stringify(text);
 
 export function code(language: Language, choice: Choice, look: Look, name: string, type: string): string {
   const parameters = drawn(choice, look);
-  const address = new URL(api.explainPath(choice.model, parameters), location.href.split("#")[0]).href;
+  const address = new URL(api.pathOf("explain", choice.model, parameters), location.href.split("#")[0]).href;
   const origin = new URL(".", location.href.split("#")[0]).href.replace(/\/$/, "");
   if (language === "curl") {
     return `curl --data-binary ${shell(`@${name}`)} -H ${shell(`Content-Type: ${type}`)} ` +

@@ -2,10 +2,10 @@
 
 import { signal } from "@preact/signals";
 import { useEffect, useRef } from "preact/hooks";
-import { Refused, patiently, type Method } from "./api";
+import { patiently, textOf, type Method } from "./api";
 import { spearman } from "./smallmap";
-import { draw, heatOn } from "./stage";
-import { choice, choose, explained, look, method, model, photo, picture, shown, usable,
+import { draw, heatOn, smaller } from "./stage";
+import { choice, choose, explained, look, method, methodNamed, model, photo, picture, shown, usable,
   type Choice, type Shown } from "./view";
 import { setMethod } from "./settings";
 import type { Picture } from "./photos";
@@ -20,7 +20,6 @@ const columns = signal(1);
 let filling = new AbortController();
 
 const isQuick = ({ cost }: Method) => !cost.startsWith("N");
-const methodNamed = (name: string) => model.value?.methods.find((each) => each.name === name);
 
 /** Whether two maps order the positions alike: Spearman's rank correlation, on the layer's grid if
  * both have the same one, else on the photo. */
@@ -29,9 +28,7 @@ export function agreement(one: Shown, other: Shown, on: Picture): number {
   if (a === b && one.explanation.covers?.left === other.explanation.covers?.left) {
     return spearman(one.values, other.values);
   }
-  const { width, height } = on.bitmap, scale = Math.min(SAMPLES / Math.max(width, height), 1);
-  const small = { bitmap: { width: Math.max(Math.round(width * scale), 1),
-    height: Math.max(Math.round(height * scale), 1) } as ImageBitmap, scale: on.scale * scale };
+  const small = smaller(on, SAMPLES);
   return spearman(heatOn(small, one).gray, heatOn(small, other).gray);
 }
 
@@ -50,7 +47,7 @@ async function compute(cell: Cell, asked: Choice): Promise<void> {
     put(cell, { shown: await patiently(
       () => explained({ ...asked, method, layer, signed }, of, signal), signal) });
   } catch (error) {
-    if (!signal.aborted) put(cell, { problem: error instanceof Refused ? error.message : String(error) });
+    if (!signal.aborted) put(cell, { problem: textOf(error) });
   }
 }
 
@@ -76,7 +73,7 @@ export async function compare(several = false): Promise<void> {
   await Promise.all(Array.from({ length: AT_ONCE }, work));
 }
 
-export function Small({ made }: { made: Shown }) {
+function Small({ made }: { made: Shown }) {
   const canvas = useRef<HTMLCanvasElement>(null), now = picture.value, view = look.value;
   useEffect(() => {
     if (canvas.current && now) draw(canvas.current, now, heatOn(now, made), view);

@@ -2,8 +2,7 @@
 
 import { useSignal } from "@preact/signals";
 import { useEffect, useRef } from "preact/hooks";
-import { place } from "./smallmap";
-import { boxOf } from "./stage";
+import { heatOn, smaller } from "./stage";
 import { model, picture, shown } from "./view";
 import { words } from "./words";
 
@@ -31,12 +30,8 @@ export function Film({ metric, curve }: { metric: Metric; curve: number[] }) {
   const now = picture.value, made = shown.value, last = curve.length - 1;
   useEffect(() => {
     if (!now || !made) return;
-    const scale = Math.min(LONGEST / Math.max(now.bitmap.width, now.bitmap.height), 1);
-    const width = Math.max(Math.round(now.bitmap.width * scale), 1);
-    const height = Math.max(Math.round(now.bitmap.height * scale), 1);
-    const { region, inside } = place(made.values, made.explanation.heatmap.shape,
-      boxOf({ bitmap: { width, height } as ImageBitmap, scale: now.scale * scale }, made), width, height,
-      Boolean(made.explanation.signed));
+    const small = smaller(now, LONGEST), { width, height } = small.bitmap;
+    const { region, inside } = heatOn(small, made);
     const order = Uint32Array.from({ length: inside.length }, (_, n) => n)
       .sort((a, b) => inside[b]! - inside[a]!)
       .map((n) => (region.top + Math.floor(n / region.width)) * width + region.left + (n % region.width));

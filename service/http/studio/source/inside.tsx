@@ -34,7 +34,7 @@ export async function ask(wanted: Kind): Promise<void> {
     gallery.value = URL.createObjectURL(picture);
     [kind.value, channels.value, layer.value] = [wanted, wanted === "concepts" ? [] : seen.channels, name];
   } catch (error) {
-    if (mine === asked) problem.value = error instanceof Error ? error.message : String(error);
+    if (mine === asked) problem.value = api.textOf(error);
   }
   busy.value = false;
 }

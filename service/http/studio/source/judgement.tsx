@@ -2,6 +2,7 @@
 
 import { signal, useSignalEffect } from "@preact/signals";
 import * as api from "./api";
+import { Curve } from "./curve";
 import { Film, type Metric } from "./film";
 import { busy, choice, choose, model, parametersOf, photo, shown } from "./view";
 import { words } from "./words";
@@ -16,25 +17,15 @@ export async function measure(): Promise<void> {
   const of = photo.value;
   if (!of || model.value?.kind !== "classes") return;
   const mine = (asking.value = new AbortController());
-  const path = api.explainPath(choice.value.model, { ...parametersOf(choice.value), metrics: METRICS })
-    .replace(":explain?", ":evaluate?");
+  const path = api.pathOf("evaluate", choice.value.model, { ...parametersOf(choice.value), metrics: METRICS });
   try {
     const told = await api.patiently(() => api.stream<api.Evaluation>(path, of.blob, mine.signal,
       (each) => { if (!mine.signal.aborted) step.value = each; }), mine.signal);
     if (!mine.signal.aborted) scores.value = told.scores;
   } catch (error) {
-    if (!mine.signal.aborted) problem.value = error instanceof Error ? error.message : String(error);
+    if (!mine.signal.aborted) problem.value = api.textOf(error);
   }
   if (!mine.signal.aborted) [step.value, asking.value] = [null, null];
-}
-
-function Curve({ points }: { points: number[] }) {
-  const most = Math.max(...points) || 1;
-  const path = points.map((value, at) =>
-    `${((100 * at) / (points.length - 1)).toFixed(1)},${(31 - (30 * value) / most).toFixed(1)}`).join(" ");
-  return <svg class="curve" viewBox="0 0 100 32" preserveAspectRatio="none" aria-hidden="true">
-    <polyline points={path} fill="none" stroke="currentColor" vector-effect="non-scaling-stroke" />
-  </svg>;
 }
 
 /** What the audit of the model recommends, where it has one. */
@@ -73,7 +64,7 @@ export function Judgement() {
           <th scope="row" title={score.convention}>{name}<br /><small>{words.better[score.better]}</small></th>
           <td>{score.value?.toFixed(3) ?? "–"}</td>
           <td>{chance?.toFixed(3) ?? "–"}</td>
-          <td>{Array.isArray(points) && <><Curve points={points} />
+          <td>{Array.isArray(points) && <><Curve points={points} most={Math.max(...points) || 1} />
             <button type="button" aria-pressed={film.value === name} onClick={() => {
               film.value = film.value === name ? null : name as Metric;
             }}>{words.watch(name)}</button><br /></>}

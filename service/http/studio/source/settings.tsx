@@ -1,7 +1,7 @@
 // How the map is made, and how it is drawn.
 
 import { colormaps, type View } from "./colours";
-import { changeModel, choice, choose, look, method, model, names, isBright, show, shown, usable } from "./view";
+import { changeModel, choice, choose, look, method, methodNamed, model, names, isBright, show, shown, usable } from "./view";
 import { words } from "./words";
 
 /** Chooses the layer before or after the one whose map is shown. */
@@ -14,7 +14,7 @@ export function stepLayer(by: number): void {
 }
 
 export const setMethod = (name: string) => {
-  const can = model.value?.methods.find((each) => each.name === name);
+  const can = methodNamed(name);
   choose({ method: name, signed: choice.value.signed && Boolean(can?.signed) });
 };
 

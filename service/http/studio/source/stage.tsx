@@ -13,15 +13,25 @@ import { words } from "./words";
 /** Height of the picture, in hundredths of the window. */
 const TALLEST = 68;
 
+/** A picture's size and scale, which say where a map lies on it. */
+export type Sized = { bitmap: { width: number; height: number }; scale: number };
+
+/** The size of a picture whose longer side has so many pixels at most. */
+export function smaller({ bitmap: { width, height }, scale }: Sized, longest: number): Sized {
+  const factor = Math.min(longest / Math.max(width, height), 1);
+  const bitmap = { width: Math.max(Math.round(width * factor), 1), height: Math.max(Math.round(height * factor), 1) };
+  return { bitmap, scale: scale * factor };
+}
+
 /** The part of a picture that a map covers. */
-export function boxOf({ bitmap, scale }: Picture, { explanation: { covers } }: Shown): Box {
+function boxOf({ bitmap, scale }: Sized, { explanation: { covers } }: Shown): Box {
   if (!covers) return { left: 0, top: 0, right: bitmap.width, bottom: bitmap.height };
   return { left: covers.left * scale, top: covers.top * scale, right: covers.right * scale,
     bottom: covers.bottom * scale };
 }
 
 /** A map on the pixels of the picture that is drawn. */
-export function heatOn(picture: Picture, made: Shown): Heat {
+export function heatOn(picture: Sized, made: Shown): Heat {
   const { explanation, values } = made, { width, height } = picture.bitmap;
   return place(values, explanation.heatmap.shape, boxOf(picture, made), width, height,
     Boolean(explanation.signed), isBright(explanation.method));

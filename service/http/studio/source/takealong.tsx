@@ -6,7 +6,8 @@ import { npy } from "./smallmap";
 import { choice, look, photo, shown } from "./view";
 import { words } from "./words";
 
-function save(blob: Blob, name: string): void {
+/** Gives a file to the browser to be kept. */
+export function save(blob: Blob, name: string): void {
   const link = document.createElement("a");
   link.href = URL.createObjectURL(blob);
   link.download = name;

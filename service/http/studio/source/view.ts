@@ -1,5 +1,5 @@
 // The state of the page: what is asked, how it is drawn, and what came back. All of it but the
-// photo is in the address, so that a link brings the view back.
+// photo and a painted mask is in the address, so that a link brings the view back.
 
 import { batch, computed, effect, signal } from "@preact/signals";
 import * as api from "./api";
@@ -61,11 +61,10 @@ export const asksForKey = signal(false);
 export const note = signal("");
 
 export const photo = computed(() => strip.value.find(({ digest }) => digest === current.value) ?? null);
-export const method = computed(() =>
-  model.value?.methods.find(({ name }) => name === choice.value.method) ?? null);
+export const methodNamed = (name: string) => model.value?.methods.find((each) => each.name === name);
+export const method = computed(() => methodNamed(choice.value.method) ?? null);
 /** Whether the map of a method is scaled by its 99th percentile. */
-export const isBright = (method: string) => look.value.bright ??
-  model.value?.methods.find(({ name }) => name === method)?.at === "input";
+export const isBright = (method: string) => look.value.bright ?? methodNamed(method)?.at === "input";
 /** The layers with maps, in the order in which they run. */
 export const usable = computed(() => layers.value.filter((layer) => layer.explainable && layer.grid));
 
@@ -114,12 +113,12 @@ const known = new Map<string, Shown>();
 
 /** Whether a method makes so many passes that one wants to see them counted. */
 export const isSlow = (method: string) =>
-  Boolean(model.peek()?.methods.find(({ name }) => name === method)?.cost.startsWith("N"));
+  Boolean(methodNamed(method)?.cost.startsWith("N"));
 
 /** An explanation, from this page's memory or the service's. */
 export async function explained(asked: Choice, of: Photo, signal: AbortSignal,
     report?: (step: api.Step) => void, about = model.value): Promise<Shown> {
-  const path = api.explainPath(asked.model, { ...parametersOf(asked), output: "values",
+  const path = api.pathOf("explain", asked.model, { ...parametersOf(asked), output: "values",
     size: "layer", normalize: "none", top_k: about?.kind === "detections" ? undefined : CLASSES });
   const key = `${of.digest} ${path}`, before = known.get(key);
   if (before) return { ...before, cached: true };
@@ -130,7 +129,7 @@ export async function explained(asked: Choice, of: Photo, signal: AbortSignal,
       api.stream<api.Explanation>(path, of.blob, signal, (step) => { report?.(step); }),
       api.predict(asked.model, asked.fit, CLASSES, of.blob, signal)]);
   } else {
-    const { answer, phases: told } = await api.explain(path, of.blob, signal, Boolean(asked.mask));
+    const { answer, phases: told } = await api.explain(path, of.blob, signal);
     [explanation, prediction, phases] = [answer.explanations[0]!, answer.predictions[0], told];
   }
   const made = { explanation, prediction, values: numbers(explanation),
@@ -291,7 +290,7 @@ export async function begin(): Promise<void> {
     }
   } catch (error) {
     const status = error instanceof api.Refused ? error.status : undefined;
-    const message = error instanceof Error ? error.message : String(error);
+    const message = api.textOf(error);
     if (status === 401) { asksForKey.value = true; return; }
     const passes = status === 0 || status === 503 || status === 429;
     problem.value = passes ? words.notReady(message) : message;

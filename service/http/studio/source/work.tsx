@@ -4,7 +4,9 @@ import { signal } from "@preact/signals";
 import { useEffect, useRef } from "preact/hooks";
 import * as api from "./api";
 import { paint } from "./colours";
+import { Curve } from "./curve";
 import { place } from "./smallmap";
+import { save } from "./takealong";
 import { add, choice, model, parametersOf, room, select, strip } from "./view";
 import { words } from "./words";
 
@@ -19,8 +21,7 @@ const drift = signal<api.Drift | null>(null);
 const history = signal<Record<string, number[]>>({});
 /** Why what was asked for was refused, and why nothing new is known. */
 const refusal = signal(""), problem = signal("");
-const textOf = (error: unknown) => error instanceof Error ? error.message : String(error);
-const said = (error: unknown) => { refusal.value = textOf(error); };
+const said = (error: unknown) => { refusal.value = api.textOf(error); };
 /** Whether the service has answered that this key, or nobody, may see jobs. */
 let closed = false;
 const ended = ({ state }: api.Job) => state === "done" || state === "cancelled";
@@ -40,7 +41,7 @@ async function refresh(): Promise<void> {
     }
     problem.value = "";
   } catch (error) {
-    problem.value = textOf(error);
+    problem.value = api.textOf(error);
     closed = error instanceof api.Refused && [401, 403, 404].includes(error.status);
   }
 }
@@ -55,7 +56,10 @@ async function follow(job: api.Job): Promise<void> {
     const after = results.value.at(-1)?.cursor ?? 0;
     const lines = await api.lines<api.Item>(
       `v1/jobs/${job.id}/results?after=${after}&limit=${FEW - results.value.length}`);
-    if (opened.value === job.id) results.value = [...results.value, ...lines];
+    if (opened.value === job.id) {  // two looks at once bring the same lines
+      const last = results.value.at(-1)?.cursor ?? 0;
+      results.value = [...results.value, ...lines.filter(({ cursor }) => cursor > last)];
+    }
   }
   if (ended(job) && !clusters.value) {
     const found = await api.get<api.JobClusters>(`v1/jobs/${job.id}/clusters`);
@@ -148,11 +152,7 @@ function Audit({ job, now }: { job: string; now: api.Audit }) {
     <p>{words.photosMeasured(now.photos)} {best ? words.recommends(best.method, best.layer, best.reason)
       : words.noRecommendation(now.why_none ?? "")}</p>
     <ul>{now.findings.map(({ sentence }) => <li key={sentence}>{sentence}</li>)}</ul>
-    <button type="button" onClick={() => void api.blob(`v1/audits/${job}/report`, "text/html").then((page) => {
-      const link = document.createElement("a");
-      Object.assign(link, { href: URL.createObjectURL(page), download: "audit.html" });
-      link.click();
-    }).catch(said)}>{words.report}</button>
+    <button type="button" onClick={() => void api.blob(`v1/audits/${job}/report`, "text/html").then((page) => save(page, "audit.html")).catch(said)}>{words.report}</button>
   </>;
 }
 
@@ -189,12 +189,9 @@ function Drift({ now }: { now: api.Drift }) {
     <p id="drift">{now.made ? `${words.compared(now.recorded, now.photos)} ${verdict}` : words.noReference(now.recorded)}</p>
     <ul class="shifts">{now.shifts.map(({ statistic, label, before, after, sentence, psi }) => {
       const key = `${label ?? ""} ${statistic}`, most = Math.max(before[2], after[2]), line = history.value[key] ?? [psi];
-      const peak = Math.max(...line, 0.25);
       return <li key={key}><strong>{label ? `${label}: ` : ""}{statistic}</strong>
         <Quartiles values={before} most={most} /><Quartiles values={after} most={most} />
-        <svg class="curve" viewBox="0 0 100 32" preserveAspectRatio="none" aria-hidden="true">
-          <polyline fill="none" stroke="currentColor" vector-effect="non-scaling-stroke" points={line.map((value, at) =>
-            `${(100 * at) / Math.max(line.length - 1, 1)},${31 - 30 * Math.max(value, 0) / peak}`).join(" ")} /></svg>
+        <Curve points={line} most={Math.max(...line, 0.25)} />
         <small>{sentence}</small></li>;
     })}</ul>
   </>;

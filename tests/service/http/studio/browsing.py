@@ -36,6 +36,12 @@ def explained(page: Page) -> None:
     expect(page.locator(".right")).to_have_attribute("aria-busy", "false")
 
 
+def judged(page: Page) -> None:
+    """Measure the map on the screen, and wait for its scores."""
+    page.locator("#judge").click()
+    expect(page.locator("#scores")).to_contain_text("insertion", timeout=4 * READY)
+
+
 def canvas(page: Page, name: str) -> Pixels:
     """A canvas of the page, RGB, once it has been the same for a while."""
     picture = page.locator(f"#{name}")

@@ -20,6 +20,7 @@ from tests.service.http.studio.browsing import (
     drawn,
     explained,
     is_alike,
+    judged,
     pixels_of,
     served,
     state,
@@ -159,8 +160,7 @@ def test_two_photos_stand_side_by_side(
 def test_the_film_of_deletion_ends_without_a_pixel_of_the_photo(page: Page, cat: bytes) -> None:
     take(page, cat)
     explained(page)
-    page.locator("#judge").click()
-    expect(page.locator("#scores")).to_contain_text("insertion", timeout=4 * READY)
+    judged(page)
     page.get_by_role("button", name="Watch deletion").click()
     photo = pixels_of(cat)
     start = canvas(page, "film")
@@ -184,8 +184,7 @@ def test_the_film_shows_the_probability_of_the_service(
 ) -> None:
     take(page, cat)
     explained(page)
-    page.locator("#judge").click()
-    expect(page.locator("#scores")).to_contain_text("insertion", timeout=4 * READY)
+    judged(page)
     page.get_by_role("button", name="Watch deletion").click()
     with Client(address, model="efficientnet-lite0") as client:
         (found,) = client.evaluate(cat, fit="squash", metrics=["deletion"])

@@ -15,7 +15,7 @@ import pytest
 from PIL import Image
 from playwright.sync_api import Browser, Page, expect
 
-from tests.service.http.studio.browsing import READY, browses, explained, state
+from tests.service.http.studio.browsing import READY, browses, explained, judged, state
 
 pytestmark = [browses, pytest.mark.slow]
 
@@ -72,8 +72,7 @@ def test_why_a_tabby_and_no_tiger_cat(browser: Browser, address: str) -> None:
         )
         shoot(page, "4-layers", "section:has(#compare-layers)")
         grid.evaluate("section => { section.style.cssText = '' }")
-        page.locator("#judge").click()
-        expect(page.locator("#scores")).to_contain_text("insertion", timeout=4 * READY)
+        judged(page)
         page.get_by_role("button", name="Watch deletion").click()
         page.locator("#frame").fill("10")
         shoot(page, "5-judge", "section:has(#scores)")
