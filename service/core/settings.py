@@ -64,6 +64,12 @@ class Settings(BaseModel):
         description="port on which the supervisor answers `/healthz`, `/readyz` and `/metrics` "
         "without a key, whatever the load; 0: none",
     )
+    grpc_port: int = Field(
+        0,
+        ge=0,
+        le=65535,
+        description="port on which the Open Inference Protocol is served over gRPC; 0: none",
+    )
     models: Path | None = Field(
         None, description="the TOML file that names the models; without it the embedded one runs"
     )

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from fastapi import APIRouter
 from pydantic import ValidationError
+from pydantic_core import from_json
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -38,13 +39,8 @@ WORDS = {
 """Key that has a pattern → a description of what the pattern allows."""
 
 
-def make_administration_router(
-    *, manager: Backend, admission: Admission, allowed_sources: Sequence[str]
-) -> APIRouter:
-    router, routes = (
-        APIRouter(tags=["models"]),
-        AdministrationRoutes(manager, admission, allowed_sources),
-    )
+def make_administration_router(routes: AdministrationRoutes) -> APIRouter:
+    router = APIRouter(tags=["models"])
     router.post(
         "/v1/models",
         summary="Load one more model",
@@ -91,14 +87,23 @@ class AdministrationRoutes:
 
     async def add_model(self, request: Request) -> Response:
         entry = await _entry(request)
+        await self.add(entry)
+        answer = model_schemas.ModelState(name=entry.name, state="loading")
+        headers = {"Location": f"/v1/models/{entry.name}", "Retry-After": "1"}
+        return Response(dump(answer), 202, headers, media_type="application/json")
+
+    async def add(self, entry: ModelEntry) -> None:
+        """Load one more model in the background.
+
+        Raises:
+            Forbidden: if its source is not allowed.
+            Conflict: if a model of that name exists, or the number of models is at its maximum.
+        """
         if not any(fnmatch.fnmatchcase(entry.source, pattern) for pattern in self._allowed_sources):
             allowed = ", ".join(dict.fromkeys(self._allowed_sources))
             told = f"allowed are {allowed}: see GRADCAM_ALLOWED_SOURCES"
             raise Forbidden(f"source {entry.source!r} is not allowed; {told}")
         await self._manager.add(entry)
-        answer = model_schemas.ModelState(name=entry.name, state="loading")
-        headers = {"Location": f"/v1/models/{entry.name}", "Retry-After": "1"}
-        return Response(dump(answer), 202, headers, media_type="application/json")
 
     async def remove_model(self, model: str) -> Response:
         await self._manager.remove(model, lambda: self._admission.in_work(model))
@@ -114,20 +119,34 @@ async def _entry(request: Request) -> ModelEntry:
     media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if media_type != "application/json":
         raise UnsupportedMediaType(f"Content-Type is {media_type[:80]!r}; send application/json")
-    body = await request.body()
+    return read_entry(await request.body())
+
+
+def read_entry(body: bytes, *, name: str | None = None) -> ModelEntry:
+    """Read a model's entry from JSON.
+
+    Args:
+        name: the model's name, where the JSON need not have it.
+
+    Raises:
+        Problem: if the entry is wrong; it names the key and what is allowed.
+    """
     if len(body) > MAX_BYTES:
         raise BodyTooLarge(f"the body has {len(body)} bytes; of a model at most {MAX_BYTES}")
     try:
-        new = NewModel.model_validate_json(body)
+        sent = from_json(body)
+        if name is not None and isinstance(sent, dict):
+            sent["name"] = name
+        new = NewModel.model_validate(sent)
         return ModelEntry.model_validate(new.model_dump(exclude_unset=True))
     except ValidationError as error:
         raise _problem(error) from None
+    except ValueError as error:
+        raise MalformedRequest(f"the body is not JSON: {error}") from None
 
 
 def _problem(error: ValidationError) -> Problem:
     first = error.errors()[0]
-    if first["type"] == "json_invalid":
-        return MalformedRequest(f"the body is not JSON: {first['ctx']['error']}")
     if not first["loc"]:
         return MalformedRequest('the body is no object; send {"name": …, "source": …}')
     key = str(first["loc"][0])[:80]

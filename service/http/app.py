@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import warnings
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -24,12 +24,18 @@ from starlette.types import Lifespan
 from service import __version__
 from service.backend.interface import Backend
 from service.core.allocator import give_back_memory
-from service.core.errors import MalformedRequest, MethodNotAllowed, Problem, UnknownRoute
+from service.core.errors import (
+    ConfigError,
+    MalformedRequest,
+    MethodNotAllowed,
+    Problem,
+    UnknownRoute,
+)
 from service.core.metrics import Metrics
 from service.core.settings import Settings
 from service.core.threads import one_each
 from service.http.about import make_about_router
-from service.http.administration import make_administration_router
+from service.http.administration import AdministrationRoutes, make_administration_router
 from service.http.answers import problem_response
 from service.http.audit_routes import make_audits_router
 from service.http.contract import gather_components
@@ -37,6 +43,8 @@ from service.http.documentation import DESCRIPTION, SECURITY, SECURITY_SCHEMES, 
 from service.http.guard import Guard, Guarded, LimitBody
 from service.http.job_routes import make_jobs_router
 from service.http.middleware import Cors, Head, ObserveRequests
+from service.http.open_inference.inference import Inference
+from service.http.open_inference.routes import Repository, make_open_inference_router
 from service.http.page import make_page_router
 from service.http.reception import Reception
 from service.http.routes import make_router
@@ -114,11 +122,37 @@ def make_app(
     )
     reception = Reception(manager=manager, admission=admission, fetcher=fetcher, settings=settings)
 
+    # A configured model that was removed may be added again.
+    sources = [*settings.allowed_sources, *(entry.source for entry in entries)]
+    administration = AdministrationRoutes(manager, admission, sources)
+    repository = Repository(manager, administration, entries)
+    inference = Inference(reception, pipeline, manager)
+
+    def grpc() -> AbstractAsyncContextManager[None]:
+        if not settings.grpc_port:
+            return nullcontext()
+        try:
+            from service.http.open_inference.grpc_server import Calls, serving_grpc
+        except ImportError:
+            raise ConfigError(
+                "GRADCAM_GRPC_PORT needs packages of its own: pip install 'gradcam-service[grpc]'"
+            ) from None
+        calls = Calls(
+            inference=inference,
+            repository=repository,
+            manager=manager,
+            guard=guard,
+            body_budget=body_budget,
+            metrics=metrics,
+            deadline_seconds=settings.deadline_seconds,
+        )
+        return serving_grpc(calls, settings)
+
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         to_thread.current_default_thread_limiter().total_tokens = PARSERS
         with one_each():
-            async with pipeline, fetcher, manager, jobs:
+            async with pipeline, fetcher, manager, jobs, grpc():
                 resting = asyncio.create_task(_rest(admission), name="rest")
                 yield
                 resting.cancel()
@@ -133,15 +167,16 @@ def make_app(
     _add_middleware(app, settings, guard=guard, body_budget=body_budget, metrics=metrics)
     app.add_exception_handler(Problem, _on_problem)
     app.add_exception_handler(HTTPException, _on_http_exception)
-    # A configured model that was removed may be added again.
-    sources = [*settings.allowed_sources, *(entry.source for entry in entries)]
     for router in (
         make_page_router(),
         make_about_router(manager=manager, metrics=metrics),
         make_router(reception=reception, pipeline=pipeline),
         make_jobs_router(jobs=jobs, manager=manager),
         make_audits_router(jobs=jobs),
-        make_administration_router(manager=manager, admission=admission, allowed_sources=sources),
+        make_administration_router(administration),
+        make_open_inference_router(
+            inference=inference, reception=reception, manager=manager, repository=repository
+        ),
     ):
         app.include_router(router)
     return app

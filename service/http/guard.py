@@ -32,7 +32,7 @@ from service.limits.body_budget import BodyBudget
 from service.limits.keys import ApiKey, Keys
 from service.limits.rates import Rates
 
-OPEN_PATHS = frozenset({"/healthz", "/readyz", *PATHS})
+OPEN_PATHS = frozenset({"/healthz", "/readyz", "/v2/health/live", "/v2/health/ready", *PATHS})
 READING = ("GET", "HEAD")
 SEND_ONE = "send an API key: Authorization: Bearer KEY, or X-API-Key: KEY"
 REASONS: Final[Mapping[type[Problem], str]] = {
@@ -120,8 +120,9 @@ class Guard:
         raise Unauthorized(SEND_ONE)
 
     def _require_scope(self, key: ApiKey | None, method: str, path: str) -> None:
-        wants_admin = path.startswith("/v1/models") and (
-            method == "DELETE" or (method == "POST" and ":" not in path)
+        wants_admin = path.startswith("/v2/repository/models/") or (
+            path.startswith("/v1/models")
+            and (method == "DELETE" or (method == "POST" and ":" not in path))
         )
         if key is None:
             if wants_admin:

@@ -15,7 +15,7 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from service.core.errors import Problem, Unavailable, unexpected
+from service.core.errors import PROBLEM_JSON, Problem, Unavailable, unexpected
 from service.core.metrics import Metrics
 from service.core.tracing import PROBES, request_span
 
@@ -27,6 +27,9 @@ METHOD_NOT_ALLOWED = 405
 CONVERTER = re.compile(r":\w+\}")
 """The name of the converter in a route's parameter, such as `:model}`: no part of the address."""
 """Routes that monitoring asks every few seconds; their requests are logged at level debug."""
+PLAIN = "/v2"
+"""Addresses of the Open Inference Protocol. Its clients read `error` of a problem document if the
+media type is plain JSON."""
 SECURITY = {
     "X-Content-Type-Options": "nosniff",
     "X-Frame-Options": "DENY",
@@ -71,6 +74,8 @@ class ObserveRequests:
                 status = message["status"]
                 headers = MutableHeaders(scope=message)
                 headers["X-Request-ID"] = request_id
+                if scope["path"].startswith(PLAIN) and headers.get("content-type") == PROBLEM_JSON:
+                    headers["Content-Type"] = "application/json"
                 for name, value in SECURITY.items():
                     headers.setdefault(name, value)
             await send(message)

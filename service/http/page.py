@@ -8,7 +8,7 @@ from typing import Final
 
 from fastapi import APIRouter
 from starlette.requests import Request
-from starlette.responses import HTMLResponse, Response
+from starlette.responses import HTMLResponse, JSONResponse, Response
 
 from service.core.errors import UnknownRoute
 from service.http.contract import answers
@@ -36,14 +36,19 @@ def make_page_router() -> APIRouter:
         "/",
         tags=["operations"],
         summary="The page on which one looks into a model",
+        description="Clients that do not ask for `text/html`, like KServe's, hear that it lives.",
         response_class=HTMLResponse,
-        responses=answers(forms={"text/html": "<!doctype html>…"}),
+        responses=answers(
+            forms={"text/html": "<!doctype html>…", "application/json": '{"status": "alive"}'}
+        ),
     )(show_page)
     router.get(f"{ADDRESS}{{file}}", include_in_schema=False)(get_file)
     return router
 
 
 async def show_page(request: Request) -> Response:
+    if "text/html" not in request.headers.get("accept", ""):
+        return JSONResponse({"status": "alive"}, headers={"Vary": "Accept"})
     return _answer("index.html", request)
 
 
@@ -58,7 +63,7 @@ def _answer(name: str, request: Request) -> Response:
     content = (BUILT / name).read_bytes()  # a few kilobytes, in the system's cache
     tag = f'"{hashlib.blake2b(content, digest_size=16).hexdigest()}"'
     # A new version of the service has other files under the same names.
-    headers = {"ETag": tag, "Cache-Control": "no-cache"}
+    headers = {"ETag": tag, "Cache-Control": "no-cache", "Vary": "Accept"}
     if name.endswith(".html"):
         headers["Content-Security-Policy"] = POLICY
     if request.headers.get("if-none-match") == tag:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, replace
 from time import monotonic
@@ -126,6 +126,9 @@ class Reception:
         self._admission = admission
         self._fetcher = fetcher
         self._settings = settings
+        # More images than the queue holds cannot be admitted together.
+        self.max_instances: Final = min(settings.max_instances, settings.max_queue)
+        """Maximum number of images of one request."""
 
     @asynccontextmanager
     async def receive(
@@ -137,20 +140,43 @@ class Reception:
         Raises:
             Problem: if the request as a whole cannot be read, is not admitted, or takes too long.
         """
+        place: AdmittedRequest | None = request.scope["state"].get("place")
+
+        async def read() -> list[Instance[P]]:
+            return await read_instances(request, parameters, max_instances=self.max_instances)
+
+        admitted = self.admitted(model, read, seconds=self.patience(request), place=place)
+        async with admitted as context:
+            yield context
+
+    @asynccontextmanager
+    async def admitted(
+        self,
+        model: str,
+        read: Callable[[], Awaitable[list[Instance[P]]]],
+        *,
+        seconds: float,
+        place: AdmittedRequest | None,
+    ) -> AsyncIterator[RequestContext[P]]:
+        """Admit the instances that `read` returns, as `receive` does.
+
+        Args:
+            seconds: seconds that the request may take.
+            place: the place that the guard has given to the request.
+
+        Raises:
+            Problem: if they cannot be read, are not admitted, or take too long.
+        """
         replicas = self._manager.replicas(model)
         timings = Timings()
-        seconds = self._patience(request)
-        place: AdmittedRequest | None = request.scope["state"].get("place")
         until = monotonic() + seconds
-        # More images than the queue holds cannot be admitted together.
-        most = min(self._settings.max_instances, self._settings.max_queue)
         async with deadline(seconds):
-            read = await read_instances(request, parameters, max_instances=most)
-            costly = sum(instance.parameters.costly for instance in read)
-            with self._admission.admit(model, len(read), costly=costly, place=place):
+            instances = await read()
+            costly = sum(instance.parameters.costly for instance in instances)
+            with self._admission.admit(model, len(instances), costly=costly, place=place):
                 allowance = Allowance(self._settings.max_body_bytes)
-                read = await fill(read, self._fetcher, allowance)
-                yield RequestContext(replicas, read, timings, seconds, until)
+                instances = await fill(instances, self._fetcher, allowance)
+                yield RequestContext(replicas, instances, timings, seconds, until)
                 if place:  # a remembered answer took no batch, and less time than others
                     place.was_answered, place.was_computed = True, timings.batch_size > 0
 
@@ -163,9 +189,13 @@ class Reception:
         ):
             yield
 
-    def _patience(self, request: Request) -> float:
+    def patience(self, request: Request) -> float:
         """Return the seconds that a request may take; its caller may ask for less than the settings
-        allow."""
+        allow.
+
+        Raises:
+            MalformedRequest: if `X-Request-Timeout` is no number of seconds.
+        """
         sent = request.headers.get("x-request-timeout")
         if sent is None:
             return self._settings.deadline_seconds

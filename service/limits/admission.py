@@ -20,7 +20,10 @@ from service.core.metrics import Metrics
 from service.limits.adaptive_limit import LEAST, AdaptiveLimit
 from service.limits.counters import Cells, LocalCounts, ServiceCounts
 
-WORK = re.compile(rb"^/v1/models/([^/:]+):")
+WORK = re.compile(
+    rb"^/v1/models/(?=[^/]*:)([^/:]+)|^/v2/models/(?=[^/]+(?:/versions/[^/]+)?/infer$)([^/]+)"
+)
+"""Paths of requests for work on a model, whose name is the only group that matches."""
 IMAGES: Final = "images"
 COSTLY: Final = "costly images"
 BODY_SECONDS: Final = 0.25
@@ -121,7 +124,7 @@ class Admission:
         work = WORK.match(path)
         if not work:
             return None
-        name = work[1].decode("utf-8", "replace")
+        name = (work[1] or work[2]).decode("utf-8", "replace")
         self.check(name)
         model = self._models.get(name)
         if model is None:

@@ -85,7 +85,7 @@ def test_layers_in_execution_order_with_the_default_and_reasons(client: TestClie
 
 
 def test_the_page_needs_nothing_from_outside(client: TestClient) -> None:
-    response = client.get("/")
+    response = client.get("/", headers={"Accept": "text/html"})
     assert response.headers["content-type"].startswith("text/html")
     for word in ('src="http', 'href="http', "@import", "url(http"):
         assert word not in response.text

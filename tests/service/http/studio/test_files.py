@@ -40,7 +40,7 @@ def test_the_page_and_its_files_are_open_and_small(tmp_path: Path) -> None:
 
 def test_the_page_has_no_script_of_its_own_and_no_other_host() -> None:
     with TestClient(create_app(Settings(), [])) as client:
-        answer = client.get("/")
+        answer = client.get("/", headers={"Accept": "text/html"})
     policy = answer.headers["content-security-policy"]
     assert "unsafe" not in policy
     assert "default-src 'none'" in policy

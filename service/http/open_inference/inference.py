@@ -1,0 +1,356 @@
+"""One inference: named tensors and parameters in, named tensors out, whichever door they use.
+
+The input `image` is BYTES [N], encoded photos, or UINT8 [N, H, W, 3], their pixels. Of N images,
+K best classes and T maps, the outputs are
+
+- `probabilities` FP32 [N, K] and `labels` BYTES [N, K], best first: of a detector the scores of its
+  boxes, of a segmenter the shares of pixels, of a regression its values;
+- `heatmap` FP32 [N, T, H, W], the numbers that `:explain` answers as `application/x-npy`;
+- `overlay` BYTES [N, T], PNG;
+- `explanation` BYTES [N, T], the JSON of `:explain` without its picture.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from io import BytesIO
+from typing import Any, Final
+
+import numpy as np
+from anyio import to_thread
+from numpy.typing import NDArray
+from PIL import Image
+from starlette.datastructures import ImmutableMultiDict
+
+from service.backend.interface import Backend
+from service.core import schemas
+from service.core.errors import (
+    InvalidParameter,
+    MalformedRequest,
+    Problem,
+    TooManyInstances,
+    UnknownModel,
+)
+from service.http.answers import together
+from service.http.open_inference.tensors import Tensor
+from service.http.reception import Reception, RequestContext
+from service.limits.admission import AdmittedRequest
+from service.pipeline.images import decode_base64
+from service.pipeline.instances import Instance
+from service.pipeline.parameters import Parameters
+from service.pipeline.pipeline import Pipeline
+from service.pipeline.record import MapRecord
+from service.pipeline.rendering import Drawing
+from service.pipeline.result import MOST_NUMBERS
+from service.pipeline.targets import MAX_MAPS
+from service.pipeline.validation import read_parameters
+
+VERSION: Final = "1"
+"""A model has one version."""
+IMAGE, TARGET = "image", "target"
+OUTPUTS: Final[Mapping[str, tuple[str, tuple[int, ...]]]] = {
+    "probabilities": ("FP32", (-1, -1)),
+    "labels": ("BYTES", (-1, -1)),
+    "heatmap": ("FP32", (-1, -1, -1, -1)),
+    "overlay": ("BYTES", (-1, -1)),
+    "explanation": ("BYTES", (-1, -1)),
+}
+"""Name of an output → its datatype and shape."""
+DEFAULT: Final = ("probabilities", "labels", "heatmap")
+"""The outputs of a request that names none."""
+OF_MAPS: Final = frozenset({"heatmap", "overlay", "explanation"})
+TRANSPORT: Final = frozenset(
+    {"binary_data_output", "content_type", "headers", "priority", "timeout", "explain_parameters"}
+    | {"sequence_id", "sequence_start", "sequence_end"}
+)
+"""Parameters of the protocol and its clients, which are none of an explanation."""
+
+
+@dataclass(frozen=True, eq=False)
+class InferRequest:
+    """What a request asks, read from JSON or a message."""
+
+    model: str
+    version: str
+    id: str
+    parameters: Mapping[str, Any]
+    inputs: Sequence[Tensor]
+    outputs: Sequence[str]
+
+
+@dataclass(frozen=True, eq=False)
+class ImageOutputs:
+    """The outputs of one image."""
+
+    ranking: list[tuple[float, str]]
+    """Value and label of each class, box, segment or value."""
+    maps: list[tuple[NDArray[np.float32] | None, bytes, bytes]]
+    """Heatmap, overlay and explanation of each map, as far as they are asked for."""
+
+
+class Inference:
+    """Answers inference requests with the pipeline that answers `:predict` and `:explain`."""
+
+    def __init__(self, reception: Reception, pipeline: Pipeline, manager: Backend) -> None:
+        self._reception = reception
+        self._pipeline = pipeline
+        self._manager = manager
+
+    def metadata(self, model: str, version: str = "") -> dict[str, Any]:
+        """Return a model's metadata as the protocol's JSON has them.
+
+        Raises:
+            UnknownModel: if there is no such model, or no such version of it.
+            Unavailable, ModelFailed: if it is not loaded.
+        """
+        require_version(model, version)
+        self._manager.replicas(model)
+        outputs = [
+            {"name": name, "datatype": datatype, "shape": list(shape)}
+            for name, (datatype, shape) in OUTPUTS.items()
+        ]
+        return {
+            "name": model,
+            "versions": [VERSION],
+            "platform": "pytorch",
+            "inputs": [{"name": IMAGE, "datatype": "BYTES", "shape": [-1]}],
+            "outputs": outputs,
+        }
+
+    async def answer(
+        self, request: InferRequest, *, seconds: float, place: AdmittedRequest | None
+    ) -> list[Tensor]:
+        """Return the outputs that a request asks for.
+
+        Args:
+            seconds: seconds that the request may take.
+            place: the place that the guard has given to the request.
+
+        Raises:
+            Problem: if the request cannot be read or answered, for one of its images at least: the
+                protocol has no answer for some images.
+        """
+        require_version(request.model, request.version)
+        names = tuple(dict.fromkeys(request.outputs)) or DEFAULT
+        for name in names:
+            if name not in OUTPUTS:
+                known = ", ".join(OUTPUTS)
+                raise InvalidParameter(f"there is no output {name[:80]!r}; they are {known}")
+
+        async def read() -> list[Instance[Parameters]]:
+            return await to_thread.run_sync(read_images, request, self._reception.max_instances)
+
+        admitted = self._reception.admitted(request.model, read, seconds=seconds, place=place)
+        async with admitted as context:
+            if sum(instance.parameters.maps for instance in context.instances) > MAX_MAPS:
+                raise InvalidParameter(f"the request asks for more than {MAX_MAPS} maps")
+
+            async def work(instance: Instance[Parameters]) -> ImageOutputs:
+                return await self._outputs(context, instance, OF_MAPS.intersection(names))
+
+            images = []
+            for outputs in await together(work, context.instances):
+                if isinstance(outputs, Problem):
+                    raise outputs
+                images.append(outputs)
+            return await to_thread.run_sync(tensors_of, images, names)
+
+    async def _outputs(
+        self,
+        context: RequestContext[Parameters],
+        instance: Instance[Parameters],
+        wanted: frozenset[str],
+    ) -> ImageOutputs:
+        """Return the outputs of one image; without a map, they take a prediction alone."""
+        if not wanted:
+            said = await self._pipeline.predict(context.replicas, instance, context.timings)
+            return ImageOutputs(ranking_of(said), [])
+        most = MOST_NUMBERS // len(context.instances) // instance.parameters.maps
+
+        def draw(record: MapRecord, drawing: Drawing) -> tuple[Any, bytes, bytes]:
+            heatmap = None
+            if "heatmap" in wanted:
+                if drawing.shape[0] * drawing.shape[1] > most:
+                    raise InvalidParameter(
+                        f"a map has {drawing.shape[0]} × {drawing.shape[1]} numbers; this answer "
+                        f"may have {most} for each map; take size=model or size=layer, fewer maps "
+                        "or fewer images"
+                    )
+                raw = instance.parameters.normalize == "none"
+                heatmap = drawing.values if raw else drawing.scaled
+            overlay = drawing.encoded("image/png") if "overlay" in wanted else b""
+            facts = record.facts.model_dump_json().encode() if "explanation" in wanted else b""
+            return heatmap, overlay, facts
+
+        async with self._pipeline.explain(
+            context.replicas, instance, timings=context.timings, until=context.passes_until
+        ) as result:
+            return ImageOutputs(ranking_of(result.prediction()), await result.each(draw))
+
+
+def read_images(request: InferRequest, most: int) -> list[Instance[Parameters]]:
+    """Read the images of a request with their parameters.
+
+    Args:
+        most: maximum number of images.
+
+    Raises:
+        Problem: if an input or a parameter is wrong.
+    """
+    named = {tensor.name: tensor for tensor in request.inputs}
+    if len(request.inputs) == 1:
+        named = {IMAGE: request.inputs[0]}  # clients call their only input as they like
+    if unknown := [name for name in named if name not in (IMAGE, TARGET)]:
+        raise InvalidParameter(
+            f"there is no input {unknown[0][:80]!r}; the inputs are {IMAGE} and {TARGET}"
+        )
+    if IMAGE not in named:
+        raise MalformedRequest(f"the request has no input {IMAGE!r}")
+    tensor = named[IMAGE]
+    count = tensor.shape[0] if tensor.shape else 0
+    if tensor.numbers is not None and tensor.numbers.ndim == 3:
+        count = 1
+    if count > most:
+        raise TooManyInstances(f"the request has {count} images; at most {most} are allowed")
+    if not count:
+        raise MalformedRequest("the input has no image")
+    base = _parameters(request.parameters)
+    targets = _targets(named[TARGET], count) if TARGET in named else [None] * count
+    origins = {name: f"/parameters/{name}" for name in base.model_fields_set}
+    return [
+        Instance(
+            index,
+            request.id or None,
+            image,
+            f"/inputs/{IMAGE}/{index}",
+            base if target is None else base.model_copy(update={"target": target}),
+            origins if target is None else {**origins, "target": f"/inputs/{TARGET}/{index}"},
+        )
+        for index, (image, target) in enumerate(zip(_images(tensor), targets, strict=True))
+    ]
+
+
+def _images(tensor: Tensor) -> list[bytes]:
+    """Return each image as an encoded file: BMP of pixels, which are only copied."""
+    if tensor.numbers is None:
+        if len(tensor.strings) != tensor.shape[0]:
+            raise MalformedRequest(f"the shape of the images is {list(tensor.shape)}, not [N]")
+        return [_encoded(one) for one in tensor.strings]
+    pixels = tensor.numbers
+    if pixels.ndim == 3:
+        pixels = pixels[None]
+    if pixels.dtype != np.uint8 or pixels.ndim != 4 or pixels.shape[3] != 3 or not pixels.size:
+        raise InvalidParameter(
+            f"the images are {tensor.datatype} of shape {list(tensor.shape)}; send BYTES [N] of "
+            "encoded images, or UINT8 [N, H, W, 3] of pixels"
+        )
+    files = []
+    for one in pixels:
+        file = BytesIO()
+        Image.fromarray(one).save(file, "BMP")
+        files.append(file.getvalue())
+    return files
+
+
+def _encoded(sent: bytes) -> bytes:
+    """Return an image's bytes; those that are base64, as in JSON, are decoded. No image file is
+    base64 as it is, because each format has bytes that are none of its letters."""
+    try:
+        return decode_base64(sent.decode("ascii"))
+    except ValueError:
+        return sent
+
+
+def _targets(tensor: Tensor, count: int) -> list[Any]:
+    """Return the target of each image."""
+    values: list[Any] = (
+        [one.decode("utf-8", "replace") for one in tensor.strings]
+        if tensor.numbers is None
+        else tensor.numbers.ravel().tolist()
+    )
+    if len(values) != count:
+        raise MalformedRequest(f"there are {len(values)} targets for {count} images")
+    return [_parameters({TARGET: value}).target for value in values]
+
+
+def _parameters(sent: Mapping[str, Any]) -> Parameters:
+    """Read the parameters of a request, and those that MLServer's clients nest in it."""
+    nested = sent.get("explain_parameters", {})
+    if isinstance(nested, str):  # a message has no objects
+        try:
+            nested = json.loads(nested)
+        except ValueError:
+            nested = None
+    if not isinstance(nested, dict):
+        raise InvalidParameter("explain_parameters is not an object of parameters")
+    own = {name: value for name, value in sent.items() if name not in TRANSPORT}
+    return read_parameters(Parameters, ImmutableMultiDict({**own, **nested}), "/parameters")
+
+
+def ranking_of(said: schemas.Prediction) -> list[tuple[float, str]]:
+    """Return value and label of what a prediction lists, in its order."""
+    pairs: list[tuple[float, int, str | None]] = [
+        *((one.probability, one.index, one.label) for one in said.classes or ()),
+        *((one.share, one.index, one.label) for one in said.segments or ()),
+        *((one.score, one.index, one.label) for one in said.detections or ()),
+        *((one.value, one.index, one.label) for one in said.values or ()),
+    ]
+    return [(value, str(index) if label is None else label) for value, index, label in pairs]
+
+
+def tensors_of(images: Sequence[ImageOutputs], names: Sequence[str]) -> list[Tensor]:
+    """Return the named outputs of all images as tensors.
+
+    Raises:
+        InvalidParameter: if they differ in number or size, so that no tensor holds them.
+    """
+    count = len(images)
+
+    def equal(sizes: Sequence[object], what: str, advice: str) -> None:
+        if len(set(sizes)) > 1:
+            raise InvalidParameter(f"the images have {what} of {set(sizes)}; {advice}"[:390])
+
+    def strings(name: str, rows: Sequence[Sequence[bytes]], *, is_text: bool) -> Tensor:
+        flat = [one for row in rows for one in row]
+        return Tensor(name, (count, len(rows[0])), strings=flat, is_text=is_text)
+
+    if {"probabilities", "labels"}.intersection(names):
+        sizes = [len(image.ranking) for image in images]
+        equal(sizes, "numbers of results", "send them in requests of their own")
+    if OF_MAPS.intersection(names):
+        equal([len(image.maps) for image in images], "numbers of maps", "send them one by one")
+    made: dict[str, Tensor] = {}
+    for name in names:
+        if name == "probabilities":
+            values = np.array([[v for v, _ in image.ranking] for image in images], "<f4")
+            made[name] = Tensor(name, values.shape, values)
+        elif name == "labels":
+            rows = [[label.encode() for _, label in image.ranking] for image in images]
+            made[name] = strings(name, rows, is_text=True)
+        elif name == "heatmap":
+            maps = [one for image in images for one, _, _ in image.maps if one is not None]
+            equal([one.shape for one in maps], "maps", "take size=model, or send them one by one")
+            stacked = (
+                np.stack(maps).astype("<f4", copy=False) if maps else np.empty((0, 0, 0), "<f4")
+            )
+            shape = (count, len(maps) // count, *stacked.shape[1:])
+            made[name] = Tensor(name, shape, stacked.reshape(shape))
+        elif name == "overlay":
+            made[name] = strings(name, [[o for _, o, _ in i.maps] for i in images], is_text=False)
+        else:
+            made[name] = strings(name, [[e for _, _, e in i.maps] for i in images], is_text=True)
+    return list(made.values())
+
+
+def require_version(model: str, version: str) -> None:
+    """Check that a model has a version.
+
+    Raises:
+        UnknownModel: if it has not.
+    """
+    if version not in ("", VERSION):
+        raise UnknownModel(
+            f"model {model[:80]!r} has no version {version[:40]!r}, only {VERSION!r}"
+        )

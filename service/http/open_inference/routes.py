@@ -1,0 +1,317 @@
+"""The routes of the Open Inference Protocol: health, metadata, inference and the repository.
+
+They are not in openapi/openapi.json: the protocol has a document of its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from anyio import to_thread
+from fastapi import APIRouter
+from pydantic import BaseModel, Field, ValidationError
+from starlette.requests import Request
+from starlette.responses import Response
+
+from service import __version__
+from service.backend.interface import Backend
+from service.core.errors import (
+    InvalidParameter,
+    MalformedRequest,
+    Problem,
+    Unavailable,
+    UnknownModel,
+)
+from service.core.pydantic_errors import mistake
+from service.http.administration import AdministrationRoutes, read_entry
+from service.http.open_inference.inference import (
+    Inference,
+    InferRequest,
+    require_version,
+)
+from service.http.open_inference.tensors import Tensor, from_list, from_raw
+from service.http.reception import Reception, while_connected
+from service.models.catalog import ModelEntry
+
+JSON: Final = "application/json"
+JSON_LENGTH: Final = "Inference-Header-Content-Length"
+"""Header with the number of bytes of the JSON, before the raw bytes of tensors."""
+EXTENSIONS: Final = ["binary_tensor_data", "model_repository"]
+LOOK_SECONDS: Final = 0.1
+
+
+class SentTensor(BaseModel):
+    name: str = Field(max_length=200)
+    shape: list[int]
+    datatype: str = Field(max_length=40)
+    parameters: dict[str, Any] = {}
+    data: Any = None
+
+
+class SentOutput(BaseModel):
+    name: str = Field(max_length=200)
+    parameters: dict[str, Any] = {}
+
+
+class SentRequest(BaseModel):
+    """The JSON of an inference request."""
+
+    id: str = Field("", max_length=200)
+    parameters: dict[str, Any] = {}
+    inputs: list[SentTensor] = Field(min_length=1, max_length=2)
+    outputs: list[SentOutput] = Field([], max_length=16)
+
+
+def make_open_inference_router(
+    *, inference: Inference, reception: Reception, manager: Backend, repository: Repository
+) -> APIRouter:
+    """Make the routes below `/v2`."""
+    router = APIRouter(include_in_schema=False)
+    routes = OpenInferenceRoutes(inference, reception, manager)
+    router.get("/v2/health/live")(routes.check_health)
+    router.get("/v2/health/ready")(routes.check_readiness)
+    router.get("/v2")(routes.describe_server)
+    for model in ("/v2/models/{model}", "/v2/models/{model}/versions/{version}"):
+        router.get(model)(routes.describe_model)
+        router.get(f"{model}/ready")(routes.check_model)
+        router.post(f"{model}/infer")(routes.infer)
+    router.post("/v2/repository/index")(repository.index)
+    router.post("/v2/repository/models/{model}/load")(repository.load)
+    router.post("/v2/repository/models/{model}/unload")(repository.unload)
+    return router
+
+
+class OpenInferenceRoutes:
+    """The routes of health, metadata and inference."""
+
+    def __init__(self, inference: Inference, reception: Reception, manager: Backend) -> None:
+        self._inference = inference
+        self._reception = reception
+        self._manager = manager
+
+    async def check_health(self) -> dict[str, bool]:
+        return {"live": True}
+
+    async def check_readiness(self) -> dict[str, bool]:
+        if not self._manager.ready:
+            raise Unavailable(self._manager.why_not_ready())
+        return {"ready": True}
+
+    async def describe_server(self) -> dict[str, Any]:
+        return {"name": "gradcam-service", "version": __version__, "extensions": EXTENSIONS}
+
+    async def describe_model(self, model: str, version: str = "") -> dict[str, Any]:
+        return self._inference.metadata(model, version)
+
+    async def check_model(self, model: str, version: str = "") -> dict[str, Any]:
+        require_version(model, version)
+        self._manager.replicas(model)  # raises the problem that says why it is not ready
+        if not self._manager.model_ready(model):
+            raise Unavailable(f"model {model!r} is not ready")
+        return {"name": model, "ready": True}
+
+    async def infer(self, model: str, request: Request, version: str = "") -> Response:
+        seconds = self._reception.patience(request)
+        place = request.scope["state"].get("place")
+        body, header = await request.body(), request.headers.get(JSON_LENGTH)
+        asked, sent = await to_thread.run_sync(read_request, body, header, model, version)
+        if "timeout" in sent.parameters:
+            seconds = min(seconds, _seconds(sent.parameters["timeout"]))
+        async with while_connected(request):
+            tensors = await self._inference.answer(asked, seconds=seconds, place=place)
+            written, length = await to_thread.run_sync(write_answer, tensors, sent, model)
+        if length is None:
+            return Response(written, media_type=JSON)
+        headers = {JSON_LENGTH: str(length)}
+        return Response(written, media_type="application/octet-stream", headers=headers)
+
+
+class Repository:
+    """The routes that list, load and unload models.
+
+    Args:
+        entries: the configured models, which `load` knows by their names.
+    """
+
+    def __init__(
+        self,
+        manager: Backend,
+        administration: AdministrationRoutes,
+        entries: Sequence[ModelEntry],
+    ) -> None:
+        self._manager = manager
+        self._administration = administration
+        self._entries = {entry.name: entry for entry in entries}
+
+    async def index(self, request: Request) -> list[dict[str, str]]:
+        body = await request.body()
+        try:
+            only_ready = bool(body and json.loads(body).get("ready"))
+        except (ValueError, AttributeError):
+            raise MalformedRequest('the body is not like {"ready": true}') from None
+        return self.models(only_ready=only_ready)
+
+    def models(self, *, only_ready: bool) -> list[dict[str, str]]:
+        """Return name, version, state and its reason of each model, those that are configured and
+        unloaded included."""
+        names = dict.fromkeys([*self._manager.names, *self._entries])
+        states = [self._state(name) for name in names]
+        return [one for one in states if one["state"] == "READY" or not only_ready]
+
+    async def load(self, model: str, request: Request) -> Response:
+        """Load a configured model again, or one that the parameter `config` describes, and answer
+        when it is loaded."""
+        body = await request.body()
+        await self.load_model(model, _config(body))
+        return Response(status_code=200)
+
+    async def load_model(self, model: str, config: str | None) -> None:
+        """Load a model, and return when it is loaded.
+
+        Args:
+            config: its entry in JSON, as for `POST /v1/models`; None of a configured model.
+
+        Raises:
+            Problem: if it is unknown, not allowed or cannot be loaded.
+        """
+        if config is None:
+            if model in self._manager.names and not self._is_missing(model):
+                return  # it is loaded
+            if model not in self._entries:
+                known = ", ".join(self._entries)
+                raise UnknownModel(
+                    f"there is no model {model[:80]!r} in the configuration, only {known}; another "
+                    "one needs the parameter config"
+                )
+            await self._manager.add(self._entries[model])
+        else:
+            await self._administration.add(read_entry(config.encode(), name=model))
+        await loaded(self._manager, model)
+
+    async def unload(self, model: str) -> Response:
+        await self._administration.remove_model(model)
+        return Response(status_code=200)
+
+    def _is_missing(self, model: str) -> bool:
+        return self._state(model)["state"] == "UNAVAILABLE"
+
+    def _state(self, model: str) -> dict[str, str]:
+        state, reason = "READY", ""
+        try:
+            self._manager.replicas(model)
+        except Unavailable as problem:
+            state, reason = "LOADING", problem.detail
+        except Problem as problem:
+            state, reason = "UNAVAILABLE", problem.detail
+        return {"name": model, "version": "1", "state": state, "reason": reason}
+
+
+async def loaded(manager: Backend, model: str) -> None:
+    """Wait until a model is loaded.
+
+    Raises:
+        ModelFailed, UnknownModel: if it cannot be loaded, or has been removed meanwhile.
+    """
+    while True:
+        try:
+            manager.replicas(model)
+        except Unavailable:
+            await asyncio.sleep(LOOK_SECONDS)
+        else:
+            return
+
+
+def read_request(
+    body: bytes, header: str | None, model: str, version: str
+) -> tuple[InferRequest, SentRequest]:
+    """Read an inference request.
+
+    Args:
+        header: value of `JSON_LENGTH`, if the request has raw bytes.
+
+    Raises:
+        MalformedRequest: if it cannot be read; the message says where.
+    """
+    length = len(body)
+    if header is not None:
+        if not header.isdecimal() or int(header[:20]) > len(body):
+            raise MalformedRequest(
+                f"{JSON_LENGTH} is {header[:40]!r}; it is the number of bytes of the JSON before "
+                f"the raw bytes, and the body has {len(body)}"
+            )
+        length = int(header[:20])
+    try:
+        sent = SentRequest.model_validate_json(body[:length])
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = "/".join(map(str, first["loc"]))[:80]
+        if first["type"] == "json_invalid":
+            raise MalformedRequest(f"the body is not JSON: {first['ctx']['error']}") from None
+        raise MalformedRequest(f"at /{where}: {mistake(first)}") from None
+    tensors, at = [], length
+    for one in sent.inputs:
+        size = one.parameters.get("binary_data_size")
+        if size is None:
+            tensors.append(from_list(one.name, one.datatype, one.shape, one.data))
+            continue
+        if not isinstance(size, int) or not 0 <= size <= len(body) - at:
+            raise MalformedRequest(
+                f"input {one.name!r}: binary_data_size is {str(size)[:40]}, and the body has "
+                f"{len(body) - at} more bytes behind the JSON"
+            )
+        tensors.append(from_raw(one.name, one.datatype, one.shape, body[at : at + size]))
+        at += size
+    outputs = [output.name for output in sent.outputs]
+    return InferRequest(model, version, sent.id, sent.parameters, tensors, outputs), sent
+
+
+def write_answer(
+    tensors: Sequence[Tensor], sent: SentRequest, model: str
+) -> tuple[bytes, int | None]:
+    """Return the body of an answer, and the number of bytes of its JSON if raw bytes follow it."""
+    every = sent.parameters.get("binary_data_output", False) is True
+    asked = {one.name: one.parameters.get("binary_data", every) is True for one in sent.outputs}
+    outputs, pieces = [], []
+    for tensor in tensors:
+        output: dict[str, Any] = {
+            "name": tensor.name,
+            "shape": list(tensor.shape),
+            "datatype": tensor.datatype,
+        }
+        if asked.get(tensor.name, every):
+            pieces.append(tensor.raw())
+            output["parameters"] = {"binary_data_size": len(pieces[-1])}
+        else:
+            output["data"], parameters = tensor.listed()
+            if parameters:
+                output["parameters"] = parameters
+        outputs.append(output)
+    answer = {"model_name": model, "model_version": "1", "outputs": outputs}
+    if sent.id:
+        answer["id"] = sent.id
+    text = json.dumps(answer, ensure_ascii=False).encode()
+    return b"".join([text, *pieces]), len(text) if pieces else None
+
+
+def _seconds(timeout: Any) -> float:
+    """Return the seconds of the parameter `timeout`, which is in microseconds."""
+    if isinstance(timeout, bool) or not isinstance(timeout, int) or timeout <= 0:
+        raise InvalidParameter(
+            f"timeout is {str(timeout)[:40]!r}; it is a number of microseconds above 0"
+        )
+    return timeout / 1e6
+
+
+def _config(body: bytes) -> str | None:
+    """Return the parameter `config` of a request to load a model, if it has one."""
+    try:
+        parameters: Mapping[str, Any] = json.loads(body or b"{}").get("parameters", {})
+        config = parameters.get("config")
+    except (ValueError, AttributeError):
+        raise MalformedRequest('the body is not like {"parameters": {"config": "{…}"}}') from None
+    if config is not None and not isinstance(config, str):
+        raise InvalidParameter("config is no text; it is a model's entry as a text of JSON")
+    return config
