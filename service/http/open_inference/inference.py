@@ -33,6 +33,7 @@ from service.core.errors import (
     TooManyInstances,
     UnknownModel,
 )
+from service.core.schemas import dump
 from service.http.answers import together
 from service.http.open_inference.tensors import Tensor
 from service.http.reception import Reception, RequestContext
@@ -147,6 +148,11 @@ class Inference:
             if sum(instance.parameters.maps for instance in context.instances) > MAX_MAPS:
                 raise InvalidParameter(f"the request asks for more than {MAX_MAPS} maps")
 
+            if "overlay" in names and any(
+                instance.parameters.output == "values" for instance in context.instances
+            ):
+                raise InvalidParameter("output is 'values', which is no picture; leave it out")
+
             async def work(instance: Instance[Parameters]) -> ImageOutputs:
                 return await self._outputs(context, instance, OF_MAPS.intersection(names))
 
@@ -181,7 +187,7 @@ class Inference:
                 raw = instance.parameters.normalize == "none"
                 heatmap = drawing.values if raw else drawing.scaled
             overlay = drawing.encoded("image/png") if "overlay" in wanted else b""
-            facts = record.facts.model_dump_json().encode() if "explanation" in wanted else b""
+            facts = dump(record.facts) if "explanation" in wanted else b""
             return heatmap, overlay, facts
 
         async with self._pipeline.explain(
