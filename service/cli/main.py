@@ -6,6 +6,7 @@ import json
 import os
 import sys
 import threading
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -14,10 +15,12 @@ import typer
 
 from service import __version__
 from service.core.errors import ConfigError, Problem
+from service.core.platforms import kserve_settings
 from service.core.settings import Settings, read_settings
 from service.core.threads import spin_briefly
 from service.limits.keys import new_key, read_keys
 from service.models.catalog import read_catalog
+from service.models.store import copied
 from service.process.listener import listen
 from service.process.supervisor import supervise
 
@@ -59,8 +62,10 @@ def main_options(
     """Explains what vision models look at."""
 
 
-@cli.command()
+# KServe adds arguments of its own to those of a container.
+@cli.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
 def serve(
+    context: typer.Context,
     host: Annotated[str | None, typer.Option(help="Address to listen on.")] = None,
     port: Annotated[int | None, typer.Option(help="Port to listen on; 0 takes a free one.")] = None,
     probe_port: Annotated[
@@ -78,20 +83,30 @@ def serve(
     ] = None,
 ) -> None:
     """Serve explanations over HTTP. GRADCAM_… variables set the rest: see docs/configuration.md."""
-    settings = read_settings(
-        os.environ,
-        host=host,
-        port=port,
-        probe_port=probe_port,
-        models=models,
-        keys=keys,
-        insecure=insecure,
-        doors=doors,
-    )
-    entries = read_catalog(settings.models)
-    if settings.keys:
-        read_keys(settings.keys)  # report a mistake in it before anything starts
-    with listen(settings) as listening:
+    further = kserve_settings(context.args)
+    if context.args and not further:
+        raise ConfigError(f"there is no option {context.args[0]}; see gradcam serve --help")
+    given = {
+        "host": host,
+        "port": port,
+        "probe_port": probe_port,
+        "models": models,
+        "keys": keys,
+        "insecure": insecure,
+        "doors": doors,
+    }
+    options = {name: value for name, value in given.items() if value is not None}
+    settings = read_settings(os.environ, **further | options)
+    with ExitStack() as opened:
+        if settings.models_uri and settings.models is None:
+            folder = opened.enter_context(copied(settings.models_uri))
+            settings = settings.model_copy(update={"models": folder})
+        entries = read_catalog(settings.models, name=settings.model_name)
+        if settings.starts_empty:
+            entries = ()
+        if settings.keys:
+            read_keys(settings.keys)  # report a mistake in it before anything starts
+        listening = opened.enter_context(listen(settings))
         if settings.supervise:
             raise typer.Exit(supervise(listening, settings, entries))
         if settings.doors:

@@ -21,6 +21,7 @@ from pydantic_core import PydanticCustomError
 
 from service.core.choices import WantedRuntime
 from service.core.errors import ConfigError
+from service.core.platforms import platform_settings
 from service.core.pydantic_errors import mistake
 
 PREFIX = "GRADCAM_"
@@ -37,6 +38,26 @@ Names = Annotated[
         )
     ),
 ]
+
+
+def _routes(given: object) -> object:
+    """Return the pairs of a text like `/a=/b,/c=/d`."""
+    if not isinstance(given, str):
+        return given
+    pairs = (part.strip().partition("=") for part in given.split(",") if part.strip())
+    return {address: native for address, _, native in pairs}
+
+
+def _absolute(given: dict[str, str]) -> dict[str, str]:
+    for address, native in given.items():
+        if not (address.startswith("/") and native.startswith("/")):
+            raise PydanticCustomError(
+                "route", "a route is like /score=/v1/models/{model}:explain, two paths"
+            )
+    return given
+
+
+Routes = Annotated[dict[str, str], BeforeValidator(_routes), AfterValidator(_absolute)]
 
 
 def _origins(given: tuple[str, ...]) -> tuple[str, ...]:
@@ -71,7 +92,39 @@ class Settings(BaseModel):
         description="port on which the Open Inference Protocol is served over gRPC; 0: none",
     )
     models: Path | None = Field(
-        None, description="the TOML file that names the models; without it the embedded one runs"
+        None,
+        description="the TOML file that names the models, or a folder with such a file "
+        "`models.toml` or with one model in it; without it the embedded one runs",
+    )
+    models_uri: str | None = Field(
+        None,
+        description="address of such a folder in a store, like `s3://bucket/model`, which is "
+        "copied through fsspec when the service starts",
+    )
+    model_name: str | None = Field(
+        None,
+        min_length=1,
+        max_length=200,
+        description="name of the only model, whatever the file says",
+    )
+    starts_empty: bool = Field(
+        False, description="start without a model; the platform loads models later"
+    )
+    platform: Literal["none", "sagemaker", "vertex", "azure", "kserve"] = Field(
+        "none",
+        description="platform whose contract the service follows; without it, the one whose own "
+        "variables are set",
+    )
+    routes: Routes = Field(
+        {},
+        description="further addresses of routes, such as `/score=/v1/models/{model}:explain`, "
+        "with commas between them; `{model}` is the first model",
+    )
+    predictor_host: str | None = Field(
+        None,
+        min_length=1,
+        description="host of the predictor of KServe's V1 protocol, which is asked for the class "
+        "to explain where a request names none",
     )
     max_body_bytes: int = Field(
         10_000_000, ge=1, description="largest request body, counted while it streams in"
@@ -240,6 +293,7 @@ def read_settings(environment: Mapping[str, str], **given: Any) -> Settings:
         if key.startswith(PREFIX)
     }
     values |= {name: value for name, value in given.items() if value is not None}
+    values = platform_settings(environment, values.get("platform")) | values
     values.setdefault("cache", platformdirs.user_cache_path("gradcam", False))
     if str(values["cache"]) == "off":
         values["cache"] = None

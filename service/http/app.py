@@ -25,13 +25,13 @@ from service import __version__
 from service.backend.interface import Backend
 from service.core.allocator import give_back_memory
 from service.core.errors import (
-    ConfigError,
     MalformedRequest,
     MethodNotAllowed,
     Problem,
     UnknownRoute,
 )
 from service.core.metrics import Metrics
+from service.core.platforms import EXPLAIN
 from service.core.settings import Settings
 from service.core.threads import one_each
 from service.http.about import make_about_router
@@ -46,6 +46,10 @@ from service.http.middleware import Cors, Head, ObserveRequests
 from service.http.open_inference.inference import Inference
 from service.http.open_inference.routes import Repository, make_open_inference_router
 from service.http.page import make_page_router
+from service.http.platforms.addresses import PlatformAddresses
+from service.http.platforms.predictor import Predictor
+from service.http.platforms.sagemaker import Invocations, make_sagemaker_router
+from service.http.platforms.vertex import NestExplanations
 from service.http.reception import Reception
 from service.http.routes import make_router
 from service.jobs.host import Jobs
@@ -120,7 +124,16 @@ def make_app(
         metrics=metrics,
         works=works_on_jobs,
     )
-    reception = Reception(manager=manager, admission=admission, fetcher=fetcher, settings=settings)
+    predictor = None
+    if settings.predictor_host:
+        predictor = Predictor(settings.predictor_host, seconds=settings.deadline_seconds)
+    reception = Reception(
+        manager=manager,
+        admission=admission,
+        fetcher=fetcher,
+        settings=settings,
+        predictor=predictor,
+    )
 
     # A configured model that was removed may be added again.
     sources = [*settings.allowed_sources, *(entry.source for entry in entries)]
@@ -131,12 +144,9 @@ def make_app(
     def grpc() -> AbstractAsyncContextManager[None]:
         if not settings.grpc_port:
             return nullcontext()
-        try:
-            from service.http.open_inference.grpc_server import Calls, serving_grpc
-        except ImportError:
-            raise ConfigError(
-                "GRADCAM_GRPC_PORT needs packages of its own: pip install 'gradcam-service[grpc]'"
-            ) from None
+        # Its packages are an extra; `service.process.listener` says so where they are missing.
+        from service.http.open_inference.grpc_server import Calls, serving_grpc
+
         calls = Calls(
             inference=inference,
             repository=repository,
@@ -165,6 +175,7 @@ def make_app(
     app.state.counts = counts
     app.state.jobs = jobs
     _add_middleware(app, settings, guard=guard, body_budget=body_budget, metrics=metrics)
+    _add_platform(app, settings, manager)
     app.add_exception_handler(Problem, _on_problem)
     app.add_exception_handler(HTTPException, _on_http_exception)
     for router in (
@@ -179,6 +190,10 @@ def make_app(
         ),
     ):
         app.include_router(router)
+    if settings.platform == "sagemaker":
+        app.include_router(
+            make_sagemaker_router(manager=manager, administration=administration, settings=settings)
+        )
     return app
 
 
@@ -220,6 +235,18 @@ def _add_middleware(
             allow_headers=["Authorization", "Content-Type", "If-None-Match", *OWN_HEADERS],
             expose_headers=["ETag", "Location", "Retry-After", *SHOWN_HEADERS],
         )
+
+
+def _add_platform(app: FastAPI, settings: Settings, manager: Backend) -> None:
+    """Add the middleware that translates a platform's requests, outside of all other."""
+    if settings.routes:
+        app.add_middleware(PlatformAddresses, routes=settings.routes, manager=manager)
+    if settings.platform == "sagemaker":
+        app.add_middleware(Invocations, manager=manager)
+    if settings.platform == "vertex":
+        for path, native in settings.routes.items():
+            if native == EXPLAIN:
+                app.add_middleware(NestExplanations, path=path)
 
 
 def _operation_id(route: APIRoute) -> str:

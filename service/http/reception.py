@@ -15,6 +15,7 @@ from service.backend.interface import Backend, ModelBackend
 from service.backend.timings import Timings
 from service.core.errors import DeadlineExceeded, MalformedRequest, Problem
 from service.core.settings import Settings
+from service.http.platforms.predictor import Predictor
 from service.http.requests import read_instances
 from service.limits.admission import Admission, AdmittedRequest
 from service.limits.fetch import Allowance, Fetcher
@@ -120,12 +121,19 @@ class Reception:
     """Reads and admits requests for work on a model."""
 
     def __init__(
-        self, *, manager: Backend, admission: Admission, fetcher: Fetcher, settings: Settings
+        self,
+        *,
+        manager: Backend,
+        admission: Admission,
+        fetcher: Fetcher,
+        settings: Settings,
+        predictor: Predictor | None = None,
     ) -> None:
         self._manager = manager
         self._admission = admission
         self._fetcher = fetcher
         self._settings = settings
+        self._predictor = predictor
         # More images than the queue holds cannot be admitted together.
         self.max_instances: Final = min(settings.max_instances, settings.max_queue)
         """Maximum number of images of one request."""
@@ -176,6 +184,8 @@ class Reception:
             with self._admission.admit(model, len(instances), costly=costly, place=place):
                 allowance = Allowance(self._settings.max_body_bytes)
                 instances = await fill(instances, self._fetcher, allowance)
+                if self._predictor:
+                    instances = await self._predictor.choose(model, instances)
                 yield RequestContext(replicas, instances, timings, seconds, until)
                 if place:  # a remembered answer took no batch, and less time than others
                     place.was_answered, place.was_computed = True, timings.batch_size > 0

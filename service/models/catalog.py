@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 import tomllib
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -25,6 +26,7 @@ from service.core.errors import ConfigError
 
 MISMATCHES = {"pin": "sha256", "crop": "crop_ratio", "runtime": "runtime"}
 """Type of a validation error about conflicting keys → the key that the message names."""
+NAME = "[A-Za-z0-9][A-Za-z0-9._-]*"
 Side = Annotated[int, Field(ge=8, le=4096)]
 Mean = Annotated[float, Field(ge=-1000, le=1000, allow_inf_nan=False)]
 Std = Annotated[float, Field(gt=0, le=1000, allow_inf_nan=False)]
@@ -44,9 +46,7 @@ class ModelEntry(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    name: str = Field(
-        pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", description="the model's name in addresses"
-    )
+    name: str = Field(pattern=rf"^{NAME}$", description="the model's name in addresses")
     source: str = Field(
         pattern=(
             r"^(embedded|torchvision|timm):[A-Za-z0-9._-]+$|^hf:[^\x00-\x1f]+$|"
@@ -233,6 +233,17 @@ class ModelEntry(BaseModel):
         return self
 
     @property
+    def file(self) -> Path | None:
+        """The file that the entry was read from, or None."""
+        return self._file
+
+    def of_file(self, file: Path | None) -> ModelEntry:
+        """Return the same entry as read from that file."""
+        entry = self.model_copy()
+        entry._file = file
+        return entry
+
+    @property
     def copies(self) -> tuple[ModelEntry, ...]:
         """One copy of the entry for each of its devices."""
         devices = self.device if isinstance(self.device, list) else [self.device]
@@ -284,6 +295,7 @@ class NewModel(BaseModel):
     max_batch: int = 16
 
 
+CATALOG = "models.toml"
 EMBEDDED = ModelEntry(name="efficientnet-lite0", source="embedded:efficientnet-lite0")
 MEASURED = dict.fromkeys(("gradcam++", "smoothgradcam++", "elementwise", "layercam"), "blocks.6")
 """Method name → layer, for the methods that localise better at another layer of the embedded model
@@ -292,15 +304,46 @@ the last convolution, the best layer of a network of plain convolutions, gradcam
 0.79 at this one."""
 
 
-def read_catalog(file: Path | None) -> tuple[ModelEntry, ...]:
-    """Return the entries of `file`; without a file, the entry of the embedded model.
+def read_catalog(file: Path | None, *, name: str | None = None) -> tuple[ModelEntry, ...]:
+    """Return the entries of a file, or of a folder: of its `models.toml`, or of the one model that
+    it holds. Without a path, return the entry of the embedded model.
+
+    Args:
+        name: name of the only model, in place of its entry's.
 
     Raises:
         ConfigError: if the file is invalid; the message names the file, the entry, the key and the
             allowed values.
     """
-    if file is None:
-        return (EMBEDDED,)
+    entries = (EMBEDDED,) if file is None else _of_folder(file) if file.is_dir() else _of_file(file)
+    if name is None:
+        return entries
+    if len(entries) > 1:
+        raise ConfigError(f"{file}: {len(entries)} models cannot have the one name {name!r}")
+    if not re.fullmatch(NAME, name):
+        raise ConfigError(f"the model's name is {name!r}; it has letters, digits, '.', '_' and '-'")
+    renamed = entries[0].model_copy(update={"name": name})
+    return (renamed,)
+
+
+def _of_folder(folder: Path) -> tuple[ModelEntry, ...]:
+    """Return the entries of a folder, in which archives often have a single folder."""
+    inside = sorted(folder.iterdir())
+    if (folder / CATALOG) in inside:
+        return _of_file(folder / CATALOG)
+    if (folder / "config.json") in inside:  # Hugging Face's
+        return (_entry(folder / CATALOG, 1, {"name": "model", "source": "hf:."}),)
+    folders = [path for path in inside if path.is_dir() and not path.name.startswith(".")]
+    if len(folders) == 1:
+        return _of_folder(folders[0])
+    found = ", ".join(path.name for path in inside[:10]) or "nothing"
+    raise ConfigError(
+        f"{folder}: has no {CATALOG} and no config.json of a Hugging Face model; it has {found}"
+    )
+
+
+def _of_file(file: Path) -> tuple[ModelEntry, ...]:
+    """Return the entries of a TOML file."""
     try:
         document = tomllib.loads(file.read_text(encoding="utf-8"))
     except OSError as error:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from pydantic import BaseModel, FailFast, Field, field_validator
+from pydantic import BaseModel, FailFast, Field, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 from typing_extensions import TypeAliasType
 
@@ -329,6 +329,14 @@ class PredictInstance(StrictModel):
 
     image: Photo
     id: str | None = Field(None, max_length=200, description="Comes back with the answer.")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _bare(cls, sent: Any) -> Any:
+        """Take `{"b64": …}` for an image, as TensorFlow Serving and Vertex AI do."""
+        if isinstance(sent, dict) and "b64" in sent and "image" not in sent:
+            return {"image": {"b64": sent["b64"]}, **{k: v for k, v in sent.items() if k != "b64"}}
+        return sent
 
 
 class ExplainInstance(PredictInstance):

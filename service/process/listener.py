@@ -6,12 +6,17 @@ import asyncio
 import ipaddress
 import socket
 from collections.abc import Iterable
+from importlib.util import find_spec
+from typing import Final
 
 from service.core.errors import ConfigError
 from service.core.settings import Settings
 
 BACKLOG = 2048
 SETTLE_SECONDS = 0.02
+GRPC_IS_MISSING: Final = (
+    "GRADCAM_GRPC_PORT needs packages of its own: pip install 'gradcam-service[grpc]'"
+)
 
 
 def listen(settings: Settings) -> socket.socket:
@@ -20,33 +25,41 @@ def listen(settings: Settings) -> socket.socket:
     Raises:
         ConfigError: if the port cannot be used, or if others could reach it without a key.
     """
-    where = f"{settings.host}:{settings.port}"
     if settings.keys is None and not settings.insecure and not _is_loopback(settings.host):
         raise ConfigError(
-            f"{where} can be reached by others, and the service has no keys: name a file of keys "
-            "in GRADCAM_KEYS (`gradcam key NAME` writes an entry), or say --insecure "
-            "(GRADCAM_INSECURE=1)"
+            f"{settings.host}:{settings.port} can be reached by others, and the service has no "
+            "keys: name a file of keys in GRADCAM_KEYS (`gradcam key NAME` writes an entry), or "
+            "say --insecure (GRADCAM_INSECURE=1)"
         )
+    if settings.grpc_port:
+        if find_spec("grpc") is None or find_spec("google.protobuf") is None:
+            raise ConfigError(GRPC_IS_MISSING)
+        # Each process that serves gRPC opens the port by itself.
+        _listening(settings.host, settings.grpc_port).close()
+    return _listening(settings.host, settings.port)
+
+
+def _listening(host: str, port: int) -> socket.socket:
+    """Return a socket that listens at an address.
+
+    Raises:
+        ConfigError: if the port cannot be used.
+    """
+    listening: socket.socket | None = None
     try:
-        addresses = socket.getaddrinfo(
-            settings.host, settings.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )
+        addresses = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
         family, kind, protocol, _, address = addresses[0]
         # asyncio sets TCP_NODELAY only on sockets whose protocol is given as TCP.
         listening = socket.socket(family, kind, protocol)
-    except OSError as error:
-        raise ConfigError(
-            f"cannot listen on {where}: {(error.strerror or str(error)).lower()}"
-        ) from None
-    try:
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listening.bind(address)
         listening.listen(BACKLOG)
         listening.setblocking(False)
     except OSError as error:
-        listening.close()
+        if listening:
+            listening.close()
         raise ConfigError(
-            f"cannot listen on {where}: {(error.strerror or str(error)).lower()}"
+            f"cannot listen on {host}:{port}: {(error.strerror or str(error)).lower()}"
         ) from None
     return listening
 

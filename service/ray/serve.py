@@ -80,7 +80,7 @@ def build(arguments: dict[str, Any]) -> serve.Application:
     given = dict(arguments)
     scale = _scale({name: given.pop(name) for name in list(given) if name in Scale.model_fields})
     settings = _settings(given, scale)
-    entries = read_catalog(settings.models)
+    entries = read_catalog(settings.models, name=settings.model_name)
     if settings.keys:
         read_keys(settings.keys)  # report a mistake in it before anything starts
     deployment = serve.deployment(name="gradcam", **options(settings, scale))

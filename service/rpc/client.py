@@ -140,7 +140,9 @@ class RemoteBackend:
         return RemoteModel(self, name, state)
 
     async def add(self, entry: ModelEntry) -> None:
-        await self.call(entry.name, Add(entry.model_dump_json(exclude_unset=True)))
+        await self.call(
+            entry.name, Add(entry.model_dump_json(exclude_unset=True), str(entry.file or ""))
+        )
 
     async def remove(self, name: str, in_work: Callable[[], int] = lambda: 0) -> None:
         self._require_known(name)

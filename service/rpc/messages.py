@@ -46,6 +46,8 @@ class Add:
 
     entry: str
     """The model's entry, in JSON."""
+    file: str = ""
+    """Path of the file that the entry was read from, "" if none."""
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,7 @@ import sys
 from collections.abc import Callable
 from contextlib import nullcontext
 from functools import partial
+from pathlib import Path
 from typing import Any, Final
 
 from structlog.contextvars import bound_contextvars
@@ -189,7 +190,8 @@ class _Connection:
     async def _work(self, call: RemoteCall) -> object:
         work = call.work
         if isinstance(work, Add):
-            await self._backend.add(ModelEntry.model_validate_json(work.entry))
+            entry = ModelEntry.model_validate_json(work.entry)
+            await self._backend.add(entry.of_file(Path(work.file) if work.file else None))
         elif isinstance(work, Remove):
             await self._remove(call)
         else:

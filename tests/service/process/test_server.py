@@ -159,11 +159,15 @@ def test_a_taken_port_stops_the_start() -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
-        ended = run("serve", "--port", str(taken.getsockname()[1]))
-    assert ended.returncode == 2
-    assert "gradcam: cannot listen on 127.0.0.1:" in ended.stderr
-    assert "address already in use" in ended.stderr
-    assert "Traceback" not in ended.stderr
+        port = str(taken.getsockname()[1])
+        for ended in (
+            run("serve", "--port", port),
+            run("serve", "--port", "0", GRADCAM_GRPC_PORT=port),
+        ):
+            assert ended.returncode == 2
+            assert f"gradcam: cannot listen on 127.0.0.1:{port}:" in ended.stderr
+            assert "address already in use" in ended.stderr
+            assert "Traceback" not in ended.stderr
 
 
 def test_a_long_path_to_temporary_files_stops_the_start(tmp_path: Path) -> None:

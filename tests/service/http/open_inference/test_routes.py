@@ -52,7 +52,7 @@ def refused(response: httpx2.Response, status: int, *words: str) -> None:
         assert word in response.json()["error"]
 
 
-def explained(client: httpx2.Client, photo: bytes, query: str) -> np.ndarray:
+def explained(client: httpx2.Client, photo: bytes, query: str) -> Any:
     answer = client.post(f"{MODEL}:explain?{query}", content=photo, headers=NPY)
     return np.load(BytesIO(answer.content))
 

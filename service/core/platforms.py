@@ -1,0 +1,108 @@
+"""What serving platforms say with environment variables of their own, as settings of the service.
+
+A platform authenticates callers before their requests reach the container, which therefore needs
+no keys. On KServe the container can be reached from the whole cluster, so there it does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, Final
+
+Environment = Mapping[str, str]
+EXPLAIN: Final = "/v1/models/{model}:explain"
+EVERYWHERE: Final = "0.0.0.0"  # noqa: S104 - a container is reached through its platform
+
+
+def _sagemaker(environment: Environment) -> dict[str, Any]:
+    several = environment.get("SAGEMAKER_MULTI_MODEL", "").lower() == "true"
+    return {
+        "host": EVERYWHERE,
+        "port": environment.get("SAGEMAKER_BIND_TO_PORT", "8080"),
+        "insecure": True,
+        "models": None if several else _filled("/opt/ml/model"),
+        "starts_empty": several,
+        "routes": {"/ping": "/healthz" if several else "/readyz", "/invocations": EXPLAIN},
+    }
+
+
+def _vertex(environment: Environment) -> dict[str, Any]:
+    return {
+        "host": EVERYWHERE,
+        "port": environment.get("AIP_HTTP_PORT", "8080"),
+        "insecure": True,
+        "models_uri": environment.get("AIP_STORAGE_URI") or None,
+        "routes": {
+            environment.get("AIP_HEALTH_ROUTE", "/health"): "/readyz",
+            environment.get("AIP_PREDICT_ROUTE", "/predict"): EXPLAIN,
+        },
+    }
+
+
+def _azure(environment: Environment) -> dict[str, Any]:
+    return {
+        "host": EVERYWHERE,
+        "port": "5001",
+        "insecure": True,
+        "models": _filled(environment.get("AZUREML_MODEL_DIR", "")),
+        "routes": {"/score": EXPLAIN},
+    }
+
+
+def _kserve(environment: Environment) -> dict[str, Any]:
+    return {"host": EVERYWHERE, "port": "8080", "models": _filled("/mnt/models")}
+
+
+PLATFORMS: Final[Mapping[str, tuple[Callable[[Environment], dict[str, Any]], tuple[str, ...]]]] = {
+    "sagemaker": (_sagemaker, ("SAGEMAKER_BIND_TO_PORT", "SAGEMAKER_MULTI_MODEL")),
+    "vertex": (_vertex, ("AIP_HTTP_PORT", "AIP_PREDICT_ROUTE")),
+    "azure": (_azure, ("AZUREML_MODEL_DIR",)),
+    "kserve": (_kserve, ("STORAGE_URI",)),
+}
+"""Name of a platform → its settings, and the variables by one of which it is known."""
+
+
+def platform_settings(environment: Environment, platform: str | None) -> dict[str, Any]:
+    """Return the settings that a platform implies.
+
+    Args:
+        platform: its name; None finds it by its variables. There are none of an unknown one.
+    """
+    if platform is None:
+        known = (name for name, (_, by) in PLATFORMS.items() if any(map(environment.get, by)))
+        platform = next(known, None)
+    if platform is None or platform not in PLATFORMS:
+        return {}
+    implied = PLATFORMS[platform][0](environment)
+    return {"platform": platform} | {k: v for k, v in implied.items() if v is not None}
+
+
+def _filled(folder: str) -> Path | None:
+    """Return a folder with a file in it; None of any other path."""
+    path = Path(folder)
+    return path if folder and path.is_dir() and any(path.iterdir()) else None
+
+
+KSERVE_ARGUMENTS: Final = {
+    "model_name": "model_name",
+    "http_port": "port",
+    "grpc_port": "grpc_port",
+    "model_dir": "models",
+    "predictor_host": "predictor_host",
+    "workers": "doors",
+}
+"""Argument with which KServe starts a container → the setting that it is."""
+
+
+def kserve_settings(arguments: Sequence[str]) -> dict[str, Any]:
+    """Return the settings that KServe's arguments are, such as `--model_name=birds` or `--http_port
+    8080`. Its further arguments are for its own servers, and are left out. There are no settings if
+    none of the arguments is KServe's."""
+    words = [word for argument in arguments for word in argument.split("=", 1)]
+    given = {
+        word.removeprefix("--"): value for word, value in pairwise(words) if word.startswith("--")
+    }
+    known = {KSERVE_ARGUMENTS[name]: v for name, v in given.items() if name in KSERVE_ARGUMENTS}
+    return {"platform": "kserve", **known} if known else {}

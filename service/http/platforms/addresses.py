@@ -1,0 +1,35 @@
+"""Addresses that a platform prescribes, answered by routes of the service."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+from urllib.parse import quote
+
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from service.backend.interface import Backend
+
+
+class PlatformAddresses:
+    """Middleware that replaces the path of a request.
+
+    Args:
+        routes: path → the service's own path, in which `{model}` stands for the first model.
+    """
+
+    def __init__(self, app: ASGIApp, *, routes: Mapping[str, str], manager: Backend) -> None:
+        self._app = app
+        self._routes = routes
+        self._manager = manager
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and (native := self._routes.get(scope["path"])):
+            names = self._manager.names
+            scope = at(scope, native.format(model=names[0] if names else "none"))
+        await self._app(scope, receive, send)
+
+
+def at(scope: Scope, path: str, **more: Any) -> Scope:
+    """Return a request's scope at another path."""
+    return {**scope, "path": path, "raw_path": quote(path).encode(), **more}

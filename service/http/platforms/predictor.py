@@ -1,0 +1,90 @@
+"""KServe's predictor: asked which class to explain, where a request names none.
+
+An InferenceService may have the model as its predictor and this service, with the same weights, as
+its explainer. The explanation is then of the class that callers were given.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, TypeVar
+
+import aiohttp
+
+from service.core.errors import Unavailable, Unexplainable
+from service.pipeline.instances import Instance
+from service.pipeline.parameters import PredictParameters
+
+P = TypeVar("P", bound=PredictParameters)
+
+
+class Predictor:
+    """The predictor of an InferenceService, reached by KServe's V1 protocol.
+
+    Args:
+        host: its host, with a port if it is not 80.
+        seconds: longest time that an answer may take.
+    """
+
+    def __init__(self, host: str, *, seconds: float) -> None:
+        self._host = host
+        self._timeout = aiohttp.ClientTimeout(total=seconds)
+
+    async def choose(self, model: str, instances: Sequence[Instance[P]]) -> list[Instance[P]]:
+        """Return the instances, each with the predictor's class as its target unless it has one.
+
+        Raises:
+            Unavailable: if the predictor does not answer.
+            Unexplainable: if its answer says no class.
+        """
+        wanting = [
+            one
+            for one in instances
+            if isinstance(one.image, bytes) and getattr(one.parameters, "target", 0) is None
+        ]
+        if not wanting:
+            return list(instances)
+        images = [base64.b64encode(one.image).decode() for one in wanting]  # type: ignore[arg-type]
+        body = {"instances": [{"image": {"b64": image}} for image in images]}
+        address = f"http://{self._host}/v1/models/{model}:predict"
+        try:
+            async with (
+                aiohttp.ClientSession(timeout=self._timeout) as session,
+                session.post(address, json=body) as response,
+            ):
+                answer = await response.json(content_type=None)
+                said = answer["predictions"] if response.status == 200 else None
+        except (TimeoutError, aiohttp.ClientError, ValueError, KeyError, TypeError):
+            said = None
+        if not isinstance(said, list) or len(said) != len(wanting):
+            raise Unavailable(f"the predictor at {self._host} gives no prediction for each image")
+        targets = {one.index: class_of(value) for one, value in zip(wanting, said, strict=True)}
+        return [
+            replace(
+                one, parameters=one.parameters.model_copy(update={"target": targets[one.index]})
+            )
+            if one.index in targets
+            else one
+            for one in instances
+        ]
+
+
+def class_of(prediction: Any) -> int | str:
+    """Return the index or label of a prediction: an index, a label, the numbers of all classes, or
+    an object of this service.
+
+    Raises:
+        Unexplainable: if it is none of these.
+    """
+    if isinstance(prediction, dict) and prediction.get("classes"):
+        return int(prediction["classes"][0]["index"])
+    if isinstance(prediction, int | str) and not isinstance(prediction, bool):
+        return prediction
+    if isinstance(prediction, list) and prediction:
+        try:
+            return max(range(len(prediction)), key=[float(one) for one in prediction].__getitem__)
+        except (TypeError, ValueError):
+            pass
+    raise Unexplainable(f"the predictor's answer names no class: {str(prediction)[:80]}")

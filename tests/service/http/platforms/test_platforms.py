@@ -1,0 +1,382 @@
+"""What serving platforms prescribe: addresses, ports, folders, and the form of requests."""
+
+from __future__ import annotations
+
+import base64
+import json
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import numpy as np
+import pytest
+from PIL import Image
+from starlette.testclient import TestClient
+
+from service.core.errors import ConfigError, Unexplainable
+from service.core.platforms import kserve_settings
+from service.core.settings import Settings, read_settings
+from service.http.platforms.predictor import class_of
+from service.local.app import create_app
+from service.models.catalog import EMBEDDED, read_catalog
+from service.models.store import copied
+from tests.service.conftest import MODEL, encoded, noise, running_app
+from tests.service.http.test_overload import FRAGILE
+from tests.waiting import until
+
+NAME = "efficientnet-lite0"
+TOML = """
+[[models]]
+name = "tiny"
+source = "factory:tests.service.factories:tiny"
+weights = "none"
+input_size = 8
+"""
+PHOTO = encoded(noise(8, 8))
+
+
+def b64(photo: bytes) -> dict[str, Any]:
+    return {"image": {"b64": base64.b64encode(photo).decode()}}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A folder with a model, as an archive leaves it: in a folder of its own."""
+    inside = tmp_path / "models" / "tiny-1"
+    inside.mkdir(parents=True)
+    (inside / "models.toml").write_text(TOML)
+    return tmp_path / "models"
+
+
+# SageMaker
+
+
+@pytest.fixture(scope="module")
+def sagemaker() -> Iterator[TestClient]:
+    settings = read_settings({"GRADCAM_PLATFORM": "sagemaker"})
+    with running_app(settings, [EMBEDDED, FRAGILE]) as client:
+        yield client
+
+
+def test_sagemaker_implies_its_port_and_host() -> None:
+    settings = read_settings({"SAGEMAKER_BIND_TO_PORT": "8081"})
+    assert (settings.platform, settings.host, settings.port) == ("sagemaker", "0.0.0.0", 8081)
+    assert settings.insecure
+    assert read_settings({"GRADCAM_PLATFORM": "sagemaker", "GRADCAM_PORT": "9"}).port == 9
+    assert read_settings({"SAGEMAKER_BIND_TO_PORT": "1", "GRADCAM_PLATFORM": "none"}).port == 8000
+    assert not read_settings({"SAGEMAKER_BIND_TO_PORT": "1"}).starts_empty
+    assert read_settings({"SAGEMAKER_MULTI_MODEL": "true"}).starts_empty
+
+
+def test_sagemaker_pings(sagemaker: TestClient) -> None:
+    assert sagemaker.get("/ping").status_code == 200
+
+
+@pytest.mark.parametrize(
+    "media_type", ["application/x-image", "image/png", "application/octet-stream"]
+)
+def test_sagemaker_invokes_with_an_image(
+    sagemaker: TestClient, cat: bytes, media_type: str
+) -> None:
+    headers = {
+        "Content-Type": media_type,
+        "Accept": "image/png",
+        "X-Amzn-SageMaker-Custom-Attributes": "fit=squash&target=tabby&method=gradcam%2B%2B",
+    }
+    answer = sagemaker.post("/invocations", content=cat, headers=headers)
+    query = "fit=squash&target=tabby&method=gradcam%2B%2B"
+    native = sagemaker.post(
+        f"{MODEL}:explain?{query}",
+        content=cat,
+        headers={"Content-Type": "image/png", "Accept": "image/png"},
+    )
+    assert answer.status_code == 200
+    assert answer.content == native.content
+
+
+def test_sagemaker_invokes_with_json_and_forms(sagemaker: TestClient, cat: bytes) -> None:
+    sent = {"instances": [b64(cat)], "parameters": {"top_k": 1}}
+    answer = sagemaker.post("/invocations", json=sent).json()
+    assert answer["explanations"][0]["target"]["label"] == "tiger cat"
+    attributes = {"X-Amzn-SageMaker-Custom-Attributes": f"operation=predict&model={NAME}&top_k=2"}
+    form = sagemaker.post("/invocations", files={"image": cat}, headers=attributes).json()
+    assert len(form["predictions"][0]["classes"]) == 2
+    assert "explanations" not in form
+
+
+@pytest.mark.parametrize(
+    ("attributes", "status", "words"),
+    [
+        ("method=x", 422, "no method 'x'"),
+        ("operation=delete", 404, "there is nothing at"),
+        ("model=nope", 404, "no model 'nope'"),
+        ("%ff=\x01", 422, "no parameter"),
+    ],
+)
+def test_sagemaker_hears_what_is_wrong(
+    sagemaker: TestClient, cat: bytes, attributes: str, status: int, words: str
+) -> None:
+    headers = {
+        "Content-Type": "application/x-image",
+        "X-Amzn-SageMaker-Custom-Attributes": attributes,
+    }
+    answer = sagemaker.post("/invocations", content=cat, headers=headers)
+    assert (answer.status_code, words in answer.json()["detail"]) == (status, True)
+
+
+def test_sagemaker_plans_a_batch_transform(sagemaker: TestClient) -> None:
+    assert sagemaker.get("/execution-parameters").json() == {
+        "MaxConcurrentTransforms": 100,
+        "BatchStrategy": "SINGLE_RECORD",
+        "MaxPayloadInMB": 10,
+    }
+
+
+def test_sagemaker_loads_and_unloads_models(folder: Path, tmp_path: Path) -> None:
+    """The contract of endpoints with several models: 409, 507, 404, and invocations of one."""
+    environment = {"SAGEMAKER_MULTI_MODEL": "true", "GRADCAM_MAX_MODELS": "2"}
+    with TestClient(create_app(read_settings(environment), [])) as client:
+        assert client.get("/ping").status_code == 200
+        assert client.get("/models").json() == {"models": []}
+        one, other, third = (
+            client.post("/models", json={"model_name": name, "url": str(folder)})
+            for name in ("one", "other", "third")
+        )
+        assert (one.status_code, other.status_code, third.status_code) == (200, 200, 507)
+        again = client.post("/models", json={"model_name": "one", "url": str(folder)})
+        assert again.status_code == 409
+        listed = client.get("/models").json()["models"]
+        assert listed == [{"modelName": n, "modelUrl": str(folder)} for n in ("one", "other")]
+        assert client.get("/models/one").json()["modelName"] == "one"
+        headers = {"Content-Type": "application/x-image", "Accept": "image/png"}
+        answer = client.post("/models/one/invoke", content=PHOTO, headers=headers)
+        assert Image.open(BytesIO(answer.content)).size == (8, 8)
+        assert client.delete("/models/one").status_code == 200
+        assert client.get("/models/one").status_code == 404
+        assert client.delete("/models/one").status_code == 404
+        assert client.post("/models/one/invoke", content=PHOTO, headers=headers).status_code == 404
+        unreadable: list[Any] = [
+            {"model_name": "x", "url": str(tmp_path / "no")},
+            {"model_name": "x"},
+            [],
+        ]
+        for body in unreadable:
+            refused = client.post("/models", json=body)
+            assert refused.status_code in (400, 404)
+            assert "Traceback" not in refused.text
+
+
+# Vertex AI
+
+
+@pytest.fixture(scope="module")
+def vertex() -> Iterator[TestClient]:
+    environment = {"AIP_HTTP_PORT": "8085", "AIP_HEALTH_ROUTE": "/v1/endpoints/1/deployedModels/2"}
+    environment["AIP_PREDICT_ROUTE"] = "/v1/endpoints/1/deployedModels/2:predict"
+    settings = read_settings(environment)
+    assert (settings.platform, settings.host, settings.port) == ("vertex", "0.0.0.0", 8085)
+    with running_app(settings) as client:
+        yield client
+
+
+VERTEX = "/v1/endpoints/1/deployedModels/2"
+
+
+def test_vertex_finds_explanations_in_the_predictions(
+    vertex: TestClient, cat: bytes, espresso: bytes
+) -> None:
+    assert vertex.get(VERTEX).json() == {"status": "ok"}
+    bare = {"b64": base64.b64encode(espresso).decode(), "id": "cup"}
+    sent = {"instances": [b64(cat), bare, b64(b"x")], "parameters": {"method": "layercam"}}
+    answer = vertex.post(f"{VERTEX}:predict", json=sent)
+    assert int(answer.headers["content-length"]) == len(answer.content)
+    assert list(answer.json()) == ["predictions"]
+    first, second, third = answer.json()["predictions"]
+    native = vertex.post(f"{MODEL}:explain", json=sent).json()
+    assert first["explanations"] == native["explanations"][:1]
+    assert first["classes"] == native["predictions"][0]["classes"]
+    assert [one["target"]["label"] for one in second["explanations"]] == ["espresso"]
+    assert second["id"] == "cup"
+    assert third["problem"]["status"] == 422
+
+
+def test_vertex_passes_raw_predictions_on(vertex: TestClient, cat: bytes) -> None:
+    headers = {"Content-Type": "image/png", "Accept": "application/x-npy"}
+    answer = vertex.post(f"{VERTEX}:predict?size=layer", content=cat, headers=headers)
+    assert np.load(BytesIO(answer.content)).shape == (7, 7)
+    wrong = vertex.post(f"{VERTEX}:predict", json={"instances": []})
+    assert wrong.status_code == 400
+    assert wrong.json()["type"].endswith("malformed-request")
+
+
+# Azure ML
+
+
+def test_azure_scores(folder: Path) -> None:
+    settings = read_settings({"AZUREML_MODEL_DIR": str(folder)})
+    assert (settings.platform, settings.port, settings.insecure) == ("azure", 5001, True)
+    with running_app(settings, read_catalog(settings.models)) as client:
+        assert client.get("/healthz").status_code == 200
+        answer = client.post("/score", json={"instances": [b64(PHOTO)]})
+        assert answer.json()["explanations"][0]["method"] == "gradcam"
+
+
+# KServe
+
+
+def test_kserve_arguments_are_settings() -> None:
+    given = [
+        "--model_name=birds",
+        "--http_port",
+        "8081",
+        "--enable_docs_url",
+        "true",
+        "--workers=3",
+    ]
+    settings = kserve_settings(given)
+    assert settings == {"platform": "kserve", "model_name": "birds", "port": "8081", "doors": "3"}
+    assert kserve_settings(["--prot", "80"]) == {}
+    read = read_settings({}, **settings)
+    assert (read.host, read.port, read.doors, read.model_name) == ("0.0.0.0", 8081, 3, "birds")
+
+
+@contextmanager
+def predictor(*answers: Any, status: int = 200) -> Iterator[tuple[str, list[Any]]]:
+    """KServe's predictor, which gives these answers in turn, and the requests that it got."""
+    asked: list[Any] = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            body = self.rfile.read(int(self.headers["Content-Length"]))
+            asked.append((self.path, json.loads(body)))
+            said = json.dumps(answers[len(asked) - 1]).encode()
+            self.send_response(status)
+            self.send_header("Content-Length", str(len(said)))
+            self.end_headers()
+            self.wfile.write(said)
+
+        def log_message(self, format: str, *args: object) -> None:  # noqa: A002
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            yield f"127.0.0.1:{server.server_port}", asked
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+def test_the_predictor_is_asked_for_the_class(cat: bytes, espresso: bytes) -> None:
+    numbers = [0.0] * 1000
+    numbers[281] = 1.0
+    answers: tuple[Any, ...] = (
+        {"predictions": [numbers, 504]},
+        {"predictions": ["lynx"]},
+        {"predictions": []},
+    )
+    with (
+        predictor(*answers) as (host, asked),
+        running_app(Settings(predictor_host=host)) as client,
+    ):
+        sent = {"instances": [b64(cat), b64(espresso), {**b64(cat), "target": 3}]}
+        explained = client.post(f"{MODEL}:explain", json=sent).json()["explanations"]
+        assert [one["target"]["index"] for one in explained] == [281, 504, 3]
+        (path, body), *_ = asked
+        assert path == f"{MODEL}:predict"
+        assert body == {"instances": [b64(cat), b64(espresso)]}
+        one = client.post(f"{MODEL}:explain", json={"instances": [b64(cat)]}).json()
+        assert one["explanations"][0]["target"]["label"] == "lynx"
+        none = client.post(f"{MODEL}:explain", json={"instances": [b64(cat)]})
+        assert (none.status_code, host in none.json()["detail"]) == (503, True)
+        predicted = client.post(f"{MODEL}:predict", json={"instances": [b64(cat)]})
+        assert predicted.status_code == 200
+        assert len(asked) == 3
+
+
+def test_a_predictor_that_is_not_there(cat: bytes) -> None:
+    with running_app(Settings(predictor_host="127.0.0.1:9")) as client:
+        answer = client.post(f"{MODEL}:explain", json={"instances": [b64(cat)]})
+        assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
+
+
+@pytest.mark.parametrize(
+    ("said", "expected"),
+    [
+        (7, 7),
+        ("tabby", "tabby"),
+        ([0.1, 0.7, 0.2], 1),
+        ([-3, -1.5, -2], 1),
+        ({"classes": [{"index": 9, "score": 1.0}]}, 9),
+    ],
+)
+def test_the_class_of_a_prediction(said: Any, expected: object) -> None:
+    assert class_of(said) == expected
+
+
+@pytest.mark.parametrize("said", [True, None, [], {}, [[0.5]], ["a"], 0.5])
+def test_a_prediction_without_a_class(said: Any) -> None:
+    with pytest.raises(Unexplainable, match="names no class"):
+        class_of(said)
+
+
+# Folders and stores
+
+
+def test_a_folder_of_models(folder: Path, tmp_path: Path) -> None:
+    (entry,) = read_catalog(folder, name="mine")
+    assert (entry.name, entry.source) == ("mine", "factory:tests.service.factories:tiny")
+    assert entry.path("x") == folder / "tiny-1" / "x"
+    face = tmp_path / "face"
+    face.mkdir()
+    (face / "config.json").write_text("{}")
+    (entry,) = read_catalog(face)
+    assert (entry.name, entry.source, entry.path(".")) == ("model", "hf:.", face)
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    for path, words in ((empty, "it has nothing"), (tmp_path, "it has empty, face, models")):
+        with pytest.raises(ConfigError, match=words):
+            read_catalog(path)
+    with pytest.raises(ConfigError, match="letters, digits"):
+        read_catalog(folder, name="a b")
+    (folder / "tiny-1" / "models.toml").write_text(TOML + TOML.replace('"tiny"', '"two"'))
+    with pytest.raises(ConfigError, match="2 models cannot have the one name"):
+        read_catalog(folder, name="mine")
+
+
+def test_models_of_a_store(folder: Path) -> None:
+    store = fsspec.filesystem("memory")
+    store.put(str(folder), "/bucket/model", recursive=True)
+    try:
+        with copied("memory://bucket/model") as local:
+            assert read_catalog(local)[0].name == "tiny"
+        assert not local.exists()
+        with (
+            pytest.raises(ConfigError, match="memory://bucket/nothing"),
+            copied("memory://bucket/nothing"),
+        ):
+            pass
+        with pytest.raises(ConfigError, match="GRADCAM_MODELS_URI=nope://x"), copied("nope://x"):
+            pass
+    finally:
+        store.rm("/bucket", recursive=True)
+
+
+@pytest.mark.parametrize("routes", ["/score", "score=/readyz", "/a=b", "="])
+def test_a_route_is_two_paths(routes: str) -> None:
+    with pytest.raises(ConfigError, match=r"GRADCAM_ROUTES=.*two paths"):
+        read_settings({"GRADCAM_ROUTES": routes})
+
+
+def test_a_route_of_ones_own() -> None:
+    settings = read_settings({"GRADCAM_ROUTES": "/score=/v1/models/{model}:predict, /up=/healthz"})
+    with running_app(settings, [FRAGILE]) as client:
+        assert client.get("/up").json() == {"status": "ok"}
+        until(lambda: client.get("/readyz").status_code == 200, 30)
+        assert "predictions" in client.post("/score", json={"instances": [b64(PHOTO)]}).json()
