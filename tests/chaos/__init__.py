@@ -17,6 +17,7 @@ from tests.chaos import (
     kills,
     leaks,
     overload,
+    platforms,
     sockets,
     weights,
 )
@@ -25,6 +26,7 @@ from tests.chaos.finding import Finding
 ATTACKS: dict[str, Callable[[float], Coroutine[Any, Any, list[Finding]]]] = {
     "images": images.mutated,
     "bombs": images.bombs,
+    "platforms": platforms.strangers,
     "contract": access.contract,
     "asking": asking.asking,
     "dripping": sockets.dripping,

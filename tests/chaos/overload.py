@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import base64
+import json
 import time
 from collections import Counter
 from io import BytesIO
@@ -16,8 +18,11 @@ from tests.chaos.finding import Finding, slack
 from tests.chaos.stage import staged
 from tests.service.live import free_port
 
+DOOR = 'name = "m"\nsource = "timm:test_resnet"\nweights = "none"\ninput_size = 64'
 MODELS = {
-    "the door": 'name = "m"\nsource = "timm:test_resnet"\nweights = "none"\ninput_size = 64',
+    "the door": DOOR,
+    "the door by /v2": DOOR,
+    "the door by /invocations": DOOR,
     "the engine": 'name = "m"\nsource = "factory:tests.chaos.models:slow"\nweights = "none"\n'
     "input_size = 8\nmax_batch = 1",
 }
@@ -35,14 +40,17 @@ async def overload(scale: float) -> list[Finding]:
     findings = []
     for what, model in MODELS.items():
         probes = free_port()
-        with staged(model, cache_bytes="0", delay_tolerance="3.5", probe_port=str(probes)) as stage:
+        given = {"platform": "sagemaker", "host": "127.0.0.1"} if "/invocations" in what else {}
+        given |= {"cache_bytes": "0", "delay_tolerance": "3.5", "probe_port": str(probes)}
+        with staged(model, wait=True, **given) as stage:
             findings += await _attacked(what, stage.port, probes, scale)
     return findings
 
 
 async def _attacked(what: str, port: int, probes: int, scale: float) -> list[Finding]:
     photos = max(int(PHOTOS * scale), 32)
-    requests = cycle([_request(_photo(turn)) for turn in range(photos)])
+    make = next((form for name, form in FORMS.items() if what.endswith(name)), _request)
+    requests = cycle([make(_photo(turn)) for turn in range(photos)])
     took = [await _lone(port, requests) for _ in range(LONE)]
     alone = percentile(took, 0.5)
     patience = min(PATIENCE * alone, MOST_SECONDS)
@@ -109,11 +117,31 @@ def _photo(turn: int) -> bytes:
 
 
 def _request(body: bytes) -> bytes:
+    return _post("/v1/models/m:explain?output=mask&fit=squash", body, "image/jpeg")
+
+
+def _inference(body: bytes) -> bytes:
+    data = [base64.b64encode(body).decode()]
+    sent = {
+        "inputs": [{"name": "image", "shape": [1], "datatype": "BYTES", "data": data}],
+        "outputs": [{"name": "overlay", "parameters": {"binary_data": True}}],
+    }
+    return _post("/v2/models/m/infer", json.dumps(sent).encode(), "application/json")
+
+
+def _invocation(body: bytes) -> bytes:
+    return _post("/invocations?output=mask&fit=squash", body, "application/x-image")
+
+
+def _post(path: str, body: bytes, kind: str) -> bytes:
     head = (
-        "POST /v1/models/m:explain?output=mask&fit=squash HTTP/1.1\r\nHost: x\r\n"
-        f"Content-Type: image/jpeg\r\nContent-Length: {len(body)}\r\n\r\n"
+        f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: {kind}\r\n"
+        f"Content-Length: {len(body)}\r\n\r\n"
     )
     return head.encode() + body
+
+
+FORMS = {"/v2": _inference, "/invocations": _invocation}
 
 
 async def _lone(port: int, requests: cycle[bytes]) -> float:

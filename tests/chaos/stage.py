@@ -205,8 +205,12 @@ class Client:
         body: bytes = b"",
         kind: str = "image/png",
         accept: str = "*/*",
+        more: str = "",
     ) -> Reply:
         """
+        Args:
+            more: lines of further headers.
+
         Raises:
             NoReply: if the connection ends before there is one.
             ConnectionRefusedError: if there is none.
@@ -220,7 +224,7 @@ class Client:
             raise NoReply(repr(error)) from None
         head = (
             f"{method} {path} HTTP/1.1\r\nHost: x\r\nContent-Type: {kind}\r\nAccept: {accept}\r\n"
-            f"Content-Length: {len(body)}\r\n{self.headers}\r\n"
+            f"Content-Length: {len(body)}\r\n{self.headers}{more}\r\n"
         )
         try:
             writer.write(head.encode() + body)

@@ -127,7 +127,7 @@ def test_the_request_of_that_page(address: str, tmp_path: Path) -> None:
     assert list(found["scores"]) == ["insertion", "road", "stability"]
 
 
-PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")])
+PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("docs/*/*.md")])
 
 
 def anchors(page: Path) -> set[str]:
@@ -207,5 +207,6 @@ def test_the_reference_has_every_public_name(page: str, module: str, names: list
 
 def test_the_site_has_every_page() -> None:
     told = (ROOT / ".zensical.toml").read_text()
-    for page in ROOT.glob("docs/*.md"):
-        assert f'"{page.name}"' in told
+    docs = ROOT / "docs"
+    for page in [*docs.glob("*.md"), *docs.glob("platforms/*.md"), *docs.glob("integrations/*.md")]:
+        assert f'"{page.relative_to(docs).as_posix()}"' in told

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 from io import BytesIO
 from pathlib import Path
@@ -12,6 +13,7 @@ import numpy as np
 import pytest
 from tritonclient import http as triton
 
+from service.core.settings import Settings
 from tests.service.conftest import MODEL
 from tests.service.live import ROOT, free_port, serving
 
@@ -31,8 +33,11 @@ def heard_by(client: str, *ports: int | None) -> dict[str, Any]:
     return heard
 
 
-def test_kserve_and_triton() -> None:
+def test_kserve_and_triton(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     """With arguments that KServe gives a container, one among them that is not for us."""
+    monkeypatch.chdir(ROOT)
     grpc_port = free_port()
     arguments = [f"--grpc_port={grpc_port}", "--enable_latency_logging", "true"]
     with serving(*arguments, GRADCAM_HOST="127.0.0.1") as (_, http):
@@ -42,6 +47,10 @@ def test_kserve_and_triton() -> None:
             image = triton.InferInput("image", [1], "BYTES")
             image.set_data_from_numpy(np.array([photo], dtype=object))
             answer = client.infer(NAME, [image], parameters={"fit": "squash", "method": "layercam"})
+        text = (ROOT / "docs" / "platforms" / "open-inference.md").read_text()
+        (block,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+        exec(block.replace("127.0.0.1:8000", f"127.0.0.1:{http.base_url.port}"))
+        assert capsys.readouterr().out.splitlines() == ["b'Egyptian cat'", "(1, 1, 300, 451)"]
         native = http.post(
             f"{MODEL}:explain?fit=squash&method=layercam",
             content=photo,
@@ -66,3 +75,10 @@ def test_vertex_ai() -> None:
     with serving(AIP_HTTP_PORT="8080", GRADCAM_HOST="127.0.0.1") as (_, http):
         heard = heard_by("vertex", http.base_url.port)
     assert heard == {"health": 200, "label": "Egyptian cat", "label too": "Egyptian cat"}
+
+
+def test_the_manifests_of_kserve() -> None:
+    assert heard_by("manifests") == {"explainer.yaml": True, "predictor.yaml": True}
+    for file in (ROOT / "deploy" / "kserve").glob("*.yaml"):
+        for name in re.findall(r"name: GRADCAM_(\w+)", file.read_text()):
+            assert name.lower() in Settings.model_fields
