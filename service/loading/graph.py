@@ -13,9 +13,11 @@ where it consists of well-known ones (see `graph_tail`), so gradients reach that
 from __future__ import annotations
 
 import hashlib
+import json
+from ast import literal_eval
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import pairwise, product
 from pathlib import Path
@@ -34,6 +36,10 @@ if TYPE_CHECKING:
 
 FORMS: Final = {"onnx": ".onnx", "openvino": ".xml"}
 """Kind of source → the suffix of its files."""
+METADATA: Final = "gradcam"
+"""Key of the metadata that `gradcam export` writes."""
+NAMES: Final = "names"
+"""Key under which Ultralytics' exporter writes the labels, as a Python dictionary."""
 LAYERS: Final = 5
 """Largest number of resolutions of which a layer is kept."""
 STREAM: Final = 4
@@ -82,6 +88,8 @@ class Graph:
     activation: Literal["softmax", "sigmoid"] | None
     """The activation that the network ends in and that was left out, so that the module returns
     logits; None if the network's own output is returned."""
+    stated: Mapping[str, Any] = field(default_factory=dict)
+    """What `gradcam export` has written into the file of the model."""
 
 
 class Segment(nn.Module):
@@ -104,9 +112,24 @@ class Segment(nn.Module):
             self._request = compiled(self._network, torch.float32)
             self._threads = torch.get_num_threads()
         request = self._request
-        return _in_batches(
-            values.detach().contiguous(), self._batch, lambda some: inferred(request, some)[0]
+        outputs: Tensor = _WithoutGradient.apply(
+            values,
+            lambda plain: _in_batches(plain, self._batch, lambda some: inferred(request, some)[0]),
         )
+        return outputs
+
+
+class _WithoutGradient(torch.autograd.Function):
+    """A function that autograd's graph shows, though no gradient passes through it. So it is known
+    which layer is computed from which."""
+
+    @staticmethod
+    def forward(_: Any, values: Tensor, run: Callable[[Tensor], Tensor]) -> Tensor:
+        return run(values.detach().contiguous())
+
+    @staticmethod
+    def backward(*_: Any) -> tuple[None, None]:
+        return None, None
 
 
 class TorchSegment(nn.Module):
@@ -158,7 +181,7 @@ def read_graph(file: Path, wish: Wish) -> Graph:
             images and return one batch of logits.
     """
     network = _read(file)
-    digest = _digest(network)
+    digest, stated = _digest(network), _stated(network)
     size = _fit_input(network, wish)
     network = _with_output(network, wish.output)
     _fix_batch(network)
@@ -184,7 +207,7 @@ def read_graph(file: Path, wish: Wish) -> Graph:
             activate = ACTIVATIONS[graph.activation]
             both, singly = activate(both), activate(singly)
         if all(_agree(each, expected) for each in (both, singly)):
-            return Graph(graph.module, size, graph.activation)
+            return Graph(graph.module, size, graph.activation, stated)
     why = f": {one_line(failure)}" if failure else ""
     raise GraphError(f"the parts of the network do not give the outputs of the whole{why}")
 
@@ -214,6 +237,24 @@ def _read(file: Path) -> openvino.Model:
     except Exception as error:  # the frontends raise many kinds
         raise GraphError(f"{file} cannot be read: {_told(error)}") from None
     return network
+
+
+def _stated(network: openvino.Model) -> dict[str, Any]:
+    """Return what the file says of the model; nothing if it cannot be understood."""
+
+    def text(key: str) -> str:
+        # The metadata of an ONNX file lie below "framework".
+        paths = [path for path in ([key], ["framework", key]) if network.has_rt_info(path)]
+        return str(network.get_rt_info(paths[0]).value) if paths else ""
+
+    try:
+        if own := text(METADATA):
+            stated = json.loads(own)
+            return stated if isinstance(stated, dict) else {}
+        names = literal_eval(text(NAMES) or "{}")
+        return {"labels": [str(names[index]) for index in range(len(names))]} if names else {}
+    except (ValueError, SyntaxError, KeyError, TypeError, RecursionError, MemoryError):
+        return {}
 
 
 def _told(error: Exception) -> str:
@@ -436,15 +477,19 @@ def _layers(
         )
     stream = STREAM if len(kept[-1][0].partial_shape) == 3 else 1
     chosen = [group[-1] for group in kept[:-1]] + kept[-1][-stream:]
+    # The first layer, before any rectifier, shows best where positions lie on the image.
+    first = next(iter(groups.values()))[0]
+    if all(_key(first) != _key(each) for each in chosen):
+        chosen.insert(0, first)
     for name in wanted:
         found = [each for each in bottlenecks if name in _names_of(each)]
         if not found and any(name in _names_of(op.output(0)) for op in ordered):
             raise GraphError(
                 f"{name!r} is no layer at which the network can be cut: other paths lead around it"
             )
-        chosen += [each for each in found if _names_of(each).isdisjoint(*map(_names_of, chosen))]
-    order = [each.get_node().get_name() for each in bottlenecks]
-    chosen.sort(key=lambda each: order.index(each.get_node().get_name()))
+        chosen += [each for each in found if _key(each) not in map(_key, chosen)]
+    order = [_key(each) for each in bottlenecks]
+    chosen.sort(key=lambda each: order.index(_key(each)))
     return chosen, len(kept[-1][-stream:])
 
 
@@ -453,26 +498,27 @@ def _names_of(tensor: openvino.Output) -> set[str]:
     return {name, _plain(name), *tensor.names}
 
 
+def _key(tensor: openvino.Output) -> tuple[str, int]:
+    return tensor.get_node().get_name(), tensor.get_index()
+
+
 def _bottlenecks(
     ordered: Sequence[openvino.Node], parameter: openvino.Node, end: openvino.Output
 ) -> list[openvino.Output]:
     """Return the tensors through which all paths from the input to the output lead, in order."""
 
-    def key(tensor: openvino.Output) -> tuple[str, int]:
-        return tensor.get_node().get_name(), tensor.get_index()
-
     last: dict[tuple[str, int], int] = {}
     for position, operation in enumerate(ordered):
         for source in operation.input_values():
-            last[key(source)] = position
-    last[key(end)] = len(ordered)
-    alive = {key(parameter.output(0))}
+            last[_key(source)] = position
+    last[_key(end)] = len(ordered)
+    alive = {_key(parameter.output(0))}
     found = []
     for position, operation in enumerate(ordered):
         alive = {each for each in alive if last.get(each, -1) > position}
-        own = [output for output in operation.outputs() if key(output) in last]
-        alive.update(map(key, own))
-        if len(alive) == 1 and own and key(own[0]) in alive and key(own[0]) != key(end):
+        own = [output for output in operation.outputs() if _key(output) in last]
+        alive.update(map(_key, own))
+        if len(alive) == 1 and own and _key(own[0]) in alive and _key(own[0]) != _key(end):
             found.append(own[0])
     return found
 
@@ -520,8 +566,9 @@ def _title(tensor: openvino.Output, ordered: Sequence[openvino.Node]) -> str:
     """Return the name of a tensor as a layer. OpenVINO gives operations without a name another
     number in each process; such an operation is named by its place among those of its kind."""
     node = tensor.get_node()
-    if tensor.names:
-        return _plain(min(tensor.names))
+    names = [name for name in tensor.names if not name.isdecimal()]
+    if names:
+        return _plain(min(names).removesuffix(":0"))
     if node.get_friendly_name() != node.get_name():
         return _plain(node.get_friendly_name())
     kind = node.get_type_name()

@@ -304,15 +304,15 @@ def _reading(
     """
     given = built.reading or Reading(entry.output, entry.activation)
     reading, reason = resolve_reading(module, image, given)
-    if entry.activation == "auto" and given.activation != "auto":
-        reason = f"the network ends in a {given.activation}, whose input is explained"
     if reading.meaning == "features":
         raise entry.mistake(
             "source",
             f"the model has no head that gives scores of classes: {reason}; take a source with a "
             "head, or explain what makes images alike in Python, by cam.SimilarityTarget",
         )
-    return reading, reason if entry.activation == "auto" else "it is set in the model's entry"
+    if entry.activation != "auto":
+        return reading, "it is set in the model's entry"
+    return reading, built.reason or reason
 
 
 def _activation(reading: Reading) -> Activation:

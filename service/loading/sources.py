@@ -15,12 +15,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, get_args
 
 import torch
 from torch import nn
 
 from cam import Reading
+from cam.outputs.reading import Activation
 from cam.passes.openvino import is_installed
 from service.core.errors import one_line
 from service.loading.graph import FORMS, GraphError, Wish, read_graph
@@ -43,7 +44,7 @@ from service.loading.weights import (
     read_weights,
 )
 from service.models.catalog import ModelEntry
-from service.models.preprocessing import Preprocessing
+from service.models.preprocessing import Fit, Preprocessing
 
 log = logging.getLogger(__name__)
 
@@ -65,6 +66,8 @@ class Built:
     """Name of the submodule that is searched for the default layer; "" for the whole module."""
     reading: Reading | None = None
     """How the module's output is read, where that is not what the entry says of its source."""
+    reason: str = ""
+    """Reason for the reading's activation; "" if it is to be found out."""
 
 
 Source = Callable[[ModelEntry, str, int | None], Built]
@@ -244,6 +247,11 @@ def _graph(entry: ModelEntry, what: str, classes: int | None) -> Built:
         graph = read_graph(file, wish)
     except GraphError as error:
         raise entry.mistake("source", str(error)) from None
+    labels, said = graph.stated.get("labels"), graph.stated.get("preprocessing")
+    fit: Any = graph.stated.get("fit")
+    activation: Any = graph.stated.get("activation")
+    if isinstance(said, dict):
+        entry = with_stated(entry, what, said)
     preprocessing = preprocessing_of(
         entry,
         size=graph.size,
@@ -251,9 +259,16 @@ def _graph(entry: ModelEntry, what: str, classes: int | None) -> Built:
         mean=IMAGENET_MEAN,
         std=IMAGENET_STD,
         interpolation="bilinear",
+        crop_fit=fit if fit in get_args(Fit) else "crop",
     )
-    reading = Reading(None, graph.activation or entry.activation)
-    return Built(graph.module, preprocessing, reading=reading)
+    reading, reason = Reading(None, entry.activation), ""
+    if graph.activation:
+        reading = Reading(None, graph.activation)
+        reason = f"the network ends in a {graph.activation}, whose input is explained"
+    elif entry.activation == "auto" and activation in get_args(Activation):
+        reading, reason = Reading(None, activation), "the file says so"
+    named = tuple(map(str, labels)) if isinstance(labels, list) else ()
+    return Built(graph.module, preprocessing, named, reading=reading, reason=reason)
 
 
 def _graph_file(entry: ModelEntry, what: str) -> Path:

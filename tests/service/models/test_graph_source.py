@@ -257,7 +257,7 @@ def test_the_file_counts_as_the_weights(tmp_path: Path) -> None:
     assert len(prints) == 3
 
 
-HERE = {"outputs": {"logits": (1, 2)}}
+HERE: dict[str, Any] = {"outputs": {"logits": (1, 2)}}
 IMAGES = {"images": (1, 3, 4, 4)}
 
 
@@ -298,7 +298,8 @@ IMAGES = {"images": (1, 3, 4, 4)}
             "the network has no output 'scores'; it has logits, flat",
         ),
         (
-            graph_of([*BODY, *LINEAR[:1]], WEIGHTS, outputs={"flat": (1, 2), "pooled": (1, 2, 1, 1)}),
+            graph_of([*BODY, *LINEAR[:1]], WEIGHTS,
+                     outputs={"flat": (1, 2), "pooled": (1, 2, 1, 1)}),
             {},
             "the network has 2 outputs, flat, pooled; say which with output",
         ),
@@ -337,7 +338,7 @@ IMAGES = {"images": (1, 3, 4, 4)}
         (
             graph_of([*BODY, *LINEAR], WEIGHTS, **HERE),
             {"layer": "elsewhere"},
-            "the model has no layer 'elsewhere'; among its last are features",
+            "the model has no layer 'elsewhere'; among its last are mixed, features",
         ),
     ],
 )  # fmt: skip
@@ -429,14 +430,18 @@ def test_half_precision_in_the_file(tmp_path: Path) -> None:
 
 
 def test_through_http(tmp_path: Path, cat: bytes) -> None:
-    size = {"inputs": {"images": ("batch", 3, 32, 32)}, "outputs": {"logits": ("batch", 2)}}
+    size: dict[str, Any] = {
+        "inputs": {"images": ("batch", 3, 32, 32)},
+        "outputs": {"logits": ("batch", 2)},
+    }
     entry = entry_of(written(tmp_path, graph_of([*BODY, *LINEAR], WEIGHTS, **size)))
     with running_app(Settings(), [entry]) as client:
         wait_until_ready(client)
         about = client.get("/v1/models/m").json()
         assert (about["default_layer"], about["runtime"]) == ("features", "openvino")
         methods = {each["name"]: each for each in about["methods"]}
-        assert methods["cam"]["available"] and not methods["smoothgrad"]["available"]
+        assert methods["cam"]["available"]
+        assert not methods["smoothgrad"]["available"]
         picture = {"Content-Type": "image/png"}
         for method in ("gradcam", "cam", "reciprocam", "rise", "scorecam"):
             address = f"/v1/models/m:explain?method={method}&budget=20"
@@ -471,12 +476,19 @@ POOLED = ("resnet18", "efficientnet-lite0", "swin_t")
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("dynamic", [True, False], ids=["any batch", "batch of one"])
 @pytest.mark.parametrize(
-    "name",
-    ["resnet18", "efficientnet-lite0", "mobilenet_v3_small", "convnext_tiny", "vgg11", "swin_t",
-     "vit_tiny"],
-)  # fmt: skip
+    ("name", "dynamic"),
+    [
+        ("resnet18", True),
+        ("resnet18", False),
+        ("efficientnet-lite0", False),
+        ("mobilenet_v3_small", True),
+        ("convnext_tiny", False),
+        ("vgg11", False),
+        ("swin_t", False),
+        ("vit_tiny", True),
+    ],
+)
 def test_maps_are_those_of_torch(name: str, dynamic: bool, tmp_path: Path, cat: bytes) -> None:
     torch.manual_seed(0)
     if name == "efficientnet-lite0":
@@ -497,6 +509,7 @@ def test_maps_are_those_of_torch(name: str, dynamic: bool, tmp_path: Path, cat: 
             external_data=False, verbose=False,
         )  # fmt: skip
     graph = loaded(file)
+    assert graph.default_layer is not None
     with torch.no_grad():
         expected, found = net(images), graph.module(images)
     scale = float(expected.abs().max())
@@ -512,4 +525,6 @@ def test_maps_are_those_of_torch(name: str, dynamic: bool, tmp_path: Path, cat: 
         ]
         assert said[0].shape == said[1].shape, method
         assert np.abs(said[0]).max() > 0, method
-        np.testing.assert_allclose(said[1], said[0], rtol=0, atol=tolerance * np.abs(said[0]).max())
+        # Recipro-CAM's map is a difference of logits, which are rounded.
+        most = tolerance * np.abs(said[0]).max() + 1e-6 * scale * (method == "reciprocam")
+        np.testing.assert_allclose(said[1], said[0], rtol=0, atol=most)
