@@ -519,8 +519,11 @@ def test_maps_are_those_of_torch(name: str, dynamic: bool, tmp_path: Path, cat: 
     methods |= {"cam": 1e-4} if name in POOLED else {}
     for method, tolerance in methods.items():
         budget = {"scorecam": 16, "rise": 32}.get(method)
+        signed = METHODS[method].signed  # a map of a random network may be below 0 everywhere
         said = [
-            cam.explain(model, images[:1], target=7, method=method, layer=at, budget=budget)[0].map
+            cam.explain(
+                model, images[:1], target=7, method=method, layer=at, budget=budget, signed=signed
+            )[0].map
             for model, at in ((net, layer), (graph.module, graph.default_layer))
         ]
         assert said[0].shape == said[1].shape, method
