@@ -82,7 +82,7 @@ def runner(file: Path) -> Run:
 def medians(runs: dict[str, Run], images: np.ndarray, rounds: int) -> dict[str, float]:
     """Return the median milliseconds of each."""
     times: dict[str, list[float]] = {name: [] for name in runs}
-    order, rng = list(runs), random.Random(0)
+    order, rng = list(runs), random.Random(0)  # noqa: S311 - the order of measurements
     for turn in range(rounds + 3):
         rng.shuffle(order)
         for name in order:

@@ -66,22 +66,37 @@ class Exported:
 
 
 class WithCam(nn.Module):
-    """A model that returns its logits (B, C) and the maps (B, C, h, w) of a pooled linear head."""
+    """A model that returns its logits (B, C) and the maps (B, C, h, w) of a pooled linear head.
+
+    The logits are the means of the maps and the bias, so the head's own product is not computed:
+    reading its weights twice would cost a small model a tenth of its time.
+
+    Args:
+        image: (1, 3, H, W).
+    """
 
     method: Literal["cam"] = "cam"
 
-    def __init__(self, model: nn.Module, head: PooledHead, reading: Reading) -> None:
+    def __init__(self, model: nn.Module, head: PooledHead, image: Tensor, reading: Reading) -> None:
         super().__init__()
-        self.model, self._head, self._reading = model, head, reading
+        self.model, self._head = model, head
         self.register_buffer("weights", head.weights[:, :, None, None].clone(), persistent=False)
+        with evaluating(model):
+            logits = logits_of(model(image.clone()), reading)
+            bias = logits[0] - self._maps(image.clone())[0].mean((1, 2))
+        self.register_buffer("bias", bias, persistent=False)
 
     def forward(self, images: Tensor) -> tuple[Tensor, Tensor]:
+        maps = self._maps(images)
+        return maps.mean((2, 3)) + self.get_buffer("bias"), maps
+
+    def _maps(self, images: Tensor) -> Tensor:
         with watching(self.model, [self._head.layer]) as seen:
-            logits = logits_of(self.model(images), self._reading)
+            self.model(images)
         activations = self._head.grid.apply(seen[self._head.layer])
         if self._head.rectified:
             activations = activations.relu()
-        return logits, functional.conv2d(activations, self.get_buffer("weights"))
+        return functional.conv2d(activations, self.get_buffer("weights"))
 
 
 class WithReciprocam(nn.Module):
@@ -168,7 +183,7 @@ def export(model: ServedModel, file: Path, form: Form, layer: str | None = None)
     images = torch.randn(2, 3, shape.height, shape.width, generator=rng)
     with torch.inference_mode(False), torch.no_grad():
         wrapped, at = _wrapped(model, images[:1], layer)
-        with evaluating(wrapped):
+        with evaluating(wrapped), evaluating(model.module):
             expected = wrapped(images[:1].clone())
             with tempfile.TemporaryDirectory(dir=file.parent, prefix=".export-") as folder:
                 part = Path(folder) / file.name
@@ -215,7 +230,7 @@ def _wrapped(
 ) -> tuple[WithCam | WithReciprocam, str]:
     """Return the model with its map as second output, and the layer of the map."""
     if layer is None and model.head is not None:
-        return WithCam(model.module, model.head, model.reading), model.head.layer
+        return WithCam(model.module, model.head, image, model.reading), model.head.layer
     if layer is None and model.default_layer is None:
         raise ConfigError(f"model {model.name!r} has no default layer: {model.no_default}")
     at = cast(str, layer or model.default_layer)
@@ -230,7 +245,7 @@ def _wrapped(
     assert located.grid  # a layer without a problem has one
     try:
         head = pooled_head(model.module, image, at, located.grid, model.reading)
-        return WithCam(model.module, head, model.reading), at
+        return WithCam(model.module, head, image, model.reading), at
     except CamError:
         pass  # no linear head reads this layer's mean
     try:

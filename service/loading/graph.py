@@ -29,7 +29,7 @@ from torch import Tensor, nn
 
 from cam.passes.openvino import compiled, inferred
 from service.core.errors import one_line
-from service.loading.graph_tail import Operations
+from service.loading.graph_tail import Operations, is_mean_of_classes
 
 if TYPE_CHECKING:
     import openvino
@@ -51,6 +51,8 @@ ENDINGS: Final[dict[str, Literal["softmax", "sigmoid"]]] = {
     "Sigmoid": "sigmoid",
 }
 """Operations that end a network and turn logits into probabilities."""
+AFTER_MEAN: Final = {"Reshape", "Squeeze", "Add", "Multiply"}
+"""Operations between a mean and the logits that leave each class to itself."""
 ACTIVATIONS: Final[dict[str, Callable[[Tensor], Tensor]]] = {
     "softmax": partial(torch.softmax, dim=1),
     "sigmoid": torch.sigmoid,
@@ -464,6 +466,8 @@ def _layers(
 ) -> tuple[list[openvino.Output], int]:
     """Return the tensors to cut at, and how many of them have the last resolution."""
     bottlenecks = _bottlenecks(ordered, parameter, end)
+    own = _own_maps(ordered)
+    bottlenecks = [each for each in bottlenecks if each.get_node().get_name() not in own]
     groups: OrderedDict[object, list[openvino.Output]] = OrderedDict()
     for tensor in bottlenecks:
         resolution = _resolution(tensor)
@@ -491,6 +495,21 @@ def _layers(
     order = [_key(each) for each in bottlenecks]
     chosen.sort(key=lambda each: order.index(_key(each)))
     return chosen, len(kept[-1][-stream:])
+
+
+def _own_maps(ordered: Sequence[openvino.Node]) -> set[str]:
+    """Return the operations of a last 1 × 1 convolution whose means are the logits: a map at its
+    output would show the logits again."""
+    for place in range(len(ordered) - 1, 0, -1):
+        if is_mean_of_classes(ordered[place]):
+            node = ordered[place].input_value(0).get_node()
+            names = {node.get_name()}
+            if node.get_type_name() == "Add":
+                names.add(node.input_value(0).get_node().get_name())
+            return names
+        if ordered[place].get_type_name() not in AFTER_MEAN:
+            break
+    return set()
 
 
 def _names_of(tensor: openvino.Output) -> set[str]:

@@ -74,6 +74,8 @@ class Operations(nn.Module):
             given = [_constant(source) for source in operation.input_values()]
             sources = [_key(source) for source in operation.input_values()]
             own = [_key(output) for output in operation.outputs()]
+            if self._pool_first(operation, sources, own, linear):
+                continue
             if (before := _with_bias(operation, given, linear)) is not None:
                 linear[own[0]] = linear[before]
                 self._steps.append((_same, [before], own))
@@ -88,6 +90,38 @@ class Operations(nn.Module):
                 linear[own[0]] = run
                 reads = reads[:1]
             self._steps.append((run, reads, own))
+
+    def _pool_first(
+        self,
+        operation: openvino.Node,
+        sources: Sequence[str],
+        own: Sequence[str],
+        linear: dict[str, nn.Linear | nn.Conv2d],
+    ) -> bool:
+        """Run a mean over all positions before the 1 × 1 convolution that it reads, as a linear
+        layer: the numbers are the same, and a linear head is recognised. Return whether the
+        operation is such a mean."""
+        if not is_mean_of_classes(operation):
+            return False
+        layer = linear.get(sources[0])
+        if not isinstance(layer, nn.Conv2d):
+            return False
+        place = next(place for place, (run, _, _) in enumerate(self._steps) if run is layer)
+        reads = self._steps[place][1]
+        del self._steps[place:]  # the convolution, and the sum with its bias
+        head = nn.Linear(layer.in_channels, layer.out_channels, bias=layer.bias is not None)
+        head.weight = nn.Parameter(layer.weight.flatten(1), requires_grad=False)
+        head.bias = layer.bias
+        name = next(name for name, module in self.named_children() if module is layer)
+        self.add_module(name, head)
+        pooled = f"mean of {reads[0]}"
+        self._steps.append((partial(torch.mean, dim=(2, 3)), reads[:1], [pooled]))
+        self._steps.append((head, [pooled], [own[0]]))
+        linear[own[0]] = head
+        if operation.get_attributes()["keep_dims"]:
+            self._steps.append((_as_map, [own[0]], [own[0]]))
+            del linear[own[0]]
+        return True
 
     def forward(self, values: Tensor) -> Tensor:
         known: dict[str, Any] = {self._start: values}
@@ -122,6 +156,34 @@ def _with_bias(
             layer.bias = nn.Parameter(bias, requires_grad=False)
             return _key(source)
     return None
+
+
+def is_mean_of_classes(operation: openvino.Node) -> bool:
+    """Return whether an operation is the mean over the positions of a 1 × 1 convolution, perhaps
+    with a bias, that nothing else reads."""
+    if operation.get_type_name() != "ReduceMean" or len(operation.get_input_partial_shape(0)) != 4:
+        return False
+    axes = _constant(operation.input_value(1))
+    if axes is None or sorted(int(axis) % 4 for axis in axes.reshape(-1)) != [2, 3]:
+        return False
+    return _is_pointwise(operation.input_value(0))
+
+
+def _is_pointwise(tensor: openvino.Output) -> bool:
+    node = tensor.get_node()
+    if len(tensor.get_target_inputs()) != 1:
+        return False
+    if node.get_type_name() == "Add" and _constant(node.input_value(1)) is not None:
+        return _is_pointwise(node.input_value(0))
+    if node.get_type_name() != "Convolution":
+        return False
+    options, sides = node.get_attributes(), list(node.get_input_shape(1))[2:]
+    padded = any((*options["pads_begin"], *options["pads_end"]))
+    return {*options["strides"], *sides} == {1} and not padded
+
+
+def _as_map(values: Tensor) -> Tensor:
+    return values[:, :, None, None]
 
 
 def _same(value: Tensor) -> Tensor:

@@ -138,6 +138,22 @@ def test_a_head_of_a_convolution(tmp_path: Path) -> None:
     check_by_hand(loaded(file, activation="softmax"))
 
 
+@pytest.mark.parametrize("biased", [True, False])
+def test_a_head_before_the_mean(tmp_path: Path, biased: bool) -> None:
+    """The mean of a 1 × 1 convolution is the linear head of the mean."""
+    nodes = [
+        *BODY[:2],
+        node("Conv", ["features", "one", *["bias"] * biased], ["maps"]),
+        node("ReduceMean", ["maps"], ["means"], axes=[2, 3], keepdims=0),
+        *([] if biased else [node("Add", ["means", "bias"], ["logits"])]),
+    ]
+    if biased:
+        nodes[-1].output[:] = ["logits"]
+    weights = {"kernel": CONVOLUTION, "one": HEAD[:, :, None, None], "bias": BIAS}
+    file = written(tmp_path, graph_of(nodes, weights, outputs={"logits": (1, 2)}))
+    check_by_hand(loaded(file, activation="softmax"))
+
+
 def test_a_mean_of_other_kinds(tmp_path: Path) -> None:
     """A pooling of the whole, and a product and a sum in place of a Gemm."""
     nodes = [
