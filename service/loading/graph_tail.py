@@ -111,7 +111,8 @@ class Operations(nn.Module):
         del self._steps[place:]  # the convolution, and the sum with its bias
         head = nn.Linear(layer.in_channels, layer.out_channels, bias=layer.bias is not None)
         head.weight = nn.Parameter(layer.weight.flatten(1), requires_grad=False)
-        head.bias = layer.bias
+        if layer.bias is not None:
+            head.bias = nn.Parameter(layer.bias.detach(), requires_grad=False)
         name = next(name for name, module in self.named_children() if module is layer)
         self.add_module(name, head)
         pooled = f"mean of {reads[0]}"
