@@ -106,9 +106,11 @@ class Operations(nn.Module):
         layer = linear.get(sources[0])
         if not isinstance(layer, nn.Conv2d):
             return False
-        place = next(place for place, (run, _, _) in enumerate(self._steps) if run is layer)
-        reads = self._steps[place][1]
-        del self._steps[place:]  # the convolution, and the sum with its bias
+        (reads,) = (reads for run, reads, _ in self._steps if run is layer)
+        # Without the convolution, and the sum with its bias, which nothing else reads.
+        self._steps = [
+            step for step in self._steps if step[0] is not layer and step[2][0] != sources[0]
+        ]
         head = nn.Linear(layer.in_channels, layer.out_channels, bias=layer.bias is not None)
         head.weight = nn.Parameter(layer.weight.flatten(1), requires_grad=False)
         if layer.bias is not None:

@@ -247,6 +247,9 @@ def _graph(entry: ModelEntry, what: str, classes: int | None) -> Built:
         graph = read_graph(file, wish)
     except GraphError as error:
         raise entry.mistake("source", str(error)) from None
+    except Exception as error:  # OpenVINO may raise anything about a network
+        log.debug("the network %s failed", file, exc_info=error)
+        raise entry.mistake("source", f"{file} cannot be run: {_told(error)}") from None
     labels, said = graph.stated.get("labels"), graph.stated.get("preprocessing")
     fit: Any = graph.stated.get("fit")
     activation: Any = graph.stated.get("activation")
