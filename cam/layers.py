@@ -14,12 +14,14 @@ from torch import Tensor, nn
 
 from cam.errors import NoTargetLayer
 from cam.hooks.calls import Modules, call_of, hooked
+from cam.hooks.capture import gradient_stop
 from cam.hooks.grids import NO_GRID, STACKED, Grid, Location
 from cam.hooks.inference import evaluating
+from cam.hooks.replay import Replay
 from cam.methods import Method, method_named
 from cam.outputs.detection import unfiltered
 from cam.outputs.logit_layers import logit_layers
-from cam.outputs.output import forward, total
+from cam.outputs.output import forward, outputs_of, size_of, total
 from cam.outputs.reading import AUTO, Reading
 from cam.positions.levels import levels_of
 from cam.positions.locate import locate, no_tensor
@@ -101,6 +103,7 @@ def survey(model: nn.Module, image: Tensor, reading: Reading = AUTO) -> list[Lay
         NotLogits: if the model's output holds neither logits nor detections.
     """
     ran = _ran(model, image, reading)
+    stopped = gradient_stop(model) is not None
     modules = dict(model.named_modules())
     adapters = tuple(f"{name}." for name, module in modules.items() if _wrapped(module))
     calls = [name for name in ran.outputs if name not in modules]
@@ -110,12 +113,15 @@ def survey(model: nn.Module, image: Tensor, reading: Reading = AUTO) -> list[Lay
         output, location = ran.outputs.get(name), located.get(name)
         module = modules[call_of(name)[0]]
         grid = location.grid if location else None
+        problem = ran.problem(name, module, location)
+        if problem == INDEPENDENT and stopped and _changes(model, image, name, location, reading):
+            problem = None
         layers.append(
             Layer(
                 name=name,
                 type=type(module).__name__,
                 shape=_shape(output, location),
-                problem=ran.problem(name, module, location),
+                problem=problem,
                 grid=grid,
                 natural=name in modules
                 and not name.startswith(adapters)
@@ -128,6 +134,25 @@ def survey(model: nn.Module, image: Tensor, reading: Reading = AUTO) -> list[Lay
     if ran.detections is not None:
         return _with_levels(model, image, layers)
     return layers
+
+
+def _changes(
+    model: nn.Module, image: Tensor, name: str, location: Location | None, reading: Reading
+) -> bool:
+    """Return whether the output changes if the layer's positions are set to 0: where no gradient
+    reaches the layer, this shows that the output depends on it."""
+    if location is None or location.grid is None or call_of(name)[1]:
+        return False
+    grid = location.grid
+    with torch.no_grad():
+        replay = Replay(model, name, image)
+        empty = grid.put(replay.activation, torch.zeros_like(grid.apply(replay.activation)))
+        (plain,), (changed,) = (
+            outputs_of(replay.output(output), size=size_of(image), reading=reading, batch=1)
+            for output in (replay.activation, empty)
+        )
+    one, other = plain.numbers[0], changed.numbers[0]
+    return one.shape != other.shape or not torch.equal(one, other)
 
 
 @dataclass(frozen=True)
@@ -445,6 +470,8 @@ def _with_graph(outputs: dict[str, Any]) -> dict[str, Tensor]:
 
 def _natural(module: nn.Module, grid: Grid | None) -> bool:
     """Return whether the module may be the default layer."""
+    if hasattr(module, "no_gradient"):  # a part of a network, whatever is inside
+        return True
     if grid is None or grid.kind == "channels first":
         return not isinstance(module, _POOLING)
     return "norm" in type(module).__name__.lower() or any(True for _ in module.children())

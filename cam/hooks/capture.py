@@ -13,7 +13,7 @@ layers before it cost as much as in inference, and no parameter receives a gradi
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import ExitStack
 from functools import partial
 from typing import Any, Literal
@@ -239,7 +239,7 @@ class Capture:
             self._watch_for_losses(captured, layer)
         for hook in (change.gradient, partial(self._gradients.__setitem__, name)):
             if hook:
-                handle = captured.register_hook(hook)  # type: ignore[no-untyped-call]
+                handle = captured.register_hook(partial(_if_any, hook))  # type: ignore[no-untyped-call]
                 self._scope.callback(handle.remove)
         self._captured[name] = captured
         return replaced(output, where, captured.clone())
@@ -276,6 +276,14 @@ class Capture:
         self._scope.callback(captured.register_post_accumulate_grad_hook(tell).remove)  # type: ignore[no-untyped-call]
 
 
+def gradient_stop(model: nn.Module) -> str | None:
+    """Return the reason why no gradient passes through a part of the model, as half a sentence;
+    None if nothing is known of such a part. A module that is run by other means than PyTorch states
+    it as its attribute `no_gradient`."""
+    reasons = (getattr(module, "no_gradient", None) for module in model.modules())
+    return next(filter(None, reasons), None)
+
+
 def no_path(layers: Iterable[str], unrecorded: Collection[str] = ()) -> NoGradientPath:
     """Return the error that says why no gradient reached these layers, as far as is known."""
     for layer in layers:
@@ -289,6 +297,11 @@ def no_path(layers: Iterable[str], unrecorded: Collection[str] = ()) -> NoGradie
         f"the target does not depend on layer {names}, or the model cuts off the gradient between "
         "them (by detach or an operation without a derivative)"
     )
+
+
+def _if_any(hook: Callable[[Tensor], Any], gradient: Tensor | None) -> Any:
+    """Call a hook with a gradient. An operation without a derivative passes None."""
+    return None if gradient is None else hook(gradient)
 
 
 def _change_input(edit: Edit, module: nn.Module, args: tuple[Any, ...]) -> Any:

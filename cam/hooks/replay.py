@@ -175,12 +175,12 @@ class Replay:
         known = self._repetitions() if many > 1 else {}
         with ExitStack() as scope:
             scope.enter_context(evaluating(self._model))
-            scope.enter_context(_returning(modules[self._layer], [activations.clone()]))
+            scope.enter_context(returning(modules[self._layer], [activations.clone()]))
             for name, outputs in self.trunk.items():
                 hows = (known or {}).get(name, outputs)
                 repeat = partial(_repeated, count=many, copied=self._copied)
                 scope.enter_context(
-                    _returning(modules[name], _pytree.tree_map(repeat, outputs, hows))
+                    returning(modules[name], _pytree.tree_map(repeat, outputs, hows))
                 )
             return self._model(Repetition().of(self._image, many, copied=self._copied))
 
@@ -266,7 +266,7 @@ def _copied(value: Any) -> Any:
     return value.detach().clone() if isinstance(value, Tensor) else value
 
 
-def _returning(module: nn.Module, outputs: list[Any]) -> ExitStack:
+def returning(module: nn.Module, outputs: list[Any]) -> ExitStack:
     """Let the first calls of the module return `outputs`, one after the other, until the returned
     scope is closed. Further calls run the module."""
     original, left = module.forward, list(outputs)

@@ -11,6 +11,7 @@ the logits depend on makes them NaN.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from typing import Any
 
 import torch
@@ -19,7 +20,7 @@ from torch.utils import _pytree
 
 from cam.errors import LayerNotSpatial
 from cam.hooks.inference import evaluating
-from cam.hooks.replay import Record, Replay, recorded
+from cam.hooks.replay import Record, Replay, recorded, returning
 
 
 class Tail:
@@ -38,7 +39,7 @@ class Tail:
     def __init__(
         self, model: nn.Module, layer: str, image: Tensor, logits: Callable[[Any], Tensor]
     ) -> None:
-        self._model, self._layer = model, layer
+        self._model, self._layer, self._image = model, layer, image
         with torch.inference_mode(False), torch.no_grad():
             with evaluating(model), recorded(model, layer) as record:
                 model(image.clone())
@@ -72,6 +73,22 @@ class Tail:
         """
         given = {name: [computed[name]] for name in self.inputs}
         return self._run(images, computed[self._layer], {**self._unknown, **given})
+
+    def traced(self, activations: Tensor, computed: Mapping[str, Tensor]) -> Any:
+        """Return the model's output for a batch whose size is not known, within a program that
+        `torch.export` records.
+
+        Args:
+            activations: outputs (n, …) of the layer.
+            computed: the outputs (n, …) of the modules in `inputs`.
+        """
+        modules = dict(self._model.named_modules())
+        with ExitStack() as scope:
+            scope.enter_context(returning(modules[self._layer], [activations]))
+            for name, unknown in self._unknown.items():
+                outputs = [computed[name]] if name in self.inputs else unknown
+                scope.enter_context(returning(modules[name], outputs))
+            return self._model(self._image)
 
     def _run(self, images: Tensor, activation: Tensor, trunk: dict[str, list[Any]]) -> Any:
         record = Record()

@@ -167,6 +167,7 @@ _BUILT_IN: Final[dict[str, Method]] = {
             "steps",
             "cam.methods.optimisation:opticam",
             budget=100,
+            to_image=True,
         ),
         _at_input(
             "rise",
@@ -221,6 +222,7 @@ _BUILT_IN: Final[dict[str, Method]] = {
             "one backward",
             "steps",
             "cam.methods.pixels:guidedgradcam",
+            to_image=True,
         ),
         _at_input(
             "fullgrad",

@@ -5,14 +5,16 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from cam.errors import CamError, MethodUnsuited
+from cam.hooks.capture import Capture, gradient_stop
 from cam.hooks.grids import TOKENS_FIRST, Grid
 from cam.hooks.guidance import GuidedRectifiers
 from cam.hooks.inference import evaluating
+from cam.methods import METHODS
 from cam.methods.attention import attention_problems
 from cam.methods.biases import require_biases
 from cam.methods.head import pooled_head
 from cam.methods.perturbation import NO_VALUES
-from cam.outputs.output import forward
+from cam.outputs.output import forward, total
 from cam.outputs.reading import AUTO, Reading
 
 
@@ -56,4 +58,35 @@ def unsuited(
             pooled_head(model, image, layer, grid, reading)
         except CamError as error:
             problems["cam"] = str(error)
+    if stop := gradient_stop(model):
+        problems |= _without_gradients(model, image, layer, reading, stop)
+    return problems
+
+
+def _without_gradients(
+    model: nn.Module, image: Tensor, layer: str | None, reading: Reading, stop: str
+) -> dict[str, str]:
+    """Return the methods that need a gradient where a model has none, or its inner layers, with
+    the reason.
+
+    Args:
+        stop: why no gradient passes through a part of the model.
+    """
+    reaches = False
+    if layer is not None:
+        with evaluating(model), Capture(model, [layer]) as capture:
+            score = total(forward(model, image.clone(), reading))
+            if score.requires_grad:
+                capture.backward(score)
+            reaches = layer in capture.reached
+    problems = {}
+    for name, method in METHODS.items():
+        if method.gradient == "image":
+            problems[name] = f"it needs a gradient at the image: {stop}"
+        elif method.at == "input" and method.cost == "one forward":
+            problems[name] = f"it looks at every layer: {stop}"
+        elif method.gradient and method.levels:
+            problems[name] = f"it needs gradients at the earlier layers: {stop}"
+        elif method.gradient and not reaches:
+            problems[name] = f"it needs a gradient at the layer: {stop}"
     return problems

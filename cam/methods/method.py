@@ -54,6 +54,8 @@ class Method:
     replays: bool = False
     """Whether the method runs the layers after the target layer again, from a record of the first
     forward pass."""
+    to_image: bool = False
+    """Whether a method at a layer differentiates the whole model, from the score to the image."""
     levels: Levels | None = None
     """Layers of which the method makes one map together, if none are named: the levels from which
     a detector computes its `boxes`, or the `stages` of a network, see `cam.layers.stage_layers`.
@@ -81,6 +83,14 @@ class Method:
                 "model whose last layer is random"
             )
         return None
+
+    @property
+    def gradient(self) -> Literal["layer", "image"] | None:
+        """How far the method differentiates the score: to its layer or to the image; None if it
+        needs no gradient."""
+        if "backward" not in self.cost:
+            return None
+        return "image" if self.to_image or self.at == "input" else "layer"
 
     @property
     def differentiates(self) -> bool:

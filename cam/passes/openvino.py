@@ -150,19 +150,7 @@ class OpenVinoPath(CompiledPath):
         )
 
     def _compiled(self, network: openvino.Model) -> openvino.InferRequest:
-        import openvino
-
-        compiled = openvino.Core().compile_model(
-            network,
-            "CPU",
-            {
-                "INFERENCE_PRECISION_HINT": HINTS[self.dtype],
-                "PERFORMANCE_HINT": "LATENCY",  # one stream, which uses all the threads
-                "INFERENCE_NUM_THREADS": torch.get_num_threads(),
-                "ENABLE_CPU_PINNING": False,
-            },
-        )
-        return compiled.create_infer_request()
+        return compiled(network, self.dtype)
 
     def explain(self, images: Tensor, questions: Sequence[Question]) -> list[Answer | CamError]:
         """Answer one question or several for each image, as `explain_batch` does.
@@ -192,12 +180,8 @@ class OpenVinoPath(CompiledPath):
                 )
 
     def _infer(self, images: Tensor) -> list[Tensor]:
-        """Return the outputs of the compiled network, as float32 tensors of their own."""
         assert self._request, "settle compiles the model first"
-        outputs = self._request.infer([images.numpy()], share_inputs=True, share_outputs=True)
-        with torch.inference_mode(False):
-            # The network writes its next outputs into the same memory.
-            return [torch.from_numpy(array).clone() for array in outputs.to_tuple()]
+        return inferred(self._request, images)
 
 
 class _Traced(nn.Module):
@@ -218,6 +202,32 @@ class _Traced(nn.Module):
         if self.reading:
             tensors.insert(0, logits_of(raw, self.reading))
         return tuple(tensors)
+
+
+def compiled(network: openvino.Model, dtype: torch.dtype) -> openvino.InferRequest:
+    """Compile a network for the CPU, with as many threads as PyTorch uses in the calling thread.
+
+    Args:
+        dtype: a key of `HINTS`, in which the network computes.
+    """
+    import openvino
+
+    settings = {
+        "INFERENCE_PRECISION_HINT": HINTS[dtype],
+        "PERFORMANCE_HINT": "LATENCY",  # one stream, which uses all the threads
+        "INFERENCE_NUM_THREADS": torch.get_num_threads(),
+        "ENABLE_CPU_PINNING": False,
+    }
+    return openvino.Core().compile_model(network, "CPU", settings).create_infer_request()
+
+
+def inferred(request: openvino.InferRequest, images: Tensor) -> list[Tensor]:
+    """Return the outputs of a compiled network for images (B, …), as float32 tensors of their
+    own, without a graph."""
+    outputs = request.infer([images.numpy()], share_inputs=True, share_outputs=True)
+    with torch.inference_mode(False):
+        # The network writes its next outputs into the same memory.
+        return [torch.from_numpy(array).clone() for array in outputs.to_tuple()]
 
 
 def converted(traced: nn.Module, image: Tensor) -> openvino.Model:

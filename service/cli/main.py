@@ -1,4 +1,5 @@
-"""The command line: `gradcam serve`, `explain`, `batch`, `audit`, `reference`, `key`, `openapi`."""
+"""The command line: `gradcam serve`, `explain`, `batch`, `audit`, `reference`, `export`, `key`,
+`openapi`."""
 
 from __future__ import annotations
 
@@ -328,6 +329,27 @@ def reference(
 
     given = {"method": method, "layer": layer, "fit": fit}
     _end(make_reference(photos, settings, given, model=model, output=output), former)
+
+
+@cli.command()
+def export(
+    model: Annotated[str, typer.Argument(help="Name of the model.")],
+    output: Annotated[Path, typer.Option(help="File to write: .onnx, or .xml beside its .bin.")],
+    form: Annotated[str, typer.Option("--format", help="onnx or openvino.")] = "onnx",
+    layer: Annotated[str, typer.Option(help="Layer of the map; auto is the default.")] = "auto",
+    models: Models = None,
+) -> None:
+    """Write a model as a file whose second output is the map, for devices without this service."""
+    settings = read_settings(os.environ, models=models)
+    entry = next((each for each in read_catalog(settings.models) if each.name == model), None)
+    if entry is None:
+        names = ", ".join(each.name for each in read_catalog(settings.models))
+        raise ConfigError(f"there is no model {model!r}; there are {names}")
+    from service.loading.export import export_entry
+
+    written = export_entry(entry, output, form, None if layer == "auto" else layer)
+    batch = "any number of images" if written.any_batch else "one image at a time"
+    print(f"{output}: logits, and maps by {written.method} at {written.layer}; takes {batch}")
 
 
 def _on_ray(address: str) -> Explainer:

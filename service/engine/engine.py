@@ -218,7 +218,7 @@ class Engine:
         """Run a batch of `count` images; return its seconds."""
         layer = self.model.default_layer
         question = Question((), "gradcam", ())  # the prediction alone
-        if layer is not None:
+        if layer is not None and "gradcam" not in self.model.unsuited:
             question = Question((ClassTarget(),), "gradcam", (layer,))
         items = [_Item(self._sample(), (question,))] * count
         futures = [self.batcher.submit(item) for item in items]
@@ -234,7 +234,7 @@ class Engine:
     @property
     def runtime(self) -> Runtime:
         """What runs the model for the methods that `is_fast` names."""
-        return self._fast.runtime if self._fast else "torch"
+        return self._fast.runtime if self._fast else self.model.runtime
 
     def is_fast(self, method: str) -> bool:
         """Return whether the method's maps at the default layer come from the fast path."""

@@ -56,7 +56,8 @@ class Watch:
         if reference is None:
             # Without a default layer, only maps that are asked for at a layer can be explained, and
             # none of them is recorded.
-            (layer,) = model.layers_of("gradcam") if model.has_layer("gradcam") else ("",)
+            able = model.has_layer("gradcam") and "gradcam" not in model.unsuited
+            (layer,) = model.layers_of("gradcam") if able else ("",)
             sample = sample if layer else 0.0
             origin = Origin(model.name, model.weights, "gradcam", layer, fit="crop")
         else:

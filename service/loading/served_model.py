@@ -28,12 +28,13 @@ from cam.outputs.reading import logits_of
 from cam.passes.fast import CompiledPath, FastPath
 from cam.passes.openvino import OpenVinoPath, is_installed
 from cam.positions.locate import declare
-from service.core.choices import Activation
+from service.core.choices import Activation, Runtime
 from service.core.disk_cache import OFF, DiskCache, KeyedCache
 from service.core.errors import ConfigError, one_line
 from service.loading.devices import accelerators
 from service.loading.examination import Examination, apply, examine, keep, recalled
 from service.loading.fingerprint import fingerprint_of, key_of
+from service.loading.graph import Chain
 from service.loading.sources import Built, build, check_source
 from service.loading.transforms import Normalisation
 from service.models.audited import Audited, read_audited
@@ -76,6 +77,11 @@ class ServedModel(ModelInfo):
     """Whether only a path may be used whose maps are the exact ones up to rounding."""
     kept: KeyedCache
     """Keeps what is found out about the model for the next start."""
+
+    @property
+    def runtime(self) -> Runtime:
+        """What runs the module."""
+        return "openvino" if isinstance(self.module, Chain) else "torch"
 
 
 def seeded(
@@ -229,7 +235,7 @@ def _examined(
     if known:
         reading, reason = known.reading, known.activation_reason
     else:
-        reading, reason = _reading(entry, module, image)
+        reading, reason = _reading(entry, built, module, image)
     with torch.no_grad():
         raw = module(image)
     (said,) = outputs_of(raw, size=size_of(image), reading=reading, batch=1)
@@ -288,20 +294,25 @@ def check(entry: ModelEntry) -> None:
             raise entry.mistake(key, f"{entry.path(name)} cannot be read: there is no such file")
 
 
-def _reading(entry: ModelEntry, module: nn.Module, image: torch.Tensor) -> tuple[Reading, str]:
+def _reading(
+    entry: ModelEntry, built: Built, module: nn.Module, image: torch.Tensor
+) -> tuple[Reading, str]:
     """Return how the model's output is read, and the reason for its activation.
 
     Raises:
         ConfigError: if the model has no head.
     """
-    reading, reason = resolve_reading(module, image, Reading(entry.output, entry.activation))
+    given = built.reading or Reading(entry.output, entry.activation)
+    reading, reason = resolve_reading(module, image, given)
     if reading.meaning == "features":
         raise entry.mistake(
             "source",
             f"the model has no head that gives scores of classes: {reason}; take a source with a "
             "head, or explain what makes images alike in Python, by cam.SimilarityTarget",
         )
-    return reading, reason if entry.activation == "auto" else "it is set in the model's entry"
+    if entry.activation != "auto":
+        return reading, "it is set in the model's entry"
+    return reading, built.reason or reason
 
 
 def _activation(reading: Reading) -> Activation:
@@ -364,6 +375,8 @@ def _two(labels: Labels) -> Labels:
 
 def _device(entry: ModelEntry) -> torch.device:
     assert isinstance(entry.device, str)  # one of an entry's copies has a single device
+    if entry.is_graph:
+        return torch.device("cpu")
     if entry.device == "auto":
         return torch.accelerator.current_accelerator(check_available=True) or torch.device("cpu")
     device, here = torch.device(entry.device), accelerators()
@@ -501,6 +514,8 @@ def _paths(
     Raises:
         ConfigError: if the entry asks for OpenVINO, which is not installed or cannot run the model.
     """
+    if entry.is_graph:
+        return ()
     runtime = entry.runtime or "auto"
     openvino = runtime != "torch" and device.type == "cpu" and entry.dtype == "float32"
     if runtime == "openvino" and not (openvino and is_installed()):

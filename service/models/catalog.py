@@ -49,12 +49,13 @@ class ModelEntry(BaseModel):
     name: str = Field(pattern=rf"^{NAME}$", description="the model's name in addresses")
     source: str = Field(
         pattern=(
-            r"^(embedded|torchvision|timm):[A-Za-z0-9._-]+$|^hf:[^\x00-\x1f]+$|"
+            r"^(embedded|torchvision|timm):[A-Za-z0-9._-]+$|^(hf|onnx|openvino):[^\x00-\x1f]+$|"
             r"^factory:[A-Za-z0-9_.]+:[A-Za-z0-9_]+$"
         ),
         description=(
             "`embedded:efficientnet-lite0`, `torchvision:NAME`, `timm:NAME`, `hf:FOLDER` (from the "
-            "TOML file's folder) or `hf:NAME` (on the hub) of a Hugging Face model, or "
+            "TOML file's folder) or `hf:NAME` (on the hub) of a Hugging Face model, "
+            "`onnx:FILE.onnx` or `openvino:FILE.xml` (from the TOML file's folder), or "
             "`factory:package.module:function`, your own function that returns a module"
         ),
     )
@@ -253,6 +254,11 @@ class ModelEntry(BaseModel):
     def is_from_file(self) -> bool:
         """Whether the entry was read from models.toml, so that the operator has written it."""
         return self._file is not None
+
+    @property
+    def is_graph(self) -> bool:
+        """Whether the source is a network in a file, which OpenVINO runs on the CPU."""
+        return self.source.startswith(("onnx:", "openvino:"))
 
     def mistake(self, key: str, sentence: str) -> ConfigError:
         """Return an error about `key` of this entry; its message names the file and the model."""

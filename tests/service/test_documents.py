@@ -7,6 +7,8 @@ import ast
 import json
 import re
 import subprocess
+import sys
+import warnings
 import zipfile
 from dataclasses import fields
 from pathlib import Path
@@ -15,12 +17,15 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
 import cam
 import service.client
 from cam import METHODS, METRICS
 from cam.evaluation.metrics import MetricOptions
+from service.loading.served_model import load
+from service.models.catalog import EMBEDDED
 from service.pipeline.evaluate_parameters import EvaluateParameters
 from service.pipeline.parameters import Parameters
 from tests.service.live import ROOT
@@ -98,6 +103,42 @@ def test_the_cookbook(line: str, address: str, tmp_path: Path) -> None:
         assert all("error" not in each for each in found)
     else:
         assert "predictions" in said or said["name"] == "efficientnet-lite0"
+
+
+@pytest.mark.slow
+def test_the_page_of_onnx(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("openvino")
+    (tmp_path / "docs").symlink_to(ROOT / "docs")
+    monkeypatch.chdir(tmp_path)
+    text = (ROOT / "docs" / "onnx.md").read_text()
+    blocks = {
+        kind: re.findall(rf"```{kind}\n(.*?)```", text, re.DOTALL)
+        for kind in ("python", "toml", "sh")
+    }
+    (written, read), (catalog,) = blocks["python"], blocks["toml"]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch's exporter warns of itself
+        exec(written, {})
+    (tmp_path / "models.toml").write_text(catalog)
+    for line in blocks["sh"]:
+        done = subprocess.run(
+            f"{Path(sys.executable).parent}/{line}", shell=True, capture_output=True, text=True
+        )
+        assert done.returncode == 0, done.stderr
+    assert len([*Path("explained").glob("*.png")]) == 2
+    space: dict[str, Any] = {}
+    exec(read, space)
+    assert "Egyptian cat (7, 7)" in capsys.readouterr().out
+    (explained,) = cam.explain(
+        load(EMBEDDED).module,
+        torch.from_numpy(space["pixels"].transpose(2, 0, 1)[None]),
+        target=space["best"],
+        method="cam",
+        layer="bn2",
+    )
+    np.testing.assert_allclose(space["heat"], explained.map, atol=1e-4 * explained.map.max())
 
 
 def test_the_page_of_metrics_is_the_codes() -> None:

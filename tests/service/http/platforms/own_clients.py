@@ -105,8 +105,8 @@ async def vertex(port: int) -> dict[str, Any]:
 
 
 async def manifests(*_: int) -> dict[str, Any]:
-    """The manifests of KServe, read by the types that KServe generates from its CRD: what a type does
-    not know, or lacks, is named."""
+    """The manifests of KServe, read by the types that KServe generates from its CRD, and written
+    again: a type leaves out what it does not know."""
     import kserve as models
     import yaml
     from kubernetes import client
