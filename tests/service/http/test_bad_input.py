@@ -354,7 +354,7 @@ def test_addresses(client: TestClient) -> None:
     check(known, 404, "unknown-model", "no model 'resnet'", "the models are efficientnet-lite0")
     check(client.get("/v1/models/resnet"), 404, "unknown-model", "'resnet'")
     check(client.get("/v1/models/resnet/layers"), 404, "unknown-model", "'resnet'")
-    check(client.get("/v2/models"), 404, "unknown-route", "/v2/models", "/docs")
+    check(client.get("/v3/models"), 404, "unknown-route", "/v3/models", "/docs")
     check(client.post(f"{MODEL}:train"), 404, "unknown-route", ":train")
     wrong = client.get(EXPLAIN)
     check(wrong, 405, "method-not-allowed", "GET", "POST")

@@ -234,7 +234,7 @@ def test_every_answer_has_the_headers_of_a_careful_one(
     image = {**PNG, **ann, "Accept": "image/png"}
     answers = [
         guarded.get("/healthz"),
-        guarded.get("/", headers=ann),
+        guarded.get("/", headers={**ann, "Accept": "text/html"}),
         guarded.get("/docs", headers=ann),
         guarded.get("/metrics", headers=ann),
         guarded.get("/static-offline-docs/swagger-ui.css", headers=ann),
