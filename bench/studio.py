@@ -62,7 +62,12 @@ def main() -> None:
     with serving() as (_, http), launched() as browser:
         address = str(http.base_url)
         rows = measure(browser, address, Path(arguments.photo), arguments.turns)
-        weight = sum(len(httpx2.get(address.rstrip("/") + path).content) for path in PATHS)
+        weight = sum(
+            len(
+                httpx2.get(address.rstrip("/") + path, headers={"Accept": "text/html, */*"}).content
+            )
+            for path in PATHS
+        )
     table = Table("", "median", "90 %", "asked")
     for name, (values, asked) in rows.items():
         ninety = sorted(values)[int(0.9 * len(values))]
