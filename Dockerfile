@@ -13,19 +13,22 @@ ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_COMPILE=1 PIP_PYTH
 RUN python3 -m venv --without-pip /opt/gradcam
 WORKDIR /src
 COPY requirements.lock requirements-test.lock deploy/without-torch.awk ./
-# psycopg is for jobs that several replicas share. Triton compiles kernels for cards and needs a C
-# compiler for it, which the image has not.
-RUN awk '/^[a-z]/ { kept = /^psycopg/ } kept' requirements-test.lock > psycopg.lock \
- && if [ "$TORCH" = cpu ]; then \
+# Other than in the lock of the service: psycopg, for jobs that several replicas share; OpenCV without
+# windows, which needs no X11 and Mesa; and no Triton, whose kernels need a C compiler on the machine.
+RUN if [ "$TORCH" = cpu ]; then \
       grep -oE '^torch(vision)?==[^ ]+' requirements.lock > torch.txt \
       && python3 -m pip install --no-deps --index-url "$TORCH_INDEX" --requirement torch.txt \
-      && awk -f without-torch.awk requirements.lock > rest.lock; \
+      && awk -f without-torch.awk requirements.lock > service.lock; \
     else \
-      awk '/^[a-z]/ { left_out = /^triton==/ } !left_out' requirements.lock > rest.lock; \
+      cp requirements.lock service.lock; \
     fi \
- && python3 -m pip install --no-deps --require-hashes --requirement rest.lock --requirement psycopg.lock
-# What only compilers and the packages' own tests read.
-RUN find /opt/gradcam/lib -depth \( -type d \( -name include -o -name tests \) -o -name '*.a' \) \
+ && awk '/^[a-z]/ { kept = !/^(opencv-python|triton)==/ } kept' service.lock > image.lock \
+ && awk '/^[a-z]/ { kept = /^(opencv-python-headless|psycopg)/ } kept' requirements-test.lock >> image.lock \
+ && python3 -m pip install --no-deps --require-hashes --requirement image.lock
+# What only compilers and the packages' own tests read, and cuSOLVER for several cards, which nothing
+# loads.
+RUN find /opt/gradcam/lib -depth \
+    \( -type d \( -name include -o -name tests \) -o -name '*.a' -o -name 'libcusolverMg.so*' \) \
     -exec rm -r {} +
 # Byte code that stays valid whatever time a builder gives the files; the service's user cannot write
 # any. Some packages contain files for other versions of Python, which do not compile.
@@ -38,22 +41,25 @@ COPY cam cam
 COPY service service
 RUN python3 -m pip install --no-deps --prefix /opt/service . \
  && /opt/gradcam/bin/python -m compileall -qq --invalidation-mode unchecked-hash /opt/service/lib
+# Every module finds what it imports among the packages (Ray is not one of them).
+RUN PYTHONDONTWRITEBYTECODE=1 PYTHONPATH=/src /opt/gradcam/bin/python -c "import pkgutil, importlib, cam, service; \
+    [importlib.import_module(m.name) for p in (cam, service) for m in pkgutil.walk_packages(p.__path__, p.__name__ + '.') \
+     if not m.name.startswith(('service.ray', 'service.client', 'service.__main__'))]"
 
 FROM ${PYTHON_IMAGE}
-# What opencv-python links against.
-# hadolint ignore=DL3008
-RUN apt-get update \
- && apt-get install --yes --no-install-recommends libgl1 libglib2.0-0 libxcb1 \
- && rm -rf /var/lib/apt/lists/*
-# Any user may serve. One without a name in the image belongs to group 0, which may write jobs.
+# Any user may serve. One without a name in the image belongs to group 0, which may write jobs. Jobs
+# are kept in the user's folder for them, not in one that a setting names, because the service starts
+# without the former where the disk is read-only.
 RUN useradd --system --uid 10001 --gid 0 --no-create-home --shell /usr/sbin/nologin gradcam \
  && install --directory --owner 10001 --group 0 --mode 770 /jobs \
- && install --directory --owner 10001 --group 0 --mode 700 /cache
+ && install --directory --owner 10001 --group 0 --mode 700 /cache \
+ && install --directory /var/lib/gradcam \
+ && ln --symbolic /jobs /var/lib/gradcam/jobs
 ENV PATH=/opt/gradcam/bin:$PATH \
     HOME=/tmp \
+    XDG_STATE_HOME=/var/lib \
     GRADCAM_HOST=0.0.0.0 \
     GRADCAM_CACHE=/tmp/gradcam-cache \
-    GRADCAM_JOBS=/jobs \
     GRADCAM_PROBE_PORT=8001 \
     PYTHONUNBUFFERED=1 \
     PYTHONDONTWRITEBYTECODE=1
