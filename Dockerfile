@@ -9,7 +9,7 @@ ARG PIP_EXTRA_INDEX_URL
 # a mirror of it, whose files are other ones than those that the lock has hashes of.
 ARG TORCH
 ARG TORCH_INDEX=https://download.pytorch.org/whl/cpu
-ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_COMPILE=1 PIP_PYTHON=/opt/gradcam/bin/python
+ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_PYTHON=/opt/gradcam/bin/python
 RUN python3 -m venv --without-pip /opt/gradcam
 WORKDIR /src
 COPY requirements.lock requirements-test.lock deploy/without-torch.awk ./
@@ -17,14 +17,14 @@ COPY requirements.lock requirements-test.lock deploy/without-torch.awk ./
 # windows, which needs no X11 and Mesa; and no Triton, whose kernels need a C compiler on the machine.
 RUN if [ "$TORCH" = cpu ]; then \
       grep -oE '^torch(vision)?==[^ ]+' requirements.lock > torch.txt \
-      && python3 -m pip install --no-deps --index-url "$TORCH_INDEX" --requirement torch.txt \
+      && python3 -m pip install --no-compile --no-deps --index-url "$TORCH_INDEX" --requirement torch.txt \
       && awk -f without-torch.awk requirements.lock > service.lock; \
     else \
       cp requirements.lock service.lock; \
     fi \
  && awk '/^[a-z]/ { kept = !/^(opencv-python|triton)==/ } kept' service.lock > image.lock \
  && awk '/^[a-z]/ { kept = /^(opencv-python-headless|psycopg)/ } kept' requirements-test.lock >> image.lock \
- && python3 -m pip install --no-deps --require-hashes --requirement image.lock
+ && python3 -m pip install --no-compile --no-deps --require-hashes --requirement image.lock
 # What only compilers and the packages' own tests read, and cuSOLVER for several cards, which nothing
 # loads.
 RUN find /opt/gradcam/lib -depth \
@@ -39,7 +39,7 @@ FROM packages AS service
 COPY pyproject.toml README.md LICENSE ./
 COPY cam cam
 COPY service service
-RUN python3 -m pip install --no-deps --prefix /opt/service . \
+RUN python3 -m pip install --no-compile --no-deps --prefix /opt/service . \
  && /opt/gradcam/bin/python -m compileall -qq --invalidation-mode unchecked-hash /opt/service/lib
 # Every module finds what it imports among the packages (Ray is not one of them).
 RUN PYTHONDONTWRITEBYTECODE=1 PYTHONPATH=/src /opt/gradcam/bin/python -c "import pkgutil, importlib, cam, service; \

@@ -95,7 +95,7 @@ def nginx(ports: Sequence[int]) -> Iterator[str]:
         )
         file = Path(name) / "nginx.conf"
         file.write_text(
-            f"daemon off; pid {name}/pid; error_log stderr error; events {{}}\n"
+            f"daemon off; master_process off; pid {name}/pid; error_log stderr error; events {{}}\n"
             f"http {{ access_log off; {paths}\n{site} }}\n",
             encoding="utf-8",
         )
