@@ -1,7 +1,7 @@
 # syntax=docker/dockerfile:1
 ARG PYTHON_IMAGE=docker.io/library/python:3.11-slim
 
-FROM ${PYTHON_IMAGE} AS build
+FROM ${PYTHON_IMAGE} AS packages
 # An index of your own: --build-arg PIP_INDEX_URL=…
 ARG PIP_INDEX_URL
 ARG PIP_EXTRA_INDEX_URL
@@ -9,41 +9,57 @@ ARG PIP_EXTRA_INDEX_URL
 # a mirror of it, whose files are other ones than those that the lock has hashes of.
 ARG TORCH
 ARG TORCH_INDEX=https://download.pytorch.org/whl/cpu
-ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1
-RUN python3 -m venv /opt/gradcam
+ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_PYTHON=/opt/gradcam/bin/python
+RUN python3 -m venv --without-pip /opt/gradcam
 WORKDIR /src
-COPY requirements.lock deploy/without-torch.awk ./
+COPY requirements.lock requirements-test.lock deploy/without-torch.awk ./
+# Other than in the lock of the service: psycopg, for jobs that several replicas share; OpenCV without
+# windows, which needs no X11 and Mesa; and no Triton, whose kernels need a C compiler on the machine.
 RUN if [ "$TORCH" = cpu ]; then \
       grep -oE '^torch(vision)?==[^ ]+' requirements.lock > torch.txt \
-      && /opt/gradcam/bin/pip install --no-deps --index-url "$TORCH_INDEX" --requirement torch.txt \
-      && awk -f without-torch.awk requirements.lock > rest.lock \
-      && /opt/gradcam/bin/pip install --no-deps --require-hashes --requirement rest.lock; \
+      && python3 -m pip install --no-compile --no-deps --index-url "$TORCH_INDEX" --requirement torch.txt \
+      && awk -f without-torch.awk requirements.lock > service.lock; \
     else \
-      /opt/gradcam/bin/pip install --require-hashes --requirement requirements.lock; \
-    fi
+      cp requirements.lock service.lock; \
+    fi \
+ && awk '/^[a-z]/ { kept = !/^(opencv-python|triton)==/ } kept' service.lock > image.lock \
+ && awk '/^[a-z]/ { kept = /^(opencv-python-headless|psycopg)/ } kept' requirements-test.lock >> image.lock \
+ && python3 -m pip install --no-compile --no-deps --require-hashes --requirement image.lock
+# What only compilers and the packages' own tests read, and cuSOLVER for several cards, which nothing
+# loads.
+RUN find /opt/gradcam/lib -depth \
+    \( -type d \( -name include -o -name tests \) -o -name '*.a' -o -name 'libcusolverMg.so*' \) \
+    -exec rm -r {} +
+# Byte code that stays valid whatever time a builder gives the files; the service's user cannot write
+# any. Some packages contain files for other versions of Python, which do not compile.
+RUN /opt/gradcam/bin/python -m compileall -qq -j 0 --invalidation-mode unchecked-hash /opt/gradcam/lib \
+    || test $? -eq 1
+
+FROM packages AS service
 COPY pyproject.toml README.md LICENSE ./
 COPY cam cam
 COPY service service
-RUN /opt/gradcam/bin/pip install --no-deps .
-# Byte code that stays valid whatever time a builder gives the files; the service's user cannot write
-# any. Some packages contain files for other versions of Python, which do not compile.
-RUN /opt/gradcam/bin/python -m compileall -qq -f -j 0 --invalidation-mode unchecked-hash \
-    /opt/gradcam/lib || test $? -eq 1
+RUN python3 -m pip install --no-compile --no-deps --prefix /opt/service . \
+ && /opt/gradcam/bin/python -m compileall -qq --invalidation-mode unchecked-hash /opt/service/lib
+# Every module finds what it imports among the packages (Ray is not one of them).
+RUN PYTHONDONTWRITEBYTECODE=1 PYTHONPATH=/src /opt/gradcam/bin/python -c "import pkgutil, importlib, cam, service; \
+    [importlib.import_module(m.name) for p in (cam, service) for m in pkgutil.walk_packages(p.__path__, p.__name__ + '.') \
+     if not m.name.startswith(('service.ray', 'service.client', 'service.__main__'))]"
 
 FROM ${PYTHON_IMAGE}
-# What opencv-python links against.
-# hadolint ignore=DL3008
-RUN apt-get update \
- && apt-get install --yes --no-install-recommends libgl1 libglib2.0-0 libxcb1 \
- && rm -rf /var/lib/apt/lists/* \
- && useradd --system --uid 10001 --no-create-home --shell /usr/sbin/nologin gradcam \
- && install --directory --owner 10001 /jobs \
- && install --directory --owner 10001 --mode 700 /cache
-COPY --from=build /opt/gradcam /opt/gradcam
+# Any user may serve. One without a name in the image belongs to group 0, which may write jobs. Jobs
+# are kept in the user's folder for them, not in one that a setting names, because the service starts
+# without the former where the disk is read-only.
+RUN useradd --system --uid 10001 --gid 0 --no-create-home --shell /usr/sbin/nologin gradcam \
+ && install --directory --owner 10001 --group 0 --mode 770 /jobs \
+ && install --directory --owner 10001 --group 0 --mode 700 /cache \
+ && install --directory /var/lib/gradcam \
+ && ln --symbolic /jobs /var/lib/gradcam/jobs
 ENV PATH=/opt/gradcam/bin:$PATH \
+    HOME=/tmp \
+    XDG_STATE_HOME=/var/lib \
     GRADCAM_HOST=0.0.0.0 \
     GRADCAM_CACHE=/tmp/gradcam-cache \
-    GRADCAM_JOBS=/jobs \
     GRADCAM_PROBE_PORT=8001 \
     PYTHONUNBUFFERED=1 \
     PYTHONDONTWRITEBYTECODE=1
@@ -52,4 +68,17 @@ WORKDIR /tmp
 EXPOSE 8000 8001
 HEALTHCHECK --interval=10s --timeout=3s --start-period=90s --retries=3 \
   CMD ["python3", "-c", "import os, urllib.request as r; r.urlopen('http://127.0.0.1:' + (os.environ['GRADCAM_PROBE_PORT'].removeprefix('0') or os.environ.get('GRADCAM_PORT', '8000')) + '/readyz', timeout=2)"]
-CMD ["gradcam", "serve"]
+ENTRYPOINT ["gradcam"]
+CMD ["serve"]
+# The packages, and over them the service: a change of its code changes the second layer alone.
+COPY --from=packages /opt/gradcam /opt/gradcam
+COPY --from=service /opt/service /opt/gradcam
+ARG VERSION
+ARG REVISION
+LABEL org.opencontainers.image.title="gradcam-service" \
+      org.opencontainers.image.description="Class activation maps of vision models over HTTP" \
+      org.opencontainers.image.licenses="Apache-2.0" \
+      org.opencontainers.image.version="${VERSION}" \
+      org.opencontainers.image.revision="${REVISION}" \
+      com.amazonaws.sagemaker.capabilities.accept-bind-to-port="true" \
+      com.amazonaws.sagemaker.capabilities.multi-models="true"

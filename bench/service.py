@@ -189,11 +189,10 @@ def serving(mode: str) -> Iterator[Server]:
 
 
 @contextmanager
-def started(command: list[str], **variables: str) -> Iterator[Server]:
-    """A server on a port of its own, which is the command's last word, ready to answer."""
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        port = int(one.getsockname()[1])
+def started(command: list[str], port: int | None = None, **variables: str) -> Iterator[Server]:
+    """A server on a free port, or the given one, which is the command's last word, ready to
+    answer."""
+    port = port or free_port()
     environment = {**os.environ, "PYTHONPATH": str(HERE.parent), "GRADCAM_LOG_LEVEL": "warning"}
     environment |= {"GRADCAM_DEADLINE_SECONDS": "300", "GRADCAM_CACHE_BYTES": "0", **variables}
     process = subprocess.Popen(  # noqa: S603
@@ -208,6 +207,12 @@ def started(command: list[str], **variables: str) -> Iterator[Server]:
             process.wait(20)
         except subprocess.TimeoutExpired:
             process.kill()
+
+
+def free_port() -> int:
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        return int(one.getsockname()[1])
 
 
 def ask_until_ready(port: int, process: subprocess.Popen[bytes] | None = None) -> None:
