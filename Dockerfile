@@ -13,7 +13,7 @@ ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_PYTHON=/opt/gradcam/b
 RUN python3 -m venv --without-pip /opt/gradcam
 WORKDIR /src
 COPY requirements.lock requirements-test.lock deploy/without-torch.awk ./
-# Other than in the lock of the service: psycopg, for jobs that several replicas share; OpenCV without
+# Other than in the lock of the service: psycopg, for jobs that several replicas share; gRPC; OpenCV without
 # windows, which needs no X11 and Mesa; and no Triton, whose kernels need a C compiler on the machine.
 RUN if [ "$TORCH" = cpu ]; then \
       grep -oE '^torch(vision)?==[^ ]+' requirements.lock > torch.txt \
@@ -23,7 +23,7 @@ RUN if [ "$TORCH" = cpu ]; then \
       cp requirements.lock service.lock; \
     fi \
  && awk '/^[a-z]/ { kept = !/^(opencv-python|triton)==/ } kept' service.lock > image.lock \
- && awk '/^[a-z]/ { kept = /^(opencv-python-headless|psycopg)/ } kept' requirements-test.lock >> image.lock \
+ && awk '/^[a-z]/ { kept = /^(opencv-python-headless|psycopg|psycopg-binary|grpcio|protobuf)==/ } kept' requirements-test.lock >> image.lock \
  && python3 -m pip install --no-compile --no-deps --require-hashes --requirement image.lock
 # What only compilers and the packages' own tests read, and cuSOLVER for several cards, which nothing
 # loads.

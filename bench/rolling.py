@@ -25,7 +25,7 @@ import httpx2
 import numpy as np
 from PIL import Image
 
-from bench.service import SERVE, ask_until_ready, free_port, started
+from bench.service import SERVE, ask_until_ready, free_port, started_at
 
 NGINX = shutil.which("nginx", path="/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin")
 CONFIGURATION = Path(__file__).parent.parent / "deploy" / "nginx.conf"
@@ -72,7 +72,7 @@ async def roll(times: int) -> Counter[str]:
 def service(port: int) -> Iterator[None]:
     """The embedded model, ready; at the end it has stopped cleanly. The limit by measured delay is
     off: it would refuse requests while another process starts on the same cores."""
-    with started([*SERVE, "--port"], port, GRADCAM_DELAY_TOLERANCE="0") as (_, process):
+    with started_at(port, [*SERVE, "--port"], GRADCAM_DELAY_TOLERANCE="0") as (_, process):
         yield
     if process.returncode:
         raise SystemExit(f"a process ended with exit code {process.returncode}")
@@ -99,7 +99,9 @@ def nginx(ports: Sequence[int]) -> Iterator[str]:
             f"http {{ access_log off; {paths}\n{site} }}\n",
             encoding="utf-8",
         )
-        process = subprocess.Popen([NGINX, "-c", file, "-e", "stderr"], stderr=subprocess.DEVNULL)
+        process = subprocess.Popen(  # noqa: S603
+            [NGINX, "-c", file, "-e", "stderr"], stderr=subprocess.DEVNULL
+        )
         try:
             ask_until_ready(port)
             yield f"http://127.0.0.1:{port}"

@@ -189,10 +189,15 @@ def serving(mode: str) -> Iterator[Server]:
 
 
 @contextmanager
-def started(command: list[str], port: int | None = None, **variables: str) -> Iterator[Server]:
-    """A server on a free port, or the given one, which is the command's last word, ready to
-    answer."""
-    port = port or free_port()
+def started(command: list[str], **variables: str) -> Iterator[Server]:
+    """A server on a free port, which is the command's last word, ready to answer."""
+    with started_at(free_port(), command, **variables) as server:
+        yield server
+
+
+@contextmanager
+def started_at(port: int, command: list[str], **variables: str) -> Iterator[Server]:
+    """A server on a port, which is the command's last word, ready to answer."""
     environment = {**os.environ, "PYTHONPATH": str(HERE.parent), "GRADCAM_LOG_LEVEL": "warning"}
     environment |= {"GRADCAM_DEADLINE_SECONDS": "300", "GRADCAM_CACHE_BYTES": "0", **variables}
     process = subprocess.Popen(  # noqa: S603

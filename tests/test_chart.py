@@ -25,7 +25,8 @@ VALUES = {
     for file in sorted((CHART / "ci").glob("*-values.yaml"))
 }
 OF_THE_CHART = {
-    "port", "probe_port", "drain_seconds", "keys", "insecure", "models", "image_hosts", "jobs",
+    "port", "grpc_port", "probe_port", "drain_seconds", "keys", "insecure", "models", "image_hosts",
+    "jobs",
     "jobs_database",
 }  # fmt: skip
 """Settings that the chart sets by other values than `settings`."""
@@ -41,12 +42,19 @@ def chart() -> Iterator[helm.Chart]:
         yield chart
 
 
+def rendered(chart: helm.Chart, values: dict[str, Any]) -> dict[str, str]:
+    """What the chart renders, once its schema has taken the values."""
+    chart.validate_schema(values)
+    texts: dict[str, str] = chart.render(values, name="demo", namespace="vision")
+    return texts
+
+
 class Release:
     """What the chart renders with values."""
 
     def __init__(self, chart: helm.Chart, values: dict[str, Any]) -> None:
-        rendered = chart.render(values, name="demo", namespace="vision")
-        texts = [text for name, text in rendered.items() if name.endswith(".yaml")]
+        files = rendered(chart, values)
+        texts = [text for name, text in files.items() if name.endswith(".yaml")]
         self.manifests: list[Manifest] = [
             each for text in texts for each in yaml.safe_load_all(text) if each
         ]
@@ -136,7 +144,9 @@ def test_openshift_chooses_the_user(everything: Release) -> None:
 def test_variables_are_settings_that_the_service_takes(release: Release) -> None:
     settings = release.settings  # it would refuse an unknown name or a wrong value
     ports = {each["name"]: each["containerPort"] for each in release.container["ports"]}
-    assert ports == {"http": settings.port, "probes": settings.probe_port}
+    assert ports == {"http": settings.port, "probes": settings.probe_port} | (
+        {"grpc": settings.grpc_port} if settings.grpc_port else {}
+    )
     mounted = {each["mountPath"] for each in release.container["volumeMounts"]}
     named = [settings.keys, settings.models, settings.jobs and settings.jobs / "database"]
     assert {str(path.parent) for path in named if path} <= mounted
@@ -189,15 +199,20 @@ def test_there_is_no_egress_unless_something_needs_it(chart: helm.Chart) -> None
 
 def test_the_metrics_are_not_behind_the_service_that_callers_reach(everything: Release) -> None:
     services = {each["metadata"]["name"]: each["spec"] for each in everything.of_kind("Service")}
-    ports = {name: [port["targetPort"] for port in each["ports"]] for name, each in services.items()}
+    ports = {
+        name: [port["targetPort"] for port in each["ports"]] for name, each in services.items()
+    }
     name = everything.only("Deployment")["metadata"]["name"]
-    assert ports == {name: ["http"], f"{name}-metrics": ["probes"]}
+    assert ports == {name: ["http", "grpc"], f"{name}-metrics": ["probes"]}
     monitor = everything.only("ServiceMonitor")["spec"]
     labels = [each["metadata"]["labels"] for each in everything.of_kind("Service")]
     selected = [monitor["selector"]["matchLabels"].items() <= each.items() for each in labels]
     assert sorted(selected) == [False, True]
     ingress = everything.only("NetworkPolicy")["spec"]["ingress"]
-    assert [rule["ports"] for rule in ingress] == [[{"port": "http"}], [{"port": "probes"}]]
+    assert [[port["port"] for port in rule["ports"]] for rule in ingress] == [
+        ["http", "grpc"],
+        ["probes"],
+    ]
     assert all(rule["from"] for rule in ingress)
 
 
@@ -253,8 +268,7 @@ def test_a_gpu_is_asked_for(chart: helm.Chart) -> None:
 )
 def test_a_mistake_is_refused(chart: helm.Chart, values: dict[str, Any], told: str) -> None:
     with pytest.raises(helm.HelmError, match=told):
-        chart.validate_schema(values)
-        chart.render(values)
+        rendered(chart, values)
 
 
 def test_one_pod_at_a_time_has_jobs_without_a_database(chart: helm.Chart) -> None:

@@ -1,4 +1,4 @@
-"""deploy/compose starts the service beside what watches it: what one file names, another one has."""
+"""deploy/compose starts the service beside what watches it: what a file names, another one has."""
 
 from __future__ import annotations
 
@@ -35,7 +35,8 @@ def mounts(service: dict[str, Any]) -> dict[str, Path]:
 
 @pytest.mark.slow
 def test_compose_accepts_it() -> None:
-    command = [Path(sys.executable).with_name("docker-compose"), "--file", FOLDER / "compose.yaml"]
+    compose = str(Path(sys.executable).with_name("docker-compose"))
+    command = [compose, "--file", str(FOLDER / "compose.yaml")]
     subprocess.run([*command, "config", "--quiet"], check=True, timeout=60)
 
 
@@ -47,7 +48,8 @@ def test_the_service_starts_with_these_settings(services: dict[str, dict[str, An
     assert database == "postgresql+psycopg://gradcam:gradcam@postgres/gradcam"
     assert settings.drain_seconds < int(services["gradcam"]["stop_grace_period"].rstrip("s"))
     assert "jobs:/jobs" in services["gradcam"]["volumes"]
-    assert "GRADCAM_JOBS=/jobs" in DOCKERFILE
+    assert "ln --symbolic /jobs /var/lib/gradcam/jobs" in DOCKERFILE
+    assert "XDG_STATE_HOME=/var/lib" in DOCKERFILE
 
 
 def test_ports_are_published_to_this_machine_only(services: dict[str, dict[str, Any]]) -> None:
@@ -81,4 +83,12 @@ def test_grafana_finds_prometheus_and_the_dashboard(services: dict[str, dict[str
     assert source["type"] == "prometheus"
     assert source["url"] == f"http://prometheus:{services['prometheus']['ports'][0].split(':')[-1]}"
     (provider,) = read("grafana/dashboards.yaml")["providers"]
-    assert inside[f"{provider['options']['path']}/gradcam.json"].samefile(FOLDER / "../grafana.json")
+    assert inside[f"{provider['options']['path']}/gradcam.json"].samefile(
+        FOLDER / "../grafana.json"
+    )
+
+
+def test_the_dockerfile_is_clean() -> None:
+    hadolint = Path(sys.executable).with_name("hadolint")
+    files = [FOLDER.parent.parent / "Dockerfile", FOLDER.parent / "ray" / "Dockerfile"]
+    subprocess.run([hadolint, *files], check=True, timeout=60)

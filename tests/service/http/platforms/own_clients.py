@@ -9,6 +9,7 @@ import asyncio
 import base64
 import json
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -105,21 +106,34 @@ async def vertex(port: int) -> dict[str, Any]:
 
 
 async def manifests(*_: int) -> dict[str, Any]:
-    """The manifests of KServe, read by the types that KServe generates from its CRD, and written
-    again: a type leaves out what it does not know."""
-    import kserve as models
+    """Where KServe's manifests do not fit the types that KServe generates from its CRD, and in them
+    those of Kubernetes."""
     import yaml
+
+    files = sorted((ROOT / "deploy" / "kserve").glob("*.yaml"))
+    return {
+        file.name: list(_misfits(yaml.safe_load(file.read_text()), "V1beta1InferenceService", ""))
+        for file in files
+    }
+
+
+def _misfits(data: Any, kind: str, where: str) -> Iterator[str]:
+    import kserve as models
     from kubernetes import client
 
-    for name in dir(models):
-        if name.startswith(("V1alpha1", "V1beta1")):
-            setattr(client.models, name, getattr(models, name))
-    api, found = client.ApiClient(), {}
-    for file in sorted((ROOT / "deploy" / "kserve").glob("*.yaml")):
-        sent = yaml.safe_load(file.read_text())
-        read = api._ApiClient__deserialize(sent, "V1beta1InferenceService")
-        found[file.name] = api.sanitize_for_serialization(read) == sent
-    return found
+    if kind.startswith("list["):
+        for turn, one in enumerate(data):
+            yield from _misfits(one, kind[5:-1], f"{where}/{turn}")
+    elif hasattr(models, kind):
+        described = getattr(models, kind)
+        names = {key: name for name, key in described.attribute_map.items()}
+        for key, value in data.items():
+            if key not in names:
+                yield f"{where}/{key}: {kind} has none"
+            else:
+                yield from _misfits(value, described.openapi_types[names[key]], f"{where}/{key}")
+    elif hasattr(client, kind) and getattr(client, kind).from_dict(data).to_dict() != data:
+        yield f"{where}: no {kind}"
 
 
 def _best(answer: dict[str, Any]) -> str:
