@@ -15,7 +15,7 @@ GENERATOR := .venv/generator/bin/openapi-python-client
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help install serve test check test-random test-ray gpu wheels chaos lint format types docs openapi client pictures studio bench wheel image lock clean
+.PHONY: help install serve test check test-random test-ray test-integrations gpu wheels chaos lint format types docs openapi client pictures studio bench wheel image lock clean
 
 help: ## list these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' Makefile
@@ -54,6 +54,10 @@ test-random: .venv/test ## the tests in a random order, with 1, 2 and 4 threads
 # What needs Ray, which is an extra: the contract through Ray Serve, a batch on a cluster.
 test-ray: .venv/ray ## what needs Ray
 	$(BIN)/python -m pytest tests/ray
+
+# What docs/integrations shows, with the real packages, in an environment of their own (7 GB).
+test-integrations: .venv/integrations/ready ## docs/integrations with the real packages
+	.venv/integrations/bin/python -m pytest -p no:warnings --noconftest --override-ini addopts= tests/integrations
 
 # On a machine with an accelerator and a Python that has torch and torchvision, without network: the
 # other packages come from the folder wheels, if there is one. DEVICE=cpu runs it anywhere.
@@ -191,6 +195,11 @@ endif
 .venv/ray: .venv/test
 	$(UV) install --python $(BIN)/python '.[ray]'
 	$(EDITABLE)
+	@touch $@
+
+.venv/integrations/ready: pyproject.toml | $(BIN)/uv
+	$(BIN)/uv venv --quiet --clear .venv/integrations
+	$(UV) install --python .venv/integrations/bin/python --editable '.[integrations]'
 	@touch $@
 
 # What makes a client of the contract, for its test: in an environment of its own, see pyproject.toml.

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from itertools import chain
-from typing import Literal
+from typing import Any, Literal
 
 from torch import Tensor, nn
 
@@ -34,9 +34,11 @@ from cam.inputs import (
     layers_of,
     methods_of,
     model_of,
+    named_targets,
     photos_of,
     reader_of,
     targets_of,
+    unwrapped,
 )
 from cam.layers import AUTO_LAYER, Layer, declared_layers, method_layers, survey
 from cam.outputs.meaning import resolve_reading
@@ -48,7 +50,7 @@ from cam.positions.locate import Reshape, declared
 
 
 def explain(
-    model: nn.Module,
+    model: nn.Module | Any,
     images: Images,
     *,
     preprocess: Preprocess | None = None,
@@ -66,17 +68,20 @@ def explain(
 ) -> Explanations:
     """Explain the output of `model` for `images`.
 
-    If `torch.compile` returned the model, the original module is explained. Maps are computed in
-    float32 even if the call is made under autocast. Several threads that explain one model take
-    turns. The model is left as found, also after an error.
+    A pipeline of Hugging Face, `pipeline("image-classification", …)`, stands for its model and its
+    preprocessing of photos. If `torch.compile` returned the model, the original module is
+    explained. Maps are computed in float32 even if the call is made under autocast. Several threads
+    that explain one model take turns. The model is left as found, also after an error.
 
     Args:
-        images: float (B, C, H, W), preprocessed, on the model's device and in its dtype. The images
-            share forward passes. If the model's output for an image depends on the other images of
-            its batch, or if the model takes one image at a time, the images are explained one by
-            one, and a warning says why. A warning also says if the model is stochastic. A few
-            passes at the first call find this out: see `cam.passes.batch_dependence.Conduct`.
-        target: the class to explain, the same for every image; None for each image's predicted
+        images: photos, which `preprocess` or timm's transform of the model prepares: PIL images or
+            uint8 arrays (H, W, 3). Or float (B, C, H, W), preprocessed, on the model's device and
+            in its dtype. The images share forward passes. If the model's output for an image
+            depends on the other images of its batch, or if the model takes one image at a time, the
+            images are explained one by one, and a warning says why. A warning also says if the
+            model is stochastic. A few passes at the first call find this out: see `cam.passes.batch_dependence.Conduct`.
+        target: the class to explain, the same for every image, by index or, of a model of
+            transformers, by label; None for each image's predicted
             class; a tensor or NumPy array of integers (B,) with one class for each image
             (`logits.argmax(1)`); a Target for contrasts, masks, boxes, units and more; a list or
             tuple of targets for several maps from the same forward pass. For a different Target for
@@ -114,12 +119,13 @@ def explain(
     Raises:
         CamError: see `cam.errors`. Exceptions of the model's own `forward` are raised unchanged.
     """
+    model, preprocess = unwrapped(model, preprocess)
     given, ways = images, methods_of(method)
     for way in ways:
         model = model_of(model, way.name)
     layers = layers_of(model, layer)
     images = images_of(photos_of(model, images, preprocess))
-    asked = targets_of(target, len(images))
+    asked = targets_of(named_targets(model, target), len(images))
     reading = Reading(output, activation)
     shapes = reshape if isinstance(reshape, Mapping) else {"*": reshape} if reshape else {}
     # A declared reshape belongs to the model, so two threads that explain the model take turns.

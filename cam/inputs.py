@@ -25,11 +25,12 @@ from cam.errors import (
     ScriptedModel,
     UnknownLayer,
     UnknownMethod,
+    did_you_mean,
 )
 from cam.methods import METHODS, Method, method_named
 from cam.targets import ClassTarget, SimilarityTarget, Target, UnitTarget
 
-OneTarget = SupportsIndex | Target | None
+OneTarget = SupportsIndex | str | Target | None
 Targets = OneTarget | Sequence[OneTarget] | Tensor | NDArray[np.integer[Any]]
 
 Photo = Image.Image | NDArray[np.uint8]
@@ -60,6 +61,42 @@ def model_of(model: nn.Module, method: str) -> nn.Module:
         )
     inner: nn.Module = original
     return inner
+
+
+def unwrapped(model: Any, preprocess: Preprocess | None) -> tuple[Any, Preprocess | None]:
+    """Return the module and the preprocessing of a Hugging Face pipeline for image classification,
+    such as `transformers.pipeline("image-classification")`; of anything else, the arguments.
+
+    Explanations keep the preprocessing, so it holds the pipeline's image processor alone.
+    """
+    kinds = {kind.__name__ for kind in type(model).__mro__}
+    processor = getattr(model, "image_processor", None)
+    if "ImageClassificationPipeline" not in kinds or processor is None:
+        return model, preprocess
+
+    def prepared(picture: Image.Image) -> Tensor:
+        pixels: Tensor = processor(images=picture, return_tensors="pt")["pixel_values"][0]
+        return pixels
+
+    return model.model, preprocess or prepared
+
+
+def named_targets(model: nn.Module, target: Any) -> Any:
+    """Return the target with each label replaced by its class, of a model of transformers, whose
+    `config.label2id` has the labels.
+
+    Raises:
+        InvalidTarget: if the model has no such label.
+    """
+    if isinstance(target, list | tuple):
+        return [named_targets(model, one) for one in target]
+    if not isinstance(target, str):
+        return target
+    known = getattr(getattr(model, "config", None), "label2id", None) or {}
+    if target not in known:
+        near = did_you_mean(target, known) if known else "; a class is a whole number"
+        raise InvalidTarget(f"the model has no label {target[:80]!r}{near}")
+    return int(known[target])
 
 
 def methods_of(method: str | Sequence[str]) -> list[Method]:

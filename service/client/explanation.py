@@ -102,6 +102,27 @@ class Explanation:
         """Sentences about possible problems of the map."""
         return self.document.warnings
 
+    def record(self) -> dict[str, str | int | float | None]:
+        """Return what is known of the map as one flat row for a data frame, without the map. The
+        names are those of the table of a batch or job: see docs/answers.md."""
+        facts, target = self.document, self.document.target
+        return {
+            "id": facts.id,
+            "target_index": target.index,
+            "target_label": target.label,
+            "target_probability": target.probability,
+            "target_score": target.score,
+            "method": facts.method,
+            "layer": facts.layer,
+            "peak_x": facts.peak.x if facts.peak else None,
+            "peak_y": facts.peak.y if facts.peak else None,
+            "mass": facts.mass,
+            "concentration": facts.concentration,
+            "border": facts.border,
+            **{f"score_{name}": score.value for name, score in self.scores.items()},
+            "warning": "; ".join(facts.warnings) or None,
+        }
+
     def __repr__(self) -> str:
         height, width = self.document.heatmap.shape
         whom = self.target.label or self.target.index
