@@ -79,7 +79,8 @@ def explain(
             in its dtype. The images share forward passes. If the model's output for an image
             depends on the other images of its batch, or if the model takes one image at a time, the
             images are explained one by one, and a warning says why. A warning also says if the
-            model is stochastic. A few passes at the first call find this out: see `cam.passes.batch_dependence.Conduct`.
+            model is stochastic. A few passes at the first call find this out: see
+            `cam.passes.batch_dependence.Conduct`.
         target: the class to explain, the same for every image, by index or, of a model of
             transformers, by label; None for each image's predicted
             class; a tensor or NumPy array of integers (B,) with one class for each image

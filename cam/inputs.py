@@ -83,7 +83,7 @@ def unwrapped(model: Any, preprocess: Preprocess | None) -> tuple[Any, Preproces
 
 def named_targets(model: nn.Module, target: Any) -> Any:
     """Return the target with each label replaced by its class, of a model of transformers, whose
-    `config.label2id` has the labels.
+    `config.id2label` has the labels.
 
     Raises:
         InvalidTarget: if the model has no such label.
@@ -92,7 +92,8 @@ def named_targets(model: nn.Module, target: Any) -> Any:
         return [named_targets(model, one) for one in target]
     if not isinstance(target, str):
         return target
-    known = getattr(getattr(model, "config", None), "label2id", None) or {}
+    names = getattr(getattr(model, "config", None), "id2label", None) or {}
+    known = {label: number for number, label in names.items()}
     if target not in known:
         near = did_you_mean(target, known) if known else "; a class is a whole number"
         raise InvalidTarget(f"the model has no label {target[:80]!r}{near}")

@@ -11,6 +11,7 @@ import asyncio
 import pickle
 import struct
 from collections.abc import Callable, Iterable
+from enum import EnumType
 from io import BytesIO
 from typing import Any, Final, cast
 
@@ -41,13 +42,21 @@ class Codec:
                 except KeyError:
                     raise UnknownClass(f"a message names {module}.{name}") from None
 
+        # Python 3.11.0 to 3.11.3 pickle a member of an enumeration as a call of getattr.
+        self._reductions = {
+            class_: lambda member: (type(member), (member.value,))
+            for class_ in known.values()
+            if isinstance(class_, EnumType)
+        }
         self._unpickler = Unpickler
 
-    @staticmethod
-    def write(message: object) -> bytes:
+    def write(self, message: object) -> bytes:
         """Return the frame of a message."""
-        payload = pickle.dumps(message, protocol=5)
-        return LENGTH.pack(len(payload)) + payload
+        payload = BytesIO()
+        pickler = pickle.Pickler(payload, protocol=5)
+        pickler.dispatch_table = self._reductions
+        pickler.dump(message)
+        return LENGTH.pack(payload.tell()) + payload.getbuffer()
 
     def read(self, payload: bytes | bytearray | memoryview) -> Any:
         """Return the message of a frame's payload.

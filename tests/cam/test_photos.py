@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from typing import Any
 
 import numpy as np
 import pytest
 import timm
 import torch
+import transformers
 from PIL import Image
 from timm.data import create_transform, resolve_model_data_config
 from torchvision.transforms.functional import to_tensor
 
 from cam import explain
-from cam.errors import InvalidImages
+from cam.errors import InvalidImages, InvalidTarget
 from tests.cam.nets import small
 
 PIXELS = np.random.default_rng(0).integers(0, 256, (48, 64, 3), dtype=np.uint8)
@@ -72,3 +75,34 @@ def test_a_photo_of_16_bit_keeps_its_shades() -> None:
     for mode in ("I", "F"):
         with pytest.raises(InvalidImages, match=f"mode {mode}, whose range"):
             explain(model, Image.new(mode, (64, 64)))
+
+
+def test_a_pipeline_stands_for_its_model_and_its_preprocessing() -> None:
+    """With a centre crop: the map is of what the model sees, and equal to that of the tensor."""
+    torch.manual_seed(0)
+    config = transformers.ResNetConfig(
+        embedding_size=8, hidden_sizes=[8, 16], depths=[1, 1], num_labels=2,
+        id2label={0: "cat", 1: "dog"},
+    )  # fmt: skip
+    model = transformers.ResNetForImageClassification(config).eval()
+    processor = transformers.ConvNextImageProcessor(size={"shortest_edge": 64}, crop_pct=0.5)
+    classifier = transformers.ImageClassificationPipeline(model=model, image_processor=processor)
+    photo = Image.fromarray(np.random.default_rng(0).integers(0, 256, (80, 120, 3), np.uint8))
+    pixels = processor(images=photo, return_tensors="pt")["pixel_values"]
+    for target, index in (("dog", 1), (0, 0), (None, None)):
+        (found,) = explain(classifier, [photo], target=target, method="layercam")
+        (expected,) = explain(model, pixels, target=index, method="layercam")
+        np.testing.assert_array_equal(found.map, expected.map)
+    both = explain(classifier, [photo, photo], target=["cat", "dog"])
+    assert [one.target.index for one in both] == [0, 1, 0, 1]
+    with pytest.raises(InvalidTarget, match=r"no label 'dgo'.*did you mean 'dog'"):
+        explain(classifier, [photo], target="dgo")
+    kept = weakref.ref(model)
+    del model, classifier
+    gc.collect()
+    assert kept() is None  # explanations keep neither the pipeline nor its model
+
+
+def test_a_label_without_names() -> None:
+    with pytest.raises(InvalidTarget, match="a class is a whole number"):
+        explain(small(), torch.rand(1, 3, 8, 8), target="cat")

@@ -9,6 +9,7 @@ from typing import Any, get_args
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from cam import (
     ClassTarget,
@@ -42,6 +43,18 @@ class Evil:
 def test_a_frame_names_no_function_and_no_other_class(evil: object) -> None:
     with pytest.raises(UnknownClass, match="a message names"):
         again(Returned(1, evil))
+
+
+def test_enumerations_cross_as_older_versions_of_python_pickle_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Python 3.11.2, of Debian 12, writes a member as getattr(class, name)."""
+
+    def reduced(member: Image.Resampling, protocol: int) -> tuple[object, tuple[object, str]]:
+        return getattr, (type(member), member.name)
+
+    monkeypatch.setattr(Image.Resampling, "__reduce_ex__", reduced)
+    assert again(Returned(1, Image.Resampling.BICUBIC)).value is Image.Resampling.BICUBIC
 
 
 @pytest.mark.parametrize("payload", [b"", b"x", pickle.dumps(1)[:-1], b"\x80\x05."])
