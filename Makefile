@@ -10,6 +10,7 @@ UV := $(BIN)/uv pip --quiet
 INSTALL := $(UV) install --python $(BIN)/python --require-hashes
 EDITABLE := $(UV) install --python $(BIN)/python --no-deps --editable .
 GENERATOR := .venv/generator/bin/openapi-python-client
+TYPESCRIPT := tests/service/client/typescript/node_modules/.package-lock.json
 
 # Without bytecode every start compiles torch anew: 10 s instead of 5.
 unexport PYTHONDONTWRITEBYTECODE
@@ -38,7 +39,7 @@ test: lint types ## format, lint, types, and the tests that one waits for
 # What takes seconds or starts processes: parity with other tools on whole architectures, the
 # generated requests of the contract, the documents' examples, processes that are killed, databases,
 # Ray where it is installed; and every rehearsed attack.
-check: .venv/test $(GENERATOR) ## the slow tests and the rehearsed attacks, a quarter of an hour
+check: .venv/test $(GENERATOR) $(if $(shell command -v npm),$(TYPESCRIPT)) ## the slow tests and the rehearsed attacks, a quarter of an hour
 	$(PYTEST) $(PARALLEL) -m slow --ignore tests/chaos
 	$(PYTEST) tests/chaos
 
@@ -206,6 +207,10 @@ endif
 $(GENERATOR): requirements-generator.lock | $(BIN)/uv
 	$(BIN)/uv venv --quiet --clear .venv/generator
 	$(UV) install --python .venv/generator/bin/python --require-hashes -r $<
+	@touch $@
+
+$(TYPESCRIPT): tests/service/client/typescript/package-lock.json
+	cd tests/service/client/typescript && npm ci --no-audit --no-fund
 	@touch $@
 
 .venv/test: requirements-test.lock pyproject.toml | $(BIN)/uv

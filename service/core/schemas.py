@@ -105,12 +105,18 @@ class Heatmap(Open):
         ),
         examples=["png"],
     )
-    data: str = Field(description="The file in base64.", examples=[TINY_PNG])
+    data: str = Field(
+        description="The file, or the numbers, in base64.",
+        examples=[TINY_PNG],
+        json_schema_extra={"contentEncoding": "base64"},
+    )
 
 
 class Overlay(Open):
     content_type: Literal["image/png"]
-    data: str = Field(description="The file in base64.")
+    data: str = Field(
+        description="The file in base64.", json_schema_extra={"contentEncoding": "base64"}
+    )
 
 
 class Completeness(Open):

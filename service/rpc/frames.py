@@ -43,7 +43,7 @@ class Codec:
                     raise UnknownClass(f"a message names {module}.{name}") from None
 
         # Python 3.11.0 to 3.11.3 pickle a member of an enumeration as a call of getattr.
-        self._reductions = {
+        self._reductions: dict[type, Callable[[Any], tuple[Any, tuple[Any, ...]]]] = {
             class_: lambda member: (type(member), (member.value,))
             for class_ in known.values()
             if isinstance(class_, EnumType)
