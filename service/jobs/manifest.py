@@ -92,7 +92,7 @@ class JobRequest(StrictModel):
         None, min_length=1, max_length=200, description="Without it the service's first."
     )
     instances: Annotated[list[JobInstance], FailFast()] = Field(min_length=1)
-    parameters: Parameters = Parameters()
+    parameters: Parameters = Field(default_factory=Parameters)
 
 
 def manifest_problem(error: ValidationError, where: str = "") -> Problem:

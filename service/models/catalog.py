@@ -283,7 +283,9 @@ class NewModel(BaseModel):
     output: Index | Name | None = None
     activation: WantedActivation = "auto"
     layer: str = Field("auto", max_length=200)
-    reshape: ReshapeWords | dict[LayerName, ReshapeWords] = Field({}, max_length=100)
+    reshape: ReshapeWords | dict[LayerName, ReshapeWords] = Field(
+        default_factory=dict, max_length=100
+    )
     input_size: tuple[Side, Side] | Side | None = None
     resize: Side | None = None
     crop_ratio: float | None = Field(None, gt=0, le=1)

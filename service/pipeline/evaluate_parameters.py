@@ -148,4 +148,4 @@ class EvaluateRequest(StrictModel):
     instances: Annotated[list[EvaluateInstance], FailFast()] = Field(
         min_length=1, max_length=MAX_INSTANCES
     )
-    parameters: EvaluateParameters = EvaluateParameters()
+    parameters: EvaluateParameters = Field(default_factory=EvaluateParameters)

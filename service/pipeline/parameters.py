@@ -351,21 +351,21 @@ class PredictRequest(StrictModel):
     instances: Annotated[list[PredictInstance], FailFast()] = Field(
         min_length=1, max_length=MAX_INSTANCES
     )
-    parameters: PredictParameters = PredictParameters()
+    parameters: PredictParameters = Field(default_factory=PredictParameters)
 
 
 class ActivationRequest(StrictModel):
     instances: Annotated[list[PredictInstance], FailFast()] = Field(
         min_length=1, max_length=MAX_INSTANCES
     )
-    parameters: ActivationParameters = ActivationParameters()
+    parameters: ActivationParameters = Field(default_factory=ActivationParameters)
 
 
 class ExplainRequest(StrictModel):
     instances: Annotated[list[ExplainInstance], FailFast()] = Field(
         min_length=1, max_length=MAX_INSTANCES
     )
-    parameters: Parameters = Parameters()
+    parameters: Parameters = Field(default_factory=Parameters)
 
 
 def points_at_photo(target: object) -> bool:
