@@ -286,6 +286,12 @@ class Health(Open):
     status: Literal["ok"]
 
 
+class Alive(Open):
+    """What KServe's clients expect at the root."""
+
+    status: Literal["alive"]
+
+
 class ModelState(Open):
     """State of a model that is being added."""
 

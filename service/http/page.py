@@ -8,9 +8,10 @@ from typing import Final
 
 from fastapi import APIRouter
 from starlette.requests import Request
-from starlette.responses import HTMLResponse, JSONResponse, Response
+from starlette.responses import JSONResponse, Response
 
 from service.core.errors import UnknownRoute
+from service.core.model_schemas import Alive
 from service.http.contract import answers
 
 BUILT: Final = Path(__file__).parent / "studio" / "built"
@@ -25,26 +26,20 @@ POLICY: Final = (
     "script-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
 """No script or style in the page itself, and nothing from other hosts."""
-ALIVE: Final = {"status": "alive"}
-"""What KServe's clients expect at the root."""
-ALIVE_SCHEMA: Final = {
-    "schema": {"type": "object", "properties": {"status": {"type": "string"}}},
-    "example": ALIVE,
-}
 ADDRESS: Final = "/studio/"
 PATHS: Final = ("/", *(f"{ADDRESS}{file.name}" for file in sorted(BUILT.iterdir())))
 """Paths of the page. They need no key: the page asks for one and sends it with what it asks."""
 
 
 def make_page_router() -> APIRouter:
-    router, page = APIRouter(), answers(forms={"text/html": "<!doctype html>…"})
+    router, page = APIRouter(), answers(Alive, forms={"text/html": "<!doctype html>…"})
     router.get(
         "/",
         tags=["operations"],
         summary="The page on which one looks into a model",
         description="Clients that do not ask for `text/html`, like KServe's, hear that it lives.",
-        response_class=HTMLResponse,
-        responses={200: {"content": {**page[200]["content"], "application/json": ALIVE_SCHEMA}}},
+        response_model=Alive,
+        responses=page,
     )(show_page)
     router.get(f"{ADDRESS}{{file}}", include_in_schema=False)(get_file)
     return router
@@ -52,7 +47,7 @@ def make_page_router() -> APIRouter:
 
 async def show_page(request: Request) -> Response:
     if "text/html" not in request.headers.get("accept", ""):
-        return JSONResponse(ALIVE, headers={"Vary": "Accept"})
+        return JSONResponse(Alive(status="alive").model_dump(), headers={"Vary": "Accept"})
     return _answer("index.html", request)
 
 

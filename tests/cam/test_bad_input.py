@@ -75,9 +75,9 @@ def test_one_class_of_any_kind_is_every_images(one: Any) -> None:
         (torch.tensor([True, False]), "is a Tensor, not a class"),
         (True, "'True' is a bool"),
         (1.0, "'1.0' is a float"),
-        ("cat", "'cat' is a str"),
+        ("cat", "no label 'cat'; a class is a whole number"),
         ([[1, 2]], "is a list"),
-        ([1, "dog"], "'dog' is a str"),
+        ([1, "dog"], "no label 'dog'; a class is a whole number"),
         ([], "the list of targets is empty"),
         ({1}, "is a set"),
         (ClassTarget(1.5), "'1.5' is a float"),  # type: ignore[arg-type]

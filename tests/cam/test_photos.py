@@ -71,7 +71,8 @@ def test_a_photo_of_16_bit_keeps_its_shades() -> None:
     deep = Image.fromarray(shades.astype(np.uint16) * 257)
     assert deep.mode.startswith("I;16")
     one, two = explain(model, [deep, Image.fromarray(shades)])
-    np.testing.assert_array_equal(one.map, two.map)
+    # Some processors' kernels round the images of one batch differently in the last bit.
+    np.testing.assert_allclose(one.map, two.map, rtol=1e-5)
     for mode in ("I", "F"):
         with pytest.raises(InvalidImages, match=f"mode {mode}, whose range"):
             explain(model, Image.new(mode, (64, 64)))
