@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from cam.passes.observation import embed, observe
     from cam.passes.onepass import explain_batch
     from cam.passes.stepwise import explain_in_steps
+    from cam.prompts import PromptClassifier
 
 _HOMES = {
     "cam.api": ("explain",),
@@ -46,6 +47,7 @@ _HOMES = {
     "cam.passes.observation": ("embed", "observe"),
     "cam.passes.onepass": ("explain_batch",),
     "cam.passes.stepwise": ("explain_in_steps",),
+    "cam.prompts": ("PromptClassifier",),
 }
 """Module → its names that need torch."""
 _HOME = {name: home for home, names in _HOMES.items() for name in names}
@@ -65,6 +67,7 @@ __all__ = [
     "Layer",
     "Observation",
     "Output",
+    "PromptClassifier",
     "Question",
     "Reading",
     "Replay",

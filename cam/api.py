@@ -47,6 +47,7 @@ from cam.passes.batch_dependence import conduct_of
 from cam.passes.onepass import explain_batch
 from cam.passes.stepwise import CHUNK, explain_in_steps, finish
 from cam.positions.locate import Reshape, declared
+from cam.prompts import PromptClassifier
 
 
 def explain(
@@ -54,6 +55,7 @@ def explain(
     images: Images,
     *,
     preprocess: Preprocess | None = None,
+    text: Sequence[str] | None = None,
     target: Targets = None,
     method: str | Sequence[str] = "gradcam",
     layer: Layers = "auto",
@@ -68,8 +70,9 @@ def explain(
 ) -> Explanations:
     """Explain the output of `model` for `images`.
 
-    A pipeline of Hugging Face, `pipeline("image-classification", …)`, stands for its model and its
-    preprocessing of photos. If `torch.compile` returned the model, the original module is
+    A pipeline of Hugging Face, `pipeline("image-classification", …)` or
+    `pipeline("zero-shot-image-classification", …)`, stands for its model and its preprocessing of
+    photos. If `torch.compile` returned the model, the original module is
     explained. Maps are computed in float32 even if the call is made under autocast. Several threads
     that explain one model take turns. The model is left as found, also after an error.
 
@@ -81,8 +84,10 @@ def explain(
             images are explained one by one, and a warning says why. A warning also says if the
             model is stochastic. A few passes at the first call find this out: see
             `cam.passes.batch_dependence.Conduct`.
+        text: the prompts that are the classes of a pipeline for zero-shot image classification, of
+            which each call encodes them; to encode them once, make a `PromptClassifier`.
         target: the class to explain, the same for every image, by index or, of a model of
-            transformers, by label; None for each image's predicted
+            transformers or a `PromptClassifier`, by label; None for each image's predicted
             class; a tensor or NumPy array of integers (B,) with one class for each image
             (`logits.argmax(1)`); a Target for contrasts, masks, boxes, units and more; a list or
             tuple of targets for several maps from the same forward pass. For a different Target for
@@ -120,13 +125,15 @@ def explain(
     Raises:
         CamError: see `cam.errors`. Exceptions of the model's own `forward` are raised unchanged.
     """
-    model, preprocess = unwrapped(model, preprocess)
+    model, preprocess = unwrapped(model, preprocess, text)
     given, ways = images, methods_of(method)
     for way in ways:
         model = model_of(model, way.name)
     layers = layers_of(model, layer)
     images = images_of(photos_of(model, images, preprocess))
     asked = targets_of(named_targets(model, target), len(images))
+    if activation == "auto" and isinstance(model, PromptClassifier):
+        activation = model.activation
     reading = Reading(output, activation)
     shapes = reshape if isinstance(reshape, Mapping) else {"*": reshape} if reshape else {}
     # A declared reshape belongs to the model, so two threads that explain the model take turns.

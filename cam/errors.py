@@ -155,6 +155,11 @@ class InvalidTarget(TargetError):
     """The target is not a class index, a target or a list of these."""
 
 
+class InvalidPrompt(TargetError):
+    """A prompt is empty, has control characters, is too long for the text encoder, or is there
+    twice."""
+
+
 class ClassOutOfRange(TargetError):
     """The model has no class of that index."""
 

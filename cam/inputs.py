@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from cam.errors import (
     InvalidImages,
     InvalidOption,
+    InvalidPrompt,
     InvalidTarget,
     NonFinite,
     NotAModule,
@@ -28,6 +29,7 @@ from cam.errors import (
     did_you_mean,
 )
 from cam.methods import METHODS, Method, method_named
+from cam.prompts import PromptClassifier
 from cam.targets import ClassTarget, SimilarityTarget, Target, UnitTarget
 
 OneTarget = SupportsIndex | str | Target | None
@@ -40,6 +42,8 @@ Layers = str | nn.Module | Sequence[str | nn.Module]
 
 HOOKLESS: Final = ("rise", "occlusion", "gradient", "smoothgrad", "integratedgradients")
 """Names of the methods that need no hooks in the model."""
+ZERO_SHOT_TEMPLATE: Final = "This is a photo of {}."
+"""The template of Hugging Face's pipeline for zero-shot image classification."""
 _COMPILED: Final = "_orig_mod."
 """Part that `torch.compile` adds to the names of compiled modules."""
 
@@ -63,27 +67,45 @@ def model_of(model: nn.Module, method: str) -> nn.Module:
     return inner
 
 
-def unwrapped(model: Any, preprocess: Preprocess | None) -> tuple[Any, Preprocess | None]:
-    """Return the module and the preprocessing of a Hugging Face pipeline for image classification,
-    such as `transformers.pipeline("image-classification")`; of anything else, the arguments.
+def unwrapped(
+    model: Any, preprocess: Preprocess | None, text: Sequence[str] | None
+) -> tuple[Any, Preprocess | None]:
+    """Return the module and the preprocessing of a Hugging Face pipeline for image classification
+    or zero-shot image classification, such as `transformers.pipeline("image-classification")`; of
+    anything else, the arguments.
 
     Explanations keep the preprocessing, so it holds the pipeline's image processor alone.
+
+    Raises:
+        InvalidPrompt: if there are prompts but no pipeline that takes them, or if such a pipeline
+            has none.
     """
     kinds = {kind.__name__ for kind in type(model).__mro__}
     processor = getattr(model, "image_processor", None)
-    if "ImageClassificationPipeline" not in kinds or processor is None:
+    zero_shot = "ZeroShotImageClassificationPipeline" in kinds
+    if text is not None and not zero_shot:
+        raise InvalidPrompt(
+            f"text is for a pipeline of zero-shot image classification, not a "
+            f"{type(model).__name__}; make a cam.PromptClassifier of an image–text model"
+        )
+    if processor is None or not (zero_shot or "ImageClassificationPipeline" in kinds):
         return model, preprocess
+    if zero_shot and text is None:
+        raise InvalidPrompt("pass text, the prompts that are the classes of the pipeline")
 
     def prepared(picture: Image.Image) -> Tensor:
         pixels: Tensor = processor(images=picture, return_tensors="pt")["pixel_values"][0]
         return pixels
 
-    return model.model, preprocess or prepared
+    module = model.model
+    if text is not None:
+        module = PromptClassifier(module, model.tokenizer, text, (ZERO_SHOT_TEMPLATE,))
+    return module, preprocess or prepared
 
 
 def named_targets(model: nn.Module, target: Any) -> Any:
     """Return the target with each label replaced by its class, of a model of transformers, whose
-    `config.id2label` has the labels.
+    `config.id2label` has the labels, or of a `PromptClassifier`.
 
     Raises:
         InvalidTarget: if the model has no such label.
@@ -92,8 +114,11 @@ def named_targets(model: nn.Module, target: Any) -> Any:
         return [named_targets(model, one) for one in target]
     if not isinstance(target, str):
         return target
-    names = getattr(getattr(model, "config", None), "id2label", None) or {}
-    known = {label: number for number, label in names.items()}
+    if isinstance(model, PromptClassifier):
+        known = {label: number for number, label in enumerate(model.labels)}
+    else:
+        names = getattr(getattr(model, "config", None), "id2label", None) or {}
+        known = {label: number for number, label in names.items()}
     if target not in known:
         near = did_you_mean(target, known) if known else "; a class is a whole number"
         raise InvalidTarget(f"the model has no label {target[:80]!r}{near}")

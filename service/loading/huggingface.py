@@ -17,6 +17,8 @@ from typing import Any, Final
 import torch
 from torch import nn
 
+from cam import CamError, PromptClassifier
+from cam.errors import InvalidPrompt
 from service.core.errors import ConfigError, one_line
 from service.loading.image_processor import preprocessing_of_processor
 from service.loading.transforms import preprocessing_of
@@ -26,6 +28,8 @@ from service.models.preprocessing import Preprocessing
 ON_THE_HUB: Final = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?")
 TASKS: Final = ("IMAGE_CLASSIFICATION", "SEMANTIC_SEGMENTATION", "OBJECT_DETECTION")
 """The tasks whose models are served, as in transformers' names of its tables of models."""
+IMAGE_TEXT: Final = "ZERO_SHOT_IMAGE_CLASSIFICATION"
+"""The task of image–text models, whose classes are the prompts of the entry."""
 PLACEHOLDER: Final = re.compile(r"LABEL_\d+")
 """A label that transformers invents where a model has none."""
 WHOLE: Final = ("input_size", "mean", "std")
@@ -96,7 +100,7 @@ def config_of(entry: ModelEntry, place: str) -> Any:
 
 def module_of(entry: ModelEntry, place: str, config: Any, classes: int | None) -> nn.Module:
     """Return the model, with the weights of its place if the entry has `weights = "default"`,
-    otherwise with random ones.
+    otherwise with random ones; of an image–text model, the classifier of the entry's prompts.
 
     Args:
         classes: number of classes of a head with random weights; None for that of the config.
@@ -105,9 +109,15 @@ def module_of(entry: ModelEntry, place: str, config: Any, classes: int | None) -
         ConfigError: if it is no classifier, segmenter or detector, or if weights are missing.
     """
     kind = _class_of(entry, config)
+    if kind.__name__ in _names_of(IMAGE_TEXT):
+        return _of_prompts(entry, place, _loaded(entry, place, config, kind))
+    if classes is not None and entry.weights != "default":
+        config.num_labels = classes
+    return _loaded(entry, place, config, kind)
+
+
+def _loaded(entry: ModelEntry, place: str, config: Any, kind: Any) -> nn.Module:
     if entry.weights != "default":
-        if classes is not None:
-            config.num_labels = classes
         made: nn.Module = kind(config)
         return made
     with _told(entry, "weights", f"the weights of {place} cannot be loaded"):
@@ -123,6 +133,28 @@ def module_of(entry: ModelEntry, place: str, config: Any, classes: int | None) -
         )
     loaded: nn.Module = module
     return loaded
+
+
+def _of_prompts(entry: ModelEntry, place: str, encoders: nn.Module) -> PromptClassifier:
+    """Return the classifier of the entry's prompts.
+
+    Raises:
+        ConfigError: if a prompt cannot be used, or if the place has no tokenizer.
+    """
+    assert entry.prompts is not None  # `_class_of` raises
+    with _told(entry, "source", f"{place} has no tokenizer that can be used"):
+        tokenizer = transformers_of(entry).AutoTokenizer.from_pretrained(
+            place, trust_remote_code=False
+        )
+    # transformers invents an empty one for some models where the files are missing.
+    if len(tokenizer) <= len(tokenizer.all_special_tokens):
+        raise entry.mistake("source", f"{place} has no tokenizer: it would know no words")
+    try:
+        return PromptClassifier(encoders.eval(), tokenizer, entry.prompts, entry.templates)
+    except InvalidPrompt as error:
+        raise entry.mistake("prompts", str(error)) from None
+    except CamError as error:
+        raise entry.mistake("source", str(error)) from None
 
 
 def prepared(entry: ModelEntry, place: str) -> Preprocessing:
@@ -182,26 +214,42 @@ def is_transformers_model(module: nn.Module) -> bool:
     )
 
 
-def _class_of(entry: ModelEntry, config: Any) -> Any:
-    """Return the class of the model that the config names, e.g. ViTForImageClassification."""
+def _names_of(task: str) -> set[str]:
+    """Return the names of the classes of a task's models, as transformers lists them."""
     from transformers.models.auto import modeling_auto
 
     able: set[str] = set()
-    for task in TASKS:
-        for names in getattr(modeling_auto, f"MODEL_FOR_{task}_MAPPING_NAMES").values():
-            able |= {names} if isinstance(names, str) else set(names)
+    for names in getattr(modeling_auto, f"MODEL_FOR_{task}_MAPPING_NAMES").values():
+        able |= {names} if isinstance(names, str) else set(names)
+    return able
+
+
+def _class_of(entry: ModelEntry, config: Any) -> Any:
+    """Return the class of the model that the config names, e.g. ViTForImageClassification.
+
+    Raises:
+        ConfigError: if it is none that can be served, or if an image–text model has no prompts, or
+            another model has some.
+    """
+    able = set().union(*map(_names_of, TASKS))
     named = list(config.architectures or [])
     if config.model_type == "timm_wrapper":  # as timm saves it, without this key
         named = ["TimmWrapperForImageClassification"]
-    for name in named:
-        if name in able:
-            return getattr(transformers_of(entry), name)
-    raise entry.mistake(
-        "source",
-        f"config.json has the architectures {named}, of which none is an image classifier, a "
-        "semantic segmenter or an object detector; save the model with such a head, as a "
-        "…ForImageClassification has it",
-    )
+    kind = next((name for name in named if name in able | _names_of(IMAGE_TEXT)), None)
+    if kind is None:
+        raise entry.mistake(
+            "source",
+            f"config.json has the architectures {named}, of which none is an image classifier, a "
+            "semantic segmenter, an object detector or an image–text model; save the model with "
+            "such a head, as a …ForImageClassification has it",
+        )
+    if kind not in able and entry.prompts is None:
+        raise entry.mistake("prompts", f"a {kind} needs prompts: its classes, in words")
+    if kind in able and entry.prompts is not None:
+        raise entry.mistake("prompts", f"a {kind} has classes of its own; leave prompts out")
+    if kind not in able and entry.weights not in ("default", "none"):
+        raise entry.mistake("weights", f"a {kind} has the weights of its folder; leave weights out")
+    return getattr(transformers_of(entry), kind)
 
 
 @contextmanager

@@ -20,7 +20,7 @@ from typing import Any, get_args
 import torch
 from torch import nn
 
-from cam import Reading
+from cam import CamError, PromptClassifier, Reading
 from cam.outputs.reading import Activation
 from cam.passes.openvino import is_installed
 from service.core.errors import one_line
@@ -113,6 +113,8 @@ def check_source(entry: ModelEntry) -> None:
         ConfigError: if the source cannot be found, or if there is no such file of weights.
     """
     kind, _, what = entry.source.partition(":")
+    if entry.prompts is not None and kind != "hf":
+        raise entry.mistake("prompts", "prompts are the classes of image–text models (hf:)")
     CHECKS[kind](entry, what)
     if entry.weights not in ("default", "none"):
         file = entry.path(entry.weights)
@@ -229,8 +231,33 @@ def _huggingface(entry: ModelEntry, what: str, classes: int | None) -> Built:
     config = config_of(entry, place)
     preprocessing = prepared(entry, place)
     module = module_of(entry, place, config, classes)
+    if isinstance(module, PromptClassifier):
+        return _prompted(entry, module, preprocessing)
     labels = labels_of(entry, config) if classes is None else ()
     return Built(module, preprocessing, labels)
+
+
+def _prompted(entry: ModelEntry, module: PromptClassifier, preprocessing: Preprocessing) -> Built:
+    """Return the classifier of an image–text model, if its logits are those of the model.
+
+    Raises:
+        ConfigError: if they are others, or if the model cannot look at an image.
+    """
+    image = torch.randn(1, 3, preprocessing.height, preprocessing.width)
+    try:
+        module.check(image)
+    except CamError as error:
+        raise entry.mistake("source", str(error)) from None
+    except Exception as error:  # transformers may raise anything about an image
+        raise entry.mistake(
+            "source", f"{type(module.encoders).__name__} fails on an image: {_told(error)}"
+        ) from None
+    reading, reason = Reading(None, entry.activation), ""
+    if entry.activation == "auto":
+        reading = Reading(None, module.activation)
+        has = "a bias" if module.activation == "sigmoid" else "no bias"
+        reason = f"the logits of the image–text model have {has}"
+    return Built(module, preprocessing, module.labels, reading=reading, reason=reason)
 
 
 def _graph(entry: ModelEntry, what: str, classes: int | None) -> Built:

@@ -37,6 +37,9 @@ Name = Annotated[str, Field(min_length=1, max_length=200)]
 Device = Annotated[str, Field(pattern=r"^(auto|cpu|(cuda|mps|xpu)(:\d+)?)$")]
 
 
+Text = Annotated[str, Field(min_length=1, max_length=1000)]
+Prompts = Annotated[tuple[Text, ...], Field(min_length=1, max_length=4096)]
+Templates = Annotated[tuple[Text, ...], Field(min_length=1, max_length=200)]
 LayerName = Annotated[str, Field(max_length=200)]
 ReshapeWords = Annotated[str, Field(max_length=100)]
 
@@ -85,6 +88,20 @@ class ModelEntry(BaseModel):
             "`imagenet`, or a file, one label a line; without it ImageNet's if there are 1000 "
             "classes, else numbers; of a classifier with one output the labels of the negative and "
             "the positive class, or of the positive one alone"
+        ),
+    )
+    prompts: Prompts | None = Field(
+        None,
+        description=(
+            "the classes of an image–text model (`hf:` of CLIP, SigLIP and others), in words, such "
+            'as `["a cat", "a remote control"]`'
+        ),
+    )
+    templates: Templates = Field(
+        ("{}",),
+        description=(
+            "texts with `{}` in place of a prompt, such as `a photo of a {}.`; of several, the "
+            "mean of the embeddings counts"
         ),
     )
     output: Index | Name | None = Field(
@@ -280,6 +297,8 @@ class NewModel(BaseModel):
     weights: Weights = "default"
     seed: int = 0
     labels: Literal["imagenet"] | None = None
+    prompts: Prompts | None = None
+    templates: Templates = ("{}",)
     output: Index | Name | None = None
     activation: WantedActivation = "auto"
     layer: str = Field("auto", max_length=200)

@@ -1,0 +1,215 @@
+"""Zero-shot classifiers: the classes of an image–text model are prompts.
+
+from cam import PromptClassifier, explain
+
+model = PromptClassifier(clip, tokenizer, ["a cat", "a remote control"])
+explain(model, images, target="a cat")
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, Literal
+
+import torch
+from torch import Tensor, nn
+
+from cam.errors import InvalidPrompt, ModelError
+
+EMBEDDING: Final = "embedding"
+"""Name of the submodule whose output is the image's embedding."""
+TOLERANCE: Final = 1e-3
+"""Largest difference of a logit from the model's own, relative to the largest one."""
+CHUNK: Final = 64
+"""Number of texts in one pass of the text encoder."""
+MAX_PROMPTS: Final = 4096
+
+
+class PromptClassifier(nn.Module):
+    """A classifier whose classes are prompts, made of an image–text model (a dual encoder).
+
+    The logit of prompt p for an image x is the model's own,
+
+        z_p = s · cos(f(x), g(p)) + b,
+
+    with the image encoder f, the text encoder g, and the model's scale s and bias b (CLIP: Radford
+    et al. 2021, section 2.3, with b = 0; SigLIP: Zhai et al. 2023, section 3.2). With several
+    templates, g(p) is the mean of the unit embeddings of the filled-in templates (Radford et al.
+    2021, section 3.1.4). The text encoder runs once, when the classifier is made.
+
+    The output is (B, P) for images (B, 3, H, W). `labels` are the prompts.
+    """
+
+    def __init__(
+        self,
+        encoders: nn.Module,
+        tokenizer: Any,
+        prompts: Sequence[str],
+        templates: Sequence[str] = ("{}",),
+    ) -> None:
+        """Encode the prompts.
+
+        Args:
+            encoders: an image–text model of transformers, such as a CLIPModel or SiglipModel.
+            tokenizer: its tokenizer.
+            prompts: the classes, in words; different ones.
+            templates: texts with `{}` in place of a prompt, such as "a photo of a {}.".
+
+        Raises:
+            ModelError: if the model has no such encoders, or computes its logits in another way.
+            InvalidPrompt: if a prompt or template cannot be used (see `encode`), or if the model
+                compares prompts and there is only one.
+        """
+        super().__init__()
+        if not hasattr(encoders, "get_image_features") or not hasattr(
+            encoders, "get_text_features"
+        ):
+            raise ModelError(
+                f"a {type(encoders).__name__} is no image–text model: it has no get_image_features "
+                "and get_text_features"
+            )
+        self.encoders: Any = encoders
+        self.embedding = nn.Identity()
+        self.tokenizer = tokenizer
+        self.labels = _checked(prompts)
+        self.templates = _templates(templates)
+        # In the order in which the image–text models of transformers state them.
+        scale = getattr(encoders, "logit_scale", None)
+        temperature = getattr(encoders, "temperature", None)
+        if isinstance(scale, Tensor):
+            self.scale = float(scale.detach().exp())
+        elif isinstance(temperature, Tensor | float):
+            self.scale = 1 / float(torch.as_tensor(temperature).detach())
+        else:
+            raise ModelError(
+                f"a {type(encoders).__name__} has neither logit_scale nor temperature, which turn "
+                "similarities into logits"
+            )
+        bias = getattr(encoders, "logit_bias", None)
+        self.bias = 0.0 if bias is None else float(torch.as_tensor(bias).detach())
+        self.activation: Literal["softmax", "sigmoid"] = "softmax" if bias is None else "sigmoid"
+        self.weight: Tensor
+        self.register_buffer("weight", torch.cat([self.encode(text) for text in self.labels]))
+        if self.activation == "softmax" and len(self.labels) == 1:
+            raise InvalidPrompt(
+                f"the probability of {self.labels[0][:80]!r} alone is always 1; name a second "
+                "prompt to compare it with, such as 'a photo'"
+            )
+
+    def forward(self, images: Tensor) -> Tensor:
+        embedding = self.embedding(_features(self.encoders.get_image_features(pixel_values=images)))
+        unit = embedding / embedding.norm(dim=-1, keepdim=True)
+        logits: Tensor = unit @ self.weight.T + self.bias
+        return logits
+
+    @torch.no_grad()
+    def encode(self, prompt: str) -> Tensor:
+        """Return s · g(p), (1, D), on the model's device.
+
+        Raises:
+                InvalidPrompt: if the prompt has no words that the tokenizer knows, has control
+                characters, or is longer than what the text encoder reads.
+        """
+        (prompt,) = _checked([prompt])
+        texts = [template.replace("{}", prompt) for template in self.templates]
+        unit = torch.cat(
+            [self._embedded(texts[start : start + CHUNK]) for start in range(0, len(texts), CHUNK)]
+        )
+        mean = unit.mean(0, keepdim=True)
+        scaled: Tensor = self.scale * mean / mean.norm(dim=-1, keepdim=True)
+        return scaled
+
+    def _embedded(self, texts: list[str]) -> Tensor:
+        """Return the unit embeddings of texts, (T, D)."""
+        device = next(self.encoders.parameters()).device
+        tokens = self._tokens(texts)
+        given = {name: values.to(device) for name, values in tokens.items()}
+        found = _features(self.encoders.get_text_features(**given))
+        unit: Tensor = found / found.norm(dim=-1, keepdim=True)
+        return unit
+
+    def _tokens(self, texts: list[str]) -> Mapping[str, Tensor]:
+        """Return the tokens of texts, as many for each as the text encoder reads: SigLIP's was
+        trained with padding to that number and no mask."""
+        most, unknown = self.longest, self.tokenizer.unk_token_id
+        special = set(self.tokenizer.all_special_ids) - {unknown}
+        for text, words in zip(texts, self.tokenizer(texts)["input_ids"], strict=True):
+            if len(words) > most:
+                raise InvalidPrompt(
+                    f"the prompt {text[:80]!r}… has {len(words)} tokens; the text encoder reads at "
+                    f"most {most}"
+                )
+            if unknown is not None and set(words) - special <= {unknown}:
+                raise InvalidPrompt(f"the model's tokenizer knows no word of {text[:80]!r}")
+        tokens: Mapping[str, Tensor] = self.tokenizer(
+            texts, padding="max_length", max_length=most, return_tensors="pt"
+        )
+        return tokens
+
+    @property
+    def longest(self) -> int:
+        """Number of tokens that the text encoder reads."""
+        config = self.encoders.config.text_config
+        return int(min(config.max_position_embeddings, self.tokenizer.model_max_length))
+
+    @torch.no_grad()
+    def check(self, image: Tensor) -> None:
+        """Compare the logits with the model's own, for an image (1, 3, H, W) and one prompt.
+
+        Raises:
+            ModelError: if they differ, because the model computes its logits in another way.
+        """
+        text = self.templates[0].replace("{}", self.labels[0])
+        given = {name: values.to(image.device) for name, values in self._tokens([text]).items()}
+        theirs = float(self.encoders(pixel_values=image, **given).logits_per_image)
+        embedding = _features(self.encoders.get_image_features(pixel_values=image))
+        unit = embedding / embedding.norm(dim=-1, keepdim=True)
+        ours = float(self.scale * (unit * self._embedded([text])).sum() + self.bias)
+        if not abs(ours - theirs) <= TOLERANCE * max(abs(theirs), self.scale):
+            raise ModelError(
+                f"the {type(self.encoders).__name__} computes other logits ({theirs:.4g}) than its "
+                f"scale times the cosine of its embeddings ({ours:.4g}), so prompts cannot be its "
+                "classes"
+            )
+
+
+def _features(found: Any) -> Tensor:
+    """Return the embeddings (B, D): the output of an encoder up to transformers 4, and a part of it
+    since."""
+    features: Tensor = found if isinstance(found, Tensor) else found.pooler_output
+    return features
+
+
+def _checked(prompts: Sequence[str]) -> tuple[str, ...]:
+    """Return the prompts without spaces at their ends.
+
+    Raises:
+        InvalidPrompt: if there are none or too many, or if one is empty, has control characters or
+            appears twice.
+    """
+    if isinstance(prompts, str) or not all(isinstance(prompt, str) for prompt in prompts):
+        raise InvalidPrompt("the prompts are not a list of texts")
+    if not 1 <= len(prompts) <= MAX_PROMPTS:
+        raise InvalidPrompt(f"there are {len(prompts)} prompts; there may be 1 to {MAX_PROMPTS}")
+    texts = tuple(prompt.strip() for prompt in prompts)
+    for text in texts:
+        if not text:
+            raise InvalidPrompt("a prompt is empty; it is what to look for, such as 'a cat'")
+        if not text.isprintable():
+            raise InvalidPrompt(f"the prompt {text[:80]!r} has control characters")
+    if len(set(texts)) < len(texts):
+        twice = next(text for text, times in Counter(texts).items() if times > 1)
+        raise InvalidPrompt(f"the prompt {twice[:80]!r} is there twice")
+    return texts
+
+
+def _templates(templates: Sequence[str]) -> tuple[str, ...]:
+    if isinstance(templates, str) or not templates:
+        raise InvalidPrompt("the templates are not a list of texts")
+    for template in templates:
+        if template.count("{}") != 1:
+            raise InvalidPrompt(
+                f"the template {template[:80]!r} has not one {{}}, where a prompt is put"
+            )
+    return tuple(templates)

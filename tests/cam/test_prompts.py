@@ -1,0 +1,155 @@
+"""Prompts are the classes of an image–text model: its own logits and gradients, or a refusal."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from PIL import Image
+
+from cam import ClassTarget, PromptClassifier, explain
+from cam.errors import InvalidPrompt, InvalidTarget, ModelError
+from tests.image_text import KINDS, LONGEST, image_processor, image_text_model, tokenizer
+
+PROMPTS = ("a cat", "a dog", "the remote control")
+IMAGES = torch.randn(2, 3, 64, 64, generator=torch.Generator().manual_seed(1))
+LAYER = "vision_model.encoder.layers.2.layer_norm1"
+
+
+def own_logits(model: Any, texts: list[str], images: torch.Tensor = IMAGES) -> torch.Tensor:
+    """What transformers computes, with the padding of the model's training."""
+    tokens = tokenizer()(texts, padding="max_length", max_length=LONGEST, return_tensors="pt")
+    logits: torch.Tensor = model(pixel_values=images, **tokens).logits_per_image
+    return logits
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_logits_are_those_of_the_model(kind: str) -> None:
+    model = image_text_model(kind)
+    classifier = PromptClassifier(model, tokenizer(), PROMPTS)
+    classifier.check(IMAGES[:1])
+    torch.testing.assert_close(classifier(IMAGES), own_logits(model, list(PROMPTS)))
+    assert classifier.labels == PROMPTS
+    assert classifier.activation == ("sigmoid" if kind == "Siglip" else "softmax")
+
+
+def test_several_templates_are_the_mean_of_unit_embeddings() -> None:
+    model, templates = image_text_model(), ("a photo of {}", "{} to drink from")
+    classifier = PromptClassifier(model, tokenizer(), PROMPTS, templates)
+    tokens = tokenizer()(
+        ["a photo of a dog", "a dog to drink from"],
+        padding="max_length",
+        max_length=LONGEST,
+        return_tensors="pt",
+    )
+    texts = model.get_text_features(**tokens).pooler_output
+    images = model.get_image_features(pixel_values=IMAGES).pooler_output
+    mean = torch.nn.functional.normalize(texts, dim=-1).mean(0)
+    cosine = torch.nn.functional.cosine_similarity(images, mean[None])
+    torch.testing.assert_close(classifier(IMAGES)[:, 1], model.logit_scale.exp() * cosine)
+
+
+@pytest.mark.parametrize("minus", [None, 0])
+def test_the_map_of_a_prompt_is_grad_cam_of_the_models_own_logit(minus: int | None) -> None:
+    model = image_text_model()
+    classifier = PromptClassifier(model, tokenizer(), PROMPTS)
+    (found,) = explain(classifier, IMAGES[:1], target=ClassTarget(1, minus))
+    assert found.layer == f"encoders.{LAYER}"
+
+    kept: list[torch.Tensor] = []
+    with torch.enable_grad():
+        handle = model.get_submodule(LAYER).register_forward_hook(
+            lambda module, given, output: kept.append(output)
+        )
+        logits = own_logits(model, list(PROMPTS), IMAGES[:1])[0]
+        handle.remove()
+        score = logits[1] - (0 if minus is None else logits[minus])
+        (gradient,) = torch.autograd.grad(score, kept[0])
+    tokens, weights = kept[0][0, 1:].detach(), gradient[0, 1:].mean(0)  # without the class token
+    expected = (tokens @ weights).relu().reshape(4, 4)
+    np.testing.assert_allclose(found.map, expected.numpy(), rtol=1e-4, atol=1e-6)
+    assert expected.max() > 0
+
+
+def test_a_prompt_is_a_label() -> None:
+    classifier = PromptClassifier(image_text_model(), tokenizer(), PROMPTS)
+    by_name, by_index = explain(classifier, IMAGES[:1], target=["a dog", 1])
+    np.testing.assert_array_equal(by_name.map, by_index.map)
+    with pytest.raises(InvalidTarget, match=r"no label 'a dok'; did you mean 'a dog'\?"):
+        explain(classifier, IMAGES, target="a dok")
+
+
+def test_a_pipeline_for_zero_shot_classification_takes_text() -> None:
+    model, photo = image_text_model(), Image.effect_noise((90, 70), 80).convert("RGB")
+    pipeline = transformers.pipeline(
+        "zero-shot-image-classification",
+        model=model,
+        tokenizer=tokenizer(),
+        image_processor=image_processor(),
+    )
+    said = {one["label"]: one["score"] for one in pipeline(photo, candidate_labels=list(PROMPTS))}
+    found = explain(pipeline, [photo], text=PROMPTS, target=list(PROMPTS))
+    for explanation, prompt in zip(found, PROMPTS, strict=True):
+        assert explanation.probability == pytest.approx(said[prompt], rel=1e-4)
+    with pytest.raises(InvalidPrompt, match="pass text, the prompts"):
+        explain(pipeline, [photo])
+    with pytest.raises(InvalidPrompt, match="not a CLIPModel; make a cam"):
+        explain(model, [photo], text=PROMPTS)
+
+
+@pytest.mark.parametrize(
+    ("prompts", "templates", "words"),
+    [
+        ([], ["{}"], "there are 0 prompts; there may be 1 to 4096"),
+        (["cat"] * 4097, ["{}"], "there are 4097 prompts"),
+        ("a cat", ["{}"], "the prompts are not a list of texts"),
+        (["a cat"], ["{}"], "probability of 'a cat' alone is always 1; name a second prompt"),
+        (["a cat", " "], ["{}"], "a prompt is empty; it is what to look for"),
+        (["a cat", "a cat "], ["{}"], "the prompt 'a cat' is there twice"),
+        (["a\x00cat"], ["{}"], r"the prompt 'a\\x00cat' has control characters"),
+        (["cat " * 10_000], ["{}"], r"has 10001 tokens; the text encoder reads at most 16"),
+        (["xylophone"], ["{}"], "tokenizer knows no word of 'xylophone'"),
+        (["cat", "dog"], ["a photo"], r"the template 'a photo' has not one \{\}"),
+        (["cat", "dog"], [], "the templates are not a list"),
+    ],
+)
+def test_what_is_no_prompt_is_refused(prompts: Any, templates: Any, words: str) -> None:
+    with pytest.raises(InvalidPrompt, match=words):
+        PromptClassifier(image_text_model(), tokenizer(), prompts, templates)
+
+
+def test_a_prompt_is_text_and_nothing_else() -> None:
+    prompts = ("{cat!r} {0} <b>cat</b>", "{}")
+    assert PromptClassifier(image_text_model("Siglip"), tokenizer(), prompts[:1])
+    with pytest.raises(InvalidPrompt, match=r"knows no word of '\{\}'"):
+        PromptClassifier(image_text_model("Siglip"), tokenizer(), prompts)
+
+
+@pytest.mark.parametrize("kind", ["CLIP", "Siglip"])
+def test_the_activation_is_that_of_the_training(kind: str) -> None:
+    model = image_text_model(kind)
+    classifier = PromptClassifier(model, tokenizer(), PROMPTS)
+    (found,) = explain(classifier, IMAGES[:1], target=1)
+    logits = own_logits(model, list(PROMPTS), IMAGES[:1])[0].detach()
+    expected = logits.softmax(0)[1] if kind == "CLIP" else logits[1].sigmoid()
+    assert found.probability == pytest.approx(float(expected), rel=1e-4)
+
+
+def test_a_model_with_other_logits_is_refused() -> None:
+    model = image_text_model()
+    classifier = PromptClassifier(model, tokenizer(), PROMPTS)
+    model.logit_scale.data += 1  # what the classifier does not know of
+    with pytest.raises(ModelError, match="computes other logits"):
+        classifier.check(IMAGES[:1])
+
+
+def test_a_model_without_a_text_encoder_is_refused() -> None:
+    with pytest.raises(ModelError, match="a Linear is no image–text model"):
+        PromptClassifier(torch.nn.Linear(1, 1), tokenizer(), PROMPTS)
+    model = image_text_model()
+    del model.logit_scale
+    with pytest.raises(ModelError, match="neither logit_scale nor temperature"):
+        PromptClassifier(model, tokenizer(), PROMPTS)

@@ -1,0 +1,155 @@
+"""Image–text models of Hugging Face by their folder: the classes are the entry's prompts."""
+
+from __future__ import annotations
+
+import base64
+import io
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import skimage.data
+import torch
+from PIL import Image
+
+from cam import ClassTarget
+from service.core.errors import ConfigError
+from service.loading.served_model import check, load
+from service.models.catalog import ModelEntry, read_catalog
+from tests.image_text import image_processor, image_text_model, tokenizer
+from tests.service.live import ROOT, serving
+
+PAGE = (ROOT / "docs" / "language.md").read_text(encoding="utf-8")
+PHOTO = Image.fromarray(skimage.data.coffee())
+PROMPTS = 'prompts = ["a cat", "the remote control"]'
+
+
+def saved(folder: Path, kind: str = "CLIP", *, with_tokenizer: bool = True) -> Path:
+    image_text_model(kind).save_pretrained(folder)
+    image_processor().save_pretrained(folder)
+    if with_tokenizer:
+        tokenizer().save_pretrained(folder)
+    return folder
+
+
+def entry(folder: Path, lines: str = PROMPTS) -> ModelEntry:
+    file = folder.parent / "models.toml"
+    file.write_text(f'[[models]]\nname = "m"\nsource = "hf:{folder.name}"\n{lines}\n')
+    (read,) = read_catalog(file)
+    return read
+
+
+@pytest.mark.parametrize(("kind", "activation"), [("CLIP", "softmax"), ("Siglip", "sigmoid")])
+def test_prompts_are_the_labels(tmp_path: Path, kind: str, activation: str) -> None:
+    served = load(entry(saved(tmp_path / "clip", kind), PROMPTS + '\ntemplates = ["photo of {}"]'))
+    assert served.labels.names == ("a cat", "the remote control")
+    assert (served.kind, served.activation, served.classes) == ("classes", activation, 2)
+    image = torch.randn(1, 3, 64, 64)
+    tokens = tokenizer()(
+        ["photo of a cat", "photo of the remote control"],
+        padding="max_length",
+        max_length=16,
+        return_tensors="pt",
+    )
+    theirs = image_text_model(kind)(pixel_values=image, **tokens).logits_per_image
+    torch.testing.assert_close(served.module(image), theirs)
+
+
+def test_other_prompts_are_another_model(tmp_path: Path) -> None:
+    folder = saved(tmp_path / "clip")
+    one, other = (
+        load(entry(folder, f'{PROMPTS}\ntemplates = ["{template}"]'))
+        for template in ("{}", "a photo of {}")
+    )
+    assert one.fingerprint != other.fingerprint
+
+
+@pytest.mark.parametrize(
+    ("lines", "words"),
+    [
+        ("", "key 'prompts': a CLIPModel needs prompts: its classes, in words"),
+        ('prompts = ["a cat", "a cat"]', "key 'prompts': the prompt 'a cat' is there twice"),
+        (f'prompts = ["{"cat " * 99}"]', "has 100 tokens; the text encoder reads at most 16"),
+        (PROMPTS + '\ntemplates = ["x"]', r"the template 'x' has not one \{\}"),
+        ("prompts = []", "key 'prompts': .* is not allowed"),
+        (PROMPTS + '\nweights = "a.safetensors"', "has the weights of its folder"),
+    ],
+)
+def test_what_cannot_be_is_a_sentence(tmp_path: Path, lines: str, words: str) -> None:
+    folder = saved(tmp_path / "clip")
+
+    def served() -> None:
+        read = entry(folder, lines)
+        check(read)
+        load(read)
+
+    with pytest.raises(ConfigError, match=words):
+        served()
+
+
+def test_a_folder_without_a_tokenizer_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="has no tokenizer"):
+        load(entry(saved(tmp_path / "clip", with_tokenizer=False)))
+
+
+def test_prompts_are_for_image_text_models(tmp_path: Path) -> None:
+    toml = tmp_path / "models.toml"
+    toml.write_text(f'[[models]]\nname = "m"\nsource = "timm:resnet18"\n{PROMPTS}\n')
+    with pytest.raises(ConfigError, match="key 'prompts': prompts are the classes of image–text"):
+        check(read_catalog(toml)[0])
+
+
+@pytest.mark.slow
+def test_every_client_explains_a_prompt(tmp_path: Path) -> None:
+    entry(saved(tmp_path / "clip"))
+    with serving(GRADCAM_MODELS=str(tmp_path / "models.toml")) as (_, http):
+        said: Any = http.post(
+            "/v1/models/m:explain",
+            json={
+                "instances": [{"image": {"b64": _png()}}],
+                "parameters": {"target": ["a cat", {"class": "the remote control", "minus": 0}]},
+            },
+        ).json()
+        assert {one["label"] for one in said["predictions"][0]["classes"]} == {
+            "a cat",
+            "the remote control",
+        }
+        first, second = said["explanations"]
+        assert first["target"]["label"] == "a cat"
+        assert second["target"]["minus"]["label"] == "a cat"
+        unknown = http.post(
+            "/v1/models/m:explain",
+            json={
+                "instances": [{"image": {"b64": _png()}}],
+                "parameters": {"target": "a cap"},
+            },
+        )
+        assert unknown.status_code == 422
+        assert "a cat" in unknown.json()["detail"]
+
+
+@pytest.mark.slow
+def test_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """docs/language.md, with a tiny model in place of the one that would need the internet."""
+    monkeypatch.chdir(tmp_path)
+    saved(tmp_path / "clip")
+    (toml,) = re.findall(r"```toml\n(.*?)```", PAGE, re.DOTALL)
+    (tmp_path / "models.toml").write_text(re.sub(r'"hf:[^"]*"', '"hf:clip"', toml))
+    (read,) = read_catalog(tmp_path / "models.toml")
+    assert load(read).labels.names == ("a cat", "a remote control", "a photo")
+    space: dict[str, Any] = {
+        "photo": PHOTO,
+        "pixels": torch.randn(1, 3, 64, 64),
+        "ClassTarget": ClassTarget,
+    }
+    for block in re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL):
+        exec(block, space)
+    assert space["cat"].target.index == 0
+    assert space["contrast"].target.minus == 1
+
+
+def _png() -> str:
+    stream = io.BytesIO()
+    PHOTO.resize((96, 64)).save(stream, "PNG")
+    return base64.b64encode(stream.getvalue()).decode()
