@@ -72,8 +72,8 @@ class PromptClassifier(nn.Module):
         self.encoders: Any = encoders
         self.embedding = nn.Identity()
         self.tokenizer = tokenizer
-        self.labels = _checked(prompts)
-        self.templates = _templates(templates)
+        self.labels = checked_prompts(prompts)
+        self.templates = checked_templates(templates)
         # In the order in which the image–text models of transformers state them.
         scale = getattr(encoders, "logit_scale", None)
         temperature = getattr(encoders, "temperature", None)
@@ -111,7 +111,7 @@ class PromptClassifier(nn.Module):
                 InvalidPrompt: if the prompt has no words that the tokenizer knows, has control
                 characters, or is longer than what the text encoder reads.
         """
-        (prompt,) = _checked([prompt])
+        (prompt,) = checked_prompts([prompt])
         texts = [template.replace("{}", prompt) for template in self.templates]
         unit = torch.cat(
             [self._embedded(texts[start : start + CHUNK]) for start in range(0, len(texts), CHUNK)]
@@ -181,7 +181,7 @@ def _features(found: Any) -> Tensor:
     return features
 
 
-def _checked(prompts: Sequence[str]) -> tuple[str, ...]:
+def checked_prompts(prompts: Sequence[str]) -> tuple[str, ...]:
     """Return the prompts without spaces at their ends.
 
     Raises:
@@ -204,7 +204,12 @@ def _checked(prompts: Sequence[str]) -> tuple[str, ...]:
     return texts
 
 
-def _templates(templates: Sequence[str]) -> tuple[str, ...]:
+def checked_templates(templates: Sequence[str]) -> tuple[str, ...]:
+    """Return the templates.
+
+    Raises:
+        InvalidPrompt: if there are none, or if one has not one `{}`.
+    """
     if isinstance(templates, str) or not templates:
         raise InvalidPrompt("the templates are not a list of texts")
     for template in templates:

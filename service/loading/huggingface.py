@@ -110,7 +110,8 @@ def module_of(entry: ModelEntry, place: str, config: Any, classes: int | None) -
     """
     kind = _class_of(entry, config)
     if kind.__name__ in _names_of(IMAGE_TEXT):
-        return _of_prompts(entry, place, _loaded(entry, place, config, kind))
+        encoders = _loaded(entry, place, config, kind)
+        return _of_prompts(entry, encoders, _tokenizer_of(entry, place))
     if classes is not None and entry.weights != "default":
         config.num_labels = classes
     return _loaded(entry, place, config, kind)
@@ -135,13 +136,12 @@ def _loaded(entry: ModelEntry, place: str, config: Any, kind: Any) -> nn.Module:
     return loaded
 
 
-def _of_prompts(entry: ModelEntry, place: str, encoders: nn.Module) -> PromptClassifier:
-    """Return the classifier of the entry's prompts.
+def _tokenizer_of(entry: ModelEntry, place: str) -> Any:
+    """Return the tokenizer of an image–text model.
 
     Raises:
-        ConfigError: if a prompt cannot be used, or if the place has no tokenizer.
+        ConfigError: if the place has none.
     """
-    assert entry.prompts is not None  # `_class_of` raises
     with _told(entry, "source", f"{place} has no tokenizer that can be used"):
         tokenizer = transformers_of(entry).AutoTokenizer.from_pretrained(
             place, trust_remote_code=False
@@ -149,6 +149,16 @@ def _of_prompts(entry: ModelEntry, place: str, encoders: nn.Module) -> PromptCla
     # transformers invents an empty one for some models where the files are missing.
     if len(tokenizer) <= len(tokenizer.all_special_tokens):
         raise entry.mistake("source", f"{place} has no tokenizer: it would know no words")
+    return tokenizer
+
+
+def _of_prompts(entry: ModelEntry, encoders: nn.Module, tokenizer: Any) -> PromptClassifier:
+    """Return the classifier of the entry's prompts.
+
+    Raises:
+        ConfigError: if a prompt cannot be used, or if the module is no image–text model.
+    """
+    assert entry.prompts is not None  # the check of the source raises
     try:
         return PromptClassifier(encoders.eval(), tokenizer, entry.prompts, entry.templates)
     except InvalidPrompt as error:

