@@ -15,7 +15,7 @@ from cam.evaluation.metrics import METRICS
 from cam.explanation import Answer, Explanation, Question
 from cam.methods import METHODS
 from cam.observations import Concept, Observation
-from cam.targets import ClassTarget, SimilarityTarget, Target, UnitTarget
+from cam.targets import ClassTarget, SimilarityTarget, Target, TextTarget, UnitTarget
 
 if TYPE_CHECKING:
     from cam.api import explain
@@ -73,6 +73,7 @@ __all__ = [
     "Replay",
     "SimilarityTarget",
     "Target",
+    "TextTarget",
     "UnitTarget",
     "ablate",
     "clamp",

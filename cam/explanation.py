@@ -16,7 +16,7 @@ from cam.drawing.placement import Placement
 from cam.errors import CamError, InvalidOption, MethodUnsuited, NonFinite, UnknownLayer
 from cam.methods import METHODS, method_named
 from cam.methods.progress import Completeness, Passes, Progress
-from cam.targets import ClassTarget, Target, UnitTarget
+from cam.targets import ClassTarget, Target, TextTarget, UnitTarget
 
 if TYPE_CHECKING:
     from cam.outputs.output import Output
@@ -183,6 +183,10 @@ class Explanation:
                 words += f" and not {target.minus}"
         elif isinstance(target, UnitTarget):
             words = f"channel {target.channel} of {target.layer}"
+        elif isinstance(target, TextTarget):
+            words = target.text
+            if target.minus is not None:
+                words += f" and not {target.minus}"
         else:
             words = "similarity"
         if getattr(target, "against", False):

@@ -30,7 +30,7 @@ from cam.errors import (
 )
 from cam.methods import METHODS, Method, method_named
 from cam.prompts import PromptClassifier
-from cam.targets import ClassTarget, SimilarityTarget, Target, UnitTarget
+from cam.targets import ClassTarget, SimilarityTarget, Target, TextTarget, UnitTarget
 
 OneTarget = SupportsIndex | str | Target | None
 Targets = OneTarget | Sequence[OneTarget] | Tensor | NDArray[np.integer[Any]]
@@ -324,7 +324,7 @@ def _target(given: Any) -> Target:
         return replace(given, index=first, minus=second)
     if isinstance(given, UnitTarget):
         return replace(given, channel=_named(given.channel, "a channel"))
-    if isinstance(given, SimilarityTarget):
+    if isinstance(given, SimilarityTarget | TextTarget):
         return given
     return ClassTarget(_named(given))
 

@@ -1,9 +1,10 @@
-"""Targets computed from a layer's output: a unit's value, and the similarity to another image."""
+"""Targets computed from a layer's output: a unit's value, and the similarity to another image or
+to a text."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -93,6 +94,51 @@ class SimilarityTarget:
         other = mine.new_tensor(self.embedding)
         norms = [vector.norm().clamp(min=LEAST_NORM) for vector in (mine, other)]
         score: Tensor = (mine * other).sum() / (norms[0] * norms[1])
+        return -score if self.against else score
+
+    def probability(self, output: Output) -> None:
+        return None
+
+
+@dataclass(frozen=True)
+class TextTarget:
+    """A target that explains what in an image fits a text: y is the logit that the text would have
+    as a class of a model that takes prompts. `minus` makes it a contrast, y minus the logit of that
+    other text.
+
+    Such a model makes it: see `cam.PromptClassifier.text_target`.
+    """
+
+    text: str
+    layer: str
+    """The layer whose output the logit is computed from, one vector v for each image."""
+    weights: NDArray[np.float32] = field(compare=False, repr=False)
+    """One row for the text and, in a contrast, one for the other text: w (D,)."""
+    form: Literal["cosine", "mixture"]
+    """How a logit follows from v: w · v / |v| + `bias`, or log Σ_c exp(v_c + w_c)."""
+    bias: float = 0.0
+    minus: str | None = None
+    against: bool = False
+    """Whether to explain −y instead of y."""
+
+    index: None = field(default=None, init=False, repr=False)
+    """Always None: a text is not a class."""
+
+    @property
+    def layers(self) -> tuple[str, ...]:
+        return (self.layer,)
+
+    def resolve(self, output: Output) -> TextTarget:
+        return self
+
+    def score(self, output: Output) -> Tensor:
+        vector = embedding_of(output.layers[self.layer])
+        rows = vector.new_tensor(self.weights)
+        if self.form == "cosine":
+            logits = rows @ (vector / vector.norm().clamp(min=LEAST_NORM)) + self.bias
+        else:
+            logits = (rows + vector).logsumexp(1)
+        score: Tensor = logits[0] if self.minus is None else logits[0] - logits[1]
         return -score if self.against else score
 
     def probability(self, output: Output) -> None:

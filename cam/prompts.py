@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from cam.errors import InvalidPrompt, ModelError
+from cam.likeness import TextTarget
 
 EMBEDDING: Final = "embedding"
 """Name of the submodule whose output is the image's embedding."""
@@ -152,6 +153,25 @@ class PromptClassifier(nn.Module):
         """Number of tokens that the text encoder reads."""
         config = self.encoders.config.text_config
         return int(min(config.max_position_embeddings, self.tokenizer.model_max_length))
+
+    def text_target(
+        self, text: str, minus: str | None = None, *, against: bool = False
+    ) -> TextTarget:
+        """Return the target that explains what in an image fits a text, which need not be one of
+        the prompts.
+
+        Args:
+            minus: another text, for a contrast.
+            against: whether to explain the evidence against it.
+
+        Raises:
+            InvalidPrompt: see `encode`; or if the text would be contrasted with itself.
+        """
+        if minus is not None and text.strip() == minus.strip():
+            raise InvalidPrompt(f"{text[:80]!r} cannot be contrasted with itself")
+        rows = [self.encode(one) for one in (text, minus) if one is not None]
+        weights = torch.cat(rows).float().cpu().numpy()
+        return TextTarget(text, EMBEDDING, weights, "cosine", self.bias, minus, against)
 
     @torch.no_grad()
     def check(self, image: Tensor) -> None:

@@ -25,6 +25,7 @@ from cam.errors import (
     TargetMismatch,
 )
 from cam.likeness import SimilarityTarget as SimilarityTarget
+from cam.likeness import TextTarget as TextTarget
 from cam.likeness import UnitTarget as UnitTarget
 
 if TYPE_CHECKING:
@@ -279,7 +280,7 @@ def mirrored(target: Target, width: int) -> Target:
     return replace(target, box=box, mask=None if mask is None else mask[:, ::-1])
 
 
-Target = ClassTarget | UnitTarget | SimilarityTarget
+Target = ClassTarget | UnitTarget | SimilarityTarget | TextTarget
 
 
 def overlap_with(boxes: Tensor, box: Sequence[float]) -> Tensor:

@@ -72,7 +72,7 @@ def legrad(subject: Subject) -> Steps:
 
     Bousselham et al., "LeGrad", ICCV 2025, equations 4 to 8.
     """
-    if any(target.layers for target in subject.targets):
+    if subject.reads_earlier:
         raise MethodUnsuited("legrad needs a target made of the model's output, not of a layer's")
     blocks = blocks_of(subject.model)
     grid, matrices, left = _by_block(

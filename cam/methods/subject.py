@@ -15,9 +15,17 @@ from cam.hooks.grids import Grid, Located
 from cam.hooks.inference import alone, evaluating
 from cam.hooks.replay import Record, Replay
 from cam.methods.progress import Completeness, Passes, Progress
-from cam.outputs.output import Output, detached, forward, outputs_of, scale_of
+from cam.outputs.output import (
+    Output,
+    detached,
+    forward,
+    looked_at,
+    outputs_of,
+    scale_of,
+    watching,
+)
 from cam.outputs.reading import AUTO, Reading
-from cam.targets import ClassTarget, Target
+from cam.targets import ClassTarget, Target, TextTarget
 
 Score = Callable[[Target, Output], Tensor]
 
@@ -124,7 +132,7 @@ class Subject:
         Raises:
             MethodUnsuited: if a target reads a layer, which may lie before this one.
         """
-        if any(target.layers for target in self.targets):
+        if self.reads_earlier:
             raise MethodUnsuited(
                 "a method that replays the model from a layer on needs a target made of the "
                 "model's output, not of a layer's"
@@ -134,8 +142,18 @@ class Subject:
 
     def replayed_outputs(self, replay: Replay, activations: Tensor) -> list[Output]:
         """Return the model's outputs if the layer's output is replaced by activations (n, …)."""
-        raw = replay.output(activations)
-        return outputs_of(raw, size=self.size, reading=self.reading, batch=len(activations))
+        looks = dict.fromkeys(name for target in self.targets for name in target.layers)
+        with watching(self.model, looks) as seen:
+            raw = replay.output(activations)
+        count = len(activations)
+        looked = looked_at(seen, looks, self.image.expand(count, -1, -1, -1), self.located)
+        return outputs_of(raw, looked, size=self.size, reading=self.reading, batch=count)
+
+    @property
+    def reads_earlier(self) -> bool:
+        """Whether a target reads a layer that may lie before the one of the map. That of a text is
+        the model's last but for its logits."""
+        return any(target.layers and not isinstance(target, TextTarget) for target in self.targets)
 
     def gradients(self, images: Tensor) -> Tensor:
         """Return each target's gradient at each image (n, C, H, W): float32 (targets, n, C, H, W).

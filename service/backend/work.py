@@ -9,7 +9,7 @@ from typing import Final, Generic, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from cam import Concept, Observation, Question, Target
+from cam import Concept, Observation, Question, Target, TextTarget
 from cam.evaluation.candidate import Candidate
 from cam.evaluation.metrics import MetricOptions, Scores
 from service.backend.answers import Drift, ServedAnswer
@@ -104,6 +104,16 @@ class Embed(Work[NDArray[np.float32]]):
 
     pixels: Pixels
     layer: str
+
+
+@dataclass(frozen=True)
+class ReadText(Work[TextTarget]):
+    """Returns the target that explains what in an image fits a text, of a model that takes
+    prompts."""
+
+    text: str
+    minus: str | None = None
+    against: bool = False
 
 
 @dataclass(frozen=True)

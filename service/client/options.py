@@ -41,6 +41,7 @@ TargetObject = TypedDict(
         "layer": str,
         "channel": int,
         "like": EncodedImage,
+        "text": str,
     },
     total=False,
 )

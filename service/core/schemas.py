@@ -70,6 +70,8 @@ class ExplainedTarget(Open):
     like: str | None = Field(
         None, description="The layer at which the photo's embedding was compared with another's."
     )
+    text: str | None = Field(None, description="The text, of a target that is one.")
+    minus_text: str | None = Field(None, description="The text that the target is contrasted with.")
     minus: LabelledClass | None = Field(
         None, description="The class that the target is contrasted with."
     )

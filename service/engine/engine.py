@@ -13,16 +13,18 @@ from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from time import monotonic
-from typing import Any, cast
+from typing import Any, Final, cast
 
 import numpy as np
 import torch
+from cachetools import LRUCache
 from torch import Tensor
 
 from cam import (
     CamError,
     ClassTarget,
     Question,
+    TextTarget,
     embed,
     explain_batch,
     explain_in_steps,
@@ -49,6 +51,7 @@ from service.backend.work import (
     Observe,
     Pixels,
     Randomise,
+    ReadText,
     Value,
     Work,
 )
@@ -84,6 +87,10 @@ LONG_SECONDS = 0.25
 
 log = logging.getLogger(__name__)
 Steps = Generator[Progress, None, object]
+NO_PIXELS: Final = np.zeros((0, 0, 3), np.uint8)
+"""Of work that is about no image."""
+TEXTS: Final = 1024
+"""Number of texts whose embeddings are kept."""
 _OfImage = Explain | Evaluate | Randomise | Observe | Factorise | Embed
 
 
@@ -131,6 +138,7 @@ class Engine:
         """Number of images for which the weights are randomised, or will be, one at a time: each
         holds a second copy of the weights."""
         self._fast: CompiledPath | None = None
+        self._texts: LRUCache[ReadText, TextTarget] = LRUCache(TEXTS)
         self.fidelities: dict[str, Fidelity] = {}
         """Method name → fidelity of its fast maps to the exact maps; empty without a fast path."""
         self.batcher: Batcher[_Item, object] = Batcher(
@@ -290,7 +298,19 @@ class Engine:
                 return _Item(work.pixels, (NOTHING,), self._steps(work, work.pixels), "background")
             case Observe() | Factorise() | Embed():
                 return _Item(work.pixels, (NOTHING,), self._steps(work, work.pixels))
+            case ReadText():
+                return _Item(NO_PIXELS, (NOTHING,), self._read(work))
         raise TypeError(f"{type(work).__name__} is not about one image")
+
+    def _read(self, work: ReadText) -> Steps:
+        """Encode a text in the worker thread, in one step."""
+        yield from ()
+        known = self._texts.get(work)
+        if known is None:
+            module: Any = self.model.module
+            known = module.text_target(work.text, work.minus, against=work.against)
+            self._texts[work] = known
+        return known
 
     def _steps(self, work: _OfImage, pixels: Pixels) -> Steps:
         """Do a piece of work in the worker thread, in steps; return its result."""

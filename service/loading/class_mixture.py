@@ -18,6 +18,7 @@ from safetensors.torch import load
 from torch import Tensor, nn
 from torchvision.models import ResNet18_Weights
 
+from cam import TextTarget
 from cam.errors import InvalidPrompt
 from cam.prompts import checked_prompts, checked_templates
 
@@ -69,22 +70,34 @@ class ClassMixture(nn.Module):
         self.labels = checked_prompts(prompts)
         if len(self.labels) == 1:
             raise InvalidPrompt("prompts are compared with each other; name two or more")
-        filled = checked_templates(templates)
-        names = ResNet18_Weights.DEFAULT.meta["categories"]
-        means = [
-            embedded(sentences, tokenizer, [text.replace("{}", prompt) for text in filled]).mean(0)
-            for prompt in self.labels
-        ]
-        units = nn.functional.normalize(torch.stack(means), dim=1)
-        cosines = units @ embedded(sentences, tokenizer, names).T
+        self.templates = checked_templates(templates)
+        # No submodules: what they hold is no part of what is explained.
+        self._encoder = (sentences, tokenizer)
+        self._names = embedded(*self._encoder, ResNet18_Weights.DEFAULT.meta["categories"])
         self.classifier = classifier
         self.log_weights: Tensor
-        self.register_buffer("log_weights", (cosines / TEMPERATURE).log_softmax(1))
+        rows = [self._log_weights(prompt) for prompt in self.labels]
+        self.register_buffer("log_weights", torch.stack(rows))
 
     def forward(self, images: Tensor) -> Tensor:
         logits = self.classifier(images)
         mixed: Tensor = (logits[:, None] + self.log_weights).logsumexp(2)
         return mixed
+
+    def _log_weights(self, prompt: str) -> Tensor:
+        """Return log a_c(prompt), (C,)."""
+        texts = [template.replace("{}", prompt) for template in self.templates]
+        unit = nn.functional.normalize(embedded(*self._encoder, texts).mean(0), dim=0)
+        return (self._names @ unit / TEMPERATURE).log_softmax(0)
+
+    def text_target(
+        self, text: str, minus: str | None = None, *, against: bool = False
+    ) -> TextTarget:
+        """Return the target that explains what in an image fits a text: see
+        `cam.PromptClassifier.text_target`."""
+        texts = checked_prompts([one for one in (text, minus) if one is not None])
+        weights = torch.stack([self._log_weights(one) for one in texts]).numpy()
+        return TextTarget(text, "classifier", weights, "mixture", 0.0, minus, against)
 
 
 @torch.no_grad()

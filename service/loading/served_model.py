@@ -173,6 +173,7 @@ def load(entry: ModelEntry, cache: DiskCache = OFF) -> ServedModel:
         exact=entry.mode == "auto" and device.type == "cpu",
         kept=kept,
         fingerprint=f"{fingerprint}-{audited.digest[:8]}" if audited else fingerprint,
+        takes_text=hasattr(module, "text_target"),
         audited=audited,
         reference=_reference(entry, fingerprint, layers, cannot),
         explain_sample=entry.explain_sample,

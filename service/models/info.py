@@ -71,6 +71,8 @@ class ModelInfo:
     fingerprint: str
     """Digest of the weights and of everything else that maps depend on, followed by the first
     characters of the audit's digest if there is an audit: `method=auto` depends on it."""
+    takes_text: bool = False
+    """Whether a target may be a text."""
     audited: Audited | None = None
     """What an audit of the model found; None if its entry names no audit."""
 

@@ -8,7 +8,7 @@ from dataclasses import asdict
 import numpy as np
 from numpy.typing import NDArray
 
-from cam import Explanation, SimilarityTarget, UnitTarget
+from cam import Explanation, SimilarityTarget, TextTarget, UnitTarget
 from service.backend.answers import ServedAnswer
 from service.core import model_schemas, schemas
 from service.models.info import ModelInfo
@@ -46,6 +46,14 @@ def describe_target(
         return schemas.ExplainedTarget(score=score, unit=unit, against=against)
     if isinstance(target, SimilarityTarget):
         return schemas.ExplainedTarget(score=score, like=target.layer, against=against)
+    if isinstance(target, TextTarget):
+        return schemas.ExplainedTarget(
+            label=target.text,
+            score=score,
+            text=target.text,
+            minus_text=target.minus,
+            against=against,
+        )
     index, minus = target.index or 0, target.minus  # every map's target has an index
     value = explanation.probability is None  # only a regression's output has none
     return schemas.ExplainedTarget(
@@ -85,6 +93,10 @@ def title_of(target: schemas.ExplainedTarget) -> str:
         title = f"channel {target.unit.channel} of {target.unit.layer}"
     elif target.like is not None:
         title = f"like the other photo, at {target.like}"
+    elif target.text is not None:
+        title = target.text
+        if target.minus_text is not None:
+            title += f", not {target.minus_text}"
     else:
         what = "output" if target.of == "value" else "class"
         title = target.label or f"{what} {target.index}"

@@ -24,7 +24,7 @@ from cam.evaluation.metrics import MetricOptions, Scores
 from service.backend.answers import Outcome, ServedAnswer
 from service.backend.interface import OBSERVED_AT_ONCE, Listener, ModelBackend, naming
 from service.backend.timings import Timings
-from service.backend.work import Embed, Evaluate, Explain, Factorise, Observe
+from service.backend.work import Embed, Evaluate, Explain, Factorise, Observe, ReadText
 from service.core import schemas
 from service.core.errors import NotAcceptable, Problem
 from service.core.metrics import Metrics
@@ -520,6 +520,9 @@ class Pipeline:
             )
 
         for turn, other in others.items():  # one by one, so that only one photo is in memory
+            if isinstance(other, ReadText):
+                targets[turn] = (await replicas.ask(other)).value
+                continue
             like = await pool.run(partial(look, other.b64))
             outcome = await replicas.ask(Embed(like.pixels, other.layer))
             targets[turn] = SimilarityTarget(other.layer, outcome.value, other.against)

@@ -14,6 +14,7 @@ from PIL import Image
 
 from cam import METHODS, ClassTarget, Question, Target, UnitTarget
 from cam.errors import MethodUnsuited
+from service.backend.work import ReadText
 from service.core.errors import (
     ClassOutOfRange,
     InvalidParameter,
@@ -157,6 +158,10 @@ class Likeness:
     against: bool
 
 
+Later = Likeness | ReadText
+"""What has to be asked of the model before the target is known."""
+
+
 def placed(
     model: ModelInfo,
     question: Question,
@@ -165,19 +170,22 @@ def placed(
     seen: ModelInput,
     *,
     max_pixels: int,
-) -> tuple[Question, dict[int, Likeness]]:
-    """Return the question with boxes and masks in the input's pixels, and the other photos that are
-    targets, keyed by the target's position.
+) -> tuple[Question, dict[int, Later]]:
+    """Return the question with boxes and masks in the input's pixels, and the other photos and
+    texts that are targets, keyed by the target's position.
 
     Raises:
         InvalidTarget
     """
-    targets, others = list(question.targets), {}
+    targets, others = list(question.targets), dict[int, Later]()
     sent_targets = asked_of(parameters)
     for turn, (sent, target) in enumerate(zip(sent_targets, question.targets, strict=True)):
         if not isinstance(sent, TargetObject):
             continue
-        if sent.like is not None:
+        if sent.text is not None:
+            minus = sent.minus if isinstance(sent.minus, str) else None
+            others[turn] = ReadText(sent.text, minus, sent.against)
+        elif sent.like is not None:
             layer = sent.layer or model.default
             others[turn] = Likeness(sent.like.b64, layer, sent.against)
         elif isinstance(target, ClassTarget) and sent.box is not None:
@@ -230,6 +238,13 @@ def target_of(model: ModelInfo, target: OneTarget | None) -> Target:
     background = model.background
     if not isinstance(target, TargetObject):
         return ClassTarget(_class(model, target), background=background)
+    if target.text is not None:
+        if not model.takes_text:
+            raise InvalidTarget(
+                f"model {model.name!r} takes no text: it is no image–text model; name one of its "
+                "classes"
+            )
+        return ClassTarget()  # `placed` has the text encoded
     if target.layer is not None:
         try:
             _known(model, target.layer)

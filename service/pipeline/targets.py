@@ -19,6 +19,7 @@ class StrictModel(BaseModel):
 
 
 Name = Annotated[str, Field(min_length=1, max_length=MAX_NAME)]
+Text = Annotated[str, Field(min_length=1, max_length=1000)]
 ClassIndex = Annotated[int, Field(strict=True, ge=0, lt=2**31)]
 """Strict, because pydantic would take true for 1 in a form, whose fields are text."""
 
@@ -122,8 +123,22 @@ class TargetObject(StrictModel):
         ),
     )
 
+    text: Text | None = Field(
+        None,
+        description=(
+            "What in the photo fits this text, of a model that takes prompts: the logit of the "
+            "text is explained. With `minus`, another text, why this one and not that one."
+        ),
+    )
+
     @model_validator(mode="after")
     def _one_kind(self) -> TargetObject:
+        if self.text is not None and self._given - {"text", "minus", "against"}:
+            raise PydanticCustomError(
+                "target", "a target with text allows no other keys than minus and against"
+            )
+        if self.text is not None and not isinstance(self.minus, str | None):
+            raise PydanticCustomError("target", "minus of a target with text is a text, too")
         of_class = {"class", "index", "label", "minus", "of", "box", "mask"} & self._given
         if len({"class", "index", "label"} & self._given) > 1:
             raise PydanticCustomError("target", "a target has class, index or label, one of them")

@@ -29,6 +29,7 @@ from service.backend.work import (
     Factorise,
     Observe,
     Randomise,
+    ReadText,
     Work,
 )
 from service.core import errors
@@ -171,7 +172,7 @@ CODEC = Codec(
             ModelSnapshot,
             State,
         ),
-        *(Explain, Evaluate, Randomise, Observe, Factorise, Embed, CompareDrift),
+        *(Explain, Evaluate, Randomise, Observe, Factorise, Embed, ReadText, CompareDrift),
         *(ServedAnswer, Boxes, Prediction, Outcome, ModelInput, Box),
         *(ModelInfo, LayerInfo, Audited, Labels, Preprocessing, Image.Resampling),
         *(Question, Explanation, Placement, Passes, Completeness, Progress),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -10,12 +11,14 @@ import torch
 import transformers
 from PIL import Image
 
-from cam import ClassTarget, PromptClassifier, explain
+from cam import ClassTarget, Output, PromptClassifier, TextTarget, explain
 from cam.errors import InvalidPrompt, InvalidTarget, ModelError
 from tests.image_text import KINDS, LONGEST, image_processor, image_text_model, tokenizer
 
 PROMPTS = ("a cat", "a dog", "the remote control")
 IMAGES = torch.randn(2, 3, 64, 64, generator=torch.Generator().manual_seed(1))
+PROBABILISTIC = ("rise", "opticam", "scorecam")
+"""Methods that explain the probability of a class, which a text alone has not."""
 LAYER = "vision_model.encoder.layers.2.layer_norm1"
 
 
@@ -72,6 +75,66 @@ def test_the_map_of_a_prompt_is_grad_cam_of_the_models_own_logit(minus: int | No
     expected = (tokens @ weights).relu().reshape(4, 4)
     np.testing.assert_allclose(found.map, expected.numpy(), rtol=1e-4, atol=1e-6)
     assert expected.max() > 0
+
+
+@pytest.mark.parametrize(("text", "minus"), [("a dog", None), ("a dog", "a cat")])
+def test_a_text_has_the_map_that_it_has_as_a_prompt(text: str, minus: str | None) -> None:
+    classifier = PromptClassifier(image_text_model("Siglip"), tokenizer(), PROMPTS)
+    of_text = classifier.text_target(text, minus)
+    of_class = ClassTarget(1, None if minus is None else 0)
+    one, other, against = explain(
+        classifier, IMAGES[:1], target=[of_text, of_class, replace(of_text, against=True)]
+    )
+    np.testing.assert_allclose(one.map, other.map, rtol=1e-4, atol=1e-7)
+    assert one.score == pytest.approx(other.score, rel=1e-4)
+    assert against.score == -one.score
+    assert one.title.startswith("a dog" if minus is None else "a dog and not a cat")
+
+
+@pytest.mark.parametrize(
+    "method", ["legrad", "chefer", "scorecam", "ablationcam", "reciprocam", "rise", "opticam"]
+)
+def test_methods_of_many_passes_explain_a_text(method: str) -> None:
+    classifier = PromptClassifier(image_text_model(), tokenizer(), PROMPTS)
+    for of_text, of_class in (
+        (classifier.text_target("a dog", "a cat"), ClassTarget(1, 0)),
+        (classifier.text_target("a dog"), ClassTarget(1)),
+    ):
+        one, other = explain(
+            classifier, IMAGES[:1], target=[of_text, of_class], method=method, budget=40
+        )
+        assert one.map.max() > 0
+        if method not in PROBABILISTIC:
+            np.testing.assert_allclose(one.map, other.map, rtol=1e-3, atol=1e-6)
+
+
+def test_a_text_is_checked_like_a_prompt() -> None:
+    classifier = PromptClassifier(image_text_model(), tokenizer(), PROMPTS)
+    for text, minus, words in (
+        ("xylophone", None, "knows no word"),
+        ("a cat", " a cat", "cannot be contrasted with itself"),
+        ("a cat", "", "a prompt is empty"),
+    ):
+        with pytest.raises(InvalidPrompt, match=words):
+            classifier.text_target(text, minus)
+
+
+@pytest.mark.parametrize(
+    ("form", "expected"),
+    [
+        # v = (3, 4), |v| = 5; w = (2, 1) and w' = (0, 1): (6 + 4) / 5 + 0.5 and 4 / 5 + 0.5.
+        ("cosine", [2.5, 2.5 - 1.3]),
+        # log(e^5 + e^5) and log(e^3 + e^5).
+        ("mixture", [5 + np.log(2), np.log(2) - np.log1p(np.exp(-2))]),
+    ],
+)
+def test_the_logit_of_a_text_by_hand(form: Any, expected: list[float]) -> None:
+    weights = np.array([[2, 1], [0, 1]], np.float32)
+    output = Output(logits=torch.zeros(2), layers={"v": torch.tensor([3.0, 4.0])})
+    alone = TextTarget("a", "v", weights[:1], form, 0.5)
+    contrast = TextTarget("a", "v", weights, form, 0.5, "b")
+    found = [float(target.score(output)) for target in (alone, contrast)]
+    assert found == pytest.approx(expected)
 
 
 def test_a_prompt_is_a_label() -> None:

@@ -110,6 +110,16 @@ def test_maps_lie_on_what_the_prompt_means(served: ServedModel) -> None:
     assert np.mean(hits) >= 0.8, dict(zip(PLACES, hits, strict=True))
 
 
+def test_a_text_has_the_map_that_it_has_as_a_prompt(served: ServedModel) -> None:
+    module: Any = served.module
+    prompt = PROMPTS.index("a spacecraft")
+    one, other = explain(
+        module, seen(served, "astronaut"), target=[module.text_target("a spacecraft"), prompt]
+    )
+    np.testing.assert_allclose(one.map, other.map, rtol=1e-3, atol=1e-6)
+    assert one.score == pytest.approx(other.score, rel=1e-5)
+
+
 def test_a_contrast_lies_elsewhere(served: ServedModel) -> None:
     """Why a spacecraft and not a helmet, and the other way round."""
     first, second = PROMPTS.index("a spacecraft"), PROMPTS.index("a helmet")

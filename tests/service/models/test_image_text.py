@@ -15,9 +15,11 @@ from PIL import Image
 
 from cam import ClassTarget
 from service.core.errors import ConfigError
+from service.core.settings import Settings
 from service.loading.served_model import check, load
 from service.models.catalog import ModelEntry, read_catalog
 from tests.image_text import image_processor, image_text_model, tokenizer
+from tests.service.conftest import running_app
 from tests.service.live import ROOT, serving
 
 PAGE = (ROOT / "docs" / "language.md").read_text(encoding="utf-8")
@@ -98,6 +100,60 @@ def test_prompts_are_for_image_text_models(tmp_path: Path) -> None:
     toml.write_text(f'[[models]]\nname = "m"\nsource = "timm:resnet18"\n{PROMPTS}\n')
     with pytest.raises(ConfigError, match="key 'prompts': prompts are the classes of image–text"):
         check(read_catalog(toml)[0])
+
+
+def asked(client: Any, target: Any, name: str = "m", **parameters: Any) -> Any:
+    return client.post(
+        f"/v1/models/{name}:explain",
+        json={
+            "instances": [{"image": {"b64": _png()}}],
+            "parameters": {"target": target, "size": "layer", "output": "values", **parameters},
+        },
+    )
+
+
+def test_a_request_asks_for_a_text(tmp_path: Path) -> None:
+    resnet = ModelEntry(name="r", source="timm:test_resnet", weights="none")
+    with running_app(Settings(), [entry(saved(tmp_path / "clip")), resnet]) as client:
+        answer = asked(
+            client,
+            [
+                {"text": "a cat"},
+                "a cat",
+                {"text": "a cat", "minus": "the remote control"},
+                {"class": "a cat", "minus": "the remote control"},
+                {"text": "a dog", "against": True},
+            ],
+        )
+        assert answer.status_code == 200, answer.text
+        text, label, contrast, classes, against = answer.json()["explanations"]
+        assert text["heatmap"]["data"] == label["heatmap"]["data"]
+        assert text["target"]["text"] == text["target"]["label"] == "a cat"
+        assert text["target"]["score"] == pytest.approx(label["target"]["score"], rel=1e-4)
+        assert "probability" not in text["target"]
+        assert contrast["target"]["minus_text"] == "the remote control"
+        assert contrast["target"]["score"] == pytest.approx(classes["target"]["score"], rel=1e-3)
+        assert against["target"]["against"] is True
+        for method in ("legrad", "occlusion"):
+            done = asked(client, {"text": "a dog"}, method=method)
+            assert done.status_code == 200, done.text
+
+        for target, status, words in (
+            ({"text": "xylophone"}, 422, "knows no word of 'xylophone'"),
+            ({"text": "cat " * 100}, 422, "has 101 tokens; the text encoder reads at most 16"),
+            ({"text": "cat " * 10_000}, 422, "at most 1000 characters"),
+            ({"text": ""}, 422, "at least 1 character"),
+            ({"text": "a\x00cat"}, 422, "has control characters"),
+            ({"text": "a cat", "minus": "a cat"}, 422, "cannot be contrasted with itself"),
+            ({"text": "a cat", "minus": 1}, 422, "minus of a target with text is a text, too"),
+            ({"text": "a cat", "class": 1}, 422, "allows no other keys than minus and against"),
+        ):
+            refused = asked(client, target)
+            assert refused.status_code == status, (target, refused.text)
+            assert words in refused.json()["detail"]
+        refused = asked(client, {"text": "a cat"}, "r")
+        assert refused.status_code == 422
+        assert "model 'r' takes no text" in refused.json()["detail"]
 
 
 @pytest.mark.slow

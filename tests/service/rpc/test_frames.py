@@ -18,6 +18,7 @@ from cam import (
     Question,
     SimilarityTarget,
     Target,
+    TextTarget,
     UnitTarget,
 )
 from cam.drawing.heatmap import Box
@@ -76,6 +77,7 @@ def test_targets_and_questions_come_as_they_went() -> None:
         ClassTarget(3, against=True),
         UnitTarget("layer", 2),
         SimilarityTarget("layer", np.ones(4, np.float32), True),
+        TextTarget("a cat", "layer", np.ones((2, 4), np.float32), "cosine", 0.5, "a dog"),
     )
     assert {type(each) for each in targets} == set(get_args(Target))
     seen = ModelInput(np.ones((8, 8, 3), np.uint8), Box(0, 0, 8, 8), b"digest")
@@ -85,6 +87,8 @@ def test_targets_and_questions_come_as_they_went() -> None:
     (asked,) = call.work.questions
     assert asked.targets[:2] == targets[:2]
     np.testing.assert_array_equal(asked.targets[2].embedding, np.ones(4))
+    assert asked.targets[3] == targets[3]
+    np.testing.assert_array_equal(asked.targets[3].weights, np.ones((2, 4)))
     np.testing.assert_array_equal(call.work.seen.pixels, seen.pixels)
 
 

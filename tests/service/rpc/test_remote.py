@@ -29,6 +29,7 @@ from service.backend.work import (
     Factorise,
     Observe,
     Randomise,
+    ReadText,
     Work,
 )
 from service.core.errors import InternalError, Unavailable, Unexplainable, UnknownModel
@@ -82,6 +83,7 @@ async def test_other_work_goes_there_with_all_that_it_has(
         Observe(SEEN.pixels, ("a", "b"), ClassTarget(1)),
         Factorise(SEEN.pixels, "a", 2),
         Embed(SEEN.pixels, "a"),
+        ReadText("a cat", "a dog", True),
         CompareDrift(),
     ]
     assert {Explain, *map(type, asked)} == set(Work.__subclasses__())
