@@ -109,7 +109,7 @@ class PromptClassifier(nn.Module):
         """Return s · g(p), (1, D), on the model's device.
 
         Raises:
-                InvalidPrompt: if the prompt has no words that the tokenizer knows, has control
+            InvalidPrompt: if the prompt has no words that the tokenizer knows, has control
                 characters, or is longer than what the text encoder reads.
         """
         (prompt,) = checked_prompts([prompt])
