@@ -53,7 +53,7 @@ def tokenizer() -> Any:
     )
 
 
-def image_text_model(kind: str = "CLIP") -> Any:
+def image_text_model(kind: str = "CLIP", *, text_layers: int = 2) -> Any:
     """A model of one of `KINDS`, with larger weights than at the start of a training, so that
     images differ."""
     torch.manual_seed(0)
@@ -61,7 +61,7 @@ def image_text_model(kind: str = "CLIP") -> Any:
         "Siglip": {},
         "AltCLIP": {"projection_dim": 16},
     }
-    text = dict(TEXT)
+    text = TEXT | {"num_hidden_layers": text_layers}
     if kind == "AltCLIP":  # its positions start behind the one of padding
         text |= {"project_dim": 16, "type_vocab_size": 1, "max_position_embeddings": 40}
     given = own.get(kind, {"projection_dim": 16})

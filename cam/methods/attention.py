@@ -10,6 +10,7 @@ matrix on which the score depends.
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import chain
 
 import torch
 from torch import Tensor, nn
@@ -74,17 +75,16 @@ def legrad(subject: Subject) -> Steps:
     """
     if subject.reads_earlier:
         raise MethodUnsuited("legrad needs a target made of the model's output, not of a layer's")
-    blocks = blocks_of(subject.model)
     grid, matrices, left = _by_block(
-        subject.model, blocks, subject.image, lambda image: (total(subject.outputs(image)),)
+        subject.model, subject.image, lambda image: (total(subject.outputs(image)),)
     )
-    replay = Replay(subject.model, blocks[-1], subject.image)
+    replay = Replay(subject.model, list(left)[-1], subject.image)
     rows = []
     with torch.inference_mode(False), torch.enable_grad():
         scores = torch.cat(  # (layers, targets)
             [
                 subject.scores_of(subject.replayed_outputs(replay, some))
-                for some in torch.split(torch.cat(left), subject.chunk)
+                for some in torch.split(torch.cat([*left.values()]), subject.chunk)
             ]
         )
         for turn in range(len(subject.targets)):
@@ -109,7 +109,7 @@ def attention_problems(model: nn.Module, image: Tensor, reading: Reading = AUTO)
     except MethodUnsuited as error:
         return dict.fromkeys(("rollout", "chefer", "legrad"), str(error))
     try:
-        _by_block(model, blocks_of(model), image, scores)
+        _by_block(model, image, scores)
     except MethodUnsuited as error:
         return {"legrad": str(error)}
     return {}
@@ -162,31 +162,32 @@ def _attended(subject: Subject) -> tuple[Grid, list[Tensor], tuple[Tensor, ...]]
 
 
 def _by_block(
-    model: nn.Module, blocks: list[str], image: Tensor, run: Callable[[Tensor], Scores]
-) -> tuple[Grid, list[Tensor], list[Tensor]]:
-    """Return the grid, the matrices, and the tokens (1, …) that each block returns.
+    model: nn.Module, image: Tensor, run: Callable[[Tensor], Scores]
+) -> tuple[Grid, list[Tensor], dict[str, Tensor]]:
+    """Return the grid, the matrices, and the tokens (1, …) that each block returns, by its name.
 
     Raises:
         MethodUnsuited: if the model's attention is unsuited, if there is not one attention in each
             block, or if a block does not return its tokens.
     """
-
     left: dict[str, Tensor] = {}
+    lists = lists_of_blocks(model)
 
     def leaving(image: Tensor) -> Scores:
-        with watching(model, blocks) as seen:
+        with watching(model, chain(*lists)) as seen:
             scores = run(image)
         left.update(seen)
         return scores
 
     grid, matrices, _ = attended(model, image, leaving)
     tokens = matrices[0].shape[-1]
-    returned = [left[name] for name in blocks if name in left]
-    sequences = [
-        sequence
-        for sequence in returned
-        if len(sequence) == 1 and sequence[0, ..., 0].numel() == tokens
-    ]
+    # The blocks of a text encoder did not run.
+    blocks = next((names for names in lists if any(name in left for name in names)), [])
+    sequences = {
+        name: left[name]
+        for name in blocks
+        if name in left and len(left[name]) == 1 and left[name][0, ..., 0].numel() == tokens
+    }
     if not len(matrices) == len(blocks) == len(sequences):
         raise MethodUnsuited(
             f"it needs a transformer of blocks with one attention each: this model has "
@@ -226,15 +227,15 @@ def _on_patches(grid: Grid, rows: Tensor) -> Tensor:
     return grid.apply(rows.detach()[..., None])[:, 0]
 
 
-def blocks_of(model: nn.Module) -> list[str]:
-    """Return the names of a transformer's blocks: the longest list of modules of one class that all
-    have children."""
-    names: list[str] = []
+def lists_of_blocks(model: nn.Module) -> list[list[str]]:
+    """Return the names of what may be a transformer's blocks: of each list of modules of one class
+    that all have children; the longest list first."""
+    lists = []
     for name, module in model.named_modules():
         if isinstance(module, nn.Sequential | nn.ModuleList):
             children = list(module.named_children())
             kinds = {type(child) for _, child in children}
             deep = all(any(True for _ in child.children()) for _, child in children)
-            if len(kinds) == 1 and deep and len(children) > len(names):
-                names = [f"{name}.{child}" if name else child for child, _ in children]
-    return names
+            if len(kinds) == 1 and deep:
+                lists.append([f"{name}.{child}" if name else child for child, _ in children])
+    return sorted(lists, key=len, reverse=True)

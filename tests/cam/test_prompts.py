@@ -108,6 +108,23 @@ def test_methods_of_many_passes_explain_a_text(method: str) -> None:
             np.testing.assert_allclose(one.map, other.map, rtol=1e-3, atol=1e-6)
 
 
+def test_legrad_takes_the_blocks_of_the_image_encoder() -> None:
+    """CLIP's text encoder often has as many blocks; other weights in it change no map."""
+    maps = []
+    for text_layers in (2, 3, 4):
+        model = image_text_model(text_layers=text_layers)
+        vision = image_text_model().vision_model
+        model.vision_model.load_state_dict(vision.state_dict())
+        model.visual_projection.load_state_dict(image_text_model().visual_projection.state_dict())
+        classifier = PromptClassifier(model, tokenizer(), PROMPTS)
+        weight = PromptClassifier(image_text_model(), tokenizer(), PROMPTS).weight
+        classifier.weight.copy_(weight)
+        (found,) = explain(classifier, IMAGES[:1], target=1, method="legrad")
+        maps.append(found.map)
+    np.testing.assert_allclose(maps[1], maps[0], rtol=1e-4)
+    np.testing.assert_allclose(maps[2], maps[0], rtol=1e-4)
+
+
 def test_a_text_is_checked_like_a_prompt() -> None:
     classifier = PromptClassifier(image_text_model(), tokenizer(), PROMPTS)
     for text, minus, words in (
