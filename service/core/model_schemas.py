@@ -133,6 +133,9 @@ class ModelDescription(Open):
         description="Number of classes, or of the values of a regression.", examples=[1000]
     )
     labels: list[str] = Field(examples=[["tench", "goldfish"]])
+    takes_text: bool = Field(
+        description='Whether a target may be a text: `{"text": …}`.', examples=[False]
+    )
     default_layer: str | None = Field(
         description="Layer that `auto` means for most methods; null if no layer can be the "
         "default, for example where every layer with a spatial output runs several times.",

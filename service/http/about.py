@@ -162,6 +162,7 @@ class AboutRoutes:
             fidelity=min(worst, default=None),
             max_batch=served.max_batch,
             batching=served.batching,
+            takes_text=served.takes_text,
             audited=None
             if served.audited is None
             else model_schemas.AuditedMethod(

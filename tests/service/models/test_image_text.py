@@ -115,6 +115,8 @@ def asked(client: Any, target: Any, name: str = "m", **parameters: Any) -> Any:
 def test_a_request_asks_for_a_text(tmp_path: Path) -> None:
     resnet = ModelEntry(name="r", source="timm:test_resnet", weights="none")
     with running_app(Settings(), [entry(saved(tmp_path / "clip")), resnet]) as client:
+        told = [client.get(f"/v1/models/{name}").json()["takes_text"] for name in ("m", "r")]
+        assert told == [True, False]
         answer = asked(
             client,
             [
