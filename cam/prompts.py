@@ -113,7 +113,7 @@ class PromptClassifier(nn.Module):
                 characters, or is longer than what the text encoder reads.
         """
         (prompt,) = checked_prompts([prompt])
-        texts = [template.replace("{}", prompt) for template in self.templates]
+        texts = filled(self.templates, prompt)
         unit = torch.cat(
             [self._embedded(texts[start : start + CHUNK]) for start in range(0, len(texts), CHUNK)]
         )
@@ -180,7 +180,7 @@ class PromptClassifier(nn.Module):
         Raises:
             ModelError: if they differ, because the model computes its logits in another way.
         """
-        text = self.templates[0].replace("{}", self.labels[0])
+        text = filled(self.templates, self.labels[0])[0]
         given = {name: values.to(image.device) for name, values in self._tokens([text]).items()}
         theirs = float(self.encoders(pixel_values=image, **given).logits_per_image)
         embedding = _features(self.encoders.get_image_features(pixel_values=image))
@@ -222,6 +222,11 @@ def checked_prompts(prompts: Sequence[str]) -> tuple[str, ...]:
         twice = next(text for text, times in Counter(texts).items() if times > 1)
         raise InvalidPrompt(f"the prompt {twice[:80]!r} is there twice")
     return texts
+
+
+def filled(templates: Sequence[str], prompt: str) -> list[str]:
+    """Return the templates with the prompt in place of `{}`."""
+    return [template.replace("{}", prompt) for template in templates]
 
 
 def checked_templates(templates: Sequence[str]) -> tuple[str, ...]:

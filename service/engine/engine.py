@@ -88,7 +88,7 @@ LONG_SECONDS = 0.25
 log = logging.getLogger(__name__)
 Steps = Generator[Progress, None, object]
 NO_PIXELS: Final = np.zeros((0, 0, 3), np.uint8)
-"""Of work that is about no image."""
+"""The pixels of an item whose work needs no image."""
 TEXTS: Final = 1024
 """Number of texts whose embeddings are kept."""
 _OfImage = Explain | Evaluate | Randomise | Observe | Factorise | Embed

@@ -20,7 +20,7 @@ from torchvision.models import ResNet18_Weights
 
 from cam import TextTarget
 from cam.errors import InvalidPrompt
-from cam.prompts import checked_prompts, checked_templates
+from cam.prompts import checked_prompts, checked_templates, filled
 
 TEMPERATURE: Final = 0.05
 """τ, the one that sentence encoders are trained with."""
@@ -86,8 +86,8 @@ class ClassMixture(nn.Module):
 
     def _log_weights(self, prompt: str) -> Tensor:
         """Return log a_c(prompt), (C,)."""
-        texts = [template.replace("{}", prompt) for template in self.templates]
-        unit = nn.functional.normalize(embedded(*self._encoder, texts).mean(0), dim=0)
+        embeddings = embedded(*self._encoder, filled(self.templates, prompt))
+        unit = nn.functional.normalize(embeddings.mean(0), dim=0)
         return (self._names @ unit / TEMPERATURE).log_softmax(0)
 
     def text_target(
