@@ -24,7 +24,10 @@ from service.core.settings import Settings
 from service.local.app import create_app
 
 WIDTH, QUALITY = 256, 80
-FINE = {"gradient", "smoothgrad", "integratedgradients", "guidedbackprop", "guidedgradcam"}
+FINE = {
+    *("gradient", "smoothgrad", "integratedgradients", "expectedgradients"),
+    *("guidedbackprop", "guidedgradcam"),
+}
 
 
 def main() -> None:

@@ -78,7 +78,7 @@ TORCHCAM = {
     "iscam": torchcam.methods.ISCAM,
 }
 COMPONENTS = ("eigencam", "eigengradcam", "kpcacam")
-SIGNED = ("integratedgradients", "occlusion")
+SIGNED = ("integratedgradients", "expectedgradients", "occlusion")
 """Compared with both their sides, not rectified."""
 BUDGETS = {**PIXEL_BUDGETS, "smoothgradcam++": 4, "iscam": 10 * 2048}
 """cam's and the peers' alike; IS-CAM's is enough for all channels."""
@@ -86,17 +86,18 @@ SCOPE = f"""\
 How they were asked. Methods of one or two passes at the layer: two inputs and three classes (one \
 where the class makes no difference). All others: one input and its predicted class. Methods that \
 run the model for each channel take them all and see an input of {SMALL} × {SMALL} pixels. Maps of \
-pixels are compared as pixels, and those of {" and ".join(SIGNED)} with both their signs. The sign \
+pixels are compared as pixels, and those of {", ".join(SIGNED)} with both their signs. The sign \
 of components ({", ".join(COMPONENTS)}) is left to chance by the peer: the nearer one counts. The \
 noise of smoothgrad and smoothgradcam++ is the same on both sides: the peers draw it from torch's \
 generator, which is seeded as cam's own. integratedgradients takes 8 steps, in the middle of each \
 (`riemann_middle`): of 10, two positions would differ in the last bit, and rectifiers near 0 turn \
-that into 9e-4. occlusion takes 7 × 7 windows and probabilities. For shapleycam the peer gets a \
-model whose parameters are not frozen (else it fails where the head is linear), for cam the name \
-of the head, for guidedgradcam `interpolate_mode="bilinear"`. Not compared: sscam, whose noise \
-torchcam draws in another order, for all channels at once, and adds to channels that are scaled \
-already; refinecam, whose peer resizes each layer's map to the photo before it multiplies; rise, \
-rollout, chefer and legrad, which no peer has.
+that into 9e-4. expectedgradients takes 8 draws, cam's own on both sides, from the background that \
+is drawn where none is declared. occlusion takes 7 × 7 windows and probabilities. For shapleycam \
+the peer gets a model whose parameters are not frozen (else it fails where the head is linear), \
+for cam the name of the head, for guidedgradcam `interpolate_mode="bilinear"`. Not compared: \
+sscam, whose noise torchcam draws in another order, for all channels at once, and adds to channels \
+that are scaled already; refinecam, whose peer resizes each layer's map to the photo before it \
+multiplies; rise, rollout, chefer and legrad, which no peer has.
 """
 OMITTED = {
     "scorecam * vit_b_16": "768 channels, a pass for each, of a model that takes no smaller input: "

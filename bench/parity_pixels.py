@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from typing import TYPE_CHECKING
+from unittest.mock import patch
 
 import numpy as np
 import pytorch_grad_cam
@@ -16,10 +17,12 @@ from captum.attr import (
     Occlusion,
     Saliency,
 )
+from captum.attr._core.gradient_shap import InputBaselineXGradient
 from numpy.typing import NDArray
 from pytorch_grad_cam.utils.model_targets import ClassifierOutputTarget
 from torch import Tensor
 
+from cam.methods.background import background_of, draws
 from cam.methods.pixels import NOISE
 
 if TYPE_CHECKING:
@@ -27,7 +30,12 @@ if TYPE_CHECKING:
 
 WINDOWS = 7
 """Occlusion's, along each side."""
-BUDGETS = {"integratedgradients": 8, "occlusion": WINDOWS**2, "smoothgrad": 8}
+BUDGETS = {
+    "integratedgradients": 8,
+    "expectedgradients": 8,
+    "occlusion": WINDOWS**2,
+    "smoothgrad": 8,
+}
 """cam's and the peers' alike: fewer passes than cam's default say as much."""
 
 
@@ -58,6 +66,16 @@ def integrated_gradients(scene: Scene, index: int) -> NDArray[np.float32]:
         method="riemann_middle",
     )
     return found.detach().sum(1).numpy()
+
+
+def expected_gradients(scene: Scene, index: int) -> NDArray[np.float32]:
+    """The part of its GradientShap that follows its draws, at cam's draws."""
+    background = background_of(scene.model, scene.images)
+    turns, alphas = draws(len(background), BUDGETS["expectedgradients"])
+    images = scene.images.expand(len(turns), -1, -1, -1)
+    with patch("numpy.random.uniform", return_value=alphas.numpy()):
+        found = InputBaselineXGradient(scene.model).attribute(images, background[turns], index)
+    return found.detach().mean(0, keepdim=True).sum(1).numpy()
 
 
 def occlusion(scene: Scene, index: int) -> NDArray[np.float32]:
@@ -107,6 +125,7 @@ PIXELS: dict[tuple[str, str], Ask] = {
     ("gradient", "captum"): saliency,
     ("smoothgrad", "captum"): smoothed_saliency,
     ("integratedgradients", "captum"): integrated_gradients,
+    ("expectedgradients", "captum"): expected_gradients,
     ("guidedbackprop", "captum"): captums_guided,
     ("guidedgradcam", "captum"): captums_guided_grad_cam,
     ("occlusion", "captum"): occlusion,

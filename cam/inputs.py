@@ -40,7 +40,9 @@ Images = Tensor | Photo | Sequence[Photo]
 Preprocess = Callable[[Image.Image], Tensor]
 Layers = str | nn.Module | Sequence[str | nn.Module]
 
-HOOKLESS: Final = ("rise", "occlusion", "gradient", "smoothgrad", "integratedgradients")
+HOOKLESS: Final = (
+    *("rise", "occlusion", "gradient", "smoothgrad", "integratedgradients", "expectedgradients"),
+)
 """Names of the methods that need no hooks in the model."""
 ZERO_SHOT_TEMPLATE: Final = "This is a photo of {}."
 """The template of Hugging Face's pipeline for zero-shot image classification."""

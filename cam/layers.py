@@ -283,8 +283,8 @@ def default_layer(layers: list[Layer]) -> str:
     if all(layer.shape is None for layer in layers):
         raise NoTargetLayer(
             "no module in the model runs and returns a tensor, as in a program of torch.export, so "
-            "no layer can be looked at; occlusion, rise, gradient, smoothgrad and "
-            "integratedgradients need none"
+            "no layer can be looked at; occlusion, rise, gradient, smoothgrad, "
+            "integratedgradients and expectedgradients need none"
         )
     calls = [layer.name for layer in layers if layer.explainable and call_of(layer.name)[1]]
     if calls:

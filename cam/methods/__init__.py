@@ -210,6 +210,14 @@ _BUILT_IN: Final[dict[str, Method]] = {
             at="input",
             budget=50,
         ),
+        _in_steps(
+            "expectedgradients",
+            "the same, from many background pictures instead of gray",
+            function="cam.methods.pixels:expectedgradients",
+            cost="N backwards",
+            at="input",
+            budget=200,
+        ),
         _at_input(
             "guidedbackprop",
             "the gradient at each pixel through positive evidence alone: edges",

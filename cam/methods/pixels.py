@@ -12,6 +12,7 @@ from torch import Tensor
 
 from cam.errors import MethodUnsuited
 from cam.hooks.guidance import GuidedRectifiers
+from cam.methods.background import background_of, draws
 from cam.methods.gradient_weights import gradcam, weighted_sum
 from cam.methods.progress import Completeness, Progress
 from cam.methods.subject import Attribution, Steps, Subject
@@ -67,6 +68,41 @@ def integratedgradients(subject: Subject) -> Steps:
     complete = tuple(
         Completeness(float(attributed), float(wanted))
         for attributed, wanted in zip(attributions.sum((1, 2, 3)), end - start, strict=True)
+    )
+    return Attribution(attributions.sum(1), complete)
+
+
+def expectedgradients(subject: Subject) -> Steps:
+    """map = relu(Σ_c 1/n Σ_i (X − X'_i)_c ∂y/∂X_c at X'_i + α_i (X − X'_i)), X'_i from the
+    background, α_i ~ U(0, 1).
+
+    Erion et al., "Improving performance of deep learning models with axiomatic attribution priors
+    and expected gradients", Nature Machine Intelligence 2021: the expectation that defines expected
+    gradients, by n seeded draws, see `cam.methods.background`. Completeness: all attributions, of
+    either sign, add up to y(X) less the mean of y over the X'_i, except for the error of the n
+    draws.
+    """
+    image, count = subject.image, subject.budget
+    background = background_of(subject.model, image)
+    turns, shares = draws(len(background), count)
+    total = torch.zeros(len(subject.targets), *image.shape[1:], device=image.device)
+    done = 0
+    for some, turn in zip(
+        torch.split(shares, subject.share), torch.split(turns, subject.share), strict=True
+    ):
+        others = background[turn.to(image.device)]
+        alpha = some[:, None, None, None].to(image)
+        gradients = subject.gradients(alpha * image + (1 - alpha) * others)
+        total += ((image - others).float() * gradients).sum(1)
+        done += len(some)
+        yield Progress(done, count)
+    attributions = total / count  # (targets, C, H, W)
+    drawn = background[turns[: len(background)].to(image.device)]  # each once
+    end, *starts = subject.scores(torch.cat([image, drawn]))
+    wanted = end - torch.stack([starts[draw % len(drawn)] for draw in range(count)]).mean(0)
+    complete = tuple(
+        Completeness(float(attributed), float(difference))
+        for attributed, difference in zip(attributions.sum((1, 2, 3)), wanted, strict=True)
     )
     return Attribution(attributions.sum(1), complete)
 

@@ -32,6 +32,7 @@ from cam import (
     observe,
 )
 from cam.agreement import Fidelity
+from cam.drawing.samples import samples
 from cam.evaluation.evaluate import evaluate_in_steps
 from cam.evaluation.randomisation import randomised_in_steps
 from cam.explanation import Answer as Explained
@@ -39,7 +40,6 @@ from cam.explanation import join
 from cam.methods.progress import Progress
 from cam.outputs.output import Output
 from cam.passes.fast import CompiledPath
-from cam.passes.samples import samples
 from service.backend.answers import Boxes, Outcome, Prediction, ServedAnswer
 from service.backend.interface import Listener
 from service.backend.work import (

@@ -18,11 +18,11 @@ from torch import Tensor
 
 from cam import METHODS, Answer, CamError, ClassTarget, Question, explain_batch
 from cam.agreement import EXACT, LEAST, Fidelity
+from cam.drawing.samples import samples
 from cam.errors import Unfaithful
 from cam.passes.fast import CompiledPath
 from cam.passes.fidelity import judge
 from cam.passes.layout import MARGIN, fastest
-from cam.passes.samples import samples
 from service.core.errors import one_line
 from service.loading.devices import is_of_memory
 from service.loading.served_model import ServedModel

@@ -19,7 +19,7 @@ from PIL import Image
 from PIL.Image import Resampling
 from torch import device
 
-from cam.passes.samples import samples
+from cam.drawing.samples import samples
 from service.core.choices import ChannelOrder
 from service.core.errors import ConfigError, one_line
 from service.loading.transforms import CROP_FITS, Normalisation, preprocessing_of

@@ -23,6 +23,7 @@ GRAPHS = {
     "gradient",
     "smoothgrad",
     "integratedgradients",
+    "expectedgradients",
     "guidedbackprop",
     "fullgrad",
     "opticam",
@@ -100,6 +101,8 @@ def test_a_graph_is_made_where_it_is_needed_alone(method: str) -> None:
     modes = model.modes[1:]  # the first pass captures
     if method == "integratedgradients":
         assert modes.pop() is False  # the two ends are scores alone
+    if method == "expectedgradients":  # and so are the photo and its background, in two passes
+        assert [modes.pop(), modes.pop()] == [False, False]
     if method == "guidedgradcam":
         assert modes == [True, False]
     else:

@@ -14,8 +14,9 @@ from torch import Tensor, nn
 from cam import ClassTarget, explain
 from cam.drawing.heatmap import minmax, resize
 from cam.errors import MethodUnsuited
+from cam.methods.background import declare_background
 from cam.passes.batch_dependence import conduct_of
-from tests.cam.nets import hook_count, small
+from tests.cam.nets import hook_count, images, small
 
 
 class Quadratic(nn.Module):
@@ -100,7 +101,14 @@ def test_several_targets_have_each_its_own_gradients() -> None:
     torch.manual_seed(0)
     model, x = small(), torch.randn(1, 3, 8, 8)
     asked = [ClassTarget(1), ClassTarget(2, minus=0), ClassTarget(0)]
-    for method in ("gradient", "smoothgrad", "integratedgradients", "guidedgradcam", "fullgrad"):
+    for method in (
+        "gradient",
+        "smoothgrad",
+        "integratedgradients",
+        "expectedgradients",
+        "guidedgradcam",
+        "fullgrad",
+    ):
         together = explain(model, x, target=asked, method=method, layer="relu1", budget=6)
         for target, found in zip(asked, together, strict=True):
             (alone,) = explain(model, x, target=target, method=method, layer="relu1", budget=6)
@@ -274,3 +282,112 @@ def test_integrated_gradients_of_a_linear_model_by_hand() -> None:
     np.testing.assert_allclose(found.map, [[1 + 6 - 1, 0]], rtol=1e-6)  # and 2 + 0 - 4, rectified
     assert found.completeness is not None
     assert found.completeness.attributed == pytest.approx(6 - 2)
+
+
+def test_expected_gradients_of_a_linear_model_by_hand() -> None:
+    """w_c (X_c less the mean of the background), whatever the draws of α are, where each image of
+    the background is drawn equally often: here twice. The mean of the background is 1 everywhere
+    but for the second pixel of the first colour, where it is 4."""
+    photo = torch.tensor([[[[1.0, 2]], [[3, 0]], [[1, 4]]]])
+    background = torch.ones(2, 3, 1, 2)
+    background[1, 0, 0, 1] = 7
+    model = Weighed()
+    declare_background(model, background)
+    (found,) = explain(model, photo, target=0, method="expectedgradients", budget=4, signed=True)
+    # 1 (1 - 1) + 2 (3 - 1) - (1 - 1) and 1 (2 - 4) + 2 (0 - 1) - (4 - 1)
+    np.testing.assert_allclose(found.map, [[4, -7]], rtol=1e-6)
+    assert found.completeness is not None
+    # y is 7 - 2 + ... = 1 + 6 - 1 + 2 + 0 - 4 of the photo, and 4 + 3 of the mean background.
+    assert found.completeness.difference == pytest.approx(4 - 7)
+    assert found.completeness.attributed == pytest.approx(4 - 7)
+    (positive,) = explain(model, photo, target=0, method="expectedgradients", budget=4)
+    np.testing.assert_allclose(positive.map, [[4, 0]], rtol=1e-6)
+    # One pass draws one of the two: the first map below, or the second.
+    (one,) = explain(model, photo, target=0, method="expectedgradients", budget=1, signed=True)
+    assert one.map[0, 1] == pytest.approx(-4) or one.map[0, 1] == pytest.approx(-10)
+    assert one.completeness is not None
+    assert one.completeness.attributed == pytest.approx(one.completeness.difference)
+
+
+def test_expected_gradients_draw_each_part_of_the_way_and_each_background_equally_often() -> None:
+    """The model sees X' + α (X - X'): with X = 1 and X' = 0 or 10, the pixels tell both."""
+    model, photo = Seen(), torch.ones(1, 3, 2, 2)
+    declare_background(model, torch.stack([0 * photo[0], 0 * photo[0] + 10]))
+    conduct_of(model, photo)
+    model.seen.clear()
+    explain(model, photo, target=0, method="expectedgradients", budget=400, activation="softmax")
+    seen = torch.cat(model.seen[1:])[:400, 0, 0, 0]
+    near, far = seen[seen <= 1], (10 - seen[seen > 1]) / 9
+    assert len(near) == len(far) == 200
+    shares = torch.cat([near, far]).sort().values
+    parts = torch.arange(400) / 400
+    assert (shares >= parts - 1e-6).all()
+    assert (shares <= parts + 1 / 400 + 1e-6).all()
+    for some in (near, far):  # the order of the parts does not follow that of the background
+        assert float(some.mean()) == pytest.approx(0.5, abs=0.05)
+        assert abs(float(torch.corrcoef(torch.stack([some, torch.arange(200.0)]))[0, 1])) < 0.2
+
+
+def test_expected_gradients_equal_a_statement_of_their_own() -> None:
+    """Image by image, with autograd alone, at the points that the model was given."""
+    torch.manual_seed(0)
+    inner = small(seed=7)
+    photo, background = torch.randn(1, 3, 8, 8), torch.randn(3, 3, 8, 8)
+    seen: list[Tensor] = []
+    handle = inner.register_forward_pre_hook(lambda module, args: seen.append(args[0].detach()))
+    declare_background(inner, background)
+    conduct_of(inner, photo)
+    seen.clear()
+    (found,) = explain(
+        inner,
+        photo,
+        target=2,
+        method="expectedgradients",
+        budget=30,
+        signed=True,
+        activation="softmax",
+    )
+    handle.remove()
+    expected = torch.zeros(3, 8, 8)
+    for point in torch.cat(seen[1:])[:30]:
+        # The point lies between the photo and one of the background.
+        gaps = [
+            (
+                float(
+                    ((point - other) * (photo[0] - other)).sum() / (photo[0] - other).square().sum()
+                )
+            )
+            for other in background
+        ]
+        offs = [
+            float((other + gap * (photo[0] - other) - point).abs().max())
+            for other, gap in zip(background, gaps, strict=True)
+        ]
+        other = background[int(np.argmin(offs))]
+        assert min(offs) < 1e-5
+        probe = point[None].clone().requires_grad_()
+        (gradient,) = torch.autograd.grad(inner(probe)[0, 2], probe)
+        expected += (photo[0] - other) * gradient[0] / 30
+    np.testing.assert_allclose(found.map, expected.sum(0), rtol=1e-4, atol=1e-6)
+    with torch.no_grad():
+        difference = float(inner(photo)[0, 2] - inner(background)[:, 2].mean())
+    assert found.completeness is not None
+    assert found.completeness.difference == pytest.approx(difference, rel=1e-4)
+    assert found.completeness.attributed == pytest.approx(float(expected.sum()), rel=1e-4)
+
+
+def test_expected_gradients_add_up_as_the_draws_become_many() -> None:
+    errors = []
+    for budget in (16, 1600):
+        (found,) = explain(
+            small(seed=7),
+            images(1),
+            target=2,
+            method="expectedgradients",
+            budget=budget,
+            signed=True,
+        )
+        assert found.completeness is not None
+        gap = found.completeness.attributed - found.completeness.difference
+        errors.append(abs(gap) / float(np.abs(found.map).sum()))
+    assert errors[1] < 0.005 < errors[0], errors

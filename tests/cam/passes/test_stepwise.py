@@ -52,6 +52,11 @@ PASSES: dict[str, tuple[list[tuple[int, int]], list[int]]] = {
         [(done, 11) for done in (2, 4, 6, 8, 10, 11)],
         [2, 2, 2, 2, 2, 1, 2],
     ),
+    # At the end the photo and eleven of the background.
+    "expectedgradients": (
+        [(done, 11) for done in (2, 4, 6, 8, 10, 11)],
+        [2, 2, 2, 2, 2, 1, 4, 4, 4],
+    ),
     "guidedbackprop": ([(1, 1)], [1]),
     "guidedgradcam": ([(1, 2), (2, 2)], [1, 1]),
     "fullgrad": ([(1, 1)], [1]),

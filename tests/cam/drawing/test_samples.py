@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from cam.passes.samples import samples
+from cam.drawing.samples import samples
 
 
 def test_they_are_seeded_and_all_different() -> None:
