@@ -62,6 +62,7 @@ GRAD_CAM = {
     "xgradcam": pytorch_grad_cam.XGradCAM,
     "eigencam": pytorch_grad_cam.EigenCAM,
     "eigengradcam": pytorch_grad_cam.EigenGradCAM,
+    "segeigencam": pytorch_grad_cam.SegEigenCAM,
     "kpcacam": pytorch_grad_cam.KPCA_CAM,
     "fem": pytorch_grad_cam.FEM,
 }

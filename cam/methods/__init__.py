@@ -118,6 +118,14 @@ _BUILT_IN: Final[dict[str, Method]] = {
             "map",
             "cam.methods.components:eigengradcam",
         ),
+        Method(
+            "segeigencam",
+            "the same of activations weighted by gradients of either sign, for segmenters",
+            "one backward",
+            "map",
+            "cam.methods.components:segeigencam",
+            class_dependence="weak",
+        ),
         _by_components(
             "kpcacam",
             "the activations' first kernel principal component, whatever the class",

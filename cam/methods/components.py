@@ -16,6 +16,9 @@ from cam.errors import GridTooLarge
 
 MAX_POSITIONS = 1024
 """Maximum number of positions for kernel methods, which compare every position with every other."""
+EVEN: Final = 1e-6
+"""Largest difference of the two extremes of a projection, relative to their distance, that counts
+as none: the rounding of float32 activations."""
 LEAST_GAP: Final = {
     torch.float64: 2 * 2e-14 / 1e-3,
     torch.float32: 2 * 1e-5 / 1e-3,
@@ -60,6 +63,18 @@ def eigengradcam(activations: Tensor, gradients: Tensor) -> Component:
     return projected(gradients.float() * activations.float(), centred=True)
 
 
+def segeigencam(activations: Tensor, gradients: Tensor) -> Component:
+    """map = relu(X v) with X of |G| ⊙ A, its columns centred, v its first right singular vector,
+    of the sign for which max X v ≥ −min X v.
+
+    Chung & Ying, "Seg-Eigen-CAM: Eigen-Value-Based Visual Explanations for Semantic Segmentation
+    Models", Applied Sciences 15 (13), 2025, equations 10 to 13, as in pytorch-grad-cam 1.5.7.
+    Where both sides are equally high, as with two positions, the code leaves the sign to chance;
+    here it is the one that agrees with Σ_k |G_k| ⊙ A_k.
+    """
+    return projected(gradients.float().abs() * activations.float(), peaked=True)
+
+
 def kpcacam(activations: Tensor, gradients: Tensor) -> Component:
     """map = relu(√λ u), λ and u the first eigenvalue and eigenvector of the centred kernel matrix
     of X's rows, κ(x, y) = tanh(x·y / K + 1), the columns of X centred.
@@ -85,7 +100,7 @@ def kpcacam(activations: Tensor, gradients: Tensor) -> Component:
     kernel = kernel - kernel.mean(2, keepdim=True)
     values, vectors = torch.linalg.eigh(kernel)
     projection = vectors[..., -1] * values[:, -1:].clamp(min=0).sqrt()
-    maps = _signed(projection, total).view(n, height, width).to(a)
+    maps = _signed(projection, _agreement(projection, total)).view(n, height, width).to(a)
     return Component(maps, _ratio(values))
 
 
@@ -104,10 +119,11 @@ def fem(activations: Tensor, gradients: Tensor) -> Tensor:
     return (mean * strong).sum(dim=1).relu()
 
 
-def projected(features: Tensor, *, centred: bool = True) -> Component:
+def projected(features: Tensor, *, centred: bool = True, peaked: bool = False) -> Component:
     """Project features (n, K, h, w) on the first right singular vector of X: maps (n, h, w), ≥ 0.
 
-    X is the matrix of one image's features; with `centred`, its columns are centred first.
+    X is the matrix of one image's features; with `centred`, its columns are centred first. The sign
+    is the one that agrees with the rows' sums; with `peaked`, the one of the greater extreme.
     """
     n, _, height, width = features.shape
     # In double precision, the eigenvectors of the smaller Gram matrix are accurate enough, and
@@ -121,7 +137,11 @@ def projected(features: Tensor, *, centred: bool = True) -> Component:
     else:
         values, vectors = torch.linalg.eigh(x.transpose(1, 2) @ x)
         projection = (x @ vectors[..., -1:]).squeeze(2)
-    maps = _signed(projection, x.sum(2)).view(n, height, width).to(features)
+    agreement = _agreement(projection, x.sum(2))
+    if peaked:
+        high, low = projection.amax(1, keepdim=True), projection.amin(1, keepdim=True)
+        agreement = torch.where((high + low).abs() > EVEN * (high - low), high + low, agreement)
+    maps = _signed(projection, agreement).view(n, height, width).to(features)
     return Component(maps, _ratio(values))
 
 
@@ -133,8 +153,13 @@ def _ratio(values: Tensor) -> Tensor:
     return torch.where(first > 0, values[:, -2].clamp(min=0) / first, 0)
 
 
-def _signed(projection: Tensor, like: Tensor) -> Tensor:
-    """Return the relu of the projection (n, positions) or of its negative, whichever agrees with
-    `like`."""
-    agreement = (projection * like).sum(1, keepdim=True)
+def _agreement(projection: Tensor, like: Tensor) -> Tensor:
+    """Return how well the projection agrees with `like`, both (n, positions): (n, 1), below 0 if
+    its negative agrees."""
+    return (projection * like).sum(1, keepdim=True)
+
+
+def _signed(projection: Tensor, agreement: Tensor) -> Tensor:
+    """Return the relu of the projection (n, positions), or of its negative where `agreement`,
+    (n, 1), is below 0."""
     return torch.where(agreement < 0, -projection, projection).relu()

@@ -9,11 +9,12 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 import torch
+from pytorch_grad_cam.utils.svd_on_activations import get_2d_projection_with_sign_correction
 from torch import Tensor
 
 from cam.errors import GridTooLarge
 from cam.methods import components
-from cam.methods.components import Component, eigencam, eigengradcam, fem, kpcacam
+from cam.methods.components import Component, eigencam, eigengradcam, fem, kpcacam, segeigencam
 
 Method = Callable[[Tensor, Tensor], Tensor | Component]
 
@@ -41,7 +42,7 @@ def test_kpcacam_takes_as_many_positions_as_are_allowed(monkeypatch: pytest.Monk
         maps(kpcacam, torch.zeros(1, 1, 1, 7), torch.zeros(1, 1, 1, 7))
 
 
-@pytest.mark.parametrize("method", [eigencam, eigengradcam, kpcacam, fem])
+@pytest.mark.parametrize("method", [eigencam, eigengradcam, segeigencam, kpcacam, fem])
 def test_where_all_positions_are_alike_nothing_stands_out(method: Method) -> None:
     a = torch.full((1, 2, 3, 4), 0.7)
     found = maps(method, a, torch.ones_like(a))
@@ -61,7 +62,7 @@ def test_a_small_component_has_its_sign_too() -> None:
     torch.testing.assert_close(maps(eigencam, ends, a), torch.tensor([[[0, 2e-3]]]))
 
 
-@pytest.mark.parametrize("method", [eigengradcam, kpcacam])
+@pytest.mark.parametrize("method", [eigengradcam, segeigencam, kpcacam])
 @pytest.mark.parametrize("channels", [3, 40])
 def test_a_great_mean_costs_no_precision(method: Method, channels: int) -> None:
     """Centred methods do not see it: in single precision four of seven digits would be gone."""
@@ -75,6 +76,36 @@ def test_a_great_mean_costs_no_precision(method: Method, channels: int) -> None:
         float((found - each).abs().max()) for each in (expected, maps(method, -a, ones))
     )
     assert difference <= 1e-5 * float(expected.max())
+
+
+def test_segeigencam_shows_the_higher_side_by_hand() -> None:
+    """One channel, so v is 1 or -1. Centred, (0, 0, -3) is (1, 1, -2): the lower side is the
+    higher one in size. The sign of the gradients makes no difference."""
+    a, ones = torch.tensor([[[[0.0, 0, -3]]]]), torch.tensor([[[[1.0, -1, 1]]]])
+    torch.testing.assert_close(maps(segeigencam, a, ones), torch.tensor([[[0.0, 0, 2]]]))
+    torch.testing.assert_close(maps(segeigencam, -a, ones), torch.tensor([[[0.0, 0, 2]]]))
+    torch.testing.assert_close(maps(segeigencam, a, -2 * ones), torch.tensor([[[0.0, 0, 4]]]))
+    # Of two positions both sides are as high: the one that agrees with the sums.
+    a = torch.tensor([[[[1.0, 3]], [[2, 5]]]])
+    found = maps(segeigencam, a, torch.ones_like(a))
+    torch.testing.assert_close(found, torch.tensor([[[0.0, (1 + 1.5**2) ** 0.5]]]))
+    found = maps(segeigencam, a.flip(3), torch.ones_like(a))
+    torch.testing.assert_close(found, torch.tensor([[[(1 + 1.5**2) ** 0.5, 0.0]]]))
+
+
+@pytest.mark.parametrize("channels", [3, 40])
+def test_segeigencam_equals_pytorch_grad_cams(channels: int) -> None:
+    flipped = 0
+    for seed in range(8):
+        rng = torch.Generator().manual_seed(seed)
+        a, g = (torch.randn(1, channels, 4, 5, generator=rng) for _ in range(2))
+        weighed = (g.abs() * a).numpy()
+        expected = get_2d_projection_with_sign_correction(weighed)
+        np.testing.assert_allclose(
+            maps(segeigencam, a, g), np.maximum(expected, 0), rtol=1e-4, atol=1e-4
+        )
+        flipped += bool((maps(segeigencam, a, g) != maps(eigengradcam, a, g.abs())).any())
+    assert flipped, "the sign of eigengradcam would do as well"
 
 
 def fem_of(*channels: list[float]) -> list[float]:

@@ -17,6 +17,7 @@ from pytorch_grad_cam import (
     GradCAMElementWise,
     HiResCAM,
     LayerCAM,
+    SegEigenCAM,
     XGradCAM,
 )
 from pytorch_grad_cam.utils.model_targets import ClassifierOutputTarget
@@ -38,6 +39,8 @@ S = 221**0.5
 EIGEN = (25 + (S - 14) ** 2) ** -0.5
 T = 1.875 + 3.765625**0.5
 GRAD = (0.25 + T**2) ** -0.5
+SEG = 20.265625**0.5 - 0.125
+SEGS = (4.5**2 + SEG**2) ** -0.5
 
 BY_HAND: dict[str, list[list[float]] | None] = {
     # α = 3/4, -1:                 0.75 A_1 - A_2 = [[-0.25, 1.5], [2.25, 2]]
@@ -65,6 +68,13 @@ BY_HAND: dict[str, list[list[float]] | None] = {
     "eigengradcam": [
         [0, (-0.75 + 0.75 * T) * GRAD],
         [(-0.75 + 0.75 * T) * GRAD, (1.25 + 1.75 * T) * GRAD],
+    ],
+    # |G| ⊙ A, centred: X = [[.5, 2.75], [-1.5, -1.25], [-1.5, -1.25], [2.5, -.25]],
+    # XᵀX = [[11, 4.5], [4.5, 10.75]] with first eigenvalue 10.875 + √20.265625, so
+    # v ~ (4.5, √20.265625 - 0.125); of Xv the first is the greatest, above 0 and in size.
+    "segeigencam": [
+        [(0.5 * 4.5 + 2.75 * SEG) * SEGS, 0],
+        [0, (2.5 * 4.5 - 0.25 * SEG) * SEGS],
     ],
     # By its own case below: tanh has no round numbers.
     "kpcacam": None,
@@ -270,6 +280,7 @@ PEERS = {
     "xgradcam": XGradCAM,
     "layercam": LayerCAM,
     "eigengradcam": EigenGradCAM,
+    "segeigencam": SegEigenCAM,
     "kpcacam": KPCA_CAM,
 }
 
