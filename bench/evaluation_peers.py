@@ -158,6 +158,24 @@ def grad_cam_alike(values: Map, other: Map) -> dict[str, float]:
     }
 
 
+def grad_cam_arcc(
+    model: nn.Module, image: Tensor, index: int, values: Map, again: Callable[[Tensor], Map]
+) -> float:
+    """Return its ARCC without noise.
+
+    Args:
+        again: makes the map of a changed image (1, 3, H, W), (H, W).
+    """
+    from pytorch_grad_cam.metrics.arcc import ARCC
+
+    def base_method(input_tensor: Tensor, targets: object) -> Map:
+        return again(input_tensor)[None]
+
+    with noiseless():
+        metric = ARCC(base_method)
+        return float(metric(image, values[None], [ClassifierOutputSoftmaxTarget(index)], model)[0])
+
+
 def grad_cam_roads(
     model: nn.Module, images: Tensor, classes: Sequence[int], maps: Map
 ) -> NDArray[np.float32]:

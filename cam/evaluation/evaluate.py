@@ -76,6 +76,7 @@ FORMULAS: Final[Mapping[str, Formula]] = {
     "coherency": masking.coherency,
     "complexity": masking.complexity,
     "adcc": masking.adcc,
+    "arcc": masking.arcc,
     "sensitivity": perturbation.sensitivity,
     "infidelity": perturbation.infidelity,
     "stability": stability.stability,
@@ -344,7 +345,8 @@ def _plan(
                 parts.add(key)
                 counts = dict(metric.forwards(options, subject.values.size))
                 if maps := metric.maps(options):
-                    part = "again" if metric.name in ("adcc", "coherency") else metric.name
+                    shared = metric.name in ("adcc", "arcc", "coherency")
+                    part = "again" if shared else metric.name
                     counts[part] = maps * (_passes(question) if subject is judged else 0)
                 passes = 0
                 for part, count in counts.items():

@@ -1,7 +1,7 @@
 """What the model sees of an image that is multiplied by its map, and what becomes of the map.
 
 Poppi et al., "Revisiting the Evaluation of Class Activation Mapping for Explainability", CVPR
-workshops 2021.
+workshops 2021; ARCC is of Domeniconi et al., "How to Evaluate and Refine your CAM", 2026.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ from torch import Tensor
 
 from cam.drawing.heatmap import resize
 from cam.errors import CamError, MethodUnsuited
-from cam.evaluation.metrics import harmonic
+from cam.evaluation.metrics import ARCC_PERCENTAGES, harmonic
+from cam.evaluation.road import road
 from cam.evaluation.scorer import Forwards, Judged, Scorer
 from cam.explanation import Map
 
@@ -58,6 +59,21 @@ def adcc(scorer: Scorer, judged: Judged) -> Forwards[Parts]:
         "confidence_drop": lost,
     }
     return harmonic(alike, 1 - covered, 1 - lost), parts
+
+
+def arcc(scorer: Scorer, judged: Judged) -> Forwards[Parts]:
+    """Return the harmonic mean of coherency, 1 − complexity and twice the ROAD score, 0 … 1; 0 if
+    the ROAD score is not above 0.
+
+    The formula and the percentages are those of `ARCC` in pytorch-grad-cam 1.5.7, with which the
+    authors' own example is made. It adds 1e-8 to each part; here the mean is 0 where a part is.
+    """
+    key = ("coherency", id(judged))
+    alike = yield from scorer.remembered(key, lambda: _coherency(scorer, judged))
+    removed, _ = yield from road(scorer, judged, ARCC_PERCENTAGES)
+    covered = _mean(judged)
+    parts: dict[str, float | None] = {"coherency": alike, "complexity": covered, "road": removed}
+    return harmonic(alike, 1 - covered, 2 * removed), parts
 
 
 def _drop(whole: float, seen: float) -> float:

@@ -6,7 +6,7 @@ Nothing here needs torch. `cam.evaluation.evaluate` computes the scores.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final, Literal, get_args
 
 import numpy as np
@@ -23,6 +23,8 @@ DEFAULTS: Final = ("insertion", "deletion", "stability")
 FINE_STEP: Final = 224
 """Pixels in a step of a fine curve, as in the code of Petsiuk et al. for 224 × 224 pixels."""
 PERCENTAGES: Final = tuple(float(percentage) for percentage in range(10, 100, 10))
+ARCC_PERCENTAGES: Final = (20.0, 40.0, 60.0, 80.0)
+"""Percentages of the pixels that ROAD removes for ARCC, as in its authors' code."""
 MOST_STEPS: Final = 1000
 MOST_SAMPLES: Final = 1000
 JPEG_QUALITY: Final = 50
@@ -141,7 +143,7 @@ class Metric:
     maps, by a name that metrics with the same passes share."""
     maps: Callable[[MetricOptions], int] = lambda options: 0
     """Returns how many maps are made for changed images. If it is not 0, a map whose method is not
-    known cannot be scored. Coherency and ADCC share theirs."""
+    known cannot be scored. Coherency, ADCC and ARCC share theirs."""
     baselines: tuple[Baseline, ...] = BASELINES
     """Baselines whose value is not known beforehand."""
     options: tuple[str, ...] = ()
@@ -334,6 +336,21 @@ METRICS: Final[Mapping[str, Metric]] = {
                 f"{_POPPI}: 3 / (1 / coherency + 1 / (1 − complexity) + 1 / (1 − drop)); {_MASKED}"
             ),
             forwards=lambda options, pixels: {"masked": 1},
+            maps=lambda options: 1,
+        ),
+        Metric(
+            "arcc",
+            "The harmonic mean of coherency, 1 − complexity and twice the ROAD score.",
+            "higher",
+            lambda options: (
+                "Domeniconi et al., 2026: 3 / (1 / coherency + 1 / (1 − complexity) + "
+                "1 / (2 road)), 0 if road ≤ 0; "
+                + _road("both")(replace(options, percentages=ARCC_PERCENTAGES))
+                + f"; {_MASKED}"
+            ),
+            forwards=lambda options, pixels: dict.fromkeys(
+                ("arcc most", "arcc least"), NOISES * len(ARCC_PERCENTAGES)
+            ),
             maps=lambda options: 1,
         ),
         Metric(

@@ -21,33 +21,37 @@ from cam.evaluation.scorer import Forwards, Judged, Scorer
 Shares = tuple[float, dict[str, tuple[float, ...]]]
 
 
-def road(scorer: Scorer, judged: Judged) -> Forwards[Shares]:
-    """Return the mean of half the differences of the two orders, −0.5 … 0.5.
+def road(
+    scorer: Scorer, judged: Judged, percentages: tuple[float, ...] | None = None
+) -> Forwards[Shares]:
+    """Return the mean of half the differences of the two orders, −0.5 … 0.5, over the percentages
+    of the options if no others are given.
 
     This is what pytorch-grad-cam calls ROADCombined. The authors report the two orders, and a
     model's accuracy over many images; here it is the probability for one.
     """
-    least = yield from _removed(scorer, judged, most=False)
-    most = yield from _removed(scorer, judged, most=True)
+    percentages = percentages or scorer.options.percentages
+    least = yield from _removed(scorer, judged, percentages, most=False)
+    most = yield from _removed(scorer, judged, percentages, most=True)
     value = float(np.mean([(low - high) / 2 for low, high in zip(least, most, strict=True)]))
-    return value, {"morf": most, "lerf": least, "percentages": scorer.options.percentages}
+    return value, {"morf": most, "lerf": least, "percentages": percentages}
 
 
 def road_morf(scorer: Scorer, judged: Judged) -> Forwards[Shares]:
     """Return the mean probability without the most relevant pixels (MoRF), 0 … 1."""
-    curve = yield from _removed(scorer, judged, most=True)
+    curve = yield from _removed(scorer, judged, scorer.options.percentages, most=True)
     return float(np.mean(curve)), {"curve": curve, "percentages": scorer.options.percentages}
 
 
 def road_lerf(scorer: Scorer, judged: Judged) -> Forwards[Shares]:
     """Return the mean probability without the least relevant pixels (LeRF), 0 … 1."""
-    curve = yield from _removed(scorer, judged, most=False)
+    curve = yield from _removed(scorer, judged, scorer.options.percentages, most=False)
     return float(np.mean(curve)), {"curve": curve, "percentages": scorer.options.percentages}
 
 
-def _removed(scorer: Scorer, judged: Judged, *, most: bool) -> Forwards[tuple[float, ...]]:
-    percentages = scorer.options.percentages
-
+def _removed(
+    scorer: Scorer, judged: Judged, percentages: tuple[float, ...], *, most: bool
+) -> Forwards[tuple[float, ...]]:
     def work() -> Forwards[tuple[float, ...]]:
         rank = scorer.ranks(judged)
         counts = torch.tensor(
@@ -68,7 +72,7 @@ def _removed(scorer: Scorer, judged: Judged, *, most: bool) -> Forwards[tuple[fl
             means += np.reshape(likely, (NOISES, -1)).mean(0).tolist()
         return tuple(means)
 
-    return (yield from scorer.remembered(("road", id(judged), most), work))
+    return (yield from scorer.remembered(("road", id(judged), percentages, most), work))
 
 
 def removed_count(percentage: float, pixels: int) -> int:

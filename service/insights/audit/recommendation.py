@@ -33,7 +33,7 @@ ROUNDING: Final = 1e-5
 """Largest difference of two values that rounding in float32 may cause."""
 FAITHFULNESS: Final = (
     *("insertion", "deletion", "road", "road_morf", "road_lerf", "confidence_drop"),
-    *("confidence_increase", "adcc", "infidelity"),
+    *("confidence_increase", "adcc", "arcc", "infidelity"),
 )
 """Metrics that tell whether the map shows what the model uses."""
 Points = NDArray[np.float64]

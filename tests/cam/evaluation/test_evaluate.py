@@ -344,6 +344,8 @@ REGIONAL = MetricOptions(region=REGION)
         (("coherency",), 1 + 1, 0),
         (("complexity",), 1, 0),
         (("adcc",), 1 + 2, 0),
+        (("arcc",), 1 + 1 + 16, 0),
+        (("arcc", "adcc", "coherency"), 1 + 2 + 16, 0),
         (("coherency", "adcc", "confidence_drop", "complexity"), 1 + 2, 0),
         (("sensitivity",), 1 + 10, 0),
         (("infidelity",), 1 + 32, 0),
@@ -509,6 +511,7 @@ def test_the_same_seed_gives_the_same_scores() -> None:
         "road",
         "road_morf",
         "road_lerf",
+        "arcc",
         "sensitivity",
         "infidelity",
     }

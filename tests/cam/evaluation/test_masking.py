@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from pytorch_grad_cam.metrics.arcc import ARCC
 
 from cam import evaluate
 from cam.errors import MethodUnsuited
@@ -24,6 +25,7 @@ from tests.cam.evaluation.nets import (
     weighed,
 )
 
+ARCC_PARTS = ("coherency", "complexity", "arcc")
 PARTS = ("confidence_drop", "confidence_increase", "coherency", "complexity", "adcc")
 
 
@@ -83,6 +85,62 @@ def test_the_seeds_above_have_drops_and_increases() -> None:
         masked = image * scaled(model.heat(image))
         found.add(model.chance(masked) > model.chance(image))
     assert found == {True, False}
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_arcc_of_its_parts(seed: int) -> None:
+    """Its ROAD is that of 20, 40, 60 and 80 %, whatever percentages are asked for."""
+    model, image = weighed(2, 6, 6, seed=seed), picture(2, 6, 6)
+    found = explained(model, image)
+
+    def scored(*metrics: str, **options: object) -> Scores:
+        return evaluate(
+            model,
+            tensor(image),
+            found,
+            metrics=metrics,
+            options=alone(**options),
+            reading=SIGMOID,
+        )
+
+    scores = scored(*ARCC_PARTS, percentages=(30.0,))
+    removed = scored("road", percentages=(20.0, 40.0, 60.0, 80.0))["road"].value
+    alike, covered = scores["coherency"].value, scores["complexity"].value
+    assert alike is not None
+    assert covered is not None
+    assert removed is not None
+    assert removed > 0
+    expected = 3 / (1 / alike + 1 / (1 - covered) + 1 / (2 * removed))
+    assert scores["arcc"].value == pytest.approx(expected, abs=1e-6)
+    assert scores["arcc"].details == {
+        "coherency": pytest.approx(alike),
+        "complexity": pytest.approx(covered),
+        "road": pytest.approx(removed),
+    }
+    # pytorch-grad-cam's formula, of the same parts.
+    peer = ARCC(None)
+    peer.coherency, peer.complexity, peer.road = (
+        lambda *given, part=part: np.array([part]) for part in (alike, covered, removed)
+    )
+    assert scores["arcc"].value == pytest.approx(float(peer(None, None, None, None)[0]), abs=1e-6)
+
+
+def test_a_map_that_removes_the_wrong_pixels_has_no_arcc() -> None:
+    """ROAD is below 0 where the coldest pixels count more than the hottest."""
+    model, image = weighed(2, 6, 6), picture(2, 6, 6)
+    found = explained(model, image)
+    opposite = replace(found, map=-(drawn(2, 6, 6) * image).sum(0).astype(np.float32))
+    right, wrong = (
+        evaluate(model, tensor(image), each, metrics=["arcc"], options=alone(), reading=SIGMOID)[
+            "arcc"
+        ]
+        for each in (found, opposite)
+    )
+    assert right.value
+    removed = wrong.details["road"]
+    assert isinstance(removed, float)
+    assert removed < 0
+    assert wrong.value == 0
 
 
 # One logit, the sum of the pixels times log 3: with all four at 1/4 the probability is 3/4.
@@ -219,7 +277,7 @@ def test_adcc_and_its_parts_share_their_passes() -> None:
         assert apart[name] == together[name]
 
 
-@pytest.mark.parametrize("metric", ["coherency", "adcc"])
+@pytest.mark.parametrize("metric", ["coherency", "adcc", "arcc"])
 def test_a_map_alone_has_no_coherency(metric: str) -> None:
     with pytest.raises(MethodUnsuited, match=f"{metric} makes maps of changed images"):
         of_map(SUM, QUARTERS, [[1, 0], [0, 0]], metric)

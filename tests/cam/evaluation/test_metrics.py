@@ -119,6 +119,7 @@ def test_the_pixels_of_a_step(steps: Any, pixels: int, expected: int) -> None:
         ("coherency", MetricOptions(), 0, 1),
         ("complexity", MetricOptions(), 0, 0),
         ("adcc", MetricOptions(), 1, 1),
+        ("arcc", MetricOptions(percentages=(50.0,)), 16, 1),
         ("sensitivity", MetricOptions(samples=7), 0, 7),
         ("infidelity", MetricOptions(squares=5), 5, 0),
         ("stability", MetricOptions(), 0, 3),
